@@ -29,15 +29,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scheduler_world import EASY, World
 
-from cpumond.scheduler.forecast import fork
 from cpumond.scheduler.forecast.ahead import Limits, foretell
 from cpumond.scheduler.forecast.calibration import Calibration, Interval, is_inside
-from cpumond.scheduler.forecast.fork import Child
-from cpumond.scheduler.forecast.forward import Course, Forward, Pace
 from cpumond.scheduler.model import OperationRecord, Task
 from cpumond.scheduler.model.forecast import Forecast
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.commands import prepare
+from cpumond.scheduler.trial import fork
+from cpumond.scheduler.trial.fork import Child
+from cpumond.scheduler.trial.forward import Course, Forward, Pace
 
 HOUR_S = 3600.0
 WARM_S = 4 * HOUR_S
@@ -242,7 +242,7 @@ def main() -> None:
 def live_a_day(given: argparse.Namespace) -> dict[str, Any]:
     """Rows of a day: when it was foretold, then p10, p50, p90 and what happened, in seconds from then."""
     gc.disable()
-    fork.give_way = lambda: None  # nobody waits for anything else
+    fork.give_way = lambda _: None  # nobody waits for anything else
     day = Day(make_world(), random.Random(given.seed), MIXES[given.mix], given.starts, given.budget)
     course = day.live()
     rows = []

@@ -191,7 +191,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         patch.setattr("test_json_api.PERIOD_S", 0.2)
         server = stack.enter_context(LiveScheduler(directory, foretells=True))
         # Forecasts are made in copies of this process: at its own priority, since they are waited for.
-        patch.setattr("cpumond.scheduler.forecast.fork.NICENESS", 0)
+        patch.setattr("cpumond.scheduler.trial.fork.NICENESS", 0)
         pools = "/trees/default/pools"
         server.post(pools, {"name": LONG_POOL, "attributes": {"strong_guarantee_resources": {"cpu": 2}}}, 201)
         server.post(pools, {"name": "small", "parent": LONG_POOL, "attributes": {"resource_limits": {"cpu": 3}}}, 201)

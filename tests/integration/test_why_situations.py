@@ -28,7 +28,8 @@ from cpumond.scheduler.settings.commands import (
 from cpumond.scheduler.settings.operations import AbortOperation, StartOperation, UpdateOperation
 from cpumond.scheduler.state.node_commands import CordonNode, UncordonNode
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.why.idle import IdleReport, find_idle
+from cpumond.scheduler.why.idle import IdleReport
+from cpumond.scheduler.why.idle_trials import find_idle
 
 TREE = "default"
 FOUR = ("n0", "n1", "n2", "n3")

@@ -17,10 +17,10 @@ from examples import ALL, WHOLE
 from scheduler_world import EASY, PlayedNode, World
 
 from cpumond.core.wire import JobOrder
-from cpumond.scheduler.forecast.fork import Child, Send
-from cpumond.scheduler.forecast.forward import Forward, Pace
 from cpumond.scheduler.model import OperationRecord, Rules, Task
 from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.trial.fork import Child, Send
+from cpumond.scheduler.trial.forward import Forward, Pace
 
 HEARTBEAT_S = 1.0
 UPDATE_S = 1.0

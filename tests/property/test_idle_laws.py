@@ -13,7 +13,8 @@ from scheduler_world import GIB, World, describe
 
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.settings.commands import ConfigCommand
-from cpumond.scheduler.why.idle import IdleReport, find_idle, idle_reasons
+from cpumond.scheduler.why.idle import IdleReport, idle_reasons
+from cpumond.scheduler.why.idle_trials import find_idle
 
 
 def make_world(seed: int, gangs: bool = True) -> World:

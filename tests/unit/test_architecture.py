@@ -22,10 +22,12 @@ PURE = (
         f"scheduler.{name}"
         for name in (
             "model", "rights.users", "rights.entries", "rights.token_records", "access", "events", "elements",
-            "settings", "decide", "state", "why", "store.lead", "event_log.commands", "event_log.happenings",
+            "settings", "decide", "state", "store.lead", "event_log.commands", "event_log.happenings",
             "history.model", "history.collector", "history.series", "history.report",
             "history.chunks", "history.extras", "history.savings",
-            "forecast.forward", "forecast.load", "forecast.calibration",
+            "trial.forward", "trial.load", "trial.remedy", "trial.rounds", "forecast.calibration",
+            "why.causes", "why.drain", "why.hindrances", "why.idle", "why.operation", "why.plan", "why.pool",
+            "why.remedies", "why.resulting", "why.standing", "why.unmet",
         )
     ),
 )  # fmt: skip
@@ -39,12 +41,12 @@ VALUE_MODULES = {
 MORE_FOR = {
     "cpumond.core.errors": {"os"},  # os.strerror, the system's words for an errno
     "cpumond.scheduler.history.chunks": {"zlib"},
-    "cpumond.scheduler.forecast.load": {"random"},  # the caller's generator, with a seed
+    "cpumond.scheduler.trial.load": {"random"},  # the caller's generator, with a seed
     "cpumond.scheduler.settings.rollout": {"zlib"},  # a checksum of names
     "cpumond.scheduler.store.lead": {"cpumond.scheduler.store"},  # the value Lease
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof
     "cpumond.scheduler.rights.users": {"fnmatch"},  # patterns of names
-    "cpumond.scheduler.why.remedies": {"shlex"},  # command lines
+    "cpumond.scheduler.trial.remedy": {"shlex"},  # command lines
     "cpumond.core.measures": {"sys"},  # sys.float_info
     "cpumond.core.words": {"datetime", "difflib"},  # times as people read them, suggestions for misspelt names
     "cpumond.host.systemd.properties": {"os"},  # os.path, names only

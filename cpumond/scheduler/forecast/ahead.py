@@ -18,13 +18,13 @@ import msgspec
 from cpumond.core.measures import format_span
 from cpumond.core.words import count
 from cpumond.scheduler.forecast.calibration import PARTS, quantile
-from cpumond.scheduler.forecast.fork import Child, Send
-from cpumond.scheduler.forecast.forward import Course, Forward, Pace
-from cpumond.scheduler.forecast.load import UNKNOWN_S, Drawn, Expected, Experience
 from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRecord
 from cpumond.scheduler.model.forecast import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.trial.fork import Child, Send
+from cpumond.scheduler.trial.forward import Course, Forward, Pace
+from cpumond.scheduler.trial.load import UNKNOWN_S, Drawn, Expected, Experience
 
 LEAST_RUNS: Final = 5
 MOST_RUNS: Final = 40

@@ -23,14 +23,14 @@ from cpumond.scheduler.forecast.ahead import (
     when_started,
 )
 from cpumond.scheduler.forecast.calibration import Calibration
-from cpumond.scheduler.forecast.fork import Child, ChildError, Send
-from cpumond.scheduler.forecast.forward import Pace
 from cpumond.scheduler.model import RESOLVE, CommandError, OperationRecord
 from cpumond.scheduler.model.forecast import Forecast, Progress
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
+from cpumond.scheduler.trial.fork import Child, ChildError, Send
+from cpumond.scheduler.trial.forward import Pace
 from cpumond.scheduler.why.causes import find_excess, tell_cannot_start
 
 log = structlog.get_logger("cpumond.scheduler")

@@ -31,7 +31,6 @@ from cpumond.host.service import (
 )
 from cpumond.monitor.model import MonitorSettings
 from cpumond.scheduler.events import Event
-from cpumond.scheduler.forecast.forward import Pace
 from cpumond.scheduler.forecast.keeper import Forecasts
 from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.history.store import HistoryStore
@@ -52,6 +51,7 @@ from cpumond.scheduler.store.lead import LeadView
 from cpumond.scheduler.store.places import make_arbiter
 from cpumond.scheduler.store.retention import LogRetention
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
+from cpumond.scheduler.trial.forward import Pace
 from cpumond.scheduler.why.resulting import MONITOR_DURATIONS
 
 log = structlog.get_logger("cpumond.scheduler")

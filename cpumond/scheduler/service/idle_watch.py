@@ -1,4 +1,4 @@
-"""Reports of idle CPU, made beside updates and heartbeats: copied in parts by the event loop, computed in a thread."""
+"""Reports of idle CPU, made beside updates and heartbeats: computed in a copy of the process."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
 import structlog
 
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.state import State
-from cpumond.scheduler.why.idle import IdleReport, make_report
-from cpumond.scheduler.why.idle_material import take_material
-from cpumond.scheduler.why.plan import collect
-from cpumond.scheduler.why.unmet import find_unmet
+from cpumond.scheduler.trial.fork import Child
+from cpumond.scheduler.why.idle import IdleReport
+from cpumond.scheduler.why.idle_trials import NICENESS, report_idle
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -23,13 +23,10 @@ PERIOD_S: Final = 5.0
 MAX_LOAD: Final = 0.02
 """They may take this part of the time, and are made less often where that is not enough."""
 MAX_LOAD_ASKED: Final = 0.2
-"""What those who ask may make of it, of a report that takes longer than QUICK_S."""
-QUICK_S: Final = 0.1
+"""What those who ask may make of it, of a report that takes more than QUICK_S of CPU time."""
+QUICK_S: Final = 0.2
 FRESH_S: Final = 5.0
 """An older report is made anew for whoever asks."""
-
-MAX_OPERATIONS: Final = 2000
-"""With more in a tree only those who ask are told why guarantees are not met: that is looked up at once."""
 
 _Basis = tuple[object, ...]
 
@@ -52,7 +49,7 @@ class IdleWatch:
         if time.monotonic() >= self._due and (self._round is None or self._round.done()):
             self._round = asyncio.ensure_future(self._take_all())
 
-    async def read(self, tree: Tree, asked: bool = True) -> IdleReport:
+    async def read(self, tree: Tree) -> IdleReport:
         """A report on the tree as it is, or as it was less than FRESH_S ago where no update was made since."""
         report, basis, made_of = self.reports.get(tree.name), _basis(tree), self._made_of.get(tree.name)
         if report is not None and made_of is not None:
@@ -64,10 +61,10 @@ class IdleWatch:
                 return report
         making = self._making.get(tree.name)
         if making is None or making.done():
-            making = self._making[tree.name] = asyncio.ensure_future(self._take(tree, basis, asked))
+            making = self._making[tree.name] = asyncio.ensure_future(self._take(tree, basis))
         report = await asyncio.shield(making)
         if self._made_of[tree.name][1] is not tree.config and self._state.trees.get(tree.name) is tree:
-            return await self.read(tree, asked)  # it was begun before a change
+            return await self.read(tree)  # it was begun before a change
         return report
 
     async def close(self) -> None:
@@ -80,25 +77,19 @@ class IdleWatch:
         begun = time.monotonic()
         for tree in list(self._state.trees.values()):
             try:
-                await self.read(tree, asked=False)
+                await self.read(tree)
             except Exception:
                 log.exception("idle_report_failed", tree=tree.name)
         self.reports = {name: each for name, each in self.reports.items() if name in self._state.trees}
         ended = time.monotonic()
         self._due = max(begun + PERIOD_S, ended + (ended - begun) / MAX_LOAD)
 
-    async def _take(self, tree: Tree, basis: _Basis, asked: bool) -> IdleReport:
-        begun = time.monotonic()
-        material = None
-        for material in take_material(self._state, tree, self._now()):  # noqa: B007 - complete after the last
-            await asyncio.sleep(0)
-        assert material is not None
-        is_small = len(tree.operations) <= MAX_OPERATIONS
-        unmet = find_unmet(self._state, tree, material, self._now()) if is_small or asked else []
-        known = collect(self._state) if is_small else None
-        report = await asyncio.to_thread(make_report, material, unmet, known)
+    async def _take(self, tree: Tree, basis: _Basis) -> IdleReport:
+        now, state = self._now(), self._state
+        child = Child(lambda send: report_idle(state, tree, now, send), NICENESS)
+        [report] = [msgspec.msgpack.decode(message, type=IdleReport) async for message in child.messages()]
         self.reports[tree.name], self._made_of[tree.name] = report, basis
-        self._took_s[tree.name] = time.monotonic() - begun
+        self._took_s[tree.name] = child.cpu_s
         parts = report.parts
         tree.root.idle_cores = parts.starting + parts.without_work + parts.held_back
         for pool in (tree.root, *tree.pools.values()):

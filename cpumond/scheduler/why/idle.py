@@ -7,8 +7,8 @@ these do not add up. ``idle_cores`` do: they lay each idle core to one cause.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -16,24 +16,17 @@ import msgspec
 from cpumond.core.measures import count_cores
 from cpumond.core.words import count, show_cores
 from cpumond.scheduler.elements import Tree
-from cpumond.scheduler.state import State
+from cpumond.scheduler.trial.remedy import Remedy
 from cpumond.scheduler.why.causes import tell_cannot_start
-from cpumond.scheduler.why.foretell import foretell
-from cpumond.scheduler.why.idle_material import Material, take_material
-from cpumond.scheduler.why.idle_search import Found, Search, search
-from cpumond.scheduler.why.plan import Material as Known
-from cpumond.scheduler.why.plan import collect
-from cpumond.scheduler.why.remedies import MOST, Remedy, find_refusals, find_remedy
-from cpumond.scheduler.why.unmet import find_unmet
+from cpumond.scheduler.why.hindrances import CONFIGURED, CapacitySplit, Hindrance, Waiting
+from cpumond.scheduler.why.remedies import MOST
 
 SHOWN_OPERATIONS: Final = 20
-TRIED_OUT: Final = 3
-"""So many changes are tried out on a copy of the scheduler, those that would let most start."""
 LEAST: Final = 0.005
 """Fewer cores are not told of: they would be shown as 0."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class Advice(msgspec.Struct, frozen=True):
     """What to do about a cause. ``commands``: changes of trees and pools, as ``POST /api/v1/plan`` takes each;
     ``shell``: the same as command lines. Both are empty where no configuration can do it."""
 
@@ -52,7 +45,7 @@ class IdleCause(msgspec.Struct, frozen=True):
     kind: str
     pool: str
     cores: float
-    change: Change
+    change: Advice
     why: str
     idle_cores: float
     operation_count: int
@@ -99,131 +92,144 @@ class IdleReport(msgspec.Struct, frozen=True):
     too_large: str = ""
 
 
-def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
-    """The report on a tree as it is. Changes nothing."""
-    *_, material = take_material(state, tree, now)
-    return make_report(material, find_unmet(state, tree, material, now), collect(state))
+@dataclass(slots=True, eq=False)
+class Found:
+    """Hindrances, the first is what one sees, and the remedy of all. ``placed``: operation -> cores that start then.
+
+    ``waits``: the operations in whose way the first one is. ``idle``: the part of the idle CPU that is laid to these
+    hindrances alone.
+    """
+
+    hindrances: tuple[Hindrance, ...]
+    remedy: Remedy
+    placed: Mapping[str, float]
+    waits: frozenset[str] = frozenset()
+    idle: float = 0.0
+
+    @property
+    def cores(self) -> float:
+        return self.remedy.cores
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether it takes more than changes of the configuration, or than one thing that nodes lack."""
+        return len(self.hindrances) > 1 and any(each.kind not in CONFIGURED for each in self.hindrances)
 
 
-def make_report(material: Material, unmet: Sequence[Remedy] = (), known: Known | None = None) -> IdleReport:
-    """The report on a tree of which all parts are taken; ``unmet``: what keeps pools from their guarantees. With what
-    plans are made of, ``known``, the first changes of the configuration are tried on a copy."""
-    found = search(material)
-    split, base = material.split, found.base
-    starting = min(base.cores, split.idle)
-    held = found.held
+@dataclass(slots=True, eq=False)
+class Idle:
+    """What was found of a tree. ``starting``: cores of what starts by itself, after which ``waiting`` waits;
+    ``outside``: idle cores of nodes outside of the tree that no work waits for there."""
+
+    tree: Tree
+    split: CapacitySplit
+    starting: float
+    waiting: Mapping[str, Waiting]
+    outside: float
+    found: list[Found] = field(default_factory=list)
+
+    @property
+    def left(self) -> float:
+        """Cores that are idle when all that starts by itself has started."""
+        return max(self.split.idle - self.starting, 0.0)
+
+    @property
+    def waiting_cores(self) -> float:
+        return sum(each.cores for each in self.waiting.values())
+
+    @property
+    def held(self) -> float:
+        """Of the cores ``left`` those that what waits could use."""
+        return min(self.left, self.waiting_cores)
+
+    def path_of(self, operation_id: str) -> list[str]:
+        """The names of the pools above an operation, its own first."""
+        return [pool.name for pool in self.tree.operations[operation_id].ancestors()]
+
+
+def make_report(
+    idle: Idle, now: float, unmet: Sequence[Remedy], refusals: Iterable[tuple[Remedy, int]], too_large: Sequence[str]
+) -> IdleReport:
+    """The report. ``unmet``: what keeps pools from their guarantees; ``refusals``: how many starts a limit refused of
+    late; ``too_large``: of each operation that no node can hold what is."""
+    split, held = idle.split, idle.held
+    starting = min(idle.starting, split.idle)
+    without_work = max(split.idle - starting - held, 0.0)
     parts = IdleParts(
-        capacity=split.capacity,
-        used=split.used,
-        reused=split.reused,
-        unused=split.unused,
-        silent=split.silent,
-        starting=starting,
-        without_work=max(split.idle - starting - held, 0.0),
-        held_back=held,
+        split.capacity, split.used, split.reused, split.unused, split.silent, starting, without_work, held
     )
-    remedies = [find_remedy(found, each) for each in found.found]
-    if known is not None:
-        remedies = _try_out(known, found, remedies)
-    causes = [_make_cause(found, each, remedy) for each, remedy in zip(found.found, remedies, strict=True)]
-    causes += [_make_guarantee_cause(found, each) for each in unmet if not _is_told(each, found, causes)]
+    causes = [_make_cause(idle, each) for each in idle.found]
+    causes += [_make_guarantee_cause(idle, each) for each in unmet if not _is_told(each, idle, causes)]
     causes = sorted((each for each in causes if each.cores > LEAST), key=lambda each: -each.cores)
-    causes += _make_refusal_causes(material, parts.without_work)
+    causes += _make_refusal_causes(refusals, without_work)
     report = IdleReport(
-        material.tree, "", "", material.at, parts, found.waiting, len(base.left), found.outside, causes,
-        _held_by_pool(found), len(material.too_large), next(iter(material.too_large), ""),
+        idle.tree.name, "", "", now, parts, idle.waiting_cores, len(idle.waiting), idle.outside, causes,
+        _held_by_pool(idle), len(too_large), next(iter(too_large), ""),
     )  # fmt: skip
     return msgspec.structs.replace(report, sentence=tell(report))
 
 
-def _try_out(known: Known, result: Search, remedies: list[Remedy]) -> list[Remedy]:
-    """The same, the first ones with the cores that start on a copy of the scheduler."""
-    base = 0.0
-    if result.base.cores > LEAST:
-        base = foretell(known, result.material, ()) or 0.0
-    tried: list[Remedy] = []
-    for remedy in remedies:
-        cores = None
-        if remedy.commands and len(tried) < TRIED_OUT:
-            cores = foretell(known, result.material, remedy.commands)
-        tried.append(remedy if cores is None else replace(remedy, cores=max(cores - base, 0.0)))
-    return tried
-
-
-def _make_cause(result: Search, found: Found, remedy: Remedy) -> IdleCause:
-    operations = result.operations
-    numbers = sorted(found.placed, key=lambda number: -found.placed[number])
-    pools = {operations[number].pool for number in (*numbers, *found.waits)}
-    ids = [operations[number].id for number in numbers]
-    cores = min(remedy.cores, result.idle + result.outside)
+def _make_cause(idle: Idle, found: Found) -> IdleCause:
+    remedy, cores = found.remedy, min(found.cores, idle.left + idle.outside)
+    ids = sorted(found.placed, key=lambda name: -found.placed[name])
+    by_pool: dict[str, float] = {}
+    for name, more in found.placed.items():
+        pool = idle.path_of(name)[0]
+        by_pool[pool] = by_pool.get(pool, 0.0) + more
     return IdleCause(
         kind=remedy.kind,
-        pool=remedy.pool or _most_held(result, found.placed),
+        pool=remedy.pool or max(by_pool, key=lambda pool: by_pool[pool]),
         cores=_round(cores),
-        change=_make_change(remedy),
+        change=_make_advice(remedy),
         why=remedy.why,
         idle_cores=_round(min(found.idle, cores)),
         operation_count=len(ids),
         operations=ids[:SHOWN_OPERATIONS],
-        pools=sorted(result.material.pools[place].name for place in pools),
+        pools=sorted({idle.path_of(name)[0] for name in (*ids, *found.waits)}),
     )
 
 
-def _is_told(remedy: Remedy, result: Search, causes: list[IdleCause]) -> bool:
+def _is_told(remedy: Remedy, idle: Idle, causes: list[IdleCause]) -> bool:
     """Whether idle CPU is enough for what a pool misses, and what holds that back is told already."""
-    return result.held >= remedy.cores and any(cause.kind == remedy.kind for cause in causes)
+    return idle.held >= remedy.cores and any(cause.kind == remedy.kind for cause in causes)
 
 
-def _make_guarantee_cause(result: Search, remedy: Remedy) -> IdleCause:
-    below = {
-        number
-        for number, each in enumerate(result.operations)
-        if any(result.material.pools[place].name == remedy.pool for place in result.material.pools[each.pool].path)
-    }
-    ids = [result.operations[number].id for number in sorted(below) if number in result.base.left]
+def _make_guarantee_cause(idle: Idle, remedy: Remedy) -> IdleCause:
+    ids = [name for name in idle.waiting if remedy.pool in idle.path_of(name)]
     return IdleCause(
-        kind=remedy.kind, pool=remedy.pool, cores=_round(remedy.cores), change=_make_change(remedy), why=remedy.why,
+        kind=remedy.kind, pool=remedy.pool, cores=_round(remedy.cores), change=_make_advice(remedy), why=remedy.why,
         idle_cores=0.0, operation_count=len(ids), operations=ids[:SHOWN_OPERATIONS], lead=remedy.lead,
     )  # fmt: skip
 
 
-def _make_refusal_causes(material: Material, idle: float) -> list[IdleCause]:
+def _make_refusal_causes(refusals: Iterable[tuple[Remedy, int]], idle: float) -> list[IdleCause]:
     """Of starts that were refused: nothing waits for them, so they come after what holds back work that is there."""
     causes = []
-    for remedy, starts in find_refusals(material):
+    for remedy, starts in refusals:
         cores = _round(min(remedy.cores, idle))
         if cores > LEAST:
             lead = f"{count_cores(idle)} {_stand(idle)} idle for lack of work"
-            cause = IdleCause(remedy.kind, remedy.pool, cores, _make_change(remedy), remedy.why, 0.0, starts, [], lead)
+            cause = IdleCause(remedy.kind, remedy.pool, cores, _make_advice(remedy), remedy.why, 0.0, starts, [], lead)
             causes.append(cause)
     return sorted(causes, key=lambda each: -each.cores)
 
 
-def _make_change(remedy: Remedy) -> Change:
+def _make_advice(remedy: Remedy) -> Advice:
     commands = [msgspec.to_builtins(each) for each in remedy.commands]
-    return Change(remedy.text, commands, list(remedy.shell), list(remedy.operations))
+    return Advice(remedy.text, commands, list(remedy.lines), list(remedy.operations))
 
 
 def _round(cores: float) -> float:
     return math.floor(cores * 1e6 + 0.5) / 1e6
 
 
-def _most_held(result: Search, placed: Mapping[int, float]) -> str:
-    cores: dict[int, float] = {}
-    for number, more in placed.items():
-        pool = result.operations[number].pool
-        cores[pool] = cores.get(pool, 0.0) + more
-    return result.material.pools[max(cores, key=lambda pool: cores[pool])].name if cores else ""
-
-
-def _held_by_pool(result: Search) -> dict[str, float]:
+def _held_by_pool(idle: Idle) -> dict[str, float]:
     held: dict[str, float] = {}
-    for found in result.found:
+    for found in idle.found:
         whole = sum(found.placed.values())
-        for number, more in found.placed.items() if found.idle > 0.0 else ():
-            for place in result.material.pools[result.operations[number].pool].path:
-                name = result.material.pools[place].name
-                held[name] = held.get(name, 0.0) + found.idle * more / whole
+        for name, more in found.placed.items() if found.idle > 0.0 else ():
+            for pool in idle.path_of(name):
+                held[pool] = held.get(pool, 0.0) + found.idle * more / whole
     return {name: _round(cores) for name, cores in held.items()}
 
 
@@ -298,7 +304,7 @@ def readable(report: IdleReport, may_read: Callable[[str], bool]) -> IdleReport:
     for cause in report.causes:
         change = cause.change
         if not all(map(may_read, change.operations)):
-            change = Change("ask those who may read these operations to change them")
+            change = Advice("ask those who may read these operations to change them")
         operations = [name for name in cause.operations if may_read(name)]
         causes.append(msgspec.structs.replace(cause, change=change, operations=operations))
     shown = msgspec.structs.replace(report, causes=causes)

@@ -1,24 +1,30 @@
-"""The one change that would let most of what a hindrance holds back start: as commands, command lines, words. Pure."""
+"""The change for each hindrance, as a remedy with values that are enough. Pure: reads a living tree."""
 
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import msgspec
 
 from cpumond.core.measures import count_cores
 from cpumond.core.words import count
 from cpumond.core.words import number as show_number
-from cpumond.fairshare.resources import CPU, RESOURCES, Vector, add, least, show_amount
-from cpumond.scheduler.model import ROOT_POOL
-from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, CreatePool
-from cpumond.scheduler.why.idle_material import Material, NodeRoom, PoolRoom
-from cpumond.scheduler.why.idle_search import COUNTS, Found, Search, count_fitting, split_pieces
-from cpumond.scheduler.why.packing import (
+from cpumond.fairshare.resources import CPU, RESOURCES, UNLIMITED, ZERO, Vector, least, positive_part, show_amount
+from cpumond.scheduler.decide.placement import has_spare
+from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree
+from cpumond.scheduler.model import ROOT_POOL, OperationRecord, to_vector
+from cpumond.scheduler.settings.commands import CreatePool
+from cpumond.scheduler.settings.operations import UpdateOperation
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.node_commands import UncordonNode
+from cpumond.scheduler.trial.remedy import Remedy, command_line, join, set_pool, set_tree
+from cpumond.scheduler.trial.rounds import list_takers
+from cpumond.scheduler.why.hindrances import (
     CORDON,
+    COUNTS,
     FRAGMENTATION,
     GANG,
     GRACEFUL,
@@ -27,123 +33,203 @@ from cpumond.scheduler.why.packing import (
     SPARE,
     TAGS,
     Hindrance,
-    pool_limits,
+    Waiting,
+    count_limit,
 )
 
 COUNT: Final = "max_running_operation_count"
 MOST: Final = "max_operation_count"
 SUBPOOL: Final = "ephemeral_subpool_config"
+NO_LIMIT: Final = 2**31 - 1
 
 LEAST_ORDER: Final = 0.1
 """Cores; nobody is advised to order less for a job."""
 WAIT: Final = "wait until jobs end, or add a node"
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """``why``: what is in the way; ``text``: what to do, as an order; ``cores``: what would start then. ``pool``: the
-    one that is limited, "" for none."""
+class Started(msgspec.Struct, frozen=True):
+    """What a trial started. ``usage`` and ``running``: of pools, ``usage`` also of operations that it started jobs of.
 
-    kind: str
-    pool: str
-    cores: float
-    why: str
-    text: str
-    commands: tuple[ConfigCommand, ...] = ()
-    shell: tuple[str, ...] = ()
-    operations: tuple[str, ...] = ()
-    """Ids that the text names."""
-    lead: str = ""
-    """How the sentence begins where it is not about idle CPU."""
+    ``hidden``: what is in the way of most of what still waits then.
+    """
 
+    cores: dict[str, float] = {}
+    """Operation -> cores of the jobs that started."""
+    jobs: dict[str, int] = {}
+    """Node -> how many started on it."""
+    jobs_of: dict[str, int] = {}
+    """Operation -> how many of its jobs started."""
+    usage: dict[str, Vector] = {}
+    running: dict[str, int] = {}
+    hidden: Hindrance | None = None
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One part of a remedy."""
-
-    why: str
-    text: str
-    commands: tuple[ConfigCommand, ...] = ()
-    shell: tuple[str, ...] = ()
-    operations: tuple[str, ...] = ()
+    @property
+    def all_cores(self) -> float:
+        return sum(self.cores.values())
 
 
-def find_remedy(result: Search, found: Found) -> Remedy:
-    """What to do about hindrances."""
-    first = found.hindrances[0]
-    in_pieces = GANG in found.hindrances and FRAGMENTATION in found.hindrances
-    told = [each for each in found.hindrances if not (in_pieces and each == FRAGMENTATION)]
-    steps = [_step(result, found, each) for each in told]
-    cores = found.cores
-    if in_pieces:
-        cores = math.prod(_gang_pieces(result, found))
-    elif first == FRAGMENTATION:
-        cores = _pieces(result, found)[1]
-    elif first.kind in SCARCE:
-        cores = _smaller(result, found, RESOURCES.index(first.kind))[1] or cores
-    kind, pool = _name(result.material, first)
-    return Remedy(
-        kind, pool, cores, " and ".join(step.why for step in steps), " and ".join(step.text for step in steps),
-        () if found.is_mixed else tuple(command for step in steps for command in step.commands),
-        tuple(line for step in steps for line in step.shell),
-        tuple(name for step in steps for name in step.operations),
-    )  # fmt: skip
+@dataclass(slots=True, eq=False)
+class Look:
+    """A tree in which nothing more starts by itself, and what waits in it."""
+
+    state: State
+    tree: Tree
+    waiting: Mapping[str, Waiting]
+    outside: Sequence[Node]
+    takers: list[Node] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.takers = list_takers(self.tree)
+
+    def find(self, name: str) -> PoolElement | None:
+        """A pool by name."""
+        return self.tree.root if name == ROOT_POOL else self.tree.pools.get(name)
+
+    def orders(self, waits: Collection[str]) -> list[Vector]:
+        """What jobs of these operations that are to be started order."""
+        elements = (self.waiting[each].element for each in waits)
+        return [order for element in elements for order, _ in element.operation.needed_orders]
 
 
-def _name(material: Material, hindrance: Hindrance) -> tuple[str, str]:
+# --- what stands for a limit that is not there
+
+
+def lift(hindrance: Hindrance, look: Look, waits: Collection[str]) -> Remedy:
+    """As if a limit was not there; of others the change itself."""
+    if hindrance.kind in COUNTS:
+        above = {hindrance, *list_counts_above(look, hindrance, waits)}
+        return Remedy("", "", tried=(lambda state: _lift_counts(state.trees[look.tree.name], above, state),))
+    if hindrance.kind == "limits":
+        return Remedy("", "", tried=(lambda state: _lift_limits(state.trees[look.tree.name], hindrance.name),))
+    return make_remedy(look, hindrance, Started(), waits)
+
+
+def list_counts_above(look: Look, hindrance: Hindrance, waits: Collection[str]) -> list[Hindrance]:
+    """The limits of running operations further up that those below this one reach next, the nearest first."""
+    found: dict[Hindrance, None] = {}
+    for each in waits:
+        limits = [count_limit(pool) for pool in look.waiting[each].element.ancestors()]
+        if hindrance in limits:
+            found.update(dict.fromkeys(limits[limits.index(hindrance) + 1 :]))
+    return list(found)
+
+
+def _lift_counts(tree: Tree, counts: set[Hindrance], state: State) -> None:
+    for pool in (tree.root, *tree.pools.values()):
+        if count_limit(pool) in counts:
+            pool.max_running_operation_count = NO_LIMIT
+    state.mark_unsettled()
+
+
+def _lift_limits(tree: Tree, name: str) -> None:
+    pool = tree.pools.get(name)
+    if pool is not None:
+        pool.settings = msgspec.structs.replace(pool.settings, resource_limits={}, max_share_ratio=None)
+        return
+    element = tree.operations[name]
+    element.options = msgspec.structs.replace(element.options, resource_limits={}, max_share_ratio=None)
+    element.entry = None
+
+
+# --- the remedy of a hindrance
+
+
+def make_remedy(look: Look, hindrance: Hindrance, started: Started, waits: Collection[str]) -> Remedy:
+    """The change for a hindrance; ``started``: what starts without it."""
+    if hindrance.kind in COUNTS:
+        return raise_count(look.tree, hindrance, started.running)
+    if hindrance.kind == "limits":
+        return _raise_limits(look, hindrance.name, started)
+    if hindrance == FRAGMENTATION:
+        return _order_less_cpu(look, waits)
+    if hindrance == SPARE:
+        return _lower_spare(look)
+    if hindrance == GRACEFUL:
+        return _restart(
+            started, waits, "preemption_mode", "normal",
+            "is graceful, and such an operation starts no job beyond its fair share",
+        )  # fmt: skip
+    if hindrance == REFUSED:
+        return _restart(
+            started, waits, "allow_reclaimed", True, "is false, and other jobs ordered the CPU that is free"
+        )
+    if hindrance == GANG:
+        return _fit_gang(look, started, waits)
+    if hindrance == CORDON:
+        return _uncordon(look, started)
+    if hindrance == TAGS:
+        return _fit_tags(look, started)
+    return _order_less(look, RESOURCES.index(hindrance.kind), started, waits)
+
+
+def name_hindrance(look: Look, hindrance: Hindrance) -> tuple[str, str]:
+    """The kind of cause, and the pool that it is of."""
     if hindrance.kind in COUNTS:
         return COUNT, hindrance.name
     if hindrance.kind != "limits":
         return hindrance.kind, ""
-    pool = _find_pool(material, hindrance.name)
+    pool = look.find(hindrance.name)
     if pool is None:
-        operation = next((each for each in material.operations if each.id == hindrance.name), None)
-        return "resource_limits", "" if operation is None else material.pools[operation.pool].name
-    return ("resource_limits" if _own_binds(material, pool) else "max_share_ratio"), hindrance.name
+        parent = look.tree.operations[hindrance.name].parent
+        return "resource_limits", "" if parent is None else parent.name
+    return ("resource_limits" if _own_binds(pool) else "max_share_ratio"), hindrance.name
 
 
-def _find_pool(material: Material, name: str) -> PoolRoom | None:
-    return next((pool for pool in material.pools if pool.name == name), None)
+def _restart(started: Started, waits: Collection[str], option: str, value: object, why: str) -> Remedy:
+    """Operations are started again with another value of an option."""
+    ids = sorted(started.cores or waits)
+    shown = value if isinstance(value, str) else str(value).lower()
+    them = "it" if len(ids) == 1 else "them"
+    return Remedy(
+        f"{option} of {count(len(ids), 'waiting operation')} {why}",
+        f"start {them} with {option} = {shown} ({', '.join(ids[:3])})",
+        operations=tuple(ids[:3]),
+        tried=(_edit_records(waits, lambda record: msgspec.structs.replace(record, **{option: value})),),
+    )
 
 
-def _step(result: Search, found: Found, hindrance: Hindrance) -> Step:
-    material = result.material
-    if hindrance.kind in COUNTS:
-        return raise_count(material, hindrance, found.values[hindrance])
-    if hindrance.kind == "limits":
-        return _raise_limits(material, found, hindrance.name)
-    if hindrance == FRAGMENTATION:
-        return _order_less_cpu(result, found)
-    if hindrance == SPARE:
-        amounts = ", ".join(f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(material.spare) if x)
-        return Step(
-            f"a node gets jobs only while it has {amounts} free (min_spare_job_resources_on_node)",
-            "lower min_spare_job_resources_on_node in the scheduler's configuration to what the smallest job orders",
-        )
-    if hindrance == GRACEFUL:
-        ids = tuple(result.operations[number].id for number in sorted(found.placed)[:3])
-        them = "it" if len(found.placed) == 1 else "them"
-        return Step(
-            f"preemption_mode of {count(len(found.placed), 'waiting operation')} is graceful, and such an operation "
-            "starts no job beyond its fair share",
-            f"start {them} with preemption_mode = normal ({', '.join(ids)})",
-            operations=ids,
-        )
-    if hindrance == REFUSED:
-        ids = tuple(result.operations[number].id for number in sorted(found.placed)[:3])
-        return Step(
-            f"allow_reclaimed of {count(len(found.placed), 'waiting operation')} is false, and other jobs ordered "
-            "the CPU that is free",
-            f"start {'it' if len(found.placed) == 1 else 'them'} with allow_reclaimed = true ({', '.join(ids)})",
-            operations=ids,
-        )
-    if hindrance == GANG:
-        return _fit_gang(result, found)
-    if hindrance == CORDON:
-        return _uncordon(result, found)
-    if hindrance == TAGS:
-        return _fit_tags(result, found)
-    return _order_less(result, found, RESOURCES.index(hindrance.kind))
+def _edit_records(
+    waits: Collection[str], edit: Callable[[OperationRecord], OperationRecord]
+) -> Callable[[State], None]:
+    def apply(state: State) -> None:
+        for name in waits:
+            operation = state.operations[name]
+            operation.record = edit(operation.record)
+            for element in operation.elements.values():
+                element.entry = None
+
+    return apply
+
+
+def _edit_orders(waits: Collection[str], r: int, size: float) -> Callable[[State], None]:
+    """Waiting jobs order ``size`` at most of a resource; of CPU they are as many more as do the same work."""
+
+    def apply(state: State) -> None:
+        for name in waits:
+            operation = state.operations[name]
+            tasks = []
+            for task in operation.record.tasks:
+                order, needed = task.resources[r], operation.needed.get(task.name, 0)
+                if needed and order > size:
+                    more = max(math.floor(needed * order / size + 1e-6), 1) - needed if r == CPU else 0
+                    operation.needed[task.name] = needed + more
+                    less = {_OPTIONS[r]: _whole(r, size), "job_count": task.job_count + more}
+                    tasks.append(msgspec.structs.replace(task, **less))
+                else:
+                    tasks.append(task)
+            operation.record = msgspec.structs.replace(operation.record, tasks=tuple(tasks))
+            for element in operation.elements.values():
+                element.entry = None
+
+    return apply
+
+
+_OPTIONS: Final = ("user_slots", "cpu_limit", "gpu_limit", "memory_limit", "network")
+"""Of a task, in the order of RESOURCES."""
+
+
+def _whole(r: int, amount: float) -> float:
+    return int(amount) if RESOURCES[r] in ("user_slots", "memory") else amount
 
 
 # --- limits of pools
@@ -153,97 +239,97 @@ def _of(pool: str, tree: str) -> str:
     return f"tree {tree}" if pool == ROOT_POOL else f"pool {pool}"
 
 
-def raise_count(material: Material, hindrance: Hindrance, value: float) -> Step:
-    """A higher limit of running operations for the pools that a hindrance is of."""
-    limit, tree = math.ceil(value), material.tree
+def list_limited(tree: Tree, hindrance: Hindrance) -> list[PoolElement]:
+    """The pools that a limit of running operations is of."""
+    if hindrance.kind == "count" and hindrance.name in tree.pools:
+        return [tree.pools[hindrance.name]]
+    return [pool for pool in (tree.root, *tree.pools.values()) if count_limit(pool) == hindrance]
+
+
+def raise_count(tree: Tree, hindrance: Hindrance, running: Mapping[str, int]) -> Remedy:
+    """A limit of running operations that lets so many run in each of the pools that it is of."""
+    pools = list_limited(tree, hindrance)
+    limit = max(max(running.get(pool.name, 0), pool.max_running_operation_count) for pool in pools)
     if hindrance.kind == "subpool_count":
-        now = max(
-            each.max_running for each in material.pools if each.parent >= 0 and _is_of(material, each, hindrance.name)
-        )
-        return _set_pool(
-            tree, hindrance.name, [((SUBPOOL, COUNT), limit)],
+        now = max(pool.max_running_operation_count for pool in pools)
+        return set_pool(
+            tree.name, hindrance.name, [((SUBPOOL, COUNT), limit)],
             f"{COUNT} of each user's sub-pool of pool {hindrance.name} is {now}", f"raise it to {limit}",
         )  # fmt: skip
-    pool = _find_pool(material, hindrance.name)
-    assert pool is not None
-    return _raise_options(material, pool, {COUNT: limit})
+    return _raise_options(pools[0], {COUNT: limit})
 
 
-def find_refusals(material: Material) -> Iterator[tuple[Remedy, int]]:
+def find_refusals(state: State, tree: Tree, now: float) -> Iterator[tuple[Remedy, int]]:
     """For each pool whose ``max_operation_count`` refused starts of late: what to raise, and how many it refused.
 
     Limits further up that so many more would reach are raised with it, and those of running operations where no more
     could run. ``cores`` counts what may run at once then.
     """
-    for pool in material.pools:
-        if not pool.refused:
+    for pool in (tree.root, *tree.pools.values()):
+        refused, cores = state.refused_starts.count(tree.name, pool.name, pool.max_operation_count, now)
+        if not refused:
             continue
-        path = [material.pools[place] for place in pool.path]
-        slots = min(each.max_running - each.running for each in path)
-        steps = []
+        path = [pool, *pool.ancestors()]
+        slots = min(each.max_running_operation_count - each.running_operation_count for each in path)
+        parts = []
         for each in path:
-            known = each.max_operations if each is pool else each.operations
-            wanted = {MOST: known + pool.refused, COUNT: each.running + pool.refused if slots <= 0 else 0}
-            limits = {MOST: each.max_operations, COUNT: each.max_running}
+            known = each.max_operation_count if each is pool else each.operation_count
+            wanted = {MOST: known + refused, COUNT: each.running_operation_count + refused if slots <= 0 else 0}
+            limits = {MOST: each.max_operation_count, COUNT: each.max_running_operation_count}
             raised = {option: value for option, value in wanted.items() if value > limits[option]}
-            steps += [_raise_options(material, each, raised)] if raised else []
-        starts = count(pool.refused, "start of an operation", "starts of operations")
-        why = f"{starts} {'was' if pool.refused == 1 else 'were'} refused in the last hour: "
-        remedy = Remedy(
-            MOST, pool.name, pool.refused_cores * (min(slots / pool.refused, 1.0) if slots > 0 else 1.0),
-            why + " and ".join(step.why for step in steps), " and ".join(step.text for step in steps),
-            tuple(command for step in steps for command in step.commands),
-            tuple(line for step in steps for line in step.shell),
-        )  # fmt: skip
-        yield remedy, pool.refused
+            parts += [_raise_options(each, raised)] if raised else []
+        starts = count(refused, "start of an operation", "starts of operations")
+        remedy = join(parts)
+        yield replace(
+            remedy, kind=MOST, pool=pool.name, cores=cores * (min(slots / refused, 1.0) if slots > 0 else 1.0),
+            why=f"{starts} {'was' if refused == 1 else 'were'} refused in the last hour: {remedy.why}",
+        ), refused  # fmt: skip
 
 
-def _raise_options(material: Material, pool: PoolRoom, limits: Mapping[str, int]) -> Step:
+def _raise_options(pool: PoolElement, limits: Mapping[str, int]) -> Remedy:
     """Higher limits of the number of operations of a pool, by option."""
-    tree, names = material.tree, " and ".join(limits)
-    own = {COUNT: (pool.max_running, pool.has_own_count), MOST: (pool.max_operations, pool.has_own_most)}
-    now = " and ".join(str(own[option][0]) for option in limits)
+    tree, names = pool.tree.name, " and ".join(limits)
+    limits_now = {COUNT: pool.max_running_operation_count, MOST: pool.max_operation_count}
+    now = " and ".join(str(limits_now[option]) for option in limits)
     values = " and ".join(map(str, limits.values()))
     why = f"{names} of {_of(pool.name, tree)} {'is' if len(limits) == 1 else 'are'} {now}"
     text = f"raise {'it' if len(limits) == 1 else 'them'} to {values}"
-    words = [f"{option}={limit}" for option, limit in limits.items()]
-    if pool.parent < 0:
-        edits = tuple(Edit((option,), limit) for option, limit in limits.items())
-        return Step(why, text, (ChangeTree(tree, edits),), (command_line("tree", "set", tree, *words),))
+    if pool.parent is None:
+        return set_tree(tree, list(limits.items()), why, text)
     if not pool.is_ephemeral:
-        by_default = "" if any(own[option][1] for option in limits) else " by default"
-        return _set_pool(
-            tree, pool.name, [((option,), limit) for option, limit in limits.items()], why + by_default, text
-        )
-    parent = material.pools[pool.parent]
-    if parent.parent >= 0:
-        return _set_pool(tree, parent.name, [((SUBPOOL, option), limit) for option, limit in limits.items()], why, text)
+        is_own = any(getattr(pool.settings, option) is not None for option in limits)
+        most = pool.settings.max_operation_count
+        if most is not None and most < limits.get(COUNT, 0) and MOST not in limits:
+            limits = {MOST: limits[COUNT], **limits}  # one may not be below the other
+            text += f" and {MOST} to {limits[COUNT]}"
+        edits = [((option,), limit) for option, limit in limits.items()]
+        return set_pool(tree, pool.name, edits, why if is_own else f"{why} by default", text)
+    parent = pool.parent
+    if not parent.is_root:
+        return set_pool(tree, parent.name, [((SUBPOOL, option), limit) for option, limit in limits.items()], why, text)
     command = CreatePool(tree, pool.name, parent.name, dict(limits))
+    words = [f"{option}={limit}" for option, limit in limits.items()]
     line = command_line("pool", "create", pool.name, *words, "--tree", tree)
-    return Step(f"{why} by default", f"make it a pool with {values}", (command,), (line,))
+    return Remedy(f"{why} by default", f"make it a pool with {values}", (command,), (line,))
 
 
-def _is_of(material: Material, pool: PoolRoom, parent: str) -> bool:
-    return pool.is_ephemeral and material.pools[pool.parent].name == parent
+def _own_limits(pool: PoolElement) -> Vector:
+    given = pool.settings.resource_limits
+    return to_vector(given, math.inf) if given else UNLIMITED
 
 
-def _set_pool(tree: str, pool: str, edits: Sequence[tuple[tuple[str, ...], Any]], why: str, text: str) -> Step:
-    command = ChangePool(tree, pool, tuple(Edit(path, value) for path, value in edits))
-    words = [f"{'/'.join(path)}={show_number(value)}" for path, value in edits]
-    return Step(why, text, (command,), (command_line("pool", "set", pool, *words, "--tree", tree),))
+def _above(pool: PoolElement) -> Vector:
+    """What a pool's ``max_share_ratio`` is a part of."""
+    assert pool.parent is not None
+    return least(pool.parent.limits, pool.tree.total)
 
 
-def command_line(*words: str) -> str:
-    """A command of ``cpumond`` as one types it."""
-    return shlex.join(["cpumond", *words])
-
-
-def _own_binds(material: Material, pool: PoolRoom) -> bool:
+def _own_binds(pool: PoolElement) -> bool:
     """Whether the pool's ``resource_limits`` are what limits it, rather than its ``max_share_ratio``."""
-    if pool.ratio is None:
+    ratio = pool.settings.max_share_ratio
+    if ratio is None:
         return True
-    above = least(pool_limits(material, {})[pool.parent], material.total)
-    return any(own < part * pool.ratio for own, part in zip(pool.own_limits, above, strict=True))
+    return any(own < part * ratio for own, part in zip(_own_limits(pool), _above(pool), strict=True))
 
 
 def _up(r: int, amount: float) -> float:
@@ -251,203 +337,255 @@ def _up(r: int, amount: float) -> float:
     return math.ceil(amount * 100.0 - 1e-6) / 100.0 if r == CPU else float(math.ceil(amount - 1e-6))
 
 
-def _raise_limits(material: Material, found: Found, name: str) -> Step:
-    pool = _find_pool(material, name)
+def _raise_limits(look: Look, name: str, started: Started) -> Remedy:
+    pool = look.find(name)
     if pool is None:
-        return _raise_operation(material, found, name)
-    need = add(pool.usage, found.packing.grown.get(name, (0.0,) * 5))
-    whys, texts, edits = [], [], []
+        return _raise_operation(look.tree.operations[name], started)
+    need = started.usage.get(name, pool.usage)
+    whys, texts, edits = [], [], list[tuple[tuple[str, ...], object]]()
     where = pool.name
     prefix: tuple[str, ...] = ()
-    if pool.is_ephemeral:
-        where, prefix = material.pools[pool.parent].name, (SUBPOOL,)
-    for r, (own, wanted) in enumerate(zip(pool.own_limits, need, strict=True)):
+    if pool.is_ephemeral and pool.parent is not None:
+        where, prefix = pool.parent.name, (SUBPOOL,)
+    for r, (own, wanted) in enumerate(zip(_own_limits(pool), need, strict=True)):
         if wanted > own:
-            value = _up(r, wanted + _slack(material, pool, r))
+            value = _up(r, wanted + _slack(look, pool, r))
             whys.append(f"resource_limits of pool {name} allow {show_amount(r, own)} {RESOURCES[r]}")
             texts.append(f"raise {RESOURCES[r]} to {show_amount(r, value)}")
             edits.append(((*prefix, "resource_limits", RESOURCES[r]), value))
-    if pool.ratio is not None:
-        above = least(pool_limits(material, {})[pool.parent], material.total)
-        ratio = max(
-            (
-                (wanted + _slack(material, pool, r)) / part
-                for r, (wanted, part) in enumerate(zip(need, above, strict=True))
-                if part > 0.0
-            ),
-            default=0.0,
-        )
-        if ratio > pool.ratio:
+    if pool.settings.max_share_ratio is not None:
+        parts = [
+            (wanted + _slack(look, pool, r)) / part
+            for r, (wanted, part) in enumerate(zip(need, _above(pool), strict=True))
+            if part > 0.0
+        ]
+        ratio = max(parts, default=0.0)
+        if ratio > pool.settings.max_share_ratio:
             value = min(math.ceil(ratio * 1e4 - 1e-6) / 1e4, 1.0)
-            whys.append(f"max_share_ratio of pool {name} is {pool.ratio:g}")
+            whys.append(f"max_share_ratio of pool {name} is {pool.settings.max_share_ratio:g}")
             texts.append(f"raise {'it' if not edits else 'that'} to {value:g}")
             edits.append((("max_share_ratio",), value))
-    return _set_pool(material.tree, where, edits, " and ".join(whys), " and ".join(texts))
+    return set_pool(look.tree.name, where, edits, " and ".join(whys), " and ".join(texts))
 
 
-def _slack(material: Material, pool: PoolRoom, r: int) -> float:
+def _slack(look: Look, pool: PoolElement, r: int) -> float:
     """Room for one job more, where jobs of several sizes wait: others may start than are counted with."""
-    inside = (
-        each for each in material.operations if pool in [material.pools[at] for at in material.pools[each.pool].path]
-    )
-    orders = {order[r] for each in inside for order, _ in each.tasks}
+    inside = [name for name, each in look.waiting.items() if any(above is pool for above in each.element.ancestors())]
+    orders = {order[r] for order in look.orders(inside)}
     return max(orders) if len(orders) > 1 else 0.0
 
 
-def _raise_operation(material: Material, found: Found, operation_id: str) -> Step:
-    operation = next(each for each in material.operations if each.id == operation_id)
-    need = add(operation.usage, found.packing.grown.get(operation_id, (0.0,) * 5))
-    words, whys = [], []
-    for r, (own, wanted) in enumerate(zip(operation.own_limits, need, strict=True)):
+def _raise_operation(element: OperationElement, started: Started) -> Remedy:
+    need = started.usage.get(element.name, element.usage)
+    own_limits = to_vector(element.options.resource_limits, math.inf) if element.options.resource_limits else UNLIMITED
+    whys, limits = [], dict[str, float]()
+    for r, (own, wanted) in enumerate(zip(own_limits, need, strict=True)):
         if wanted > own:
-            value = _up(r, wanted)
+            limits[RESOURCES[r]] = _up(r, wanted)
             whys.append(f"resource_limits of an operation allow {show_amount(r, own)} {RESOURCES[r]}")
-            words.append(f"resource_limits/{RESOURCES[r]}={show_number(value)}")
-    if operation.ratio is not None and not words:
-        whys.append(f"max_share_ratio of an operation is {operation.ratio:g}")
-        words.append("max_share_ratio=1")
-    text = f"set {' '.join(words)} of operation {operation_id}"
-    return Step(
-        " and ".join(whys), text, (), (command_line("operation", "set", operation_id, *words),), (operation_id,)
+    words = [f"resource_limits/{name}={show_number(value)}" for name, value in limits.items()]
+    parameters: dict[str, object] = {"resource_limits": {**element.options.resource_limits, **limits}}
+    if not limits and element.options.max_share_ratio is not None:
+        whys.append(f"max_share_ratio of an operation is {element.options.max_share_ratio:g}")
+        words, parameters = ["max_share_ratio=1"], {"max_share_ratio": 1.0}
+    return Remedy(
+        " and ".join(whys),
+        f"set {' '.join(words)} of operation {element.name}",
+        lines=(command_line("operation", "set", element.name, *words),),
+        operations=(element.name,),
+        tried=(UpdateOperation(element.name, parameters),),
     )
 
 
 # --- what nodes lack
 
 
-def _waiting_orders(result: Search, found: Found) -> list[Vector]:
-    numbers = found.waits or frozenset(found.placed)
-    return [order for number in numbers for order, _ in result.operations[number].tasks]
+def _lower_spare(look: Look) -> Remedy:
+    def apply(state: State) -> None:
+        state.rules = replace(state.rules, spare=ZERO)
 
-
-def _pieces(result: Search, found: Found) -> tuple[float, float]:
-    orders = _waiting_orders(result, found)
-    size, cores = split_pieces(result, min(order[CPU] for order in orders)) if orders else (0.0, 0.0)
-    waiting = sum(result.base.left.get(number, 0.0) for number in found.waits)
-    return size, min(cores, waiting)
-
-
-def _order_less_cpu(result: Search, found: Found) -> Step:
-    orders = _waiting_orders(result, found)
-    smallest = min(order[CPU] for order in orders)
-    size, _ = _pieces(result, found)
-    largest = max((node.free[CPU] for node in result.base.free), default=0.0)
-    why = (
-        f"they are in pieces of at most {count_cores(largest)}, and each waiting job orders {count_cores(smallest)}"
-        f"{' or more' if any(order[CPU] > smallest for order in orders) else ''}"
+    spare = look.state.rules.spare
+    amounts = ", ".join(f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(spare) if x)
+    return Remedy(
+        f"a node gets jobs only while it has {amounts} free (min_spare_job_resources_on_node)",
+        "lower min_spare_job_resources_on_node in the scheduler's configuration to what the smallest job orders",
+        tried=(apply,),
     )
-    return Step(why, WAIT if size < LEAST_ORDER else f"order at most {count_cores(size)} for a job")
 
 
-def _smaller(result: Search, found: Found, r: int) -> tuple[float, float]:
-    """The largest order of a resource with which jobs would use most of the free CPU; the cores that would start."""
-    orders = [order for order in _waiting_orders(result, found) if order[r] > 0.0]
-    if not orders:
-        return 0.0, 0.0
-    wanted = min(orders, key=lambda order: order[r])
-    others = [s for s in range(len(RESOURCES)) if s != r and wanted[s] > 0.0]
-    nodes = [(node.free[r], int(min(node.free[s] / wanted[s] for s in others))) for node in result.base.free if others]
-    nodes = [(free, jobs) for free, jobs in nodes if jobs > 0 and free > 0.0]
-    waiting = sum(result.base.left.get(number, 0.0) for number in found.waits)
-    best = (0.0, 0.0)
-    spare = result.material.spare[r]
-    sizes = {math.floor(free / k + 1e-6) for free, jobs in nodes for k in range(1, min(jobs, 16) + 1)}
+def count_fitting(free: float, order: float, spare: float) -> int:
+    """How many jobs a node with that much ``free`` starts while it has ``spare`` left before each."""
+    smallest = max(order, spare)
+    return int((free - smallest) / order + 1e-9) + 1 if free >= smallest - 1e-9 else 0
+
+
+def find_size(look: Look, order: float) -> float:
+    """The largest order of CPU with which jobs would use about as much of the free pieces as can be, 0 for none.
+
+    Not below ``LEAST_ORDER`` where there is such a one. ``order``: of a job now."""
+    spare = look.state.rules.spare
+    rooms = [(node, positive_part(node.free)) for node in look.takers]
+    pieces = [free[CPU] for node, free in rooms if has_spare(node, free, spare)]
+    sizes = {math.floor(piece / k * 100.0 + 1e-6) / 100.0 for piece in pieces for k in (1, 2, 3)}
+    sizes = {size for size in sizes if size >= LEAST_ORDER} or sizes
+    best, most = 0.0, 0.0
     for size in sorted(sizes, reverse=True):
-        if 0 < size < wanted[r]:
-            started = sum(min(jobs, count_fitting(free, size, spare)) for free, jobs in nodes)
-            cores = min(started * wanted[CPU], waiting)
-            if cores > best[1] * 1.02:
-                best = (float(size), cores)
+        if 0.0 < size < order:
+            cores = size * sum(count_fitting(piece, size, spare[CPU]) for piece in pieces)
+            if cores > most * 1.02:
+                best, most = size, cores
     return best
 
 
-def _order_less(result: Search, found: Found, r: int) -> Step:
-    orders = [order for order in _waiting_orders(result, found) if order[r] > 0.0]
+def _order_less_cpu(look: Look, waits: Collection[str]) -> Remedy:
+    orders = look.orders(waits)
+    smallest = min(order[CPU] for order in orders)
+    size = find_size(look, smallest)
+    why = (
+        f"they are in pieces of at most {count_cores(_largest_piece(look))}, and each waiting job orders "
+        f"{count_cores(smallest)}{' or more' if any(order[CPU] > smallest for order in orders) else ''}"
+    )
+    text = WAIT if size < LEAST_ORDER else f"order at most {count_cores(size)} for a job"
+    return Remedy(why, text, tried=(_edit_orders(waits, CPU, size),) if size else ())
+
+
+def _largest_piece(look: Look) -> float:
+    return max((max(node.free[CPU], 0.0) for node in look.takers), default=0.0)
+
+
+def _smaller(look: Look, waits: Collection[str], r: int) -> float:
+    """The largest order of a resource with which jobs would use most of the free CPU; 0 for none."""
+    orders = [order for order in look.orders(waits) if order[r] > 0.0]
+    if not orders:
+        return 0.0
+    wanted = min(orders, key=lambda order: order[r])
+    others = [s for s in range(len(RESOURCES)) if s != r and wanted[s] > 0.0]
+    rooms = [positive_part(node.free) for node in look.takers]
+    pieces = [(free[r], int(min(free[s] / wanted[s] for s in others))) for free in rooms if others]
+    pieces = [(free, jobs) for free, jobs in pieces if jobs > 0 and free > 0.0]
+    waiting = sum(look.waiting[each].cores for each in waits)
+    spare, best, most = look.state.rules.spare[r], 0.0, 0.0
+    sizes = {math.floor(free / k + 1e-6) for free, jobs in pieces for k in range(1, min(jobs, 16) + 1)}
+    for size in sorted(sizes, reverse=True):
+        if 0 < size < wanted[r]:
+            started = sum(min(jobs, count_fitting(free, size, spare)) for free, jobs in pieces)
+            cores = min(started * wanted[CPU], waiting)
+            if cores > most * 1.02:
+                best, most = float(size), cores
+    return best
+
+
+def _order_less(look: Look, r: int, started: Started, waits: Collection[str]) -> Remedy:
+    orders = [order for order in look.orders(waits) if order[r] > 0.0]
     name, wanted = RESOURCES[r], min((order[r] for order in orders), default=0.0)
-    size, cores = _smaller(result, found, r)
-    nodes = [node for node in result.base.free if node.free[r] < wanted]
+    nodes = [node for node in look.takers if node.free[r] < wanted]
     why = f"the nodes where CPU is free lack {name}: a waiting job orders {show_amount(r, wanted)}"
-    if r != 0 and cores > 0.0:
-        return Step(f"{why} {name}", f"order at most {show_amount(r, size)} {name} for a job")
-    if r == 0:
-        jobs = found.packing.jobs - result.base.jobs
-        more = f"let {count(len(nodes), 'node')} offer {count(jobs, 'more user_slot')} in all"
-        return Step(f"the nodes where CPU is free have no {name} left", more)
-    most = max((node.free[r] for node in nodes), default=0.0)
-    return Step(f"{why} {name}, {show_amount(r, most)} is the most that is left", f"add a node with {name}")
-
-
-def _fit_gang(result: Search, found: Found) -> Step:
-    """Of the gang that would use most: as many jobs as there is room for at once."""
-    gangs = [each for each in found.placed if result.operations[each].is_gang] or list(found.placed)
-    number = max(gangs, key=lambda each: found.placed[each])
-    operation = result.operations[number]
-    needed = sum(jobs for _, jobs in operation.tasks)
-    if FRAGMENTATION in found.hindrances:
-        room, size = _gang_pieces(result, found)
-        pieces = f"{count(room, 'job')} of at most {count_cores(size)}"
-        largest = max((node.free[CPU] for node in result.base.free), default=0.0)
-        return Step(
-            f"a gang needs room for all of its {needed} jobs at once, and CPU is free in pieces of at most "
-            f"{count_cores(largest)}, less than they order",
-            WAIT if size < LEAST_ORDER else f"start operation {operation.id} with at most {pieces} each",
-            operations=(operation.id,),
+    if name == SCARCE[0]:
+        more = f"let {count(len(nodes), 'node')} offer {count(sum(started.jobs.values()), 'more user_slot')} in all"
+        return Remedy(
+            "the nodes where CPU is free have no user_slots left", more, tried=(_offer_slots(look.tree.name),)
         )
-    room = round(found.placed[number] / (operation.waiting_cores / needed))
-    return Step(
-        f"a gang needs room for all of its {needed} jobs at once, and there is room for {room}",
-        f"start operation {operation.id} with at most {count(room, 'job')}",
-        operations=(operation.id,),
+    size = _smaller(look, waits, r)
+    tried = (_edit_orders(waits, r, size),)
+    if size:
+        return Remedy(f"{why} {name}", f"order at most {show_amount(r, size)} {name} for a job", tried=tried)
+    most = max((max(node.free[r], 0.0) for node in nodes), default=0.0)
+    return Remedy(
+        f"{why} {name}, {show_amount(r, most)} is the most that is left", f"add a node with {name}", tried=tried
     )
 
 
-def _gang_pieces(result: Search, found: Found) -> tuple[int, float]:
-    """Of a gang whose jobs are larger than any free piece: how many there is room for, with what they may order."""
-    size, _ = _pieces(result, found)
-    spare = result.material.spare[CPU]
-    return sum(count_fitting(node.free[CPU], size, spare) for node in result.base.free) if size else 0, size
+def _offer_slots(name: str) -> Callable[[State], None]:
+    def apply(state: State) -> None:
+        tree = state.trees[name]
+        for node in tree.nodes.values():
+            node.capacity = (1e6, *node.capacity[1:])
+        tree.sum_total()
+
+    return apply
 
 
-def _used(nodes: Sequence[NodeRoom], found: Found) -> list[NodeRoom]:
-    """Those of the nodes that jobs would start on."""
-    after = {node.id: node.free for node in found.packing.free}
-    return [each for each in nodes if after.get(each.id, each.free) != each.free]
+def _fit_gang(look: Look, started: Started, waits: Collection[str]) -> Remedy:
+    """Of the gang that would use most: as many jobs as there is room for at once."""
+    gangs = [each for each in waits if look.waiting[each].element.operation.record.is_gang]
+    name = max(gangs, key=lambda each: started.cores.get(each, 0.0))
+    operation = look.waiting[name].element.operation
+    needed, smallest = operation.needed_job_count, min(order[CPU] for order, _ in operation.needed_orders)
+    single = _edit_records(waits, lambda record: msgspec.structs.replace(record, is_gang=False))
+    why = f"a gang needs room for all of its {needed} jobs at once"
+    room, largest = started.jobs_of.get(name, 0), _largest_piece(look)
+    if largest < smallest - 1e-9:
+        size = find_size(look, smallest)
+        pieces = f"{count(room, 'job')} of at most {count_cores(size)}"
+        return Remedy(
+            f"{why}, and CPU is free in pieces of at most {count_cores(largest)}, less than they order",
+            WAIT if size < LEAST_ORDER else f"start operation {name} with at most {pieces} each",
+            operations=(name,),
+            tried=(single, _edit_orders(waits, CPU, size)) if size else (single,),
+        )
+    return Remedy(
+        f"{why}, and there is room for {room}",
+        f"start operation {name} with at most {count(room, 'job')}",
+        operations=(name,),
+        tried=(single,),
+    )
 
 
-def _names(nodes: Sequence[NodeRoom]) -> str:
+def _names(nodes: Sequence[Node]) -> str:
     names = ", ".join(each.id for each in nodes[:3]) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
     return f"{'node' if len(nodes) == 1 else 'nodes'} {names}"
 
 
-def _uncordon(result: Search, found: Found) -> Step:
-    nodes = _used(result.material.cordoned, found)
-    verb = "is" if len(nodes) == 1 else "are"
-    lines = tuple(command_line("node", "uncordon", each.id) for each in nodes)
-    return Step(f"{_names(nodes)} {verb} cordoned", f"uncordon {_names(nodes)}", shell=lines)
+def _used(nodes: Iterable[Node], started: Started) -> list[Node]:
+    """Those of the nodes that jobs started on; before a trial all."""
+    return [each for each in nodes if not started.jobs or each.id in started.jobs]
+
+
+def _uncordon(look: Look, started: Started) -> Remedy:
+    nodes = _used((each for each in look.tree.nodes.values() if each.cordoned and each.is_online), started)
+    return Remedy(
+        f"{_names(nodes)} {'is' if len(nodes) == 1 else 'are'} cordoned",
+        f"uncordon {_names(nodes)}",
+        lines=tuple(command_line("node", "uncordon", each.id) for each in nodes),
+        tried=tuple(UncordonNode(each.id) for each in nodes),
+    )
 
 
 # --- nodes of other trees
 
 
-def _fit_tags(result: Search, found: Found) -> Step:
-    material = result.material
-    nodes = _used(material.outside, found)
-    they = _names(nodes)
-    several = [each for each in nodes if each.why]
-    if several:
-        why = f"the tags of {they} fit the nodes_filter of trees {several[0].why}, so that no job starts there"
-        return Step(why, f"change the tags of {they}, or the filters, so that only one fits")
+def _fit_tags(look: Look, started: Started) -> Remedy:
+    tree, nodes = look.tree.name, _used(look.outside, started)
+    nodes_filter, they = look.tree.config.settings.nodes_filter, _names(nodes)
+    tried = (_move_nodes(tree, [each.id for each in nodes]),)
+    if several := [each for each in nodes if each.matched_trees]:
+        trees = " and ".join(several[0].matched_trees)
+        return Remedy(
+            f"the tags of {they} fit the nodes_filter of trees {trees}, so that no job starts there",
+            f"change the tags of {they}, or the filters, so that only one fits",
+            tried=tried,
+        )
     theirs = sorted({each.tree for each in nodes if each.tree})
     where = f"trees {', '.join(theirs)}" if len(theirs) > 1 else f"tree {theirs[0]}" if theirs else "no tree"
-    why = (
-        f"nodes_filter of tree {material.tree} ({material.nodes_filter or 'every node'}) leaves out {they}, of {where}"
-    )
+    why = f"nodes_filter of tree {tree} ({nodes_filter or 'every node'}) leaves out {they}, of {where}"
     if theirs:
-        return Step(why, f"let the operations run in {where}, too (pool_trees)")
+        return Remedy(why, f"let the operations run in {where}, too (pool_trees)", tried=tried)
     own, other = {tag for each in nodes for tag in each.tags}, set[str]()
     common = frozenset.intersection(*(each.tags for each in nodes))
     tag = min(common or own - other, key=lambda each: (each in {node.id for node in nodes}, each))
-    wider = f"({material.nodes_filter}) | {tag}" if common else " | ".join([f"({material.nodes_filter})", *sorted(own)])
-    command = ChangeTree(material.tree, (Edit(("nodes_filter",), wider),))
-    line = command_line("tree", "set", material.tree, f"nodes_filter={wider}")
-    return Step(why, f"set nodes_filter to {wider}", (command,), (line,))
+    wider = f"({nodes_filter}) | {tag}" if common else " | ".join([f"({nodes_filter})", *sorted(own)])
+    return set_tree(tree, [("nodes_filter", wider)], why, f"set nodes_filter to {wider}")
+
+
+def _move_nodes(name: str, node_ids: Collection[str]) -> Callable[[State], None]:
+    def apply(state: State) -> None:
+        tree = state.trees[name]
+        for node_id in node_ids:
+            node = state.nodes[node_id]
+            if node.tree in state.trees:
+                state.trees[node.tree].nodes.pop(node_id, None)
+            node.tree, node.matched_trees = name, ()
+            tree.nodes[node_id] = node
+        tree.sum_total()
+
+    return apply

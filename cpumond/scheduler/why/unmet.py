@@ -17,12 +17,10 @@ from cpumond.scheduler.decide.protection import find_protections
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
 from cpumond.scheduler.decide.victims import is_protected_by_count
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
-from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.settings.commands import ChangePool, ChangeTree
 from cpumond.scheduler.state import State, dispatch
-from cpumond.scheduler.why.idle_material import Material
-from cpumond.scheduler.why.packing import count_limit
-from cpumond.scheduler.why.remedies import Remedy, command_line, raise_count
+from cpumond.scheduler.trial.remedy import Remedy, join, set_pool, set_tree
+from cpumond.scheduler.why.hindrances import count_limit
+from cpumond.scheduler.why.remedies import raise_count
 
 LEAST: Final = 0.01
 MAX_POOLS: Final = 5
@@ -32,13 +30,14 @@ LONG_S: Final = 120.0
 STARVATION_MS: Final = 30_000.0
 
 
-def find_unmet(state: State, tree: Tree, material: Material, now: float) -> list[Remedy]:
-    """What to do for pools that have less than their guarantee though their operations want it, most missed first."""
+def find_unmet(state: State, tree: Tree, idle: float, now: float) -> list[Remedy]:
+    """What to do for pools that have less than their guarantee though their operations want it, most missed first.
+    ``idle``: cores that no job has."""
     missing = sorted((missed, pool.name) for pool in tree.pools.values() if (missed := _missing(pool)) > LEAST)
     found: dict[tuple[object, ...], Remedy] = {}
     for missed, name in missing[: -MAX_POOLS - 1 : -1]:
         pool = tree.pools[name]
-        for remedy in _find(state, pool, material, missed, now):
+        for remedy in _find(state, pool, idle, missed, now):
             found.setdefault((remedy.kind, remedy.text, remedy.why), _begin(remedy, pool))
     return list(found.values())
 
@@ -78,7 +77,7 @@ def _begin(remedy: Remedy, pool: PoolElement) -> Remedy:
     return replace(remedy, lead=lead)
 
 
-def _find(state: State, pool: PoolElement, material: Material, missed: float, now: float) -> Iterator[Remedy]:
+def _find(state: State, pool: PoolElement, idle: float, missed: float, now: float) -> Iterator[Remedy]:
     pending = min(missed, pool.waiting[CPU])
     running = missed - max(missed - (pool.demand[CPU] - pool.usage[CPU]), 0.0)
     target = next(
@@ -86,12 +85,12 @@ def _find(state: State, pool: PoolElement, material: Material, missed: float, no
     )
     if running > LEAST and target is not None:
         yield from _held_by_rules(state, pool, target, running, now)
-    missed = min(missed, material.split.idle + _takeable(pool, by_shares=False) + running)
+    missed = min(missed, idle + _takeable(pool, by_shares=False) + running)
     if pending > LEAST and missed - running > LEAST:
-        yield from _held_by_counts(pool, material, min(pending, missed - running))
+        yield from _held_by_counts(pool, min(pending, missed - running))
 
 
-def _held_by_counts(pool: PoolElement, material: Material, missed: float) -> Iterator[Remedy]:
+def _held_by_counts(pool: PoolElement, missed: float) -> Iterator[Remedy]:
     """Operations of the pool do not run, since pools above them are full."""
     left, taken = missed, dict[PoolElement, int]()
     for element in pool.tree.queue.values():
@@ -104,19 +103,11 @@ def _held_by_counts(pool: PoolElement, material: Material, missed: float) -> Ite
             left -= element.waiting[CPU]
             for each in element.ancestors():
                 taken[each] = taken.get(each, 0) + 1
-    rooms = {room.name: room for room in material.pools}
-    steps = [
-        raise_count(material, count_limit(material.pools, rooms[each.name]), each.running_operation_count + number)
-        for each, number in taken.items()
-        if each.running_operation_count + number > each.max_running_operation_count and each.name in rooms
-    ]
-    if steps:
-        yield Remedy(
-            "max_running_operation_count", pool.name, missed - max(left, 0.0),
-            " and ".join(step.why for step in steps), " and ".join(step.text for step in steps),
-            tuple(command for step in steps for command in step.commands),
-            tuple(line for step in steps for line in step.shell),
-        )  # fmt: skip
+    running = {each.name: each.running_operation_count + number for each, number in taken.items()}
+    full = (each for each in taken if running[each.name] > each.max_running_operation_count)
+    if limits := dict.fromkeys(count_limit(each) for each in full):
+        remedy = join([raise_count(pool.tree, each, running) for each in limits])
+        yield replace(remedy, kind="max_running_operation_count", pool=pool.name, cores=missed - max(left, 0.0))
 
 
 def _held_by_rules(
@@ -133,7 +124,7 @@ def _held_by_rules(
     ):
         limit = settings.max_preemptions_per_minute + max(math.ceil(missed), 1)
         why = f"max_preemptions_per_minute of tree {tree.name} is {settings.max_preemptions_per_minute}"
-        yield _set_tree(tree, pool, "max_preemptions_per_minute", limit, could, why)
+        yield _set_option(tree.root, pool, "max_preemptions_per_minute", limit, could, why)
     priority = priority_of(target)
     if priority == "none":
         yield from _held_by_time(pool, target, could, now) if could > LEAST else ()
@@ -147,13 +138,13 @@ def _held_by_rules(
         cores = sum(each.element.usage[CPU] for each in protections if each.cause == cause)
         if cores > LEAST and option == "preemption_check_starvation":
             why = f"others starve, too, and preemption_check_starvation of tree {tree.name} is true"
-            yield _set_tree(tree, pool, option, False, min(missed, cores), why)
+            yield _set_option(tree.root, pool, option, False, min(missed, cores), why)
         elif cores > LEAST:
             element = next(each.element for each in protections if each.cause == cause)
             why = (
                 f"allow_aggressive_preemption of {'tree' if element.parent is None else 'pool'} {element.name} is false"
             )
-            yield _set_pool_or_tree(element, pool, option, True, min(missed, cores), why)
+            yield _set_option(element, pool, option, True, min(missed, cores), why)
 
 
 def _held_by_count_rule(pool: PoolElement, operations: list[OperationElement], missed: float) -> Iterator[Remedy]:
@@ -177,7 +168,7 @@ def _held_by_count_rule(pool: PoolElement, operations: list[OperationElement], m
             f"max_unpreemptible_running_job_count of tree {tree.name} is {now} and protects "
             f"{count(len(operations), 'operation')} of others"
         )
-        yield _set_tree(tree, pool, "max_unpreemptible_running_job_count", limit, min(got, missed), why, "lower")
+        yield _set_option(tree.root, pool, "max_unpreemptible_running_job_count", limit, min(got, missed), why, "lower")
 
 
 def _held_by_time(pool: PoolElement, target: OperationElement, missed: float, now: float) -> Iterator[Remedy]:
@@ -190,42 +181,28 @@ def _held_by_time(pool: PoolElement, target: OperationElement, missed: float, no
     for option in names:
         if (getattr(own, option) or 0.0) > STARVATION_MS:
             why = f"{option} of pool {pool.name} is {getattr(own, option) / 1e3:g} s"
-            yield _set_pool_or_tree(pool, pool, option, STARVATION_MS, missed, why, "lower")
+            yield _set_option(pool, pool, option, STARVATION_MS, missed, why, "lower")
             return
     for option in names:
         value = getattr(settings, option)
         if value is not None and value > STARVATION_MS:
             why = f"{option} of tree {pool.tree.name} is {value / 1e3:g} s"
-            yield _set_tree(pool.tree, pool, option, STARVATION_MS, missed, why, "lower")
+            yield _set_option(pool.tree.root, pool, option, STARVATION_MS, missed, why, "lower")
             return
 
 
-def _set_tree(
-    tree: Tree, pool: PoolElement, option: str, value: object, cores: float, why: str, verb: str = "raise"
-) -> Remedy:
-    return _remedy(
-        option, pool, cores, why, value, verb, ChangeTree(tree.name, (Edit((option,), value),)), "tree", tree.name
-    )
-
-
-def _set_pool_or_tree(
+def _set_option(
     element: OperationElement | PoolElement, pool: PoolElement, option: str, value: object, cores: float, why: str,
     verb: str = "raise",
 ) -> Remedy:  # fmt: skip
-    tree = pool.tree
-    if element.parent is None:
-        return _set_tree(tree, pool, option, value, cores, why, verb)
-    command = ChangePool(tree.name, element.name, (Edit((option,), value),))
-    return _remedy(option, pool, cores, why, value, verb, command, "pool", element.name)
-
-
-def _remedy(
-    option: str, pool: PoolElement, cores: float, why: str, value: object, verb: str,
-    command: ChangePool | ChangeTree, kind: str, name: str,
-) -> Remedy:  # fmt: skip
+    """An option of a pool, of the root as the tree's, that keeps ``pool`` from its guarantee."""
     shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
     text = f"set it to {shown}" if isinstance(value, bool) else f"{verb} it to {shown}"
     if option.endswith("timeout"):
         text = f"{verb} it to {shown} (milliseconds)"
-    words = [kind, "set", name, f"{option}={shown}", *(["--tree", pool.tree.name] if kind == "pool" else [])]
-    return Remedy(option, pool.name, cores, why, text, (command,), (command_line(*words),))
+    tree = pool.tree.name
+    if element.parent is None:
+        remedy = set_tree(tree, [(option, value)], why, text)
+    else:
+        remedy = set_pool(tree, element.name, [((option,), value)], why, text)
+    return replace(remedy, kind=option, pool=pool.name, cores=cores)

@@ -18,9 +18,9 @@ from cpumond.scheduler.forecast.ahead import (
     patience_s,
 )
 from cpumond.scheduler.forecast.calibration import quantile
-from cpumond.scheduler.forecast.forward import Pace
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.node_commands import DrainNode
+from cpumond.scheduler.trial.forward import Pace
 
 
 @pytest.mark.parametrize("runs", [5, 9, 40])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from scheduler_world import World
 
-from cpumond.scheduler.forecast.forward import Pace
 from cpumond.scheduler.forecast.keeper import MOST_SIMULATIONS, TOO_MANY, Forecasts, Question
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.trial.forward import Pace
 
 
 async def test_simulations_that_are_asked_for_at_once_are_no_more_than_those_one_after_the_other() -> None:

@@ -16,7 +16,8 @@ from cpumond.scheduler.settings.commands import ConfigCommand, CreatePool
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.commands import note_refused, prepare
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.why.idle import IdleReport, find_idle, idle_reasons, in_pool, readable
+from cpumond.scheduler.why.idle import IdleReport, idle_reasons, in_pool, readable
+from cpumond.scheduler.why.idle_trials import find_idle
 from cpumond.scheduler.why.pool import tell_pool
 
 
@@ -421,24 +422,23 @@ def test_an_operation_that_refuses_reclaimed_cpu_waits_for_what_others_ordered()
     )
 
 
-@pytest.mark.parametrize("is_gang", [False, True])
-def test_what_an_operation_that_refuses_reclaimed_cpu_will_get_is_no_cause(is_gang):
+@pytest.mark.parametrize(
+    ("picky", "other", "started"),
+    [
+        ({"jobs": 2, "cpu": 2.0}, {"jobs": 1, "cpu": 2.0}, 4.0),
+        ({"jobs": 2, "cpu": 2.0, "is_gang": True}, {"jobs": 1, "cpu": 2.0}, 6.0),
+        ({"jobs": 1, "cpu": 2.0}, {"jobs": 2, "cpu": 2.5, "is_gang": True}, 7.0),
+    ],
+)
+def test_of_what_refuses_reclaimed_cpu_that_is_told_which_the_next_heartbeat_shows(picky, other, started):
     world = make_owners(2)
     world.step()
-    world.start("picky", jobs=2, cpu=2.0, allow_reclaimed=False, is_gang=is_gang)
-    world.start("other", jobs=1, cpu=2.0)
+    world.start("picky", allow_reclaimed=False, **picky)
+    world.start("other", **other)
     world.update()
-    report = look(world)
-    assert (report.causes, report.parts.starting, report.parts.without_work) == ([], 6.0, 1.0)
-
-
-def test_a_gang_that_will_start_orders_what_one_that_refuses_reclaimed_cpu_then_lacks():
-    world = make_owners(2)
-    world.step()
-    world.start("gang", jobs=2, cpu=2.5, is_gang=True)
-    refusing = world.start("picky", jobs=1, cpu=2.0, allow_reclaimed=False)
-    world.update()
-    report = look(world)
-    assert [(cause.kind, cause.cores, cause.operations) for cause in report.causes] == [
-        ("allow_reclaimed", 2.0, [refusing])
-    ]
+    before, report = world.cores(ROOT_POOL), look(world)
+    assert report.parts.starting == started
+    world.settle_down()
+    assert world.cores(ROOT_POOL) - before == started
+    told, then = ([(each.kind, each.cores) for each in found.causes] for found in (report, look(world)))
+    assert told == then == ([("allow_reclaimed", 2.0)] if started == 4.0 else [])

@@ -43,8 +43,9 @@ class ChildError(Exception):
 class Child:
     """A child that works; its messages are read with ``messages``. Used by the thread of the event loop."""
 
-    def __init__(self, work: Callable[[Send], None]) -> None:
-        """Fork. ``work`` gets a function that sends a message; when it returns, the child ends. Raises ChildError."""
+    def __init__(self, work: Callable[[Send], None], niceness: int | None = None) -> None:
+        """Fork. ``work`` gets a function that sends a message; when it returns, the child ends. ``niceness``: NICENESS
+        unless it is given. Raises ChildError."""
         reading, writing = os.pipe()
         parent = os.getpid()
         try:
@@ -54,7 +55,7 @@ class Child:
             os.close(writing)
             raise ChildError(f"no process can be made for it: {os.strerror(error.errno or 0)}") from None
         if not self.pid:
-            _work(work, writing, parent)
+            _work(work, writing, parent, NICENESS if niceness is None else niceness)
         os.close(writing)
         self._reading = reading
         self.cpu_s = 0.0
@@ -161,14 +162,14 @@ def _find_pages(present: RawIOBase, begin: int, end: int) -> Iterator[tuple[int,
             start = at + size
 
 
-def give_way() -> None:
+def give_way(niceness: int) -> None:
     """A system call filter that refuses it takes nothing but the priority. Not SCHED_IDLE: on a host that is busy all
     the time such a copy never gets anywhere."""
     with contextlib.suppress(OSError):
-        os.nice(NICENESS)
+        os.nice(max(niceness - os.nice(0), 0))
 
 
-def _work(work: Callable[[Send], None], writing: int, parent: int) -> None:
+def _work(work: Callable[[Send], None], writing: int, parent: int, niceness: int) -> None:
     code = 1
     try:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -177,7 +178,7 @@ def _work(work: Callable[[Send], None], writing: int, parent: int) -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        give_way()
+        give_way(niceness)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # where memory is short it is this copy that goes
         kept = os.dup2(writing, 3) if writing != 3 else 3

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from scheduler_world import EASY, World
 
-from cpumond.scheduler.forecast.load import BLOCK_S, DAY_S, MOST_DOUBT, Drawn, Expected, Experience, _Seen
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import changes
 from cpumond.scheduler.state.commands import prepare
+from cpumond.scheduler.trial.load import BLOCK_S, DAY_S, MOST_DOUBT, Drawn, Expected, Experience, _Seen
 
 HOUR_S = 3600.0
 

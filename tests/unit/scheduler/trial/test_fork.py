@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from cpumond.scheduler.forecast import fork
-from cpumond.scheduler.forecast.fork import NICENESS, Child, ChildError, _find_pages, copy_pages
+from cpumond.scheduler.trial import fork
+from cpumond.scheduler.trial.fork import NICENESS, Child, ChildError, _find_pages, copy_pages
 
 ASK = "lambda send: send(f'{os.getpriority(os.PRIO_PROCESS, 0)}'.encode())"
 FILTERED = f"""
@@ -28,7 +28,7 @@ code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step 
 program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
 prctl = ctypes.CDLL(None).prctl
 assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, program, 0, 0) == 0
-from cpumond.scheduler.forecast.fork import Child
+from cpumond.scheduler.trial.fork import Child
 print(Child({ASK}).read_all())
 """
 

@@ -1,0 +1,100 @@
+"""What starts on room that is free now: updates and heartbeats of the state itself until nothing more starts. Pure.
+
+The state is changed: the caller gives a copy (``fork``). No job ends, and none is taken from others for one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Final
+
+from cpumond.fairshare.resources import Vector, dominates
+from cpumond.fairshare.update import fair_share_update
+from cpumond.scheduler.decide import gangs
+from cpumond.scheduler.decide.placement import has_spare, wants_jobs
+from cpumond.scheduler.decide.snapshot import room_left
+from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
+from cpumond.scheduler.elements.node_sizes import fits
+from cpumond.scheduler.state import State
+
+MAX_ROUNDS: Final = 8
+"""Each has an update and a heartbeat of every node that has room for what waits."""
+LOOKED_EACH: Final = 16
+"""After so many heartbeats it is looked again which operations cannot start another job."""
+
+_numbers: Final = itertools.count(1)
+
+
+def start_jobs(state: State, tree: Tree, now: float) -> list[Job]:
+    """Start in a tree what starts by itself, ``MAX_ROUNDS`` heartbeat periods at most; the jobs that did."""
+    known = set(state.jobs)
+    for node in tree.nodes.values():
+        node.last_preemptive_attempt = math.inf  # so that no job is taken
+    for number in range(1, MAX_ROUNDS + 1):
+        before, at = len(state.jobs), now + number * state.rules.heartbeat_period_s
+        settle(state, at)
+        state.accept_update(tree, fair_share_update(state.make_snapshot(tree), at, None), at)
+        _hear_nodes(state, tree, at)
+        if len(state.jobs) == before:
+            break
+    return [job for job_id, job in state.jobs.items() if job_id not in known and job.is_active]
+
+
+def settle(state: State, now: float) -> None:
+    """Apply what follows from a change, until nothing does."""
+    while not (change := state.settle(now)).is_empty:
+        state.apply(change, now)
+
+
+def list_takers(tree: Tree) -> list[Node]:
+    """The nodes of a tree that get jobs, if they have room."""
+    return [node for node in tree.nodes.values() if node.is_online and not node.cordoned and not node.matched_trees]
+
+
+def _hear_nodes(state: State, tree: Tree, now: float) -> None:
+    """One heartbeat of each node that may start something.
+
+    Operations that can start nothing are out of the order of service meanwhile: each heartbeat would ask them again.
+    """
+    nodes = list_takers(tree)
+    wanting = [each for each in tree.operations.values() if wants_jobs(each)]
+    aside: dict[OperationElement, dict[str, int]] = {}
+    orders: set[Vector] = set()
+    heard = due = 0
+    for node in nodes:
+        if heard == due:
+            due += LOOKED_EACH
+            wanting = [each for each in wanting if each.operation.needed]
+            largest = list_largest(node.free for node in nodes)
+            for each in [each for each in wanting if not _may_start(each, largest)]:
+                aside[each], each.operation.needed = each.operation.needed, {}
+                tree.changed[each] = None
+            wanting = [each for each in wanting if each not in aside]
+            orders = {task.resources for each in wanting for task in each.operation.next_tasks()}
+        free = node.free
+        if has_spare(node, free, state.rules.spare) and any(fits(free, order) for order in orders):
+            state.schedule(node.id, now, lambda: f"trial-{next(_numbers)}")
+            heard += 1
+    for each, needed in aside.items():
+        each.operation.needed = needed
+        tree.changed[each] = None
+
+
+def _may_start(element: OperationElement, largest: Iterable[Vector]) -> bool:
+    """Whether limits allow another job, of a gang all, and one of the ``largest`` free rooms holds it."""
+    if element.operation.record.is_gang and gangs.find_limit(element):
+        return False
+    left, _ = room_left(element)
+    orders = [task.resources for task in element.operation.next_tasks()]
+    return any(fits(left, order) and any(fits(room, order) for room in largest) for order in orders)
+
+
+def list_largest(rooms: Iterable[Vector]) -> list[Vector]:
+    """Those of which no other has as much of everything."""
+    found: list[Vector] = []
+    for room in sorted(set(rooms), reverse=True):
+        if not any(dominates(other, room) for other in found):
+            found.append(room)
+    return found

@@ -1,0 +1,221 @@
+"""What is in the way of waiting jobs, by the checks of the pass that starts jobs; how a tree's capacity is split. Pure.
+
+Amounts are absolute vectors in the order of RESOURCES, cores where a name says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from cpumond.fairshare.resources import CPU, RESOURCES, UNLIMITED, Vector, positive_part, subtract
+from cpumond.scheduler.decide import gangs
+from cpumond.scheduler.decide.placement import has_spare, may_start_within, satisfaction
+from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements.node_sizes import ROUNDING, fits
+from cpumond.scheduler.model import SUBPOOL_DELIMITER
+from cpumond.scheduler.state import State
+from cpumond.scheduler.trial.rounds import list_takers
+
+SCARCE: Final = ("user_slots", "gpu", "memory", "network")
+"""What a node may lack while CPU of it is free."""
+
+
+class Hindrance(NamedTuple):
+    """Something in the way of waiting jobs. ``name``: the pool or operation that it is of, "" where it is of none."""
+
+    kind: str
+    name: str = ""
+
+
+SPARE: Final = Hindrance("spare")
+FRAGMENTATION: Final = Hindrance("fragmentation")
+GRACEFUL: Final = Hindrance("graceful")
+GANG: Final = Hindrance("gang")
+REFUSED: Final = Hindrance("allow_reclaimed")
+CORDON: Final = Hindrance("cordon")
+TAGS: Final = Hindrance("tags")
+FULL: Final = Hindrance("full")
+
+COUNTS: Final = ("count", "subpool_count")
+CONFIGURED: Final = (*COUNTS, "limits")
+
+
+def is_subpool(pool: PoolElement) -> bool:
+    """Whether an ephemeral pool's limits are its parent's ``ephemeral_subpool_config``."""
+    return pool.is_ephemeral and not getattr(pool.parent, "is_root", True) and SUBPOOL_DELIMITER in pool.name
+
+
+def count_limit(pool: PoolElement) -> Hindrance:
+    """The limit of running operations that holds for a pool: one for all ephemeral sub-pools of a pool."""
+    if is_subpool(pool) and pool.parent is not None:
+        return Hindrance("subpool_count", pool.parent.name)
+    return Hindrance("count", pool.name)
+
+
+def is_full(pool: PoolElement) -> bool:
+    """Whether as many operations run in it as may."""
+    return pool.running_operation_count >= pool.max_running_operation_count
+
+
+def waiting_cores(element: OperationElement) -> float:
+    """What the jobs of an operation that are still to be started order; 0 while it is suspended."""
+    if element.operation.record.suspended:
+        return 0.0
+    return sum(order[CPU] * number for order, number in element.operation.needed_orders)
+
+
+@dataclass(slots=True)
+class Waiting:
+    """An operation with jobs to start: their cores, and what is in their way, the nearest first."""
+
+    element: OperationElement
+    cores: float
+    in_way: tuple[Hindrance, ...]
+
+
+def find_waiting(state: State, tree: Tree) -> dict[str, Waiting]:
+    """The operations of a tree in which jobs wait, by id."""
+    look = _Look(state, tree)
+    return {
+        element.name: Waiting(element, cores, look.find_in_way(element))
+        for element in tree.operations.values()
+        if (cores := waiting_cores(element)) > ROUNDING
+    }
+
+
+class _Look:
+    """A tree's nodes at one moment; of equal orders the same is in the way."""
+
+    def __init__(self, state: State, tree: Tree) -> None:
+        self.spare = state.rules.spare
+        self.nodes = [(node, positive_part(node.free)) for node in list_takers(tree)]
+        self.largest = max((node.capacity[CPU] for node, _ in self.nodes), default=math.inf)
+        self.whole = sum(free[CPU] for _, free in self.nodes)
+        self._known: dict[Vector, tuple[Hindrance, ...]] = {}
+
+    def find_in_way(self, element: OperationElement) -> tuple[Hindrance, ...]:
+        """What is in the way of the next job of an operation, of a gang of all."""
+        if not element.is_running:
+            return tuple(dict.fromkeys(count_limit(pool) for pool in element.ancestors() if is_full(pool)))
+        record = element.operation.record
+        if record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
+            return (GRACEFUL,)
+        orders = [task.resources for task in element.operation.next_tasks()]
+        if limited := _find_limits(element, [gangs.sum_needed(element)] if record.is_gang else orders):
+            return limited
+        if not record.allow_reclaimed and any(self._waits_for_orders(element, order) for order in orders):
+            return (REFUSED,)
+        found = tuple(dict.fromkeys(each for order in orders for each in self._of_order(order)))
+        if record.is_gang and found != (FULL,):
+            return (GANG, *(each for each in found if each not in (SPARE, FULL)))
+        return found
+
+    def _waits_for_orders(self, element: OperationElement, order: Vector) -> bool:
+        """Whether a node has room for the job, and other jobs ordered that CPU."""
+        record = element.operation.record
+        return any(
+            fits(free, order)
+            and has_spare(node, free, self.spare)
+            and not may_start_within(record, node.unordered_cores, order[CPU])
+            for node, free in self.nodes
+        )
+
+    def _of_order(self, order: Vector) -> tuple[Hindrance, ...]:
+        if order not in self._known:
+            self._known[order] = tuple(self._find_of_order(order))
+        return self._known[order]
+
+    def _find_of_order(self, order: Vector) -> Iterator[Hindrance]:
+        """Why no node takes a job of this order, what concerns most cores first."""
+        cores: dict[Hindrance, float] = {}
+        for _, free in self.nodes:
+            if free[CPU] < order[CPU] - ROUNDING or free[CPU] <= ROUNDING:
+                continue
+            lacking = [RESOURCES[r] for r, wanted in enumerate(order) if wanted > free[r] + ROUNDING]
+            for kind in lacking or ["spare"]:
+                cores[Hindrance(kind)] = cores.get(Hindrance(kind), 0.0) + free[CPU]
+        if not cores:
+            # What no node could hold if it was empty does not wait for others' ends.
+            is_in_pieces = order[CPU] - ROUNDING <= self.whole or order[CPU] - ROUNDING > self.largest
+            cores[FRAGMENTATION if is_in_pieces else FULL] = self.whole
+        yield from sorted(cores, key=lambda each: -cores[each])
+
+
+def _find_limits(element: OperationElement, orders: list[Vector]) -> tuple[Hindrance, ...]:
+    """The elements on its path whose limits leave no room for any of these orders; of the first one's."""
+    path: list[OperationElement | PoolElement] = [element, *element.ancestors()]
+    limited = [each for each in path if each.limits is not UNLIMITED]
+    in_way = [
+        tuple(each.name for each in limited if not fits(subtract(each.limits, each.usage), order)) for order in orders
+    ]
+    return tuple(Hindrance("limits", name) for name in in_way[0]) if in_way and all(in_way) else ()
+
+
+def list_outside(state: State, tree: Tree) -> list[Node]:
+    """Nodes that the tree could have: of no tree, of several, and those of trees where nothing waits."""
+    quiet = {name for name, each in state.trees.items() if each is not tree and not _has_waiting(each)}
+    return [
+        node
+        for node in state.nodes.values()
+        if node.is_online
+        and (
+            node.matched_trees
+            or (node.tree != tree.name and (node.tree is None or node.tree in quiet) and not node.cordoned)
+        )
+    ]
+
+
+def _has_waiting(tree: Tree) -> bool:
+    return bool(tree.queue) or any(
+        each.operation.needed and not each.operation.record.suspended for each in tree.operations.values()
+    )
+
+
+@dataclass(slots=True)
+class CapacitySplit:
+    """The capacity of a tree's nodes in cores. The parts, with the idle ones that are found later, make up the whole.
+
+    ``reused``: used by jobs beyond what the nodes' jobs could have had by their orders: reclaimed from others.
+    ``unused``: allotted to jobs, or to what is no job of the scheduler, and not used. ``silent``: of nodes that are
+    offline.
+    """
+
+    capacity: float = 0.0
+    used: float = 0.0
+    reused: float = 0.0
+    unused: float = 0.0
+    silent: float = 0.0
+    idle: float = 0.0
+
+    def take(self, node: Node) -> None:
+        capacity = node.capacity[CPU]
+        self.capacity += capacity
+        if not node.is_online:
+            self.silent += capacity
+            return
+        ordered = measured = limits = 0.0
+        for job in node.jobs.values():
+            report, limit = job.report, job.usage[CPU]
+            said = report.cpu_usage if report.cpu_usage is not None else report.smoothed_cpu_usage
+            ordered += job.limits[CPU]
+            limits += limit
+            measured += limit if said is None else min(said, limit)
+        foreign = node.foreign_usage[CPU]
+        measured = min(measured + foreign, capacity)
+        reused = min(max(ordered + foreign - capacity, 0.0), measured)
+        idle = max(capacity - limits - foreign, 0.0)
+        self.reused += reused
+        self.used += measured - reused
+        self.unused += max(capacity - idle - measured, 0.0)
+        self.idle += idle
+
+
+def split_capacity(tree: Tree) -> CapacitySplit:
+    """The split of a tree as it is."""
+    split = CapacitySplit()
+    for node in tree.nodes.values():
+        split.take(node)
+    return split

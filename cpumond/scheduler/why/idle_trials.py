@@ -1,0 +1,260 @@
+"""Which change lets waiting work start on idle CPU, found by trials: the scheduler itself on copies of its memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Final
+
+import msgspec
+
+from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
+from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.state import State
+from cpumond.scheduler.trial.fork import Child, Send
+from cpumond.scheduler.trial.remedy import Remedy, join
+from cpumond.scheduler.trial.rounds import start_jobs
+from cpumond.scheduler.why.hindrances import (
+    CONFIGURED,
+    CORDON,
+    COUNTS,
+    FRAGMENTATION,
+    FULL,
+    GANG,
+    TAGS,
+    CapacitySplit,
+    Hindrance,
+    Waiting,
+    count_limit,
+    find_waiting,
+    is_full,
+    list_outside,
+    split_capacity,
+    waiting_cores,
+)
+from cpumond.scheduler.why.idle import Found, Idle, IdleReport, make_report
+from cpumond.scheduler.why.remedies import (
+    Look,
+    Started,
+    find_refusals,
+    lift,
+    list_counts_above,
+    list_limited,
+    make_remedy,
+    name_hindrance,
+)
+from cpumond.scheduler.why.unmet import find_unmet
+
+NICENESS: Final = 5
+"""Somebody waits for the answer, and it is bounded: on a busy host the lowest priority would take minutes."""
+LEAST_CORES: Final = 1e-6
+"""Less than that is nothing."""
+MAX_CANDIDATES: Final = 12
+"""So many hindrances are tried, those in the way of most cores first."""
+MAX_TRIALS: Final = 40
+LARGE: Final = 1000
+MAX_TRIALS_OF_LARGE: Final = 10
+"""So many trials are begun for candidates of a tree, of one with more than LARGE operations and nodes."""
+MAX_CHAIN: Final = 6
+ENOUGH: Final = 0.995
+"""This part of what limits hold back must start with the values that are advised."""
+SINGLE: Final = 0.1
+"""A change that lets this part start is told rather than several that let more start."""
+MAX_VALUES: Final = 4
+"""So many values of limits are tried, the least that could be enough first; one that is enough of a large tree."""
+LATER_S: Final = 120.0
+"""A change is tried so long after the moment that is asked about: no room is kept for a gang any more."""
+
+
+def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
+    """The report on a tree as it is. Changes nothing. Raises ChildError."""
+    return msgspec.msgpack.decode(
+        Child(lambda send: report_idle(state, tree, now, send), NICENESS).read_all()[0], type=IdleReport
+    )
+
+
+def report_idle(state: State, tree: Tree, now: float, send: Send) -> None:
+    """Send the report; for a child, whose copy of the state is changed."""
+    split = split_capacity(tree)
+    too_large = [told for each in tree.operations.values() if (told := each.tell_unplaceable())]
+    unmet, refusals = find_unmet(state, tree, split.idle, now), list(find_refusals(state, tree, now))
+    search = _Search(state, tree, now, split)
+    search.run()
+    report = make_report(search.idle, now, unmet, refusals, too_large)
+    send(msgspec.msgpack.encode(report))
+
+
+class _Search:
+    """All that is in the way, what holds back most first."""
+
+    def __init__(self, state: State, tree: Tree, now: float, split: CapacitySplit) -> None:
+        self.state, self.tree, self.now = state, tree, now
+        starting = 0.0
+        if any(waiting_cores(each) for each in tree.operations.values()):
+            starting = sum(job.limits[CPU] for job in start_jobs(state, tree, now))
+        self.waiting = find_waiting(state, tree)
+        self.look = Look(state, tree, self.waiting, list_outside(state, tree))
+        outside = sum(max(node.free[CPU], 0.0) for node in self.look.outside if not node.matched_trees)
+        self.idle = Idle(tree, split, starting, self.waiting, outside)
+        self._is_large = len(tree.operations) + len(tree.nodes) > LARGE
+        self._trials_left = MAX_TRIALS_OF_LARGE if self._is_large else MAX_TRIALS
+
+    def run(self) -> None:
+        idle = self.idle
+        if idle.held <= LEAST_CORES and min(idle.waiting_cores, idle.outside) <= LEAST_CORES:
+            return
+        known: dict[frozenset[Hindrance], Found] = {}
+        for start in self._list_candidates():
+            if self._trials_left <= 0:
+                break
+            found = self._follow(start)
+            if found is not None and found.cores > LEAST_CORES:
+                known.setdefault(frozenset(found.hindrances), found)
+        single = _without_mixed(list(known.values()))
+        idle.found = sorted(single, key=lambda each: (-each.cores, FRAGMENTATION in each.hindrances))
+        left = idle.held
+        for found in idle.found:
+            if TAGS not in found.hindrances:
+                found.idle = min(found.cores, left)
+                left -= found.idle
+
+    def _list_candidates(self) -> list[Hindrance]:
+        cores: dict[Hindrance, float] = {}
+        cordoned = any(node.cordoned and node.is_online for node in self.tree.nodes.values())
+        for each in self.waiting.values():
+            firsts = each.in_way[:1] if each.in_way and each.in_way[0].kind in CONFIGURED else each.in_way
+            firsts = (*firsts, *([TAGS] if self.look.outside else ()), *([CORDON] if cordoned else ()))
+            for hindrance in firsts:
+                cores[hindrance] = cores.get(hindrance, 0.0) + each.cores
+        cores.pop(FULL, None)
+        return sorted(cores, key=lambda each: -cores[each])[:MAX_CANDIDATES]
+
+    def _follow(self, start: Hindrance) -> Found | None:
+        """Take away ``start``, then what it hid, until something starts."""
+        waits = frozenset(name for name, each in self.waiting.items() if _is_in_way(start, each))
+        chain = [start]
+        while True:
+            started = self._try(join([lift(each, self.look, waits) for each in chain]), waits, chain)
+            if started is None:
+                return None
+            if started.all_cores > LEAST_CORES:
+                break
+            if started.hidden is None or len(chain) >= MAX_CHAIN or self._trials_left <= 0:
+                return None
+            chain.append(started.hidden)
+        for each in [each for each in chain if each.kind in COUNTS]:
+            place = chain.index(each) + 1
+            chain[place:place] = [above for above in list_counts_above(self.look, each, waits) if above not in chain]
+        if all(each.kind not in CONFIGURED for each in chain):
+            return self._make(chain, started, started, waits)
+        return self._find_values(chain, started, waits)
+
+    def _make(self, chain: Sequence[Hindrance], values: Started, started: Started, waits: frozenset[str]) -> Found:
+        remedy = join(self._list_remedies(chain, values, waits))
+        kind, pool = name_hindrance(self.look, chain[0])
+        is_mixed = len(chain) > 1 and any(each.kind not in CONFIGURED for each in chain)
+        commands = () if is_mixed else remedy.commands
+        remedy = replace(remedy, kind=kind, pool=pool, cores=started.all_cores, commands=commands)
+        return Found(tuple(chain), remedy, started.cores, waits)
+
+    def _list_remedies(self, chain: Sequence[Hindrance], values: Started, waits: frozenset[str]) -> list[Remedy]:
+        """Of a gang in pieces there is one for both."""
+        told = [each for each in chain if each != FRAGMENTATION or GANG not in chain]
+        return [make_remedy(self.look, each, values, waits) for each in told]
+
+    def _find_values(self, chain: list[Hindrance], lifted: Started, waits: frozenset[str]) -> Found | None:
+        """The remedy with the least values that are enough, as far as a few trials show."""
+        counts = {each for each in chain if each.kind in COUNTS}
+        if not counts:
+            return self._try_values(chain, lifted, waits)
+        queue = [
+            each for each in self.tree.queue.values() if all(_is_lifted(pool, counts) for pool in each.ancestors())
+        ]
+        order = [element.name for element in queue]
+        high = max((order.index(name) + 1 for name in lifted.cores if name in order), default=len(order))
+        sums = list(accumulate(waiting_cores(each) for each in queue[:high]))
+        low = next((n for n, cores in enumerate(sums) if cores >= ENOUGH * lifted.all_cores), high - 1)
+        best: Found | None = None
+        number = high if self._is_large else low + 1
+        for _ in range(MAX_VALUES):
+            found = self._try_values(chain, _run_first(queue[:number], lifted), waits)
+            if found is not None and found.cores >= ENOUGH * lifted.all_cores:
+                best, high = found, number
+            else:
+                best, low = best or found, number
+            if high - low <= 1 or self._is_large or self._trials_left <= 0:
+                break
+            number = high if best is None or best.cores < ENOUGH * lifted.all_cores else (low + high) // 2
+        return best
+
+    def _try_values(self, chain: list[Hindrance], values: Started, waits: frozenset[str]) -> Found | None:
+        """The remedy with these values, with what it starts; without limits that they do not reach."""
+        needed = [each for each in chain if each.kind not in COUNTS or self._reaches(each, values)]
+        started = self._try(join(self._list_remedies(needed, values, waits)), waits, needed)
+        return None if started is None else self._make(needed, values, started, waits)
+
+    def _reaches(self, hindrance: Hindrance, values: Started) -> bool:
+        pools = list_limited(self.tree, hindrance)
+        return any(values.running.get(pool.name, 0) > pool.max_running_operation_count for pool in pools)
+
+    def _try(self, remedy: Remedy, waits: Collection[str], chain: Sequence[Hindrance]) -> Started | None:
+        """What starts with a change; None where a command of it is refused."""
+        self._trials_left -= 1
+
+        def work(send: Send) -> None:
+            send(msgspec.msgpack.encode(_try_out(self.state, self.tree, self.now + LATER_S, remedy, waits, chain)))
+
+        return msgspec.msgpack.decode(Child(work, NICENESS).read_all()[0], type=Started | None)
+
+
+def _try_out(
+    state: State, tree: Tree, now: float, remedy: Remedy, waits: Collection[str], chain: Collection[Hindrance]
+) -> Started | None:
+    try:
+        remedy.apply(state, now)
+    except CommandError:
+        return None
+    jobs = start_jobs(state, tree, now)
+    cores: dict[str, float] = {}
+    on_node, of_operation = Counter[str](), Counter[str]()
+    for job in jobs:
+        cores[job.element.name] = cores.get(job.element.name, 0.0) + job.limits[CPU]
+        on_node[job.node.id] += 1
+        of_operation[job.element.name] += 1
+    pools = [tree.root, *tree.pools.values()]
+    usage = {each.name: each.usage for each in (*pools, *(tree.operations[name] for name in cores))}
+    running = {pool.name: pool.running_operation_count for pool in pools}
+    hidden: dict[Hindrance, float] = {}
+    for name, each in find_waiting(state, tree).items() if not jobs else ():
+        in_way = [found for found in each.in_way if found not in chain and found != FULL]
+        if name in waits and in_way:
+            hidden[in_way[0]] = hidden.get(in_way[0], 0.0) + each.cores
+    most = max(hidden, key=lambda each: hidden[each], default=None)
+    return Started(cores, dict(on_node), dict(of_operation), usage, running, most)
+
+
+def _is_in_way(hindrance: Hindrance, waiting: Waiting) -> bool:
+    """Whether it is what holds an operation back, of what is configured the nearest."""
+    if hindrance in (CORDON, TAGS):
+        return True
+    return hindrance in (waiting.in_way[:1] if hindrance.kind in CONFIGURED else waiting.in_way)
+
+
+def _is_lifted(pool: PoolElement, counts: Collection[Hindrance]) -> bool:
+    return count_limit(pool) in counts or not is_full(pool)
+
+
+def _run_first(queue: Sequence[OperationElement], lifted: Started) -> Started:
+    """As ``lifted``, where of the queue only these run."""
+    more = Counter(pool for element in queue for pool in element.ancestors())
+    running = {pool.name: pool.running_operation_count + number for pool, number in more.items()}
+    return msgspec.structs.replace(lifted, running=running)
+
+
+def _without_mixed(found: list[Found]) -> list[Found]:
+    """Where one change alone lets enough start, those that need several of different kinds are left out."""
+    most = max((each.cores for each in found if not each.is_mixed), default=0.0)
+    return [each for each in found if not each.is_mixed or each.cores * SINGLE > most]
