@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cpumond.core.words import number as show_number
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import State, changes
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.trial.rounds import settle
 
@@ -41,7 +41,7 @@ class Remedy:
             if callable(change):
                 change(state)
             else:
-                state.apply(prepare(state, change, "", now, lambda: "tried"), now)
+                changes.apply(state, prepare(state, change, "", now, lambda: "tried"), now)
         settle(state, now)
 
 

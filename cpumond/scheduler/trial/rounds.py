@@ -17,7 +17,7 @@ from cpumond.scheduler.decide.placement import has_spare, wants_jobs
 from cpumond.scheduler.decide.snapshot import room_left
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
 from cpumond.scheduler.elements.node_sizes import fits
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import State, changes, dispatch, settling, updates
 
 MAX_ROUNDS: Final = 8
 """Each has an update and a heartbeat of every node that has room for what waits."""
@@ -35,7 +35,7 @@ def start_jobs(state: State, tree: Tree, now: float) -> list[Job]:
     for number in range(1, MAX_ROUNDS + 1):
         before, at = len(state.jobs), now + number * state.rules.heartbeat_period_s
         settle(state, at)
-        state.accept_update(tree, fair_share_update(state.make_snapshot(tree), at, None), at)
+        updates.accept_update(state, tree, fair_share_update(updates.make_snapshot(state, tree), at, None), at)
         _hear_nodes(state, tree, at)
         if len(state.jobs) == before:
             break
@@ -44,8 +44,8 @@ def start_jobs(state: State, tree: Tree, now: float) -> list[Job]:
 
 def settle(state: State, now: float) -> None:
     """Apply what follows from a change, until nothing does."""
-    while not (change := state.settle(now)).is_empty:
-        state.apply(change, now)
+    while not (change := settling.settle(state, now)).is_empty:
+        changes.apply(state, change, now)
 
 
 def list_takers(tree: Tree) -> list[Node]:
@@ -75,7 +75,7 @@ def _hear_nodes(state: State, tree: Tree, now: float) -> None:
             orders = {task.resources for each in wanting for task in each.operation.next_tasks()}
         free = node.free
         if has_spare(node, free, state.rules.spare) and any(fits(free, order) for order in orders):
-            state.schedule(node.id, now, lambda: f"trial-{next(_numbers)}")
+            dispatch.schedule(state, node.id, now, lambda: f"trial-{next(_numbers)}")
             heard += 1
     for each, needed in aside.items():
         each.operation.needed = needed

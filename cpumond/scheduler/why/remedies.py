@@ -20,6 +20,7 @@ from cpumond.scheduler.settings.commands import CreatePool
 from cpumond.scheduler.settings.operations import UpdateOperation
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.node_commands import UncordonNode
+from cpumond.scheduler.state.settling import mark_unsettled
 from cpumond.scheduler.trial.remedy import Remedy, command_line, join, set_pool, set_tree
 from cpumond.scheduler.trial.rounds import list_takers
 from cpumond.scheduler.why.hindrances import (
@@ -118,7 +119,7 @@ def _lift_counts(tree: Tree, counts: set[Hindrance], state: State) -> None:
     for pool in (tree.root, *tree.pools.values()):
         if count_limit(pool) in counts:
             pool.max_running_operation_count = NO_LIMIT
-    state.mark_unsettled()
+    mark_unsettled(state)
 
 
 def _lift_limits(tree: Tree, name: str) -> None:
