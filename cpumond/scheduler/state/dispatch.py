@@ -7,20 +7,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from cpumond.core.wire import (
-    HeartbeatAnswer,
-    JobOrder,
-    StopOrder,
-)
+from cpumond.core.wire import HeartbeatAnswer, JobOrder, StopOrder
 from cpumond.scheduler.decide import preemption, preemption_record, starvation
 from cpumond.scheduler.decide.cost import next_unspared
 from cpumond.scheduler.decide.placement import ServiceOrder, has_spare, place_jobs, wants_jobs
 from cpumond.scheduler.decide.swap import TargetPriority
-from cpumond.scheduler.decide.victims import (
-    find_graceful,
-    find_limit_violators,
-    find_overcommit_victims,
-)
+from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
 from cpumond.scheduler.model import Task
 from cpumond.scheduler.state import State, TreeWork, gangs, lifecycle

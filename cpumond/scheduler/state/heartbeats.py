@@ -7,18 +7,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cpumond.core.wire import (
-    FinishedJob,
-    Heartbeat,
-    JobReport,
-    NodeHeartbeat,
-    StopOrder,
-    cpu_times,
-)
+from cpumond.core.wire import FinishedJob, Heartbeat, JobReport, NodeHeartbeat, StopOrder, cpu_times
 from cpumond.fairshare.resources import ZERO, add
-from cpumond.scheduler.decide.victims import (
-    is_overcommitted,
-)
+from cpumond.scheduler.decide.victims import is_overcommitted
 from cpumond.scheduler.elements import Job, Node, end_job
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord

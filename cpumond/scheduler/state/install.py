@@ -7,15 +7,7 @@ from heapq import heappush
 from cpumond.core.wire import cpu_times
 from cpumond.fairshare.resources import ZERO
 from cpumond.scheduler.decide.snapshot import SnapshotMaker
-from cpumond.scheduler.elements import (
-    Node,
-    Operation,
-    OperationElement,
-    Tree,
-    add_cpu_time,
-    count_cpu_time,
-    end_job,
-)
+from cpumond.scheduler.elements import Node, Operation, OperationElement, Tree, add_cpu_time, count_cpu_time, end_job
 from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord, OperationTreeOptions, to_vector
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.nodes_filter import parse_nodes_filter

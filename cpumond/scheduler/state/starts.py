@@ -10,10 +10,7 @@ from cpumond.scheduler.decide import preemption_record
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import StartRecord
 from cpumond.scheduler.state import State, lifecycle
-from cpumond.scheduler.state.reports import (
-    NO_CPU_TIMES,
-    find_task,
-)
+from cpumond.scheduler.state.reports import NO_CPU_TIMES, find_task
 
 ABORTED = "aborted: the operation was suspended with abort_running_jobs"
 """The reason of a job that its operation's suspension ends, as in its preemption record."""
