@@ -136,7 +136,7 @@ ENDPOINTS: Final = (
     ),
     _get(
         _TREE + "/pool_table", "get_pool_table", "All pools of a tree in short; made once for each update",
-        lambda c: c.shared.pool_tables.table_of(c.tree), tables.PoolTable, "`read`", has_etag=True,
+        lambda c: c.shared.pool_tables.table_of(c.tree), tables.PoolRows, "`read`", has_etag=True,
         cost=per(pools=40, operations=5),
     ),
     _command(
@@ -234,7 +234,7 @@ ENDPOINTS: Final = (
     ),
     _get(
         _OPERATION + "/specification", "get_specification", "What an operation was given, and all that holds",
-        lambda c: views.show_specification(c.state, c.find_operation("read_secrets")), views.Specification,
+        lambda c: views.show_specification(c.state, c.find_operation("read_secrets")), views.BothSpecifications,
         "`read_secrets`",
     ),
     _get(

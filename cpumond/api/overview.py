@@ -121,7 +121,7 @@ class Health(View, frozen=True):
     term: int | None = None
 
 
-class Counts(View, frozen=True):
+class ClusterCounts(View, frozen=True):
     """How much there is."""
 
     trees: int
@@ -158,7 +158,7 @@ class Status(View, frozen=True):
     default_tree: str
     timings: dict[str, float]
     requests: dict[str, RequestTiming]
-    counts: Counts
+    counts: ClusterCounts
 
 
 class TreeTotals(View, frozen=True):
@@ -221,13 +221,13 @@ def choose_sentence(reports: Sequence[IdleReport]) -> str:
     return "" if chosen is None else chosen.sentence
 
 
-def count_all(state: State, shown_states: Mapping[str, int]) -> Counts:
+def count_all(state: State, shown_states: Mapping[str, int]) -> ClusterCounts:
     """``shown_states``: live operations by their ``shown_state``."""
     preemptions: dict[str, int] = {}
     for (_, _, kind), number in state.preemption_counts.items():
         preemptions[kind] = preemptions.get(kind, 0) + number
     running = sum(operation.record.state == "running" for operation in state.operations.values())
-    return Counts(
+    return ClusterCounts(
         trees=len(state.trees),
         pools=sum(len(tree.pools) for tree in state.trees.values()),
         nodes=len(state.nodes),

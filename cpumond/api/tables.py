@@ -28,7 +28,7 @@ COLUMNS: Final = (
 """Of a pool table, in the order of its rows' values."""
 
 
-class PoolTable(View, frozen=True):
+class PoolRows(View, frozen=True):
     """All pools of a tree as rows of ``columns``, depth first, siblings by name, the root first.
 
     ``parent`` of the root is null; ``weight`` null: not set; ``flow_ratio``, ``volume`` and ``capacity`` null: not an
@@ -84,7 +84,7 @@ class CoreSums:
         return self
 
 
-def make_pool_table(tree: Tree, cores: CoreSums, at: float) -> PoolTable:
+def make_pool_table(tree: Tree, cores: CoreSums, at: float) -> PoolRows:
     """The table of a tree's pools as of its last update."""
     pools = list(walk_pools(tree.root))
     depths = {"": -1}
@@ -104,7 +104,7 @@ def make_pool_table(tree: Tree, cores: CoreSums, at: float) -> PoolTable:
         values = given[name] if name in given else [_READERS[name](pool) for pool in pools]
         columns.append(_round(values) if is_rounded else values)
     rows = [list(row) for row in zip(*columns, strict=True)]
-    return PoolTable(tree.name, tree.update_count, at, to_amounts(tree.total), list(COLUMNS), rows)
+    return PoolRows(tree.name, tree.update_count, at, to_amounts(tree.total), list(COLUMNS), rows)
 
 
 def _starvation(pool: PoolElement) -> str:

@@ -101,7 +101,7 @@ class JobTotals(View, frozen=True):
     lost: int
 
 
-class Outlook(View, frozen=True):
+class ForecastTimes(View, frozen=True):
     """The times of a ``Forecast``, seconds since 1970; ``start_...`` null for an operation that has started."""
 
     start_p10: float | None
@@ -131,7 +131,7 @@ class OperationView(View, frozen=True):
     pools: dict[str, str]
     jobs: JobTotals
     trees: dict[str, OperationInTree]
-    forecast: Outlook | None
+    forecast: ForecastTimes | None
     """When it will start and end, as last foretold; null for one that has ended or cannot start, and before that."""
 
 
@@ -287,7 +287,7 @@ def _show_record(
     )
 
 
-def show_outlook(state: State, operation_id: str) -> Outlook | None:
+def show_outlook(state: State, operation_id: str) -> ForecastTimes | None:
     """What was last foretold of a live operation."""
     live, found = state.operations.get(operation_id), state.foretold.get(operation_id)
     if live is None or found is None:
@@ -295,7 +295,7 @@ def show_outlook(state: State, operation_id: str) -> Outlook | None:
     # The forecast may be older than its first job.
     has_started = live.active_job_count or state.finished_jobs.get(operation_id)
     times = {"start_p10": None, "start_p50": None, "start_p90": None} if has_started else {}
-    return make_view(Outlook, found, **times)
+    return make_view(ForecastTimes, found, **times)
 
 
 def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
@@ -504,7 +504,7 @@ def find_job(state: State, record: OperationRecord, job_id: str) -> JobView:
     return show_job(ended)
 
 
-class Specification(View, frozen=True):
+class BothSpecifications(View, frozen=True):
     """What an operation was given (``provided``) and all that holds (``resulting``), by YTsaurus' names.
 
     ``resulting`` has ``job_cpu_monitor`` with all of its options, durations in milliseconds, and
@@ -517,11 +517,11 @@ class Specification(View, frozen=True):
     note: str
 
 
-def show_specification(state: State, record: OperationRecord) -> Specification:
+def show_specification(state: State, record: OperationRecord) -> BothSpecifications:
     """The tabs Specification and Resulting specification of an operation's page."""
     found = resulting.resulting_specification(record, state.operations.get(record.id))
     found["job_cpu_monitor_sources"] = resulting.monitor_sources(record.job_cpu_monitor)
-    return Specification(record.id, record.spec, found, resulting.NOTE)
+    return BothSpecifications(record.id, record.spec, found, resulting.NOTE)
 
 
 def show_job(job: Job | JobRecord) -> JobView:

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from cpumond import __version__
 from cpumond.api.permissions import show_acl
 from cpumond.api.yt import orchid
-from cpumond.api.yt.lazy import MISSING, Description, Lazy, fixed, iso_time, materialise
+from cpumond.api.yt.lazy import MISSING, Lazy, fixed, iso_time, materialise
 from cpumond.api.yt.values import Attributed, YtError, quote_text
 from cpumond.api.yt.ypath import YPath, escape_literal
 from cpumond.core.words import nearest
@@ -302,7 +302,7 @@ async def show_in_pieces(value: Any, pause_s: float = MAX_TURN_S) -> Any:
     turn = Turn(pause_s)
 
     async def show(value: Any) -> Any:
-        if not isinstance(value, Lazy) or isinstance(value, Description):
+        if not isinstance(value, Lazy) or value.is_whole:
             return materialise(value)
         shown = {}
         for name, part in value.parts():

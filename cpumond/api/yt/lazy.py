@@ -16,7 +16,7 @@ MISSING: Final[Any] = object()
 class Lazy(Mapping[str, Any]):
     """A map whose values are made when they are asked for; they may be ``Lazy`` again."""
 
-    __slots__ = ("_names", "_find", "_explain", "hidden")
+    __slots__ = ("_names", "_find", "_explain", "_has_all", "hidden", "is_whole")
 
     def __init__(
         self,
@@ -24,15 +24,22 @@ class Lazy(Mapping[str, Any]):
         find: Callable[[str], Any],
         explain: Callable[[str], str] | None = None,
         hidden: frozenset[str] = frozenset(),
+        *,
+        has_all: bool = False,
+        is_whole: bool = False,
     ) -> None:
         """``find`` gives MISSING for what is not there, even if ``names`` has it; ``explain`` says why, in a sentence.
 
-        ``hidden`` are too large to be shown with the rest: None stands for them.
+        ``hidden`` are too large to be shown with the rest: None stands for them. ``has_all``: there is a value for each
+        name, so that names are listed without making one. ``is_whole``: attributes of one thing, shown as of one
+        moment.
         """
         self._names = names
         self._find = find
         self._explain = explain
         self.hidden = hidden
+        self._has_all = has_all
+        self.is_whole = is_whole
 
     def __getitem__(self, name: str) -> Any:
         value = self._find(name)
@@ -41,6 +48,8 @@ class Lazy(Mapping[str, Any]):
         return value
 
     def __iter__(self) -> Iterator[str]:
+        if self._has_all:
+            return iter(list(self._names()))
         return (name for name in self._names() if self._find(name) is not MISSING)
 
     def __len__(self) -> int:
@@ -69,21 +78,6 @@ def materialise(value: Any) -> Any:
     return value.to_dict() if isinstance(value, Lazy) else value
 
 
-class Table(Lazy):
-    """A map that has a value for each of its names: they are listed without making one."""
-
-    __slots__ = ()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._names()))
-
-
-class Description(Lazy):
-    """Attributes of one thing, which are shown as of one moment."""
-
-    __slots__ = ()
-
-
 def fixed(parts: Mapping[str, Callable[[], Any]], hidden: frozenset[str] = frozenset()) -> Lazy:
     """A map of these parts, each made when it is asked for."""
     return Lazy(lambda: parts, lambda name: parts[name]() if name in parts else MISSING, hidden=hidden)
@@ -96,7 +90,7 @@ def iso_time(seconds: float) -> str:
 
 def table(items: Mapping[str, Any], show: Callable[[Any], Any]) -> Lazy:
     """A map of the same names, of what ``show`` makes of each item."""
-    return Table(lambda: items, lambda name: show(items[name]) if name in items else MISSING)
+    return Lazy(lambda: items, lambda name: show(items[name]) if name in items else MISSING, has_all=True)
 
 
 def amounts(vector: Vector) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import msgspec
 from cpumond.api.permissions import hide_secrets, show_acl
 from cpumond.api.updated_tree import LookAt, Results, UpdatedTree, look_once
 from cpumond.api.views import count_jobs, show_outlook
-from cpumond.api.yt.lazy import MISSING, Lazy, Table, amounts, fixed, iso_time, table
+from cpumond.api.yt.lazy import MISSING, Lazy, amounts, fixed, iso_time, table
 from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
 from cpumond.core.wire import JobReport
 from cpumond.fairshare.folding import fold_weight
@@ -361,7 +361,7 @@ def _operations(state: State, look_at: LookAt, rights: Rights | None) -> Lazy:
     def names() -> list[str]:
         return [name for name, each in state.operations.items() if not is_hidden(each.record)]
 
-    return Table(names, find, lambda name: f"No such operation {name}")
+    return Lazy(names, find, lambda name: f"No such operation {name}", has_all=True)
 
 
 def scheduler_orchid(state: State, results: Results, rights: Rights | None = None) -> Lazy:

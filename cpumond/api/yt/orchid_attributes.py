@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from cpumond.api.updated_tree import UpdatedTree, own_options
-from cpumond.api.yt.lazy import MISSING, Description, Lazy, amounts, iso_time, whole
+from cpumond.api.yt.lazy import MISSING, Lazy, amounts, iso_time, whole
 from cpumond.fairshare.resources import RESOURCES, ZERO, Vector, least, scale, share
 from cpumond.fairshare.result import FairShare
 from cpumond.scheduler.decide import placement, victims
@@ -382,7 +382,7 @@ def _attributes(view: UpdatedTree, element: Element, readers: Mapping[str, Reade
         read = readers.get(name)
         return MISSING if read is None else read(view, element)
 
-    return Description(lambda: readers, find)
+    return Lazy(lambda: readers, find, is_whole=True)
 
 
 def pool_attributes(view: UpdatedTree, pool: PoolElement) -> Lazy:
