@@ -37,6 +37,8 @@ TREE: Final[Mapping[str, Read]] = {
     "pool_count": lambda t: len(t.pools),
     "pending_operation_count": lambda t: len(t.queue),
     "capacity_cores": lambda t: t.total[CPU],
+    "allotted_cores": lambda t: sum(node.used[CPU] for node in t.nodes.values()),
+    "ordered_on_nodes_cores": lambda t: sum(node.ordered_cores for node in t.nodes.values()),
 }
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -37,13 +38,22 @@ from cpumond.scheduler.why.idle import idle_reasons
 END = b"# EOF\n"
 """The last line of OpenMetrics; the older format has none."""
 PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")
-PoolFamilies = dict[str, tuple[str, str]]
-"""Name -> the figure of a pool (``figures.POOL``), and the help text; without a series where the figure is None."""
+Families = dict[str, tuple[str, str]]
+"""Name -> the figure of a pool or a tree (``figures``), and the help text; no series where the figure is None."""
+
+M = TypeVar("M", CounterMetricFamily, GaugeMetricFamily)
 
 MAX_EXEMPLAR = 100
 """Characters of a name in an exemplar; its labels may have 128 in all."""
 
-POOL_GAUGES: PoolFamilies = {
+TREE_GAUGES: Families = {
+    "total_cores": ("capacity_cores", "CPU of the tree's nodes."),
+    "usage_cores": ("allotted_cores", "CPU allotted to jobs: what they may use now, not what they use."),
+    "ordered_cores": ("ordered_on_nodes_cores", "CPU that the jobs ordered."),
+    "overcommitted_nodes": ("overcommitted_nodes", "Nodes whose jobs may use more than there is."),
+    "cordoned_nodes": ("cordoned_node_count", "Nodes that get no new jobs."),
+}
+POOL_GAUGES: Families = {
     "fair_share_ratio": ("fair_share_ratio", "Fair share, its largest component as a fraction of the tree."),
     "usage_ratio": ("usage_ratio", "Allotted to its jobs, its largest component as a fraction of the tree."),
     "demand_ratio": ("demand_ratio", "Demand, its largest component as a fraction of the tree."),
@@ -73,7 +83,7 @@ POOL_GAUGES: PoolFamilies = {
     "max_operations": ("max_operation_count", "Limit of operations."),
     "max_running_operations": ("max_running_operation_count", "Limit of running operations."),
 }
-POOL_COUNTERS: PoolFamilies = {
+POOL_COUNTERS: Families = {
     "cpu_usage_seconds_total": (
         "cpu_seconds",
         "CPU time that the jobs of the subtree used, since the start of this scheduler.",
@@ -216,6 +226,13 @@ def _generate(registry: CollectorRegistry, is_open: bool) -> bytes:
     return generate(registry)
 
 
+def _fill(family: M, values: Mapping[str, float]) -> M:
+    """A family with one label and its values."""
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
+
+
 def _version() -> InfoMetricFamily:
     return InfoMetricFamily("cpumond_scheduler", "Version of the scheduler.", {"version": __version__})
 
@@ -266,30 +283,26 @@ class _Collector:
         ):
             yield CounterMetricFamily(f"cpumond_scheduler_{name}", text, float(value))
         yield from _histograms(timings)
+        totals = self._scheduler.event_log.totals
         events = CounterMetricFamily("cpumond_scheduler_events", "Events told, by kind.", labels=["kind"])
-        for kind in KINDS:
-            events.add_metric([kind], float(self._scheduler.event_log.totals[kind]))
-        yield events
+        yield _fill(events, {kind: float(totals[kind]) for kind in KINDS})
         yield GaugeMetricFamily("cpumond_scheduler_last_update_seconds", "Length of the last update.", timings.update_s)
         state = self._scheduler.state
         text = "How often nodes are told to send heartbeats: the usual period, or a longer one under load."
         yield GaugeMetricFamily("cpumond_scheduler_heartbeat_period_seconds", text, state.period_s)
         pending = sum(operation.record.state == "pending" for operation in state.operations.values())
         operations = GaugeMetricFamily("cpumond_scheduler_operations", "Live operations.", labels=["state"])
-        operations.add_metric(["pending"], pending)
-        operations.add_metric(["running"], len(state.operations) - pending)
-        yield operations
-        jobs = GaugeMetricFamily("cpumond_scheduler_jobs", "Jobs to which resources are allotted.")
-        jobs.add_metric([], sum(len(node.jobs) for node in state.nodes.values()))
-        yield jobs
+        yield _fill(operations, {"pending": pending, "running": len(state.operations) - pending})
+        jobs = sum(len(node.jobs) for node in state.nodes.values())
+        yield GaugeMetricFamily("cpumond_scheduler_jobs", "Jobs to which resources are allotted.", jobs)
         idle = GaugeMetricFamily(
             "cpumond_scheduler_nodes_without_work", "Nodes that get no jobs because of their tags.", labels=["reason"]
         )
         nodes = state.nodes.values()
-        idle.add_metric(["no_tree"], sum(node.tree is None and not node.matched_trees for node in nodes))
-        several = sum(bool(node.matched_trees) for node in nodes)
-        idle.add_metric(["several_trees"], several + len(list_refused_nodes(state, self._scheduler.clock.now())))
-        yield idle
+        without = sum(node.tree is None and not node.matched_trees for node in nodes)
+        refused = len(list_refused_nodes(state, self._scheduler.clock.now()))
+        several = sum(bool(node.matched_trees) for node in nodes) + refused
+        yield _fill(idle, {"no_tree": without, "several_trees": several})
         yield from self._history()
 
     def _history(self) -> Iterator[Metric]:
@@ -307,38 +320,25 @@ class _Collector:
         yield CounterMetricFamily("cpumond_history_write_errors", text, float(status.write_errors))
 
     def _trees(self, trees: Iterable[Tree]) -> Iterator[Metric]:
+        families = {name: GaugeMetricFamily(f"cpumond_tree_{name}", text, labels=["tree"])
+                    for name, (_, text) in TREE_GAUGES.items()}  # fmt: skip
         nodes = GaugeMetricFamily("cpumond_tree_nodes", "Nodes of the tree.", labels=["tree", "state"])
-        total = GaugeMetricFamily("cpumond_tree_total_cores", "CPU of the tree's nodes.", labels=["tree"])
-        used = GaugeMetricFamily(
-            "cpumond_tree_usage_cores",
-            "CPU allotted to jobs: what they may use now, not what they use.",
-            labels=["tree"],
-        )
-        ordered = GaugeMetricFamily("cpumond_tree_ordered_cores", "CPU that the jobs ordered.", labels=["tree"])
         by_class = GaugeMetricFamily(
             "cpumond_tree_class_usage_cores", "CPU allotted to jobs, by their class.", labels=["tree", "class"]
         )
-        overcommitted = GaugeMetricFamily(
-            "cpumond_tree_overcommitted_nodes", "Nodes whose jobs may use more than there is.", labels=["tree"]
-        )
-        cordoned = GaugeMetricFamily("cpumond_tree_cordoned_nodes", "Nodes that get no new jobs.", labels=["tree"])
         for tree in trees:
-            found = {name: read(tree) for name, read in figures.TREE.items()}
-            cordoned.add_metric([tree.name], found["cordoned_node_count"])
-            online = found["online_node_count"]
+            for name, (figure, _) in TREE_GAUGES.items():
+                families[name].add_metric([tree.name], figures.TREE[figure](tree))
+            online = figures.TREE["online_node_count"](tree)
             nodes.add_metric([tree.name, "online"], online)
-            nodes.add_metric([tree.name, "silent"], found["node_count"] - online)
-            total.add_metric([tree.name], found["capacity_cores"])
-            used.add_metric([tree.name], sum(node.used[1] for node in tree.nodes.values()))
-            ordered.add_metric([tree.name], sum(node.ordered_cores for node in tree.nodes.values()))
+            nodes.add_metric([tree.name, "silent"], len(tree.nodes) - online)
             cores = [0.0, 0.0]
             for node in tree.nodes.values():
                 for job in node.jobs.values():
                     cores[job.reclaimed] += job.usage[CPU]
             for name, amount in zip(CLASSES, cores, strict=True):
                 by_class.add_metric([tree.name, name], amount)
-            overcommitted.add_metric([tree.name], found["overcommitted_nodes"])
-        yield from (nodes, total, used, ordered, by_class, overcommitted, cordoned, self._idle(), *self._forecasts())
+        yield from (nodes, *families.values(), by_class, self._idle(), *self._forecasts())
 
     def _forecasts(self) -> Iterator[Metric]:
         forecasts = self._scheduler.forecasts
