@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
+import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import click
@@ -132,3 +134,16 @@ def naming_unreadable(name: str, what: str) -> Iterator[None]:
         raise AccessError(f"{name}: cannot be read: {describe(error)}; run as root or fix its rights") from error
     except OSError as error:
         raise UnavailableError(f"{name}: cannot be read: {describe(error)}; give the path of {what}") from error
+
+
+@contextlib.contextmanager
+def open_input(path: str, what: str) -> Iterator[BinaryIO]:
+    """The file ``path``, or standard input for "-", empty where the caller closed it. Errors: ``naming_unreadable``."""
+    with naming_unreadable("standard input" if path == "-" else path, what):
+        if path != "-":
+            with open(path, "rb") as file:
+                yield file
+        elif sys.stdin is None or not hasattr(sys.stdin, "buffer"):
+            yield io.BytesIO(b"" if sys.stdin is None else sys.stdin.read().encode())
+        else:
+            yield sys.stdin.buffer

@@ -58,7 +58,6 @@ def error_width() -> int | None:
 
 
 def chosen_output() -> Output:
-    """The form that the running command was asked for."""
     output: Output = _meta().get(_OUTPUT, "text")
     return output
 
@@ -233,7 +232,6 @@ def print_items(columns: Sequence[Column[Item]], items: Sequence[Item], nothing:
 
 
 def tell_left_out(names: Sequence[str], width: int | None, colour: bool) -> str:
-    """The line about columns that are not shown."""
     text = f"left out at this width: {', '.join(names)} (--wide shows them)"
     return "\n".join(draw_lines([(text, "dim")], width, colour))
 
@@ -251,5 +249,4 @@ def print_text(text: str, indent: str = "", style: str = "") -> None:
 
 
 def warn(sentence: str) -> None:
-    """A warning on standard error."""
     click.echo(fold(f"warning: {show_name(sentence)}", error_width()), err=True)

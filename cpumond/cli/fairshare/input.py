@@ -6,16 +6,14 @@ sentence with file, line, element and key.
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Final, NoReturn, get_args
 
 import msgspec
 
-from cpumond.cli.options import naming_unreadable
+from cpumond.cli.options import open_input
 from cpumond.core.decode import is_no_utf8
 from cpumond.core.errors import FairShareInputError
 from cpumond.core.words import did_you_mean, named, one_of, quoted
@@ -381,29 +379,20 @@ def read_updates(path: str) -> Iterator[UpdateInput]:
     """
     name = "standard input" if path == "-" else path
     reader, is_empty = InputReader(), True
-    for where, data in _read_objects(path, name):
-        try:
-            update = reader.read(data)
-        except FairShareInputError as error:
-            raise FairShareInputError(f"{where}: {error}") from None
-        yield update
-        is_empty = False
+    with open_input(path, "a JSON file") as file:
+        for where, data in _split(file, name):
+            try:
+                update = reader.read(data)
+            except FairShareInputError as error:
+                raise FairShareInputError(f"{where}: {error}") from None
+            yield update
+            is_empty = False
     if is_empty:
         raise FairShareInputError(f"{name}: is empty; expected a JSON object, see 'cpumond fair-share --help'")
 
 
-def _read_objects(path: str, name: str) -> Iterator[tuple[str, bytes]]:
-    """(File and line for messages, text) of each object."""
-    with naming_unreadable(name, "a JSON file"):
-        if path != "-":
-            with open(path, "rb") as file:
-                yield from _split(file, name)
-        elif sys.stdin is not None:  # None when the caller closed it
-            binary = getattr(sys.stdin, "buffer", None)
-            yield from _split(io.BytesIO(sys.stdin.read().encode()) if binary is None else binary, name)
-
-
 def _split(file: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
+    """(File and line for messages, text) of each object."""
     number, is_first = 0, True
     while line := file.readline(FIRST_BYTES):
         number += 1

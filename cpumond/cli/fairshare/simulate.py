@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from cpumond.cli.fairshare.input import InputReader, UpdateForm
-from cpumond.cli.options import DurationType, naming_unreadable
+from cpumond.cli.options import DurationType, open_input
 from cpumond.cli.progress import ProgressLine
 from cpumond.cli.render.fair_share import render_html
 from cpumond.cli.replacement import Replacement
@@ -143,19 +143,9 @@ def read_scenario(path: str) -> Scenario:
     Raises AccessError for missing rights, UnavailableError for everything else that prevents reading, ConfigError
     (file, element, key) for what cannot be understood.
     """
-    with naming_unreadable(path, "a scenario"):
-        data = _read_bytes(path)
+    with open_input(path, "a scenario") as file:
+        data = file.read(MAX_BYTES + 1)  # enough to see that it is too large
     return parse_scenario(data, "standard input" if path == "-" else path)
-
-
-def _read_bytes(path: str) -> bytes:
-    """The content of a file, MAX_BYTES + 1 bytes at most: enough to see that it is too large."""
-    if path != "-":
-        with open(path, "rb") as file:
-            return file.read(MAX_BYTES + 1)
-    if sys.stdin is None:  # the caller closed it
-        return b""
-    return sys.stdin.buffer.read(MAX_BYTES + 1) if hasattr(sys.stdin, "buffer") else sys.stdin.read().encode()
 
 
 def parse_scenario(data: bytes, name: str) -> Scenario:

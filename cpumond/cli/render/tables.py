@@ -278,7 +278,6 @@ REGISTERED: Final[tuple[Column[RegisteredJob], ...]] = (
 
 
 def draw_registered(jobs: Sequence[RegisteredJob], width: int | None, colour: bool) -> str:
-    """``cpumond job list``."""
     return draw_table(REGISTERED, make_rows(REGISTERED, jobs), width, colour)
 
 

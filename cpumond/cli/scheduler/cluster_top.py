@@ -79,7 +79,6 @@ def show_cluster(client: SchedulerClient, tree: str | None, interval_s: float | 
 
 
 def draw_head(picture: ClusterPicture, width: int | None, colour: bool) -> str:
-    """The tree in a sentence."""
     tree = picture.tree
     cores = [show_cores(each["cpu"]) for each in (tree.resource_usage, tree.total_resources, tree.resource_demand)]
     text = (

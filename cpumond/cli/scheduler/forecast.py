@@ -49,7 +49,6 @@ def when_command(client: SchedulerClient, operation: str) -> None:
 
 
 def tell_forecast(found: Forecast, now: float) -> list[str]:
-    """The sentences of a forecast."""
     told = []
     if found.started_at is not None:
         told.append(f"started {format_span(max(now - found.started_at, 0.0))} ago")

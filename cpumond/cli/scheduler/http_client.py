@@ -129,7 +129,6 @@ class SchedulerClient:
 
     @property
     def url(self) -> str:
-        """The address that is asked."""
         return self._route.current
 
     def request(self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -73,13 +73,9 @@ NODES: Final[tuple[Column[NodeView], ...]] = (
 @click.option("--online/--offline", "online", default=None, help="Only those that send heartbeats, or do not.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=1000, show_default=True)
 @scheduler_options
-def node_list_command(
-    client: SchedulerClient, tree: str | None, tag: str | None, online: bool | None, limit: int
-) -> None:
+def node_list_command(client: SchedulerClient, /, **query: Any) -> None:
     """One line per node. Numbers are cores; "others" is what jobs take that are of no operation."""
-    state = None if online is None else str(online).lower()
-    query = given({"tree": tree, "tag": tag, "online": state, "limit": limit})
-    answer = client.show("/nodes", NodeList, query)
+    answer = client.show("/nodes", NodeList, given(query))
     print_items(NODES, answer.nodes, "no node fits; nodes register themselves when their agent runs")
     if answer.total > len(answer.nodes):
         warn(f"{answer.total - len(answer.nodes)} nodes are not shown; filter them")

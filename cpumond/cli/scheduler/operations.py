@@ -138,12 +138,9 @@ OPERATIONS: Final[tuple[Column[Part], ...]] = (
 @click.option("--user", metavar="USER")
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @scheduler_options
-def operation_list_command(
-    client: SchedulerClient, state: str | None, pool: str | None, tree: str | None, user: str | None, limit: int
-) -> None:
+def operation_list_command(client: SchedulerClient, /, **query: Any) -> None:
     """One line per operation and tree, the newest first. Numbers are cores."""
-    query = given({"state": state, "pool": pool, "tree": tree, "user": user, "limit": limit})
-    answer = client.show("/operations", OperationList, query)
+    answer = client.show("/operations", OperationList, given(query))
     parts = [(each, tree) for each in answer.operations for tree in each.pools]
     print_items(OPERATIONS, parts, "no operation fits")
     if answer.total > len(answer.operations):
@@ -294,10 +291,9 @@ operation_command.add_command(wait_command)
 @click.option("--state", type=click.Choice(JOB_STATES))
 @click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
 @scheduler_options
-def jobs_command(client: SchedulerClient, operation: str, state: str | None, limit: int) -> None:
+def jobs_command(client: SchedulerClient, /, operation: str, **query: Any) -> None:
     """The jobs of an operation, the last started first: what each ordered, may use now, and uses, in cores."""
-    query = given({"state": state, "limit": limit})
-    answer = client.show(operation_path(operation, "jobs"), JobList, query)
+    answer = client.show(operation_path(operation, "jobs"), JobList, given(query))
     nothing = "no job fits; see `cpumond operation why` for the reason that none is started"
     print_items([each for each in JOBS if each.name not in ("operation", "preemptibility")], answer.jobs, nothing)
     if answer.total > len(answer.jobs):

@@ -117,7 +117,6 @@ def tell_warnings(plan: Plan) -> None:
 
 
 def print_effects(plan: Plan) -> None:
-    """Print what a plan does to pools and operations."""
     if not plan.effects:
         print_text("nobody's share, limits or guarantees would change now")
         return

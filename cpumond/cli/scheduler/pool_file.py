@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Final, get_args
 
 import click
 import msgspec
 
 from cpumond.api.pool_views import TreeFile
-from cpumond.cli.options import naming_unreadable, quote_name
+from cpumond.cli.options import open_input, quote_name
 from cpumond.cli.output import can_ask, print_json, print_text
 from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, scheduler_options, tree_option
 from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
@@ -114,7 +113,7 @@ def ask_plan(
     present = _find_present(client, name)
     base = NO_TREE if present is None else present.revision
     body = {"tree": name, "tables": told.tables, "prune": prune, "base": base}
-    content = client.request("POST", "/plan", {"type": "ApplyTree", **body}, {"everything": str(show_all).lower()})
+    content = client.request("POST", "/plan", {"type": "ApplyTree", **body}, {"everything": show_all})
     return client.decode(content, Plan), content, body
 
 
@@ -176,17 +175,11 @@ def _find_present(client: SchedulerClient, tree: str) -> TreeFile | None:
 def read_file(name: str) -> TreeText:
     """What a file says; "-" is standard input. Raises ConfigError, AccessError, UnavailableError."""
     form = "toml" if name == STDIN else form_of(name)
-    with naming_unreadable(name, "a file of `cpumond tree export`"):
-        try:
-            if name == STDIN:
-                text = sys.stdin.read().removeprefix("\ufeff")
-            else:
-                with open(name, "rb") as source:
-                    text = decode_text(source.read())
-        except UnicodeDecodeError:
-            raise ConfigError(f"{name}: it is not UTF-8; save it as UTF-8") from None
-        except ContentError as error:
-            raise ConfigError(f"{name}: {error}") from None
+    try:
+        with open_input(name, "a file of `cpumond tree export`") as file:
+            text = decode_text(file.read())
+    except ContentError as error:
+        raise ConfigError(f"{name}: {error}") from None
     return read_tree_text(text, "standard input" if name == STDIN else name, form)
 
 

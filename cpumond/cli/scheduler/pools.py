@@ -208,7 +208,7 @@ def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes
         held = count(view.operation_count, "operation") if view.operation_count else ""
         command = {"type": "RemoveTree", "tree": tree, "recursive": recursive}
         _ask(client, f"tree {show_name(tree)}", held, command)
-    client.change(f"tree {show_name(tree)} is removed", "DELETE", path, recursive=str(recursive).lower())
+    client.change(f"tree {show_name(tree)} is removed", "DELETE", path, recursive=recursive)
 
 
 def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any]) -> None:
@@ -387,7 +387,7 @@ def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, yes
     if not yes:
         command = {"type": "RemovePool", "tree": name, "pool": pool, "recursive": recursive}
         _ask(client, f"pool {show_name(pool)}", _held_by(client.get(path, PoolView)), command)
-    client.change(f"pool {show_name(pool)} is removed", "DELETE", path, recursive=str(recursive).lower())
+    client.change(f"pool {show_name(pool)} is removed", "DELETE", path, recursive=recursive)
 
 
 def _held_by(pool: PoolView) -> str:
@@ -491,7 +491,7 @@ def pool_plan_command(
     if simulates:
         show_simulation(client, {"command": command})
         return
-    content = client.request("POST", "/plan", command, {"everything": str(show_all).lower()})
+    content = client.request("POST", "/plan", command, {"everything": show_all})
     plan = client.decode(content, Plan)
     if client.as_json:
         print_json(content, Plan, "effects")

@@ -94,7 +94,6 @@ MEASURES: Final = (
 
 
 def add_up(tree: ReportTree) -> Line:
-    """The sum of the operations that are listed."""
     sums = {measure.name: sum(getattr(row, measure.name) for row in tree.operations) for measure in (*AMOUNTS, LIMIT)}
     return Line("sum", tree.tree, ReportRow(name="total", points=sum(row.points for row in tree.operations), **sums))
 

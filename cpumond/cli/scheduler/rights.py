@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -16,27 +16,18 @@ EXIT_NO: Final = 1
 @click.command("can", epilog="Example: cpumond can alice start research --why")
 @click.argument("user")
 @click.argument("action")
-@click.argument("object_name", metavar="OBJECT")
+@click.argument("object")
 @tree_option
 @click.option("--group", "groups", metavar="GROUP", multiple=True, help="Of the user, as if; may be repeated.")
 @click.option("--why", is_flag=True, help="Also print by what.")
 @scheduler_options
-def can_command(
-    client: SchedulerClient,
-    user: str,
-    action: str,
-    object_name: str,
-    tree: str | None,
-    groups: tuple[str, ...],
-    why: bool,
-) -> None:
+def can_command(client: SchedulerClient, /, why: bool, groups: tuple[str, ...], **query: Any) -> None:
     """Whether USER may do something; exit code 0: yes, 1: no.
 
     ACTION is a permission (use, modify_children, write, administer, read, manage, read_secrets) or a word of the
     command line (start, abort, log ...). OBJECT is a pool, tree:NAME, an operation by id or *alias, or a path //sys/...
     """
-    query = {"user": user, "action": action, "object": object_name, "tree": tree, "groups": ",".join(groups) or None}
-    content = client.request("GET", "/can", query=given(query))
+    content = client.request("GET", "/can", query=given({**query, "groups": ",".join(groups) or None}))
     answer = client.decode(content, Can)
     if client.as_json:
         print_json(content)

@@ -74,7 +74,6 @@ def _show_amount(field: str, row: tuple[str, SavingsRow]) -> str:
 
 
 def render_savings_csv(view: SavingsView) -> str:
-    """A row for each pool and week."""
     cells = [list(map(_cell, row)) for row in _list_cells(view)]
     return format_csv([CSV_COLUMNS, *cells], CRLF)
 

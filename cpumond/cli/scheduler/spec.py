@@ -6,7 +6,6 @@ import functools
 import math
 import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -15,7 +14,7 @@ import click
 from cpumond.api.yt.formats import to_json_tree
 from cpumond.api.yt.values import YtError
 from cpumond.api.yt.yson import read_yson
-from cpumond.cli.options import CoresType, DurationType, given, naming_unreadable
+from cpumond.cli.options import CoresType, DurationType, given, open_input
 from cpumond.cli.scheduler.arguments import read_attributes
 from cpumond.cli.scheduler.client import SchedulerClient
 from cpumond.cli.scheduler.finding import POOL, TREE
@@ -198,12 +197,8 @@ def read_document(path: str) -> dict[str, Any]:
     Raises ConfigError, AccessError or UnavailableError.
     """
     name = "standard input" if path == "-" else path
-    with naming_unreadable(name, "a specification"):
-        if path == "-":
-            content = sys.stdin.buffer.read()
-        else:
-            with open(path, "rb") as file:
-                content = file.read()
+    with open_input(path, "a specification") as file:
+        content = file.read()
     ending = os.path.splitext(path)[1].lower()
     kinds = [kind for kind, endings in ENDINGS.items() if ending in endings] or list(ENDINGS)
     problems = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -40,21 +40,12 @@ def token_command() -> None:
 @click.option("--node-pattern", "pattern", default="", metavar="PATTERN", help="node_ids, such as n17 or rack1-*.")
 @click.option("--note", default="", metavar="TEXT", help="What it is for, as lists show it.")
 @scheduler_options
-def token_create_command(
-    client: SchedulerClient,
-    user: str,
-    role: str,
-    groups: tuple[str, ...],
-    expires_s: float | None,
-    pattern: str,
-    note: str,
-) -> None:
+def token_create_command(client: SchedulerClient, /, **body: Any) -> None:
     """Make a token of USER (default: of yourself) and print it. It is shown this once.
 
     Groups that you give a token of your own hold while you have them: while the scheduler's [groups] or the token that
     you make it with do. Of an account or a user of a proxy that cannot be asked later: such a token ends after 30 days.
     """
-    body = {"user": user, "role": role, "groups": groups, "expires_s": expires_s, "pattern": pattern, "note": note}
     content = client.request("POST", "/tokens", body)
     made = client.decode(content, NewToken)
     end = "until it is revoked" if made.expires_at is None else f"until {show_time(made.expires_at)}"

@@ -64,25 +64,13 @@ def write_tree(tree: str, tables: TreeTables, form: Form) -> str:
 
 
 def _nest(tree: str, tables: TreeTables) -> dict[str, Any]:
-    pools: dict[str, Any] = {}
-    places = {ROOT_POOL: pools}
+    document: dict[str, Any] = {"tree": tree, "options": _list_set("tree", tables.own or Table()), "pools": {}}
+    places = {ROOT_POOL: document}
     for pool in tables.pools or ():
-        table = {"id": pool.id} if pool.id else {}
-        table |= _list_set("pool", pool)
-        places[pool.parent][pool.name] = table
-        places[pool.name] = _Children(table)
-    return {"tree": tree, "options": _list_set("tree", tables.own or Table()), "pools": pools}
-
-
-class _Children(dict[str, Any]):
-    """The pools below one, which get a place in its table with the first of them."""
-
-    def __init__(self, table: dict[str, Any]) -> None:
-        super().__init__()
-        self._table = table
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._table.setdefault("pools", {})[name] = value
+        table = {**({"id": pool.id} if pool.id else {}), **_list_set("pool", pool)}
+        places[pool.parent].setdefault("pools", {})[pool.name] = table
+        places[pool.name] = table
+    return document
 
 
 def _list_set(kind: Kind, table: Table) -> dict[str, Any]:
