@@ -49,7 +49,12 @@ def _read_nested_yson(text: str) -> Any:
     if text[0] not in "{[":
         raise ContentError("no dictionary, no list")
     with_semicolons = _COMMA.sub(lambda found: found[1] or ";", text)
-    return to_json_tree(read_yson(with_semicolons.encode("utf-8", "surrogateescape")), encode_utf8=False)
+    return read_yson_text(with_semicolons)
+
+
+def read_yson_text(text: str) -> Any:
+    """A value in YSON as one of JSON. Raises YtError."""
+    return to_json_tree(read_yson(text.encode("utf-8", "surrogateescape")), encode_utf8=False)
 
 
 _READERS: Final[tuple[Callable[[str], Any], ...]] = (

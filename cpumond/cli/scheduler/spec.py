@@ -11,11 +11,9 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import click
 
-from cpumond.api.yt.formats import to_json_tree
 from cpumond.api.yt.values import YtError
-from cpumond.api.yt.yson import read_yson
 from cpumond.cli.options import CoresType, DurationType, given, open_input
-from cpumond.cli.scheduler.arguments import read_attributes
+from cpumond.cli.scheduler.arguments import read_attributes, read_value, read_yson_text
 from cpumond.cli.scheduler.client import SchedulerClient
 from cpumond.cli.scheduler.finding import POOL, TREE
 from cpumond.cli.scheduler.tree_text import read_yaml
@@ -221,14 +219,10 @@ def _read_yaml(text: str) -> Any:
         raise ContentError(str(error)) from None
 
 
-def _read_yson(text: str) -> Any:
-    return to_json_tree(read_yson(text.encode("utf-8", "surrogateescape")), encode_utf8=False)
-
-
 READERS: Final[dict[str, Callable[[str], Any]]] = {
     "JSON": lambda text: decode_json(text, dict[str, Any]),
     "TOML": decode_toml,
-    "YSON": _read_yson,
+    "YSON": read_yson_text,
     "YAML": _read_yaml,
 }
 ENDINGS: Final = {"JSON": (".json",), "TOML": (".toml",), "YSON": (".yson",), "YAML": (".yaml", ".yml")}
@@ -246,19 +240,11 @@ def _read_variables(assignments: tuple[str, ...]) -> dict[str, str]:
 
 
 def _read_monitor(text: str) -> dict[str, Any]:
-    """The section ``job_cpu_monitor``: JSON, or YSON as the documents write it. Raises UsageError."""
-    try:
-        return decode_json(text, dict[str, Any])
-    except ContentError:
-        pass
-    expected = (
-        "--job-cpu-monitor: expected a map in YSON or JSON, for example "
-        '{min_cpu_limit=0.1;enable_cpu_reclaim=%true} or {"mode": "shadow"}'
-    )
-    try:
-        value = _read_yson(text)
-    except YtError as error:
-        raise UsageError(f"{expected}: {error}") from None
+    """The section ``job_cpu_monitor``: JSON, or YSON as YTsaurus has it. Raises UsageError."""
+    value = read_value(text)
     if not isinstance(value, dict):
-        raise UsageError(expected)
+        raise UsageError(
+            "--job-cpu-monitor: expected a map in YSON or JSON, for example "
+            '{min_cpu_limit=0.1;enable_cpu_reclaim=%true} or {"mode": "shadow"}'
+        )
     return value
