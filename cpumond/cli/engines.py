@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ASK_S: Final = 12.0
 """For all that one engine is asked at first, a second or two with hundreds of containers; longer than a client
-waits for one answer, so that its own sentence about that is told."""
+waits for one answer, so that its own sentence about the time-out is shown."""
 SHOWN: Final = 3
 
 
@@ -68,7 +68,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
         "through it.",
         ("podman",), ("podman.socket",), (), ("podman", "conmon"), tells_processes=True,
     ),
-    # Who asks Slurm is told by munge; without a configuration of its own a node keeps that of slurmctld in /run/slurm.
+    # munge identifies the caller; without a configuration of its own a node keeps that of slurmctld in /run/slurm.
     "slurm": EngineFacts(
         "slurmd", "job", "install Slurm's client commands, or see whether slurmctld answers: `squeue`",
         "For `squeue`: munge says who asks. The configuration in /etc/slurm is visible anyway.",
@@ -226,7 +226,7 @@ def _may_be_here(source: Source, cpu_root: str, running: set[str]) -> bool:
 def sort_jobs(
     found: Iterable[FoundJob], views: Mapping[str, EngineView], config: AgentConfig, hierarchies: Hierarchies
 ) -> JobsSeen:
-    """What becomes of each job of an engine, and which have no cgroup that could be limited."""
+    """Sort the jobs of an engine by whether their limits will move."""
     from cpumond.agent.tracked import find_refusal
 
     fates: dict[str, list[str]] = {"managed": [], "unlimited": [], "unnamed": []}
@@ -267,7 +267,7 @@ def _ordered_nothing(job: FoundJob, hierarchies: Hierarchies) -> bool:
 
 
 def describe_fates(kind: str, jobs: JobsSeen, is_shadow: bool = True) -> list[str]:
-    """What becomes of the jobs, a sentence for each fate with its reason."""
+    """A sentence for each group of jobs: whether their limits move, and why not."""
     noun = FACTS[kind].noun
     how = "managed, in shadow mode at first" if is_shadow else "managed"
     said: list[tuple[str, str, tuple[str, ...], str]] = [
@@ -286,7 +286,7 @@ def describe_fates(kind: str, jobs: JobsSeen, is_shadow: bool = True) -> list[st
 
 
 def list_troubles(seen: EngineSeen) -> Iterator[tuple[str, str]]:
-    """What is wrong with an engine that is here, and what to do: silence, what it reports itself, unnamed jobs."""
+    """Problems of an engine that is here, each with advice: silence, its own notes, unnamed jobs."""
     is_up = False
     for socket, view in seen.views.items():
         is_up = is_up or view.is_up

@@ -1,4 +1,4 @@
-"""Heartbeats that tell what changed since the last one that was taken; pure.
+"""Heartbeats with the differences to the last one that was accepted; pure.
 
 A difference saves bytes and the work to read them: most jobs of a node are as they were a second ago. The full state
 goes first, again every FULL_EVERY heartbeats, and whenever an answer did not come or did not take the one before.

@@ -90,11 +90,11 @@ class ConfigError(CpumondError):
 
 
 class Mistakes:
-    """Gathers mistakes that do not depend on each other, so that all are told at once: a block in ``apart()`` ends at
+    """Gathers mistakes that do not depend on each other, to report all at once: a block in ``apart()`` ends at
     its first ConfigError, the whole then raises one with all of them."""
 
     MOST = 20
-    """Further ones are not looked for: a file of rubbish is told of soon enough."""
+    """Further ones are not looked for: that many show a file of rubbish."""
 
     def __init__(self) -> None:
         self._sentences: dict[str, None] = {}

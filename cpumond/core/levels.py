@@ -17,7 +17,7 @@ LEVELS: Final[tuple[Level, ...]] = get_args(Level)
 ACTUATORS: Final[tuple[Actuator, ...]] = get_args(Actuator)
 
 SAFE: Final[Level] = "shadow"
-"""What an agent that may be told does until it is told more."""
+"""The level of an agent under a scheduler's roll-out until the scheduler sends one."""
 
 
 def lowest(a: Level, b: Level) -> Level:
@@ -33,5 +33,5 @@ def is_above(a: Level, b: Level) -> bool:
 
 
 def read_level(text: str) -> Level:
-    """The level that a scheduler tells; ``SAFE`` where it tells none, or one of a later version."""
+    """The level that a scheduler sent; ``SAFE`` for none, or one of a later version."""
     return next((each for each in LEVELS if each == text), SAFE)

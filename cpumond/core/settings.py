@@ -102,7 +102,7 @@ def find_ignored(folder: str) -> list[str]:
 def is_drop_in(folder: str, name: str) -> bool:
     """Whether a name in ``conf.d`` is a file that counts: what editors and systems leave there begins with a dot."""
     place = os.path.join(folder, name)
-    # A file that is gone or may not be read is an error; it is what somebody wrote.
+    # A file that is gone or may not be read is an error: its user wrote it.
     return name.endswith(".toml") and not name.startswith(".") and (os.path.isfile(place) or not os.path.exists(place))
 
 

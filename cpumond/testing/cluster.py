@@ -150,7 +150,7 @@ class ClusterProcess:
             process.kill()
             code = process.wait()
         self._process, self.is_paused = None, False
-        # Else somebody else may be given one of its ports before it is back.
+        # Else another program may be given one of its ports before it is back.
         self._held += hold(self.list_addresses())
         return code
 

@@ -14,7 +14,7 @@ FIRST, LAST = 10_000, 30_000
 def find_range() -> tuple[int, int]:
     """The first port that may be taken and the last one: none that the kernel gives out by itself.
 
-    A connection or a server of somebody else would have such a one before it is listened on.
+    A connection or server of another program would have such a one before it is listened on.
     """
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
         first_given_out = int(file.read().split()[0])
@@ -39,8 +39,8 @@ def pick_port() -> int:
 def hold(addresses: Sequence[str]) -> list[socket.socket]:
     """Sockets that keep the ports of ``addresses``, "host:port", for servers that are not there just now.
 
-    Nobody is given such a port, and connections are refused; whoever sets SO_REUSEADDR, as servers do, can listen on
-    it all the same. One that somebody else has already is left out.
+    No program is given such a port, and connections are refused; a server that sets SO_REUSEADDR can listen on it all
+    the same. A port that is in use already is left out.
     """
     held = []
     for address in addresses:

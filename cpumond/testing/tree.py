@@ -1,4 +1,4 @@
-"""Cgroup trees for tests: of plain files, and real ones with real load; and a clock that moves when told to."""
+"""Cgroup trees for tests: of plain files, and real ones with real load; and a clock that a test moves."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def make_v2_host(root: str | os.PathLike[str], tree: Tree) -> str:
 
 
 class FakeClock:
-    """A clock that moves when told to: ``advance`` all, ``suspend`` only boot time and wall time, ``set_wall`` that."""
+    """A clock that a test moves: ``advance`` all, ``suspend`` only boot time and wall time, ``set_wall`` that."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self._monotonic_s = start_s

@@ -104,7 +104,7 @@ class AgentClient:
 
 
 def check_socket(path: str, timeout_s: float) -> None:
-    """Connect to a unix socket once: the HTTP library does not tell why a connection failed.
+    """Connect to a unix socket once: the HTTP library hides why a connection failed.
 
     Raises UnavailableError or AccessError.
     """
@@ -132,10 +132,10 @@ def explain_failure(socket_path: str, error: OSError) -> CpumondError:
 def read_refusal(socket_path: str, status: int, content: bytes) -> AgentRefusedError:
     """The error to raise for an unsuccessful answer: the agent's sentence and exit code."""
     try:
-        told = decode_json(content, dict[str, object])
+        answer = decode_json(content, dict[str, object])
     except ContentError:
-        told = {}
-    sentence, code = told.get("error"), told.get("exit_code")
+        answer = {}
+    sentence, code = answer.get("error"), answer.get("exit_code")
     return AgentRefusedError(
         sentence if isinstance(sentence, str) else f"{socket_path}: the agent answered with HTTP status {status}",
         code if isinstance(code, int) else EXIT_UNAVAILABLE,

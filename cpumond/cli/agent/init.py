@@ -99,7 +99,7 @@ def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir
 
 
 def _ask(plan: InitPlan) -> bool:
-    """Whether the files are to be written; False where nobody can be asked."""
+    """Ask whether to write the files; False without a terminal."""
     if not can_ask():
         print_text("Nothing is written: there is no terminal to ask at; `cpumond init --yes` writes it.")
         return False
@@ -172,7 +172,7 @@ def list_others(hierarchies: Hierarchies, seen: Iterable[EngineSeen]) -> list[st
     kinds = {kind for each in seen for kind in each.facts.workloads}
 
     def is_engines(workload: Workload) -> bool:
-        # Those of an engine that is here are told with it, also where they are in another place than its job.
+        # The engine's own lines show them, also where a workload's cgroup is another one than its job's.
         return workload.kind in kinds or workload.path in jobs or not jobs.isdisjoint(list_above(workload.path))
 
     found = [each for each in find_workloads([hierarchies.cpu_root], "") if not is_engines(each)]

@@ -1,6 +1,6 @@
 """The files of ``cpumond init``: what they say, and whether they may be written.
 
-A file of ours begins with MARK and a checksum of the rest: one that somebody has changed since is that somebody's.
+A file of `cpumond init` begins with MARK and a checksum of the rest; one that was changed since is its user's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ State = Literal["new", "changed", "same", "foreign"]
 
 class Planned(msgspec.Struct, frozen=True):
     """One file: its place, its whole text, and how what is there compares: nothing ("new"), an earlier one of ours
-    ("changed"), the same or all that is needed ("same"), or somebody else's ("foreign"), which stays as it is."""
+    ("changed"), the same or all that is needed ("same"), or the user's own ("foreign"), which stays as it is."""
 
     path: str
     text: str

@@ -1,4 +1,4 @@
-"""What ``cpumond demo`` does: start everything, wake the simulation up, observe, remove everything, sum up.
+"""The course of ``cpumond demo``: start everything, wake the simulation up, observe, remove everything, sum up.
 
 As root on v1 it uses the real hierarchies; on v2 it starts itself again in a delegated scope of systemd (of the user's
 session without root); where neither works it simulates the kernel, and says so.

@@ -1,4 +1,4 @@
-"""What happens in ``cpumond demo``, seen from outside: facts of the scheduler, the agent and the kernel, in words.
+"""The course of ``cpumond demo``, seen from outside: facts of the scheduler, the agent and the kernel, in words.
 
 Quotas and CPU time come from the cgroups' files, guarantees and usage from the agent's control socket, starts from its
 log, ends and their reasons, pools, the node and heartbeats from the scheduler.
@@ -24,14 +24,14 @@ from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.testing import Cluster, ClusterNode
 
 TELL_RATIO = 0.7
-"""A limit that went down is told again below this share of what was told last."""
+"""A limit that falls is shown again below this share of the last one that was shown."""
 NEAR = 0.01
 ASK_S = 0.1
 """Between two questions to the agent about guarantees."""
 USE_S, FULL = 0.2, 0.85
 """For this long the simulation must have used this share of its order: its threads sleep now and then."""
 QUIET = ("frames",)
-"""Loads whose ordinary ends are not told: there are many."""
+"""Loads whose ordinary ends are not shown: there are many."""
 
 
 class JobFacts(msgspec.Struct):
@@ -243,7 +243,7 @@ class Story:
             self._tell(now_s, f"simulation's {self.words.noun} went down to {limit}, {are_free}")
 
     def _follow_use(self, job: JobFacts, now_s: float) -> None:
-        """Find out since when the simulation that woke up really runs as much as it ordered."""
+        """Note when the simulation that woke up began to use all that it ordered."""
         wakeup = self.wakeups[-1] if self.wakeups else None
         if wakeup is None or wakeup.ran_s is not None:
             self._ran.clear()

@@ -1,4 +1,4 @@
-"""What ``cpumond demo`` shows: a live table on a terminal, a line for each event elsewhere, and the summary."""
+"""Output of ``cpumond demo``: a live table on a terminal, a line for each event elsewhere, and the summary."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def draw_state(story: Story, now_s: float, duration_s: float, events: list[tuple
 
 
 def draw_bar(job: JobFacts, capacity: float) -> str:
-    """What a job uses, may use and ordered, on the scale of the node."""
+    """A bar of the cores that a job uses, may use and ordered, on the scale of the node."""
     used, allowed, ordered = (
         min(round(BAR * cores / capacity), BAR) for cores in (job.usage or 0.0, job.limit, job.ordered)
     )

@@ -1,4 +1,4 @@
-"""What ``cpumond doctor`` says about actuators, floors and the idle class, and what the kernel makes of them."""
+"""Checks of ``cpumond doctor``: actuators, floors, the idle class, and the kernel's scheduler and cgroup version."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SCHED_EXT = "/sys/kernel/sched_ext/state", "/sys/kernel/sched_ext/root/ops"
 
 
 def check_actuators(settings: Iterable[MonitorSettings]) -> Finding:
-    """Which settings of containers follow the limits of these jobs."""
+    """The settings of containers that follow the limits of these jobs."""
     numbers = collections.Counter(each.actuator for each in settings)
     text = "; ".join(f"{count(number, 'job')} by {name}: {MOVES[name]}" for name, number in sorted(numbers.items()))
     if "quota" not in numbers:

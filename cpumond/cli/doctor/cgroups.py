@@ -1,4 +1,4 @@
-"""What ``cpumond doctor`` says about cgroups and jobs: each check takes what it examines and returns findings."""
+"""Checks of ``cpumond doctor``: cgroups and jobs. Each takes the facts it examines and returns findings."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def check_no_sources() -> Finding:
 
 
 def check_source(number: int, source: Source, config: AgentConfig, hierarchies: Hierarchies) -> list[Finding]:
-    """What a source finds now: how many cgroups, a sample of the jobs they become, and what is wrong with them."""
+    """The cgroups that a source finds now: their number, a sample of the jobs they become, and mistakes."""
     from cpumond.agent.discovery import describe_source, find_cgroups, name_job
     from cpumond.agent.tracked import find_refusal
 

@@ -1,4 +1,4 @@
-"""What ``cpumond doctor`` says about the host and the agent: each check takes what it examines, returns findings."""
+"""Checks of ``cpumond doctor``: the host and the agent. Each takes the facts it examines and returns findings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Level = Literal["ok", "warn", "fail"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """The result of one check: its name, how grave it is, what was found and, unless that is ok, what to do."""
+    """The result of one check: its name, its level, a sentence and, unless it is ok, advice."""
 
     check: str
     level: Level
@@ -181,7 +181,7 @@ def check_agent(seen: AgentSeen, config: AgentConfig) -> list[Finding]:
 
 
 def check_answer(client: AgentClient) -> list[Finding]:
-    """Whether the running agent answers, and what it complains about. Raises AccessError."""
+    """Whether the running agent answers, and the problems that it reports. Raises AccessError."""
     try:
         answer = client.decode(client.status(), StatusAnswer)
     except UnavailableError as error:
@@ -242,11 +242,11 @@ def check_schedulers(
         "start the scheduler or correct scheduler.url; jobs go on without it, and the node registers when it is back"
     )
     findings = [_check_address("scheduler", url, connect, advice) for url in urls]
-    told = [_add_role(finding, url, read) for finding, url in zip(findings, urls, strict=True)]
-    if any(role == "leader" for _, role in told):
-        return [finding if role else msgspec.structs.replace(finding, level="warn") for finding, role in told]
-    findings = [finding for finding, _ in told]
-    if any(role for _, role in told):
+    asked = [_add_role(finding, url, read) for finding, url in zip(findings, urls, strict=True)]
+    if any(role == "leader" for _, role in asked):
+        return [finding if role else msgspec.structs.replace(finding, level="warn") for finding, role in asked]
+    findings = [finding for finding, _ in asked]
+    if any(role for _, role in asked):
         text = f"none of {', '.join(urls)} leads: no heartbeat and no command is taken"
         findings.append(Finding("scheduler", "fail", text, "see their logs: does their database answer?"))
     return findings

@@ -1,4 +1,4 @@
-"""What ``cpumond doctor`` says about engines: each check takes what it examines and returns findings."""
+"""Checks of ``cpumond doctor``: engines. Each takes the facts it examines and returns findings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_engine(seen: EngineSeen, find_reach: Callable[[str], Reach]) -> list[F
 
 
 def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], seen: EngineSeen) -> list[Finding]:
-    """What a source of an engine finds among all ``jobs``, and what becomes of it."""
+    """The jobs that a source of an engine finds among all ``jobs``, and whether their limits will move."""
     check = f"source {number}"
     own = [job for job in jobs if job.source is source]
     shown = f"{describe_source(source)!r}"

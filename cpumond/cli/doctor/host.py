@@ -74,7 +74,7 @@ def find_agent(config: AgentConfig) -> AgentSeen:
 
     path = os.path.join(config.runtime_dir, LOCK_FILE)
     content = b""
-    # Only the agent's account may read it; that somebody holds it all can see.
+    # Only the agent's account may read it; every user sees that it is held.
     with contextlib.suppress(OSError), open(path, "rb") as file:
         content = file.read(4096)
     try:

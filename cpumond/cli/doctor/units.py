@@ -1,6 +1,6 @@
-"""What ``cpumond doctor`` says about systemd's units and about other managers of cgroups.
+"""Checks of ``cpumond doctor``: systemd's units and other managers of cgroups.
 
-Each check takes what it examines and returns findings; nothing is changed.
+Each takes the facts it examines and returns findings; nothing is changed.
 """
 
 from __future__ import annotations

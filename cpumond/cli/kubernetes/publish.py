@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 RESOURCE: Final = "cpumond.io/reclaimed-cpu"
 STEP: Final = 100
-"""Thousandths of a core: each new figure is written to the API server's store and told to all who watch nodes."""
+"""Thousandths of a core: each new figure is written to the API server's store and sent to all watchers of nodes."""
 TIMEOUT_S: Final = 5.0
 DEADLINE_S: Final = 20.0
 MAX_BYTES: Final = 64 << 20
@@ -93,7 +93,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def read_offer(metrics: bytes) -> Offer:
-    """0 where the metrics do not tell. Raises UnavailableError for what is no number."""
+    """0 where a metric is missing. Raises UnavailableError for a value that is no number."""
     return Offer(
         _read_figure(metrics, b"cpumond_node_offered_cores"), _read_figure(metrics, b"cpumond_node_unused_cores")
     )
@@ -171,7 +171,7 @@ class KubernetesApi:
 
 class OfferPublisher:
     """Keeps the figures of all nodes at what their agents say; each method gives sentences about what was written, and
-    what was not, and raises CpumondError where the API server does not tell pods or nodes."""
+    what was not, and raises CpumondError where the API server does not list pods or nodes."""
 
     def __init__(self, api: KubernetesApi, namespace: str, selector: str, port: int) -> None:
         import httpx2
