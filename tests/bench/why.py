@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scheduler_world import GIB, World
 
-from cpumond.scheduler.trial.fork import Child
-from cpumond.scheduler.why.idle_trials import NICENESS, report_idle
+from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child
+from cpumond.scheduler.why.idle_trials import report_idle
 
 AIM_S = 2.0
 
@@ -63,7 +63,7 @@ def main() -> None:
     took_s = []
     for _ in range(given.rounds):
         begun = time.perf_counter()
-        child = Child(lambda send: report_idle(world.state, world.tree(), world.now, send), NICENESS)
+        child = Child(lambda send: report_idle(world.state, world.tree(), world.now, send), ASKED_NICENESS)
         forked = time.perf_counter()
         child.read_all()
         took_s.append(time.perf_counter() - begun)

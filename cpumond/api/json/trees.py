@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import msgspec
 
 from cpumond.api import pool_views
 from cpumond.api.json import requests, rights
@@ -12,15 +12,15 @@ from cpumond.api.yt.orchid_attributes import pool_attributes
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import CommandError
-from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, UndoChange
 from cpumond.scheduler.state.transaction import Transaction
+from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send
 from cpumond.scheduler.why.idle import IdleReport, in_pool, readable
-from cpumond.scheduler.why.plan import Material, Plan, collect, make_plan, rebuild, refused_plan, try_command
+from cpumond.scheduler.why.plan import Plan, refused_plan, report_plan, try_command
 
 
 def read_edits(call: Call) -> tuple[Edit, ...]:
@@ -69,30 +69,25 @@ def _show_readable(report: IdleReport, rights: Rights) -> IdleReport:
 
 
 async def plan_change(call: Call) -> Plan:
-    scheduler, query = call.scheduler, call.query
+    scheduler, command, user, everything = call.scheduler, call.body, call.user, call.query.everything
     async with call.shared.plan_lock:
-        now, command = call.now, call.body
+        state, now = call.state, call.now
         previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
-        if isinstance(command, ApplyTree):
-            # A file may hold thousands of pools: it is read in the thread, too, against a copy of the state.
-            material = collect(scheduler.state)
-            plan = await asyncio.to_thread(_plan_file, material, command, call.user, now, previous, query.everything)
-        else:
-            change = await _try_command(call, now)
-            if isinstance(change, Plan):
-                return change
-            material = collect(scheduler.state)
-            plan = await asyncio.to_thread(make_plan, material, change, now, previous, everything=query.everything)
+        # A file may hold thousands of pools: it is read by the copy.
+        change = None if isinstance(command, ApplyTree) else await _try_command(call, now)
+        if isinstance(change, Plan):
+            return change
+
+        def work(send: Send) -> None:
+            found = try_command(state, command, user, now) if change is None else change
+            if isinstance(found, Plan):
+                send(msgspec.msgpack.encode(found))
+            else:
+                report_plan(state, found, now, previous, everything, send)
+
+        child = Child(work, ASKED_NICENESS)
+        [plan] = [msgspec.msgpack.decode(message, type=Plan) async for message in child.messages()]
     return rights.show_readable_plan(plan, call.rights)
-
-
-def _plan_file(
-    material: Material, command: ApplyTree, user: User, now: float, previous: dict[str, float | None], everything: bool
-) -> Plan:
-    change = try_command(rebuild(material, material.config, now), command, user, now)
-    if isinstance(change, Plan):
-        return change
-    return make_plan(material, change, now, previous, everything=everything)
 
 
 async def _try_command(call: Call, now: float) -> Transaction | Plan:

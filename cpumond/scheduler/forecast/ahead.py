@@ -5,6 +5,7 @@ The state is the child's own. Each run ahead changes it, so that each is made by
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -20,11 +21,13 @@ from cpumond.core.words import count
 from cpumond.scheduler.forecast.calibration import PARTS, quantile
 from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRecord
 from cpumond.scheduler.model.forecast import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
-from cpumond.scheduler.state import State
-from cpumond.scheduler.state.commands import Command
-from cpumond.scheduler.trial.fork import Child, Send
+from cpumond.scheduler.state import State, changes
+from cpumond.scheduler.state.commands import Command, prepare
+from cpumond.scheduler.trial.at_once import tell_starts
+from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send
 from cpumond.scheduler.trial.forward import Course, Forward, Pace
 from cpumond.scheduler.trial.load import UNKNOWN_S, Drawn, Expected, Experience
+from cpumond.scheduler.trial.rounds import settle
 
 LEAST_RUNS: Final = 5
 MOST_RUNS: Final = 40
@@ -36,7 +39,9 @@ PATIENCE: Final = 3.0
 """A run in which operations still wait ends when it has taken so many times as long as to the last start of one of
 them: what waits for what never comes shall not keep back what is foretold of others."""
 COMPARED_S: Final = 12.0
-"""How long each of two runs that are compared may take, by the clock: they look less far ahead where that is short."""
+"""CPU time of each of two runs that are compared: they look less far ahead where that is short."""
+COMPARED_CLOCK_S: Final = 50.0
+"""How long each may take by the clock, on a host that is so busy that it gets less than a fourth of a core."""
 SAME_S: Final = 1.0
 """Starts and ends that differ by less are the same."""
 MOST_LISTED: Final = 200
@@ -220,7 +225,14 @@ def compare(
         after = cut(after, before.until)
     # Cut neither: nothing was left to do.
     is_over = not after.is_cut and after.until < now + horizon_s - SAME_S
-    return make_simulation(known, before, after, now, is_over=is_over)
+
+    def apply(state: State) -> None:
+        numbers = itertools.count(1)
+        for command in commands:
+            changes.apply(state, prepare(state, command, user, now, lambda: f"asked-for-{next(numbers)}"), now)
+            settle(state, now)
+
+    return make_simulation(known, before, after, now, tell_starts(state, now, apply), is_over=is_over)
 
 
 def cut(told: Told, until: float) -> Told:
@@ -250,7 +262,11 @@ def _run(
 ) -> Told:
     def work(send: Send) -> None:
         forward = Forward(state, now, pace, Expected(experience), lambda part: send(msgspec.msgpack.encode(part)))
-        asked, over = forward.course.ids, time.monotonic() + COMPARED_S
+        asked, over, clock_over = (
+            forward.course.ids,
+            time.process_time() + COMPARED_S,
+            time.monotonic() + COMPARED_CLOCK_S,
+        )
         # That a job of them is started again, as after a drain, is no start.
         begun = {each.id for each in state.operations.values() if any(part.jobs for part in each.elements.values())}
         is_cut, quiet_since = False, math.inf
@@ -264,7 +280,7 @@ def _run(
                 quiet_since = min(quiet_since, forward.now)
                 if forward.now - quiet_since > forward.round_s:
                     return True
-            is_cut = time.monotonic() > over
+            is_cut = time.process_time() > over or time.monotonic() > clock_over
             return is_cut
 
         try:
@@ -294,7 +310,7 @@ def _run(
         )
 
     told: Told | None = None
-    for message in Child(work).read_each():
+    for message in Child(work, ASKED_NICENESS).read_each():
         found = msgspec.msgpack.decode(message, type=float | Told)
         if isinstance(found, Told):
             told = found
@@ -318,8 +334,9 @@ def _stop_of(record: PreemptionRecord) -> ForetoldStop:
 
 
 def make_simulation(
-    known: Mapping[str, OperationRecord], before: Told, after: Told, now: float, *, is_over: bool = False
-) -> Simulation:
+    known: Mapping[str, OperationRecord], before: Told, after: Told, now: float, starts_at_once: str = "", *,
+    is_over: bool = False,
+) -> Simulation:  # fmt: skip
     """The differences of two runs. ``is_over``: they ended before the horizon, when no job was left. Pure."""
     starts: list[ForetoldStart] = []
     left_out = 0
@@ -345,7 +362,7 @@ def make_simulation(
     shares = _compare_shares(before, after, now)
     operation_id = next((each for each in after.ids if each in after.names), "")
     simulation = Simulation(now, after.until, operation_id, starts, stops, shares, [], left_out)
-    lines = list(_tell_simulation(simulation, is_over))
+    lines = list(_tell_simulation(simulation, starts_at_once, is_over))
     if after.unknown:
         of, least = count(after.unknown, "operation"), format_span(UNKNOWN_S)
         guess = f"of {of} no job like {'its' if after.unknown == 1 else 'their'} own has completed yet"
@@ -373,7 +390,7 @@ def _compare_shares(before: Told, after: Told, now: float) -> list[ForetoldShare
     return found
 
 
-def _tell_simulation(found: Simulation, is_over: bool) -> Iterable[str]:
+def _tell_simulation(found: Simulation, starts_at_once: str, is_over: bool) -> Iterable[str]:
     looked = format_span(found.horizon - found.as_of)
     asked = next((each for each in found.starts if each.operation_id == found.operation_id), None)
     if asked is not None:
@@ -385,6 +402,8 @@ def _tell_simulation(found: Simulation, is_over: bool) -> Iterable[str]:
             text = f"its first job starts after {format_span(max(asked.start_after - found.as_of, 0.0))}"
             ends = asked.end_after
             yield text if ends is None else f"{text}, it ends after {format_span(ends - found.as_of)}"
+    if starts_at_once:
+        yield starts_at_once
     others = [each for each in found.starts if each.operation_id != found.operation_id]
     later = [each for each in others if _moves(each) > SAME_S]
     sooner = [each for each in others if _moves(each) < -SAME_S]
@@ -399,7 +418,7 @@ def _tell_simulation(found: Simulation, is_over: bool) -> Iterable[str]:
         yield f"{count(len(found.stops), 'job')} would be stopped, {lost:.3g} core-hours of work lost"
     elif found.operation_id or found.starts or found.shares:
         yield "no job would be stopped for it"
-    if not found.starts and not found.stops and not found.shares:
+    if not found.starts and not found.stops and not found.shares and not starts_at_once:
         yield "nothing would change until all jobs have ended" if is_over else f"nothing would change within {looked}"
 
 

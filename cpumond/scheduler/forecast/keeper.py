@@ -29,7 +29,7 @@ from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
-from cpumond.scheduler.trial.fork import Child, ChildError, Send
+from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, ChildError, Send
 from cpumond.scheduler.trial.forward import Pace
 from cpumond.scheduler.why.causes import find_excess, tell_cannot_start
 
@@ -190,7 +190,7 @@ class Forecasts:
             yield progress
             await self._await_update()
             state, now, pace, horizon_s = self._state, self._now(), self._pace(), self._horizon_s
-            child = Child(work)
+            child = Child(work, ASKED_NICENESS)
             async with asyncio.timeout(SIMULATION_S):
                 async for message in child.messages(TELLS_EACH_S):
                     progress = msgspec.msgpack.decode(message, type=Progress) if message else Progress(progress.done)

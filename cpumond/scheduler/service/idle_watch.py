@@ -12,9 +12,9 @@ import structlog
 
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.state import State
-from cpumond.scheduler.trial.fork import Child
+from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child
 from cpumond.scheduler.why.idle import IdleReport
-from cpumond.scheduler.why.idle_trials import NICENESS, report_idle
+from cpumond.scheduler.why.idle_trials import report_idle
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -86,7 +86,7 @@ class IdleWatch:
 
     async def _take(self, tree: Tree, basis: _Basis) -> IdleReport:
         now, state = self._now(), self._state
-        child = Child(lambda send: report_idle(state, tree, now, send), NICENESS)
+        child = Child(lambda send: report_idle(state, tree, now, send), ASKED_NICENESS)
         [report] = [msgspec.msgpack.decode(message, type=IdleReport) async for message in child.messages()]
         self.reports[tree.name], self._made_of[tree.name] = report, basis
         self._took_s[tree.name] = child.cpu_s

@@ -32,6 +32,9 @@ _LOOKED_AT_BYTES: Final = 2**18
 _COPIED_BYTES: Final = 2**21
 """At a time at most: whoever needs new memory meanwhile waits for it, about 2 ms."""
 NICENESS: Final = 19
+ASKED_NICENESS: Final = 5
+"""Of a copy whose answer somebody waits for, and that does a bounded work: on a busy host the lowest priority would
+take minutes."""
 _SIZE: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 2**28
 

@@ -14,7 +14,7 @@ from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.state import State
-from cpumond.scheduler.trial.fork import Child, Send
+from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send
 from cpumond.scheduler.trial.remedy import Remedy, join
 from cpumond.scheduler.trial.rounds import start_jobs
 from cpumond.scheduler.why.hindrances import (
@@ -48,8 +48,6 @@ from cpumond.scheduler.why.remedies import (
 )
 from cpumond.scheduler.why.unmet import find_unmet
 
-NICENESS: Final = 5
-"""Somebody waits for the answer, and it is bounded: on a busy host the lowest priority would take minutes."""
 LEAST_CORES: Final = 1e-6
 """Less than that is nothing."""
 MAX_CANDIDATES: Final = 12
@@ -72,7 +70,7 @@ LATER_S: Final = 120.0
 def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
     """The report on a tree as it is. Changes nothing. Raises ChildError."""
     return msgspec.msgpack.decode(
-        Child(lambda send: report_idle(state, tree, now, send), NICENESS).read_all()[0], type=IdleReport
+        Child(lambda send: report_idle(state, tree, now, send), ASKED_NICENESS).read_all()[0], type=IdleReport
     )
 
 
@@ -207,7 +205,7 @@ class _Search:
         def work(send: Send) -> None:
             send(msgspec.msgpack.encode(_try_out(self.state, self.tree, self.now + LATER_S, remedy, waits, chain)))
 
-        return msgspec.msgpack.decode(Child(work, NICENESS).read_all()[0], type=Started | None)
+        return msgspec.msgpack.decode(Child(work, ASKED_NICENESS).read_all()[0], type=Started | None)
 
 
 def _try_out(

@@ -1,12 +1,11 @@
-"""What a change of the configuration would do. ``collect`` copies the state, for ``make_plan`` in a thread; pure."""
+"""What a change of the configuration would do, found on a copy of the state that carries it out."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,28 +16,24 @@ from cpumond.fairshare.update import fair_share_update
 from cpumond.scheduler.access.required import check
 from cpumond.scheduler.decide.admission import operation_limits_of
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX
-from cpumond.scheduler.elements import OperationElement, PoolElement, is_integral
+from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import (
     CommandError,
     Config,
     IntegralGuarantees,
-    NodeRecord,
-    OperationRecord,
-    Rules,
     TreeConfig,
-    to_amounts,
 )
 from cpumond.scheduler.rights.users import User
-from cpumond.scheduler.settings import operations
-from cpumond.scheduler.settings.changes import ConfigChange, describe_change, find_renamed, rename_pool
+from cpumond.scheduler.settings.changes import ConfigChange, describe_change
 from cpumond.scheduler.settings.undo import ChangedSinceError
 from cpumond.scheduler.settings.validation import find_overcommit
-from cpumond.scheduler.state import State, changes, settling, updates
+from cpumond.scheduler.state import State, changes, updates
 from cpumond.scheduler.state.commands import ConfigChanging, prepare
 from cpumond.scheduler.state.transaction import Transaction
+from cpumond.scheduler.trial.at_once import tell_starts
+from cpumond.scheduler.trial.fork import Send
+from cpumond.scheduler.trial.rounds import settle
 from cpumond.scheduler.why.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
-
-MAX_SETTLE_ROUNDS: Final = 100
 
 
 class Outlook(msgspec.Struct, frozen=True):
@@ -84,65 +79,6 @@ class Plan(msgspec.Struct, frozen=True):
     effects: list[Effect] = []
 
 
-@dataclass(frozen=True, slots=True)
-class KnownOperation:
-    """A live operation: its record, what it needs, and its usage by tree."""
-
-    record: OperationRecord
-    needed: Mapping[str, int]
-    usage: Mapping[str, Vector]
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """The input of a plan; shares only immutable values with the living state."""
-
-    rules: Rules
-    config: Config
-    nodes: tuple[NodeRecord, ...]
-    operations: tuple[KnownOperation, ...]
-    integral: Mapping[str, Mapping[str, tuple[Vector, float]]]
-    """Tree -> id of an integral pool -> its volume and last ratio."""
-
-
-def collect(state: State) -> Material:
-    """Copy from the living state what a plan needs."""
-    return Material(
-        rules=state.rules,
-        config=state.config,
-        nodes=tuple(
-            NodeRecord(
-                node.id,
-                node.incarnation,
-                node.address,
-                tuple(node.tags),
-                to_amounts(node.counted_capacity),
-                tree=node.tree or "" if node.matched_trees else "",
-            )
-            for node in state.nodes.values()
-        ),
-        operations=tuple(
-            KnownOperation(
-                _in_pools(
-                    operation.record,
-                    {name: each.parent.name for name, each in operation.elements.items() if each.parent is not None},
-                ),
-                dict(operation.needed),
-                {name: element.usage for name, element in operation.elements.items()},
-            )
-            for operation in state.operations.values()
-        ),
-        integral={
-            tree.name: {
-                pool.config.id: (pool.volume, pool.last_integral_ratio)
-                for pool in tree.pools.values()
-                if pool.config is not None and is_integral(pool)
-            }
-            for tree in state.trees.values()
-        },
-    )
-
-
 def try_command(state: State, command: ConfigChanging, user: User, now: float) -> Transaction | Plan:
     """The change that a command would make, or the plan that says why it is refused. Changes nothing.
 
@@ -163,86 +99,50 @@ def refused_plan(refusal: CommandError) -> Plan:
     return Plan(accepted=False, refusal=str(refusal), code=refusal.code, attributes=dict(refusal.attributes))
 
 
-def make_plan(
-    material: Material,
-    change: Transaction,
-    now: float,
-    previous: Mapping[str, float | None],
-    *,
-    everything: bool = False,
-) -> Plan:
-    """What ``change`` of the configuration would do to every pool and operation.
+def report_plan(
+    state: State, change: Transaction, now: float, previous: Mapping[str, float | None], everything: bool, send: Send
+) -> None:
+    """Send what ``change`` of the configuration would do to every pool and operation; for a child, whose copy of the
+    state is changed.
 
     ``previous``: tree -> time of its last update. Only what differs is listed, unless ``everything`` is wanted.
     """
-    new = material.config if change.config is None else change.config
-    old_state, new_state = rebuild(material, material.config, now), rebuild(material, new, now, change.operations)
+    config = state.config
+    new = config if change.config is None else change.config
+
+    def apply(state: State) -> None:
+        changes.apply(state, change, now)
+        settle(state, now)
+
+    starts = tell_starts(state, now, apply)
+    names = sorted({*config.trees, *new.trees})
+    before = {name: _look(state, name, now, previous.get(name)) for name in names}
+    left, known = list(_note_left_operations(state, new)), list(state.operations)
+    overcommits = {name: find_overcommit(tree.config, tree.total) for name, tree in state.trees.items()}
+    counts = {
+        name: (tree.config.settings.per_pool_counts_for_leaves_only, _list_counts(tree))
+        for name, tree in state.trees.items()
+    }
+    apply(state)
     effects: list[Effect] = []
-    for name in sorted({*material.config.trees, *new.trees}):
-        before = _look(old_state, name, now, previous.get(name))
-        after = _look(new_state, name, now, previous.get(name))
-        effects += _compare(name, before, after, everything)
-    return Plan(
+    for name in names:
+        effects += _compare(name, before[name], _look(state, name, now, previous.get(name)), everything)
+    notes = [
+        *([starts] if starts else []),
+        *_note_lost_operations(known, state),
+        *left,
+        *_note_overcommit(overcommits, state),
+        *_note_integral(config, new),
+        *_note_inner_pools(counts, state),
+    ]
+    plan = Plan(
         accepted=True,
         warnings=list(change.warnings),
-        notes=[
-            *_note_lost_operations(material, new_state),
-            *_note_left_operations(old_state, new),
-            *_note_overcommit(old_state, new_state),
-            *_note_integral(material.config, new),
-            *_note_inner_pools(old_state, new_state),
-        ],
-        changes=describe_change(material.config, new),
+        notes=notes,
+        changes=describe_change(config, new),
         effects=effects,
     )
-
-
-def rebuild(material: Material, config: Config, now: float, changed: Sequence[OperationRecord] = ()) -> State:
-    """A state of its own with the configuration ``config`` and the material's nodes, operations, usage, volumes.
-
-    ``changed``: the records of operations that the change of the configuration replaces.
-    """
-    parents = {record.id: record.parents for record in changed}
-    state = changes.make_state(material.rules, config)
-    renamed = {
-        name: find_renamed(was, tree)
-        for name, was in material.config.trees.items()
-        if (tree := config.trees.get(name)) is not None
-    }
-    known: dict[str, KnownOperation] = {}
-    records = []
-    for each in material.operations:
-        names = {name: rename_pool(options.pool, renamed.get(name, {})) for name, options in each.record.trees.items()}
-        record = operations.keep_trees(_in_pools(each.record, names), config.trees, now)
-        record = msgspec.structs.replace(record, parents=parents.get(record.id, record.parents))
-        if not record.is_finished:
-            records.append(record)
-            known[record.id] = each
-    changes.apply(state, Transaction(nodes=material.nodes, operations=tuple(records)), now)
-    for operation in state.operations.values():
-        operation.needed = dict(known[operation.id].needed)
-        for name, element in operation.elements.items():
-            element.usage = known[operation.id].usage[name]
-    for name, pools in material.integral.items():
-        for pool in state.trees[name].pools.values() if name in state.trees else ():
-            if pool.config is not None and pool.config.id in pools:
-                pool.volume, pool.last_integral_ratio = pools[pool.config.id]
-    for _ in range(MAX_SETTLE_ROUNDS):
-        settled = settling.settle(state, now)
-        if settled.is_empty:
-            break
-        changes.apply(state, settled, now)
-    return state
-
-
-def _in_pools(record: OperationRecord, pools: Mapping[str, str]) -> OperationRecord:
-    """The record with the pools of some trees replaced."""
-    moved = {
-        name: msgspec.structs.replace(record.trees[name], pool=pool)
-        for name, pool in pools.items()
-        if record.trees[name].pool != pool
-    }
-    return msgspec.structs.replace(record, trees={**record.trees, **moved}) if moved else record
+    send(msgspec.msgpack.encode(plan))
 
 
 _Looks = dict[tuple[Literal["pool", "operation"], str], tuple[str, str, Outlook]]
@@ -329,17 +229,13 @@ def _is_same(old: Any, new: Any) -> bool:
     )
 
 
-def _note_lost_operations(material: Material, state: State) -> Iterator[str]:
-    lost = [each.record.id for each in material.operations if each.record.id not in state.operations]
+def _note_lost_operations(known: Sequence[str], state: State) -> Iterator[str]:
+    lost = [name for name in known if name not in state.operations]
     if lost:
         shown = ", ".join(lost[:SHOWN_RECORDS]) + (" ..." if len(lost) > SHOWN_RECORDS else "")
         them = "it" if len(lost) == 1 else "them"
         yield f"{count(len(lost), 'operation')} would be aborted, no tree is left for {them}: {shown}"
-    stopped = 0
-    for node in material.nodes:
-        tags = frozenset([*node.tags, node.address])
-        tree = next(iter(state.match_trees(tags)), None)
-        stopped += tree is None
+    stopped = sum(not state.match_trees(node.tags) for node in state.nodes.values())
     if stopped:
         verb = "fits" if stopped == 1 else "fit"
         yield f"{count(stopped, 'node')} {verb} the nodes_filter of no tree and would get no work"
@@ -359,28 +255,30 @@ def _note_left_operations(old: State, config: Config) -> Iterator[str]:
                 yield f"pool {quoted(pool.name)} is removed with {held}"
 
 
-def _note_overcommit(old: State, new: State) -> Iterator[str]:
-    for name, tree in new.trees.items():
-        before = old.trees.get(name)
+def _note_overcommit(before: Mapping[str, str | None], state: State) -> Iterator[str]:
+    for name, tree in state.trees.items():
         sentence = find_overcommit(tree.config, tree.total)
-        if sentence is not None and (before is None or find_overcommit(before.config, before.total) != sentence):
+        if sentence is not None and before.get(name) != sentence:
             yield sentence
 
 
-def _note_inner_pools(old: State, new: State) -> Iterator[str]:
+def _list_counts(tree: Tree) -> dict[str, tuple[int, int]]:
+    """How many operations each pool may hold and run."""
+    return {pool.name: operation_limits_of(pool) for pool in tree.pools.values()}
+
+
+def _note_inner_pools(before: Mapping[str, tuple[bool, Mapping[str, tuple[int, int]]]], state: State) -> Iterator[str]:
     """What inner pools without counts of their own may run from now on, where the tree's option changes it (2.4)."""
     option = "per_pool_counts_for_leaves_only"
-    for name, tree in new.trees.items():
-        before = old.trees.get(name)
+    for name, tree in state.trees.items():
+        was_on, counts = before.get(name, (None, {}))
         is_on = tree.config.settings.per_pool_counts_for_leaves_only
-        if before is None or before.config.settings.per_pool_counts_for_leaves_only == is_on:
+        if was_on is None or was_on == is_on:
             continue
         told = [
-            f"{quoted(pool.name)} {pool.max_running_operation_count} ({was.max_running_operation_count} before), and "
-            f"hold {pool.max_operation_count} ({was.max_operation_count})"
-            for pool in tree.pools.values()
-            if (was := before.pools.get(pool.name)) is not None
-            and operation_limits_of(pool) != operation_limits_of(was)
+            f"{quoted(pool)} {running} ({counts[pool][1]} before), and hold {most} ({counts[pool][0]})"
+            for pool, (most, running) in _list_counts(tree).items()
+            if pool in counts and counts[pool] != (most, running)
         ]
         if told:
             more = f", and so on for {len(told) - SHOWN_RECORDS} more" if len(told) > SHOWN_RECORDS else ""

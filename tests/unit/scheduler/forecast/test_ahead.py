@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+import time
 
+import msgspec
 import pytest
-from scheduler_world import World
+from scheduler_world import TREE, World
 
 from cpumond.scheduler.forecast.ahead import (
     FIRST_RUN_S,
@@ -18,9 +21,13 @@ from cpumond.scheduler.forecast.ahead import (
     patience_s,
 )
 from cpumond.scheduler.forecast.calibration import quantile
+from cpumond.scheduler.settings.commands import ChangePool, Edit
 from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.node_commands import DrainNode
+from cpumond.scheduler.trial.fork import Child
 from cpumond.scheduler.trial.forward import Pace
+from cpumond.scheduler.why.plan import Plan, report_plan
 
 
 @pytest.mark.parametrize("runs", [5, 9, 40])
@@ -121,3 +128,36 @@ def test_on_many_idle_nodes_what_is_asked_for_is_waited_for(cpu: float, told: st
     pace, asked = Pace(3.0, 1.0, world.now + 1.0, {}), (StartOperation(spec),)
     found = compare(world.state, world.now, pace, 3600.0, asked, "ann", lambda _: None)
     assert found.lines[0].startswith(told)
+
+
+def test_a_plan_and_a_simulation_tell_the_same_starts_and_they_come_true() -> None:
+    world = World()
+    world.create_pool("p", resource_limits={"cpu": 1.0})
+    world.node("n1", 4.0)
+    world.start("p", jobs=3, cpu=1.0)
+    world.settle_down()
+    command = ChangePool(TREE, "p", (Edit(("resource_limits", "cpu"), 3.0),))
+    change = prepare(world.state, command, "ann", world.now, lambda: "planned")
+    child = Child(lambda send: report_plan(world.state, change, world.now, {}, False, send))
+    notes = msgspec.msgpack.decode(child.read_all()[0], type=Plan).notes
+    pace = Pace(1.0, 1.0, world.now, {})
+    found = compare(world.state, world.now, pace, 60.0, (command,), "ann", lambda _: None)
+    assert notes == ["at once 2 jobs more start, 2 cores"]
+    assert notes[0] in found.lines
+    world.do(command)
+    world.settle_down()
+    assert world.cores("p") == 3.0
+
+
+def test_how_far_is_looked_ahead_does_not_depend_on_how_busy_the_host_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes on by a second between two looks at it, as on a host that leaves a copy little CPU time."""
+    world = World()
+    world.create_pool("p")
+    for number in range(20):
+        world.node(f"n{number}", 4.0)
+    world.start("p", jobs=200, cpu=1.0)
+    world.settle_down()
+    clock = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock) * 0.4)
+    found = compare(world.state, world.now, Pace(1.0, 1.0, world.now, {}), 120.0, (), "ann", lambda _: None)
+    assert found.horizon == world.now + 120.0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from scheduler_world import TREE, World
 
@@ -16,8 +17,9 @@ from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.attributes import Edit
+from cpumond.scheduler.trial.fork import Child
 from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
-from cpumond.scheduler.why.plan import Plan, collect, make_plan, rebuild, try_command
+from cpumond.scheduler.why.plan import Plan, report_plan, try_command
 from cpumond.scheduler.why.pool import tell_pool
 from cpumond.scheduler.why.standing import find_standing
 
@@ -48,7 +50,9 @@ class Service(World):
         change = try_command(self.state, command, User("tester", admin=True), self.now)
         if isinstance(change, Plan):
             return change
-        return make_plan(collect(self.state), change, self.now, {}, **options)
+        everything = options.get("everything", False)
+        child = Child(lambda send: report_plan(self.state, change, self.now, {}, everything, send))
+        return msgspec.msgpack.decode(child.read_all()[0], type=Plan)
 
     def set(self, pool: str, **attributes: Any) -> commands.ChangePool:
         return commands.ChangePool(TREE, pool, tuple(Edit((name,), value) for name, value in attributes.items()))
@@ -352,7 +356,7 @@ def draw_command(choose: random.Random, service: Service) -> commands.ConfigComm
     return service.set(pool, **choose.choice(ATTRIBUTES))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_plans_of_random_changes_come_true(service, seed):
     choose = random.Random(seed)
     service.node("n1", cpu=8.0)
@@ -482,14 +486,3 @@ def test_integral_guarantees_come_with_a_note(service):
     plan = service.plan(service.set("a", integral_guarantees=BURST))
     assert any("as volume is gathered" in note for note in plan.notes)
     assert service.plan(service.set("a", weight=2)).notes == []
-
-
-def test_volumes_of_integral_pools_are_kept_in_both_pictures(service):
-    service.node("n1", cpu=8.0)
-    service.create_pool("a", integral_guarantees=BURST)
-    service.create_pool("b")
-    pool = service.tree().pools["a"]
-    pool.volume = (0.0, 5000.0, 0.0, 0.0, 0.0)
-    material = collect(service.state)
-    rebuilt = rebuild(material, service.state.config, service.now)
-    assert rebuilt.trees[TREE].pools["a"].volume == pool.volume

@@ -1,0 +1,37 @@
+"""What a change starts at once: the same answer for plans and for simulations, by trials without it and with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from cpumond.core.measures import count_cores
+from cpumond.core.words import count
+from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.state import State
+from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send
+from cpumond.scheduler.trial.rounds import start_jobs
+
+
+def tell_starts(state: State, now: float, change: Callable[[State], None]) -> str:
+    """How many jobs more, or fewer, start on room that is free now, and their cores; "" where as many do.
+
+    The state is left as it is: ``change`` gets a copy. Raises ChildError.
+    """
+    without, with_it = _count_starts(state, now, lambda _: None), _count_starts(state, now, change)
+    jobs, cores = with_it[0] - without[0], with_it[1] - without[1]
+    if not jobs:
+        return ""
+    more = "more" if jobs > 0 else "fewer"
+    verb = "starts" if abs(jobs) == 1 else "start"
+    return f"at once {count(abs(jobs), f'job {more}', f'jobs {more}')} {verb}, {count_cores(abs(cores))}"
+
+
+def _count_starts(state: State, now: float, change: Callable[[State], None]) -> tuple[int, float]:
+    def work(send: Send) -> None:
+        change(state)
+        jobs = [job for tree in list(state.trees.values()) for job in start_jobs(state, tree, now)]
+        send(msgspec.msgpack.encode((len(jobs), sum(job.limits[CPU] for job in jobs))))
+
+    return msgspec.msgpack.decode(Child(work, ASKED_NICENESS).read_all()[0], type=tuple[int, float])
