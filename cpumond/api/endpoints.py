@@ -44,7 +44,7 @@ from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.state import node_commands
 from cpumond.scheduler.state.commands import Command
-from cpumond.scheduler.why.drain import DrainPlan, plan_drain
+from cpumond.scheduler.why.drain import DrainPlan
 from cpumond.scheduler.why.idle import IdleReport
 from cpumond.scheduler.why.operation import OperationAnswer
 from cpumond.scheduler.why.plan import Plan
@@ -309,9 +309,8 @@ ENDPOINTS: Final = (
         node_commands.DrainNode, "`administer` on the tree", carried.DrainBody, needs_body=False,
     ),
     _get(
-        _NODE + "/drain", "plan_drain", "What a drain would stop, and where there is room",
-        lambda c: plan_drain(node_views.find_living_node(c.state, c.path["node"]), c.rights, c.now), DrainPlan,
-        "`read`", cost=per(nodes=20),
+        _NODE + "/drain", "plan_drain", "What a drain would stop, and where there is room", nodes.plan_node_drain,
+        DrainPlan, "`read`", cost=per(nodes=20),
     ),
     _get(
         "/fleet", "get_fleet", "The agents of all nodes", lambda c: rollout_views.show_fleet(c.state),

@@ -26,7 +26,7 @@ PURE = (
             "history.model", "history.collector", "history.series", "history.report",
             "history.chunks", "history.extras", "history.savings",
             "trial.forward", "trial.load", "trial.remedy", "trial.rounds", "forecast.calibration",
-            "why.causes", "why.drain", "why.hindrances", "why.idle", "why.operation", "why.pool",
+            "why.causes", "why.hindrances", "why.idle", "why.operation", "why.pool",
             "why.remedies", "why.resulting", "why.standing", "why.unmet",
         )
     ),

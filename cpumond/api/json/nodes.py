@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from cpumond.api import node_views, rollout_views
 from cpumond.api.json import requests
 from cpumond.api.json.call import Call
@@ -10,6 +12,8 @@ from cpumond.api.json.prepared import WithStatus
 from cpumond.core.wire import HeartbeatAnswer, RegistrationAnswer
 from cpumond.scheduler.settings.rollout import EVERY_NODE, SetStage, StagePlan, make_stage, plan_stage
 from cpumond.scheduler.state.stages import list_hosts
+from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child
+from cpumond.scheduler.why.drain import DrainPlan, Places, plan_drain, report_places
 
 
 def list_nodes(call: Call) -> node_views.NodeList:
@@ -29,6 +33,15 @@ async def register_node(call: Call) -> RegistrationAnswer:
 async def take_heartbeat(call: Call) -> HeartbeatAnswer | WithStatus:
     answer = await call.scheduler.heartbeat(call.body)
     return WithStatus(answer, 409) if answer.register else answer
+
+
+async def plan_node_drain(call: Call) -> DrainPlan:
+    state, now = call.state, call.now
+    node = node_views.find_living_node(state, call.path["node"])
+    async with call.shared.plan_lock:
+        child = Child(lambda send: report_places(state, node.id, now, send), ASKED_NICENESS)
+        [places] = [msgspec.msgpack.decode(message, type=Places) async for message in child.messages()]
+    return plan_drain(node, call.rights, now, places)
 
 
 def list_targets(call: Call) -> list[rollout_views.TargetGroup]:

@@ -1,22 +1,25 @@
-"""What a drain of a node would do now: which jobs end, what is lost, and which nodes have room for them. Pure."""
+"""What a drain of a node would do now: which jobs end, what is lost, and where a trial starts them again."""
 
 from __future__ import annotations
 
 import msgspec
 
-from cpumond.fairshare.resources import CPU, Vector, subtract
+from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.cost import lost_core_seconds
-from cpumond.scheduler.decide.placement import fits_orders, has_spare, may_start_within
 from cpumond.scheduler.decide.victims import start_order
 from cpumond.scheduler.elements import Job, Node
-from cpumond.scheduler.elements.node_sizes import fits
+from cpumond.scheduler.state import State, changes, dispatch
+from cpumond.scheduler.state.commands import prepare
+from cpumond.scheduler.state.node_commands import DrainNode
+from cpumond.scheduler.trial.fork import Send
+from cpumond.scheduler.trial.rounds import start_jobs
 
 
 class DrainedJob(msgspec.Struct, frozen=True):
     """A job that would end. ``lost_core_seconds``: work done again, since its start or last checkpoint (6.9).
 
-    ``to_node``: one that has room for it now; "" where none has, and it would wait.
+    ``to_node``: where it would start again now; "" where it would wait.
     """
 
     job_id: str
@@ -33,7 +36,7 @@ class DrainedJob(msgspec.Struct, frozen=True):
 
 class DrainPlan(msgspec.Struct, frozen=True):
     """In the order in which the jobs would be stopped. ``hidden_job_count``: those of operations that the asker may not
-    read, which are counted in the sums. ``waiting_job_count``: those that no node has room for now.
+    read, which are counted in the sums. ``waiting_job_count``: those that would wait.
     ``gang_job_count``: jobs on other nodes that stop with their gang; their loss is in the sum."""
 
     node: str
@@ -45,29 +48,36 @@ class DrainPlan(msgspec.Struct, frozen=True):
     lost_core_seconds: float
 
 
-def plan_drain(node: Node, rights: Rights, now: float) -> DrainPlan:
-    """What would become of the jobs that are on the node at this moment."""
-    state = rights.state
-    tree = state.trees.get(node.tree or "")
-    others = [] if tree is None else [each for each in tree.nodes.values() if each is not node and may_start(each)]
-    room = {each.id: each.free for each in sorted(others, key=lambda each: each.id)}
-    unordered = {each.id: each.unordered_cores for each in others}
+Places = dict[str, list[str]]
+"""Operation and task -> the nodes on which jobs of it started."""
+
+
+def report_places(state: State, node_id: str, now: float, send: Send) -> None:
+    """Send where jobs start once the node is drained; for a child, whose copy of the state is changed."""
+    places: Places = {}
+    tree = state.trees.get(state.nodes[node_id].tree or "")
+    if tree is not None:
+        start_jobs(state, tree, now)  # what starts by itself takes its room first
+        changes.apply(state, prepare(state, DrainNode(node_id), "", now, lambda: "planned"), now)
+        for _ in ("interruptible jobs", "the others, when those have ended"):
+            dispatch.schedule(state, node_id, now, lambda: "planned")
+            state.nodes[node_id].stopping.clear()
+        for job in start_jobs(state, tree, now):
+            places.setdefault(_place_key(job), []).append(job.node.id)
+    send(msgspec.msgpack.encode(places))
+
+
+def _place_key(job: Job) -> str:
+    return f"{job.element.name}/{job.task.name}"
+
+
+def plan_drain(node: Node, rights: Rights, now: float, places: Places) -> DrainPlan:
+    """What would become of the jobs that are on the node at this moment; ``places`` are used up."""
     jobs = sorted(node.jobs.values(), key=start_order, reverse=True)
     found = []
     for job in sorted(jobs, key=lambda job: not job.task.interruptible):
-        wanted, record = job.task.resources, job.element.operation.record
-        places = (
-            each
-            for each in others
-            if _has_room(each, room[each.id], wanted, state.rules.spare)
-            and may_start_within(record, unordered[each.id], wanted[CPU])
-        )
-        place = next(places, None)
-        if place is not None:
-            room[place.id] = subtract(room[place.id], wanted)
-            if fits_orders(unordered[place.id], wanted[CPU]):
-                unordered[place.id] -= wanted[CPU]
-        found.append((job, _show(job, "" if place is None else place.id, now)))
+        nodes = places.get(_place_key(job), [])
+        found.append((job, _show(job, nodes.pop(0) if nodes else "", now)))
     gangs = {job.element.operation for job in jobs if job.element.operation.record.is_gang}
     mates = [
         mate
@@ -86,15 +96,6 @@ def plan_drain(node: Node, rights: Rights, now: float) -> DrainPlan:
         gang_job_count=len(mates),
         lost_core_seconds=sum(lost_core_seconds(job, now) for job in (*jobs, *mates)),
     )
-
-
-def may_start(node: Node) -> bool:
-    """Whether a node gets jobs, if it has room."""
-    return node.is_online and not node.cordoned and not node.matched_trees
-
-
-def _has_room(node: Node, free: Vector, wanted: Vector, spare: Vector) -> bool:
-    return has_spare(node, free, spare) and fits(free, wanted)
 
 
 def _show(job: Job, to_node: str, now: float) -> DrainedJob:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from scheduler_world import World
 
@@ -13,7 +14,8 @@ from cpumond.scheduler.model import Rules
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, UncordonNode
-from cpumond.scheduler.why.drain import DrainPlan, plan_drain
+from cpumond.scheduler.trial.fork import Child
+from cpumond.scheduler.why.drain import DrainPlan, Places, plan_drain, report_places
 from cpumond.scheduler.why.operation import explain_operation
 
 ROOT = User("root", admin=True)
@@ -32,7 +34,9 @@ def world() -> World:
 
 
 def plan(world: World, user: User = ROOT) -> DrainPlan:
-    return plan_drain(world.state.nodes["n1"], Rights(world.state, user), world.now)
+    child = Child(lambda send: report_places(world.state, "n1", world.now, send))
+    places = msgspec.msgpack.decode(child.read_all()[0], type=Places)
+    return plan_drain(world.state.nodes["n1"], Rights(world.state, user), world.now, places)
 
 
 def test_interruptible_jobs_go_first_and_each_place_is_given_once(world: World) -> None:
@@ -44,6 +48,15 @@ def test_interruptible_jobs_go_first_and_each_place_is_given_once(world: World) 
     ]
     assert (found.job_count, found.waiting_job_count, found.hidden_job_count) == (3, 1, 0)
     assert found.jobs[1].title == "hard"
+    world.do(DrainNode("n1"))
+    world.settle_down(4)
+    assert sorted(job.limits[1] for job in world.state.jobs.values()) == [1.0, 1.5], "as it was planned"
+
+
+def test_who_waits_already_gets_the_room_first(world: World) -> None:
+    world.start(jobs=2, cpu=1.5, title="waited")
+    world.update()
+    assert plan(world).waiting_job_count == 3
 
 
 def test_what_is_lost_is_the_work_since_the_job_began(world: World) -> None:
