@@ -40,7 +40,7 @@ _share: Final = lru_cache(maxsize=1024)(share)
 _operation_function: Final = lru_cache(maxsize=1024)(operation_function)
 
 
-class OperationRecord:
+class OperationNode:
     """One operation: its shares (fractions of the cluster) and its function; serves any number of updates."""
 
     __slots__ = ("operation", "gang", "demand_share", "usage_share", "limits_share", "_function")
@@ -77,7 +77,7 @@ class PoolMemory:
     )  # fmt: skip
 
     def __init__(
-        self, operations: list[OperationRecord], last: ShareFunction | None = None, used_reach: float = 0.0
+        self, operations: list[OperationNode], last: ShareFunction | None = None, used_reach: float = 0.0
     ) -> None:
         self.operations = operations
         self.demand = sum_vectors([record.operation.demand for record in operations])
@@ -121,7 +121,7 @@ class PoolNode:
         self.index = 0
         self.end = 0
         self.pools: list[PoolNode] = []
-        self.operations: list[OperationRecord] = []
+        self.operations: list[OperationNode] = []
         self.weights: list[float] = []
         self.demand = self.usage = ZERO
         self.limits_share = self.demand_share = self.usage_share = ZERO

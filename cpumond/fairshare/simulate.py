@@ -33,7 +33,7 @@ MAX_S: Final = 36500 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class DemandEvent:
     """A change of what one operation asks for; between its events the demand stays as it is.
 
     start: ``demand`` (absolute, >= 0) from ``at_s`` on; stop: nothing from ``at_s`` on; ramp: from the demand of that
@@ -61,7 +61,7 @@ class Scenario:
     """
 
     snapshot: Snapshot
-    script: tuple[Event, ...] = ()
+    script: tuple[DemandEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,9 @@ def check_script(scenario: Scenario) -> None:
     operation are in the order of time and do not overlap: each begins after the one before, and not before its ramp
     is over. Those that repeat come last, all with one period, and one round of them is over when the next begins.
     """
-    events_of: dict[str, list[tuple[int, Event]]] = {operation.name: [] for operation in scenario.snapshot.operations}
+    events_of: dict[str, list[tuple[int, DemandEvent]]] = {
+        operation.name: [] for operation in scenario.snapshot.operations
+    }
     for place, event in enumerate(scenario.script, 1):
         where = f"script {place}"
         if event.operation not in events_of:
@@ -114,7 +116,7 @@ def check_script(scenario: Scenario) -> None:
             _check_round(first, place, last, f"script {last_place}")
 
 
-def _check_event(event: Event, where: str) -> None:
+def _check_event(event: DemandEvent, where: str) -> None:
     for name, amount in zip(RESOURCES, event.demand, strict=True):
         if not 0.0 <= amount <= MAX_AMOUNT:
             raise FairShareInputError(
@@ -132,7 +134,7 @@ def _check_event(event: Event, where: str) -> None:
         raise FairShareInputError(f"{where}.over: a ramp takes longer than 0s; use start or stop for a sudden change")
 
 
-def _check_pair(before: Event, place: int, after: Event, where: str) -> None:
+def _check_pair(before: DemandEvent, place: int, after: DemandEvent, where: str) -> None:
     """One event of an operation against the one before it, which is at ``place`` in the script."""
     if after.at_s <= before.at_s:
         raise FairShareInputError(
@@ -151,7 +153,7 @@ def _check_pair(before: Event, place: int, after: Event, where: str) -> None:
         )
 
 
-def _check_round(first: Event, place: int, last: Event, where: str) -> None:
+def _check_round(first: DemandEvent, place: int, last: DemandEvent, where: str) -> None:
     """What repeats of one operation is over within its period; ``first`` is at ``place`` in the script."""
     assert first.repeat_every_s is not None
     again_s = first.at_s + first.repeat_every_s
@@ -202,12 +204,12 @@ class _Demand:
 
     __slots__ = ("_begin_s", "_end_s", "_events", "_from", "_next", "_next_s", "_to")
 
-    def __init__(self, at_first: Vector, events: Sequence[Event]) -> None:
+    def __init__(self, at_first: Vector, events: Sequence[DemandEvent]) -> None:
         self._from = self._to = at_first
         self._begin_s = self._end_s = 0.0
         self._events = _in_turn(events)
         self._next_s: float
-        self._next: Event | None
+        self._next: DemandEvent | None
         self._next_s, self._next = next(self._events, (math.inf, None))
 
     def at(self, time_s: float) -> Vector:
@@ -224,7 +226,7 @@ class _Demand:
         return (a, b, c, d, e)
 
 
-def _in_turn(events: Sequence[Event]) -> Iterator[tuple[float, Event]]:
+def _in_turn(events: Sequence[DemandEvent]) -> Iterator[tuple[float, DemandEvent]]:
     """When each event happens, in the order of time; without end where some repeat."""
     yield from ((event.at_s, event) for event in events if event.repeat_every_s is None)
     repeated = [(event, event.repeat_every_s) for event in events if event.repeat_every_s is not None]
@@ -234,7 +236,7 @@ def _in_turn(events: Sequence[Event]) -> Iterator[tuple[float, Event]]:
 
 def _list_demands(scenario: Scenario) -> list[_Demand | None]:
     """What each operation asks for; None for those that the script does not name: the same all the time."""
-    events_of: dict[str, list[Event]] = {}
+    events_of: dict[str, list[DemandEvent]] = {}
     for event in scenario.script:
         events_of.setdefault(event.operation, []).append(event)
     return [

@@ -17,7 +17,7 @@ from cpumond.fairshare.integral import (
     without_below_integral,
 )
 from cpumond.fairshare.nodes import (
-    OperationRecord,
+    OperationNode,
     PoolMemory,
     PoolNode,
     fill_attributes,
@@ -67,7 +67,7 @@ class FairShareUpdater:
     """
 
     def __init__(self) -> None:
-        self._records: dict[str, OperationRecord] = {}
+        self._records: dict[str, OperationNode] = {}
         self._memory: dict[str, PoolMemory] = {}
         self._basis: object = None
 
@@ -141,7 +141,7 @@ class FairShareUpdater:
                 or (record.operation is not operation and record.operation != operation)
                 or record.gang is not gang
             ):
-                records[operation.name] = record = OperationRecord(operation, gang, total, full)
+                records[operation.name] = record = OperationNode(operation, gang, total, full)
             else:
                 record.operation = operation  # one of two equal ones need not be kept
             node.operations.append(record)

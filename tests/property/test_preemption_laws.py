@@ -21,7 +21,7 @@ from cpumond.scheduler.decide.cost import lost_core_seconds
 from cpumond.scheduler.decide.placement import ServiceOrder, satisfaction_of
 from cpumond.scheduler.decide.preemption import PreemptionPlan, Targets, plan_preemption
 from cpumond.scheduler.decide.starvation import priority_of, starving_operations
-from cpumond.scheduler.decide.swap import Stage, Swap, TargetPriority
+from cpumond.scheduler.decide.swap import Swap, SwapStage, TargetPriority
 from cpumond.scheduler.decide.victims import find_limit_violators, find_overcommit_victims, is_protected_by_count
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
@@ -341,7 +341,7 @@ def test_no_other_victims_that_would_do_lose_less(seed):
             plan = plan_preemption(node, Targets([(target, priority)]), NOW, ZERO)
             if plan is None or not plan.victims:
                 continue
-            stage = Stage(node, world.tree, priority, NOW)
+            stage = SwapStage(node, world.tree, priority, NOW)
             found = {job for job, _ in plan.victims}
             cost = sum(lost_core_seconds(job, NOW) for job in found)
             worst = max(each.rank for each in stage.candidates if each.jobs[0] in found)

@@ -18,7 +18,7 @@ from scheduler_world import TREE, World
 
 from cpumond.fairshare import FairShareUpdater
 from cpumond.fairshare.tree import IntegralGuarantees, Operation, Options, Pool, Snapshot
-from cpumond.scheduler.model import IntegralGuarantees as IntegralSettings
+from cpumond.scheduler.model import PoolIntegralGuarantees as IntegralSettings
 
 RESOURCES = ("user_slots", "cpu", "gpu", "memory", "network")
 TOTAL = {"user_slots": 200.0, "cpu": 100.0, "gpu": 0.0, "memory": 1000.0, "network": 0.0}

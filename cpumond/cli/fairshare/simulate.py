@@ -25,7 +25,7 @@ from cpumond.core.schema import normalise_table
 from cpumond.core.toml_text import explain_toml
 from cpumond.core.words import did_you_mean, quoted, show_json
 from cpumond.fairshare.resources import RESOURCES
-from cpumond.fairshare.simulate import MAX_S, Action, Event, Scenario, SimulationRow, check_script, simulate
+from cpumond.fairshare.simulate import MAX_S, Action, DemandEvent, Scenario, SimulationRow, check_script, simulate
 from cpumond.fairshare.update import fair_share_update
 
 MAX_BYTES: Final = 64 * 1024 * 1024
@@ -214,7 +214,7 @@ def _refuse_infinite(value: object, path: str) -> None:
             _refuse_infinite(item, f"{path} {place}")
 
 
-def _parse_event(entry: object, place: int, name: str) -> Event:
+def _parse_event(entry: object, place: int, name: str) -> DemandEvent:
     where = f"script {place}"
     table = normalise_table(entry, EventForm, name, where)
     needed = KEYS_OF_ACTION[table["action"]]
@@ -227,7 +227,7 @@ def _parse_event(entry: object, place: int, name: str) -> Event:
         key: _parse_seconds(table[key], f"{where}.{key}") for key in ("at", "over", "repeat_every") if key in table
     }
     a, b, c, d, e = (float(table.get("demand", {}).get(resource, 0.0)) for resource in RESOURCES)
-    return Event(
+    return DemandEvent(
         operation=table["operation"],
         at_s=seconds["at"],
         action=table["action"],

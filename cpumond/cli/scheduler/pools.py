@@ -37,7 +37,7 @@ from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name, show_percent
 from cpumond.fairshare.resources import show_resource
 from cpumond.scheduler.history.savings import SavingsRow
-from cpumond.scheduler.model import ROOT_POOL, IntegralGuarantees
+from cpumond.scheduler.model import ROOT_POOL, PoolIntegralGuarantees
 from cpumond.scheduler.settings.attributes import Kind, find_mistyped, is_option
 from cpumond.scheduler.why.plan import Plan
 
@@ -365,7 +365,7 @@ def read_pool_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> li
 def expand_key(assignment: str) -> str:
     """``resource_flow=...`` as ``integral_guarantees/resource_flow=...``."""
     first = assignment.partition("=")[0].replace(".", "/").partition("/")[0].strip().replace("-", "_")
-    if first not in IntegralGuarantees.__struct_fields__ or is_option("pool", first):
+    if first not in PoolIntegralGuarantees.__struct_fields__ or is_option("pool", first):
         return assignment
     key, equals, value = assignment.partition("=")
     return f"{INTEGRAL}/{key.strip().replace('.', '/')}{equals}{value}"

@@ -17,7 +17,7 @@ from cpumond.scheduler.model import (
     PreemptionRecord,
     TreeConfig,
 )
-from cpumond.scheduler.rights.entries import OWNED, Access, AccessEntry, Permission, Standing, Verdict, judge
+from cpumond.scheduler.rights.entries import OWNED, Access, AccessEntry, Permission, StandingEntry, Verdict, judge
 from cpumond.scheduler.rights.users import User
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Rights:
     def access_to_operation(self, record: OperationRecord) -> Access:
         """What decides about an operation. Entries of all its trees count together: one that allows is enough."""
         what = f"operation {record.id}"
-        entries = [Standing(entry, what) for entry in record.acl]
+        entries = [StandingEntry(entry, what) for entry in record.acl]
         pools = [self.access_to(*place) for place in self.places_of(record)]
         for pool in pools:
             entries += [each for each in pool.entries if each not in entries]
@@ -164,7 +164,7 @@ def read_access(tree: TreeConfig, pool: str, *, of_child: bool = False) -> Acces
 
     ``of_child``: what a pool inside of it inherits.
     """
-    entries: list[Standing] = []
+    entries: list[StandingEntry] = []
     owner, listed, inherits = "", "", True
     for depth, item in enumerate(_way_up(tree, pool), int(of_child)):
         settings = item.settings
@@ -175,7 +175,7 @@ def read_access(tree: TreeConfig, pool: str, *, of_child: bool = False) -> Acces
         skipped = "object_only" if depth else "descendants_only"
         heir = describe_pool(tree.name, pool) if depth else ""
         own: tuple[AccessEntry, ...] = settings.acl or ()
-        entries += [Standing(entry, where, heir) for entry in own if entry.inheritance_mode != skipped]
+        entries += [StandingEntry(entry, where, heir) for entry in own if entry.inheritance_mode != skipped]
         inherits = settings.inherit_acl
         if settings.acl is not None or not inherits:
             listed = listed or where

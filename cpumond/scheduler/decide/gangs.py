@@ -11,7 +11,7 @@ from cpumond.fairshare.resources import ZERO, Vector, add, dominates, subtract, 
 from cpumond.scheduler.decide.placement import fits_orders, has_spare, may_start_within
 from cpumond.scheduler.decide.preemption import tell_victims
 from cpumond.scheduler.decide.snapshot import element_name, room_left
-from cpumond.scheduler.decide.swap import Candidate, Losses, Stage, Swap, TargetPriority
+from cpumond.scheduler.decide.swap import Candidate, Losses, Swap, SwapStage, TargetPriority
 from cpumond.scheduler.decide.victims import ROUNDING, as_vector, room_below_limits
 from cpumond.scheduler.elements import Job, Node, OperationElement
 from cpumond.scheduler.elements.node_sizes import fits
@@ -23,7 +23,7 @@ MOST_GANG_SEARCHES: Final = 512
 """Searches for victims of one attempt for one gang; for larger ones nobody is preempted."""
 
 
-class Place(NamedTuple):
+class GangPlace(NamedTuple):
     """Where a job of a gang starts."""
 
     task: Task
@@ -36,7 +36,7 @@ class GangPlan:
 
     element: OperationElement
     priority: TargetPriority
-    places: tuple[Place, ...]
+    places: tuple[GangPlace, ...]
     victims: tuple[tuple[Job, str], ...]
 
 
@@ -81,7 +81,7 @@ def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:
     }
 
 
-def find_places(element: OperationElement, rooms: Mapping[Node, Vector], spare: Vector) -> list[Place] | None:
+def find_places(element: OperationElement, rooms: Mapping[Node, Vector], spare: Vector) -> list[GangPlace] | None:
     """A place for each job that it needs in the free room of the nodes, None where none is found.
 
     The fullest node that holds a job first, then the emptiest first, then other ways, MOST_STEPS of them at most.
@@ -102,8 +102,8 @@ def find_places(element: OperationElement, rooms: Mapping[Node, Vector], spare: 
 
 def _fill(
     needed: Sequence[Task], rooms: dict[Node, Vector], nodes: Sequence[Node], spare: Vector
-) -> list[Place] | None:
-    places: list[Place] = []
+) -> list[GangPlace] | None:
+    places: list[GangPlace] = []
     first, before = 0, None
     for task in needed:
         # What did not hold the last job of the same task does not hold the next one.
@@ -115,7 +115,7 @@ def _fill(
             return None
         node = nodes[first]
         rooms[node] = subtract(rooms[node], task.resources)
-        places.append(Place(task, node))
+        places.append(GangPlace(task, node))
     return places
 
 
@@ -130,8 +130,8 @@ class _Packing:
         self.needed, self.nodes, self.rooms, self.spare = needed, nodes, rooms, spare
         self.steps = 0
 
-    def search(self) -> list[Place] | None:
-        places: list[Place] = []
+    def search(self) -> list[GangPlace] | None:
+        places: list[GangPlace] = []
         tried: list[set[tuple[Vector, Vector]]] = [set()]
         at = [0]
         while self.steps < MOST_STEPS:
@@ -143,7 +143,7 @@ class _Packing:
             node = self._next(task, at, tried[depth])
             if node is not None:
                 self.rooms[node] = subtract(self.rooms[node], task.resources)
-                places.append(Place(task, node))
+                places.append(GangPlace(task, node))
                 at.append(0)
                 tried.append(set())
                 continue
@@ -238,9 +238,9 @@ class _GangSearch:
         self.unordered = {node: node.unordered_cores for node in rooms}
         """Node -> its ``unordered_cores``, with what is placed and taken here."""
         self.losses = Losses()
-        self.places: list[Place] = []
+        self.places: list[GangPlace] = []
         self.victims: list[Candidate] = []
-        self.stages: dict[Node, Stage] = {}
+        self.stages: dict[Node, SwapStage] = {}
         self.searches = 0
         self.full: set[tuple[Node, Vector]] = set()
         """Nodes on which no room could be made for an order."""
@@ -283,7 +283,7 @@ class _GangSearch:
         self.searches += 1
         stage = self.stages.get(node)
         if stage is None:
-            stage = self.stages[node] = Stage(node, self.target.tree, self.priority, self.now)
+            stage = self.stages[node] = SwapStage(node, self.target.tree, self.priority, self.now)
             stage.candidates = [each for each in stage.candidates if each.jobs[0] not in self.gone]
         stage.free = as_vector(f + c * ROUNDING for f, c in zip(self.rooms[node], node.capacity, strict=True))
         stage.unordered_cores = self.unordered[node]
@@ -308,5 +308,5 @@ class _GangSearch:
         if fits_orders(self.unordered[node], task.cpu_limit):
             self.unordered[node] -= task.cpu_limit
         self.losses.ordered = add(self.losses.ordered, task.resources)
-        self.places.append(Place(task, node))
+        self.places.append(GangPlace(task, node))
         return True

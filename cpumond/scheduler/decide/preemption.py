@@ -14,7 +14,7 @@ from typing import Final
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, dominates
 from cpumond.scheduler.decide.placement import has_spare
 from cpumond.scheduler.decide.preemption_record import tell_shares, tell_starvation
-from cpumond.scheduler.decide.swap import Candidate, Stage, Swap, TargetPriority
+from cpumond.scheduler.decide.swap import Candidate, Swap, SwapStage, TargetPriority
 from cpumond.scheduler.decide.victims import local_satisfaction, room_below_limits
 from cpumond.scheduler.elements import Element, Job, Node, OperationElement, PoolElement
 from cpumond.scheduler.model import Task
@@ -114,7 +114,7 @@ def plan_preemption(
         if below is None:
             continue
         tree = next(iter(below)).tree
-        stage = Stage(node, tree, priority, now, reserved)
+        stage = SwapStage(node, tree, priority, now, reserved)
         if not has_spare(node, add(stage.free, stage.most), spare):
             continue
         plan = _Search(stage, below, targets.may_preempt, budget, now).visit(tree.root, add(stage.free, stage.discount))
@@ -150,7 +150,7 @@ class _Search:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: SwapStage,
         below: Mapping[Element, _Below],
         may_preempt: Callable[[OperationElement, TargetPriority], bool],
         budget: _Budget,

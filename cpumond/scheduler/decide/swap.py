@@ -59,7 +59,7 @@ class Candidate:
         self.lost_core_seconds = 0.0
 
 
-class Stage:
+class SwapStage:
     """The candidates on one node at one priority, in the order of the walk, and what they could free (6.6 step 2)."""
 
     def __init__(self, node: Node, tree: Tree, priority: TargetPriority, now: float, reserved: Vector = ZERO) -> None:
@@ -197,7 +197,7 @@ class Swap:
     ``before``: what is planned for other jobs of the target.
     """
 
-    def __init__(self, stage: Stage, target: OperationElement, order: Vector, before: Losses | None = None) -> None:
+    def __init__(self, stage: SwapStage, target: OperationElement, order: Vector, before: Losses | None = None) -> None:
         self.stage = stage
         self.target = target
         self.order = order

@@ -79,7 +79,7 @@ AccessList = tuple[AccessEntry, ...] | None
 DEFAULT_FIFO_SORT: Final[tuple[FifoSortParameter, ...]] = ("weight", "start_time")
 
 
-class IntegralGuarantees(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class PoolIntegralGuarantees(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """``integral_guarantees`` of a pool (2.5). None means the tree's value, or else the library's default."""
 
     guarantee_type: GuaranteeType = "none"
@@ -132,7 +132,7 @@ class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     forbid_immediate_operations: bool = False
     create_ephemeral_subpools: bool = False
     ephemeral_subpool_config: EphemeralSubpoolConfig = EphemeralSubpoolConfig()
-    integral_guarantees: IntegralGuarantees = IntegralGuarantees()
+    integral_guarantees: PoolIntegralGuarantees = PoolIntegralGuarantees()
     resource_limits_overcommit_tolerance: _Amounts = {}
     allow_children_guarantees: bool = True
     acl: AccessList = None

@@ -21,7 +21,7 @@ import structlog
 
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.store import Arbiter, Change, Entry, FencedError, Store, StoreError
-from cpumond.scheduler.store.lead import Lead, LeadView, Step
+from cpumond.scheduler.store.lead import Lead, LeadStep, LeadView
 
 T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
@@ -187,7 +187,7 @@ class Leading:
     async def _do_next(self) -> None:
         reign, now_s = self.reign, self._now()
         step = self.lead.find_step(now_s)
-        if step is Step.END:
+        if step is LeadStep.END:
             self._lose(self.lead.error or "the lease was not renewed in time")
         if reign is not None:
             for task in (reign.opening, reign.running):
@@ -201,8 +201,8 @@ class Leading:
         if self._asking is not None and self._asking.done():
             asked, self._asking = self._asking, None
             asked.result()  # the same
-        if step in (Step.TAKE, Step.RENEW) and self._asking is None:
-            self._asking = asyncio.ensure_future(self._take() if step is Step.TAKE else self._renew())
+        if step in (LeadStep.TAKE, LeadStep.RENEW) and self._asking is None:
+            self._asking = asyncio.ensure_future(self._take() if step is LeadStep.TAKE else self._renew())
             self._asking.add_done_callback(self._wake)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._woken.wait(), self.lead.wait_s(now_s, self._asking is not None))

@@ -63,7 +63,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingEntry:
     """An entry that counts for an object. ``where``: whose access list it stands in; ``heir``: the pool that inherits
     it, "" where the list is its own."""
 
@@ -82,7 +82,7 @@ class Access:
     """
 
     what: str
-    entries: tuple[Standing, ...]
+    entries: tuple[StandingEntry, ...]
     is_open: bool
     closed_by: str
     """Why it is not open, for the sentence of a refusal; "" where it is."""
@@ -94,7 +94,7 @@ def judge(user: User, permission: Permission, access: Access) -> Verdict:
     """Whether a user has a permission on an object, and by what (12.2)."""
     if user.admin:
         return Verdict(True, f"{user.name} is an administrator")
-    allowing: Standing | None = None
+    allowing: StandingEntry | None = None
     for standing in access.entries:
         entry = standing.entry
         table = DENIED_BY if entry.action == "deny" else ALLOWED_BY
@@ -132,7 +132,7 @@ def find_subject(user: User, entry: AccessEntry, access: Access) -> str:
     return ""
 
 
-def _say(standing: Standing, permission: Permission, user: User, access: Access) -> str:
+def _say(standing: StandingEntry, permission: Permission, user: User, access: Access) -> str:
     entry = standing.entry
     table = DENIED_BY if entry.action == "deny" else ALLOWED_BY
     word: str = next(name for name in table[permission] if name in entry.permissions)

@@ -108,7 +108,7 @@ OperationCommand = (
 )
 
 
-class Specification(OperationFacts, frozen=True):
+class ParsedSpecification(OperationFacts, frozen=True):
     """A specification, read and checked, before its pools are chosen.
 
     ``trees`` None: not given, which means the default tree. ``options`` by tree, "" for all of them: names of
@@ -134,7 +134,7 @@ ROOT_OPTIONS: Final = KNOWN | TREE_OPTIONS
 TASK_OPTIONS: Final = frozenset(Task.__struct_fields__) - {"name", "spec"}
 
 
-def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> Specification:
+def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> ParsedSpecification:
     """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``. Raises CommandError."""
     table = _normalise(spec, "spec")
     _refuse_unenforced(table, "spec")
@@ -145,7 +145,7 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
     if requires and not allows:
         what = "jobs that run on reclaimed CPU only could never start with allow_reclaimed = false; set one of the two"
         raise _refuse("spec/require_reclaimed", what)
-    return Specification(
+    return ParsedSpecification(
         tasks=_read_tasks(table),
         trees=trees,
         options=options,

@@ -287,7 +287,7 @@ def say_level(level: Level | None) -> str:
     return "no stage" if level is None else f"reclaim by {level}" if level in ACTUATORS else level
 
 
-class Counts(NamedTuple):
+class CanaryCounts(NamedTuple):
     """What the agent of a canary has counted since the start of its ``run``, as of a heartbeat ``heard_at``;
     ``is_proof``: whether it writes limits as its stage says."""
 
@@ -299,7 +299,7 @@ class Counts(NamedTuple):
     is_proof: bool = True
 
 
-Seen = Mapping[str, Counts | None]
+Seen = Mapping[str, CanaryCounts | None]
 """The hosts of a canary: None for one that is silent; one whose agent has not told of itself yet is left out."""
 
 
@@ -325,22 +325,22 @@ class Watch:
     """Why it has to be taken back, until it is."""
 
 
-class Verdict(NamedTuple):
+class CanaryVerdict(NamedTuple):
     """What follows from a look; ``why`` in words."""
 
     action: Literal["", "stop", "advance"] = ""
     why: str = ""
 
 
-def check(stage: Stage, seen: Seen, before: Watch, now: float) -> tuple[Watch, Verdict]:
+def check(stage: Stage, seen: Seen, before: Watch, now: float) -> tuple[Watch, CanaryVerdict]:
     """One look at a canary. What was before the first is not the stage's doing. Lateness is checked when a heartbeat of
     each host that tells of itself has come since the last check: they may come less often than looks."""
     if before.stop:
-        return replace(before, at=now), Verdict("stop", before.stop)
+        return replace(before, at=now), CanaryVerdict("stop", before.stop)
     proves = bool(stage.canaries) and all((counts := seen.get(each)) and counts.is_proof for each in stage.canaries)
     since = None if not proves else now if before.proves_since is None else before.proves_since
     if before.at is None:
-        return Watch(now, dict(seen), dict(seen), proves_since=since), Verdict()
+        return Watch(now, dict(seen), dict(seen), proves_since=since), CanaryVerdict()
     writes, errors, restarts = before.foreign_writes, before.errors, dict(before.restarts)
     for node_id, counts in seen.items():
         last = before.last.get(node_id)
@@ -372,9 +372,9 @@ def check(stage: Stage, seen: Seen, before: Watch, now: float) -> tuple[Watch, V
     return (replace(after, stop=verdict.why) if verdict.action == "stop" else after), verdict
 
 
-def _start_of(last: Counts, counts: Counts) -> Counts:
+def _start_of(last: CanaryCounts, counts: CanaryCounts) -> CanaryCounts:
     """What counts of an agent began from since ``last``: a new run of it counts from nothing."""
-    return last if last.run == counts.run else Counts(counts.run, 0.0, 0, 0, last.heard_at)
+    return last if last.run == counts.run else CanaryCounts(counts.run, 0.0, 0, 0, last.heard_at)
 
 
 def _has_news(seen: Seen, base: Seen) -> bool:
@@ -386,23 +386,23 @@ def _has_news(seen: Seen, base: Seen) -> bool:
     return bool(seen)
 
 
-def _find_late_cores(base: Counts | None, counts: Counts | None) -> float:
+def _find_late_cores(base: CanaryCounts | None, counts: CanaryCounts | None) -> float:
     if base is None or counts is None:
         return 0.0
     late_s = counts.late_core_seconds - _start_of(base, counts).late_core_seconds
     return max(late_s, 0.0) / max(counts.heard_at - base.heard_at, 1e-9)
 
 
-def _judge(stage: Stage, seen: Watch, now: float) -> Verdict:
+def _judge(stage: Stage, seen: Watch, now: float) -> CanaryVerdict:
     budget = stage.budget
     for number, most, what in (
         (seen.errors, budget.max_errors, ("error",)),
         (seen.foreign_writes, budget.max_foreign_writes, ("write by another program", "writes by other programs")),
     ):
         if number > most:
-            return Verdict("stop", f"the canary had {count(number, *what)}, its budget is {most}")
+            return CanaryVerdict("stop", f"the canary had {count(number, *what)}, its budget is {most}")
     if seen.late_checks >= LATE_CHECKS:
-        return Verdict(
+        return CanaryVerdict(
             "stop",
             f"the canary's hosts held {seen.late_cores:.2f} cores of work back on average in {seen.late_checks} checks "
             f"in a row, its budget is {budget.max_late_cores:g}",
@@ -412,5 +412,5 @@ def _judge(stage: Stage, seen: Watch, now: float) -> Verdict:
     # scheduler has watched so far has shown nothing.
     is_over = period_s is not None and since is not None and now - since >= period_s
     if is_over and seen.checks >= LATE_CHECKS and not seen.late_checks:
-        return Verdict("advance", f"the canary was within its budget for {period_s:g} s")
-    return Verdict()
+        return CanaryVerdict("advance", f"the canary was within its budget for {period_s:g} s")
+    return CanaryVerdict()

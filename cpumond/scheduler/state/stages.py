@@ -16,7 +16,7 @@ from cpumond.scheduler.settings.rollout import (
     EVERY_NODE,
     NO_CANARY,
     AdvanceStage,
-    Counts,
+    CanaryCounts,
     Host,
     RemoveStage,
     RolloutCommand,
@@ -100,16 +100,16 @@ def _find_proven(state: State, stage: Stage) -> set[Level]:
     return {about.level for about in abouts if does_as_told(stage, about)}
 
 
-def list_counts(state: State, stage: Stage) -> dict[str, Counts | None]:
+def list_counts(state: State, stage: Stage) -> dict[str, CanaryCounts | None]:
     """What the canaries of a stage count; None for one that is silent. An agent that has just begun and told nothing of
     itself yet is left out."""
-    found: dict[str, Counts | None] = {}
+    found: dict[str, CanaryCounts | None] = {}
     for node_id in stage.canaries:
         node = state.nodes.get(node_id)
         if node is None or not node.is_online:
             found[node_id] = None
         elif (about := node.about) is not None:
-            found[node_id] = Counts(
+            found[node_id] = CanaryCounts(
                 node.incarnation, about.late_core_seconds, about.foreign_writes, about.errors, node.last_seen,
                 does_as_told(stage, about),
             )  # fmt: skip

@@ -35,7 +35,7 @@ class LeadView(NamedTuple):
     """Why the store's engine does not answer; "" where it does."""
 
 
-class Step(Enum):
+class LeadStep(Enum):
     """What has to be done now."""
 
     WAIT = "wait"
@@ -79,12 +79,12 @@ class Lead:
         """The address of another scheduler that leads as far as is known: what was heard a lease ago tells nothing."""
         return self.leader if not self.is_own and now_s - self.heard_s < self.lease_s else ""
 
-    def find_step(self, now_s: float) -> Step:
+    def find_step(self, now_s: float) -> LeadStep:
         if self.is_own and now_s >= self.until_s:
-            return Step.END
+            return LeadStep.END
         if now_s < self.next_s:
-            return Step.WAIT
-        return Step.RENEW if self.is_own else Step.TAKE
+            return LeadStep.WAIT
+        return LeadStep.RENEW if self.is_own else LeadStep.TAKE
 
     def wait_s(self, now_s: float, is_asking: bool) -> float | None:
         """How long there is nothing to do if nothing happens; None: for ever. ``is_asking``: the arbiter is asked."""

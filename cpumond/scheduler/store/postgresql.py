@@ -29,7 +29,7 @@ from cpumond.scheduler.store.log_search import search
 from cpumond.scheduler.store.postgresql_log import (
     ADD,
     CUT,
-    LogReader,
+    PostgresLogReader,
     create_log,
     find_end,
     list_columns,
@@ -388,7 +388,7 @@ class PostgresStore:
                 if self._reader is None:
                     self._reader = connect(self._conninfo, STORE_TIMEOUT_S)
                 with self._reader.limited():
-                    return search(LogReader(self._reader), subjects, before, since, limit)
+                    return search(PostgresLogReader(self._reader), subjects, before, since, limit)
             except psycopg.Error as error:
                 self._drop_reader()
                 raise explain(self.where, "read the log", error) from error

@@ -112,7 +112,7 @@ def list_cut(session: Session, end: LogEnd, until: float, max_bytes: int) -> lis
     return [list(numbers), [name for name, _ in names], [number for _, number in names]]
 
 
-class LogReader:
+class PostgresLogReader:
     """What ``search`` asks, through ``session``. Raises psycopg.Error."""
 
     def __init__(self, session: Session) -> None:

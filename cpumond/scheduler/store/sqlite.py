@@ -26,7 +26,7 @@ from cpumond.core.errors import describe
 from cpumond.scheduler.model import UNTOLD_STARTS
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.entries import LogEnd, make_rows
-from cpumond.scheduler.store.sqlite_log import LogReader, add_rows, create_log, cut_rows, find_end
+from cpumond.scheduler.store.sqlite_log import SqliteLogReader, add_rows, create_log, cut_rows, find_end
 from cpumond.scheduler.store.sqlite_wal import tell_of_dropped_writes
 
 log = structlog.get_logger("cpumond.scheduler")
@@ -138,7 +138,7 @@ class SqliteStore:
         self._files = identify_files(self.path)
         self._end: LogEnd | None = None
         """Where the log goes on, once that was asked for."""
-        self._reader: LogReader | None = None
+        self._reader: SqliteLogReader | None = None
         self._reading = threading.Lock()
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
@@ -205,7 +205,7 @@ class SqliteStore:
             self._check_open()
             with _explained(self.path, "read the log"):
                 if self._reader is None:
-                    self._reader = LogReader(connect(self.path, "ro"), self.path)
+                    self._reader = SqliteLogReader(connect(self.path, "ro"), self.path)
                 return self._reader.read(subjects, before, since, limit)
 
     def cut_log(self, until: float, max_bytes: int) -> int:

@@ -67,7 +67,7 @@ def add_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
         connection.executemany("INSERT OR REPLACE INTO log_subjects VALUES (?, ?)", names)
 
 
-class LogReader:
+class SqliteLogReader:
     """Reads through ``connection``, which nobody else may use meanwhile. ``path``: the database, for messages."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:

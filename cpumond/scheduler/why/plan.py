@@ -20,7 +20,7 @@ from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import (
     CommandError,
     Config,
-    IntegralGuarantees,
+    PoolIntegralGuarantees,
     TreeConfig,
 )
 from cpumond.scheduler.rights.users import User
@@ -299,7 +299,7 @@ def _note_integral(old: Config, new: Config) -> Iterator[str]:
             )
 
 
-def _integral_guarantees(tree: TreeConfig | None) -> dict[str, IntegralGuarantees]:
+def _integral_guarantees(tree: TreeConfig | None) -> dict[str, PoolIntegralGuarantees]:
     pools = () if tree is None else tree.pools.values()
     given = {pool.id: pool.settings.integral_guarantees for pool in pools}
     return {pool_id: guarantees for pool_id, guarantees in given.items() if guarantees.guarantee_type != "none"}

@@ -24,7 +24,7 @@ from cpumond.fairshare import (
     UpdateResult,
     Vector,
 )
-from cpumond.fairshare.simulate import Event, Scenario, SimulationRow, check_script, count_steps, simulate
+from cpumond.fairshare.simulate import DemandEvent, Scenario, SimulationRow, check_script, count_steps, simulate
 
 BURST, FLOW, CAPACITY = 500.0, 100.0, 100.0 * 86400
 
@@ -33,7 +33,9 @@ def cpu(cores: float) -> Vector:
     return (0.0, cores, 0.0, 0.0, 0.0)
 
 
-def make_scenario(*script: Event, volume: float = 0.0, strong: float | None = None, demand: float = 0.0) -> Scenario:
+def make_scenario(
+    *script: DemandEvent, volume: float = 0.0, strong: float | None = None, demand: float = 0.0
+) -> Scenario:
     """The documents' pool "p" with operation "o", beside a neighbour that always wants everything and gets its 1400."""
     integral = IntegralGuarantees(
         guarantee_type="burst",
@@ -49,16 +51,16 @@ def make_scenario(*script: Event, volume: float = 0.0, strong: float | None = No
     return Scenario(Snapshot(cpu(2000), pools, operations), script)
 
 
-def start(at_s: float, cores: float, **more: Any) -> Event:
-    return Event("o", at_s, "start", cpu(cores), **more)
+def start(at_s: float, cores: float, **more: Any) -> DemandEvent:
+    return DemandEvent("o", at_s, "start", cpu(cores), **more)
 
 
-def stop(at_s: float, **more: Any) -> Event:
-    return Event("o", at_s, "stop", **more)
+def stop(at_s: float, **more: Any) -> DemandEvent:
+    return DemandEvent("o", at_s, "stop", **more)
 
 
-def ramp(at_s: float, over_s: float, cores: float, **more: Any) -> Event:
-    return Event("o", at_s, "ramp", cpu(cores), over_s, **more)
+def ramp(at_s: float, over_s: float, cores: float, **more: Any) -> DemandEvent:
+    return DemandEvent("o", at_s, "ramp", cpu(cores), over_s, **more)
 
 
 def rows_of(scenario: Scenario, until_s: float, step_s: float = 1.0, pool: str = "p") -> list[SimulationRow]:
@@ -66,7 +68,7 @@ def rows_of(scenario: Scenario, until_s: float, step_s: float = 1.0, pool: str =
     return [row for row in simulate(scenario, until_s, step_s) if row.pool == pool]
 
 
-def demands_of(*script: Event, until_s: float, step_s: float = 1.0, demand: float = 0.0) -> list[float]:
+def demands_of(*script: DemandEvent, until_s: float, step_s: float = 1.0, demand: float = 0.0) -> list[float]:
     rows = rows_of(make_scenario(*script, demand=demand), until_s, step_s)
     return [row.demand for row in rows]
 
@@ -179,7 +181,7 @@ def test_a_ramp_that_was_over_between_two_steps_is_where_the_next_event_begins()
 
 
 def test_all_resources_of_a_ramp_move_together():
-    scenario = make_scenario(Event("o", 0, "ramp", (10, 20, 0, 400, 0), 4))
+    scenario = make_scenario(DemandEvent("o", 0, "ramp", (10, 20, 0, 400, 0), 4))
     seen = record_updates(scenario, 4)
     assert [snapshot.operations[1].demand for snapshot, _, _ in seen] == [
         (10 * part, 20 * part, 0, 400 * part, 0) for part in (0, 0.25, 0.5, 0.75, 1)
@@ -274,8 +276,8 @@ def test_a_difference_in_the_last_digits_is_no_change(factor, is_same):
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ([Event("oo", 0, "stop")], 'script 1.operation: there is no operation "oo"; did you mean "o"?'),
-        ([stop(1), Event("x", 0, "stop")], 'script 2.operation: there is no operation "x"; name one of the '),
+        ([DemandEvent("oo", 0, "stop")], 'script 1.operation: there is no operation "oo"; did you mean "o"?'),
+        ([stop(1), DemandEvent("x", 0, "stop")], 'script 2.operation: there is no operation "x"; name one of the '),
         ([start(0, -1)], "script 1.demand.cpu: expected a number in [0, 9.223372036854776e+18], got -1"),
         ([start(0, math.inf)], "script 1.demand.cpu: expected a number in "),
         ([start(0, math.nan)], "script 1.demand.cpu: expected a number in "),
@@ -315,7 +317,7 @@ def test_an_event_that_does_not_fit_is_one_sentence(script, message):
     "script",
     [
         [],
-        [stop(5), Event("n", 0, "stop")],
+        [stop(5), DemandEvent("n", 0, "stop")],
         [ramp(0, 60, 5), stop(60)],
         [ramp(0, 60, 5, repeat_every_s=60.0)],
         [stop(0), start(5, 1, repeat_every_s=10.0), ramp(10, 5, 0, repeat_every_s=10.0)],

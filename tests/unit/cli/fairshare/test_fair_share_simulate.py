@@ -17,7 +17,7 @@ import cpumond.cli.fairshare.simulate as module
 from cpumond.cli import run
 from cpumond.cli.fairshare.simulate import parse_scenario
 from cpumond.core.errors import ConfigError
-from cpumond.fairshare.simulate import Event, Scenario, SimulationRow
+from cpumond.fairshare.simulate import DemandEvent, Scenario, SimulationRow
 
 EXAMPLES = Path(__file__).parents[4] / "config" / "examples"
 
@@ -244,7 +244,7 @@ def test_toml_and_json_are_the_same_scenario():
 def test_an_event_with_all_its_keys():
     text = 'at = "1h30m"\naction = "ramp"\ndemand = { cpu = 5, memory = 7 }\nover = 90\nrepeat-every = "1d"\n'
     script = parse(f'{TREE}[[script]]\noperation = "reports"\n{text}').script
-    assert script == (Event("reports", 5400.0, "ramp", (0.0, 5.0, 0.0, 7.0, 0.0), 90.0, 86400.0),)
+    assert script == (DemandEvent("reports", 5400.0, "ramp", (0.0, 5.0, 0.0, 7.0, 0.0), 90.0, 86400.0),)
 
 
 @pytest.mark.parametrize(

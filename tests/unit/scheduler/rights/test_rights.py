@@ -9,7 +9,7 @@ from cpumond.scheduler.rights.entries import (
     Access,
     AccessEntry,
     Permission,
-    Standing,
+    StandingEntry,
     Verdict,
     judge,
     list_administrators,
@@ -30,7 +30,7 @@ def deny(*permissions: Permission, to: tuple[str, ...] = ("ann",)) -> AccessEntr
 
 
 def access(*entries: AccessEntry, closed_by: str = 'pool "p" has one', **more: Any) -> Access:
-    standing = tuple(Standing(entry, 'pool "p"') for entry in entries)
+    standing = tuple(StandingEntry(entry, 'pool "p"') for entry in entries)
     return Access('pool "p"', standing, not closed_by, closed_by, **more)
 
 
@@ -77,7 +77,7 @@ def test_a_refusal_says_what_closes_the_object():
 
 
 def test_the_sentence_names_list_subject_and_heir():
-    standing = Standing(allow("write", to=("bob", "ml")), 'pool "research"', 'pool "nlp"')
+    standing = StandingEntry(allow("write", to=("bob", "ml")), 'pool "research"', 'pool "nlp"')
     found = judge(ANN, "write", Access('pool "nlp"', (standing,), False, "x"))
     text = 'the access list of pool "research" allows write to group ml, inherited by pool "nlp"'
     assert found == Verdict(True, text)

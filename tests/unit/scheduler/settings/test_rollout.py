@@ -11,7 +11,7 @@ from cpumond.api.json.requests import SetStageBody
 from cpumond.core.wire import AgentAbout
 from cpumond.scheduler.settings.rollout import (
     Budget,
-    Counts,
+    CanaryCounts,
     Host,
     SetStage,
     Stage,
@@ -62,7 +62,7 @@ def run(stage, *rounds, period_s=5.0):
 
 
 def counts(late=0.0, writes=0, errors=0, run="r", at=None, proves=True):
-    return Counts(run, late, writes, errors, next(heard) if at is None else at, proves)
+    return CanaryCounts(run, late, writes, errors, next(heard) if at is None else at, proves)
 
 
 heard = itertools.count(0.0, 2.5)
