@@ -1,4 +1,4 @@
-"""The parts of one agent, and what is known of its host, for the thread of the tick."""
+"""The parts and the state of one agent, for the thread of the tick."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class AgentContext:
         self.incarnation = uuid.uuid4().hex
         self.capacity_cores = config.resources.cpu or read_host_cores(hierarchies)
         self.read_resources: Callable[[], Resources] = lambda: self.config.resources
-        """What the host offers now."""
+        """Reads the resources that the host offers now."""
         self.period_s = config.node_settings().check_period_s
         self.last: TickEnd | None = None
         self.stopping = False
@@ -96,7 +96,7 @@ class AgentContext:
         self.on_offer()
 
     def read_usage(self) -> dict[str, Usage]:
-        """What the monitor knows of the scheduler's jobs, by cgroup."""
+        """The monitor's figures of the scheduler's jobs, by cgroup."""
         return {path: job.usage() for path in self.followed if (job := self.table.jobs.get(path)) is not None}
 
     @property

@@ -111,7 +111,7 @@ def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentCon
 
 
 def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJobs | None:
-    """What runs the scheduler's jobs here, if anything. Raises ConfigError."""
+    """The jobs of the scheduler and their executor; None without one. Raises ConfigError."""
     kind = config.executor.kind
     if kind == "none":
         return None

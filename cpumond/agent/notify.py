@@ -1,4 +1,4 @@
-"""What the service manager is told: READY, RELOADING, STATUS, WATCHDOG, STOPPING (sd_notify)."""
+"""Messages to the service manager: READY, RELOADING, STATUS, WATCHDOG, STOPPING (sd_notify)."""
 
 from __future__ import annotations
 

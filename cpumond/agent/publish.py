@@ -1,4 +1,4 @@
-"""What others get to know of a tick: heartbeats, points of graphs, and the snapshot of ``cpumond status``."""
+"""The results of a tick for others: heartbeats, points of graphs, and the snapshot of ``cpumond status``."""
 
 from __future__ import annotations
 

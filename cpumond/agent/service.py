@@ -37,14 +37,14 @@ from cpumond.host.cgroup.mounts import Hierarchies
 log = structlog.get_logger("cpumond.agent")
 
 UNITS_FLUSH_S, UNITS_FLUSHES = 5.0, 6
-"""How long, and how often at most, the end waits for systemd to take limits back; again only where it took some."""
+"""Timeout and number of attempts for systemd to take limits back at the end; again only where it took some."""
 ENGINE_PATIENCE_S = 2.0
-"""How long the first look at jobs waits for the engines that are asked about them."""
+"""Timeout of the first look at jobs for answers of their engines."""
 LAST_ORDERS_S = 0.5
 """How long the agent waits at its end for engines of jobs whose limits were written since its last check: where one has
 ordered just the limit in force, only the engine can say so."""
 LAST_ANSWERS_S = 2.0
-"""How long the agent waits at its end for systemd to say who made the last changes."""
+"""Timeout at the end for systemd to say who made the last changes."""
 
 
 class Agent:
@@ -190,7 +190,7 @@ class Agent:
         self.notifier.ping()
 
     def store_peaks(self) -> None:
-        """Have what rule ``peak`` learned about the jobs stored when that is due; between two ticks, by a thread."""
+        """Store what rule ``peak`` has learned, when that is due; between two ticks, by a thread."""
         if not self.writer.is_ousted:
             self.context.peaks.store(self.table, self.clock.monotonic_s())
 

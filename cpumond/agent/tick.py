@@ -57,7 +57,7 @@ class TickLoop:
         self.answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
         """The scheduler's, each with the monotonic time at which its heartbeat was sent; any thread may add one."""
         self.told_level = context.config.ceiling
-        """What the scheduler said last that is to be done at most; it holds for as long as the scheduler is away."""
+        """The most that the scheduler lets this host do, by its latest answer; kept while the scheduler is away."""
         self._stale_pins: set[str] = set()
         """Ids of ended jobs whose pins are forgotten as soon as the disk allows it."""
         self._forget_pins_at_s = -math.inf
@@ -90,7 +90,7 @@ class TickLoop:
         self.due.rescan = True
 
     def _look_after_places(self, now_s: float) -> None:
-        """What was removed of the agent's own files is written anew; where another agent has them, this one ends."""
+        """Restore the agent's own files where they were removed; end where another agent owns them."""
         places = self.context.places
         places.look(now_s)
         if places.is_ousted and not self.context.stopping:

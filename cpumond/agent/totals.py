@@ -1,4 +1,4 @@
-"""What the phases of a tick share: the counters of this run, and what is due."""
+"""Values that the phases of a tick share: the counters of this run, and the work that is due."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger("cpumond.agent")
 
 @dataclass(slots=True)
 class Due:
-    """What is to follow as soon as possible.
+    """Work to do as soon as possible.
 
     ``report``: heartbeats to all; ``beat``: one to the scheduler alone; ``rescan``: a look at all sources;
     ``snapshot``: the newest one, None where it is to be made anew.

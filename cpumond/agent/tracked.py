@@ -60,7 +60,7 @@ class Tracked:
     cgroup: Cgroup
     settings: MonitorSettings
     original: CpuSettings
-    """What was found before the first change; what is put back in the end."""
+    """The settings before the agent's first change, put back in the end."""
     state: JobState
     _in_force: CpuSettings = field(init=False)
     ancestor: AncestorCap = NO_CAP
@@ -113,7 +113,7 @@ class Tracked:
         self.follow_period()
 
     def follow_period(self) -> None:
-        """Have the state know the enforcement period, in which the kernel counts throttling."""
+        """Copy the enforcement period, in which the kernel counts throttling, into the state."""
         period_s = self._in_force.period_us / 1e6
         if self.state.cfs_period_s != period_s:
             self.state = msgspec.structs.replace(self.state, cfs_period_s=period_s)
@@ -149,7 +149,7 @@ class Tracked:
 
     @property
     def ordered_cores(self) -> float:
-        """What the job ordered: its ``cpu_limit``, or the CPU that was found; never more than it can have."""
+        """The order in cores: its ``cpu_limit``, or the CPU that was found; never more than it can have."""
         return self.state.hard_cores
 
     def usage(self) -> Usage:
@@ -183,7 +183,7 @@ class Tracked:
 
     @property
     def counted_cores(self) -> float:
-        """What of the node counts as the job's: its limit, or its use where it ordered none."""
+        """The job's share of the node in cores: its limit, or its use where it ordered none."""
         return (self.state.smoothed_cores or 0.0) if self.counts_use else self.current_cores
 
     @property
@@ -266,7 +266,7 @@ class Tracked:
             self.hold = self.hold.unpin().write(now_s)
 
     def follow_writes(self) -> None:
-        """Have the state know whether its limit is in force."""
+        """Copy into the state whether its limit is in force."""
         if self.state.is_written != self.moves:
             self.state = msgspec.structs.replace(self.state, is_written=self.moves)
 

@@ -24,7 +24,7 @@ from cpumond.monitor.rules import look
 log = structlog.get_logger("cpumond.agent")
 
 ANSWER_PATIENCE_S = 3.0
-"""How long an increase waits for systemd to say who made a change."""
+"""Timeout of an increase for systemd to say who made a change."""
 
 Decided = tuple[Tracked, Decision]
 
@@ -88,7 +88,8 @@ class Applier:
         self.writer.store()
 
     def _secure(self, allowed: list[tuple[Tracked, str, Decision]]) -> list[tuple[Tracked, str, Decision]]:
-        """Store originals first; where that fails, first changes, and cuts of jobs with an unsaved one, are put off."""
+        """Save originals before writing. On failure, defer first changes, and each decrease of a job whose original is
+        unsaved."""
         if not allowed:
             return allowed
         try:

@@ -1,4 +1,4 @@
-"""What other programs write: limits in cgroups, and what systemd says of its units.
+"""Limits that other programs write into cgroups, and the news of systemd about its units.
 
 Each write goes one way: it is found in force, a ``WriteVerdict`` says who made it, and a table says what follows.
 """
@@ -32,7 +32,7 @@ from cpumond.host.systemd.properties import QUOTA, UnitEvent
 log = structlog.get_logger("cpumond.agent")
 
 ENGINE_ANSWER_S = 5.0
-"""So long an engine has to say that it ordered a limit, before the limit counts as another program's."""
+"""Timeout for an engine to say that it ordered a limit; after it the limit counts as another program's."""
 ORDERED: Final = (WriteVerdict.ENGINE, WriteVerdict.OPERATOR, WriteVerdict.PROGRAM)
 """Such a limit is put back in the end."""
 
@@ -142,8 +142,8 @@ class ExternalWrites:
         return now_s < self._waits_until_s.get(job.found.path, math.inf) and self.engines.is_up(job.found)
 
     def store_originals(self) -> None:
-        """Have a new original on disk before anything else is done; where that fails it is tried again, and the limit
-        is not lowered until then."""
+        """Save new originals before anything else is done. On failure it is tried again, and the limits are not lowered
+        until then."""
         if self.writer.unsaved:
             self.writer.store()
 
@@ -283,7 +283,7 @@ class ExternalWrites:
         return found_cores
 
     def take_unit_news(self, now_s: float) -> None:
-        """What systemd said since the last tick."""
+        """Handle the events from systemd since the last tick."""
         events = self.units.poll()
         for event in events:
             job = self.table.by_unit.get(event.unit)
@@ -413,5 +413,5 @@ class ExternalWrites:
 
 
 def _classify(job: Tracked, found: CpuSettings) -> Literal["same", "raise", "lower"]:
-    """What was done to a job's limit, where ``found`` is in force now; of a unit, up to systemd's rounding."""
+    """The change of a job's limit to ``found``; of a unit's, up to systemd's rounding."""
     return classify_change(job.in_force, found, job.actuator, exact=not job.unit)

@@ -63,7 +63,7 @@ LOCK_FILE = "agent.lock"
 DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
 NAMESAKES_TIMEOUT_S = 5.0
 DROP_INS: Final = {"quota": "50-CPUQuota.conf", "weight": "50-CPUWeight.conf"}
-"""What SetUnitProperties leaves in the folder of a unit's drop-ins."""
+"""The files that SetUnitProperties leaves in the folder of a unit's drop-ins."""
 UNITS_TIMEOUT_S = 15.0
 """For all units together, to ask and again to set; the quotas in force are right by then."""
 
@@ -165,7 +165,7 @@ def restore_cgroup(
 
 
 def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, CpuSettings] | None:
-    """What is in force, and what a quota above allows between that and ``target``."""
+    """The settings in force, and those that a quota above allows between them and ``target``."""
     current, cap = cgroup.read_settings(), cgroup.read_ancestor_cap()
     if current is None or not current.cores < cap.cores < target.cores:
         return None
@@ -495,7 +495,7 @@ def _leave_out(paths: Container[str], originals: Mapping[str, Original]) -> dict
 
 
 def _check_config(config_path: str | None) -> CpumondError | None:
-    """What is wrong with the configuration; looked at when the limits are right again."""
+    """The error in the configuration, if any; looked for when the limits are right again."""
     from cpumond.agent.config import load_config  # takes as long as all the rest
 
     try:

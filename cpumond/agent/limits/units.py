@@ -1,4 +1,4 @@
-"""What systemd is told of the limits of units, and what it answers; the tick's side of ``host.systemd.bus``.
+"""Limits of units as systemd is to have them, and its answers; the tick's side of ``host.systemd.bus``.
 
 systemd lowers the limits of units itself: it is told the property, and writes the kernel's file. More CPU must hold at
 once: ``writer`` writes the file first, then systemd is brought to want the same, so that ``daemon-reload`` and a
@@ -38,7 +38,7 @@ KEPT_TARGETS = 8
 MAX_LABEL = 200
 """Characters of a unit's property that is shown."""
 PROPERTIES: Final = {"quota": QUOTA, "weight": WEIGHT}
-"""What systemd calls the setting that an actuator moves."""
+"""The property of systemd for the setting that an actuator moves."""
 POLKIT_ADVICE: Final = (
     "install polkitd and the rule cpumond.rules, or run the agent as root; limits are set by file alone"
 )
@@ -161,7 +161,7 @@ class UnitLimits:
             self._bus.drop(unit)
 
     def read(self, unit: str) -> UnitTarget:
-        """What systemd was told of a unit; an empty record where it was told nothing."""
+        """The record of values sent for a unit; an empty one where none was sent."""
         return self._targets.get(unit) or UnitTarget()
 
     def has_told(self, unit: str) -> bool:

@@ -60,9 +60,9 @@ from cpumond.host.cgroup.settings import (
 from cpumond.host.systemd.properties import align_weight, round_up
 
 GONE_S = 5.0
-"""How long a unit whose cgroup is gone may take to be started again."""
+"""Timeout for a unit whose cgroup is gone to be started again."""
 ASK_AGAIN_S = 60.0
-"""How often systemd is told again of an original that it did not take: it, or polkit, may allow it by then."""
+"""Period of attempts to send systemd an original that it did not take: it, or polkit, may allow it by then."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -162,7 +162,7 @@ class LimitWriter:
         return known.actuators if known is not None else ()
 
     def secure(self, jobs: list[Tracked]) -> None:
-        """Have the originals of ``jobs`` on disk before they are changed. Raises CreateError or AccessError."""
+        """Save the originals of ``jobs`` before they are changed. Raises CreateError or AccessError."""
         added: dict[str, Original] = {}
         for job in jobs:
             # An original that systemd has not taken back yet is added to, not replaced.
@@ -313,7 +313,7 @@ class LimitWriter:
         }
 
     def list_strays(self, now_s: float, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
-        """The same without units that still have time to come again."""
+        """``list_left`` without units that still have time to come again."""
         return {
             path: original
             for path, original in self.list_left(jobs).items()
@@ -468,7 +468,7 @@ class LimitWriter:
         return self._compute_target(job, cores).settings.burst_us != job.in_force.burst_us
 
     def _compute_target(self, job: Tracked, cores: float) -> LimitTarget:
-        """What to write: the setting that the actuator moves; the others stay as another program may have set them."""
+        """The settings to write: the actuator moves one; the others stay as another program may have set them."""
         s, found = job.settings, job.in_force
         if job.actuator == "weight":
             target = _compute_weight(job, cores)
@@ -527,7 +527,7 @@ class LimitWriter:
         return True
 
     def _note(self, job: Tracked, after: CpuSettings) -> None:
-        """Have on record what is about to be written. Raises CreateError or AccessError when less CPU has to wait."""
+        """Log a write before it is made. Raises CreateError or AccessError when less CPU has to wait."""
         inode, before = job.cgroup.inode, job.in_force
         if after.cores < before.cores or (after.weight or 0) < (before.weight or 0):
             self.log.note(inode, before, after)
@@ -535,7 +535,7 @@ class LimitWriter:
             self.note_raise(inode, before, after)
 
     def note_raise(self, inode: int, before: CpuSettings, after: CpuSettings) -> None:
-        """The same for more CPU, which waits for no disk: without a record every lower limit counts as the agent's."""
+        """Log a raise, which waits for no disk: without a record every lower limit counts as the agent's."""
         with contextlib.suppress(CreateError, AccessError):
             self.log.note(inode, before, after)
 

@@ -55,7 +55,7 @@ def heartbeat_url(url: str) -> httpx2.URL:
 
 
 def describe_status(status: int) -> str:
-    """What an HTTP status other than 2xx means for a report, with what to do about it."""
+    """The meaning of an HTTP status other than 2xx for a report, with advice."""
     if 300 <= status < 400:
         return f"answered {status}; redirects are not followed, set report.url to the final address"
     advice = {

@@ -59,14 +59,14 @@ MAX_ANSWER_BYTES: Final = 16 * 2**20
 """An answer may order hundreds of jobs; a longer one is a failure."""
 
 MAX_SENTENCE: Final = 1000
-"""How many characters of the scheduler's texts are shown."""
+"""Characters of the scheduler's texts that are shown at most."""
 
 REQUESTS_PER_ANSWER: Final = 4
 REQUESTS_S: Final = 1.0
 """How long the requests of one answer may hold up the next heartbeat: twice that when the last request hangs."""
 
 REFUSED: Final = "status 422"
-"""What the scheduler answers to a registration that is understood and not allowed."""
+"""The failure of a registration that the scheduler understands and does not allow."""
 
 EARLIER_RUN: Final = NodeRegistration("earlier run", "earlier run", NodeResources(0.0))
 """Stands for an earlier run's registration: the scheduler refuses this run's, but takes its heartbeats."""
@@ -84,7 +84,7 @@ _Message = TypeVar("_Message")
 
 
 UNIX: Final = "unix:"
-"""How the path of a unix socket begins where an address may stand."""
+"""The prefix of a unix socket's path where an address may stand."""
 AT_SOCKET: Final = "http://localhost"
 
 
@@ -180,7 +180,7 @@ class SchedulerLink:
         self._client.close()
 
     def register(self, registration: NodeRegistration) -> None:
-        """What the node offers changed: it is registered anew before the next heartbeat that is submitted.
+        """Register the node anew, since its offer has changed, before the next heartbeat that is submitted.
 
         Where the scheduler refuses the change, it keeps the node as it was: heartbeats go on, the change is retried.
         """
@@ -196,7 +196,7 @@ class SchedulerLink:
 
     @property
     def registered(self) -> RegistrationAnswer | None:
-        """What the scheduler said to the registration that it has; None when it has none."""
+        """The scheduler's answer to the registration that it has; None when it has none."""
         with self._lock:
             return self._registered
 
@@ -213,7 +213,7 @@ class SchedulerLink:
             return self._scheduler
 
     def deliver(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | Again | None:
-        """As ``Carrier.deliver``; after a failure the next address is asked."""
+        """Send one heartbeat; after a failure the next address is asked."""
         leader: str | None = None
         try:
             result = self._exchange(heartbeat, timeout_s)

@@ -60,7 +60,7 @@ class _Line(msgspec.Struct):
 
 
 def read_result(directory: str) -> KeptJob | None:
-    """What a keeper wrote of a job that is over; None where there is nothing of that."""
+    """The record that a keeper wrote of a job that is over; None without one."""
     try:
         with open(os.path.join(directory, keeper.RESULT_NAME), "rb") as file:
             result = decode_json(file.read(), KeptJob)
@@ -105,7 +105,7 @@ class KeeperLink:
             self._connection.flush()
 
     def send(self, verb: str, body: Any) -> bool:
-        """Have the keeper do something; False while there is none: its jobs are compared when it greets."""
+        """Send the keeper an order; False while there is none: its jobs are compared when it greets."""
         if self._connection is None or not self.is_greeted:
             return False
         # Where the connection is lost, that is seen when it is read from.

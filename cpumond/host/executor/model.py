@@ -1,4 +1,4 @@
-"""What an agent and its executor say to each other, and what every executor can do."""
+"""Messages between the agent and its executor, and the methods that every executor has."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ class EventQueue:
         self.wake()
 
     def wake(self) -> None:
-        """Have the agent poll, though there may be no event."""
+        """Make ``fd`` readable, though there may be no event."""
         if self.fd >= 0:
             os.eventfd_write(self.fd, 1)
 
     def drain(self) -> None:
-        """Have ``fd`` readable only for what comes from now on."""
+        """Make ``fd`` readable for events from now on only."""
         with contextlib.suppress(OSError):
             os.eventfd_read(self.fd)
 
@@ -139,7 +139,7 @@ class Executor(Protocol):
         """SIGKILL to the whole cgroup, as often as it is called; also of a job that is just being started."""
 
     def poll(self) -> list[Event]:
-        """What has happened since the last call, in order. At most one ``Ended`` or ``NotStarted`` for a job."""
+        """Events since the last call, in order. At most one ``Ended`` or ``NotStarted`` for a job."""
 
     def fileno(self) -> int:
         """A descriptor that is readable when ``poll`` may have news; the same for the executor's whole life."""
@@ -155,4 +155,4 @@ class Executor(Protocol):
 
 
 class ExecutorError(CpumondError):
-    """What an executor cannot do here, in a sentence."""
+    """A sentence about something that the executor cannot do here."""

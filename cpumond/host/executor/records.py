@@ -1,4 +1,4 @@
-"""What an executor keeps on disk of each job that is not over, by which the next run of the agent finds it again."""
+"""Files of the jobs that are not over, by which the next run of the agent finds them again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = structlog.get_logger("cpumond.host.executor")
 
 
 class Record(msgspec.Struct):
-    """What is on disk of a job until the agent has stored its end. ``pid``: None until the keeper has reported it."""
+    """One job on disk, until the agent has stored its end. ``pid``: None until the keeper has reported it."""
 
     job_id: str
     directory: str
@@ -89,7 +89,7 @@ class Records:
         os.rename(f"{path}.new", path)
 
     def store_if_possible(self, job_id: str, record: Record) -> None:
-        """The same; what goes wrong is logged."""
+        """``store``; a failure is logged."""
         try:
             self.store(job_id, record)
         except OSError as error:

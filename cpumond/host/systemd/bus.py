@@ -29,7 +29,7 @@ from cpumond.host.systemd.connection import (
 from cpumond.host.systemd.properties import QUOTA, WEIGHT, UnitEvent, UnitProperties, object_path
 
 AWAY_PATIENCE_S = 2.0
-"""How long ``flush`` waits for a bus that cannot be reached."""
+"""Timeout of ``flush`` for a bus that cannot be reached."""
 DENIED_PAUSE_S = 60.0
 PAUSE_RATIO = 9.0
 """After a set that can wait, a pause so many times as long: the agent takes a tenth of PID 1's time at most."""
@@ -45,7 +45,7 @@ _NO_UNIT = ("NoSuchUnit", "UnknownObject")
 _UNIT_RULES = (*RULES, f"sender='{SYSTEMD}',interface='{MANAGER}',member='UnitRemoved'")
 
 Setting = tuple[UnitProperties, UnitProperties]
-"""What a unit is to be set to, and what it may have by then."""
+"""The new properties of a unit, and those that it may have by then."""
 
 
 class UnitBus:
@@ -287,7 +287,7 @@ class UnitBus:
     async def _find_replaced(
         self, unit: str, properties: UnitProperties, expected: UnitProperties
     ) -> dict[str, object]:
-        """What another program gave a unit, by name. Raises BusAway.
+        """Properties that another program has set, by name. Raises BusAway.
 
         The bus has no compare-and-set: what is set between this and the call is missed.
         """

@@ -22,7 +22,7 @@ NO_LIMIT: Final = 2**64 - 1
 STEP_CORES: Final = 0.01
 """Whole percents of a core: what a drop-in can say."""
 STEP_US: Final = 10_000
-"""The same in microseconds a second."""
+"""``STEP_CORES`` in microseconds a second."""
 
 QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
 """The properties that are moved; the quota's period goes with it."""

@@ -60,10 +60,10 @@ log = structlog.get_logger()
 
 RECOVER_S = 9.0
 LIST_PERIOD_S = 5.0
-"""How often all units are listed, in case a signal of the bus got lost."""
+"""Period of listing all units, in case a signal of the bus got lost."""
 FIRST_READ_S = 0.01
 BUS_WAIT_S = 10.0
-"""How long a job waits for a bus that is away before it counts as not started."""
+"""Timeout of a job's start for a bus that is away; then the job counts as not started."""
 LAST_WORDS_S: Final = 2.0
 _OWN_FAULT = ("InvalidArgs", "PropertyReadOnly")
 
@@ -155,7 +155,7 @@ class SystemdExecutor(Executor):
         return read_log(job_id, stream, tail_bytes)
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> bool:
-        """Have the executor's thread call a function; False when there is no such thread."""
+        """Call a function in the executor's thread; False when there is no such thread."""
         loop = self._loop
         if loop is None:
             return False
@@ -361,7 +361,7 @@ class SystemdExecutor(Executor):
             self._events.add(refused)
 
     async def _request_unit(self, job: _Job, launch: Launch) -> NotStarted | None:
-        """Have systemd start the unit; None when it said that it will."""
+        """Ask systemd to start the unit; None when it said that it will."""
         user = launch.user
         if not user and os.geteuid() != 0:
             user = pwd.getpwuid(os.geteuid()).pw_name

@@ -20,7 +20,7 @@ from cpumond.host.systemd.connection import Refused
 IDLE_VERSION: Final = 252
 """The first systemd with ``CPUWeight=idle``, which is 0 on the bus."""
 MAKE_S: Final = 5.0
-"""How long systemd may take to make the slice's cgroup."""
+"""Timeout for systemd to make the slice's cgroup."""
 LOOK_S: Final = 0.01
 SEE: Final = f"see {INSTALLED_DROP_INS}/executor.conf (in a checkout: systemd/executor.conf)"
 ADVICE: Final = f"run the agent as root, with the hierarchy of cpu writable: {SEE}"
