@@ -277,6 +277,12 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
             '"best_allocation_ratio": lambda view, e: max(view.best_allocation(e))',
         ),
     ],
+    "test_operations.py": [
+        ("if len(table) > MAX_OPTIONS:", "if False:"),
+    ],
+    "test_json_lists.py": [
+        (" or known[0] != made_of or _has_failed(known[1]):", " or known[0] != made_of:"),
+    ],
     "test_hidden_operations.py": [
         (
             "if not operation_id or operation_id.startswith(FORETOLD) or rights.user.admin:",

@@ -357,6 +357,7 @@ ENDPOINTS: Final = (
     _get(
         "/preemption_groups", "group_preemptions", "The preemptions that are kept, by kind and for whom",
         history.list_preemption_groups, glance_views.PreemptionGroups, "`read`", query=carried.PreemptionGroupsQuery,
+        cost=per(preemptions=40),
     ),
     Endpoint(
         "POST", PREFIX + "/heartbeats", "heartbeat", "The state of a node; 409: it must register again",
@@ -374,7 +375,7 @@ ENDPOINTS: Final = (
     _get(
         "/preemptions", "list_preemptions", "Preemptions, the newest first",
         lambda c: node_views.show_preemptions(c.state, rights=c.rights, **c.given), node_views.PreemptionList, "`read`",
-        query=carried.PreemptionsQuery, cost=per(listed=60),
+        query=carried.PreemptionsQuery, cost=per(preemptions=40, listed=120),
     ),
     _get(
         "/history", "read_history", "What was when, of a pool, operation, node or job", history.read_history,

@@ -49,7 +49,7 @@ async def main() -> None:
     gc.disable()
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
-        async for name, _, _, turns, _ in ask_all(Path(folder), Turns):
+        async for name, _, turns, _ in ask_all(Path(folder), Turns):
             found[name] = max(found.get(name, 0.0), turns.longest_s)
     for name, longest_s in sorted(found.items(), key=lambda item: -item[1]):
         print(f"{longest_s * 1e3:8.1f} ms  {name}")

@@ -14,14 +14,16 @@ Cost = Callable[[Call], float]
 """The requests that one counts as, besides itself."""
 
 
-def per(*, operations: int = 0, nodes: int = 0, pools: int = 0, listed: int = 0, values: int = 0) -> Cost:
-    """A cost in calls for each operation, node and pool that there is, for each row that ``limit`` asks for, and for
-    each value in the body."""
+def per(
+    *, operations: int = 0, nodes: int = 0, pools: int = 0, preemptions: int = 0, listed: int = 0, values: int = 0
+) -> Cost:
+    """A cost in calls for each operation, node, pool and preemption that there is, for each row that ``limit`` asks
+    for, and for each value in the body."""
 
     def estimate(call: Call) -> float:
         state = call.state
         calls = operations * (len(state.operations) + len(state.finished)) + nodes * len(state.nodes)
-        calls += values * call.value_count
+        calls += preemptions * len(state.preemptions) + values * call.value_count
         if pools:
             calls += pools * sum(len(tree.pools) for tree in state.trees.values())
         if listed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final, Literal
 
 import msgspec
@@ -14,6 +14,7 @@ from cpumond.api.json.call import Call
 from cpumond.api.json.parts import in_parts
 from cpumond.api.json.prepared import WithStatus
 from cpumond.api.json.trees import last_idle_reports
+from cpumond.scheduler.elements import Operation
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.why.causes import find_shown_state
 
@@ -61,9 +62,15 @@ async def show_overview(call: Call) -> overview.Overview:
     )
 
 
+async def _live_operations(call: Call) -> AsyncIterator[list[Operation]]:
+    """All of them in parts, without those that have ended meanwhile."""
+    async for operations in in_parts(list(call.state.operations.values())):
+        yield [each for each in operations if each.id in call.state.operations]
+
+
 async def list_alerts(call: Call) -> overview.AlertList:
     found: list[overview.Alert] = []
-    async for operations in in_parts(list(call.state.operations.values())):
+    async for operations in _live_operations(call):
         found += overview.find_operation_alerts(operations, call.rights)
         if len(found) >= overview.MOST_OPERATION_ALERTS:
             break
@@ -96,7 +103,7 @@ def _own_alerts(scheduler: Scheduler) -> Iterator[overview.Alert]:
 
 async def show_status(call: Call) -> overview.Status:
     shown_states: Counter[str] = Counter()
-    async for operations in in_parts(list(call.state.operations.values())):
+    async for operations in _live_operations(call):
         shown_states.update(find_shown_state(each.record, each) for each in operations)
     scheduler, now = call.scheduler, call.now
     return overview.Status(
