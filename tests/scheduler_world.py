@@ -32,6 +32,7 @@ from cpumond.fairshare.resources import CPU, Vector, sum_vectors
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import (
     ROOT_POOL,
@@ -383,6 +384,11 @@ class World:
                 updates.restore_progress(self.state.trees[name], msgspec.json.decode(value))
 
     # --- trees and pools
+
+    @property
+    def rights(self) -> Rights:
+        """An administrator's."""
+        return Rights(self.state, User("root", admin=True))
 
     def tree(self, name: str = TREE) -> Tree:
         return self.state.trees[name]

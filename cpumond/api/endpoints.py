@@ -374,7 +374,7 @@ ENDPOINTS: Final = (
     ),
     _get(
         "/preemptions", "list_preemptions", "Preemptions, the newest first",
-        lambda c: node_views.show_preemptions(c.state, rights=c.rights, **c.given), node_views.PreemptionList, "`read`",
+        lambda c: node_views.show_preemptions(c.rights, **c.given), node_views.PreemptionList, "`read`",
         query=carried.PreemptionsQuery, cost=per(preemptions=40, listed=120),
     ),
     _get(

@@ -121,7 +121,7 @@ class OperationCounts:
         return self._groups.setdefault((state, ""), OperationGroup(state, state, "", "", state))
 
 
-def group_preemptions(records: Iterable[PreemptionRecord], rights: Rights | None = None) -> PreemptionGroups:
+def group_preemptions(records: Iterable[PreemptionRecord], rights: Rights) -> PreemptionGroups:
     """Groups of preemptions that are given the newest first; ``rights``: of who may not see all that they tell."""
     by_key: dict[str, list[PreemptionRecord]] = {}
     for record in records:
@@ -131,9 +131,9 @@ def group_preemptions(records: Iterable[PreemptionRecord], rights: Rights | None
     return PreemptionGroups(groups, sum(each.count for each in groups), oldest)
 
 
-def _show_group(key: str, records: list[PreemptionRecord], rights: Rights | None) -> PreemptionGroup:
+def _show_group(key: str, records: list[PreemptionRecord], rights: Rights) -> PreemptionGroup:
     newest, pools = records[0], dict[str, int]()
-    seen = newest if rights is None else rights.see_preemption(newest)
+    seen = rights.see_preemption(newest)
     for record in records:
         pools[record.pool] = pools.get(record.pool, 0) + 1
     return PreemptionGroup(

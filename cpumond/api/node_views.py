@@ -84,18 +84,18 @@ class NodeList(View, frozen=True):
     total: int
 
 
-def show_node_details(node: Node | LostNode, now: float, rights: Rights | None = None) -> NodeDetails:
+def show_node_details(node: Node | LostNode, now: float, rights: Rights) -> NodeDetails:
     """A node with those of its jobs whose operations may be read."""
     if isinstance(node, LostNode):
         lost = [show_job(job) for job in _list_readable(node, rights)]
         return _show_lost(NodeDetails, node, now, jobs=lost, titles=_titles_of(lost, rights))
-    living = [job for job in node.all_jobs() if rights is None or rights.may_read(job.element.operation.record)]
+    living = [job for job in node.all_jobs() if rights.may_read(job.element.operation.record)]
     jobs = [show_living_job(job) for job in living]
     return _show(NodeDetails, node, now, jobs=jobs, titles=_titles_of(jobs, rights))
 
 
-def _titles_of(jobs: Iterable[JobView], rights: Rights | None) -> dict[str, str]:
-    return {} if rights is None else find_titles(rights.state, (job.operation_id for job in jobs), rights)
+def _titles_of(jobs: Iterable[JobView], rights: Rights) -> dict[str, str]:
+    return find_titles(rights, (job.operation_id for job in jobs))
 
 
 def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
@@ -124,9 +124,7 @@ def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
     )
 
 
-def _list_readable(node: LostNode, rights: Rights | None) -> list[JobRecord]:
-    if rights is None:
-        return list(node.jobs)
+def _list_readable(node: LostNode, rights: Rights) -> list[JobRecord]:
     records = {job.operation_id: rights.state.record_of(job.operation_id) for job in node.jobs}
     hidden = {name for name, record in records.items() if record is not None and not rights.may_read(record)}
     return [job for job in node.jobs if job.operation_id not in hidden]
@@ -217,12 +215,13 @@ def group_of(record: PreemptionRecord) -> str:
 
 
 def show_preemptions(
-    state: State, *, limit: int, operation: str = "", pool: str = "", rights: Rights | None = None, group: str = ""
+    rights: Rights, *, limit: int, operation: str = "", pool: str = "", group: str = ""
 ) -> PreemptionList:
     """Preemptions of or for an operation, in or for a pool; of operations that may be read."""
-    found = list_fitting(state, operation, pool, rights)
+    state = rights.state
+    found = list_fitting(rights, operation, pool)
     some = islice((record for record in found if not group or group_of(record) == group), limit)
-    chosen = [seen for record in some if (seen := _see(record, rights)) is not None]
+    chosen = [seen for record in some if (seen := rights.see_preemption(record)) is not None]
     counts: dict[str, int] = {}
     for (_, of_pool, kind), number in state.preemption_counts.items():
         if not pool or of_pool == pool:
@@ -231,40 +230,25 @@ def show_preemptions(
     pools = [tree.pools.get(pool) if pool else tree.root for tree in trees]
     lost = sum(each.lost_core_seconds for each in pools if each is not None)
     ids = (name for record in chosen for name in (record.operation_id, record.preemptor_operation_id))
-    return PreemptionList(chosen, counts, lost, find_titles(state, ids, rights))
+    return PreemptionList(chosen, counts, lost, find_titles(rights, ids))
 
 
-def find_preemptions(
-    state: State, operation: str = "", pool: str = "", rights: Rights | None = None
-) -> Iterator[PreemptionRecord]:
-    """Those that are kept and fit, the newest first, as the asker may see them."""
-    for record in list_fitting(state, operation, pool, rights):
-        seen = _see(record, rights)
-        if seen is not None:
-            yield seen
-
-
-def list_fitting(
-    state: State, operation: str = "", pool: str = "", rights: Rights | None = None
-) -> Iterator[PreemptionRecord]:
-    """The same as they are, for sums of many: what is told of one goes through ``Rights.see_preemption``."""
-    for record in reversed(state.preemptions):
+def list_fitting(rights: Rights, operation: str = "", pool: str = "") -> Iterator[PreemptionRecord]:
+    """Those that are kept and fit, the newest first, for sums of many: one is shown as ``Rights.see_preemption`` has
+    it."""
+    for record in reversed(rights.state.preemptions):
         if pool and pool not in (record.pool, record.preemptor_pool):
             continue
-        if rights is not None and rights.hides(record.operation_id):
+        if rights.hides(record.operation_id):
             continue
         # Nor is it told that one was for an operation whose id was guessed.
-        is_for_it = operation == record.preemptor_operation_id and not (rights is not None and rights.hides(operation))
+        is_for_it = operation == record.preemptor_operation_id and not rights.hides(operation)
         if not operation or operation == record.operation_id or is_for_it:
             yield record
 
 
-def _see(record: PreemptionRecord, rights: Rights | None) -> PreemptionRecord | None:
-    return record if rights is None else rights.see_preemption(record)
-
-
-def find_titles(state: State, ids: Iterable[str], rights: Rights | None) -> dict[str, str]:
+def find_titles(rights: Rights, ids: Iterable[str]) -> dict[str, str]:
     """The titles of operations, as far as these are known, have one and may be read."""
-    known = [found for name in sorted(set(ids)) if (found := state.record_of(name)) is not None]
-    titles = {each.id: each.title or each.alias for each in known if rights is None or rights.may_read(each)}
+    known = [found for name in sorted(set(ids)) if (found := rights.state.record_of(name)) is not None]
+    titles = {each.id: each.title or each.alias for each in known if rights.may_read(each)}
     return {name: title for name, title in titles.items() if title}

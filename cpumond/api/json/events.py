@@ -73,7 +73,7 @@ async def _find(what: str, call: Call, show: Callable[[int, Event], V]) -> tuple
 
 
 def _find_titles(call: Call, events: Iterable[event_views.EventView]) -> dict[str, str]:
-    return find_titles(call.state, (event.operation for event in events), call.rights)
+    return find_titles(call.rights, (event.operation for event in events))
 
 
 def may_see(rights: Rights, event: Event) -> bool:

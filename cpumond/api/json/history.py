@@ -39,8 +39,7 @@ async def list_trends(call: Call) -> PoolTrends:
 
 def list_preemption_groups(call: Call) -> PreemptionGroups:
     query: requests.PreemptionGroupsQuery = call.query
-    rights = call.rights
-    return group_preemptions(node_views.list_fitting(call.state, query.operation, query.pool, rights), rights)
+    return group_preemptions(node_views.list_fitting(call.rights, query.operation, query.pool), call.rights)
 
 
 async def read_history(call: Call) -> HistoryView:

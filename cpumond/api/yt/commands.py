@@ -371,7 +371,7 @@ async def _get_operation(backend: YtBackend, request: YtRequest) -> Any:
     wants_secrets = not SPECIFICATIONS.isdisjoint(names or ())
     record = backend.find_record(request, "read_secrets" if wants_secrets else "read")
     results = look_once(backend.cypress.results())
-    info = orchid.operation_info(backend.scheduler.state, record, results, backend.cypress.rights())
+    info = orchid.operation_info(backend.cypress.rights(), record, results)
     return await _pick(info, names, Turn())
 
 
@@ -416,7 +416,7 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
     described = []
     for record in shown:
         names = without if specs and not rights.may_read_secrets(record) else attributes
-        described.append(await _pick(orchid.operation_info(state, record, view, rights), names, turn))
+        described.append(await _pick(orchid.operation_info(rights, record, view), names, turn))
     answer: dict[str, Any] = {"operations": described, "incomplete": len(chosen) > limit}
     if strip_attributes(request.parameters.get("include_counters", True)) is not False:
         answer.update(count_operations(chosen, almost))

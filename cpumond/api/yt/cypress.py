@@ -321,8 +321,8 @@ class Cypress:
         self.cluster_name = cluster_name
         self.version = version
         self.started: str = iso_time(scheduler.started_at)
-        self.user: User | None = None
-        """Who asks; None for one who may see everything."""
+        self.user = User("")
+        """Who asks; nobody before ``seen_by``."""
         self._children: list[tuple[TreeConfig, dict[str, list[str]]]] = []
         """At most one; what ``seen_by`` gives shares it."""
 
@@ -332,9 +332,8 @@ class Cypress:
         seen.user = user
         return seen
 
-    def rights(self) -> Rights | None:
-        """Of who asks; None for one who may see everything."""
-        return None if self.user is None else Rights(self.scheduler.state, self.user)
+    def rights(self) -> Rights:
+        return Rights(self.scheduler.state, self.user)
 
     @property
     def config(self) -> Config:
@@ -380,7 +379,7 @@ class Cypress:
     def _orchid(self, path: str, name: str) -> CypressNode:
         service = {"name": "scheduler", "version": self.version, "start_time": self.started}
         parts: dict[str, Callable[[], Any]] = {
-            "scheduler": lambda: orchid.scheduler_orchid(self.scheduler.state, self.results(), self.rights()),
+            "scheduler": lambda: orchid.scheduler_orchid(self.rights(), self.results()),
             "service": lambda: service,
         }
         return self._document(fixed(parts), path, name, "orchid")

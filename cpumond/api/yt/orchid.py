@@ -50,12 +50,12 @@ def _by_pool(tree: Tree, show: Callable[[PoolElement], Any]) -> Lazy:
     return Lazy(lambda: (ROOT_POOL, *tree.pools), find, lambda name: f'Pool tree "{tree.name}" has no pool "{name}"')
 
 
-def tree_orchid(view: UpdatedTree, rights: Rights | None = None) -> Lazy:
+def tree_orchid(view: UpdatedTree, rights: Rights) -> Lazy:
     """``pool_trees/<tree>``: pools, operations, and what the tree as a whole has (5.1)."""
     tree = view.tree
 
     def readable(elements: Mapping[str, OperationElement]) -> Mapping[str, OperationElement]:
-        if rights is None or rights.user.admin:
+        if rights.user.admin:
             return elements
         return {name: each for name, each in elements.items() if rights.may_read(each.operation.record)}
 
@@ -201,13 +201,13 @@ def _brief_spec(record: OperationRecord) -> dict[str, Any]:
     return {name: value for name, value in brief.items() if value}
 
 
-def operation_info(state: State, record: OperationRecord, look_at: LookAt, rights: Rights | None = None) -> Lazy:
+def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt) -> Lazy:
     """An operation, live or finished: what ``get_operation`` answers (yt_protocol.md 10).
 
     It shows no environment to one whose ``rights`` do not allow to read it.
     """
-    live = state.operations.get(record.id)
-    if rights is not None and not rights.may_read_secrets(record):
+    live = rights.state.operations.get(record.id)
+    if not rights.may_read_secrets(record):
         record = hide_secrets(record)
 
     def per_tree() -> Lazy:
@@ -243,7 +243,7 @@ def operation_info(state: State, record: OperationRecord, look_at: LookAt, right
                 "owners": [],
                 "acl": show_acl(record.acl),
             },
-            "brief_progress": lambda: _brief_progress(state, record, live),
+            "brief_progress": lambda: _brief_progress(rights.state, record, live),
             "progress": progress,
             "task_names": lambda: [task.name for task in record.tasks],
             "result": lambda: _result(record),
@@ -349,34 +349,25 @@ def nodes_by_address(state: State) -> dict[str, Node]:
     return found
 
 
-def _operations(state: State, look_at: LookAt, rights: Rights | None) -> Lazy:
-    def is_hidden(record: OperationRecord) -> bool:
-        return rights is not None and not rights.may_read(record)
-
+def _operations(rights: Rights, look_at: LookAt) -> Lazy:
     def find(operation_id: str) -> Any:
-        record = state.record_of(operation_id)
-        is_missing = record is None or is_hidden(record)
-        return MISSING if is_missing or record is None else operation_info(state, record, look_at, rights)
+        record = rights.state.record_of(operation_id)
+        return MISSING if record is None or not rights.may_read(record) else operation_info(rights, record, look_at)
 
     def names() -> list[str]:
-        return [name for name, each in state.operations.items() if not is_hidden(each.record)]
+        return [name for name, each in rights.state.operations.items() if rights.may_read(each.record)]
 
     return Lazy(names, find, lambda name: f"No such operation {name}", has_all=True)
 
 
-def scheduler_orchid(state: State, results: Results, rights: Rights | None = None) -> Lazy:
-    """Everything below ``//sys/scheduler/orchid/scheduler`` (5.1) that ``rights`` allow to read; None for all."""
-
-    look_at = look_once(results)
+def scheduler_orchid(rights: Rights, results: Results) -> Lazy:
+    """Everything below ``//sys/scheduler/orchid/scheduler`` (5.1) that may be read."""
+    state, look_at = rights.state, look_once(results)
 
     def preemptions() -> list[dict[str, Any]]:
         recent = list(state.preemptions)[-SHOWN_PREEMPTIONS:]
         victims = ((record, state.record_of(record.operation_id)) for record in reversed(recent))
-        return [
-            _preemption(record)
-            for record, victim in victims
-            if rights is None or victim is None or rights.may_read(victim)
-        ]
+        return [_preemption(record) for record, victim in victims if victim is None or rights.may_read(victim)]
 
     return fixed(
         {
@@ -387,7 +378,7 @@ def scheduler_orchid(state: State, results: Results, rights: Rights | None = Non
             "default_pool_tree": lambda: state.config.default_tree,
             "default_fair_share_tree": lambda: state.config.default_tree,
             "user_to_ephemeral_pools": lambda: {name: _ephemeral_pools(tree) for name, tree in state.trees.items()},
-            "operations": lambda: _operations(state, look_at, rights),
+            "operations": lambda: _operations(rights, look_at),
             "nodes": lambda: table(nodes_by_address(state), node_info),
             "preemptions": preemptions,
         },

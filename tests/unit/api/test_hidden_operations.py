@@ -10,7 +10,7 @@ from cpumond.api.glance_views import PreemptionGroups, group_preemptions
 from cpumond.api.json.events import may_see
 from cpumond.api.json.forecasts import hide_unreadable
 from cpumond.api.json.rights import show_readable_plan, show_readable_report
-from cpumond.api.node_views import find_preemptions, list_fitting
+from cpumond.api.node_views import list_fitting, show_preemptions
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.events import Event
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
@@ -40,14 +40,14 @@ def world() -> World:
 
 def test_of_preemptions_neither_the_ones_of_a_hidden_operation_are_told_nor_for_which_one_others_were(world):
     rights = Rights(world.state, User("spy"))
-    [seen] = find_preemptions(world.state, rights=rights)
+    [seen] = show_preemptions(rights, limit=9).preemptions
     assert (seen.operation_id, seen.preemptor_operation_id, seen.preemptor_job_id) == (world.own, "", "")
     assert world.hidden not in seen.why
     assert "it starves" in seen.why
-    assert not list(find_preemptions(world.state, operation=world.hidden, rights=rights))
-    assert world.hidden not in msgspec.json.encode(group_preemptions([seen])).decode()
-    of_ann = list(find_preemptions(world.state, operation=world.hidden, rights=Rights(world.state, User("ann"))))
-    assert [each.preemptor_operation_id for each in of_ann] == [world.own, world.hidden]
+    assert not show_preemptions(rights, limit=9, operation=world.hidden).preemptions
+    assert world.hidden not in msgspec.json.encode(group_preemptions([seen], rights)).decode()
+    of_ann = show_preemptions(Rights(world.state, User("ann")), limit=9, operation=world.hidden)
+    assert [each.preemptor_operation_id for each in of_ann.preemptions] == [world.own, world.hidden]
 
 
 def test_groups_of_preemptions_hide_it_too_and_read_one_sentence_of_each(world, monkeypatch):
@@ -63,7 +63,7 @@ def test_groups_of_preemptions_hide_it_too_and_read_one_sentence_of_each(world, 
 
     def ask(user: str, operation: str = "") -> PreemptionGroups:
         rights = Rights(world.state, User(user))
-        return group_preemptions(list_fitting(world.state, operation, "", rights), rights)
+        return group_preemptions(list_fitting(rights, operation), rights)
 
     found = ask("spy")
     assert (found.kept, len(found.groups), len(read)) == (51, 1, 1)
@@ -78,7 +78,7 @@ def test_why_an_operation_has_what_it_has_names_no_hidden_one(world):
     told = explain_operation(world.state, record, world.now, shares, Rights(world.state, User("spy")))
     assert world.hidden not in msgspec.json.encode(told).decode()
     assert [len(told.preempted), len(told.preempted_for_it)] == [1, 0]
-    told = explain_operation(world.state, record, world.now, shares, Rights(world.state, User("root", admin=True)))
+    told = explain_operation(world.state, record, world.now, shares, world.rights)
     assert world.hidden in msgspec.json.encode(told).decode()
 
 
@@ -115,9 +115,7 @@ def test_plans_and_reports_leave_out_what_is_hidden(world):
         (shown,) = show_readable_report(ReportView(0.0, 1.0, 1.0, 1.0, [tree]), rights).trees
         assert (len(shown.operations), shown.left_out_operations) == (2 - left_out, 1 + left_out)
         assert [row.name for row in shown.users] == ["bob"] * (1 - left_out), "others are for administrators"
-    (shown,) = show_readable_report(
-        ReportView(0.0, 1.0, 1.0, 1.0, [tree]), Rights(world.state, User("root", admin=True))
-    ).trees
+    (shown,) = show_readable_report(ReportView(0.0, 1.0, 1.0, 1.0, [tree]), world.rights).trees
     assert shown.users == users
 
 
@@ -140,5 +138,5 @@ def test_a_simulation_leaves_out_and_counts_what_is_hidden_or_gone(world):
     assert "1-2-3-4" not in told
     assert len(of_spy.stops) == len(stops)
 
-    of_admin = hide_unreadable(whole, Rights(world.state, User("root", admin=True)))
+    of_admin = hide_unreadable(whole, world.rights)
     assert [each.operation_id for each in of_admin.starts] == ids

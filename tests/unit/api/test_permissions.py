@@ -210,14 +210,14 @@ def test_what_may_not_be_read_is_nowhere(asked):
         assert ([each.id for each in details.jobs], list(details.titles)) == (shown, [asked.id] if shown else [])
     assert len(views.find_operations(asked.state, rights=rights)) == 1
     for known, count in ((rights, 1), (everything, 2)):
-        shown = orchid.scheduler_orchid(asked.state, {}, known)
+        shown = orchid.scheduler_orchid(known, {})
         assert len(shown["operations"]) == len(shown["pool_trees"][TREE]["operations"]) == count
         assert (
             (asked.id in shown["operations"]) == (asked.id in shown["pool_trees"][TREE]["operations"]) == (count == 2)
         )
         assert len(shown["pool_trees"][TREE]["operations_by_pool"]["b"]) == count - 1
     asked.abort(asked.id)
-    assert (asked.id in orchid.scheduler_orchid(asked.state, {}, rights)["operations"]) is False
+    assert (asked.id in orchid.scheduler_orchid(rights, {})["operations"]) is False
 
 
 def test_preemptions_and_alerts_of_what_may_not_be_read_are_not_told(asked):
@@ -229,9 +229,9 @@ def test_preemptions_and_alerts_of_what_may_not_be_read_are_not_told(asked):
     asked.settle_down()
     (job,) = asked.jobs_of(asked.id)
     lifecycle.stop(asked.state, job, "preempted", "for a test", 0.0)
-    shown = [node_views.show_preemptions(asked.state, limit=9, rights=asked.rights(user)) for user in (ADMIN, NOBODY)]
+    shown = [node_views.show_preemptions(asked.rights(user), limit=9) for user in (ADMIN, NOBODY)]
     assert [len(each.preemptions) for each in shown] == [1, 0]
-    by_path = [orchid.scheduler_orchid(asked.state, {}, asked.rights(user))["preemptions"] for user in (ADMIN, NOBODY)]
+    by_path = [orchid.scheduler_orchid(asked.rights(user), {})["preemptions"] for user in (ADMIN, NOBODY)]
     assert [len(each) for each in by_path] == [1, 0]
 
 
@@ -239,7 +239,7 @@ def test_the_orchid_shows_a_specification_without_secrets(asked):
     asked.set_pool("a", acl=[])
     record, look_at = asked.record(asked.id), look_once({})
     for user, is_shown in ((ANN, True), (BOB, False)):
-        info = orchid.operation_info(asked.state, record, look_at, asked.rights(user)).to_dict()
+        info = orchid.operation_info(asked.rights(user), record, look_at).to_dict()
         for name in ("spec", "provided_spec", "full_spec", "unrecognized_spec"):
             assert (b'"x"' in msgspec.json.encode(info[name])) is is_shown, name
         assert info["runtime_parameters"]["acl"] == []

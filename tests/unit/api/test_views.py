@@ -13,10 +13,8 @@ from scheduler_world import TREE, World
 from cpumond.api import node_views, overview, pool_views, views
 from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt import orchid_attributes
-from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import RESOLVE, CommandError, JobRecord, PreemptionRecord, Rules
 from cpumond.scheduler.model.forecast import Forecast
-from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.state.transaction import Transaction
@@ -49,11 +47,6 @@ class Living(World):
         if foreign_cores:
             node.has(foreign_cores, "stranger")
         node.beat()
-
-    @property
-    def rights(self) -> Rights:
-        """An administrator's."""
-        return Rights(self.state, User("root", admin=True))
 
     def operations(self, **filters: Any) -> views.OperationList:
         limit, offset = filters.pop("limit", 100), filters.pop("offset", 0)
@@ -226,7 +219,7 @@ def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
         assert views.find_job(living.state, element.operation.record, shown[0].id).preemptibility == (
             "aggressively_preemptible"
         )
-    details = node_views.show_node_details(living.state.nodes["n1"], NOW)
+    details = node_views.show_node_details(living.state.nodes["n1"], NOW, living.rights)
     assert Counter(job.preemptibility for job in details.jobs) == {"non_preemptible": 4, "aggressively_preemptible": 4}
 
 
@@ -281,7 +274,7 @@ def test_a_node_shows_usage_of_its_own_and_of_strangers(living):
     living.begin("a", 2)
     living.work()
     living.tell(foreign_cores=1.0)
-    node = plain(node_views.show_node_details(living.state.nodes["n1"], NOW + 3.0))
+    node = plain(node_views.show_node_details(living.state.nodes["n1"], NOW + 3.0, living.rights))
     assert node["tags"] == ["gpu", "n1"]
     assert (node["capacity"]["cpu"], node["usage"]["cpu"], node["foreign_usage"]["cpu"]) == (4.0, 1.0, 1.0)
     assert node["free"]["cpu"] == 2.0
@@ -321,7 +314,7 @@ def test_preemptions_are_newest_first_and_found_from_both_sides(living):
 
     def listed(**filters: Any) -> list[str]:
         return [
-            each.job_id for each in node_views.show_preemptions(living.state, **{"limit": 9, **filters}).preemptions
+            each.job_id for each in node_views.show_preemptions(living.rights, **{"limit": 9, **filters}).preemptions
         ]
 
     assert listed() == ["j3", "j2", "j1"]
@@ -329,8 +322,8 @@ def test_preemptions_are_newest_first_and_found_from_both_sides(living):
     assert listed(operation="o1") == ["j3", "j2", "j1"]
     assert listed(operation="o2") == ["j2"]
     assert listed(pool="b") == ["j2"]
-    assert node_views.show_preemptions(living.state, limit=1).counts == {"preempted": 3}
-    assert node_views.show_preemptions(living.state, limit=1, pool="b").counts == {"preempted": 1}
+    assert node_views.show_preemptions(living.rights, limit=1).counts == {"preempted": 3}
+    assert node_views.show_preemptions(living.rights, limit=1, pool="b").counts == {"preempted": 1}
 
 
 def codes(living: Living) -> dict[str, str]:

@@ -21,6 +21,7 @@ from cpumond.api.yt.parameters import MAX_NAMES, YtRequest
 from cpumond.api.yt.transport import COMMANDS
 from cpumond.api.yt.values import Attributed, Uint, YtError
 from cpumond.api.yt.yson import write_yson
+from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.rights.tokens import User
 from cpumond.scheduler.service import Scheduler
@@ -38,6 +39,10 @@ class Client:
         self.scheduler = scheduler
         self.clock = clock
         self.backend = YtBackend(scheduler, "test-cluster", "1.2.3")
+
+    @property
+    def rights(self):
+        return Rights(self.scheduler.state, User("root", admin=True))
 
     async def __call__(self, command, *, value=None, by="ann", is_admin=True, **parameters):
         request = YtRequest(command, parameters, value, User(by, admin=is_admin), "1-2-3-4")
@@ -619,7 +624,7 @@ async def test_large_answers_let_others_have_their_turn(yt):
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    root = scheduler_orchid(yt.scheduler.state, {})
+    root = scheduler_orchid(yt.rights, {})
     shown = await show_in_pieces(root["pool_trees"], pause_s=0.0)
     counting.cancel()
     assert turns > 40
@@ -632,7 +637,7 @@ async def test_a_tree_may_change_while_it_is_shown(yt):
     await yt.register()
     await yt.start(pool="made")
     await yt.update()
-    root = scheduler_orchid(yt.scheduler.state, yt.backend.cypress.results())
+    root = scheduler_orchid(yt.rights, yt.backend.cypress.results())
     showing = asyncio.create_task(show_in_pieces(root["pool_trees"], pause_s=0.0))
     await asyncio.sleep(0)
     for number in range(10):

@@ -55,7 +55,7 @@ class Cluster(World):
 
     @property
     def orchid(self):
-        return scheduler_orchid(self.state, {"default": self.result})
+        return scheduler_orchid(self.rights, {"default": self.result})
 
     def of_tree(self, name):
         return materialise(self.orchid["pool_trees"]["default"][name])
@@ -708,7 +708,7 @@ def test_nodes_are_shown_by_address(busy):
 
 
 def test_an_operation_is_described(busy):
-    info = operation_info(busy.state, busy.state.find_record(busy.second), look_once({"default": busy.result}))
+    info = operation_info(busy.rights, busy.state.find_record(busy.second), look_once({"default": busy.result}))
     found = materialise(info)
     assert found["id"] == busy.second
     assert found["state"] == "running"
@@ -733,7 +733,7 @@ def test_an_operation_that_waits_has_an_alert():
     cluster.create_pool("p", max_running_operation_count=1)
     cluster.begin("p")
     waiting = cluster.begin("p", weight=3, unheard_of=1)
-    info = operation_info(cluster.state, cluster.state.find_record(waiting), look_once({}))
+    info = operation_info(cluster.rights, cluster.state.find_record(waiting), look_once({}))
     assert info["state"] == "pending"
     assert info["alerts"]["operation_pending"]["attributes"] == {"pool": "p", "limit": 1, "pool_tree": "default"}
     assert info["unrecognized_spec"] == {"unheard_of": 1}
@@ -769,7 +769,7 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
         "cgroup": f"jobs/{failed}",
     }
     cluster.heartbeat(finished=[(failed, "failed")])
-    info = materialise(operation_info(cluster.state, cluster.state.find_record(operation), look_once({})))
+    info = materialise(operation_info(cluster.rights, cluster.state.find_record(operation), look_once({})))
     assert info["state"] == "failed"
     assert info["finish_time"] == "1970-01-12T13:46:46.000000Z"
     assert info["result"]["error"]["code"] == 1

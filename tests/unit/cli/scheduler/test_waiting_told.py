@@ -6,8 +6,6 @@ from scheduler_world import World
 
 from cpumond.api.views import OperationDetails, show_operation_details
 from cpumond.cli.scheduler.running import WaitTold
-from cpumond.scheduler.access import Rights
-from cpumond.scheduler.rights.users import User
 
 
 def test_what_is_waited_for_is_told_after_a_while_and_when_it_changes():
@@ -16,9 +14,7 @@ def test_what_is_waited_for_is_told_after_a_while_and_when_it_changes():
     operation = world.start("p")
 
     def look(now_s: float) -> str:
-        details: OperationDetails = show_operation_details(
-            Rights(world.state, User("tester", admin=True)), world.record(operation), world.now
-        )
+        details: OperationDetails = show_operation_details(world.rights, world.record(operation), world.now)
         return told.note(details, now_s)
 
     no_node = "no node of the tree is online and takes jobs"

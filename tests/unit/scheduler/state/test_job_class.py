@@ -146,7 +146,7 @@ def test_an_agent_that_can_give_no_idle_class_is_not_asked_to():
         job = one(world, batch)
         assert job.reclaimed
         assert node.jobs[job.id].order.reclaimed is asked
-        view = show_node_details(world.state.nodes["n"], world.now)
+        view = show_node_details(world.state.nodes["n"], world.now, world.rights)
         assert (view.idle_class, view.on_reclaimed_cores) == (idle_class, 0.5)
         assert [each.job_class for each in view.jobs] == ["ordinary"] * 4 + ["reclaimed"]
         node.finish(job.id)

@@ -159,9 +159,10 @@ def test_preemptions_are_grouped_by_kind_and_whom_they_were_for():
             freed={"cpu": 0.5, "memory": 9.0}, lost_core_seconds=2.0, **given,
         )  # fmt: skip
 
-    assert group_preemptions([]).since is None
+    rights = World().rights
+    assert group_preemptions([], rights).since is None
     limited = record(1, "b", kind="limit_violated", preemptor_pool="", priority="")
-    found = group_preemptions([record(4, "a"), record(3, "a"), record(2, "b"), limited])
+    found = group_preemptions([record(4, "a"), record(3, "a"), record(2, "b"), limited], rights)
     assert (found.kept, found.since) == (4, 1.0)
     first, second = found.groups
     assert (first.group, first.count, first.operations) == ("preempted/normal/t/p", 3, 2)

@@ -116,10 +116,12 @@ def test_a_plan_changes_nothing(world: World) -> None:
 
 
 def test_a_node_is_shown_with_its_cordon_also_when_it_is_lost(world: World) -> None:
-    assert show_node_details(world.state.nodes["n1"], world.now).cordon is None
+    assert show_node_details(world.state.nodes["n1"], world.now, world.rights).cordon is None
     world.do(DrainNode("n1", "new disks"), "alice")
     at = world.now
-    assert show_node_details(world.state.nodes["n1"], world.now).cordon == CordonView("alice", at, "new disks", "usual")
+    assert show_node_details(world.state.nodes["n1"], world.now, world.rights).cordon == CordonView(
+        "alice", at, "new disks", "usual"
+    )
     world.step(1000.0, world.nodes["n2"])
     (lost, _) = show_nodes(world.state, world.now, limit=10).nodes
     assert lost.lost_at is not None
