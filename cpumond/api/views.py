@@ -338,23 +338,14 @@ OperationOrder = Literal["start_time", "state", "user", "title", "jobs", "usage"
 
 
 def find_operations(
-    state: State, *, operation_state: str = "", user: str = "", tree: str = "", pool: str = "", search: str = "",
-    sort: OperationOrder = "start_time", descending: bool = True, texts: SearchTexts | None = None,
-    rights: Rights | None = None, cause: str = "", causes: Mapping[str, Causes] = {},
+    rights: Rights, *, sort: OperationOrder = "start_time", descending: bool = True, cause: str = "",
+    causes: Mapping[str, Causes] = {}, **filters: Any,
 ) -> list[OperationRecord]:  # fmt: skip
-    """Live and finished operations that fit all filters ("" lets all through); equal ones: the last started first.
+    """The operations that ``choose_records`` finds by ``filters``, in order; equal ones: the last started first.
 
-    ``operation_state`` "live" is pending or running; ``cause`` what it waits for in one of
-    its trees, by those in ``causes``, or its state.
-
-    ``rights``: whose they are that the asker may read; None for all.
-
-    ``search`` is looked for in id, title, alias, user and names of pools, whatever the case; ``texts`` may know them.
+    ``cause``: what it waits for in one of its trees, by those in ``causes``, or its state.
     """
-    chosen = choose_records(
-        state, operation_state=operation_state, user=user, tree=tree, pool=pool, search=search, texts=texts,
-        rights=rights,
-    )  # fmt: skip
+    state, chosen = rights.state, choose_records(rights, **filters)
     if cause:
         chosen = [record for record in chosen if cause in causes_of(state, record, causes)]
     chosen.sort(key=lambda record: record.sequence, reverse=True)
@@ -372,16 +363,20 @@ def show_operations(state: State, now: float, records: Iterable[OperationRecord]
 
 
 def choose_records(
-    state: State, *, operation_state: str = "", user: str = "", tree: str = "", pool: str = "", search: str = "",
-    texts: SearchTexts | None = None, rights: Rights | None = None,
+    rights: Rights, *, operation_state: str = "", user: str = "", tree: str = "", pool: str = "", search: str = "",
+    texts: SearchTexts | None = None,
 ) -> list[OperationRecord]:  # fmt: skip
-    """The records that fit all filters of ``find_operations``, those of live operations first."""
+    """Live and finished operations that may be read and fit all filters ("" lets all through), live ones first.
+
+    ``operation_state`` "live" is pending or running. ``search`` is looked for in id, title, alias, user and names of
+    pools, whatever the case; ``texts`` may know them.
+    """
     wanted = search.lower()
     texts = SearchTexts() if texts is None else texts
     states = ("pending", "running") if operation_state == "live" else (operation_state,)
     return [
         record
-        for record in list_records(state, rights)
+        for record in rights.readable(list_records(rights.state))
         if (not operation_state or record.state in states)
         and (not user or record.user == user)
         and (not tree or tree in record.trees)
@@ -405,10 +400,9 @@ def _is_in(record: OperationRecord, tree: str, pool: str) -> bool:
     return False
 
 
-def list_records(state: State, rights: Rights | None = None) -> list[OperationRecord]:
-    """The records of all operations that may be read, those of live ones first."""
-    records = [*(operation.record for operation in state.operations.values()), *state.finished.values()]
-    return records if rights is None else rights.readable(records)
+def list_records(state: State) -> list[OperationRecord]:
+    """The records of all operations, those of live ones first."""
+    return [*(operation.record for operation in state.operations.values()), *state.finished.values()]
 
 
 class SearchTexts:

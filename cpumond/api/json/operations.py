@@ -32,9 +32,9 @@ async def list_operations(call: Call) -> views.OperationList:
         await _read_texts(call)
     causes = await _find_causes(call, query.tree) if query.cause else {}
     found = views.find_operations(
-        call.state, operation_state=query.state, user=query.user, tree=query.tree, pool=query.pool, search=query.search,
-        sort=query.sort, descending=query.descending == "true", texts=call.shared.texts, rights=call.rights,
-        cause=query.cause, causes=causes,
+        call.rights, sort=query.sort, descending=query.descending == "true", cause=query.cause, causes=causes,
+        operation_state=query.state, user=query.user, tree=query.tree, pool=query.pool, search=query.search,
+        texts=call.shared.texts,
     )  # fmt: skip
     shown: list[views.OperationView] = []
     async for records in in_parts(found[query.offset : query.offset + query.limit], SHOWN_AT_ONCE):
@@ -46,7 +46,7 @@ async def group_operations(call: Call) -> OperationGroups:
     query: requests.GroupsQuery = call.query
     if query.search:
         await _read_texts(call)
-    records = views.choose_records(call.state, texts=call.shared.texts, rights=call.rights, **call.given)
+    records = views.choose_records(call.rights, texts=call.shared.texts, **call.given)
     counts = OperationCounts(call.state, await _find_causes(call, query.tree))
     async for some in in_parts(records):
         counts.add(some)

@@ -208,7 +208,7 @@ def test_what_may_not_be_read_is_nowhere(asked):
     for each, shown in ((everything, [job.id]), (rights, [])):
         details = node_views.show_node_details(living, 0.0, each)
         assert ([each.id for each in details.jobs], list(details.titles)) == (shown, [asked.id] if shown else [])
-    assert len(views.find_operations(asked.state, rights=rights)) == 1
+    assert len(views.find_operations(rights)) == 1
     for known, count in ((rights, 1), (everything, 2)):
         shown = orchid.scheduler_orchid(known, {})
         assert len(shown["operations"]) == len(shown["pool_trees"][TREE]["operations"]) == count

@@ -50,7 +50,7 @@ class Living(World):
 
     def operations(self, **filters: Any) -> views.OperationList:
         limit, offset = filters.pop("limit", 100), filters.pop("offset", 0)
-        found = views.find_operations(self.state, **filters)
+        found = views.find_operations(self.rights, **filters)
         shown = views.show_operations(self.state, self.now, found[offset : offset + limit])
         return views.OperationList(shown, len(found))
 
