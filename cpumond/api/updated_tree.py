@@ -19,8 +19,7 @@ from cpumond.scheduler.decide.snapshot import (
     has_guarantee,
     operation_weight,
 )
-from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree
-from cpumond.scheduler.elements.figures import POOL
+from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree, figures
 from cpumond.scheduler.model import OperationTreeOptions, PoolSettings, to_vector
 
 Results = Mapping[str, UpdateResult | None]
@@ -88,19 +87,11 @@ class UpdatedTree:
     @_once
     def total_ratios(self, pool: PoolElement) -> tuple[float, float]:
         """``total_burst_ratio`` and ``total_resource_flow_ratio`` (5.3)."""
-        burst, flow = self.burst_ratio(pool), self.flow_ratio(pool)
+        burst, flow = figures.POOL["burst_ratio"](pool) or 0.0, figures.POOL["flow_ratio"](pool) or 0.0
         for child in pool.children.values():
             burst_below, flow_below = self.total_ratios(child)
             burst, flow = burst + burst_below, flow + flow_below
         return burst, flow
-
-    def burst_ratio(self, pool: PoolElement) -> float:
-        """``specified_burst_ratio``: of burst pools only."""
-        return POOL["burst_ratio"](pool) or 0.0
-
-    def flow_ratio(self, pool: PoolElement) -> float:
-        """``specified_resource_flow_ratio``: of burst and relaxed pools."""
-        return POOL["flow_ratio"](pool) or 0.0
 
     def satisfaction(self, element: Element) -> float:
         """``satisfaction_ratio``: of a pool the least of its running operations', its own where none runs."""

@@ -25,7 +25,6 @@ from cpumond.scheduler.elements import (
     is_integral,
     usage_share,
     volume_capacity,
-    volume_ratio,
 )
 from cpumond.scheduler.model import Resources, to_amounts
 from cpumond.scheduler.settings.preemption_rules import PreemptionRules
@@ -36,13 +35,13 @@ MAX_SATISFACTION: Final = 1e9
 Reader = Callable[[UpdatedTree, Any], Any]
 
 
-def _figure(name: str) -> Reader:
-    """Reader of a figure; the attribute is missing where the element does not have it."""
+def _figure(name: str, otherwise: Any = MISSING) -> Reader:
+    """Reader of a figure; ``otherwise`` where the element does not have it."""
     read = (figures.POOL if name in figures.POOL else figures.OPERATION)[name]
 
     def find(_: UpdatedTree, element: Element) -> Any:
         value = read(element)
-        return MISSING if value is None else value
+        return otherwise if value is None else value
 
     return find
 
@@ -267,11 +266,9 @@ def _if_flowing(read: Reader) -> Reader:
     )
 
 
-def _burst_duration(view: UpdatedTree, pool: PoolElement) -> Any:
-    if figures.POOL["burst_ratio"](pool) is None:
-        return MISSING
-    consumed = view.burst_ratio(pool) - view.flow_ratio(pool)
-    return volume_ratio(pool) / consumed if consumed > 0.0 else MISSING
+def _burst_duration(_: UpdatedTree, pool: PoolElement) -> Any:
+    burst, flow, volume = (figures.POOL[name](pool) for name in ("burst_ratio", "flow_ratio", "volume"))
+    return MISSING if burst is None or burst <= flow else volume / (burst - flow)
 
 
 def _effective_strong(view: UpdatedTree, pool: PoolElement) -> dict[str, Any]:
@@ -324,9 +321,9 @@ _POOL: Final[Mapping[str, Reader]] = {
     "integral_pool_capacity_resources": _if_flowing(
         lambda view, pool: amounts(scale(view.total, volume_capacity(pool)))
     ),
-    "specified_burst_ratio": lambda view, pool: view.burst_ratio(pool),
+    "specified_burst_ratio": _figure("burst_ratio", 0.0),
     "specified_burst_guarantee_resources": _integral_resources("burst_guarantee_resources"),
-    "specified_resource_flow_ratio": lambda view, pool: view.flow_ratio(pool),
+    "specified_resource_flow_ratio": _figure("flow_ratio", 0.0),
     "specified_resource_flow": _integral_resources("resource_flow"),
     "total_burst_ratio": lambda view, pool: view.total_ratios(pool)[0],
     "total_resource_flow_ratio": lambda view, pool: view.total_ratios(pool)[1],

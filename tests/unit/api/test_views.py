@@ -223,30 +223,6 @@ def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
     assert Counter(job.preemptibility for job in details.jobs) == {"non_preemptible": 4, "aggressively_preemptible": 4}
 
 
-def test_5_2_views_say_what_the_orchid_says(living):
-    living.node("n1", cpu=8.0)
-    living.create_pool("top", strong_guarantee_resources={"cpu": 6}, weight=2)
-    living.create_pool("a", parent="top", strong_guarantee_resources={"cpu": 5}, max_share_ratio=0.9)
-    living.begin("a", 7, weight=3.0)
-    living.begin("a", 2)
-    living.begin("b", 100)
-    living.work("update")
-    living.tell()  # limits of jobs are lowered
-    view = UpdatedTree(living.tree(), None)
-    for pool in pool_views.walk_pools(living.tree().root):
-        shown, attributes = pool_views.show_pool(pool, NOW), orchid_attributes.pool_attributes(view, pool)
-        for name in ("fair_share_ratio", "usage_ratio", "starvation_status", "scheduling_status", "operation_count"):
-            assert getattr(shown, name) == pytest.approx(attributes[name]), (pool.name, name)
-        assert shown.demand == {**shown.demand, **attributes["resource_demand"]}
-    for element in living.tree().operations.values():
-        shown = views.show_operation_details(living.rights, element.operation.record, NOW).trees[TREE]
-        attributes = orchid_attributes.operation_attributes(view, element)
-        names = ("pool", "weight", "job_count", "fair_share_ratio", "usage_ratio", "satisfaction_ratio")
-        for name in (*names, "starvation_status", "scheduling_status"):
-            assert getattr(shown, name) == pytest.approx(attributes[name]), (element.name, name)
-        assert shown.demand == {**shown.demand, **attributes["resource_demand"]}
-
-
 def test_jobs_of_one_heartbeat_are_listed_in_the_order_of_their_start(living):
     ids = iter("hbfdgaec")
     living.new_id = lambda: next(ids)
