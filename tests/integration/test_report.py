@@ -118,17 +118,6 @@ def test_core_hours_are_what_nodes_told_before_and_after_a_restart(world, schedu
         assert rows["operation", world["four"]]["pool"] == "c"
 
 
-def test_a_file_that_cannot_be_written_is_said(world, cpumond, tmp_path):
-    missing = tmp_path / "missing" / "report.csv"
-    cpumond("report", "--output", str(missing), code=73)
-    assert "give --output a file that can be written" in cpumond.err
-    kept = tmp_path / "kept.csv"
-    kept.write_text("before")
-    cpumond("report", "--pool", "nobody", "--output", str(kept), code=67)
-    assert kept.read_text() == "before"
-    assert not list(tmp_path.glob("*.tmp"))
-
-
 def test_a_scheduler_without_a_history_says_so(scheduler, monkeypatch, cpumond):
     start(scheduler, monkeypatch, '[history]\nlength = "0s"\n')
     for words in (("report",), ("report", "--tree", "default")):
@@ -143,7 +132,14 @@ def test_a_history_without_points_says_so(scheduler, monkeypatch, cpumond):
     assert cpumond.err == ("cpumond: nothing is recorded yet of the last 1 d; the history gets a point every 1 h\n")
 
 
-def test_no_scheduler_and_wrong_options_are_one_sentence(cpumond):
+def test_no_scheduler_and_wrong_options_are_one_sentence(cpumond, tmp_path):
+    """A file that cannot be written is refused before the scheduler is asked."""
+    cpumond("report", "--output", str(tmp_path / "missing" / "report.csv"), code=73)
+    assert "give --output a file that can be written" in cpumond.err
+    kept = tmp_path / "kept.csv"
+    kept.write_text("before")
+    cpumond("report", "--scheduler", "127.0.0.1:1", "--output", str(kept), code=69)
+    assert (kept.read_text(), list(tmp_path.glob("*.tmp"))) == ("before", [])
     cpumond("report", "--scheduler", "127.0.0.1:1", code=69)
     assert "no scheduler answers on http://127.0.0.1:1" in cpumond.err
     wrong: list[tuple[Any, ...]] = [

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from cpumond.cli.render.grid import column, draw_fields, draw_grid, fold, shorten, shorten_name, width_of
+from cpumond.cli.render.grid import (
+    Column,
+    column,
+    draw_fields,
+    draw_grid,
+    fold,
+    make_rows,
+    pick,
+    shorten,
+    shorten_name,
+    width_of,
+    without_names,
+)
 
 ID = "c67fb814-fa548091-3697671f-4fac3001"
 HEADINGS = (column("operation"), column("state"), column("user", 3), column(">used", 1), column("title", 2))
@@ -92,3 +104,25 @@ def test_styles_are_there_with_colour_alone():
     rows = [[("x", "red"), "y"]]
     assert "\x1b" not in draw_grid(("a", "b"), rows, 80)[0]
     assert "\x1b[31mx" in draw_grid(("a", "b"), rows, 80, colour=True)[0]
+
+
+WORDS: tuple[Column[str], ...] = (
+    column("word", 0, lambda word: word),
+    column(">length\nin letters", 2, lambda word: str(len(word))),
+    column("first", 1, lambda word: (word[0], "red")),
+)
+
+
+def test_rows_are_made_of_items_and_tables_of_the_columns_they_want():
+    columns = pick(WORDS, {"first": 0, "length in letters": 3})
+    assert [(each.name, each.rank) for each in columns] == [("first", 0), ("length in letters", 3)]
+    assert make_rows(columns, ["pool"]) == [[("p", "red"), "4"]]
+    below = draw_grid(without_names(WORDS), make_rows(WORDS, ["pool", "tree"]), None)[0]
+    assert below.split("\n") == ["pool  4  p", "tree  4  t"]
+
+
+def test_a_heading_of_two_lines_takes_the_width_of_the_longer_one():
+    text, left_out = draw_grid(WORDS, make_rows(WORDS, ["pool"]), None)
+    assert text.split("\n") == ["          length", "word  in letters  first", "pool           4  p"]
+    assert draw_grid(WORDS, make_rows(WORDS, ["pool"]), 20)[1] == ["length in letters"]
+    assert left_out == []
