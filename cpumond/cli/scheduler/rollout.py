@@ -153,21 +153,14 @@ def show_command(client: SchedulerClient) -> None:
 @click.option("--plan", "is_plan", is_flag=True, help="Only say what would change.")
 @why_option
 @scheduler_options
-def set_command(
-    client: SchedulerClient, /, nodes_filter: str, level: StageLevel, canary_ratio: float,
-    canary_period_s: float | None, is_plan: bool, why: str, **budget: Any,
-) -> None:  # fmt: skip
+def set_command(client: SchedulerClient, /, is_plan: bool, **stage: Any) -> None:
     """Let the nodes that FILTER fits (a formula of tags as in nodes_filter, %true for all) do at most LEVEL.
 
     More than before goes to a canary first. It is taken back by itself when it is too late, meets writes of other
     programs or has errors; `cpumond rollout advance` lets all follow.
     """
-    body = given(
-        {
-            "nodes_filter": nodes_filter, "level": level, "canary_ratio": canary_ratio,
-            "canary_period_s": canary_period_s, "budget": budget, "why": why,
-        }
-    )  # fmt: skip
+    budget = {name: stage.pop(name) for name in Budget.__struct_fields__}
+    body = given({**stage, "budget": budget})
     content = client.request("POST", "/rollout/plan", body)
     plan = client.decode(content, StagePlan)
     if is_plan and client.as_json:
@@ -180,7 +173,7 @@ def set_command(
             elif sentence != NO_CANARY:  # the change itself warns of that
                 print_text(sentence.replace("would", "will", 1))
     if not is_plan:
-        client.change(f"nodes {_show(nodes_filter)}: {say_level(level)}", "POST", "/rollout", body)
+        client.change(f"nodes {_show(stage['nodes_filter'])}: {say_level(stage['level'])}", "POST", "/rollout", body)
 
 
 def _make_command(verb: str, done: str, text: str) -> None:
