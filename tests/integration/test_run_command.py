@@ -217,7 +217,7 @@ def test_it_outlives_a_scheduler_that_is_killed(environment, cluster, tmp_path):
 
 
 def test_a_specification_in_a_file_and_options_over_it(environment, tmp_path):
-    """Its other forms are in ``tests/unit/cli/scheduler/test_specification_file.py``."""
+    """Its other forms are in ``tests/unit/cli/scheduler/test_operation_commands.py``."""
     path = tmp_path / "spec.toml"
     path.write_text('pool = "p"\n[tasks.main]\njob_count = 1\ncpu_limit = 0.1\ncommand = "exit 3"\n')
     more = ("--set", "max_failed_job_count=1")

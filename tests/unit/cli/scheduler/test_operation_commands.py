@@ -1,0 +1,77 @@
+"""What commands about operations read and say: specifications, logs on a terminal, what is waited for, forecasts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scheduler_world import World
+
+from cpumond.api.views import show_operation_details
+from cpumond.cli.scheduler.follow import make_visible
+from cpumond.cli.scheduler.forecast import show_start, tell_forecast
+from cpumond.cli.scheduler.running import WaitTold
+from cpumond.cli.scheduler.spec import read_document
+from cpumond.core.errors import ConfigError
+from cpumond.scheduler.access import Rights
+from cpumond.scheduler.model.forecast import Forecast
+from cpumond.scheduler.rights.users import User
+
+
+def test_a_mistake_in_a_specification_in_yaml_is_told(tmp_path: Path) -> None:
+    """As that of a tree in YAML, which tests/unit/cli/test_tree_text.py has all of."""
+    path = tmp_path / "spec.yaml"
+    path.write_text("title: a\ntitle: b\n")
+    with pytest.raises(ConfigError, match='line 2: "title" is there twice'):
+        read_document(str(path))
+
+
+def test_a_specification_in_yaml_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("title: one\ntasks:\n  main: &main {job_count: 2, command: [sleep, '1']}\n  other: *main\n")
+    task = {"job_count": 2, "command": ["sleep", "1"]}
+    assert read_document(str(path)) == {"title": "one", "tasks": {"main": task, "other": task}}
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (b"one\n\ttwo\n", "one\n\ttwo\n"),
+        (b"\x1b[2J\rgone\x00", "\\x1b[2J\\rgone\\x00"),
+        ("é 漢".encode(), "é 漢"),
+        (b"\xff\xfe", "\\xff\\xfe"),
+        ("\u202ekcab\u2028".encode(), "\\u202ekcab\\u2028"),
+        (b"back\\slash", "back\\slash"),
+        (b"", ""),
+    ],
+)
+def test_nothing_of_a_log_moves_the_cursor(content, shown):
+    assert make_visible(content) == shown
+
+
+def test_what_is_waited_for_is_told_after_a_while_and_when_it_changes():
+    world, told = World(), WaitTold()
+    world.create_pool("p")
+    operation = world.start("p")
+
+    def look(now_s: float) -> str:
+        rights = Rights(world.state, User("tester", admin=True))
+        return told.note(show_operation_details(rights, world.record(operation), world.now), now_s)
+
+    no_node = "no node of the tree is online and takes jobs"
+    assert [look(now) for now in (0.0, 4.9, 5.0, 9.0)] == ["", "", no_node, ""]
+    world.suspend(operation)
+    suspended = "suspended: no job is started until that is taken back"
+    assert [look(now) for now in (10.0, 14.0, 16.0, 99.0)] == ["", "", suspended, ""]
+    world.resume(operation)
+    world.node("n1", cpu=1.0)
+    world.settle_down()
+    assert [look(now) for now in (100.0, 200.0)] == ["", ""], "it runs"
+
+
+def test_a_foretold_start_that_has_passed_is_late_not_now() -> None:
+    found = Forecast(operation_id="a", start_p10=5.0, start_p50=6.0, start_p90=7.0, as_of=0.0, horizon=99.0, runs=5)
+    assert tell_forecast(found, 4.0) == ["starts in 1 s to 3 s (8 of 10 runs), 2 s in the middle"]
+    [line] = tell_forecast(found, 20.0)
+    assert line.startswith("should have started 13 s ago in nine of ten runs ahead, and has not")
+    assert (show_start(5.0, 6.0, 7.0, 4.0), show_start(5.0, 6.0, 7.0, 20.0)) == ("1 s..3 s", "late")
