@@ -1,4 +1,4 @@
-"""The engines of this host as ``init`` and ``doctor`` see them: which are there, whether they answer, what they run."""
+"""The engines of this host as ``init`` and ``doctor`` see them: presence, answers, and jobs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ SHOWN: Final = 3
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
-    """What is particular to one kind of engine.
+    """The particulars of one kind of engine.
 
-    ``daemon`` names it, ``noun`` what it runs; ``start``: what to do where it does not answer. ``programs``: the
+    ``daemon`` names it, ``noun`` its jobs; ``start``: advice where it does not answer. ``programs``: the
     services of which one runs where there is such an engine; Podman needs none. ``writes``: processes that change
     quotas for it. ``workloads``: kinds of cgroups that may be its. Of the drop-in that lets the agent reach it:
     ``units`` start before the agent, ``opened`` is opened besides its sockets, for the reason ``why``;
@@ -93,7 +93,7 @@ CRI_SOCKETS: Final = (
 
 
 class JobsSeen(msgspec.Struct, frozen=True):
-    """The jobs of one kind of engine by what becomes of them.
+    """The jobs of one kind of engine by whether their limits will move.
 
     ``managed``: names of those whose limit would be moved; ``unlimited``: of those that ordered none; ``unnamed``:
     cgroups that the engine did not name; ``refused``: reason -> names; ``lost``: names of those that have no cgroup in
@@ -338,7 +338,7 @@ def _name(look_up: Callable[[int], Any], number: int) -> str:
 
 
 def explain_silence(seen: EngineSeen, socket: str, view: EngineView) -> tuple[str, str]:
-    """Why an engine does not answer at a socket, and what to do."""
+    """Why an engine does not answer at a socket, and advice."""
     kind = seen.kind
     closed = find_closed(socket)
     if closed:

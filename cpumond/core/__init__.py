@@ -1,1 +1,1 @@
-"""What every part may use: errors, measures, settings, the protocol between node and scheduler; knows no other part."""
+"""The floor of all parts: errors, measures, settings, the protocol between node and scheduler; knows no other part."""

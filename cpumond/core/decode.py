@@ -78,7 +78,7 @@ def decode_toml(text: str) -> dict[str, Any]:
 
 
 def is_no_utf8(error: Exception) -> bool:
-    """Whether what a decoder raised is about bytes that are not UTF-8: msgspec's own error since 0.23."""
+    """Whether an error of a decoder is about bytes that are not UTF-8: msgspec's own error since 0.23."""
     return isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error)
 
 

@@ -14,7 +14,7 @@ FULL_EVERY: Final = 60
 
 
 class Differences:
-    """What is sent to one scheduler after another; used by one thread."""
+    """Makes the heartbeats to one scheduler after another; used by one thread."""
 
     def __init__(self) -> None:
         self._base: Heartbeat | None = None
@@ -23,9 +23,9 @@ class Differences:
         self._count = 0
 
     def make(self, heartbeat: Heartbeat) -> Heartbeat:
-        """What to send for ``heartbeat``: itself, or its difference to the last one that was taken.
+        """The message to send for ``heartbeat``: itself, or its difference to the last one that was taken.
 
-        What is made next is full unless ``taken`` is called before.
+        The next one is full unless ``taken`` is called before.
         """
         base, self._base = self._base, None
         if base is None or self._count >= FULL_EVERY or heartbeat.incarnation != base.incarnation:

@@ -42,7 +42,7 @@ EXIT_PERMISSION = 77
 EXIT_CONFIG = 78
 
 GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
-"""What the kernel answers about a removed cgroup: ENODEV on a held descriptor, ENOENT on a path."""
+"""The kernel's answers about a removed cgroup: ENODEV on a held descriptor, ENOENT on a path."""
 
 
 class CpumondError(Exception):

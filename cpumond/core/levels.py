@@ -1,4 +1,4 @@
-"""How much an agent may do to the limits of its jobs, in one order: what a roll-out sets step by step. Pure."""
+"""How much an agent may do to the limits of its jobs, in one order, which a roll-out follows step by step. Pure."""
 
 from __future__ import annotations
 

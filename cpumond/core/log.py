@@ -23,7 +23,7 @@ _NO_FIELD_NAME = re.compile(r"[^A-Z0-9_]")
 
 
 def choose_format(wanted: str, environment: Mapping[str, str], stream: TextIO) -> str:
-    """What ``[log] format`` means here: auto is journald where stderr goes to the journal, console on a terminal."""
+    """The format of ``[log] format`` here: auto is journald where stderr goes to the journal, console on a terminal."""
     if wanted != "auto":
         return wanted
     if environment.get("JOURNAL_STREAM") and _is_journal(environment["JOURNAL_STREAM"], stream):
@@ -90,7 +90,7 @@ class _Unfailing:
 
 
 class _LibraryHandler(logging.Handler):
-    """What libraries say through the standard library's logging becomes a record of structlog."""
+    """Turns records of libraries in the standard library's logging into records of structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

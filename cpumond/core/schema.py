@@ -174,7 +174,7 @@ def _literals(kind: inspect.Type) -> tuple[str, ...]:
 
 
 def describe_type(kind: inspect.Type) -> str:
-    """What a field accepts, in words with its range: "a number in [0, 1]"."""
+    """The values of a field in words with their range: "a number in [0, 1]"."""
     duration = isinstance(kind, inspect.Metadata) and kind.extra == DURATION
     inner = kind.type if isinstance(kind, inspect.Metadata) else kind
     if isinstance(inner, inspect.UnionType):

@@ -1,4 +1,4 @@
-"""What the settings of both programs share: layers of TOML files, who may read a secret, addresses, ``[log]``."""
+"""Settings of both programs: layers of TOML files, who may read a secret, addresses, ``[log]``."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from cpumond.core.errors import AccessError, ConfigError, describe
 
 
 def make_client_context(ca_file: str, key: str) -> ssl.SSLContext:
-    """What a client trusts: what the authorities in ``ca_file`` (PEM) signed, "" for those of the system.
+    """The trust of a client: certificates of the authorities in ``ca_file`` (PEM), "" for those of the system.
 
     ``key`` is where the file was configured, for messages. Raises ConfigError or AccessError.
     """

@@ -121,7 +121,7 @@ def explain_toml(text: str, said: str) -> str:
 
 
 def _find_unclosed(lines: list[str], what: str) -> str:
-    """What is open above the place where the parser gave up."""
+    """A clause about the bracket that was never closed, by the parser's message; "" for none."""
     sign = "]" if "array" in what else "}" if "inline table" in what else ""
     if not what.startswith("Unclosed") or not sign:
         return ""

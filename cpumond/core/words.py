@@ -28,7 +28,7 @@ _UNSEEN: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2
 
 
 def show_name(name: str) -> str:
-    """A name that moves no cursor: what cannot be printed is escaped, and only that."""
+    """A name that moves no cursor: characters that cannot be printed are escaped, no others."""
     return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
@@ -72,7 +72,7 @@ def show_time(at: float, form: str = "%Y-%m-%d %H:%M:%S %Z") -> str:
 
 
 def show_utc(at: float) -> str:
-    """Date and time in UTC of seconds since 1970, for what is read elsewhere than where it was written."""
+    """Date and time in UTC of seconds since 1970, for texts that are read in another place than they were written."""
     return datetime.fromtimestamp(min(at, LAST_DAY), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
@@ -93,7 +93,7 @@ def show_percent(fraction: float) -> str:
 
 
 def printable(name: str) -> str:
-    """A name for people: what cannot be printed is escaped, what is longer than ``MAX_NAME`` is cut."""
+    """A name for people: unprintable characters are escaped, beyond ``MAX_NAME`` it is truncated."""
     shown = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3]}..."
     return shown if shown.isprintable() else ascii(shown)[1:-1]
 

@@ -479,11 +479,11 @@ class Cluster:
         return "\n".join(f"  {name:<15}  {address}" for name, address in pages if address)
 
     def get(self, path: str) -> Any:
-        """The JSON of a GET, for example ``/api/v1/status``. Raises UnavailableError with what the scheduler said."""
+        """The JSON of a GET, for example ``/api/v1/status``. Raises UnavailableError with the scheduler's sentence."""
         return _request("GET", f"{self._find_url()}{path}", token=self.token)
 
     def post(self, path: str, body: object = None) -> Any:
-        """The JSON of a POST. Raises UnavailableError with what the scheduler said."""
+        """The JSON of a POST. Raises UnavailableError with the scheduler's sentence."""
         return _request("POST", f"{self._find_url()}{path}", body, token=self.token)
 
     def create_pool(self, name: str, parent: str = "<Root>", **attributes: object) -> None:

@@ -43,7 +43,7 @@ class PostgresServer:
             raise UnavailableError("PostgreSQL is not installed: install Debian's postgresql")
         self.programs = programs
         self.prefix: tuple[str, ...] = ()
-        """What the server is started with, in a network namespace, say."""
+        """Words before the server's command, for example to enter a network namespace."""
         self._as_owner: tuple[str, ...] = ()
         entry = None
         if os.geteuid() == 0:

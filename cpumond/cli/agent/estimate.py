@@ -1,4 +1,4 @@
-"""``cpumond estimate``: what cpumond would reclaim here, before it is configured or installed as a service."""
+"""``cpumond estimate``: the CPU that cpumond would reclaim here, before it is configured or installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``cpumond estimate`` found: as a table with sentences, as JSON, and as a configuration to begin with."""
+"""Findings of ``cpumond estimate``: a table with sentences, JSON, and a first configuration."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class WorkloadRow:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What is known about all workloads over the time that was watched.
+    """Facts about all workloads over the time watched.
 
     ``source`` cgroups or prometheus; ``place`` says where, with names; ``length_s`` seconds from the first to the last
     sample, ``asked_s`` what was asked for, ``resolution_s`` between two samples; ``host_cores`` None for several hosts.
@@ -112,7 +112,7 @@ def sort_rows(rows: list[WorkloadRow]) -> list[WorkloadRow]:
 
 
 def describe(findings: Findings) -> list[str]:
-    """The findings in sentences: what was watched, ordered, used and reclaimable, at which cost, how sure it is."""
+    """The findings in sentences: cores ordered, used and reclaimable, the cost, and the confidence."""
     hosts = len({row.host for row in findings.rows})
     place = findings.place or ("one host" if hosts == 1 else f"{hosts} hosts")
     span = f"{format_span(findings.length_s)}, a sample each {format_span(findings.resolution_s)}"
@@ -243,7 +243,7 @@ class EstimateSums(msgspec.Struct, frozen=True):
 
 
 class WorkloadAnswer(Estimate, frozen=True, kw_only=True):
-    """The ``Estimate`` of one workload in JSON, and what it is, as ``WorkloadRow`` has it."""
+    """The ``Estimate`` of one workload in JSON, with the names and flags of its ``WorkloadRow``."""
 
     name: str
     kind: str
@@ -258,7 +258,7 @@ class WorkloadAnswer(Estimate, frozen=True, kw_only=True):
 
 
 class EstimateAnswer(msgspec.Struct, frozen=True):
-    """What ``estimate --json`` prints. Keys are stable; ``version`` grows when one changes its meaning."""
+    """The JSON of ``estimate``. Keys are stable; ``version`` grows when one changes its meaning."""
 
     version: int
     source: str

@@ -204,7 +204,7 @@ class Prometheus:
 
 
 class RecordedWorkload(msgspec.Struct):
-    """What is known of one workload: CPU seconds, cores ordered, and the enforcement periods, by time."""
+    """History of one workload: CPU seconds, cores ordered, and enforcement periods, by time."""
 
     workload: Workload
     host: str

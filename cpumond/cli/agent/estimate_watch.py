@@ -30,7 +30,7 @@ from cpumond.monitor.estimate import MOST_CHECKS, WARM_UP_S, Timeline, UseWatch,
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
 
 RESCAN_S: Final = 5.0
-"""How often new workloads, and changes of what workloads ordered, are looked for."""
+"""Seconds between two searches for new workloads and changed orders."""
 MAX_DEPTH: Final = 32
 GLANCE_S: Final = 0.2
 """Between two checks counters are read this often, to see shorter bursts; not with more than MAX_GLANCED workloads."""
@@ -184,7 +184,7 @@ class HostWatch:
             self._over[path] = merge_rows(self._over.get(path), row)
 
     def _read_order(self, followed: _Followed) -> None:
-        """Take in what the workload ordered; that stays as it was where the workload ends meanwhile."""
+        """Read the order of a workload again; it stays as it was where the workload ends meanwhile."""
         path = followed.cgroup.path
         try:
             order = self._find_order(followed.cgroup)
@@ -197,7 +197,7 @@ class HostWatch:
             followed.watch.move_hard(order.cores)
 
     def _find_order(self, cgroup: Counted) -> Order:
-        """What a workload ordered: its quota or that of a cgroup above it that holds no other workload, else a cpuset
+        """The order of a workload: its quota or that of a cgroup above it that holds no other workload, else a cpuset
         smaller than those above. What several workloads share cannot be reclaimed from each. Raises CpumondError."""
         path = cgroup.path
         own, cap = math.inf, AncestorCap(math.inf)
@@ -254,7 +254,7 @@ class HostWatch:
         return len(self._followed)
 
     def describe_progress(self) -> str:
-        """One line: how far it is, how many workloads, and what they use."""
+        """One line: the time passed, the number of workloads, and their use."""
         used = sum(each.watch.usage_cores for each in self._followed.values())
         return (
             f"{format_span(self.end_s - self.begin_s)} of {format_span(self.duration_s)}: "

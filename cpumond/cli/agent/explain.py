@@ -1,4 +1,4 @@
-"""What ``explain`` prints: the agent's sentences about a job's limit, and its figures.
+"""Output of ``explain``: the agent's sentences about a job's limit, and its figures.
 
 Every function is pure but for the time zone: from the agent's answer ``e`` to text. With ``width`` None (a pipe) no
 line is wrapped. Text of an agent is shown with its control characters escaped.
@@ -50,7 +50,7 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
 
 
 def list_votes(e: ExplainAnswer) -> list[str]:
-    """Lines about the window of votes: what a vote means, each value and its vote."""
+    """Lines about the window of votes: the meaning of a vote, each value and its vote."""
     w = e.window
     lines = [show_name(w.meaning)]
     for value, vote in zip(w.values, w.votes, strict=False):

@@ -35,7 +35,7 @@ NEXT: Final = ("systemctl daemon-reload && systemctl restart cpumond", "cpumond 
 
 
 class InitPlan(msgspec.Struct, frozen=True):
-    """What was found and what is to be written; ``others``: sentences about workloads of no engine."""
+    """Findings, and files to write; ``others``: sentences about workloads of no engine."""
 
     engines: list[EngineSeen]
     others: list[str]
@@ -107,7 +107,7 @@ def _ask(plan: InitPlan) -> bool:
 
 
 def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> InitPlan:
-    """What is on this host, and the files for it. Raises ConfigError, AccessError, UnavailableError."""
+    """Look at this host and plan its files. Raises ConfigError, AccessError, UnavailableError."""
     from cpumond.cli.doctor.host import list_process_names
     from cpumond.host.cgroup.mounts import open_hierarchies
 
@@ -151,7 +151,7 @@ def choose_sources(
 
     An engine that is away just now stays in it; a kubelet that gives no answer is not written.
     """
-    # What other files say about an engine stands there.
+    # An engine that another file names is left to that file.
     others = list((Counter(map(_key, config.source)) - Counter(map(_key, own))).elements())
     sources = [*own, *(source for source in more if _key(source) not in {*others, *map(_key, own)})]
     named = {kind for kind, _ in others} | {source.kind for source in sources}
@@ -199,7 +199,7 @@ def _last(path: str) -> str:
 
 
 def draw_findings(plan: InitPlan) -> Iterator[str]:
-    """What was found, what would be managed and what not, as text."""
+    """The findings as text: engines, jobs that would be managed, and the others."""
     yield (
         "Found on this host:"
         if plan.engines
@@ -257,7 +257,7 @@ def write_file(file: Planned) -> None:
 
 
 class SocketAnswer(msgspec.Struct, frozen=True):
-    """What an engine's socket answered; ``problem``: why it did not, "" if it did."""
+    """The answer at an engine's socket; ``problem``: the reason for none, else ""."""
 
     title: str
     problem: str
@@ -265,7 +265,7 @@ class SocketAnswer(msgspec.Struct, frozen=True):
 
 
 class EngineFound(msgspec.Struct, frozen=True):
-    """An engine in the JSON of ``init``, with what each of its sockets answered."""
+    """An engine in the JSON of ``init``, with the answer at each of its sockets."""
 
     kind: str
     title: str
@@ -275,7 +275,7 @@ class EngineFound(msgspec.Struct, frozen=True):
 
 
 class InitAnswer(msgspec.Struct, frozen=True):
-    """What ``init --json`` prints; ``next``: command lines for what is left to do. Keys are stable."""
+    """The JSON of ``init``; ``next``: the commands to run next. Keys are stable."""
 
     version: int
     engines: list[EngineFound]

@@ -1,4 +1,4 @@
-"""The files of ``cpumond init``: what they say, and whether they may be written.
+"""The files of ``cpumond init``: their content, and whether they may be written.
 
 A file of `cpumond init` begins with MARK and a checksum of the rest; one that was changed since is its user's.
 """
@@ -34,7 +34,7 @@ State = Literal["new", "changed", "same", "foreign"]
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """One file: its place, its whole text, and how what is there compares: nothing ("new"), an earlier one of ours
+    """One file: its place, its whole text, and the state of the present one: none ("new"), an earlier one of ours
     ("changed"), the same or all that is needed ("same"), or the user's own ("foreign"), which stays as it is."""
 
     path: str

@@ -19,7 +19,7 @@ from cpumond.core.words import count
 
 @contextlib.contextmanager
 def _without(*modules: str) -> Iterator[None]:
-    """Hide modules from import: structlog would import them, which costs the agent 4 MiB for what it never uses."""
+    """Hide modules from import: structlog would import them, which costs the agent 4 MiB that it never uses."""
     hidden = [name for name in modules if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
@@ -68,7 +68,7 @@ def restore_command(config_path: str, quick: bool) -> int:
 
 
 class CheckedConfig(AgentConfig, frozen=True, kw_only=True):
-    """What ``check-config --json`` prints: the configuration with ``monitor`` as it results, durations of that as text.
+    """The JSON of ``check-config``: the configuration with ``monitor`` as it results, durations of that as text.
 
     ``warnings``: about options without effect.
     """

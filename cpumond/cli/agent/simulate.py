@@ -1,4 +1,4 @@
-"""``cpumond simulate``: what a rule would free of a load, and how often it would hold the job back.
+"""``cpumond simulate``: the CPU that a rule would free of a load, and how often it would hold the job back.
 
 ``cpumond replay`` is the same without a kernel: what the rule decides at each row of a recorded trace.
 """
@@ -73,8 +73,8 @@ def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 class SimulatedRules(msgspec.Struct, frozen=True):
-    """What ``simulate --json`` prints: of each rule, for the use as recorded. The second list is there where the trace
-    has throttled rows: as if all that was ordered had been wanted in these."""
+    """The JSON of ``simulate``: a result of each rule for the use as recorded. The second list is there where the trace
+    has throttled rows, and takes the whole order as wanted in these."""
 
     results: list[SimulationResult]
     results_held_back_at_order: list[SimulationResult] | msgspec.UnsetType = msgspec.UNSET

@@ -1,4 +1,4 @@
-"""What trials of a rule read: the settings that ``--set`` gives, and the lines of a trace."""
+"""Input of trials of a rule: the settings of ``--set``, and the lines of a trace."""
 
 from __future__ import annotations
 

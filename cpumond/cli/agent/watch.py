@@ -254,8 +254,8 @@ class DryRunCheck(msgspec.Struct, frozen=True):
 
 
 class DryRunSums(msgspec.Struct):
-    """What a dry run came to, in core-seconds, cores and seconds; ``short_cpu_s``: use above the limit it would have
-    had; ``steady_``: what this use leads to, None where that is not known."""
+    """The sums of a dry run, in core-seconds, cores and seconds; ``short_cpu_s``: use above the limit it would have
+    had; ``steady_``: the limit that this use leads to, None where it is not known."""
 
     seconds: float
     ordered_cpu_s: float

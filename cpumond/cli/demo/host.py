@@ -1,4 +1,4 @@
-"""For ``cpumond demo`` and ``cluster``: where they may make cgroups, their signals, what killed runs have left."""
+"""For ``cpumond demo`` and ``cluster``: their cgroup, their signals, and the remains of killed runs."""
 
 from __future__ import annotations
 

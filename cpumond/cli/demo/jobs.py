@@ -65,7 +65,7 @@ Lever = Literal["guarantee", "quota"]
 
 
 class LeverWords(NamedTuple):
-    """``options`` of the monitor, the noun for what moves, the words for all of it, and a sentence about it."""
+    """``options`` of the monitor, the noun for its amount, the words for all of it, and a sentence about it."""
 
     options: dict[str, Any]
     noun: str
@@ -100,7 +100,7 @@ class PlannedOperation(msgspec.Struct, frozen=True):
 
 
 class DemoPlan(msgspec.Struct, frozen=True):
-    """What is run on a node of ``capacity`` cores."""
+    """The operations on a node of ``capacity`` cores."""
 
     capacity: float
     operations: dict[Load, PlannedOperation]

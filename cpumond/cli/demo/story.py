@@ -142,7 +142,7 @@ class Story:
                 self._read_quota(job)
 
     def _read_limits(self) -> None:
-        """What moves: quotas, or guarantees as the agent has them."""
+        """Read quotas, or guarantees as the agent has them."""
         if self.actuator == "quota":
             self.read_quotas()
         else:
@@ -153,7 +153,7 @@ class Story:
             job.limit = seen["current_cpu_limit"]
 
     def _list_seen(self) -> list[tuple[JobFacts, dict[str, Any]]]:
-        """The jobs that live, each with what the agent says of it; none where it does not answer."""
+        """The jobs that live, each with the agent's figures; none where the agent does not answer."""
         try:
             seen = self.node.get("/v1/status")["jobs"]
         except UnavailableError:

@@ -40,9 +40,9 @@ class StoppedJob(msgspec.Struct, frozen=True):
 
 
 class DemoSummary(msgspec.Struct, frozen=True):
-    """What the demo ends with; core-seconds (from the kernel's counters) and seconds.
+    """The summary of the demo; core-seconds (from the kernel's counters) and seconds.
 
-    ``given_cpu_s``: what jobs used that were started on freed CPU. ``give_back_s``: from each wake-up of the simulation
+    ``given_cpu_s``: use of jobs that were started on freed CPU. ``give_back_s``: from each wake-up of the simulation
     to its full limit; ``full_use_s``: to the use of all that it ordered. ``start_s``: from a heartbeat to the running
     process. ``restored``: every limit was as ordered when the agent had ended; ``removed``: no process, cgroup or file
     is left. ``not_reached``: what was not seen. ``machine_load``: processes of the whole machine that wanted to run,

@@ -1,1 +1,1 @@
-"""``cpumond doctor``: what this host offers and what to do about what is missing."""
+"""``cpumond doctor``: the abilities of this host, and advice about missing ones."""

@@ -1,4 +1,4 @@
-"""``cpumond doctor``: what this host offers, what is missing, and what to do about it.
+"""``cpumond doctor``: the abilities of this host, and advice about missing ones.
 
 ``list_checks`` names all checks in turn: those of ``checks``, ``engines``, ``cgroups``, ``actuators`` and ``units``,
 over what ``Subject`` and ``host`` see.
@@ -68,7 +68,7 @@ def choose_exit_code(findings: Iterable[Finding]) -> int:
 
 
 def draw_findings(findings: list[Finding], width: int | None) -> str:
-    """Findings as text: level, check, text, and what to do on a line of its own; ``width`` None: nothing is wrapped."""
+    """Findings as text: level, check, text, and advice on a line of its own; ``width`` None: nothing is wrapped."""
     colours = {"ok": "green", "warn": "yellow", "fail": "red"}
     column = max(len(finding.check) for finding in findings) + 2
     indent = " " * (6 + column)
@@ -161,7 +161,7 @@ class Subject:
 
 
 def list_checks(subject: Subject) -> Iterator[Check]:
-    """All checks, in the order of what they say."""
+    """All checks, in the order of their findings."""
     config, agent, hierarchies = subject.config, subject.agent, subject.hierarchies
     version = 1 if hierarchies is None else hierarchies.cpu_version
     yield "cgroups", lambda: cgroups.check_mounts(subject.mounts, config.mountinfo)

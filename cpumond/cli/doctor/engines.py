@@ -84,7 +84,7 @@ def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], s
 
 
 def _describe_slurm(paths: list[str]) -> str:
-    """Where Slurm has the cgroups of its jobs, and by what they are named: its CgroupSlice, its CgroupJobIdPaths."""
+    """The place and the naming of the cgroups of Slurm's jobs: its CgroupSlice, its CgroupJobIdPaths."""
     places = sorted({os.path.dirname(path) for path in paths})
     by_number = sum(os.path.basename(path).startswith("job_") for path in paths)
     names = "job_N" if by_number == len(paths) else "job_N and SLUID" if by_number else "SLUID"

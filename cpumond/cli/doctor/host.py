@@ -1,4 +1,4 @@
-"""What ``cpumond doctor`` sees of the host: processes, locks, kernel limits, systemd, addresses.
+"""The host as ``cpumond doctor`` sees it: processes, locks, kernel limits, systemd, addresses.
 
 Nothing is written and no lock is taken. What this user may not see is left out of the answer.
 """
@@ -52,7 +52,7 @@ class AgentSeen(msgspec.Struct, frozen=True):
 
 
 class BusSeen(msgspec.Struct, frozen=True):
-    """What decides whether the agent may set properties of units.
+    """The facts that decide whether the agent may set properties of units.
 
     ``account``: the agent's user; ``rules``: files with polkit rules about units that name it; ``hidden_rules``: files
     and directories of rules that may not be read; ``polkit_problem``: why an installed polkit does not apply rules.
@@ -249,7 +249,7 @@ def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple
 
 
 def see_bus(seen: AgentSeen) -> BusSeen:
-    """What decides whether the agent may set properties of units, found without setting one."""
+    """Collect these facts without setting a property."""
     account, is_root = read_account(seen)
     rules, hidden = find_rules(account)
     has_polkit = os.path.exists(POLKIT_SERVICE)

@@ -164,7 +164,7 @@ def _list_tops(cpu_root: str, path: str, depth: int) -> Iterator[str]:
 
 
 def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> list[Finding]:
-    """Quotas of cgroups above the jobs; ``orders`` maps a job's path to what it ordered (None: its own quota)."""
+    """Quotas of cgroups above the jobs; ``orders`` maps a job's path to its order in cores (None: its own quota)."""
     over: dict[str, list[str]] = {}
     caps: dict[str, float] = {}
     for path, ordered in orders.items():

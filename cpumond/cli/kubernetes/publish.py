@@ -1,4 +1,4 @@
-"""``cpumond kubernetes publish``: what the agents of a cluster reclaimed, as an extended resource of their nodes.
+"""``cpumond kubernetes publish``: the CPU that agents reclaimed, as an extended resource of their nodes.
 
 One of these runs in a cluster. It asks each agent in its pod, and is the guard as well: a node whose agent does not
 answer, or is not ready, offers nothing. No agent may change anything in the API server.
@@ -86,7 +86,7 @@ def ask(client: httpx2.Client, method: str, url: str, **more: Any) -> bytes:
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What a node offers by its agent's metrics, and what of it is not used, in thousandths of a core, >= 0."""
+    """CPU that a node offers by its agent's metrics, and the unused part, in thousandths of a core, >= 0."""
 
     offered: int = 0
     unused: int = 0
@@ -163,7 +163,7 @@ class KubernetesApi:
         return found
 
     def write(self, node: str, thousandths: int) -> None:
-        """Write what a node offers."""
+        """Write the figure of a node."""
         change = {"op": "add", "path": f"/status/capacity/{RESOURCE.replace('/', '~1')}", "value": str(thousandths)}
         body = msgspec.json.encode([change])
         self._ask("PATCH", f"/api/v1/nodes/{node}/status", "application/json-patch+json", content=body)
@@ -202,7 +202,7 @@ class OfferPublisher:
         return self._write({})
 
     def _ask_agent(self, address: str) -> Offer:
-        """What an agent offers. It is ready when its last check was a moment ago."""
+        """The offer of an agent, which is ready when its last check was a moment ago."""
         url = f"http://[{address}]:{self._port}" if ":" in address else f"http://{address}:{self._port}"
         ask(self._client, "GET", f"{url}/readyz")
         return read_offer(ask(self._client, "GET", f"{url}/metrics"))
