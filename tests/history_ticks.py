@@ -5,7 +5,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping
 
-from cpumond.scheduler.history.model import COLUMNS, COVERED_KEY, KINDS, POOL, WIDTHS, Amounts, HistoryView, Key, Tick
+from cpumond.scheduler.history.model import (
+    COLUMNS,
+    COVERED_KEY,
+    KINDS,
+    POOL,
+    WIDTHS,
+    Amounts,
+    HistoryView,
+    Key,
+    Series,
+    Tick,
+)
 
 START = 1_000_000.0
 PERIOD_S = 10.0
@@ -18,13 +29,10 @@ def row(kind: int, **columns: float) -> list[float]:
 
 
 class Tape:
-    """Makes ticks one after the other, with numbers for the series as a collector gives them."""
+    """Makes ticks one after the other."""
 
-    def __init__(self, at: float = START, ids: Mapping[Key, int] | None = None, next_id: int = 1) -> None:
+    def __init__(self, at: float = START) -> None:
         self.at = at
-        self.next_id = next_id
-        self.ids: dict[Key, int] = dict(ids or {})
-        self.last: set[Key] = set()
 
     def tick(
         self,
@@ -35,25 +43,18 @@ class Tape:
     ) -> Tick:
         """The next tick. What it adds to its day is what its pools have, and ``totals``, of a second each."""
         self.at += interval_s + gap_s
-        ids = [array("q") for _ in KINDS]
+        names: list[list[Series]] = [[] for _ in KINDS]
         values = [array("f") for _ in KINDS]
-        new = {}
         for key, point in points.items():
-            if key not in self.ids:
-                self.ids[key] = self.next_id
-                self.next_id += 1
-            if key not in self.last:
-                new[self.ids[key]] = key
-            ids[key.kind].append(self.ids[key])
+            names[key.kind].append((key.tree, key.name))
             values[key.kind].extend(point)
-        assert all(len(v) == len(i) * width for v, i, width in zip(values, ids, WIDTHS, strict=True))
-        self.last = set(points)
+        assert all(len(v) == len(i) * width for v, i, width in zip(values, names, WIDTHS, strict=True))
         found = {key: amounts_of(point, interval_s) for key, point in points.items() if key.kind == POOL}
         for key, amounts in (totals or {}).items():
             scaled = Amounts._make(interval_s * each for each in amounts)
             found[key] = found[key].plus(scaled) if key in found else scaled
         found[COVERED_KEY] = Amounts(seconds=interval_s, points=1)
-        return Tick(self.at, interval_s, tuple(ids), tuple(values), new, totals=found)
+        return Tick(self.at, interval_s, tuple(names), tuple(values), totals=found)
 
 
 def amounts_of(point: Iterable[float], interval_s: float) -> Amounts:

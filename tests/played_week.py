@@ -42,7 +42,7 @@ class PlayedWeek:
             self.world.create_pool(pool)
         self.nodes = [self.world.node(f"n{number}", CORES) for number in range(NODES)]
         self.store = HistoryStore(path, 2 * length_s, PERIOD_S, 2**28, self.world.now)
-        self.collector = Collector(self.world.now, 10_000, self.store.known_ids, self.store.next_id)
+        self.collector = Collector(self.world.now, 10_000)
         self.truth = Truth()
         self.pools: dict[str, str] = {}
         self.uses: dict[str, float] = {}

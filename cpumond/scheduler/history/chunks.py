@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from cpumond.scheduler.history.model import KINDS, WIDTHS, Tick
+from cpumond.scheduler.history.model import KINDS, WIDTHS, Series, Tick
 
 VALUE_BYTES: Final = 4
 
@@ -48,7 +48,7 @@ class _StoredTick(msgspec.Struct, array_like=True, frozen=True):
     at: float
     interval_s: float
     left_out: int
-    ids: tuple[bytes, ...]
+    names: tuple[list[Series], ...]
     values: tuple[bytes, ...]
 
 
@@ -56,14 +56,6 @@ def find_range(ends: array[float], since: float, until: float) -> tuple[int, int
     """The points that end in (since, until], as (from, to)."""
     inside = [number for number, end in enumerate(ends) if since < end <= until]
     return (inside[0], inside[-1] + 1) if inside else (0, 0)
-
-
-def find_row(ids: array[int], series: int) -> int:
-    """The place of a series in a tick, -1 where it has none."""
-    try:
-        return ids.index(series)
-    except ValueError:
-        return -1
 
 
 def pack(columns: Iterable[array[float]]) -> bytes:
@@ -104,20 +96,19 @@ def values_of(tick: Tick, kind: int) -> array[float]:
 def encode_tick(tick: Tick) -> bytes:
     """A row of the journal; ``tick.values`` are packed with it."""
     pack_values(tick)
-    ids = tuple(ids.tobytes() for ids in tick.ids)
-    return msgspec.msgpack.encode(_StoredTick(tick.at, tick.interval_s, tick.left_out, ids, tick.packed))
+    stored = _StoredTick(tick.at, tick.interval_s, tick.left_out, tick.names, tick.packed)
+    return zlib.compress(msgspec.msgpack.encode(stored), 1)
 
 
 def decode_tick(data: bytes) -> Tick:
     """Raises DamageError."""
     try:
-        stored = msgspec.msgpack.decode(data, type=_StoredTick)
-        ids = tuple(array("q", each) for each in stored.ids)
-        tick = Tick(stored.at, stored.interval_s, ids, (), left_out=stored.left_out, packed=stored.values)
+        stored = msgspec.msgpack.decode(zlib.decompress(data), type=_StoredTick)
+        tick = Tick(stored.at, stored.interval_s, stored.names, (), stored.left_out, packed=stored.values)
         lengths = [len(values_of(tick, kind)) for kind in range(len(KINDS))]
     except (msgspec.MsgspecError, zlib.error, ValueError, TypeError, IndexError) as error:
         raise DamageError(f"a tick of the journal cannot be read: {error}") from None
-    if lengths != [len(each) * width for each, width in zip(ids, WIDTHS, strict=False)]:
+    if lengths != [len(each) * width for each, width in zip(stored.names, WIDTHS, strict=False)]:
         raise DamageError("a tick of the journal has another length than it says")
     return tick
 

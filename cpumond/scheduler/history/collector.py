@@ -24,6 +24,7 @@ from cpumond.scheduler.history.model import (
     WIDTHS,
     Amounts,
     Key,
+    Series,
     Tick,
     add_up,
 )
@@ -54,16 +55,17 @@ WATCHED_TICKS: Final = 6
 class _Seen:
     """What the last tick found of a pool or an operation."""
 
-    __slots__ = ("id", "key", "counters", "lost", "found_at", "taken_at")
+    __slots__ = ("series", "counters", "lost", "found_at", "was_taken")
 
     def __init__(self) -> None:
-        self.id = -1
-        self.key: Key | None = None
+        self.series: Series = ("", "")
         self.counters: _Five = _NOTHING
         self.lost = 0.0
         """Core-seconds that preemptions of the pool had lost."""
-        self.found_at = self.taken_at = -1
-        """Numbers of the last ticks that found the element, and that gave it a point."""
+        self.found_at = -1
+        """The number of the last tick that found the element."""
+        self.was_taken = False
+        """Whether it ever had a point."""
 
     def grow(self, element: Element | TrialArm) -> _Five:
         """How much the counters grew since the last call; one that was reset has grown from 0."""
@@ -92,19 +94,17 @@ _counters_of: Callable[[Element | TrialArm], _Five] = attrgetter(*CPU_COUNTERS)
 
 
 class Collector:
-    """Takes a tick of the state. ``ids``: series of an earlier run; ``next_id``: the first number that is free.
+    """Takes a tick of the state.
 
     All counters begin at 0 with the state, at ``started_at``; so do those of every later element.
     """
 
-    def __init__(self, started_at: float, max_series: int, ids: Mapping[Key, int] | None = None, next_id: int = 1):
+    def __init__(self, started_at: float, max_series: int) -> None:
         self.previous_at = started_at
         self.max_series = max_series
         self.left_out = 0
         """Elements that had no series in the last tick for want of room."""
         self.series = 0
-        self._earlier = dict(ids or {})
-        self._next_id = next_id
         self._tick = 0
         self._seen: dict[Element, _Seen] = {}
         self._gone: dict[Element, _Seen] = {}
@@ -113,27 +113,16 @@ class Collector:
         self._totals: dict[Key, Amounts] = {}
         self._users: dict[tuple[str, str], list[float]] = {}
         """Tree and user -> core-seconds in the order of CPU_COUNTERS, and cores of limits, in this tick."""
-        self._named: tuple[dict[str, int], ...] = ({}, {}, {}, {})
-        self._new: dict[int, Key] = {}
-        self._ids: tuple[array[int], ...] = (array("q"),) * len(KINDS)
+        self._names: tuple[list[Series], ...] = ([],) * len(KINDS)
 
     def collect(self, state: State, now: float) -> Tick | None:
         """The tick of ``now``; None when no time has passed since the last."""
         interval_s = now - self.previous_at
         if interval_s <= 0.0:
             return None
-        try:
-            return self._collect(state, now, interval_s)
-        except BaseException:
-            # The names in this tick are lost with it: the next tick gives all of them again.
-            self._tick += 1
-            for named in self._named:
-                named.clear()
-            raise
 
-    def _collect(self, state: State, now: float, interval_s: float) -> Tick:
         self._tick += 1
-        self._new, self._users = {}, {}
+        self._users = {}
         self._totals = {COVERED_KEY: Amounts(seconds=interval_s, points=1)}
         room = _Room(self.max_series)
         all_rows = pools, nodes, operations, jobs = tuple(_Rows(kind) for kind in range(len(KINDS)))
@@ -148,26 +137,17 @@ class Collector:
         self.previous_at = now
         self.left_out = room.left_out
         self.series = room.size - room.left
-        all_ids = [array("q", rows.ids) for rows in all_rows]
+        all_names = [list(rows.places) for rows in all_rows]
         # Most ticks have the series of the one before: they share one copy.
-        self._ids = tuple(old if old == ids else ids for old, ids in zip(self._ids, all_ids, strict=True))
+        self._names = tuple(old if old == names else names for old, names in zip(self._names, all_names, strict=True))
         return Tick(
             now,
             interval_s,
-            self._ids,
+            self._names,
             tuple(rows.values for rows in all_rows),
-            self._new,
             left_out_operations,
             self._totals,
         )
-
-    def _make_id(self, key: Key) -> int:
-        known = self._earlier.pop(key, None)
-        if known is None:
-            known = self._next_id
-            self._next_id += 1
-        self._new[known] = key
-        return known
 
     def _look(self, element: Element) -> _Seen:
         seen = self._seen.get(element)
@@ -189,8 +169,7 @@ class Collector:
                 self._add_pool(pool, seen, grown, pool.usage[1], extras.get(pool, NO_EXTRA), now - self.previous_at)
                 if not room.take():
                     continue
-                rows.values.extend(found)
-                self._put(rows, pool, seen, now, grown)
+                self._put(rows, pool, seen, found, grown, now - self.previous_at)
 
     def _take_operations(self, state: State, now: float, room: _Room, rows: _Rows) -> None:
         all_seen = self._seen
@@ -213,23 +192,15 @@ class Collector:
                     taken.append((element, seen, grown))
         columns = [[read(element) for element, _, _ in taken] for read in _OF_OPERATION]
         for (element, seen, grown), found in zip(taken, zip(*columns, strict=True), strict=True):
-            rows.values.extend(found)
-            self._put(rows, element, seen, now, grown)
+            self._put(rows, element, seen, found, grown, now - self.previous_at)
 
     def _take_named(
         self, rows: _Rows, room: _Room, found: Iterable[_Named], values_of: Callable[[_Named], tuple[float, ...]]
     ) -> None:
-        """Nodes or jobs. One that is left out for a tick has another series number later; reading joins its series."""
-        before = self._named[rows.kind]
-        now: dict[str, int] = {}
         for each in found:
             if room.take():
-                series = before.pop(each.id, None)
-                now[each.id] = self._make_id(Key(rows.kind, "", each.id)) if series is None else series
+                rows.places["", each.id] = len(rows.places)
                 rows.values.extend(values_of(each))
-        rows.ids += now.values()
-        before.clear()
-        before.update(now)
 
     def _take_gone(self, state: State, now: float, room: _Room, pools: _Rows, operations: _Rows) -> None:
         """The last points of elements that are gone, with what their counters grew by since they were last read."""
@@ -242,7 +213,7 @@ class Collector:
                 seen.found_at = self._tick - 1
         for element, seen in list(self._gone.items()):
             grown = seen.grow(element)
-            was_there = seen.found_at == self._tick - 1 and seen.taken_at >= 0
+            was_there = seen.found_at == self._tick - 1 and seen.was_taken
             if self._tick - seen.found_at >= WATCHED_TICKS:
                 del self._gone[element]
             if isinstance(element, PoolElement):
@@ -251,8 +222,8 @@ class Collector:
                 self._add_user(element, grown, 0.0)
             if (was_there or grown is not _NOTHING) and room.take():
                 rows = pools if isinstance(element, PoolElement) else operations
-                rows.values.extend((0.0,) * (WIDTHS[rows.kind] - RATES))
-                self._put(rows, element, seen, now, grown)
+                gauges = (0.0,) * (WIDTHS[rows.kind] - RATES)
+                self._put(rows, element, seen, gauges, grown, now - self.previous_at)
 
     def _add_pool(
         self, pool: PoolElement, seen: _Seen, grown: _Five, limit_cores: float, extra: Extra, interval_s: float
@@ -288,30 +259,30 @@ class Collector:
                 if (grown := self._trials[arm].grow(arm)) is not _NOTHING:
                     self._totals[Key(ARM, each.name, name)] = Amounts(*grown)._replace(seconds=interval_s, points=1)
 
-    def _put(self, rows: _Rows, element: Element, seen: _Seen, now: float, grown: _Five) -> None:
-        """Complete the row of an element, whose gauges are in ``rows`` already."""
-        if grown is _NOTHING:
-            rows.values.extend(grown)
-        else:
-            interval_s = now - self.previous_at
-            a, b, c, d, e = grown
-            rows.values.extend((a / interval_s, b / interval_s, c / interval_s, d / interval_s, e / interval_s))
-        key = seen.key
-        if key is None or key.name != element.name:
-            key = seen.key = Key(rows.kind, element.tree.name, element.name)
-            seen.id = self._make_id(key)
-        elif seen.taken_at != self._tick - 1:
-            self._new[seen.id] = key
-        seen.taken_at = self._tick
-        rows.ids.append(seen.id)
+    def _put(
+        self, rows: _Rows, element: Element, seen: _Seen, gauges: Iterable[float], grown: _Five, interval_s: float
+    ) -> None:
+        if seen.series[1] != element.name:
+            seen.series = (element.tree.name, element.name)
+        seen.was_taken = True
+        rates = grown if grown is _NOTHING else [each / interval_s for each in grown]
+        place = rows.places.setdefault(seen.series, len(rows.places))
+        width = WIDTHS[rows.kind]
+        if place * width == len(rows.values):
+            rows.values.extend(gauges)
+            rows.values.extend(rates)
+            return
+        # One that is gone, and another one of its name.
+        for number, rate in enumerate(rates, (place + 1) * width - RATES):
+            rows.values[number] += rate
 
 
 @dataclass(slots=True, eq=False)
 class _Rows:
-    """The rows of one kind, as they are gathered."""
+    """The rows of one kind, as they are gathered. ``places``: of the series, in their order."""
 
     kind: int
-    ids: list[int] = field(default_factory=list)
+    places: dict[Series, int] = field(default_factory=dict)
     values: array[float] = field(default_factory=lambda: array("f"))
 
 

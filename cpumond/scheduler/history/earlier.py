@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cpumond.scheduler.elements import CONTROL, OTHERS
-from cpumond.scheduler.history.chunks import decode_times
+from cpumond.scheduler.history.chunks import DamageError, decode_times
 from cpumond.scheduler.history.model import ARM, COVERED, DAY_S, OPERATION, POOL
 
 EARLIER_SCHEMA: Final = 2
@@ -52,15 +52,22 @@ def sum_up_earlier(db: sqlite3.Connection, create_tables: Callable[[], None]) ->
     """Within a transaction, replace the tables of an earlier version by new ones with totals of days; how many days."""
     for name in _TABLES:
         db.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
-    db.execute("DROP INDEX series_by_name")
     create_tables()
     numbers = {"pool": POOL, "operation": OPERATION, "arm": ARM, "covered": COVERED, "day_s": DAY_S}
     db.execute(_SUMS, numbers)
     db.execute(_POOLS, numbers)
     for arm in (CONTROL, OTHERS):
         db.execute(_ARM, {**numbers, "name": arm})
-    db.create_function("length_s", 1, lambda times: math.fsum(decode_times(times)[1]), deterministic=True)
+    db.create_function("length_s", 1, _length_s, deterministic=True)
     db.execute(_COVERED, numbers)
     for table in ("sums", *(f"old_{name}" for name in _TABLES)):
         db.execute(f"DROP TABLE {table}")
     return int(db.execute("SELECT COUNT(DISTINCT day) FROM days").fetchone()[0])
+
+
+def _length_s(times: bytes) -> float:
+    """Of the time that a chunk's points cover; 0 where it is damaged."""
+    try:
+        return math.fsum(decode_times(times)[1])
+    except DamageError:
+        return 0.0

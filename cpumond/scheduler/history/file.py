@@ -45,16 +45,14 @@ PAGE_BYTES: Final = 16_384
 WAL_KEPT_BYTES: Final = 4 * 2**20
 
 _TABLES: Final = (
-    "CREATE TABLE series (id INTEGER PRIMARY KEY, kind INTEGER NOT NULL, tree TEXT NOT NULL, name TEXT NOT NULL)",
-    "CREATE INDEX series_by_name ON series (name, kind, tree)",
     """CREATE TABLE chunks (
         id INTEGER PRIMARY KEY, first REAL NOT NULL, last REAL NOT NULL, left_out INTEGER NOT NULL, times BLOB NOT NULL
     )""",
     """CREATE TABLE points (
-        chunk INTEGER NOT NULL, series INTEGER NOT NULL, kind INTEGER NOT NULL,
+        chunk INTEGER NOT NULL, kind INTEGER NOT NULL, name TEXT NOT NULL, tree TEXT NOT NULL,
         used REAL NOT NULL, reclaimed REAL NOT NULL, ordered REAL NOT NULL, throttled REAL NOT NULL, late REAL NOT NULL,
         limits REAL NOT NULL, peak REAL NOT NULL, count INTEGER NOT NULL, data BLOB NOT NULL,
-        PRIMARY KEY (chunk, series)
+        PRIMARY KEY (chunk, kind, name, tree)
     ) WITHOUT ROWID""",
     "CREATE TABLE journal (at REAL PRIMARY KEY, data BLOB NOT NULL)",
     f"""CREATE TABLE days (

@@ -150,6 +150,9 @@ class Key(NamedTuple):
     name: str
 
 
+Series = tuple[str, str]
+"""Tree and name of a series of a kind."""
+
 COVERED_KEY: Final = Key(COVERED, "", "")
 """Its total has the time that is known of a day."""
 
@@ -188,17 +191,16 @@ def add_up(parts: Iterable[tuple[Key, Amounts]], totals: dict[Key, Amounts]) -> 
 
 @dataclass(slots=True)
 class Tick:
-    """One moment. ``ids`` and ``values`` by kind: the values of the series ``ids[n]`` begin at ``n`` times its WIDTHS.
+    """One moment. ``names`` and ``values`` by kind: the values of series ``names[n]`` begin at ``n`` times its WIDTHS.
 
-    ``new``: the series that the tick before did not have. ``left_out``: operations without a series for want of room.
-    ``totals``: what it adds to its day, of everything, whether it has a series or not.
+    ``left_out``: operations without a series for want of room. ``totals``: what it adds to its day, of everything,
+    whether it has a series or not.
     """
 
     at: float
     interval_s: float
-    ids: tuple[array[int], ...]
+    names: tuple[list[Series], ...]
     values: tuple[array[float], ...]
-    new: dict[int, Key] = field(default_factory=dict)
     left_out: int = 0
     totals: dict[Key, Amounts] = field(default_factory=dict)
     packed: tuple[bytes, ...] = ()

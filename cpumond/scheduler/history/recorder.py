@@ -57,7 +57,7 @@ class HistoryRecorder:
 
     def __init__(self, store: HistoryStore, state: State, started_at: float, max_series: int) -> None:
         self.period_s, self.length_s = store.period_s, store.length_s
-        self.collector = Collector(started_at, max_series, store.known_ids, store.next_id)
+        self.collector = Collector(started_at, max_series)
         self.core_hour_price, self.currency = 0.0, ""
         self.lost_ticks = 0
         """Ticks that were not taken, or that the store failed to take in."""

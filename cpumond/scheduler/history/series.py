@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from operator import mul, sub
 
 from cpumond.scheduler.history.model import (
@@ -28,6 +28,7 @@ from cpumond.scheduler.history.model import (
     HistoryView,
     Key,
     Points,
+    Series,
     Tick,
 )
 
@@ -43,11 +44,15 @@ def gather(values: Sequence[array[float]], kind: int, rows: Sequence[int]) -> li
     return [block[number::width] for number in range(width)]
 
 
-def places(ticks: Sequence[Tick], kind: int) -> dict[int, list[int]]:
-    """Series -> its place in each tick, -1 where it has none."""
-    found: dict[int, list[int]] = {}
+def places(
+    ticks: Sequence[Tick], kind: int, tree: str = "", names: Container[str] | None = None
+) -> dict[Series, list[int]]:
+    """Series -> its place in each tick, -1 where it has none; of ``names`` only, and of ``tree``, "" for any."""
+    found: dict[Series, list[int]] = {}
     for number, tick in enumerate(ticks):
-        for row, series in enumerate(tick.ids[kind]):
+        for row, series in enumerate(tick.names[kind]):
+            if names is not None and (series[1] not in names or tree not in ("", series[0])):
+                continue
             known = found.get(series)
             if known is None:
                 known = found[series] = [-1] * len(ticks)

@@ -12,7 +12,6 @@ chunk that cannot be read is dropped.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sqlite3
 import time
@@ -27,7 +26,6 @@ from cpumond.scheduler.history.chunks import (
     decode_times,
     encode_tick,
     find_range,
-    find_row,
     pack,
     pack_values,
     unpack,
@@ -69,18 +67,17 @@ CHUNK_TICKS: Final = 30
 PAUSE_SERIES: Final = 100
 PAUSE_S: Final = 0.001
 """After each PAUSE_SERIES series of a new chunk the thread sleeps so long: the event loop's thread gets its turns."""
-LOOKED_UP_AT_ONCE: Final = 500
-"""Names of series that are asked for in one statement."""
 ROW_BYTES: Final = 100
 """Roughly what a row takes besides its points."""
 MEMORY_TICKS: Final = 120
 MEMORY_DAYS: Final = 2
 """What is kept in memory at most while writes fail."""
 
-_INSERT_POINTS: Final = "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_INSERT_POINTS: Final = "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT_SUMS: Final = (
-    "SELECT series, SUM(used), SUM(reclaimed), SUM(ordered), SUM(throttled), SUM(late), SUM(limits), SUM(count), "
-    "MAX(peak) FROM points WHERE chunk IN (SELECT id FROM chunks WHERE first > ? AND last <= ?) AND kind IN (?, ?)"
+    "SELECT kind, tree, name, SUM(used), SUM(reclaimed), SUM(ordered), SUM(throttled), SUM(late), SUM(limits), "
+    "SUM(count), MAX(peak) FROM points WHERE chunk IN (SELECT id FROM chunks WHERE first > ? AND last <= ?) "
+    "AND kind IN (?, ?) GROUP BY kind, tree, name"
 )
 _AMOUNTS: Final = ", ".join(f'"{name}"' for name in Amounts._fields)
 _ADD_TO_DAY: Final = (
@@ -96,7 +93,7 @@ _SELECT_DAYS: Final = (
     + ", MAX(peak) FROM days WHERE day BETWEEN ? AND ? GROUP BY kind, tree, name"
 )
 
-_Row = tuple[int, int, int, float, float, float, float, float, float, float, float, bytes]
+_Row = tuple[int, int, str, str, float, float, float, float, float, float, float, float, bytes]
 
 
 class HistoryStore:
@@ -116,9 +113,6 @@ class HistoryStore:
         self._retry_at = 0.0
         """After a failure no chunk is made before this time."""
         self._ticks: list[Tick] = []
-        self._names: dict[int, Key] = {}
-        """Keys of the series in memory and of the last tick."""
-        self._unsaved: dict[int, Key] = {}
         self._days: dict[int, dict[Key, Amounts]] = {}
         """What is not in the file yet of the totals of days."""
         self._chunks: dict[int, Chunk] = {}
@@ -127,17 +121,6 @@ class HistoryStore:
         if self.file.is_open:
             self.file.guard("write", lambda: self._drop_future(now))
         self.file.guard("read", self._measure)
-        last_ids = [series for tick in self._ticks[-1:] for ids in tick.ids for series in ids]
-        self.known_ids = {self._names[series]: series for series in last_ids if series in self._names}
-        """Series numbers in the last tick of an earlier run."""
-        self.next_id = self._find_next_id()
-
-    def _find_next_id(self) -> int:
-        # A file that cannot be opened until later has lower numbers than the time.
-        highest = int(self._now) << 24
-        with contextlib.suppress(sqlite3.Error):
-            highest = self.file.db.execute("SELECT MAX(id) FROM series").fetchone()[0] or 0
-        return highest + 1
 
     def close(self) -> None:
         """Write what the journal does not have yet, and close the file. A second call does nothing."""
@@ -153,15 +136,9 @@ class HistoryStore:
         for chunk_id, left_out, times in db.execute("SELECT id, left_out, times FROM chunks"):
             chunks[chunk_id] = Chunk(chunk_id, *decode_times(times), left_out)
         ticks = [decode_tick(data) for (data,) in db.execute("SELECT data FROM journal ORDER BY at")]
-        names = dict(self._names)
-        for series in {series for tick in ticks for ids in tick.ids for series in ids}:
-            row = db.execute("SELECT kind, tree, name FROM series WHERE id = ?", (series,)).fetchone()
-            if row is not None:
-                names[series] = Key(*row)
         last = max((*(tick.at for tick in ticks), *(chunk.end for chunk in chunks.values())), default=0.0)
         ticks += [tick for tick in self._ticks if tick.at > last]
-        self._unsaved = dict(self._names)
-        self._chunks, self._ticks, self._names = chunks, ticks, names
+        self._chunks, self._ticks = chunks, ticks
         if self.file.bytes > self.file.max_size:
             self._make_room(0)
             self.file.give_back()
@@ -183,8 +160,6 @@ class HistoryStore:
         errors = self.file.errors
         self._now = tick.at
         self._ticks.append(tick)
-        self._names.update(tick.new)
-        self._unsaved.update(tick.new)
         add_up(tick.totals.items(), self._days.setdefault(day_of(tick.at), {}))
         tick.totals = {}
         is_due = len(self._ticks) >= CHUNK_TICKS and tick.at >= self._retry_at
@@ -210,24 +185,15 @@ class HistoryStore:
         """Forget the oldest ticks in memory when the disk takes none for long."""
         for day in sorted(self._days)[:-MEMORY_DAYS]:
             del self._days[day]
-        if len(self._ticks) > CHUNK_TICKS:
-            del self._ticks[:-MEMORY_TICKS]
-            self._forget_names(self._ticks)
-
-    def _forget_names(self, ticks: Iterable[Tick]) -> None:
-        kept = {series for tick in ticks for ids in tick.ids for series in ids}
-        self._names = {series: key for series, key in self._names.items() if series in kept}
-        self._unsaved = {series: key for series, key in self._unsaved.items() if series in kept}
+        del self._ticks[:-MEMORY_TICKS]
 
     def _write_journal(self, tick: Tick) -> None:
         data = encode_tick(tick)
-        rows = len(self._unsaved) + sum(map(len, self._days.values()))
-        self._make_room(len(data) + ROW_BYTES * rows)
+        self._make_room(len(data) + ROW_BYTES * sum(map(len, self._days.values())))
         with transaction(self.file.db):
-            self._save_names(self._unsaved)
             self.file.db.execute("INSERT INTO journal VALUES (?, ?)", (tick.at, data))
             self._add_to_days()
-        self._unsaved, self._days = {}, {}
+        self._days = {}
 
     def _write_all(self) -> None:
         with transaction(self.file.db):
@@ -245,10 +211,9 @@ class HistoryStore:
         ticks = self._ticks[:CHUNK_TICKS]
         ends, intervals = _times_of(ticks)
         chunk = Chunk(max(self._chunks, default=0) + 1, ends, intervals, max(tick.left_out for tick in ticks))
-        rows = list(self._make_rows(chunk, ticks))
+        rows = sorted(self._make_rows(chunk, ticks))
         self._make_room(sum(len(row[-1]) + ROW_BYTES for row in rows))
         with transaction(db):
-            self._save_names({row[1]: self._names[row[1]] for row in rows})
             times = (ends + intervals).tobytes()
             db.execute(
                 "INSERT INTO chunks VALUES (?, ?, ?, ?, ?)", (chunk.id, ends[0], ends[-1], chunk.left_out, times)
@@ -256,25 +221,17 @@ class HistoryStore:
             db.executemany(_INSERT_POINTS, rows)
             db.execute("DELETE FROM journal WHERE at <= ?", (chunk.end,))
         self._chunks[chunk.id] = chunk
-        # The names of the last tick stay: the next ticks have the same series.
-        self._forget_names([ticks[-1], *self._ticks[CHUNK_TICKS:]])
         del self._ticks[: len(ticks)]
 
     def _make_rows(self, chunk: Chunk, ticks: list[Tick]) -> Iterator[_Row]:
         for kind in range(len(KINDS)):
             values = [values_of(tick, kind) for tick in ticks]
-            for number, (series, rows) in enumerate(places(ticks, kind).items(), 1):
-                if series not in self._names:
-                    continue
+            for number, ((tree, name), rows) in enumerate(places(ticks, kind).items(), 1):
                 if number % PAUSE_SERIES == 0:
                     time.sleep(PAUSE_S)
                 columns = gather(values, kind, rows)
                 sums = sum_columns(kind, chunk.intervals, columns) if HAS_RATES[kind] else Amounts()
-                yield (chunk.id, series, kind, *sums[:6], sums.peak, sums.points, pack(columns))
-
-    def _save_names(self, names: dict[int, Key]) -> None:
-        rows = [(series, *key) for series, key in names.items()]
-        self.file.db.executemany("INSERT OR IGNORE INTO series VALUES (?, ?, ?, ?)", rows)
+                yield (chunk.id, kind, name, tree, *sums[:6], sums.peak, sums.points, pack(columns))
 
     # ---- dropped
 
@@ -286,15 +243,9 @@ class HistoryStore:
             self.file.db.execute("DELETE FROM days WHERE day < ?", (day_of(self._now - self.length_s),))
 
     def _drop(self, chunk: Chunk) -> None:
-        """Delete a chunk, and the series that have no points in another one."""
-        db = self.file.db
-        with transaction(db):
-            ids = [row[0] for row in db.execute("SELECT series FROM points WHERE chunk = ?", (chunk.id,))]
-            db.execute("DELETE FROM points WHERE chunk = ?", (chunk.id,))
-            db.execute("DELETE FROM chunks WHERE id = ?", (chunk.id,))
-            kept = "SELECT 1 FROM chunks CROSS JOIN points ON chunk = chunks.id AND series = ?1"
-            gone = [(series,) for series in ids if series not in self._names]
-            db.executemany(f"DELETE FROM series WHERE id = ?1 AND NOT EXISTS ({kept})", gone)  # noqa: S608 - no values
+        with transaction(self.file.db):
+            self.file.db.execute("DELETE FROM points WHERE chunk = ?", (chunk.id,))
+            self.file.db.execute("DELETE FROM chunks WHERE id = ?", (chunk.id,))
         del self._chunks[chunk.id]
 
     def _drop_oldest(self) -> bool:
@@ -348,36 +299,24 @@ class HistoryStore:
         self, kind: int, tree: str, names: Collection[str], since: float, until: float
     ) -> dict[str, Points]:
         """The points of series of these names; ``tree`` "" is any tree."""
-        ids = {
-            series: key.name
-            for series, key in self._names.items()
-            if key.kind == kind and key.name in names and tree in ("", key.tree)
-        }
-        parts = self.file.read(lambda: self._read_stored(kind, tree, names, ids, since, until)) or []
+        parts = self.file.read(lambda: self._read_stored(kind, tree, names, since, until)) or []
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
-        times, values = _times_of(ticks), [values_of(tick, kind) for tick in ticks] if ids else []
-        for series, name in ids.items():
-            rows = [find_row(tick.ids[kind], series) for tick in ticks]
-            if any(row >= 0 for row in rows):
-                parts.append((name, Points(*times, gather(values, kind, rows))))
+        found = places(ticks, kind, tree, names)
+        times, values = _times_of(ticks), [values_of(tick, kind) for tick in ticks] if found else []
+        parts += [(name, Points(*times, gather(values, kind, rows))) for (_, name), rows in found.items()]
         return {
             name: combine((select(part, since, until) for its, part in parts if its == name), kind) for name in names
         }
 
     def _read_stored(
-        self, kind: int, tree: str, names: Iterable[str], ids: dict[int, str], since: float, until: float
+        self, kind: int, tree: str, names: Iterable[str], since: float, until: float
     ) -> list[tuple[str, Points]]:
-        """What chunks have of the series; adds their numbers to ``ids``."""
-        db = self.file.db
-        for name in names:
-            query = "SELECT id FROM series WHERE name = ? AND kind = ? AND ? IN ('', tree)"
-            ids.update((series, name) for (series,) in db.execute(query, (name, kind, tree)))
         parts: list[tuple[str, Points]] = []
-        query = "SELECT data FROM points WHERE chunk = ? AND series = ?"
+        query = "SELECT data FROM points WHERE chunk = ? AND kind = ? AND name = ? AND ? IN ('', tree)"
         for chunk in self._chunks.values():
             if chunk.end > since and chunk.ends[0] <= until:
-                for series, name in ids.items():
-                    for (data,) in db.execute(query, (chunk.id, series)):
+                for name in names:
+                    for (data,) in self.file.db.execute(query, (chunk.id, kind, name, tree)):
                         parts.append((name, Points(chunk.ends, chunk.intervals, unpack(data, kind, chunk))))
         return parts
 
@@ -400,8 +339,7 @@ class HistoryStore:
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
         covered_s = math.fsum(tick.interval_s for tick in ticks)
         without_series = max((tick.left_out for tick in ticks), default=0)
-        names = {series: key for series, key in self._names.items() if key.kind in (POOL, OPERATION)}
-        sums = self.file.read(lambda: self._sum_stored(since, until, names)) or {}
+        totals = self.file.read(lambda: self._sum_stored(since, until)) or {}
         for chunk in self._chunks.values():
             if chunk.end > since and chunk.begin < until:
                 without_series = max(without_series, chunk.left_out)
@@ -410,37 +348,28 @@ class HistoryStore:
         _, intervals = _times_of(ticks)
         for kind in (POOL, OPERATION):
             values = [values_of(tick, kind) for tick in ticks]
-            for series, rows in places(ticks, kind).items():
-                part = sum_columns(kind, intervals, gather(values, kind, rows))
-                sums[series] = sums.get(series, Amounts()).plus(part)
-        by_key: dict[Key, Amounts] = {}
-        add_up(((names[series], each) for series, each in sums.items() if series in names and each.points), by_key)
-        kept, left_out = top_operations({key: each for key, each in by_key.items() if tree in (None, key.tree)}, top)
+            found = places(ticks, kind).items()
+            sums = ((Key(kind, *its), sum_columns(kind, intervals, gather(values, kind, rows))) for its, rows in found)
+            add_up(sums, totals)
+        mine = {key: each for key, each in totals.items() if each.points and tree in (None, key.tree)}
+        kept, left_out = top_operations(mine, top)
         return PeriodTotals(kept, covered_s, without_series, left_out)
 
-    def _sum_stored(self, since: float, until: float, names: dict[int, Key]) -> dict[int, Amounts]:
+    def _sum_stored(self, since: float, until: float) -> dict[Key, Amounts]:
         db = self.file.db
-        sums: dict[int, Amounts] = {}
-        query = f"{_SELECT_SUMS} GROUP BY series"
-        for series, *six, points, peak in db.execute(query, (since, until, POOL, OPERATION)):
-            sums[series] = Amounts(*six)._replace(points=points, peak=peak)
+        totals: dict[Key, Amounts] = {}
+        for kind, tree, name, *six, points, peak in db.execute(_SELECT_SUMS, (since, until, POOL, OPERATION)):
+            totals[Key(kind, tree, name)] = Amounts(*six)._replace(points=points, peak=peak)
         for chunk in self._chunks.values():
             is_inside = since < chunk.ends[0] and chunk.end <= until
             if is_inside or chunk.end <= since or chunk.ends[0] > until:
                 continue
             a, b = find_range(chunk.ends, since, until)
-            query = "SELECT series, kind, data FROM points WHERE chunk = ? AND kind IN (?, ?)"
-            for series, kind, data in db.execute(query, (chunk.id, POOL, OPERATION)):
+            query = "SELECT kind, tree, name, data FROM points WHERE chunk = ? AND kind IN (?, ?)"
+            for kind, tree, name, data in db.execute(query, (chunk.id, POOL, OPERATION)):
                 columns = [each[a:b] for each in unpack(data, kind, chunk)]
-                part = sum_columns(kind, chunk.intervals[a:b], columns)
-                sums[series] = sums.get(series, Amounts()).plus(part)
-        # Very many operations may have ended before that time: theirs are not gone through.
-        unknown = [series for series in sums if series not in names]
-        for first in range(0, len(unknown), LOOKED_UP_AT_ONCE):
-            some = unknown[first : first + LOOKED_UP_AT_ONCE]
-            query = f"SELECT id, kind, tree, name FROM series WHERE id IN ({','.join('?' * len(some))})"  # noqa: S608
-            names.update((series, Key(kind, tree, name)) for series, kind, tree, name in db.execute(query, some))
-        return sums
+                add_up([(Key(kind, tree, name), sum_columns(kind, chunk.intervals[a:b], columns))], totals)
+        return totals
 
     def sum_days(self, since: float, until: float, tree: str | None = None) -> PeriodTotals:
         """Totals of pools, users and arms, of the UTC days that a time touches."""

@@ -191,7 +191,7 @@ def test_a_scheduler_that_takes_over_does_not_count_what_was_before(tmp_path: Pa
     before = site.savings().trees[0].total[0]
     assert (before.extra_used, before.extra_jobs) == (pytest.approx(0.5, rel=0.02), 1.0)
     site.world.restart()
-    site.collector = Collector(site.world.now, 1000, next_id=1000)
+    site.collector = Collector(site.world.now, 1000)
     site.world.now += 10.0
     site.take()  # before the node has told anything
     use(site, node, 36)
