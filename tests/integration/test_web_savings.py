@@ -113,6 +113,18 @@ def test_what_was_gained_and_what_it_cost_by_pool_and_week_in_money(page, priced
     page.allow("status: 404 .*research")  # a pool of the history alone
 
 
+def test_a_pools_graph_of_a_week_is_made_of_days(page, priced):
+    open_page(page, f"{priced.url}/", "#/pools/default/%3CRoot%3E?range=7d")
+    expect(page.get_by_role("button", name="7 d", exact=True)).to_have_attribute("aria-pressed", "true")
+    expect(page.get_by_role("region", name="Allotted, demand and guarantee")).to_contain_text("Of whole days the CPU")
+    graph = page.get_by_role("region", name="CPU", exact=True)
+    graph.locator("summary", has_text="Values").click()
+    ordered = graph.get_by_role("row").filter(has_text="16")
+    expect(ordered.nth(6)).to_be_visible()
+    page.get_by_role("button", name="24 h", exact=True).click()
+    expect(page.get_by_text("Of whole days the CPU")).to_have_count(0)
+
+
 def test_the_control_group_is_compared_with_an_interval(page, priced):
     show(page, priced)
     region = page.get_by_role("region", name="Control group", exact=True)
