@@ -20,6 +20,7 @@ from cpumond.scheduler.model import ROOT_POOL, Rules
 from cpumond.scheduler.service import encode
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.settings.records import SYSTEM, RecordKey, load_config
+from cpumond.scheduler.state.changes import apply, make_state
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.sqlite import open_sqlite_store
@@ -58,7 +59,7 @@ def fill_store(state_dir: Path, pools: int = POOLS, operations: int = OPERATIONS
         place = {"tree": "default", "parent": _parent(number)}
         stored["pool", name] = {"id": name, "name": name, **place, "attributes": _attributes(number)}
     changes = [Change(kind, key, msgspec.json.encode(record)) for (kind, key), record in stored.items()]
-    state = changes.make_state(Rules(max_operation_count=10 * operations), load_config(stored))
+    state = make_state(Rules(max_operation_count=10 * operations), load_config(stored))
     leaves = [pool_name(number) for number in range(PROJECTS, pools)]
     for number in range(operations):
         task = {"job_count": 1 + number % 3, "cpu_limit": 1.0, "memory_limit": 2**24, "command": "true"}
@@ -66,7 +67,7 @@ def fill_store(state_dir: Path, pools: int = POOLS, operations: int = OPERATIONS
         start = StartOperation(spec)
         change = prepare(state, start, f"user-{number % 50}", START_S + number, lambda: str(uuid.uuid4()))
         changes += encode(change, state.config)
-        changes.apply(state, change, START_S)
+        apply(state, change, START_S)
     with contextlib.closing(open_sqlite_store(str(state_dir / "scheduler.db"))) as store:
         store.write(changes)
 
