@@ -53,11 +53,17 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     # --- the history
     "test_history_store.py": [
-        ("            self._add_to_days()\n        self._days = {}\n\n    def", "            self._add_to_days()\n\n    def"),
+        (
+            "            self._add_to_days()\n        self._days = {}\n\n    def",
+            "            self._add_to_days()\n\n    def",
+        ),
         ("return math.ceil(at / DAY_S) - 1", "return int(at // DAY_S)"),
     ],
     "test_history.py": [
-        ("            elif isinstance(element, OperationElement) and grown is not _NOTHING:", "            elif False:"),
+        (
+            "            elif isinstance(element, OperationElement) and grown is not _NOTHING:",
+            "            elif False:",
+        ),
         ("            rows.values[number] += rate\n", "            rows.values[number] = rate\n"),
     ],
     # --- nodes under maintenance, trees as files
