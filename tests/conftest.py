@@ -19,6 +19,10 @@ from hypothesis import HealthCheck, settings
 from spine import SPINE
 from turns import hold_room, note_end, preferred, wait_for_ends
 
+# A child that gRPC has not been told of begins no thread of it: trials of the scheduler fork processes in which another
+# test may have used it, which no scheduler does.
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "false"
+
 REQUIRED = os.environ.get("CPUMOND_REQUIRE") == "all"
 """Whether a test that is left out is a failure."""
 TESTS = Path(__file__).parent
