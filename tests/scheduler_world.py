@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 import pytest
@@ -36,18 +36,14 @@ from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import (
     ROOT_POOL,
-    UNTOLD_STARTS,
     Config,
     JobCounts,
-    JobRecord,
-    LostNode,
-    NodeRecord,
     OperationRecord,
     Rules,
-    StartRecord,
 )
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.service.stored import encode, encode_starts, load_state
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
 from cpumond.scheduler.settings.operations import (
     AbortOperation,
@@ -62,6 +58,7 @@ from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError, note_refused_node, register_node
 from cpumond.scheduler.state.starts import list_unstored, note_stored
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
+from cpumond.scheduler.store import Change, Store
 
 TREE = "default"
 GIB = 2**30
@@ -310,7 +307,7 @@ class World:
     def __init__(self, rules: Rules = EASY, now: float = 1000.0, **tree: Any) -> None:
         self.rules = rules
         self.now = now
-        self.stored: dict[tuple[str, str], Any] = {}
+        self.stored: dict[tuple[str, str], bytes] = {}
         """(kind, key) -> record, as a store would hold it."""
         self.nodes: dict[str, PlayedNode] = {}
         self._ids = itertools.count(1)
@@ -345,43 +342,30 @@ class World:
 
     def commit(self, change: Transaction) -> None:
         """Keep the records as bytes, as a store does, then apply."""
-        dump = msgspec.json.encode
-        self.stored.update({("operation", record.id): dump(record) for record in change.operations})
-        self.stored.update({("job", record.id): dump(record) for record in change.jobs})
-        for record in change.jobs:
-            self.stored.pop(("start", record.id), None)
-        self.stored.update({("node", record.id): dump(record) for record in (*change.nodes, *change.cordons)})
-        self.stored.update({("lost_node", record.id): dump(record) for record in change.lost_nodes})
-        for node_id in change.removed_nodes:
-            self.stored.pop(("node", node_id), None)
+        self._write(encode(change, self.state.config))
         changes.apply(self.state, change, self.now)
         self._forget()
+
+    def _write(self, records: Iterable[Change]) -> None:
+        for each in records:
+            if each.value is None:
+                self.stored.pop((each.kind, each.key), None)
+            else:
+                self.stored[each.kind, each.key] = each.value
 
     def _forget(self) -> None:
         for key in self.state.take_expired():
             self.stored.pop(key, None)
 
     def restart(self) -> None:
-        """A new scheduler from what is stored: configuration, operations, finished jobs, nodes, progress."""
-        old = self.state
-        self.state = changes.make_state(self.rules, old.config)
+        """A new scheduler from what is stored."""
         self._updaters.clear()
         self.updated_at.clear()
+        self.state, _ = load_state(cast(Store, self), self.rules, self.now, self.new_id)
 
-        def read(kind: str, cls: type[Any]) -> list[Any]:
-            return [msgspec.json.decode(value, type=cls) for key, value in self.stored.items() if key[0] == kind]
-
-        records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
-        records.sort(key=lambda record: record.finish_time or 0.0)
-        jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
-        starts = sorted(read("start", StartRecord), key=lambda record: record.sequence)
-        changes.load(self.state,
-            records, jobs, read("node", NodeRecord), self.now, starts, UNTOLD_STARTS in self.stored,
-            lost_nodes=read("lost_node", LostNode),
-        )  # fmt: skip
-        for (kind, name), value in self.stored.items():
-            if kind == "progress" and name in self.state.trees:
-                updates.restore_progress(self.state.trees[name], msgspec.json.decode(value))
+    def load(self) -> Iterator[tuple[str, str, bytes]]:
+        """The records, for ``load_state``."""
+        return ((*key, value) for key, value in self.stored.items())
 
     # --- trees and pools
 
@@ -488,7 +472,7 @@ class World:
 
     def store_starts(self) -> None:
         starts = list_unstored(self.state)
-        self.stored.update({("start", record.id): msgspec.json.encode(record) for record in starts})
+        self._write(encode_starts(starts))
         note_stored(self.state, starts)
 
     def beat(self, *nodes: PlayedNode) -> None:
