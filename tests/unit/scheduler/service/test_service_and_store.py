@@ -164,27 +164,6 @@ async def test_a_node_is_told_a_period_only_when_the_scheduler_is_busy(scheduler
     assert (await scheduler.register(node.registration())).heartbeat_period_s == 2.5
 
 
-async def test_running_jobs_are_taken_over_after_a_restart_and_finished_ones_counted_once(scheduler, store):
-    node, reply = await run_jobs(scheduler, start(jobs=4), cpu=8.0, beats=1)
-    first, second, *_ = node.jobs
-    node.finish(first)
-    await node.beat()
-    node.finish(second)  # ended while nobody listened
-    again = make_scheduler(store)
-    node.scheduler = again
-    answer = await node.beat()
-    assert answer.accepted
-    assert answer.start == []
-    assert answer.stop == []
-    record = again.state.find_record(reply.id)
-    assert record.counts["t"].completed == 2
-    assert len(again.state.nodes["n1"].jobs) == 2
-    for job_id in list(node.jobs):
-        node.finish(job_id)
-    await node.beat()
-    assert again.state.find_record(reply.id).state == "completed"
-
-
 async def test_volumes_and_starvation_times_survive_and_nothing_accrues_while_down(scheduler, store):
     await ServedNode(scheduler, 100.0).register()
     guarantees = {"guarantee_type": "relaxed", "resource_flow": {"cpu": 10}}
@@ -204,15 +183,6 @@ async def test_volumes_and_starvation_times_survive_and_nothing_accrues_while_do
     assert restored.below_since == since
     await again.update_all()
     assert restored.volume == volume
-
-
-async def test_an_operation_that_was_pending_keeps_its_place_over_a_restart(scheduler, store):
-    await scheduler.execute(CreatePool("default", "p", "<Root>", {"max_running_operation_count": 1}), "root")
-    ids = [(await scheduler.execute(start(), "ann")).id for _ in range(3)]
-    again = make_scheduler(store)
-    assert [again.state.find_record(each).state for each in ids] == ["running", "pending", "pending"]
-    await again.execute(AbortOperation(ids[0]), "root")
-    assert [again.state.find_record(each).state for each in ids] == ["aborted", "running", "pending"]
 
 
 async def test_finished_operations_beyond_the_retention_are_forgotten_in_the_store_too(store):
