@@ -57,20 +57,18 @@ def load_state(
     read = partial(_read_all, tables)
     records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
     records.sort(key=lambda record: record.finish_time or 0.0)
-    jobs = sorted(read("job", JobRecord), key=lambda record: record.finish_time)
     kind, key = UNTOLD_STARTS
-    starts = sorted(read("start", StartRecord), key=lambda record: record.sequence)
     changes.load(
         state,
-        records,
-        jobs,
-        read("node", NodeRecord),
         now,
-        starts,
-        key in tables.get(kind, {}),
-        sorted(read("token", TokenRecord), key=lambda record: record.created_at),
-        read("lost_node", LostNode),
-        read("stage", Stage),
+        operations=records,
+        jobs=sorted(read("job", JobRecord), key=lambda record: record.finish_time),
+        nodes=read("node", NodeRecord),
+        starts=sorted(read("start", StartRecord), key=lambda record: record.sequence),
+        has_untold_starts=key in tables.get(kind, {}),
+        tokens=sorted(read("token", TokenRecord), key=lambda record: record.created_at),
+        lost_nodes=sorted(read("lost_node", LostNode), key=lambda lost: lost.lost_at),
+        stages=read("stage", Stage),
     )
     for name, progress in tables.get("progress", {}).items():
         if name in state.trees:

@@ -62,17 +62,18 @@ def _change_stages(state: State, stages: Iterable[Stage], removed: Iterable[str]
 
 def load(
     state: State,
+    now: float,
+    *,
     operations: Iterable[OperationRecord],
     jobs: Iterable[JobRecord],
     nodes: Iterable[NodeRecord],
-    now: float,
-    starts: Iterable[StartRecord] = (),
-    has_untold_starts: bool = False,
-    tokens: Iterable[TokenRecord] = (),
-    lost_nodes: Iterable[LostNode] = (),
-    stages: Iterable[Stage] = (),
+    starts: Iterable[StartRecord],
+    has_untold_starts: bool,
+    tokens: Iterable[TokenRecord],
+    lost_nodes: Iterable[LostNode],
+    stages: Iterable[Stage],
 ) -> None:
-    """Take over what an earlier run stored, besides the configuration.
+    """Take over what an earlier run stored besides the configuration, each kind in the order in which it came.
 
     Jobs that were started are on their nodes at once. With ``has_untold_starts`` some of them may not be stored:
     nothing is started in a tree until its stored nodes have reported their jobs, or are silent for too long.
@@ -82,7 +83,7 @@ def load(
         install.install_node(state, node, now)
         if has_untold_starts:
             state.awaited[node.id] = None
-    keep_lost(state, sorted(lost_nodes, key=lambda lost: lost.lost_at))
+    keep_lost(state, lost_nodes)
     install.sum_totals(state)
     state.has_untold_starts = has_untold_starts
     state.await_until = now + state.rules.node_heartbeat_timeout_s
