@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -40,11 +41,13 @@ def trace(work: Callable[[], object]) -> tuple[set[str], list[str]]:
         elif part and event == "return" and stack:
             stack.pop()
 
+    gc.disable()  # the end of an agent of another test is none of this way
     sys.setprofile(note)
     try:
         work()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return files - RECORDS, back
 
 
