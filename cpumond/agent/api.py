@@ -84,7 +84,7 @@ STATUS_OF: dict[type[CpumondError], int] = {
 
 
 def make_public_app(agent: Agent, metrics: AgentMetrics) -> ASGIApp:
-    """What TCP offers: metrics and health."""
+    """The application on TCP: metrics and health."""
     advice = "this host has no such name: ask by its address or host name, or add the name to [metrics] names"
     return _OwnNamesOnly(_make_app(_public_routes(agent, metrics)), OwnNames(agent), advice)
 
@@ -94,7 +94,7 @@ def make_private_app(agent: Agent, metrics: AgentMetrics) -> ASGIApp:
 
 
 def make_page_app(agent: Agent) -> ASGIApp:
-    """What ``[web] listen`` offers: the page, and what it shows; nothing can be changed through it."""
+    """The application on ``[web] listen``: the page and its data; nothing can be changed through it."""
     from cpumond.web import make_web_routes
 
     routes = [

@@ -1,4 +1,4 @@
-"""What the control socket offers: answers from the newest snapshot, and requests carried out by the tick's thread."""
+"""Functions of the control socket: answers from the newest snapshot, and requests carried out by the tick's thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no mistake by itself and can hardly be meant: files that nobody reads, limits that never move."""
+"""Settings that are valid and can hardly be meant: files that are not read, limits that never move."""
 
 from __future__ import annotations
 

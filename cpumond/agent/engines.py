@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod finds the token of its service account and the certificates of its cluster."""
 ASK_NAMES_S = 1.0
-"""How often engines are asked again because of cgroups that they have not named."""
+"""Least time between two questions to engines because of cgroups that they have not named."""
 ANSWER_LOOK_S = 0.02
 TELL_NOTHING = {"slurm"}
 """Kinds of engines that tell of no change: they are asked when cgroups come or go."""
@@ -78,7 +78,7 @@ class Engines:
         return any(view.is_up for view in self._find_views(found).values())
 
     def ask(self, found: FoundJob) -> None:
-        """Have the engine of a job asked again: its limit was changed."""
+        """Ask the engine of a job again, since its limit was changed."""
         if self._thread is not None and found.engine is not None:
             self._thread.nudge(self._find_views(found))
 
@@ -100,7 +100,7 @@ class Engines:
         return bool(keys)
 
     def ask_for_names(self, kinds: set[str]) -> None:
-        """Have engines of these ``kinds`` asked again, at most once in ASK_NAMES_S: there may be jobs to name."""
+        """Ask engines of these ``kinds`` again, at most once in ASK_NAMES_S: there may be jobs to name."""
         keys = [key for key in self._sources if key[0] in kinds]
         if keys and self._thread is not None and time.monotonic() >= self._names_at_s:
             self._names_at_s = time.monotonic() + ASK_NAMES_S
@@ -141,7 +141,7 @@ class Engines:
 def ask_once(
     sources: Iterable[Source], hierarchies: Hierarchies, node_id: str, timeout_s: float
 ) -> dict[Key, EngineView]:
-    """What the engines of these sources say now, for a command; each has ``timeout_s`` for it."""
+    """The answers of these sources' engines now, for a command; each has ``timeout_s`` for it."""
     wanted = {key: source for key, source in _choose_sources(sources).items() if key[0] in ENGINES}
     if not wanted:
         return {}
@@ -165,7 +165,7 @@ def _ask_alike(one: Source, other: Source) -> bool:
 
 
 class EngineContext(NamedTuple):
-    """What the client of an engine may need to know besides its socket."""
+    """The arguments of an engine's client besides its socket."""
 
     hierarchies: Hierarchies
     source: Source

@@ -130,7 +130,7 @@ def _tell_reason(step: DecisionAnswer, e: ExplainAnswer, s: MonitorSettings) -> 
 
 
 def _describe_cap(e: ExplainAnswer) -> str:
-    """What keeps the limit below what the job ordered, with a space before it; "" where nothing does."""
+    """The reason for a limit below the order, with a space before it; "" without one."""
     b = e.bounds
     if b.cap >= e.cpu_limit:
         return ""
@@ -206,7 +206,7 @@ def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
 
 
 def _describe_budget(p: PeakAnswer) -> str:
-    """How often a lowered limit held the job back, against the budget for it."""
+    """The number of times that a lowered limit held the job back, against the budget for it."""
     times = count(p.held_count, "time")
     return (
         f"{times}, {format_span(p.held_s)} of {format_span(p.watched_s)} watched = {100 * p.held_ratio:.2f} %, "
@@ -265,7 +265,7 @@ def _describe_votes(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 
 def _describe_next(e: ExplainAnswer, s: MonitorSettings) -> str:
-    """What the next check does if its vote is like the others: the sum, the threshold, and the step."""
+    """The effect of the next check if its vote is like the others: the sum, the threshold, and the step."""
     b, w = e.bounds, e.window
     if e.mode == "off":
         return "none in mode off"

@@ -405,7 +405,7 @@ def _job_families(jobs: list[TrackedView]) -> Iterator[str]:
 
 
 def _own_labels(job: TrackedView) -> Iterator[str]:
-    """What systemd or an engine says of the job; an engine's labels have names that no other label has."""
+    """The labels that systemd or an engine gives the job; those of an engine have names that no other label has."""
     prefix = ""
     if job.found.engine is None:
         prefix = "unit_"

@@ -1,4 +1,4 @@
-"""What rule ``peak`` learned about each job (limit_rules.md 2), kept when the agent ends or is killed.
+"""The knowledge of rule ``peak`` about each job (limit_rules.md 2), kept when the agent ends or is killed.
 
 A file of ``state_dir``, written every STORE_S at most and at the end, by another thread: a slow or full disk
 holds up no limit. It is not synced to disk: cgroups do not outlive the machine either. Where it is missing or damaged
@@ -34,7 +34,7 @@ SLOW_S: Final = 10.0
 MAX_CAUTIONS: Final = 1000
 """Of so many names the caution of jobs that are gone is kept; the oldest are forgotten first."""
 LAST_WRITE_S: Final = 2.0
-"""How long the agent's end waits for the write under way, and for the last one."""
+"""Timeout at the agent's end for the write under way, and for the last one."""
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
 Caution = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_CAUTION)]
@@ -75,7 +75,7 @@ class Peaks(msgspec.Struct, frozen=True):
 
 
 def learn(inode: int, state: JobState, now_s: float) -> Learned:
-    """What is to be kept of a job, from its ``state`` at ``now_s``."""
+    """The record to keep of a job, from its ``state`` at ``now_s``."""
     held, seen = state.held, state.base
     return Learned(
         inode,
@@ -194,7 +194,7 @@ class PeakFile:
                 del self._cautions[next(iter(self._cautions))]
 
     def store(self, jobs: Iterable[Tracked], now_s: float) -> None:
-        """Have what is known of ``jobs`` written where that is due; never raises, nor waits for the disk."""
+        """Write what is known of ``jobs`` when that is due; never raises, nor waits for the disk."""
         if now_s < self.due_s:
             return
         self.due_s = now_s + self.period_s
@@ -215,7 +215,7 @@ class PeakFile:
             self._thread.join(LAST_WRITE_S)
 
     def look_after_file(self) -> list[str]:
-        """Have the file written anew at once where it was removed or replaced; its path then."""
+        """Write the file anew at once where it was removed or replaced; its path then."""
         if self._is_writing() or self._saved is None or identify(self.path) == self._saved:
             return []
         self._saved = self._stored = None

@@ -11,7 +11,7 @@ from cpumond.core.errors import CpumondError, UnavailableError
 log = structlog.get_logger("cpumond.agent")
 
 TOLD_S = 600.0
-"""How long `status` tells of files that were removed and written anew."""
+"""Time for which `status` shows files that were removed and written anew."""
 PATIENCE = 3
 """Looks in a row at which the lock belongs to another agent, until this one gives way."""
 

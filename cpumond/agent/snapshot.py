@@ -1,4 +1,4 @@
-"""What one tick publishes; metrics and status read only this, never the live records."""
+"""The published state of one tick; metrics and status read only this, never the live records."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 class Original(msgspec.Struct, frozen=True):
-    """What a cgroup was set to before the agent's first change; ``inode`` tells it from one made later.
+    """The settings of a cgroup before the agent's first change; ``inode`` tells it from one made later.
 
     ``actuators`` names the settings the agent moved: only those are put back. ``unit`` is the unit of systemd whose
     cgroup it is: systemd was told of the limits, too, and lives longer than the cgroup. "" for those by file alone.
@@ -72,7 +72,7 @@ class Registry(msgspec.Struct, frozen=True):
 SERVICE_RESULTS = (
     "success", "watchdog", "signal", "exit-code", "core-dump", "oom-kill", "timeout", "protocol", "resources", "other",
 )  # fmt: skip
-"""How systemd says that a service ended (``$SERVICE_RESULT``, systemd.exec); "other" for what it says besides."""
+"""The words of systemd for the end of a service (``$SERVICE_RESULT``, systemd.exec); "other" for any other word."""
 
 
 class ServiceEnds(msgspec.Struct, frozen=True):
@@ -245,7 +245,7 @@ def make_directory(path: str, mode: int, key: str) -> None:
 
 
 def read_service_ends(state_dir: str) -> dict[str, int]:
-    """How often the service ended in each of SERVICE_RESULTS; a file that is missing or damaged is zeros."""
+    """The number of ends of the service by SERVICE_RESULTS; zeros where the file is missing or damaged."""
     found: ServiceEnds | None = None
     with contextlib.suppress(CpumondError):
         found = load(os.path.join(state_dir, ENDS_FILE), ServiceEnds)

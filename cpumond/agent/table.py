@@ -184,7 +184,7 @@ class JobTable:
         return read_identity(os.path.join(self.hierarchies.cpu_root, job.found.path))[1] == job.cgroup.inode
 
     def _find_room(self) -> float:
-        """How many descriptors new jobs may take: without those kept free no limit could be written, or put back."""
+        """The number of descriptors for new jobs: without those kept free no limit could be written, or put back."""
         held = sum(job.cgroup.DESCRIPTORS + job.settings.follows_pressure for job in self)
         return find_room(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) - held
 

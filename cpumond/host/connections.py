@@ -26,7 +26,7 @@ LOG_PERIOD_S: Final = 60.0
 
 
 class Member(Protocol):
-    """What a door sees of a connection. ``held`` is the door's to write; ``source`` is the address of the client."""
+    """A connection as a door sees it. ``held`` is the door's to write; ``source`` is the address of the client."""
 
     held: int
     source: str
@@ -242,7 +242,7 @@ class BoundedH11(Bounded, H11Protocol):
     """h11 takes one request after the other from what was read, at most one piece of PIECE_BYTES."""
 
     def send_400_response(self, msg: str) -> None:
-        """What was received is no HTTP: the connection ends, whatever answer is under way."""
+        """Handle bytes that are no HTTP: the connection ends, whatever answer is under way."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

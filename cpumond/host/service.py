@@ -1,4 +1,4 @@
-"""What the long-running processes share: listening sockets, the service manager's socket, descriptors."""
+"""Means that the long-running processes share: listening sockets, the service manager's socket, descriptors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cpumond.core.errors import CreateError, from_os_error
 from cpumond.core.settings import parse_listen
 
 ABSENT_ERRNOS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
-"""What the kernel answers about an address, or a family of addresses, that this machine does not have."""
+"""The errors of the kernel for an address, or a family of addresses, that this machine does not have."""
 
 IP_FREEBIND: Final = 15
 IPV6_FREEBIND: Final = 78
@@ -170,7 +170,7 @@ class ServiceManager:
 
 
 def read_watchdog_s(environment: Mapping[str, str]) -> float:
-    """How long the manager waits for WATCHDOG=1 in seconds; infinity when it does not watch this process."""
+    """Seconds that the manager waits for WATCHDOG=1; infinity when it does not watch this process."""
     watchdog_us = environment.get("WATCHDOG_USEC", "")
     if not watchdog_us.isdecimal() or int(watchdog_us) == 0:
         return math.inf
@@ -182,7 +182,7 @@ OTHER_DESCRIPTORS: Final = 256
 
 
 def find_room(limit: int) -> float:
-    """How many descriptors jobs may hold where RLIMIT_NOFILE is ``limit``, of which a quarter at most stays free."""
+    """Descriptors that jobs may hold where RLIMIT_NOFILE is ``limit``, of which a quarter at most stays free."""
     return math.inf if limit == resource.RLIM_INFINITY else limit - min(OTHER_DESCRIPTORS, limit // 4)
 
 

@@ -46,7 +46,7 @@ class FoundJob(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct):
-    """What one look at all sources gave: jobs, directories in which children come and go, what was left out and why.
+    """Results of one look at all sources: jobs, directories in which children come and go, what was left out and why.
 
     ``unnamed``: the kinds of engines that have jobs which they did not name so far.
     """

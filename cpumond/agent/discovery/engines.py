@@ -69,7 +69,7 @@ def may_hold_engine_jobs(source: Source, path: str) -> bool:
 
 
 def list_named(source: Source, views: Views) -> dict[str, EngineJob]:
-    """What the engines of a source have named, by path; of two that name one cgroup the first counts."""
+    """The jobs that the engines of a source have named, by path; of two that name one cgroup the first counts."""
     found: dict[str, EngineJob] = {}
     for view in map(views.get, list_engines(source)):
         found = {**view.jobs, **found} if view is not None else found

@@ -67,7 +67,7 @@ BROKEN_STARTS = 3
 BROKEN_S = 60.0
 MAX_SEEN = 10_000
 ROOM_S = 1.0
-"""How long it counts what memory jobs on reclaimed CPU may take."""
+"""Lifetime of the figure of memory that jobs on reclaimed CPU may take."""
 LEAST_MEMORY = 64 * 2**20
 """Bytes that jobs on reclaimed CPU have together before they are slowed down."""
 FITS = 1e-6
@@ -555,7 +555,7 @@ class AssignedJobs:
         return JobLog(node_id, request.request_id, content, total, first_byte=msgspec.UNSET if first is None else first)
 
     def _read_part(self, request: LogRequest, directory: str) -> tuple[bytes, int, int | None]:
-        """What is asked for, how much the job wrote in all, and before the first byte of this (None: it is the end)."""
+        """The bytes asked for, how many the job wrote in all, and how many before these (None: it is the end)."""
         wanted = max(request.tail_bytes, 0)
 
         def read(tail_bytes: int) -> tuple[bytes, int]:

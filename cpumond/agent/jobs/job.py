@@ -27,7 +27,7 @@ EndState = Literal["completed", "failed", "aborted", "lost"]
 
 
 class Usage(JobFigures, frozen=True):
-    """What the monitor knows of a job's cgroup, and its cores in force and smoothed."""
+    """The monitor's figures of a job's cgroup, with its cores in force and smoothed."""
 
     current_cores: float
     smoothed_cores: float | None = None
@@ -157,7 +157,7 @@ class AssignedJob:
         )
 
     def classify_end(self, ended: Ended) -> tuple[EndState, str]:
-        """What the end means: only what the job itself did is failed; what was done to it is aborted or lost."""
+        """The state that an end means: failed by the job's own doing, aborted or lost by another's."""
         stop, stopped_at, order = self.file.stop, self.file.stopped_at, self.order
         was_over = stopped_at is not None and ended.finish_time < stopped_at
         if ended.exit_code == 0 and (stop is None or order.interruptible or was_over):
@@ -174,7 +174,7 @@ class AssignedJob:
 
 
 def _describe_exit(ended: Ended) -> str:
-    """How it ended, with the last line of its stderr."""
+    """A sentence about its end, with the last line of its stderr."""
     if ended.signal is not None:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(ended.signal).name}"

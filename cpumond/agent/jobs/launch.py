@@ -1,4 +1,4 @@
-"""What a job is started with: the account, the command line, the environment."""
+"""The means of a job's start: the account, the command line, the environment."""
 
 from __future__ import annotations
 

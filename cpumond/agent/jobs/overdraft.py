@@ -11,7 +11,7 @@ TOLERANCE = 1e-6
 
 
 class Share(msgspec.Struct, frozen=True):
-    """What one job takes of a resource: cores or bytes. The latest ``start_time`` is aborted first."""
+    """One job's use of a resource, in cores or bytes. The latest ``start_time`` is aborted first."""
 
     job_id: str
     start_time: float

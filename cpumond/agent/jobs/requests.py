@@ -1,4 +1,4 @@
-"""What users of the scheduler ask about their jobs on this node: explain, pin, unpin.
+"""Requests of the scheduler's users about their jobs on this node: explain, pin, unpin.
 
 The requests come with the answers to heartbeats (``wire.JobRequest``) and come again until the scheduler has the reply.
 They are carried out by the thread of the tick, like those of the control socket, and only for the scheduler's own jobs.

@@ -17,7 +17,7 @@ from typing import Any
 
 STATE_FILE = "originals.state"
 BAD = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
-"""What may be raised for a file with any content."""
+"""The exceptions of reading a file with any content."""
 WRITTEN_FILE = "limits.log"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
@@ -105,7 +105,7 @@ def _list_mounts(mountinfo: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _read_written(path: str) -> dict[int, list[Pair]]:
-    """What the agent last wrote into each cgroup, by its inode, see ``written``; nothing where that is not known."""
+    """The agent's latest write into each cgroup, by inode, see ``written``; empty where that is not known."""
     found = {}
     try:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""What the agent last wrote into each cgroup, so that a limit of its own is told from another program's.
+"""The agent's latest write into each cgroup, so that a limit of its own is told from another program's.
 
 The next process must know that even after a kill: so each change is one more line of a file in ``runtime_dir``, there
 before the cgroup is written. It is not synced: cgroups do not outlive the machine either. Where nothing is known of a
@@ -35,7 +35,7 @@ class LimitLog:
         self.check(anew=True)
 
     def note(self, inode: int, before: CpuSettings, after: CpuSettings) -> None:
-        """Have on record that a cgroup is about to be changed. Raises CreateError or AccessError; then the file says
+        """Log a change of a cgroup before it is made. Raises CreateError or AccessError; then the file says
         nothing about any cgroup."""
         self.records[inode] = written = Written(before, after)
         try:

@@ -63,7 +63,7 @@ MAX_SENTENCE: Final = 1000
 
 REQUESTS_PER_ANSWER: Final = 4
 REQUESTS_S: Final = 1.0
-"""How long the requests of one answer may hold up the next heartbeat: twice that when the last request hangs."""
+"""The longest delay of the next heartbeat by requests of one answer; twice that when the last request hangs."""
 
 REFUSED: Final = "status 422"
 """The failure of a registration that the scheduler understands and does not allow."""
@@ -153,7 +153,7 @@ class SchedulerLink:
         self._period_s = 0.0
         self._differences = Differences()
         self.about: AgentAbout | None = None
-        """What the agent is; the thread sends it where the scheduler asks for it and it was not told before."""
+        """The agent's facts; the thread sends them when the scheduler asks for them and does not have them."""
         self._told_about: AgentAbout | None = None
         self._asks_about = False
         self._asked_at_s = 0.0

@@ -1,4 +1,4 @@
-"""What both versions share: reading and writing a cgroup's files, ancestors, xattr, CPUs, threads, pressure."""
+"""The common part of both versions: reading and writing a cgroup's files, ancestors, xattr, CPUs, threads, pressure."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def find_vital(root: str, proc: str = "/proc") -> dict[str, str]:
 
 
 def _read_cgroup(file: str) -> str | None:
-    """What a process is told of its cgroup with the cpu controller; None where it is told nothing."""
+    """The cgroup with the cpu controller as a process sees it; None where it sees none."""
     by_controller = {}
     with contextlib.suppress(OSError):
         text = Path(file).read_text(encoding="utf-8", errors="surrogateescape")
@@ -325,7 +325,7 @@ def read_mode_xattr(directory: str) -> tuple[str, bool] | None:
 
 
 def read_cpus(hierarchies: Hierarchies, path: str) -> int:
-    """How many CPUs the cgroup may use: its cpuset's, or the nearest ancestor's, or all that are online."""
+    """The number of CPUs for the cgroup: its cpuset's, or the nearest ancestor's, or all that are online."""
     if hierarchies.cpuset_root:
         for place in [path, *ancestors(path), ""]:
             for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):

@@ -74,7 +74,7 @@ class Hierarchies(msgspec.Struct, frozen=True):
         return "v1" if self.unified_root is None else "hybrid"
 
     def without_counters(self) -> Hierarchies:
-        """The same for callers that only put limits back: no CPU time is read, so its cgroup need not be there (v1)."""
+        """For callers that only put limits back: no CPU time is read, so its cgroup need not be there (v1)."""
         return msgspec.structs.replace(self, cpuacct_root=self.cpu_root, unified_root=self.cpu_root)
 
 
@@ -158,7 +158,7 @@ def open_hierarchies(mountinfo_path: str = "/proc/self/mountinfo") -> Hierarchie
 
 @contextlib.contextmanager
 def hold(hierarchies: Hierarchies) -> Iterator[Hierarchies]:
-    """The same hierarchies by way of descriptors: they stay what they are when a mount goes away or is covered.
+    """The hierarchies by way of descriptors: they stay what they are when a mount goes away or is covered.
 
     Then a cgroup that is not found is gone. Raises UnavailableError.
     """

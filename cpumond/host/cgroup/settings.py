@@ -31,7 +31,7 @@ V1_SHARES = (2, 262_144)
 V2_WEIGHT = (1, 10_000)
 DEFAULT_SHARES = 1024
 DEFAULT_WEIGHT = 100
-"""What the kernel gives a new cgroup on v1 and v2."""
+"""The kernel's weights of a new cgroup on v1 and v2."""
 
 
 class CpuSettings(msgspec.Struct, frozen=True):
@@ -189,7 +189,7 @@ def least_cap(caps: Iterable[AncestorCap]) -> AncestorCap:
 def classify_change(
     known: CpuSettings, found: CpuSettings, actuator: str, exact: bool = False
 ) -> Literal["same", "raise", "lower"]:
-    """What another program did to the setting that ``actuator`` moves, compared with what is ``known`` of it.
+    """The change by another program of the setting that ``actuator`` moves, compared with what is ``known`` of it.
 
     ``exact``: quotas that differ by systemd's rounding are not the same.
     """
@@ -227,7 +227,7 @@ def is_raised_above(current: CpuSettings, original: CpuSettings, actuator: str) 
 
 
 def adopt_limit(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
-    """What is put back in the end after another program has set another limit than ``original``: that one."""
+    """The settings to put back in the end after another program has set another limit than ``original``: its own."""
     if actuator == "weight":
         return msgspec.structs.replace(original, weight=found.weight)
     return msgspec.structs.replace(original, quota_us=found.quota_us, period_us=found.period_us)
@@ -236,7 +236,7 @@ def adopt_limit(original: CpuSettings, found: CpuSettings, actuator: str) -> Cpu
 def choose_restore(
     current: CpuSettings, original: CpuSettings, actuators: tuple[str, ...], written: Written | None = None
 ) -> CpuSettings:
-    """What a cgroup is left with when the agent goes: what it found, for the settings it moved.
+    """The settings of a cgroup when the agent goes: those it found, where it has moved them.
 
     A limit above the one found was set by another program, and so was one that the agent did not write (``written``;
     None where that is not known). Such a limit stays.

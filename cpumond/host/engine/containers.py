@@ -25,7 +25,7 @@ from cpumond.host.engine.model import SHORT_ID, EngineError, EngineJob, EngineRe
 from cpumond.host.engine.processes import find_engine_cgroup
 
 RELIST_S: Final = 60.0
-"""How often all containers are listed although no event asks for it."""
+"""Period of listing all containers although no event asks for it."""
 SILENT_S: Final = 600.0
 """How long a container is left alone about which the engine gives no answer, unless something happens to it."""
 SETTLE_S, SETTLE_MAX_S = 0.02, 2.0
@@ -62,7 +62,7 @@ class _HostConfig(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Container(msgspec.Struct, frozen=True, rename="pascal"):
-    """What ``/containers/ID/json`` says of one container, as far as it is needed."""
+    """The answer of ``/containers/ID/json`` about one container, as far as it is needed."""
 
     id: str
     name: str = ""

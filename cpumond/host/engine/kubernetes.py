@@ -35,7 +35,7 @@ from cpumond.host.engine.token import read_token
 KIND: Final = "kubernetes"
 POLL_S: Final = 5.0
 CONFIG_S: Final = 600.0
-"""How often all containers, and the kubelet's own settings, are asked for."""
+"""Period of asking for all containers, and for the kubelet's own settings."""
 SETTLE_S, LOOK_SHARE = 0.2, 0.2
 """A look that is asked for waits so long for others, and the kubelet spends at most this share of the time on them."""
 MIN_CORES: Final = 0.01
@@ -132,7 +132,7 @@ class Pod(msgspec.Struct, frozen=True):
 
 
 class PodList(msgspec.Struct, frozen=True):
-    """What the kubelet answers to ``/pods``."""
+    """The kubelet's answer to ``/pods``."""
 
     items: list[Pod] | None = None
 

@@ -58,7 +58,7 @@ class EngineThread:
             self._tasks[key] = self._loop.create_task(self._keep_asking(key, engines[key]()))
 
     def nudge(self, keys: Iterable[Key]) -> None:
-        """Have engines asked at once: a cgroup was found that none of them has named, or a limit was changed."""
+        """Ask engines at once: a cgroup was found that none of them has named, or a limit was changed."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._nudge, list(keys))
 
@@ -120,7 +120,7 @@ class EngineThread:
 
 
 def ask_each(engines: Mapping[Key, Callable[[], Engine]], timeout_s: float) -> dict[Key, EngineView]:
-    """What each of these engines says now; the view of one that does not within ``timeout_s`` has a ``problem``."""
+    """The answers of these engines now; the view of one that does not within ``timeout_s`` has a ``problem``."""
 
     async def ask_all() -> list[EngineView]:
         return await asyncio.gather(*(_ask(key, make, timeout_s) for key, make in engines.items()))

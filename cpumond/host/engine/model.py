@@ -1,4 +1,4 @@
-"""What an engine says about its jobs, and what every engine's client can do."""
+"""The answers of an engine about its jobs, and the methods of every engine's client."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class EngineJob(msgspec.Struct, frozen=True):
 
 
 class EngineView(msgspec.Struct, frozen=True):
-    """What one engine said last.
+    """The latest answer of one engine.
 
     ``jobs`` by path, the last known ones while it is away; ``asked_at_s``: when it was last asked for all of them, on
     the monotonic clock, None before its first answer; ``problem``: a sentence, "" while it answers; ``title``: name and
@@ -69,7 +69,7 @@ class EngineView(msgspec.Struct, frozen=True):
         return self.asked_at_s is not None and not self.problem
 
     def count_jobs(self) -> int:
-        """How many jobs it has named; the cgroups that hold pods together are none."""
+        """The number of jobs that it has named; the cgroups that hold pods together are none."""
         return sum(job.is_job for job in self.jobs.values())
 
 

@@ -20,7 +20,7 @@ def find_engine_cgroup(pid: int, job_id: str, cpu_version: int) -> str | None:
 
 
 def parse_engine_cgroup(text: str, job_id: str, cpu_version: int) -> str | None:
-    """The same from the text of ``/proc/PID/cgroup``."""
+    """The cgroup in the text of ``/proc/PID/cgroup``."""
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -28,7 +28,7 @@ KILLED_TIMEOUT_S: Final = 5.0
 ASK_AGAIN_S: Final = 60.0
 """About a job that the controller did not know."""
 MAX_ASKED: Final = 100
-"""So many jobs are asked about in one look; the others in the next."""
+"""Most jobs that are asked about in one look; the others are in the next."""
 MAX_ANSWER_BYTES: Final = 1 << 20
 FORMAT: Final = "%A|%D|%C|%u|%a|%P|%j"
 """Job, nodes, CPUs, user, account, partition, and last, since it may hold anything, the name."""
@@ -38,7 +38,7 @@ _UNKNOWN: Final = "Invalid job id"
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
-    """What Slurm says of one job; ``cpus`` on all of its ``nodes``."""
+    """The answer of Slurm about one job; ``cpus`` on all of its ``nodes``."""
 
     number: str
     nodes: int
@@ -68,7 +68,7 @@ class SlurmEngine:
         self._known: dict[tuple[str, int], SlurmJob] = {}
         """By key and inode of their places."""
         self._unknown: dict[tuple[str, int], float] = {}
-        """What the controller did not know, and when to ask it again, on the clock of the event loop."""
+        """Jobs that the controller did not know, and when to ask it again, on the clock of the event loop."""
         self._title = ""
 
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
@@ -155,7 +155,7 @@ def parse_job(text: str, key: str) -> SlurmJob | None:
 
 
 async def run_squeue(*arguments: str) -> str:
-    """What ``squeue`` prints, also that the controller does not know a job. Raises EngineError."""
+    """The output of ``squeue``, also that the controller does not know a job. Raises EngineError."""
     try:
         process = await asyncio.create_subprocess_exec(
             "squeue", *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,

@@ -77,7 +77,7 @@ class UnitBus:
         self._denied_until_s = 0.0
         self._subscribed = False
         self._set_s = 0.0
-        """How long the newest call to set took, in seconds."""
+        """Duration of the newest call to set, in seconds."""
         self._loop = asyncio.new_event_loop()
         self._news = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="unit-bus", daemon=True)

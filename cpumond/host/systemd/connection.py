@@ -142,7 +142,7 @@ class BusConnection:
         await self.call("SetUnitProperties", "sba(sv)", unit, True, pack(properties))
 
     async def subscribe(self) -> None:
-        """Have systemd send its signals. Raises BusAway."""
+        """Ask systemd for its signals. Raises BusAway."""
         with contextlib.suppress(Refused):  # already subscribed is as good
             await self.call("Subscribe")
 

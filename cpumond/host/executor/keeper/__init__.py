@@ -29,7 +29,7 @@ RECLAIMED_OOM_SCORE: Final = 1000
 """``oom_score_adj`` of jobs on reclaimed CPU: the kernel, short of memory, ends them before all others."""
 LOST: Final = "its exit code was lost: the process that waited for it was killed"
 IDLE_S: Final = 3.0
-"""How long a keeper stays with neither agents nor jobs."""
+"""Lifetime of a keeper with neither agents nor jobs."""
 
 JOB_FIELDS: Final = (
     "id", "directory", "state", "pid", "start_time", "finish_time", "exit_code", "signal", "problem", "node_fault",

@@ -1,4 +1,4 @@
-"""What the keeper holds of a job."""
+"""One job in the keeper."""
 
 from __future__ import annotations
 

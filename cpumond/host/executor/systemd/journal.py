@@ -1,4 +1,4 @@
-"""What jobs write: into the journal, and out of it again with journalctl."""
+"""The output of jobs: into the journal, and out of it again with journalctl."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JOURNAL_TIMEOUT_S = 10.0
 JOURNAL_SYNC_TIMEOUT_S = 1.0
 """journald does not finish the sync while a job floods it."""
 COUNT_S = 1.0
-"""How long a log is read on, only to count its bytes."""
+"""Timeout of reading a log on, only to count its bytes."""
 SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
 """The journal's MESSAGE_ID of systemd when it could not execute a unit's program (systemd.journal-fields(7))."""
 
@@ -89,7 +89,7 @@ def has_spawn_failure(unit: str) -> bool:
 
 
 def _sync() -> None:
-    """Have journald store what still lies in its sockets; without an answer the log may lack that."""
+    """Ask journald to store the content of its sockets; without an answer the log may lack that."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         _run("--sync", timeout_s=JOURNAL_SYNC_TIMEOUT_S)
 

@@ -165,7 +165,7 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
 
 
 class UnitState(msgspec.Struct, frozen=True):
-    """What systemd says about a job's unit at one moment; times in seconds since 1970, 0 = not yet."""
+    """The state of a job's unit at one moment; times in seconds since 1970, 0 = not yet."""
 
     active: str
     loaded: bool
@@ -268,7 +268,7 @@ def explain_start_failure(state: UnitState) -> tuple[str, bool]:
 
 
 def make_ended(job_id: str, state: UnitState, totals: UnitState, peak: int | None, oom_kills: int) -> Ended:
-    """What became of a job: ``state`` has how it ended, ``totals`` is of the moment after its last process ended."""
+    """The end of a job: ``state`` has how it ended, ``totals`` is of the moment after its last process ended."""
     exit_code = ended_by = None
     problem = ""
     if state.main_code == _CLD_EXITED:
