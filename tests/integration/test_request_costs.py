@@ -25,7 +25,7 @@ from cpumond.api.endpoints import ENDPOINTS
 from cpumond.api.json.call import Shared
 from cpumond.api.json.costs import STEPS
 from cpumond.api.json.routes import make_json_routes
-from cpumond.scheduler.history.recorder import History
+from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.model import PreemptionRecord, Rules
 from cpumond.scheduler.rights.users import User
@@ -85,7 +85,7 @@ class Cluster:
         self.scheduler = Scheduler(rules, self.store, self.clock)
         now = self.scheduler.started_at = self.clock.at
         store = HistoryStore(str(folder / "history.db"), 86_400.0, 10.0, 2**26, now)
-        self.scheduler.history = History(store, self.scheduler.state, now, 100_000)
+        self.scheduler.history = HistoryRecorder(store, self.scheduler.state, now, 100_000)
         self.counted: list[float] = []
         routes = make_json_routes(
             Shared(self.scheduler), self.find_user, count=lambda _, requests: self.counted.append(requests)
