@@ -7,13 +7,13 @@ is wrapped or shortened.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 from cpumond.cli.output import draw_table, tell_left_out
 from cpumond.cli.output import warn as warn
 from cpumond.cli.render.grid import (
-    LEAST_TEXT,
     LONGEST_NAME,
     Column,
     column,
@@ -38,41 +38,6 @@ SORTS: Final[dict[str, Callable[[JobAnswer], tuple[float, str]]]] = {
     "job": lambda job: (0.0, job.job_id),
 }
 
-COLUMNS: Final[dict[str, tuple[str, Callable[[JobAnswer], str]]]] = {
-    "job": ("job", lambda job: show_name(job.job_id)),
-    "operation": ("operation", lambda job: show_name(job.operation_id)),
-    "status": ("status", lambda job: job.status),
-    "labels": ("labels", lambda job: show_name(", ".join(list_labels(job)))),
-    "ordered": (">ordered", lambda job: "-" if job.unlimited else f"{job.cpu_limit:.2f}"),
-    "limit": (">limit", lambda job: "-" if job.unlimited else f"{job.current_cpu_limit:.2f}"),
-    "ceiling": (">ceiling", lambda job: show_number(job.ceiling, ".2f")),
-    "monitor": (">(would be)", lambda job: f"{job.monitor_cpu_limit:.2f}" if is_only_watched(job) else ""),
-    "reclaimed": (">reclaimed", lambda job: f"{job.reclaimed:.2f}"),
-    "usage": (">usage", lambda job: show_number(job.usage, ".2f")),
-    "smoothed": (">smoothed", lambda job: show_number(job.smoothed_cpu_usage, ".2f")),
-    "peak": (">peak", lambda job: show_number(job.peak.peak_cores, ".2f") if job.peak else ""),
-    "half-life": (">half-life", lambda job: format_span(round(job.peak.half_life_s)) if job.peak else ""),
-    "votes": (">votes", lambda job: show_votes(job.votes_sum)),
-    "throttled": (">throttled", lambda job: f"{job.throttled_ratio:.0%}"),
-    "result": ("last result", lambda job: job.last_result or "-"),
-}
-"""Name of a column -> heading, text of a job's cell."""
-
-STATUS_COLUMNS: Final = (
-    "job", "operation", "labels", "status", "ordered", "limit", "ceiling", "monitor", "usage", "smoothed", "peak",
-    "half-life", "votes", "throttled", "result",
-)  # fmt: skip
-TOP_COLUMNS: Final = (
-    "job", "operation", "labels", "status", "ordered", "limit", "ceiling", "monitor", "reclaimed", "usage", "smoothed",
-    "peak", "throttled",
-)  # fmt: skip
-DROP_ORDER: Final = (
-    "labels", "operation", "ceiling", "throttled", "half-life", "votes", "smoothed", "peak", "result", "monitor",
-    "usage", "status",
-)  # fmt: skip
-"""Columns that a narrow terminal does without, the first one first; a job's id is always there, in full up
-to LONGEST_NAME."""
-
 STYLES: Final = {
     "refused": "yellow",
     "contested": "red",
@@ -83,6 +48,27 @@ STYLES: Final = {
     "failed": "red",
     "paused": "yellow",
 }
+COLUMNS: Final[tuple[Column[JobAnswer], ...]] = (
+    column("job", 0, lambda job: show_name(job.job_id)),
+    column("operation", 11, lambda job: show_name(job.operation_id)),
+    column("labels", 12, lambda job: show_name(", ".join(list_labels(job)))),
+    column("status", 1, lambda job: (job.status, STYLES.get(job.status, ""))),
+    column(">ordered", 0, lambda job: "-" if job.unlimited else f"{job.cpu_limit:.2f}"),
+    column(">limit", 0, lambda job: "-" if job.unlimited else f"{job.current_cpu_limit:.2f}"),
+    column(">ceiling", 10, lambda job: show_number(job.ceiling, ".2f")),
+    column(">(would be)", 3, lambda job: f"{job.monitor_cpu_limit:.2f}" if is_only_watched(job) else ""),
+    column(">reclaimed", 0, lambda job: f"{job.reclaimed:.2f}"),
+    column(">usage", 2, lambda job: show_number(job.usage, ".2f")),
+    column(">smoothed", 6, lambda job: show_number(job.smoothed_cpu_usage, ".2f")),
+    column(">peak", 5, lambda job: show_number(job.peak.peak_cores, ".2f") if job.peak else ""),
+    column(">half-life", 8, lambda job: format_span(round(job.peak.half_life_s)) if job.peak else ""),
+    column(">votes", 7, lambda job: show_votes(job.votes_sum)),
+    column(">throttled", 9, lambda job: f"{job.throttled_ratio:.0%}"),
+    column("last result", 4, lambda job: (job.last_result or "-", STYLES.get(job.last_result, ""))),
+)
+"""Of ``status`` and ``top``; a job's id is always there, in full up to LONGEST_NAME."""
+NOT_IN_STATUS: Final = frozenset({"reclaimed"})
+NOT_IN_TOP: Final = frozenset({"half-life", "votes", "last result"})
 
 
 def show_title(text: str, most: int = MAX_TITLE) -> str:
@@ -110,36 +96,25 @@ def list_labels(job: JobAnswer) -> list[str]:
 
 
 def draw_jobs(
-    jobs: Sequence[JobAnswer], columns: Sequence[str], width: int | None, colour: bool
+    jobs: Sequence[JobAnswer], without: Collection[str], width: int | None, colour: bool
 ) -> tuple[str, list[str]]:
     """The table with as many columns as ``width`` has room for, and the headings left out."""
-    shown = list(columns)
-    if not any(job.operation_id for job in jobs):
-        shown.remove("operation")
-    if not any(list_labels(job) for job in jobs):
-        shown.remove("labels")
-    if not any(is_only_watched(job) for job in jobs):
-        shown.remove("monitor")
-    # Columns that only one rule fills are left out where no job is under that rule.
     ruled = [job.peak is not None for job in jobs]
-    empty = ("peak", "half-life") if not any(ruled) else ("smoothed", "votes") if all(ruled) else ()
-    # A ceiling that follows the guarantee is the same number.
-    is_quota = all(job.actuator == "quota" for job in jobs)
-    shown = [name for name in shown if name not in empty and not (is_quota and name == "ceiling")]
-    ranks = {name: len(DROP_ORDER) - number for number, name in enumerate(DROP_ORDER)}
-    noun = name_limit(jobs)
-    titles = {name: f">{noun}" if name == "limit" else COLUMNS[name][0] for name in shown}
-    headings: list[Column[JobAnswer]] = [
-        Column(titles[name], ranks.get(name, 0), LEAST_TEXT if name == "labels" else 0) for name in shown
-    ]
-
-    def make_cell(name: str, job: JobAnswer) -> Cell:
-        text = COLUMNS[name][1](job)
-        if name == "job" and width is not None:
-            return shorten_name(text, LONGEST_NAME)
-        return (text, STYLES.get(text, "")) if name in ("status", "result") else text
-
-    text, left_out = draw_grid(headings, [[make_cell(name, job) for name in shown] for job in jobs], width, colour)
+    fills = {
+        "operation": any(job.operation_id for job in jobs),
+        "labels": any(map(list_labels, jobs)),
+        "(would be)": any(map(is_only_watched, jobs)),
+        # Columns that only one rule fills are left out where no job is under that rule.
+        **dict.fromkeys(("peak", "half-life"), any(ruled)),
+        **dict.fromkeys(("smoothed", "votes"), not all(ruled)),
+        # A ceiling that follows the guarantee is the same number.
+        "ceiling": any(job.actuator != "quota" for job in jobs),
+    }
+    columns = [each for each in COLUMNS if each.name not in without and fills.get(each.name, True)]
+    columns = [replace(each, heading=f">{name_limit(jobs)}") if each.name == "limit" else each for each in columns]
+    if width is not None:
+        columns[0] = replace(columns[0], read=lambda job: shorten_name(show_name(job.job_id), LONGEST_NAME))
+    text, left_out = draw_grid(columns, make_rows(columns, jobs), width, colour)
     return text, [name.strip("()") for name in left_out]
 
 
@@ -230,7 +205,7 @@ def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
     )
     parts: list[str] = [fold(head, width)]
     if answer.jobs:
-        table, left_out = draw_jobs(answer.jobs, STATUS_COLUMNS, width, colour)
+        table, left_out = draw_jobs(answer.jobs, NOT_IN_STATUS, width, colour)
         parts.append(table)
         if left_out:
             parts.append(tell_left_out(left_out, width, colour))
@@ -256,7 +231,7 @@ def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, 
     if not jobs:
         return "\n".join([*top, "no jobs"][:height])
     # All jobs decide on the columns, not only those on the screen, so that a new order does not change them.
-    rows = draw_jobs(jobs, TOP_COLUMNS, width, colour)[0].split("\n")
+    rows = draw_jobs(jobs, NOT_IN_TOP, width, colour)[0].split("\n")
     room = len(rows) if height is None else max(height - len(top), 1)
     if len(rows) > room:
         hidden = len(rows) - room + 1
