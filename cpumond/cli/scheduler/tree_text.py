@@ -63,19 +63,24 @@ def write_tree(tree: str, tables: TreeTables, form: Form) -> str:
     return f"{head}\n" + (_write_toml(document) if form == "toml" else _write_yaml(document))
 
 
-def _nest(tree: str, tables: TreeTables) -> dict[str, Any]:
-    document: dict[str, Any] = {"tree": tree, "options": _list_set("tree", tables.own or Table()), "pools": {}}
+class _Lines(dict[str, Any]):
+    """A table whose keys stand on lines of their own; other dictionaries are values, each on one line."""
+
+
+def _nest(tree: str, tables: TreeTables) -> _Lines:
+    document = _Lines(tree=tree, options=_list_set("tree", tables.own or Table()), pools=_Lines())
     places = {ROOT_POOL: document}
     for pool in tables.pools or ():
-        table = {**({"id": pool.id} if pool.id else {}), **_list_set("pool", pool)}
-        places[pool.parent].setdefault("pools", {})[pool.name] = table
-        places[pool.name] = table
+        table = places[pool.name] = _list_set("pool", pool, **({"id": pool.id} if pool.id else {}))
+        places[pool.parent].setdefault("pools", _Lines())[pool.name] = table
     return document
 
 
-def _list_set(kind: Kind, table: Table) -> dict[str, Any]:
-    found = {name: _short(kind, name, value) for name, value in sorted(table.options.items())}
-    return {**found, "attributes": table.attributes} if table.attributes else found
+def _list_set(kind: Kind, table: Table, **first: str) -> _Lines:
+    found = _Lines(first | {name: _short(kind, name, value) for name, value in sorted(table.options.items())})
+    if table.attributes:
+        found["attributes"] = table.attributes
+    return found
 
 
 def _short(kind: Kind, name: str, value: Any) -> Any:
@@ -137,35 +142,10 @@ def _write_yaml(document: Mapping[str, Any]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
     Dumper.add_representer(str, write_text)
-    Dumper.add_representer(_Value, lambda dumper, value: dumper.represent_mapping(MAP, value, flow_style=True))
-    document = {**document, "options": _on_lines(document["options"]), "pools": _tables_on_lines(document["pools"])}
+    Dumper.add_representer(dict, lambda dumper, value: dumper.represent_mapping(MAP, value, flow_style=True))
+    Dumper.add_representer(_Lines, lambda dumper, value: dumper.represent_mapping(MAP, value, flow_style=False))
     text: str = yaml.dump(document, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
     return text
-
-
-class _Value(dict[str, Any]):
-    """The value of an option, which stands on the line of its name, and an entry of a list on its own."""
-
-
-def _on_lines(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table with each of its values on one line, but lists of dictionaries."""
-    return {name: _on_line(value) for name, value in table.items()}
-
-
-def _on_line(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_on_line(each) for each in value]
-    return _Value(_on_lines(value)) if isinstance(value, dict) else value
-
-
-def _tables_on_lines(pools: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: {
-            **_on_lines({key: value for key, value in table.items() if key != "pools"}),
-            **({"pools": _tables_on_lines(table["pools"])} if "pools" in table else {}),
-        }
-        for name, table in pools.items()
-    }
 
 
 def _import_yaml() -> Any:
