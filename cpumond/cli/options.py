@@ -13,12 +13,7 @@ from urllib.parse import quote
 import click
 
 from cpumond.agent.config import DEFAULT_CONFIG_PATH
-from cpumond.cli.output import is_terminal as is_terminal
 from cpumond.cli.output import output_options
-from cpumond.cli.output import print_json as print_json
-from cpumond.cli.output import print_json_and_end as print_json_and_end
-from cpumond.cli.output import terminal_width as terminal_width
-from cpumond.cli.output import use_colour as use_colour
 from cpumond.core.errors import AccessError, UnavailableError, describe
 from cpumond.core.measures import format_duration, parse_duration_s
 

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from scheduler_world import GIB, ServedNode, StillClock
 
-from cpumond.cli.scheduler.client import read_edits
+from cpumond.cli.scheduler.arguments import read_edits
 from cpumond.scheduler.model import ROOT_POOL, Rules
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import (

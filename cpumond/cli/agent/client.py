@@ -14,7 +14,8 @@ import msgspec
 from click.core import ParameterSource
 
 from cpumond.agent.config import load_config
-from cpumond.cli.options import config_option, print_json_and_end
+from cpumond.cli.options import config_option
+from cpumond.cli.output import print_json_and_end
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import (
     EXIT_UNAVAILABLE,

@@ -19,30 +19,9 @@ from click.core import ParameterSource
 from cpumond.agent.config import parse_layer, read_assignments
 from cpumond.cli.agent.client import AgentClient, agent_options, find_socket, is_given, socket_option
 from cpumond.cli.agent.explain import draw_explain
-from cpumond.cli.options import (
-    CoresType,
-    DurationType,
-    config_option,
-    given,
-    is_terminal,
-    json_option,
-    print_json,
-    quote_name,
-    set_option,
-    terminal_width,
-    use_colour,
-)
-from cpumond.cli.output import print_text
-from cpumond.cli.render.tables import (
-    SORTS,
-    Sort,
-    describe_pin,
-    draw_registered,
-    draw_status,
-    draw_top,
-    is_only_watched,
-    warn,
-)
+from cpumond.cli.options import CoresType, DurationType, config_option, given, json_option, quote_name, set_option
+from cpumond.cli.output import is_terminal, print_json, print_text, terminal_width, use_colour, warn
+from cpumond.cli.render.tables import SORTS, Sort, describe_pin, draw_registered, draw_status, draw_top, is_only_watched
 from cpumond.cli.scheduler.client import connection_flags
 from cpumond.cli.scheduler.cluster_top import SORTS as CLUSTER_SORT_KEYS
 from cpumond.cli.scheduler.cluster_top import show_cluster

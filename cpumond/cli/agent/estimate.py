@@ -23,8 +23,7 @@ from cpumond.cli.agent.estimate_findings import (
 from cpumond.cli.agent.trace import read_settings_of_rules
 from cpumond.cli.ending import ending_as_interrupted, list_ending_signals
 from cpumond.cli.options import DurationType, set_option
-from cpumond.cli.output import output_options, print_json, terminal_width, use_colour
-from cpumond.cli.render.tables import warn
+from cpumond.cli.output import output_options, print_json, terminal_width, use_colour, warn
 from cpumond.cli.replacement import Replacement
 from cpumond.core.errors import CreateError, UsageError
 from cpumond.core.words import count

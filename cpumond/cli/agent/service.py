@@ -90,7 +90,7 @@ def check_config_command(file: str | None, config_path: str, quiet: bool, as_jso
     """
     from cpumond.agent.control import describe_settings
     from cpumond.agent.dead_ends import find_dead_ends
-    from cpumond.cli.render.tables import warn
+    from cpumond.cli.output import warn
     from cpumond.monitor.model import compute_mode
 
     config = load_config(file or config_path)

@@ -19,8 +19,7 @@ import msgspec
 from cpumond.agent.config import parse_assignments
 from cpumond.cli.agent.trace import read_lines, read_settings, read_settings_of_rules
 from cpumond.cli.options import DurationType, cpu_limit_option, set_option
-from cpumond.cli.output import output_options, print_json, print_table, print_text
-from cpumond.cli.render.tables import warn
+from cpumond.cli.output import output_options, print_json, print_table, print_text, warn
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import count_cores, format_duration
 from cpumond.core.words import nearest

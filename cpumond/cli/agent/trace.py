@@ -11,7 +11,7 @@ import msgspec
 
 from cpumond.agent.config import parse_assignments
 from cpumond.cli.options import naming_unreadable
-from cpumond.cli.render.tables import warn
+from cpumond.cli.output import warn
 from cpumond.monitor.model import LimitRule, MonitorSettings, check_together, list_idle_options
 from cpumond.monitor.replay import MAX_LINE_CHARS
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from cpumond.cli.output import draw_table, tell_left_out
-from cpumond.cli.output import warn as warn
 from cpumond.cli.render.grid import (
     LONGEST_NAME,
     Column,
@@ -23,7 +22,6 @@ from cpumond.cli.render.grid import (
     make_rows,
     shorten_name,
 )
-from cpumond.cli.render.grid import Cell as Cell
 from cpumond.core.answers import AssignedView, EngineAnswer, JobAnswer, LinkView, RegisteredJob, StatusAnswer
 from cpumond.core.measures import count_cores, format_duration, format_span
 from cpumond.core.words import count, show_cores, show_left, show_name, show_number, show_time, show_votes

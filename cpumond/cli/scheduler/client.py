@@ -9,15 +9,8 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import click
 
 from cpumond.cli.output import output_options
-from cpumond.cli.output import print_fields as print_fields
-from cpumond.cli.output import print_table as print_table
-from cpumond.cli.scheduler.arguments import read_attributes as read_attributes
-from cpumond.cli.scheduler.arguments import read_edits as read_edits
-from cpumond.cli.scheduler.arguments import read_value as read_value
 from cpumond.cli.scheduler.finding import TREE, find_parameters
-from cpumond.cli.scheduler.http_client import DEFAULT_SCHEDULER, DEFAULT_TOKEN_FILE, make_client
-from cpumond.cli.scheduler.http_client import SchedulerClient as SchedulerClient
-from cpumond.cli.scheduler.http_client import SchedulerRefusedError as SchedulerRefusedError
+from cpumond.cli.scheduler.http_client import DEFAULT_SCHEDULER, DEFAULT_TOKEN_FILE, SchedulerClient, make_client
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

@@ -14,7 +14,8 @@ from cpumond.api.event_views import AuditList, AuditView, EventList, EventView
 from cpumond.cli.options import DurationType, given
 from cpumond.cli.output import chosen_output, print_csv, print_items, print_json, print_text
 from cpumond.cli.render.grid import Column, column, without_names
-from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
+from cpumond.cli.scheduler.client import scheduler_options
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.plans import PlanRefusedError, confirm, show_plan
 from cpumond.core.words import show_json, show_name, show_time
 from cpumond.scheduler.events import KINDS

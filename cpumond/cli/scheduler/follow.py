@@ -20,8 +20,8 @@ from cpumond.api.views import JobList, JobView, OperationDetails
 from cpumond.cli.options import quote_name
 from cpumond.cli.output import error_width, is_terminal
 from cpumond.cli.render.grid import fold
-from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError
 from cpumond.cli.scheduler.finding import operation_path
+from cpumond.cli.scheduler.http_client import SchedulerClient, SchedulerRefusedError
 from cpumond.core.errors import EXIT_NO_SUCH, CpumondError, UnavailableError
 from cpumond.core.wire import MAX_LOG_BYTES, LogStream
 from cpumond.core.words import show_name

@@ -10,12 +10,13 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cpumond.cli.options import print_json, quote_name
-from cpumond.cli.output import error_width, print_items, print_text, warn
+from cpumond.cli.options import quote_name
+from cpumond.cli.output import error_width, print_items, print_json, print_text, warn
 from cpumond.cli.progress import ProgressLine
 from cpumond.cli.render.grid import Column, Item, column, fold
-from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
+from cpumond.cli.scheduler.client import scheduler_options
 from cpumond.cli.scheduler.finding import operation_argument
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.errors import UnavailableError
 from cpumond.core.measures import format_span

@@ -12,9 +12,10 @@ from cpumond.cli.options import DurationType, given, quote_name
 from cpumond.cli.output import print_fields, print_items, print_json, print_text, warn
 from cpumond.cli.progress import ProgressLine
 from cpumond.cli.render.grid import Cell, Column, column, pick
-from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options, why_option
+from cpumond.cli.scheduler.client import scheduler_options, why_option
 from cpumond.cli.scheduler.finding import TREE, node_argument
 from cpumond.cli.scheduler.forecast import show_simulation
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.operations import JOBS
 from cpumond.cli.scheduler.pools import show_amounts
 from cpumond.core.errors import EXIT_TRY_AGAIN, CpumondError, UsageError

@@ -15,10 +15,11 @@ from cpumond.cli.options import CoresType, DurationType, given, quote_name
 from cpumond.cli.output import print_fields, print_items, print_text, terminal_width, use_colour, warn
 from cpumond.cli.render.grid import Cell, Column, column
 from cpumond.cli.scheduler.arguments import read_attributes
-from cpumond.cli.scheduler.client import SchedulerClient, connection_options, scheduler_options
+from cpumond.cli.scheduler.client import connection_options, scheduler_options
 from cpumond.cli.scheduler.finding import JOB, POOL, TREE, find_name, job_argument, operation_argument, operation_path
 from cpumond.cli.scheduler.follow import follow_log, write_output
 from cpumond.cli.scheduler.forecast import show_start, simulate_command, when_command
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.plans import show_limits, show_value
 from cpumond.cli.scheduler.pools import show_amounts, show_cpu_time, show_share, show_state
 from cpumond.cli.scheduler.running import wait_command

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from cpumond.cli.output import can_ask, print_table, print_text, warn
-from cpumond.cli.scheduler.client import SchedulerClient
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.core.errors import EXIT_CANNOT_CREATE, EXIT_CONFIG, EXIT_NO_SUCH, EXIT_PERMISSION, CpumondError, UsageError
 from cpumond.core.words import count, number, show_cores, show_name
 from cpumond.fairshare.resources import RESOURCES, show_amount

@@ -10,8 +10,9 @@ import msgspec
 from cpumond.api.pool_views import TreeFile
 from cpumond.cli.options import open_input, quote_name
 from cpumond.cli.output import can_ask, print_json, print_text
-from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, scheduler_options, tree_option
+from cpumond.cli.scheduler.client import scheduler_options, tree_option
 from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
+from cpumond.cli.scheduler.http_client import SchedulerClient, SchedulerRefusedError
 from cpumond.cli.scheduler.plans import PlanRefusedError, ask, describe_plan, print_effects, print_signed, tell_warnings
 from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_text, write_tree
 from cpumond.core.decode import ContentError, decode_text

@@ -9,20 +9,14 @@ import click
 
 from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
 from cpumond.cli.options import given, quote_name
-from cpumond.cli.output import print_items, print_json, warn
+from cpumond.cli.output import print_fields, print_items, print_json, warn
 from cpumond.cli.render.grid import Cell, Column, column
 from cpumond.cli.scheduler import pool_file
-from cpumond.cli.scheduler.client import (
-    SchedulerClient,
-    print_fields,
-    read_attributes,
-    read_edits,
-    scheduler_options,
-    tree_option,
-    unset_option,
-)
+from cpumond.cli.scheduler.arguments import read_attributes, read_edits
+from cpumond.cli.scheduler.client import scheduler_options, tree_option, unset_option
 from cpumond.cli.scheduler.finding import POOL, TREE, pool_argument
 from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.plans import (
     PlanRefusedError,
     confirm,

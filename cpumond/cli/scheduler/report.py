@@ -30,7 +30,8 @@ from cpumond.cli.output import (
 )
 from cpumond.cli.render import grid
 from cpumond.cli.replacement import Replacement
-from cpumond.cli.scheduler.client import SchedulerClient, SchedulerRefusedError, connection_options
+from cpumond.cli.scheduler.client import connection_options
+from cpumond.cli.scheduler.http_client import SchedulerClient, SchedulerRefusedError
 from cpumond.cli.scheduler.report_rows import (
     LIMIT,
     MEASURES,

@@ -7,8 +7,10 @@ from typing import Any, Final
 import click
 
 from cpumond.api.permissions import Can
-from cpumond.cli.options import given, print_json
-from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options, tree_option
+from cpumond.cli.options import given
+from cpumond.cli.output import print_json
+from cpumond.cli.scheduler.client import scheduler_options, tree_option
+from cpumond.cli.scheduler.http_client import SchedulerClient
 
 EXIT_NO: Final = 1
 

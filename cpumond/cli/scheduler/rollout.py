@@ -12,7 +12,8 @@ from cpumond.api.rollout_views import AgentView, Fleet, Rollout, StageView, Targ
 from cpumond.cli.options import DurationType, given
 from cpumond.cli.output import print_items, print_json, print_text
 from cpumond.cli.render.grid import Cell, Column, column
-from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options, why_option
+from cpumond.cli.scheduler.client import scheduler_options, why_option
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.core.errors import UsageError
 from cpumond.core.wire import AgentAbout
 from cpumond.core.words import count, show_name

@@ -16,9 +16,10 @@ from cpumond.api.views import Done, OperationDetails
 from cpumond.cli.ending import Ending, ended_by
 from cpumond.cli.options import DurationType
 from cpumond.cli.output import print_json, print_text, warn
-from cpumond.cli.scheduler.client import SchedulerClient, connection_options, scheduler_options
+from cpumond.cli.scheduler.client import connection_options, scheduler_options
 from cpumond.cli.scheduler.finding import OPERATION, operation_path
 from cpumond.cli.scheduler.follow import FINAL, SILENCE_S, Follower, tell_aside
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.errors import CpumondError, NotYetError, UnavailableError
 from cpumond.core.measures import format_span

@@ -14,8 +14,8 @@ import click
 from cpumond.api.yt.values import YtError
 from cpumond.cli.options import CoresType, DurationType, given, open_input
 from cpumond.cli.scheduler.arguments import read_attributes, read_value, read_yson_text
-from cpumond.cli.scheduler.client import SchedulerClient
 from cpumond.cli.scheduler.finding import POOL, TREE
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.tree_text import read_yaml
 from cpumond.core.decode import ContentError, decode_json, decode_toml
 from cpumond.core.errors import ConfigError, UsageError

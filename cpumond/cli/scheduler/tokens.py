@@ -11,7 +11,8 @@ from cpumond.api.token_views import NewToken, TokenList, TokenView
 from cpumond.cli.options import DurationType, quote_name
 from cpumond.cli.output import error_width, print_items, print_json, warn
 from cpumond.cli.render.grid import Cell, Column, column, fold
-from cpumond.cli.scheduler.client import SchedulerClient, scheduler_options
+from cpumond.cli.scheduler.client import scheduler_options
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.core.words import show_name, show_time
 from cpumond.scheduler.rights.users import ROLES
 from cpumond.scheduler.state.token_commands import MAX_LIFE_S, MIN_LIFE_S

@@ -7,10 +7,11 @@ from typing import Final
 import click
 
 from cpumond.cli.options import given, quote_name
-from cpumond.cli.output import print_items, print_text
+from cpumond.cli.output import print_fields, print_items, print_text
 from cpumond.cli.render.grid import Column, column
-from cpumond.cli.scheduler.client import SchedulerClient, print_fields, scheduler_options, tree_option
+from cpumond.cli.scheduler.client import scheduler_options, tree_option
 from cpumond.cli.scheduler.finding import POOL
+from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.core.words import show_cores, show_name
 from cpumond.scheduler.why.idle import IdleCause, IdleParts, IdleReport
 
