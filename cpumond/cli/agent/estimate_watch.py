@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from cpumond.agent.config import load_config
+from cpumond.agent.discovery.glob import list_directories
 from cpumond.agent.discovery.workloads import Workload, list_above, pick_workloads
 from cpumond.cli.agent.estimate_findings import Findings, WorkloadRow
 from cpumond.cli.agent.watch import read_own_quota
@@ -361,12 +362,7 @@ def list_cgroups(root: str, top: str, depth: int = MAX_DEPTH) -> list[str]:
     waiting = [(top, depth)]
     while waiting:
         place, below = waiting.pop()
-        try:
-            with os.scandir(os.path.join(root, place)) as entries:
-                names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        except OSError:
-            # It is gone, or this user may not list it.
-            continue
+        names = list_directories(os.path.join(root, place))
         children = [f"{place}/{name}" if place else name for name in names]
         found += children
         waiting += [(child, below - 1) for child in children if below]

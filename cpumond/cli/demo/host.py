@@ -90,8 +90,10 @@ def _enter_scope(hierarchies: mounts.Hierarchies) -> str:
 
 def _list_scopes(cpu_root: str, parent: str) -> list[str]:
     """The scopes in the slice ``parent``, among them those of killed demos."""
-    with os.scandir(os.path.join(cpu_root, parent)) as entries:
-        return sorted(f"{parent}/{entry.name}" for entry in entries if entry.name.endswith(".scope"))
+    from cpumond.agent.discovery.glob import list_directories
+
+    names = list_directories(os.path.join(cpu_root, parent))
+    return sorted(f"{parent}/{name}" for name in names if name.endswith(".scope"))
 
 
 def is_left(entry: str, name: str) -> bool:

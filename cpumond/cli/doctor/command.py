@@ -18,6 +18,7 @@ import click
 import msgspec
 
 from cpumond.agent.config import AgentConfig
+from cpumond.agent.discovery.glob import list_directories
 from cpumond.cli.agent.client import AgentClient, is_given
 from cpumond.cli.doctor import actuators, cgroups, checks, host
 from cpumond.cli.doctor import engines as of_engines
@@ -228,10 +229,11 @@ def _list_job_checks(subject: Subject, hierarchies: Hierarchies) -> Iterator[Che
     units = {os.path.join(hierarchies.cpu_root, path) for path in subject.paths if unit_of(path)}
     wants_burst = any(each.limit_rule == "peak" and each.actuator == "quota" and each.burst_ratio for each in settings)
     if any(each.actuator == "quota" for each in settings) or not any(map(find_missing_quota, directories)):
-        others = partial(host.list_children, hierarchies.cpu_root)
+        root = hierarchies.cpu_root
+        others = [os.path.join(root, name) for name in list_directories(root)]
         yield (
             "limit files",
-            lambda: cgroups.check_limit_files(hierarchies.cpu_version, directories, others(), units, wants_burst),
+            lambda: cgroups.check_limit_files(hierarchies.cpu_version, directories, others, units, wants_burst),
         )
     yield "limits above", lambda: of_units.check_caps(hierarchies, {job.path: job.cpu_limit_cores for job in jobs})
     wanting = [each for each in settings if each.follows_pressure]

@@ -343,11 +343,6 @@ def is_delegated(directory: str) -> bool:
     return False
 
 
-def list_children(root: str) -> list[str]:
-    with os.scandir(root) as entries:
-        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-
-
 def show_user() -> str:
     try:
         return getpass.getuser() if os.geteuid() == os.getuid() else f"uid {os.geteuid()}"

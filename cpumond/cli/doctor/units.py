@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from cpumond.agent.discovery.glob import list_directories
 from cpumond.cli.doctor.checks import Finding, advise_source
 from cpumond.cli.doctor.host import POLKIT_UNIT, BusSeen
 from cpumond.core.errors import CgroupReadError, CpumondError
@@ -149,13 +150,7 @@ def _find_manager(path: str) -> str:
 
 def _list_tops(cpu_root: str, path: str, depth: int) -> Iterator[str]:
     """The topmost cgroups of managers below ``path``, at most ``depth`` levels down."""
-    try:
-        with os.scandir(os.path.join(cpu_root, path)) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    except OSError:
-        # It is gone, or this user may not read it.
-        return
-    for name in names:
+    for name in sorted(list_directories(os.path.join(cpu_root, path))):
         below = f"{path}/{name}" if path else name
         if _find_manager(name):
             yield below
