@@ -1,4 +1,4 @@
-"""What a report is made of: the scheduler's answer, the order of its rows, and what is computed from them.
+"""The rows of a report: their order, and the figures computed from the scheduler's answer.
 
 Pure but for the local time zone. Amounts are core-hours, limits cores, times seconds since 1970.
 """
@@ -54,7 +54,7 @@ class Line:
 
 
 class PoolTree(ReportTree, frozen=True):
-    """What is kept of a tree for one pool; ``left_out_operations`` are of this pool.
+    """The part of a tree that belongs to one pool; ``left_out_operations`` are of this pool.
 
     ``uncertain_operations``: further ones of the tree; the answer does not say whether they are of this pool.
     """

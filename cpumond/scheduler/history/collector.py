@@ -53,7 +53,7 @@ WATCHED_TICKS: Final = 6
 
 
 class _Seen:
-    """What the last tick found of a pool or an operation."""
+    """A pool or an operation as of the last tick."""
 
     __slots__ = ("series", "counters", "lost", "found_at", "was_taken")
 

@@ -34,7 +34,7 @@ _POOLS: Final = """INSERT INTO days (day, kind, tree, name, used, reclaimed, ord
         0, its.count, its.peak
     FROM sums AS its LEFT JOIN sums AS extra ON extra.day = its.day AND extra.kind = :operation
         AND extra.tree = its.tree AND extra.name = '<extra ' || its.name || '>' WHERE its.kind = :pool"""
-"""What a pool had beyond the orders that fit was a series of its own, with jobs that began in the place of throttled
+"""A pool's use beyond the orders that fit was a series of its own, with jobs that began in the place of throttled
 and core-seconds lost in that of late."""
 
 _ARM: Final = """INSERT INTO days

@@ -1,4 +1,4 @@
-"""What runs beyond the orders that fit on its node: the work that reclaimed CPU made room for; pure.
+"""Jobs beyond the orders that fit on their node: the work that reclaimed CPU made room for; pure.
 
 The jobs of a node in the order of their starts: as long as the sum of their orders is within its capacity, less what
 jobs of others ordered there, they would have run without reclaim, too; what goes beyond it would not. A job across that
@@ -60,7 +60,7 @@ class Extras:
         self._has_looked = False
 
     def look(self, state: State, since: float) -> dict[PoolElement, Extra]:
-        """What pools came to since the last look, at ``since``, each with those below it."""
+        """The amounts of pools since the last look, at ``since``, each with those below it."""
         found: dict[PoolElement, Extra] = {}
         now = {job.id: (job, part) for node in state.nodes.values() for job, part in find_extra_jobs(node)}
         for job, before, used, ordered in self._watched.values():

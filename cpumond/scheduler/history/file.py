@@ -199,7 +199,7 @@ class HistoryFile:
         return True
 
     def read(self, work: Callable[[], T]) -> T | None:
-        """What ``work`` reads, tried again without each damaged part; None when nothing can be read now."""
+        """The result of ``work``, which is repeated without each damaged part; None when nothing can be read now."""
         while self._db is not None:
             try:
                 return work()

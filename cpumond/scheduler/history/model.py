@@ -1,4 +1,4 @@
-"""What the history is made of: series, ticks, points, and what is shown of them."""
+"""Series, ticks, points and totals of the history, and its answers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class HistoryView(msgspec.Struct, frozen=True):
 
 
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pool or an operation came to, in core-hours. ``late``: the part of ``throttled`` while it had been
+    """Core-hours of a pool, an operation or a user. ``late``: the part of ``throttled`` while it had been
     lowered. ``points``: how many were taken. ``lost``: by preemptions (6.9), in the pool where it was and those above;
     within the last day by those of operations that are still known.
 
@@ -115,9 +115,9 @@ class ReportTree(msgspec.Struct, frozen=True):
 
 
 class ReportView(msgspec.Struct, frozen=True):
-    """What was used from ``since`` to ``until``; ``covered_s`` of it are known, less than all of it where the scheduler
-    was down or the history does not go back that far. Farther back than a day it is made of whole UTC days, from
-    ``since`` on.
+    """Core-hours from ``since`` to ``until``; ``covered_s`` of that time are known, less than all of it where the
+    scheduler was down or the history does not go back that far. Farther back than a day it is made of whole UTC days,
+    from ``since`` on.
 
     ``operations_without_series``: the most operations at one moment for which there was no room ([history]
     max_series); what they came to is in their pools only.
@@ -143,7 +143,7 @@ class HistoryStatus(msgspec.Struct, frozen=True):
 
 
 class Key(NamedTuple):
-    """What a series or a total belongs to. ``tree`` is "" for nodes and jobs; a root's ``name`` is ``<Root>``."""
+    """The owner of a series or a total. ``tree`` is "" for nodes and jobs; a root's ``name`` is ``<Root>``."""
 
     kind: int
     tree: str

@@ -142,7 +142,7 @@ class HistoryRecorder:
         return await self._share(GRAPH, asked, partial(self._store.read_trends, tree, pools, since_s, now, count))
 
     async def report(self, since: float, now: float, tree: str | None = None, top: int = 100) -> ReportView:
-        """What pools and operations came to between two moments (scheduler time), by the points that end in between;
+        """Core-hours of pools and operations between two moments (scheduler time), by the points that end in between;
         farther back than these are kept, pools and users, in whole UTC days.
 
         ``tree`` None is all trees; ``top`` operations of each. Raises CommandError when too many reports wait or the
@@ -158,7 +158,7 @@ class HistoryRecorder:
         return make_report(self._state, totals, since, now, self.period_s, tree)
 
     async def savings(self, since: float, now: float, tree: str | None = None) -> SavingsView:
-        """What reclaimed CPU was worth between two moments, by week, in whole UTC days.
+        """The worth of reclaimed CPU between two moments, by week, in whole UTC days.
 
         Raises as ``report``, and for an unknown tree.
         """

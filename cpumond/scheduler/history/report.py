@@ -30,7 +30,7 @@ def make_report(
 ) -> ReportView:
     """The report; users, titles and parents are those that ``state`` has now."""
     totals = period.totals
-    # Points do not tell what was lost, totals of days do.
+    # Points have no losses, totals of days do.
     lost = {key: each.lost / HOUR_S for key, each in totals.items() if each.lost} or _find_losses(state, since, until)
     names = list(state.trees) if tree is None else [tree]
     names += sorted({key.tree for key in totals} - set(names)) if tree is None else []

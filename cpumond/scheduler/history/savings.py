@@ -1,7 +1,7 @@
-"""What reclaimed CPU was worth, and what it cost: by pool and week, and against the control group; pure.
+"""The worth and the cost of reclaimed CPU: by pool and week, and against the control group; pure.
 
-All amounts are core-hours, of whole UTC days. What counts as extra is told in ``extras``; how the control group is
-chosen, in the agent's ``control_group_ratio``.
+All amounts are core-hours, of whole UTC days. ``extras`` says which jobs are extra; the agent's
+``control_group_ratio`` chooses the control group.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class SavingsTree(msgspec.Struct, frozen=True):
 
 
 class SavingsView(msgspec.Struct, frozen=True, kw_only=True):
-    """``covered_s`` of the time are known; ``core_hour_price`` 0 and ``currency`` "" where none was told."""
+    """``covered_s`` of the time are known; ``core_hour_price`` 0 and ``currency`` "" where none is configured."""
 
     since: float
     until: float

@@ -71,7 +71,7 @@ ROW_BYTES: Final = 100
 """Roughly what a row takes besides its points."""
 MEMORY_TICKS: Final = 120
 MEMORY_DAYS: Final = 2
-"""What is kept in memory at most while writes fail."""
+"""Bounds of what memory keeps while writes fail."""
 
 _INSERT_POINTS: Final = "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT_SUMS: Final = (
@@ -114,7 +114,7 @@ class HistoryStore:
         """After a failure no chunk is made before this time."""
         self._ticks: list[Tick] = []
         self._days: dict[int, dict[Key, Amounts]] = {}
-        """What is not in the file yet of the totals of days."""
+        """The part of the totals of days that is not in the file yet."""
         self._chunks: dict[int, Chunk] = {}
         self.file = HistoryFile(path, max_size, self)
         self.file.open()
