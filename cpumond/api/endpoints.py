@@ -35,6 +35,10 @@ from cpumond.api.json.endpoint import Endpoint, Handler, Needs
 from cpumond.api.json.prepared import Prepared, compress, encode
 from cpumond.api.session import BrowserSession, begin_session, end_session
 from cpumond.core import wire
+from cpumond.scheduler.answers.drain import DrainPlan
+from cpumond.scheduler.answers.idle import IdleReport
+from cpumond.scheduler.answers.operation import OperationAnswer
+from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.history.savings import SavingsView
 from cpumond.scheduler.model.forecast import Forecast, Progress
@@ -44,10 +48,6 @@ from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.state import node_commands
 from cpumond.scheduler.state.commands import Command
-from cpumond.scheduler.why.drain import DrainPlan
-from cpumond.scheduler.why.idle import IdleReport
-from cpumond.scheduler.why.operation import OperationAnswer
-from cpumond.scheduler.why.plan import Plan
 
 PREFIX: Final = "/api/v1"
 _TREE: Final = "/trees/{tree}"
@@ -179,7 +179,7 @@ ENDPOINTS: Final = (
     ),
     Endpoint(
         "POST", PREFIX + "/plan", "make_plan", "What a change would do to everybody's shares; nothing is changed",
-        trees.plan_change, Plan, "what the change needs", commands.ConfigCommand | ApplyTree | UndoChange,
+        trees.plan_change, ChangePlan, "what the change needs", commands.ConfigCommand | ApplyTree | UndoChange,
         carried.PlanQuery, cost=per(operations=30, values=200),
     ),
     _get(

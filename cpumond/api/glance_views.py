@@ -11,9 +11,9 @@ from cpumond.api.figures import View
 from cpumond.api.node_views import group_of
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.answers.causes import Cause, Causes, find_shown_state
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.state import State
-from cpumond.scheduler.why.causes import Cause, Causes, find_shown_state
 
 
 class PoolTrends(View, frozen=True):

@@ -10,6 +10,7 @@ from cpumond.api.tables import CoreSums
 from cpumond.core.words import count
 from cpumond.fairshare.resources import RESOURCES, ZERO, greatest, subtract
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.answers.idle import IdleParts, IdleReport
 from cpumond.scheduler.decide.placement import find_stuck_tasks
 from cpumond.scheduler.elements import (
     Operation,
@@ -21,7 +22,6 @@ from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.settings.validation import find_overcommit, find_warnings
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.nodes import list_refused_nodes
-from cpumond.scheduler.why.idle import IdleParts, IdleReport
 
 
 class Alert(View, frozen=True):

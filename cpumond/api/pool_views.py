@@ -11,11 +11,11 @@ from typing import Any, Final
 from cpumond.api.figures import Amounts, View, choose_figures, make_view
 from cpumond.api.permissions import InheritedEntry, show_inherited, show_may_of_pool
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.answers.pool import tell_pool
 from cpumond.scheduler.decide.starvation import starves_in_s
 from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree, figures
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Mode, to_amounts
 from cpumond.scheduler.settings.tree_file import TreeTables, make_tables, revision_of
-from cpumond.scheduler.why.pool import tell_pool
 
 
 class TreeView(View, frozen=True):

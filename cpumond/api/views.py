@@ -18,6 +18,8 @@ from cpumond.api.figures import Amounts, View, choose_figures, make_view
 from cpumond.api.permissions import hide_secrets, show_may_of_operation
 from cpumond.core.wire import CPU_COUNTERS, JobFigures, cpu_times
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.answers import resulting
+from cpumond.scheduler.answers.causes import Causes, ShownState, find_shown_state
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.placement import find_stuck_tasks, satisfaction
 from cpumond.scheduler.decide.snapshot import operation_weight
@@ -49,8 +51,6 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.state import State
-from cpumond.scheduler.why import resulting
-from cpumond.scheduler.why.causes import Causes, ShownState, find_shown_state
 
 V = TypeVar("V", bound="OperationView")
 

@@ -19,14 +19,14 @@ from cpumond.cli.scheduler.cluster import ClusterAnswer
 from cpumond.cli.scheduler.cluster_top import ClusterPicture
 from cpumond.cli.scheduler.running import WaitedList
 from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, RemovedJob, StatusAnswer
+from cpumond.scheduler.answers.drain import DrainPlan
+from cpumond.scheduler.answers.idle import IdleReport
+from cpumond.scheduler.answers.operation import OperationAnswer
+from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.history.model import ReportView
 from cpumond.scheduler.history.savings import SavingsView
 from cpumond.scheduler.model.forecast import Forecast, Simulation
 from cpumond.scheduler.settings.rollout import StagePlan
-from cpumond.scheduler.why.drain import DrainPlan
-from cpumond.scheduler.why.idle import IdleReport
-from cpumond.scheduler.why.operation import OperationAnswer
-from cpumond.scheduler.why.plan import Plan
 
 
 class DoctorAnswer(msgspec.Struct, frozen=True):
@@ -67,12 +67,12 @@ ANSWERS: Final[dict[str, Any]] = {
     "tree list": pool_views.TreeList,
     "tree show": pool_views.TreeView,
     "tree export": pool_views.TreeFile,
-    "tree plan": (Plan, Simulation),
+    "tree plan": (ChangePlan, Simulation),
     "why": IdleReport,
     "node drain": (views.Done, DrainPlan),
     "pool list": pool_views.PoolList,
     "pool show": (pool_views.PoolView, Any_),
-    "pool plan": (Plan, Simulation),
+    "pool plan": (ChangePlan, Simulation),
     "operation list": views.OperationList,
     "operation show": (views.OperationDetails, dict[str, Any_]),
     "operation jobs": views.JobList,
@@ -88,7 +88,7 @@ ANSWERS: Final[dict[str, Any]] = {
     "token create": token_views.NewToken,
     "events": event_views.EventView,
     "audit": event_views.AuditView,
-    "undo": (views.Done, Plan),
+    "undo": (views.Done, ChangePlan),
     "report": (ReportView, SavingsView),
     "fleet": (rollout_views.Fleet, list[rollout_views.TargetGroup]),
     "rollout show": rollout_views.Rollout,

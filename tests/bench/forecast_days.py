@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scheduler_world import EASY, World
 
-from cpumond.scheduler.forecast.ahead import Limits, foretell
-from cpumond.scheduler.forecast.calibration import Calibration, Interval, is_inside
+from cpumond.scheduler.answers.ahead import RunBudget, foretell
+from cpumond.scheduler.answers.calibration import Calibration, Interval, is_inside
 from cpumond.scheduler.model import OperationRecord, Task
 from cpumond.scheduler.model.forecast import Forecast
 from cpumond.scheduler.settings.operations import StartOperation
@@ -139,7 +139,7 @@ class Day(Forward):
                 self.forecasts[change.id] = found
 
     def _foretell(self, operation_id: str) -> Forecast | None:
-        limits = Limits(12 * HOUR_S, self.budget_s)
+        limits = RunBudget(12 * HOUR_S, self.budget_s)
         pace = Pace(STEP_S, STEP_S, self._updated_at.get("default", self.now) + STEP_S, dict(self._updated_at))
         child = Child(
             lambda send: foretell(self.state, self.now, pace, limits, len(self.forecasts), send, {operation_id})

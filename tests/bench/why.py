@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from scheduler_world import GIB, World
 
+from cpumond.scheduler.answers.idle_trials import report_idle
 from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child
-from cpumond.scheduler.why.idle_trials import report_idle
 
 AIM_S = 2.0
 

@@ -23,7 +23,7 @@ from waiting import wait_until
 from cpumond.api.json.call import Shared
 from cpumond.api.json.routes import make_json_routes
 from cpumond.host.service import open_tcp_sockets
-from cpumond.scheduler.forecast.keeper import Forecasts
+from cpumond.scheduler.answers.forecasts import Forecasts
 from cpumond.scheduler.model import AUTHENTICATION, CommandError, Rules
 from cpumond.scheduler.program.main import pace_of
 from cpumond.scheduler.rights.tokens import User

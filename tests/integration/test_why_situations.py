@@ -16,6 +16,8 @@ import pytest
 from scheduler_world import GIB, ServedNode, StillClock
 
 from cpumond.cli.scheduler.arguments import read_edits
+from cpumond.scheduler.answers.idle import IdleReport
+from cpumond.scheduler.answers.idle_trials import find_idle
 from cpumond.scheduler.model import ROOT_POOL, Rules
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import (
@@ -28,8 +30,6 @@ from cpumond.scheduler.settings.commands import (
 from cpumond.scheduler.settings.operations import AbortOperation, StartOperation, UpdateOperation
 from cpumond.scheduler.state.node_commands import CordonNode, UncordonNode
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.why.idle import IdleReport
-from cpumond.scheduler.why.idle_trials import find_idle
 
 TREE = "default"
 FOUR = ("n0", "n1", "n2", "n3")

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_world import GIB, World, describe
 
+from cpumond.scheduler.answers.idle import IdleReport, idle_reasons
+from cpumond.scheduler.answers.idle_trials import find_idle
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.settings.commands import ConfigCommand
-from cpumond.scheduler.why.idle import IdleReport, idle_reasons
-from cpumond.scheduler.why.idle_trials import find_idle
 
 
 def make_world(seed: int, gangs: bool = True) -> World:

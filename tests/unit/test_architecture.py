@@ -25,9 +25,9 @@ PURE = (
             "settings", "decide", "state", "store.lead", "event_log.commands", "event_log.happenings",
             "history.model", "history.collector", "history.series", "history.report",
             "history.chunks", "history.extras", "history.savings",
-            "trial.forward", "trial.load", "trial.remedy", "trial.rounds", "forecast.calibration",
-            "why.causes", "why.hindrances", "why.idle", "why.operation", "why.pool",
-            "why.remedies", "why.resulting", "why.standing", "why.unmet",
+            "trial.forward", "trial.load", "trial.remedy", "trial.rounds", "answers.calibration",
+            "answers.causes", "answers.hindrances", "answers.idle", "answers.operation", "answers.pool",
+            "answers.remedies", "answers.resulting", "answers.standing", "answers.unmet",
         )
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 from cpumond.api.json import requests
 from cpumond.api.json.call import Call
 from cpumond.scheduler.access import Rights
-from cpumond.scheduler.forecast.keeper import Forecasts, Question
+from cpumond.scheduler.answers.forecasts import Forecasts, Question
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.model.forecast import Forecast, Progress, Simulation
 from cpumond.scheduler.service import Scheduler

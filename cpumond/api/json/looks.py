@@ -8,8 +8,8 @@ import time
 from typing import Final
 
 from cpumond.api.json.parts import in_parts
+from cpumond.scheduler.answers.causes import Causes
 from cpumond.scheduler.elements import Tree
-from cpumond.scheduler.why.causes import Causes
 
 PAUSE: Final = 30.0
 """So many times what a look took it is kept: small clusters are looked at anew each time."""

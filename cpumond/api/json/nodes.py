@@ -10,10 +10,10 @@ from cpumond.api.json.call import Call
 from cpumond.api.json.costs import STEPS
 from cpumond.api.json.prepared import WithStatus
 from cpumond.core.wire import HeartbeatAnswer, RegistrationAnswer
+from cpumond.scheduler.answers.drain import DrainPlan, Places, plan_drain, report_places
 from cpumond.scheduler.settings.rollout import EVERY_NODE, SetStage, StagePlan, make_stage, plan_stage
 from cpumond.scheduler.state.stages import list_hosts
 from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child
-from cpumond.scheduler.why.drain import DrainPlan, Places, plan_drain, report_places
 
 
 def list_nodes(call: Call) -> node_views.NodeList:

@@ -17,10 +17,10 @@ from cpumond.api.json.trees import look_at
 from cpumond.api.yt.orchid_attributes import operation_attributes
 from cpumond.core.wire import RequestKind
 from cpumond.fairshare.explain import Explanation, explain
+from cpumond.scheduler.answers.causes import Causes
+from cpumond.scheduler.answers.operation import OperationAnswer, explain_operation, name_operations
 from cpumond.scheduler.decide.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.why.causes import Causes
-from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
 
 SHOWN_AT_ONCE: Final = 200
 """Operations that are shown in one part: each costs a hundred times what counting it does."""

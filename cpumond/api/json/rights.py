@@ -19,11 +19,11 @@ from cpumond.api.permissions import (
     list_permissions,
 )
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.history.model import ReportTree, ReportView
 from cpumond.scheduler.rights.entries import Permission
 from cpumond.scheduler.rights.users import User
-from cpumond.scheduler.why.plan import Plan
 
 LOOKED_UP_AT_ONCE: Final = 200
 """Pools whose access lists are looked up in one part."""
@@ -62,7 +62,7 @@ def _is_hidden(rights: Rights, operation_id: str) -> bool:
     return record is not None and not rights.may_read(record)
 
 
-def show_readable_plan(plan: Plan, rights: Rights) -> Plan:
+def show_readable_plan(plan: ChangePlan, rights: Rights) -> ChangePlan:
     """A plan without operations that the asker may not read."""
     effects = [each for each in plan.effects if each.kind != "operation" or not _is_hidden(rights, each.name)]
     return msgspec.structs.replace(plan, effects=effects)

@@ -14,9 +14,9 @@ from cpumond.api.json.call import Call
 from cpumond.api.json.parts import in_parts
 from cpumond.api.json.prepared import WithStatus
 from cpumond.api.json.trees import last_idle_reports
+from cpumond.scheduler.answers.causes import find_shown_state
 from cpumond.scheduler.elements import Operation
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.why.causes import find_shown_state
 
 READY_PERIODS: Final = 5
 """Update periods without an update after which the scheduler is called stuck."""

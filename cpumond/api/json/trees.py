@@ -10,6 +10,8 @@ from cpumond.api.json.call import Call
 from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt.orchid_attributes import pool_attributes
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.answers.idle import IdleReport, in_pool, readable
+from cpumond.scheduler.answers.plan import ChangePlan, refused_plan, report_plan, try_command
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.service import Scheduler
@@ -19,8 +21,6 @@ from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, UndoChange
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send
-from cpumond.scheduler.why.idle import IdleReport, in_pool, readable
-from cpumond.scheduler.why.plan import Plan, refused_plan, report_plan, try_command
 
 
 def read_edits(call: Call) -> tuple[Edit, ...]:
@@ -68,29 +68,29 @@ def _show_readable(report: IdleReport, rights: Rights) -> IdleReport:
     return readable(report, lambda name: (found := records(name)) is None or rights.may_read(found))
 
 
-async def plan_change(call: Call) -> Plan:
+async def plan_change(call: Call) -> ChangePlan:
     scheduler, command, user, everything = call.scheduler, call.body, call.user, call.query.everything
     async with call.shared.plan_lock:
         state, now = call.state, call.now
         previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
         # A file may hold thousands of pools: it is read by the copy.
         change = None if isinstance(command, ApplyTree) else await _try_command(call, now)
-        if isinstance(change, Plan):
+        if isinstance(change, ChangePlan):
             return change
 
         def work(send: Send) -> None:
             found = try_command(state, command, user, now) if change is None else change
-            if isinstance(found, Plan):
+            if isinstance(found, ChangePlan):
                 send(msgspec.msgpack.encode(found))
             else:
                 report_plan(state, found, now, previous, everything, send)
 
         child = Child(work, ASKED_NICENESS)
-        [plan] = [msgspec.msgpack.decode(message, type=Plan) async for message in child.messages()]
+        [plan] = [msgspec.msgpack.decode(message, type=ChangePlan) async for message in child.messages()]
     return rights.show_readable_plan(plan, call.rights)
 
 
-async def _try_command(call: Call, now: float) -> Transaction | Plan:
+async def _try_command(call: Call, now: float) -> Transaction | ChangePlan:
     log, command = call.scheduler.event_log, call.body
     try:
         command = await log.resolve(command) if isinstance(command, UndoChange) else command

@@ -22,6 +22,7 @@ from cpumond.core.wire import JobReport
 from cpumond.fairshare.folding import fold_weight
 from cpumond.fairshare.resources import ZERO, add, greatest, positive_part, subtract
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.answers import resulting
 from cpumond.scheduler.decide import admission, placement
 from cpumond.scheduler.elements import Job, Node, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import (
@@ -35,7 +36,6 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.attributes import ALIASES
 from cpumond.scheduler.state import State
-from cpumond.scheduler.why import resulting
 
 SHOWN_PREEMPTIONS: Final = 1000
 

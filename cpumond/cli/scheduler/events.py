@@ -18,8 +18,8 @@ from cpumond.cli.scheduler.client import scheduler_options
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.plans import PlanRefusedError, confirm, show_plan
 from cpumond.core.words import show_json, show_name, show_time
+from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.events import KINDS
-from cpumond.scheduler.why.plan import Plan
 
 MAX_PAGE: Final = 1000
 TIMELINE_KINDS: Final = [kind for kind in KINDS if kind != "refused"]
@@ -178,9 +178,9 @@ def undo_command(client: SchedulerClient, number: int, plan_only: bool, yes: boo
     command = {"type": "UndoChange", "number": number}
     if plan_only:
         content = client.request("POST", "/plan", command)
-        plan = client.decode(content, Plan)
+        plan = client.decode(content, ChangePlan)
         if client.as_json:
-            print_json(content, Plan, "effects")
+            print_json(content, ChangePlan, "effects")
         elif plan.accepted:
             show_plan(plan)
         if not plan.accepted:

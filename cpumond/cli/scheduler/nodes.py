@@ -21,7 +21,7 @@ from cpumond.cli.scheduler.pools import show_amounts
 from cpumond.core.errors import EXIT_TRY_AGAIN, CpumondError, UsageError
 from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count, show_cores, show_name
-from cpumond.scheduler.why.drain import DrainedJob, DrainPlan
+from cpumond.scheduler.answers.drain import DrainedJob, DrainPlan
 
 POLL_S: Final = 0.5
 

@@ -29,7 +29,7 @@ from cpumond.core.errors import UsageError
 from cpumond.core.measures import count_cores, format_span
 from cpumond.core.wire import MAX_LOG_BYTES, LogStream
 from cpumond.core.words import count, show_cores, show_name, show_number, show_time
-from cpumond.scheduler.why.operation import OperationAnswer
+from cpumond.scheduler.answers.operation import OperationAnswer
 
 STATES: Final = ("pending", "running", "completed", "failed", "aborted")
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")

@@ -13,9 +13,9 @@ from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.core.errors import EXIT_CANNOT_CREATE, EXIT_CONFIG, EXIT_NO_SUCH, EXIT_PERMISSION, CpumondError, UsageError
 from cpumond.core.words import count, number, show_cores, show_name
 from cpumond.fairshare.resources import RESOURCES, show_amount
+from cpumond.scheduler.answers.plan import ChangePlan, Effect, ElementShares
 from cpumond.scheduler.model import ACCESS_DENIED, ALREADY_EXISTS, RESOLVE
 from cpumond.scheduler.settings.changes import ConfigChange
-from cpumond.scheduler.why.plan import Effect, Outlook, Plan
 
 NOTHING: Final = "nothing is changed"
 COLOURS: Final = {"+": "green", "~": "yellow", "-": "red"}
@@ -50,7 +50,7 @@ def confirm(
 ) -> None:
     """Show what a command would do and ask for a yes. Raises UsageError with ``unasked`` without a terminal,
     PlanRefusedError, and click.Abort for a no."""
-    plan = client.decode(client.request("POST", "/plan", command), Plan)
+    plan = client.decode(client.request("POST", "/plan", command), ChangePlan)
     if not plan.accepted:
         raise PlanRefusedError(plan.refusal, plan.code)
     if client.as_json or not can_ask():
@@ -67,7 +67,7 @@ def ask(question: str, declined: str = NOTHING) -> None:
         raise click.Abort
 
 
-def describe_plan(plan: Plan) -> str:
+def describe_plan(plan: ChangePlan) -> str:
     """A plan that was shown, for the audit log."""
     pools = sum(effect.kind == "pool" for effect in plan.effects)
     parts = [count(len(plan.changes), "change"), count(pools, "pool"), count(len(plan.effects) - pools, "operation")]
@@ -75,7 +75,7 @@ def describe_plan(plan: Plan) -> str:
     return f"{parts[0]}, with effects on {parts[1]} and {parts[2]}, {told}"
 
 
-def show_plan(plan: Plan) -> None:
+def show_plan(plan: ChangePlan) -> None:
     """Print an accepted plan, and its warnings on standard error."""
     for change in plan.changes:
         print_text(_tell_change(change)[1], "  ")
@@ -85,7 +85,7 @@ def show_plan(plan: Plan) -> None:
     tell_warnings(plan)
 
 
-def print_signed(plan: Plan) -> None:
+def print_signed(plan: ChangePlan) -> None:
     """Print the changes of a plan with +, ~ or - for what is made, changed or removed, in colour on a terminal, and
     then how many trees and pools they are about."""
     places = set()
@@ -110,13 +110,13 @@ def _tell_change(change: ConfigChange) -> tuple[str, str]:
     return "~", f"{where}: {show_name(change.attribute)}: {old} -> {new}"
 
 
-def tell_warnings(plan: Plan) -> None:
+def tell_warnings(plan: ChangePlan) -> None:
     """Print what is odd about a plan on standard error."""
     for warning in (*plan.warnings, *plan.notes):
         warn(warning)
 
 
-def print_effects(plan: Plan) -> None:
+def print_effects(plan: ChangePlan) -> None:
     if not plan.effects:
         print_text("nobody's share, limits or guarantees would change now")
         return
@@ -138,7 +138,7 @@ def _effect_row(effect: Effect) -> list[str]:
     if old is not None and new is not None and old.is_running != new.is_running:
         notes.append("would run" if new.is_running else "would wait")
 
-    def change(show: Callable[[Outlook], str], *fields: str) -> str:
+    def change(show: Callable[[ElementShares], str], *fields: str) -> str:
         """Before -> after; "" where none of ``fields`` changes."""
         if fields and not {*fields} & {*effect.changed}:
             return ""
@@ -161,6 +161,6 @@ def _effect_row(effect: Effect) -> list[str]:
     ]
 
 
-def _show_guarantee(outlook: Outlook) -> str:
+def _show_guarantee(outlook: ElementShares) -> str:
     cores = outlook.strong_guarantee.get("cpu", 0.0)
     return show_cores(cores) if cores else "-"

@@ -18,9 +18,9 @@ from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_t
 from cpumond.core.decode import ContentError, decode_text
 from cpumond.core.errors import ConfigError, UsageError
 from cpumond.core.words import show_name
+from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.model import ACCESS_DENIED, CommandError
 from cpumond.scheduler.settings.tree_file import NO_TREE, ApplyTree, list_changes
-from cpumond.scheduler.why.plan import Plan
 
 EXIT_CHANGES: Final = 2
 STDIN: Final = "-"
@@ -107,7 +107,7 @@ def apply_command(client: SchedulerClient, file: str, prune: bool, yes: bool, wh
 
 def ask_plan(
     client: SchedulerClient, file: str, tree: str | None, prune: bool = False, show_all: bool = False
-) -> tuple[Plan, bytes, dict[str, Any]]:
+) -> tuple[ChangePlan, bytes, dict[str, Any]]:
     """The plan of a file, as a value and as it was answered, and the fields of the command that applies it."""
     told = read_file(file)
     name = client.find_tree(tree or told.tree)
@@ -115,7 +115,7 @@ def ask_plan(
     base = NO_TREE if present is None else present.revision
     body = {"tree": name, "tables": told.tables, "prune": prune, "base": base}
     content = client.request("POST", "/plan", {"type": "ApplyTree", **body}, {"everything": show_all})
-    return client.decode(content, Plan), content, body
+    return client.decode(content, ChangePlan), content, body
 
 
 def simulate_file(client: SchedulerClient, file: str, tree: str | None, prune: bool) -> None:
@@ -126,7 +126,7 @@ def simulate_file(client: SchedulerClient, file: str, tree: str | None, prune: b
     show_simulation(client, {"command": command})
 
 
-def show_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: bool, show_all: bool) -> Plan:
+def show_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: bool, show_all: bool) -> ChangePlan:
     """Print the plan of a file; who may only look gets the difference alone. Raises PlanRefusedError."""
     plan, content, body = ask_plan(client, file, tree, prune, show_all)
     is_whole = plan.code != ACCESS_DENIED
@@ -137,7 +137,7 @@ def show_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: 
     return plan
 
 
-def _compare(client: SchedulerClient, refused: Plan, command: ApplyTree) -> Plan:
+def _compare(client: SchedulerClient, refused: ChangePlan, command: ApplyTree) -> ChangePlan:
     """What a file would change, without what only the scheduler knows. Raises PlanRefusedError."""
     present = _find_present(client, command.tree)
     try:
@@ -145,13 +145,13 @@ def _compare(client: SchedulerClient, refused: Plan, command: ApplyTree) -> Plan
     except CommandError as error:
         raise PlanRefusedError(f"the change would be refused: {error}", error.code) from None
     note = f"this is the difference alone, without its effect on shares, and you may not apply it: {refused.refusal}"
-    return Plan(accepted=True, warnings=[*warnings, *([note] if changes else [])], changes=changes)
+    return ChangePlan(accepted=True, warnings=[*warnings, *([note] if changes else [])], changes=changes)
 
 
-def show(client: SchedulerClient, plan: Plan, content: bytes, *, is_whole: bool = True) -> None:
+def show(client: SchedulerClient, plan: ChangePlan, content: bytes, *, is_whole: bool = True) -> None:
     """Print a plan of a file, or the changes alone. Raises PlanRefusedError."""
     if client.as_json:
-        print_json(content, Plan, "effects")
+        print_json(content, ChangePlan, "effects")
     elif plan.changes:
         print_signed(plan)
         if is_whole:

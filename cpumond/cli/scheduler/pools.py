@@ -30,10 +30,10 @@ from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, show_cores, show_name, show_percent
 from cpumond.fairshare.resources import show_resource
+from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.history.savings import SavingsRow
 from cpumond.scheduler.model import ROOT_POOL, PoolIntegralGuarantees
 from cpumond.scheduler.settings.attributes import Kind, find_mistyped, is_option
-from cpumond.scheduler.why.plan import Plan
 
 ASSIGNMENTS: Final = "[KEY=VALUE]..."
 STARVES: Final = {"starving": "red", "aggressively_starving": "bold red"}
@@ -486,9 +486,9 @@ def pool_plan_command(
         show_simulation(client, {"command": command})
         return
     content = client.request("POST", "/plan", command, {"everything": show_all})
-    plan = client.decode(content, Plan)
+    plan = client.decode(content, ChangePlan)
     if client.as_json:
-        print_json(content, Plan, "effects")
+        print_json(content, ChangePlan, "effects")
         tell_warnings(plan)
     elif plan.accepted:
         show_plan(plan)

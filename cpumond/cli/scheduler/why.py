@@ -13,7 +13,7 @@ from cpumond.cli.scheduler.client import scheduler_options, tree_option
 from cpumond.cli.scheduler.finding import POOL
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.core.words import show_cores, show_name
-from cpumond.scheduler.why.idle import IdleCause, IdleParts, IdleReport
+from cpumond.scheduler.answers.idle import IdleCause, IdleParts, IdleReport
 
 CAUSES: Final[tuple[Column[IdleCause], ...]] = (
     column(">cores", 0, lambda each: show_cores(each.cores)),

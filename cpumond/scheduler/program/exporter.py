@@ -26,6 +26,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 
 from cpumond import __version__
 from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.answers.idle import idle_reasons
 from cpumond.scheduler.elements import PoolElement, Tree, figures
 from cpumond.scheduler.events import KINDS
 from cpumond.scheduler.model import CLASSES
@@ -33,7 +34,6 @@ from cpumond.scheduler.program.leading import Leading
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.state.nodes import list_refused_nodes
 from cpumond.scheduler.store.timings import BOUNDS_S, Timings
-from cpumond.scheduler.why.idle import idle_reasons
 
 END = b"# EOF\n"
 """The last line of OpenMetrics; the older format has none."""

@@ -30,8 +30,9 @@ from cpumond.host.service import (
     raise_descriptor_limit,
 )
 from cpumond.monitor.model import MonitorSettings
+from cpumond.scheduler.answers.forecasts import Forecasts
+from cpumond.scheduler.answers.resulting import MONITOR_DURATIONS
 from cpumond.scheduler.events import Event
-from cpumond.scheduler.forecast.keeper import Forecasts
 from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.model import CommandError, Rules
@@ -52,7 +53,6 @@ from cpumond.scheduler.store.places import make_arbiter
 from cpumond.scheduler.store.retention import LogRetention
 from cpumond.scheduler.store.sqlite import open_sqlite_store, set_aside
 from cpumond.scheduler.trial.forward import Pace
-from cpumond.scheduler.why.resulting import MONITOR_DURATIONS
 
 log = structlog.get_logger("cpumond.scheduler")
 

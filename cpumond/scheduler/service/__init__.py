@@ -41,12 +41,12 @@ from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.access.required import check
+from cpumond.scheduler.answers.forecasts import Forecasts
 from cpumond.scheduler.elements import Node, Tree
 from cpumond.scheduler.event_log import EventLog, is_denied, say
 from cpumond.scheduler.event_log.commands import Asked, tell_command, tell_pin, tell_refused
 from cpumond.scheduler.event_log.happenings import tell_change, tell_refused_node, tell_start
 from cpumond.scheduler.events import Told
-from cpumond.scheduler.forecast.keeper import Forecasts
 from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
 from cpumond.scheduler.rights.tokens import NOBODY, User, hash_token

@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 import structlog
 
+from cpumond.scheduler.answers.idle import IdleReport
+from cpumond.scheduler.answers.idle_trials import report_idle
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.state import State
 from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child
-from cpumond.scheduler.why.idle import IdleReport
-from cpumond.scheduler.why.idle_trials import report_idle
 
 log = structlog.get_logger("cpumond.scheduler")
 

@@ -12,13 +12,13 @@ from cpumond.api.json.forecasts import hide_unreadable
 from cpumond.api.json.rights import show_readable_plan, show_readable_report
 from cpumond.api.node_views import list_fitting, show_preemptions
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.answers.operation import explain_operation
+from cpumond.scheduler.answers.plan import ChangePlan, Effect
 from cpumond.scheduler.events import Event
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
 from cpumond.scheduler.model import PreemptionRecord
 from cpumond.scheduler.model.forecast import ForetoldStart, ForetoldStop, Simulation
 from cpumond.scheduler.rights.users import User
-from cpumond.scheduler.why.operation import explain_operation
-from cpumond.scheduler.why.plan import Effect, Plan
 
 DENY = [{"action": "deny", "subjects": ["spy"], "permissions": ["read"]}]
 
@@ -111,7 +111,7 @@ def test_plans_and_reports_leave_out_what_is_hidden(world):
     tree = ReportTree(TREE, ReportRow(name="<Root>"), [], rows, 1, users)
     for user, left_out in ((User("spy"), 1), (User("bob"), 0)):
         rights = Rights(world.state, user)
-        assert len(show_readable_plan(Plan(accepted=True, effects=effects), rights).effects) == 2 - left_out
+        assert len(show_readable_plan(ChangePlan(accepted=True, effects=effects), rights).effects) == 2 - left_out
         (shown,) = show_readable_report(ReportView(0.0, 1.0, 1.0, 1.0, [tree]), rights).trees
         assert (len(shown.operations), shown.left_out_operations) == (2 - left_out, 1 + left_out)
         assert [row.name for row in shown.users] == ["bob"] * (1 - left_out), "others are for administrators"

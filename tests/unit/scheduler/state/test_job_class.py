@@ -11,11 +11,11 @@ from scheduler_world import PlayedNode, World, assert_consistent
 from cpumond.api.node_views import show_node_details
 from cpumond.api.views import show_job
 from cpumond.core.wire import AgentAbout, JobReport, NodeHeartbeat
+from cpumond.scheduler.answers.causes import Causes
 from cpumond.scheduler.decide.placement import ONLY_RECLAIMED
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import CommandError, StartRecord
 from cpumond.scheduler.state.gangs import find_reservation
-from cpumond.scheduler.why.causes import Causes
 
 
 def make_world(**tree: Any) -> tuple[World, PlayedNode]:

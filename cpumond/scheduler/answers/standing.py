@@ -15,41 +15,43 @@ StandingKind = Literal["idle", "covered", "share", "gang", "nothing", "limit", "
 has no share otherwise; is at a limit; has less than its share, but not by more than its tolerance; by more."""
 
 
-class Standing(NamedTuple):
+class ShareStanding(NamedTuple):
     """``text`` completes a sentence that begins with the element: "is allotted all that it demands"."""
 
     kind: StandingKind
     text: str
 
 
-def find_standing(element: OperationElement | PoolElement) -> Standing:
+def find_standing(element: OperationElement | PoolElement) -> ShareStanding:
     """What the element has, of what it could have, as of the last update."""
     usage, fair, demand = max(usage_share(element)), max(element.fair_share), max(element.demand_share)
     limit = find_limit(element)
     demanded = _cores(element, element.demand_share)
     if demand <= EPSILON:
-        return Standing("idle", "wants nothing" + _tell_unused(element))
+        return ShareStanding("idle", "wants nothing" + _tell_unused(element))
     if usage > demand - EPSILON:
-        return Standing("covered", f"is allotted all that it demands, {demanded}" + _tell_unused(element))
+        return ShareStanding("covered", f"is allotted all that it demands, {demanded}" + _tell_unused(element))
     if limit is not None:
         assert isinstance(limit, OperationElement | PoolElement)
         name = "its limit" if limit is element else f"the limit of {element_name(limit)}"
-        return Standing("limit", f"is at {name}: another job does not fit below it")
+        return ShareStanding("limit", f"is at {name}: another job does not fit below it")
     if fair <= EPSILON:
         text = f"gets nothing of the {demanded} it demands"
         if all(each.operation.record.is_gang for each in list_wanting(element)):
             who = "it is a gang" if isinstance(element, OperationElement) else "only gangs want jobs"
-            return Standing("gang", f"{text}: {who}, and what others leave is too little for all jobs of one at once")
-        return Standing("nothing", f"{text}: others are entitled to all")
+            return ShareStanding(
+                "gang", f"{text}: {who}, and what others leave is too little for all jobs of one at once"
+            )
+        return ShareStanding("nothing", f"{text}: others are entitled to all")
     guaranteed = "guarantee" if fair < max(element.strong_guarantee_share) + EPSILON else "fair share"
     if usage > fair - EPSILON:
         text = f"is allotted its fair share, {_cores(element, element.fair_share)}, and demands {demanded}"
-        return Standing("share", text + _tell_unused(element))
+        return ShareStanding("share", text + _tell_unused(element))
     text = f"is allotted {usage / fair:.0%} of its {guaranteed}"
     if element.scheduling_status == "normal" and element.rules is not None:
         tolerance = f"fair_share_starvation_tolerance, {element.rules.tolerance:g} for it"
-        return Standing("tolerance", f"{text}, and starving begins below {tolerance}")
-    return Standing("below", text)
+        return ShareStanding("tolerance", f"{text}, and starving begins below {tolerance}")
+    return ShareStanding("below", text)
 
 
 def _tell_unused(element: Element) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scheduler_world import World
 
-from cpumond.scheduler.forecast.keeper import MOST_SIMULATIONS, TOO_MANY, Forecasts, Question
+from cpumond.scheduler.answers.forecasts import MOST_SIMULATIONS, TOO_MANY, Forecasts, Question
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.trial.forward import Pace

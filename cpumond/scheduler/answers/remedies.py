@@ -13,17 +13,7 @@ from cpumond.core.measures import count_cores
 from cpumond.core.words import count
 from cpumond.core.words import number as show_number
 from cpumond.fairshare.resources import CPU, RESOURCES, UNLIMITED, ZERO, Vector, least, positive_part, show_amount
-from cpumond.scheduler.decide.placement import has_spare
-from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree
-from cpumond.scheduler.model import ROOT_POOL, OperationRecord, to_vector
-from cpumond.scheduler.settings.commands import CreatePool
-from cpumond.scheduler.settings.operations import UpdateOperation
-from cpumond.scheduler.state import State
-from cpumond.scheduler.state.node_commands import UncordonNode
-from cpumond.scheduler.state.settling import mark_unsettled
-from cpumond.scheduler.trial.remedy import Remedy, command_line, join, set_pool, set_tree
-from cpumond.scheduler.trial.rounds import list_takers
-from cpumond.scheduler.why.hindrances import (
+from cpumond.scheduler.answers.hindrances import (
     CORDON,
     COUNTS,
     FRAGMENTATION,
@@ -37,6 +27,16 @@ from cpumond.scheduler.why.hindrances import (
     Waiting,
     count_limit,
 )
+from cpumond.scheduler.decide.placement import has_spare
+from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree
+from cpumond.scheduler.model import ROOT_POOL, OperationRecord, to_vector
+from cpumond.scheduler.settings.commands import CreatePool
+from cpumond.scheduler.settings.operations import UpdateOperation
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.node_commands import UncordonNode
+from cpumond.scheduler.state.settling import mark_unsettled
+from cpumond.scheduler.trial.remedy import Remedy, command_line, join, set_pool, set_tree
+from cpumond.scheduler.trial.rounds import list_takers
 
 COUNT: Final = "max_running_operation_count"
 MOST: Final = "max_operation_count"

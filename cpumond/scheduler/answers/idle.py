@@ -15,11 +15,11 @@ import msgspec
 
 from cpumond.core.measures import count_cores
 from cpumond.core.words import count, show_cores
+from cpumond.scheduler.answers.causes import tell_cannot_start
+from cpumond.scheduler.answers.hindrances import CONFIGURED, CapacitySplit, Hindrance, Waiting
+from cpumond.scheduler.answers.remedies import MOST
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.trial.remedy import Remedy
-from cpumond.scheduler.why.causes import tell_cannot_start
-from cpumond.scheduler.why.hindrances import CONFIGURED, CapacitySplit, Hindrance, Waiting
-from cpumond.scheduler.why.remedies import MOST
 
 SHOWN_OPERATIONS: Final = 20
 LEAST: Final = 0.005

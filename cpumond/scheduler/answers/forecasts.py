@@ -14,15 +14,16 @@ import structlog
 
 from cpumond.core.measures import format_span
 from cpumond.scheduler.access.required import check
-from cpumond.scheduler.forecast.ahead import (
+from cpumond.scheduler.answers.ahead import (
     FIRST_RUN_S,
     MOST_RUN_S,
-    Limits,
+    RunBudget,
     compare,
     foretell,
     when_started,
 )
-from cpumond.scheduler.forecast.calibration import Calibration
+from cpumond.scheduler.answers.calibration import Calibration
+from cpumond.scheduler.answers.causes import find_excess, tell_cannot_start
 from cpumond.scheduler.model import RESOLVE, CommandError, OperationRecord
 from cpumond.scheduler.model.forecast import Forecast, Progress
 from cpumond.scheduler.rights.users import User
@@ -31,7 +32,6 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, ChildError, Send
 from cpumond.scheduler.trial.forward import Pace
-from cpumond.scheduler.why.causes import find_excess, tell_cannot_start
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -95,7 +95,7 @@ class Forecasts:
     async def _take(self) -> None:
         await self._compare_starts()
         state, now, pace, seed = self._state, self._now(), self._pace(), self._seed
-        limits = Limits(
+        limits = RunBudget(
             self._horizon_s,
             self._period_s * self._max_load,
             FIRST_RUN_S if self.as_of is None else MOST_RUN_S,

@@ -16,6 +16,8 @@ from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count
 from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates, show_amount
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.answers.causes import Causes, find_shown_state, tell_cannot_start
+from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.gangs import Reservation, find_places
 from cpumond.scheduler.decide.placement import ONLY_RECLAIMED, wants_jobs
@@ -25,8 +27,6 @@ from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.state import State, dispatch
-from cpumond.scheduler.why.causes import Causes, find_shown_state, tell_cannot_start
-from cpumond.scheduler.why.standing import find_standing
 
 Amounts = dict[str, float]
 

@@ -14,6 +14,7 @@ from cpumond.fairshare.resources import RESOURCES, Vector
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.update import fair_share_update
 from cpumond.scheduler.access.required import check
+from cpumond.scheduler.answers.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
 from cpumond.scheduler.decide.admission import operation_limits_of
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
@@ -33,10 +34,9 @@ from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.trial.at_once import tell_starts
 from cpumond.scheduler.trial.fork import Send
 from cpumond.scheduler.trial.rounds import settle
-from cpumond.scheduler.why.operation import SAME_SHARE, SHOWN_RECORDS, Amounts
 
 
-class Outlook(msgspec.Struct, frozen=True):
+class ElementShares(msgspec.Struct, frozen=True):
     """What an element has. ``pool``: its parent, or an operation's pool. Limits that are missing are no limits.
 
     ``is_running``: of an operation, whether it holds a running slot; the counts are of pools.
@@ -60,12 +60,12 @@ class Effect(msgspec.Struct, frozen=True):
     tree: str
     name: str
     title: str
-    before: Outlook | None
-    after: Outlook | None
+    before: ElementShares | None
+    after: ElementShares | None
     changed: list[str]
 
 
-class Plan(msgspec.Struct, frozen=True):
+class ChangePlan(msgspec.Struct, frozen=True):
     """What a command would do. Refused: ``refusal``, ``code`` and ``attributes`` say why as the command's own refusal
     would, and nothing else is there."""
 
@@ -79,7 +79,7 @@ class Plan(msgspec.Struct, frozen=True):
     effects: list[Effect] = []
 
 
-def try_command(state: State, command: ConfigChanging, user: User, now: float) -> Transaction | Plan:
+def try_command(state: State, command: ConfigChanging, user: User, now: float) -> Transaction | ChangePlan:
     """The change that a command would make, or the plan that says why it is refused. Changes nothing.
 
     Raises ChangedSinceError, about which the log knows more.
@@ -94,9 +94,9 @@ def try_command(state: State, command: ConfigChanging, user: User, now: float) -
         return refused_plan(error)
 
 
-def refused_plan(refusal: CommandError) -> Plan:
+def refused_plan(refusal: CommandError) -> ChangePlan:
     """The plan of a command that is refused."""
-    return Plan(accepted=False, refusal=str(refusal), code=refusal.code, attributes=dict(refusal.attributes))
+    return ChangePlan(accepted=False, refusal=str(refusal), code=refusal.code, attributes=dict(refusal.attributes))
 
 
 def report_plan(
@@ -135,7 +135,7 @@ def report_plan(
         *_note_integral(config, new),
         *_note_inner_pools(counts, state),
     ]
-    plan = Plan(
+    plan = ChangePlan(
         accepted=True,
         warnings=list(change.warnings),
         notes=notes,
@@ -145,7 +145,7 @@ def report_plan(
     send(msgspec.msgpack.encode(plan))
 
 
-_Looks = dict[tuple[Literal["pool", "operation"], str], tuple[str, str, Outlook]]
+_Looks = dict[tuple[Literal["pool", "operation"], str], tuple[str, str, ElementShares]]
 """(kind, id) -> name, title, outlook."""
 
 
@@ -157,17 +157,17 @@ def _look(state: State, name: str, now: float, previous: float | None) -> _Looks
     looks: _Looks = {}
     for pool in tree.pools.values():
         key = pool.name if pool.config is None else pool.config.id
-        looks["pool", key] = (pool.name, "", _outlook_of_pool(pool, result, tree.total))
+        looks["pool", key] = (pool.name, "", _shares_of_pool(pool, result, tree.total))
     for element in tree.operations.values():
         title = element.operation.record.title
-        looks["operation", element.name] = (element.name, title, _outlook_of_operation(element, result, tree.total))
+        looks["operation", element.name] = (element.name, title, _shares_of_operation(element, result, tree.total))
     return looks
 
 
-def _outlook_of_pool(pool: PoolElement, result: UpdateResult, total: Vector) -> Outlook:
+def _shares_of_pool(pool: PoolElement, result: UpdateResult, total: Vector) -> ElementShares:
     shares = result.elements[pool.name]
     assert pool.parent is not None
-    return Outlook(
+    return ElementShares(
         pool=pool.parent.name,
         fair_share=_absolute(shares.fair_share.total, total),
         strong_guarantee=_absolute(shares.strong_guarantee_share, total),
@@ -179,12 +179,12 @@ def _outlook_of_pool(pool: PoolElement, result: UpdateResult, total: Vector) -> 
     )
 
 
-def _outlook_of_operation(element: OperationElement, result: UpdateResult, total: Vector) -> Outlook:
+def _shares_of_operation(element: OperationElement, result: UpdateResult, total: Vector) -> ElementShares:
     assert element.parent is not None
     fair_share: Amounts = dict.fromkeys(RESOURCES, 0.0)
     if element.is_running:
         fair_share = _absolute(result.elements[OPERATION_PREFIX + element.name].fair_share.total, total)
-    return Outlook(
+    return ElementShares(
         pool=element.parent.name,
         fair_share=fair_share,
         strong_guarantee={},
@@ -215,10 +215,12 @@ def _compare(tree: str, before: _Looks, after: _Looks, everything: bool) -> Iter
             yield Effect(key[0], tree, name, title, old, new, changed)
 
 
-def _differing(old: Outlook | None, new: Outlook | None) -> list[str]:
+def _differing(old: ElementShares | None, new: ElementShares | None) -> list[str]:
     if old is None or new is None:
         return [] if old is new else ["exists"]
-    return [field for field in Outlook.__struct_fields__ if not _is_same(getattr(old, field), getattr(new, field))]
+    return [
+        field for field in ElementShares.__struct_fields__ if not _is_same(getattr(old, field), getattr(new, field))
+    ]
 
 
 def _is_same(old: Any, new: Any) -> bool:

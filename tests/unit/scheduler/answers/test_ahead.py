@@ -11,23 +11,23 @@ import msgspec
 import pytest
 from scheduler_world import TREE, World
 
-from cpumond.scheduler.forecast.ahead import (
+from cpumond.scheduler.answers.ahead import (
     FIRST_RUN_S,
     MOST_RUN_S,
-    Told,
+    RunResult,
     compare,
     cut,
     make_simulation,
     patience_s,
 )
-from cpumond.scheduler.forecast.calibration import quantile
+from cpumond.scheduler.answers.calibration import quantile
+from cpumond.scheduler.answers.plan import ChangePlan, report_plan
 from cpumond.scheduler.settings.commands import ChangePool, Edit
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.node_commands import DrainNode
 from cpumond.scheduler.trial.fork import Child
 from cpumond.scheduler.trial.forward import Pace
-from cpumond.scheduler.why.plan import Plan, report_plan
 
 
 @pytest.mark.parametrize("runs", [5, 9, 40])
@@ -60,8 +60,10 @@ def test_a_run_waits_for_a_start_some_times_as_long_as_the_last_one_took() -> No
 
 
 def test_two_runs_are_compared_as_far_as_the_shorter_one_looked() -> None:
-    before = Told({"a": (110.0, 140.0)}, core_seconds=[("t", "p", 80.0, 80.0)], began=100.0, until=180.0, is_cut=True)
-    after = Told(
+    before = RunResult(
+        {"a": (110.0, 140.0)}, core_seconds=[("t", "p", 80.0, 80.0)], began=100.0, until=180.0, is_cut=True
+    )
+    after = RunResult(
         {"a": (110.0, 150.0), "b": (190.0, None)}, core_seconds=[("t", "p", 100.0, 100.0)], began=100.0, until=200.0
     )
     seen = cut(after, before.until)
@@ -139,7 +141,7 @@ def test_a_plan_and_a_simulation_tell_the_same_starts_and_they_come_true() -> No
     command = ChangePool(TREE, "p", (Edit(("resource_limits", "cpu"), 3.0),))
     change = prepare(world.state, command, "ann", world.now, lambda: "planned")
     child = Child(lambda send: report_plan(world.state, change, world.now, {}, False, send))
-    notes = msgspec.msgpack.decode(child.read_all()[0], type=Plan).notes
+    notes = msgspec.msgpack.decode(child.read_all()[0], type=ChangePlan).notes
     pace = Pace(1.0, 1.0, world.now, {})
     found = compare(world.state, world.now, pace, 60.0, (command,), "ann", lambda _: None)
     assert notes == ["at once 2 jobs more start, 2 cores"]

@@ -12,6 +12,8 @@ from typing import Final
 
 from cpumond.core.words import count, show_cores
 from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.answers.hindrances import count_limit
+from cpumond.scheduler.answers.remedies import raise_count
 from cpumond.scheduler.decide.placement import wants_jobs
 from cpumond.scheduler.decide.protection import find_protections
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
@@ -19,8 +21,6 @@ from cpumond.scheduler.decide.victims import is_protected_by_count
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
 from cpumond.scheduler.state import State, dispatch
 from cpumond.scheduler.trial.remedy import Remedy, join, set_pool, set_tree
-from cpumond.scheduler.why.hindrances import count_limit
-from cpumond.scheduler.why.remedies import raise_count
 
 LEAST: Final = 0.01
 MAX_POOLS: Final = 5

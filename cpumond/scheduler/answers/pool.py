@@ -8,12 +8,12 @@ from typing import Final
 from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count, show_cores
 from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import element_name
 from cpumond.scheduler.decide.starvation import list_wanting, priority_of, starves_in_s
 from cpumond.scheduler.elements import OperationElement, PoolElement
-from cpumond.scheduler.why.standing import find_standing
 
 LEAST: Final = 0.005
 

@@ -10,15 +10,15 @@ import pytest
 from scheduler_world import GIB, TREE, ServedNode, StillClock, World
 
 from cpumond.core.wire import JobReport
+from cpumond.scheduler.answers.idle import IdleReport, idle_reasons, in_pool, readable
+from cpumond.scheduler.answers.idle_trials import find_idle
+from cpumond.scheduler.answers.pool import tell_pool
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Rules
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import ConfigCommand, CreatePool
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.commands import note_refused, prepare
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.scheduler.why.idle import IdleReport, idle_reasons, in_pool, readable
-from cpumond.scheduler.why.idle_trials import find_idle
-from cpumond.scheduler.why.pool import tell_pool
 
 
 def look(world: World) -> IdleReport:

@@ -12,11 +12,11 @@ from cpumond.api.glance_views import OperationCounts, group_preemptions
 from cpumond.cli.render.grid import make_rows
 from cpumond.cli.scheduler.forecast import tell_forecast
 from cpumond.cli.scheduler.operations import OPERATIONS
+from cpumond.scheduler.answers.causes import Cause, Causes
+from cpumond.scheduler.answers.forecasts import Forecasts
 from cpumond.scheduler.elements import Tree
-from cpumond.scheduler.forecast.keeper import Forecasts
 from cpumond.scheduler.model import PreemptionRecord
 from cpumond.scheduler.trial.forward import Pace
-from cpumond.scheduler.why.causes import Cause, Causes
 
 
 @pytest.fixture

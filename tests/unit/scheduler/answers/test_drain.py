@@ -9,14 +9,14 @@ from scheduler_world import World
 from cpumond.api.node_views import CordonView, show_node_details, show_nodes
 from cpumond.api.overview import find_alerts
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.answers.drain import DrainPlan, Places, plan_drain, report_places
+from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.event_log.commands import Asked, tell_command
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, UncordonNode
 from cpumond.scheduler.trial.fork import Child
-from cpumond.scheduler.why.drain import DrainPlan, Places, plan_drain, report_places
-from cpumond.scheduler.why.operation import explain_operation
 
 ROOT = User("root", admin=True)
 

@@ -13,15 +13,15 @@ from scheduler_world import TREE, World
 from cpumond.core.measures import format_span
 from cpumond.fairshare.explain import explain
 from cpumond.fairshare.resources import CPU
+from cpumond.scheduler.answers.operation import OperationAnswer, explain_operation, name_operations
+from cpumond.scheduler.answers.plan import ChangePlan, report_plan, try_command
+from cpumond.scheduler.answers.pool import tell_pool
+from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.trial.fork import Child
-from cpumond.scheduler.why.operation import OperationAnswer, explain_operation, name_operations
-from cpumond.scheduler.why.plan import Plan, report_plan, try_command
-from cpumond.scheduler.why.pool import tell_pool
-from cpumond.scheduler.why.standing import find_standing
 
 
 class Service(World):
@@ -46,13 +46,13 @@ class Service(World):
         answer = self.why(operation_id)
         return "\n".join([*answer.lines, *(line for tree in answer.trees for line in tree.lines)])
 
-    def plan(self, command: commands.ConfigCommand, **options: Any) -> Plan:
+    def plan(self, command: commands.ConfigCommand, **options: Any) -> ChangePlan:
         change = try_command(self.state, command, User("tester", admin=True), self.now)
-        if isinstance(change, Plan):
+        if isinstance(change, ChangePlan):
             return change
         everything = options.get("everything", False)
         child = Child(lambda send: report_plan(self.state, change, self.now, {}, everything, send))
-        return msgspec.msgpack.decode(child.read_all()[0], type=Plan)
+        return msgspec.msgpack.decode(child.read_all()[0], type=ChangePlan)
 
     def set(self, pool: str, **attributes: Any) -> commands.ChangePool:
         return commands.ChangePool(TREE, pool, tuple(Edit((name,), value) for name, value in attributes.items()))
@@ -293,7 +293,7 @@ def test_spans(seconds, text):
 # --- plans
 
 
-def shares(plan: Plan) -> dict[str, tuple[float | None, float | None]]:
+def shares(plan: ChangePlan) -> dict[str, tuple[float | None, float | None]]:
     return {
         effect.name: (
             effect.before.fair_share["cpu"] if effect.before else None,

@@ -7,7 +7,7 @@ import random
 import msgspec
 import pytest
 
-from cpumond.scheduler.forecast.calibration import (
+from cpumond.scheduler.answers.calibration import (
     ENOUGH,
     KEPT,
     LEAST_S,

@@ -11,13 +11,7 @@ from typing import Final
 import msgspec
 
 from cpumond.fairshare.resources import CPU
-from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
-from cpumond.scheduler.model import CommandError
-from cpumond.scheduler.state import State
-from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send
-from cpumond.scheduler.trial.remedy import Remedy, join
-from cpumond.scheduler.trial.rounds import start_jobs
-from cpumond.scheduler.why.hindrances import (
+from cpumond.scheduler.answers.hindrances import (
     CONFIGURED,
     CORDON,
     COUNTS,
@@ -35,8 +29,8 @@ from cpumond.scheduler.why.hindrances import (
     split_capacity,
     waiting_cores,
 )
-from cpumond.scheduler.why.idle import Found, Idle, IdleReport, make_report
-from cpumond.scheduler.why.remedies import (
+from cpumond.scheduler.answers.idle import Found, Idle, IdleReport, make_report
+from cpumond.scheduler.answers.remedies import (
     Look,
     Started,
     find_refusals,
@@ -46,7 +40,13 @@ from cpumond.scheduler.why.remedies import (
     make_remedy,
     name_hindrance,
 )
-from cpumond.scheduler.why.unmet import find_unmet
+from cpumond.scheduler.answers.unmet import find_unmet
+from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
+from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.state import State
+from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send
+from cpumond.scheduler.trial.remedy import Remedy, join
+from cpumond.scheduler.trial.rounds import start_jobs
 
 LEAST_CORES: Final = 1e-6
 """Less than that is nothing."""

@@ -18,7 +18,7 @@ import msgspec
 
 from cpumond.core.measures import format_span
 from cpumond.core.words import count
-from cpumond.scheduler.forecast.calibration import PARTS, quantile
+from cpumond.scheduler.answers.calibration import PARTS, quantile
 from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRecord
 from cpumond.scheduler.model.forecast import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
 from cpumond.scheduler.state import State, changes
@@ -52,7 +52,7 @@ Moments = dict[str, tuple[float | None, float | None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RunBudget:
     """How far and how long: seconds ahead, and seconds of CPU time that all runs may take, after LEAST_RUNS, and each
     at most."""
 
@@ -61,7 +61,7 @@ class Limits:
     run_s: float = MOST_RUN_S
 
 
-class Told(msgspec.Struct):
+class RunResult(msgspec.Struct):
     """What a run ahead tells: the part of a ``Course`` that is needed, or why a command was refused."""
 
     moments: Moments = {}
@@ -80,7 +80,7 @@ class Told(msgspec.Struct):
 
 
 def foretell(
-    state: State, now: float, pace: Pace, limits: Limits, seed: int, send: Send, only: Collection[str] | None = None
+    state: State, now: float, pace: Pace, limits: RunBudget, seed: int, send: Send, only: Collection[str] | None = None
 ) -> None:
     """Send forecasts of all live operations, or of some of them, in chunks (msgpack of ``list[Forecast]``)."""
     experience = Experience(state, now)
@@ -235,7 +235,7 @@ def compare(
     return make_simulation(known, before, after, now, tell_starts(state, now, apply), is_over=is_over)
 
 
-def cut(told: Told, until: float) -> Told:
+def cut(told: RunResult, until: float) -> RunResult:
     """As much of what is told as happens until then. Pure."""
 
     def seen(at: float | None) -> float | None:
@@ -259,7 +259,7 @@ def _run(
     commands: tuple[Command, ...],
     user: str,
     tell_progress: Callable[[float], None],
-) -> Told:
+) -> RunResult:
     def work(send: Send) -> None:
         forward = Forward(state, now, pace, Expected(experience), lambda part: send(msgspec.msgpack.encode(part)))
         asked, over, clock_over = (
@@ -286,13 +286,13 @@ def _run(
         try:
             course = forward.run(now + horizon_s, commands, user, enough=is_enough)
         except CommandError as error:
-            send(msgspec.msgpack.encode(Told(refusal=str(error))))
+            send(msgspec.msgpack.encode(RunResult(refusal=str(error))))
             return
         watched = {*course.first_starts, *course.ends, *asked}
         records = [record for each in watched if (record := state.record_of(each)) is not None]
         send(
             msgspec.msgpack.encode(
-                Told(
+                RunResult(
                     {
                         each: (None if each in begun else start, end)
                         for each, (start, end) in moments_of(course, watched).items()
@@ -309,10 +309,10 @@ def _run(
             )
         )
 
-    told: Told | None = None
+    told: RunResult | None = None
     for message in Child(work, ASKED_NICENESS).read_each():
-        found = msgspec.msgpack.decode(message, type=float | Told)
-        if isinstance(found, Told):
+        found = msgspec.msgpack.decode(message, type=float | RunResult)
+        if isinstance(found, RunResult):
             told = found
         else:
             tell_progress(found)
@@ -334,7 +334,7 @@ def _stop_of(record: PreemptionRecord) -> ForetoldStop:
 
 
 def make_simulation(
-    known: Mapping[str, OperationRecord], before: Told, after: Told, now: float, starts_at_once: str = "", *,
+    known: Mapping[str, OperationRecord], before: RunResult, after: RunResult, now: float, starts_at_once: str = "", *,
     is_over: bool = False,
 ) -> Simulation:  # fmt: skip
     """The differences of two runs. ``is_over``: they ended before the horizon, when no job was left. Pure."""
@@ -376,7 +376,7 @@ def _is_same(one: float | None, other: float | None) -> bool:
     return one == other or (one is not None and other is not None and abs(one - other) < SAME_S)
 
 
-def _compare_shares(before: Told, after: Told, now: float) -> list[ForetoldShare]:
+def _compare_shares(before: RunResult, after: RunResult, now: float) -> list[ForetoldShare]:
     was = {(tree, pool): (share, used) for tree, pool, share, used in before.core_seconds}
     # One that ended before, with nothing left to do, would go on with nothing.
     span_s = max(before.until - now, after.until - now, 1e-9)

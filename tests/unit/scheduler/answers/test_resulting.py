@@ -10,10 +10,10 @@ from scheduler_world import World
 
 from cpumond.agent.config import parse_layer
 from cpumond.monitor.model import MonitorSettings
+from cpumond.scheduler.answers.resulting import full_spec, monitor_sources, resulting_monitor, resulting_specification
 from cpumond.scheduler.model import OperationRecord, OperationTreeOptions, Task
 from cpumond.scheduler.program.main import MONITOR_DURATIONS, read_monitor
 from cpumond.scheduler.settings.operations import AbortOperation, UpdateOperation
-from cpumond.scheduler.why.resulting import full_spec, monitor_sources, resulting_monitor, resulting_specification
 
 
 def test_1_1_all_options_of_the_monitor_have_the_documents_defaults_in_milliseconds():

@@ -1,1 +1,0 @@
-"""What will be: the scheduler's own state, run ahead of time."""
