@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from cpumond.api import node_views, rollout_views
 from cpumond.api.json import requests
 from cpumond.api.json.call import Call
 from cpumond.api.json.costs import STEPS
 from cpumond.api.json.prepared import WithStatus
 from cpumond.core.wire import HeartbeatAnswer, RegistrationAnswer
-from cpumond.scheduler.answers.drain import DrainPlan, Places, plan_drain, report_places
+from cpumond.scheduler.answers.drain import DrainPlan, Places, find_places, plan_drain
 from cpumond.scheduler.settings.rollout import EVERY_NODE, SetStage, StagePlan, make_stage, plan_stage
 from cpumond.scheduler.state.stages import list_hosts
-from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child
+from cpumond.scheduler.trial.fork import ask
 
 
 def list_nodes(call: Call) -> node_views.NodeList:
@@ -39,8 +37,7 @@ async def plan_node_drain(call: Call) -> DrainPlan:
     state, now = call.state, call.now
     node = node_views.find_living_node(state, call.path["node"])
     async with call.shared.plan_lock:
-        child = Child(lambda send: report_places(state, node.id, now, send), ASKED_NICENESS)
-        [places] = [msgspec.msgpack.decode(message, type=Places) async for message in child.messages()]
+        places, _ = await ask(lambda: find_places(state, node.id, now), Places)
     return plan_drain(node, call.rights, now, places)
 
 

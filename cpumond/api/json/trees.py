@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from cpumond.api import pool_views
 from cpumond.api.json import requests, rights
 from cpumond.api.json.call import Call
@@ -11,7 +9,7 @@ from cpumond.api.updated_tree import UpdatedTree
 from cpumond.api.yt.orchid_attributes import pool_attributes
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.idle import IdleReport, in_pool, readable
-from cpumond.scheduler.answers.plan import ChangePlan, refused_plan, report_plan, try_command
+from cpumond.scheduler.answers.plan import ChangePlan, make_plan, refused_plan, try_command
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.service import Scheduler
@@ -20,7 +18,7 @@ from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, UndoChange
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send
+from cpumond.scheduler.trial.fork import ask
 
 
 def read_edits(call: Call) -> tuple[Edit, ...]:
@@ -78,15 +76,11 @@ async def plan_change(call: Call) -> ChangePlan:
         if isinstance(change, ChangePlan):
             return change
 
-        def work(send: Send) -> None:
+        def compute() -> ChangePlan:
             found = try_command(state, command, user, now) if change is None else change
-            if isinstance(found, ChangePlan):
-                send(msgspec.msgpack.encode(found))
-            else:
-                report_plan(state, found, now, previous, everything, send)
+            return found if isinstance(found, ChangePlan) else make_plan(state, found, now, previous, everything)
 
-        child = Child(work, ASKED_NICENESS)
-        [plan] = [msgspec.msgpack.decode(message, type=ChangePlan) async for message in child.messages()]
+        plan, _ = await ask(compute, ChangePlan)
     return rights.show_readable_plan(plan, call.rights)
 
 

@@ -24,7 +24,7 @@ from cpumond.scheduler.model.forecast import Forecast, ForetoldShare, ForetoldSt
 from cpumond.scheduler.state import State, changes
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.trial.at_once import tell_starts
-from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send
+from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send, ask_at_once
 from cpumond.scheduler.trial.forward import Course, Forward, Pace
 from cpumond.scheduler.trial.load import UNKNOWN_S, Drawn, Expected, Experience
 from cpumond.scheduler.trial.rounds import settle
@@ -94,7 +94,7 @@ def foretell(
     while len(runs) < MOST_RUNS:
         number = len(runs)
 
-        def work(send_up: Send, number: int = number) -> None:
+        def run(number: int = number) -> tuple[float, Moments]:
             load = Drawn(experience, random.Random(f"{seed} {number}"))  # noqa: S311 - of chance, not of secrets
             forward = Forward(state, now, pace, load)
             told, left, moved_s = forward.course, waiting, 0.0
@@ -108,9 +108,9 @@ def foretell(
                 return only is not None or watched <= told.ends.keys() or spent_s > run_budget_s
 
             course = forward.run(now + limits.horizon_s, enough=is_enough)
-            send_up(msgspec.msgpack.encode((course.until, moments_of(course, watched))))
+            return course.until, moments_of(course, watched)
 
-        until, moments = msgspec.msgpack.decode(Child(work).read_all()[0], type=tuple[float, Moments])
+        until, moments = ask_at_once(run, tuple[float, Moments], None)
         runs.append(moments)
         horizon = min(horizon, until) if until < now + limits.horizon_s and waiting - _started(moments) else horizon
         if len(runs) >= LEAST_RUNS and time.process_time() + _children_s() - begun > limits.budget_s:

@@ -12,7 +12,6 @@ from cpumond.scheduler.elements import Job, Node
 from cpumond.scheduler.state import State, changes, dispatch
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.node_commands import DrainNode
-from cpumond.scheduler.trial.fork import Send
 from cpumond.scheduler.trial.rounds import start_jobs
 
 
@@ -52,8 +51,8 @@ Places = dict[str, list[str]]
 """Operation and task -> the nodes on which jobs of it started."""
 
 
-def report_places(state: State, node_id: str, now: float, send: Send) -> None:
-    """Send where jobs start once the node is drained; for a child, whose copy of the state is changed."""
+def find_places(state: State, node_id: str, now: float) -> Places:
+    """Where jobs start once the node is drained; on a copy of the state, which is changed."""
     places: Places = {}
     tree = state.trees.get(state.nodes[node_id].tree or "")
     if tree is not None:
@@ -64,7 +63,7 @@ def report_places(state: State, node_id: str, now: float, send: Send) -> None:
             state.nodes[node_id].stopping.clear()
         for job in start_jobs(state, tree, now):
             places.setdefault(_place_key(job), []).append(job.node.id)
-    send(msgspec.msgpack.encode(places))
+    return places
 
 
 def _place_key(job: Job) -> str:

@@ -44,7 +44,7 @@ from cpumond.scheduler.answers.unmet import find_unmet
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.state import State
-from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send
+from cpumond.scheduler.trial.fork import ask_at_once
 from cpumond.scheduler.trial.remedy import Remedy, join
 from cpumond.scheduler.trial.rounds import start_jobs
 
@@ -68,21 +68,18 @@ LATER_S: Final = 120.0
 
 
 def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
-    """The report on a tree as it is. Changes nothing. Raises ChildError."""
-    return msgspec.msgpack.decode(
-        Child(lambda send: report_idle(state, tree, now, send), ASKED_NICENESS).read_all()[0], type=IdleReport
-    )
+    """The report on a tree as it is. Changes nothing. Raises CommandError."""
+    return ask_at_once(lambda: look_into_idle(state, tree, now), IdleReport)
 
 
-def report_idle(state: State, tree: Tree, now: float, send: Send) -> None:
-    """Send the report; for a child, whose copy of the state is changed."""
+def look_into_idle(state: State, tree: Tree, now: float) -> IdleReport:
+    """The report, on a copy of the state, which is changed."""
     split = split_capacity(tree)
     too_large = [told for each in tree.operations.values() if (told := each.tell_unplaceable())]
     unmet, refusals = find_unmet(state, tree, split.idle, now), list(find_refusals(state, tree, now))
     search = _Search(state, tree, now, split)
     search.run()
-    report = make_report(search.idle, now, unmet, refusals, too_large)
-    send(msgspec.msgpack.encode(report))
+    return make_report(search.idle, now, unmet, refusals, too_large)
 
 
 class _Search:
@@ -201,11 +198,8 @@ class _Search:
     def _try(self, remedy: Remedy, waits: Collection[str], chain: Sequence[Hindrance]) -> Started | None:
         """What starts with a change; None where a command of it is refused."""
         self._trials_left -= 1
-
-        def work(send: Send) -> None:
-            send(msgspec.msgpack.encode(_try_out(self.state, self.tree, self.now + LATER_S, remedy, waits, chain)))
-
-        return msgspec.msgpack.decode(Child(work, ASKED_NICENESS).read_all()[0], type=Started | None)
+        state, tree, now = self.state, self.tree, self.now + LATER_S
+        return ask_at_once(lambda: _try_out(state, tree, now, remedy, waits, chain), Started | None)
 
 
 def _try_out(

@@ -32,7 +32,6 @@ from cpumond.scheduler.state import State, changes, updates
 from cpumond.scheduler.state.commands import ConfigChanging, prepare
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.trial.at_once import tell_starts
-from cpumond.scheduler.trial.fork import Send
 from cpumond.scheduler.trial.rounds import settle
 
 
@@ -99,11 +98,11 @@ def refused_plan(refusal: CommandError) -> ChangePlan:
     return ChangePlan(accepted=False, refusal=str(refusal), code=refusal.code, attributes=dict(refusal.attributes))
 
 
-def report_plan(
-    state: State, change: Transaction, now: float, previous: Mapping[str, float | None], everything: bool, send: Send
-) -> None:
-    """Send what ``change`` of the configuration would do to every pool and operation; for a child, whose copy of the
-    state is changed.
+def make_plan(
+    state: State, change: Transaction, now: float, previous: Mapping[str, float | None], everything: bool
+) -> ChangePlan:
+    """What ``change`` of the configuration would do to every pool and operation; on a copy of the state, which is
+    changed.
 
     ``previous``: tree -> time of its last update. Only what differs is listed, unless ``everything`` is wanted.
     """
@@ -135,14 +134,8 @@ def report_plan(
         *_note_integral(config, new),
         *_note_inner_pools(counts, state),
     ]
-    plan = ChangePlan(
-        accepted=True,
-        warnings=list(change.warnings),
-        notes=notes,
-        changes=describe_change(config, new),
-        effects=effects,
-    )
-    send(msgspec.msgpack.encode(plan))
+    told = describe_change(config, new)
+    return ChangePlan(True, warnings=list(change.warnings), notes=notes, changes=told, effects=effects)
 
 
 _Looks = dict[tuple[Literal["pool", "operation"], str], tuple[str, str, ElementShares]]

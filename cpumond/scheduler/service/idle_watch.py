@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
 import structlog
 
 from cpumond.scheduler.answers.idle import IdleReport
-from cpumond.scheduler.answers.idle_trials import report_idle
+from cpumond.scheduler.answers.idle_trials import look_into_idle
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.state import State
-from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child
+from cpumond.scheduler.trial.fork import ask
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -86,10 +85,9 @@ class IdleWatch:
 
     async def _take(self, tree: Tree, basis: _Basis) -> IdleReport:
         now, state = self._now(), self._state
-        child = Child(lambda send: report_idle(state, tree, now, send), ASKED_NICENESS)
-        [report] = [msgspec.msgpack.decode(message, type=IdleReport) async for message in child.messages()]
+        report, cpu_s = await ask(lambda: look_into_idle(state, tree, now), IdleReport)
         self.reports[tree.name], self._made_of[tree.name] = report, basis
-        self._took_s[tree.name] = child.cpu_s
+        self._took_s[tree.name] = cpu_s
         parts = report.parts
         tree.root.idle_cores = parts.starting + parts.without_work + parts.held_back
         for pool in (tree.root, *tree.pools.values()):

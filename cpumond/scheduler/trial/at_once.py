@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from cpumond.core.measures import count_cores
 from cpumond.core.words import count
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.state import State
-from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send
+from cpumond.scheduler.trial.fork import ask_at_once
 from cpumond.scheduler.trial.rounds import start_jobs
 
 
@@ -29,9 +27,9 @@ def tell_starts(state: State, now: float, change: Callable[[State], None]) -> st
 
 
 def _count_starts(state: State, now: float, change: Callable[[State], None]) -> tuple[int, float]:
-    def work(send: Send) -> None:
+    def count_with_it() -> tuple[int, float]:
         change(state)
         jobs = [job for tree in list(state.trees.values()) for job in start_jobs(state, tree, now)]
-        send(msgspec.msgpack.encode((len(jobs), sum(job.limits[CPU] for job in jobs))))
+        return len(jobs), sum(job.limits[CPU] for job in jobs)
 
-    return msgspec.msgpack.decode(Child(work, ASKED_NICENESS).read_all()[0], type=tuple[int, float])
+    return ask_at_once(count_with_it, tuple[int, float])

@@ -21,7 +21,11 @@ import sys
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from io import RawIOBase
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
+
+from cpumond.scheduler.model import RESOLVE, CommandError
 
 Send = Callable[[bytes], None]
 PR_SET_PDEATHSIG: Final = 1
@@ -39,8 +43,32 @@ _SIZE: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 2**28
 
 
-class ChildError(Exception):
-    """The child ended without an end of its work; the message is its own last words, where it had some."""
+T = TypeVar("T")
+
+
+class ChildError(CommandError):
+    """No child can be made, or it ended without an end of its work: who asked may do so again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, RESOLVE, {"try_again": True})
+
+
+async def ask(compute: Callable[[], T], answer: object) -> tuple[T, float]:
+    """What a copy of the process computes while the loop goes on, and the CPU seconds of it. Raises CommandError.
+
+    ``answer``: the type of it.
+    """
+    child = Child(lambda send: send(msgspec.msgpack.encode(compute())), ASKED_NICENESS)
+    [message] = [each async for each in child.messages()]
+    found: T = msgspec.msgpack.decode(message, type=answer)
+    return found, child.cpu_s
+
+
+def ask_at_once(compute: Callable[[], T], answer: object, niceness: int | None = ASKED_NICENESS) -> T:
+    """The same for a caller without an event loop. Raises CommandError."""
+    [message] = Child(lambda send: send(msgspec.msgpack.encode(compute())), niceness).read_all()
+    found: T = msgspec.msgpack.decode(message, type=answer)
+    return found
 
 
 class Child:

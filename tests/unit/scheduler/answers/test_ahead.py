@@ -7,7 +7,6 @@ import math
 import random
 import time
 
-import msgspec
 import pytest
 from scheduler_world import TREE, World
 
@@ -21,12 +20,12 @@ from cpumond.scheduler.answers.ahead import (
     patience_s,
 )
 from cpumond.scheduler.answers.calibration import quantile
-from cpumond.scheduler.answers.plan import ChangePlan, report_plan
+from cpumond.scheduler.answers.plan import ChangePlan, make_plan
 from cpumond.scheduler.settings.commands import ChangePool, Edit
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.node_commands import DrainNode
-from cpumond.scheduler.trial.fork import Child
+from cpumond.scheduler.trial.fork import ask_at_once
 from cpumond.scheduler.trial.forward import Pace
 
 
@@ -140,8 +139,7 @@ def test_a_plan_and_a_simulation_tell_the_same_starts_and_they_come_true() -> No
     world.settle_down()
     command = ChangePool(TREE, "p", (Edit(("resource_limits", "cpu"), 3.0),))
     change = prepare(world.state, command, "ann", world.now, lambda: "planned")
-    child = Child(lambda send: report_plan(world.state, change, world.now, {}, False, send))
-    notes = msgspec.msgpack.decode(child.read_all()[0], type=ChangePlan).notes
+    notes = ask_at_once(lambda: make_plan(world.state, change, world.now, {}, False), ChangePlan).notes
     pace = Pace(1.0, 1.0, world.now, {})
     found = compare(world.state, world.now, pace, 60.0, (command,), "ann", lambda _: None)
     assert notes == ["at once 2 jobs more start, 2 cores"]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from scheduler_world import World
 
 from cpumond.api.node_views import CordonView, show_node_details, show_nodes
 from cpumond.api.overview import find_alerts
 from cpumond.scheduler.access import Rights
-from cpumond.scheduler.answers.drain import DrainPlan, Places, plan_drain, report_places
+from cpumond.scheduler.answers.drain import DrainPlan, Places, find_places, plan_drain
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.event_log.commands import Asked, tell_command
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.state.commands import prepare
 from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, UncordonNode
-from cpumond.scheduler.trial.fork import Child
+from cpumond.scheduler.trial.fork import ask_at_once
 
 ROOT = User("root", admin=True)
 
@@ -34,8 +33,7 @@ def world() -> World:
 
 
 def plan(world: World, user: User = ROOT) -> DrainPlan:
-    child = Child(lambda send: report_places(world.state, "n1", world.now, send))
-    places = msgspec.msgpack.decode(child.read_all()[0], type=Places)
+    places = ask_at_once(lambda: find_places(world.state, "n1", world.now), Places)
     return plan_drain(world.state.nodes["n1"], Rights(world.state, user), world.now, places)
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import msgspec
 import pytest
 from scheduler_world import TREE, World
 
@@ -14,14 +13,14 @@ from cpumond.core.measures import format_span
 from cpumond.fairshare.explain import explain
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.answers.operation import OperationAnswer, explain_operation, name_operations
-from cpumond.scheduler.answers.plan import ChangePlan, report_plan, try_command
+from cpumond.scheduler.answers.plan import ChangePlan, make_plan, try_command
 from cpumond.scheduler.answers.pool import tell_pool
 from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.trial.fork import Child
+from cpumond.scheduler.trial.fork import ask_at_once
 
 
 class Service(World):
@@ -51,8 +50,7 @@ class Service(World):
         if isinstance(change, ChangePlan):
             return change
         everything = options.get("everything", False)
-        child = Child(lambda send: report_plan(self.state, change, self.now, {}, everything, send))
-        return msgspec.msgpack.decode(child.read_all()[0], type=ChangePlan)
+        return ask_at_once(lambda: make_plan(self.state, change, self.now, {}, everything), ChangePlan)
 
     def set(self, pool: str, **attributes: Any) -> commands.ChangePool:
         return commands.ChangePool(TREE, pool, tuple(Edit((name,), value) for name, value in attributes.items()))
