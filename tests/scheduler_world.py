@@ -36,6 +36,7 @@ from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import (
     ROOT_POOL,
+    UNTOLD_STARTS,
     Config,
     JobCounts,
     OperationRecord,
@@ -362,6 +363,12 @@ class World:
         self._updaters.clear()
         self.updated_at.clear()
         self.state, _ = load_state(cast(Store, self), self.rules, self.now, self.new_id)
+
+    def forget_starts(self) -> None:
+        """Let the store be one of a version that stored no starts."""
+        for place in [place for place in self.stored if place[0] == "start"]:
+            del self.stored[place]
+        self.stored[UNTOLD_STARTS] = b"{}"
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """The records, for ``load_state``."""

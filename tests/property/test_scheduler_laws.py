@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 
 from cpumond.scheduler.elements import PoolElement
-from cpumond.scheduler.model import ROOT_POOL, UNTOLD_STARTS, CommandError, Rules
+from cpumond.scheduler.model import ROOT_POOL, CommandError, Rules
 from cpumond.scheduler.settings.commands import CreatePool, CreateTree, MovePool, RemovePool, RemoveTree
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.settings.tree_file import ApplyTree, PoolTable, TreeTables
@@ -363,9 +363,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def upgrade_from_before_starts_were_stored(self) -> None:
-        for place in [place for place in self.world.stored if place[0] == "start"]:
-            del self.world.stored[place]
-        self.world.stored[UNTOLD_STARTS] = b"{}"
+        self.world.forget_starts()
         self.classes.clear()
         self.world.restart()
 

@@ -686,13 +686,6 @@ def test_usage_of_other_jobs_is_not_there_for_operations(world):
 # --- restarts
 
 
-def forget_starts(world: World) -> None:
-    """Let the store be one of a version that stored no starts."""
-    for place in [place for place in world.stored if place[0] == "start"]:
-        del world.stored[place]
-    world.stored[UNTOLD_STARTS] = b"{}"
-
-
 def test_a_stored_start_is_known_before_its_node_is_heard_and_everything_else_goes_on(world):
     one, two = world.node("n1", cpu=2), world.node("n2", cpu=8)
     operation = busy(world, jobs=3, cpu=1)
@@ -815,7 +808,7 @@ def test_a_stopped_job_is_not_taken_over_by_the_next_run_and_its_start_goes_with
 def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes_and_stores_what_they_tell(world):
     one, two = world.node("n1"), world.node("n2")
     operation = busy(world, jobs=3)
-    forget_starts(world)
+    world.forget_starts()
     world.restart()
     world.step(1.0, one)
     assert UNTOLD_STARTS in world.stored
@@ -834,7 +827,7 @@ def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes_and_store
 def test_a_store_without_starts_whose_nodes_are_silent_is_not_waited_for_forever(world):
     world.node("n1")
     two = world.node("n2")
-    forget_starts(world)
+    world.forget_starts()
     world.restart()
     operation = world.start("p")
     world.step(1.0, two)
@@ -864,7 +857,7 @@ def test_6_4_after_a_restart_jobs_are_in_the_order_of_stored_starts_or_as_nodes_
     for age, job in enumerate(node.jobs.values()):
         job.started_at = 900.0 - age
     if not is_stored:
-        forget_starts(world)
+        world.forget_starts()
     world.restart()
     node.beat()
     world.set_pool("p", resource_limits={"cpu": 2})
