@@ -1,4 +1,4 @@
-"""What the JSON API shows of the log of events: the timeline, the audit log, annotations for Grafana. Pure."""
+"""The log of events in the JSON API: timeline, audit log, annotations for Grafana. Pure."""
 
 from __future__ import annotations
 

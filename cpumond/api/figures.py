@@ -1,4 +1,4 @@
-"""What every answer about the scheduler's state begins with, and the figures in it. Pure.
+"""Base of all answers about the scheduler's state, and the figures in them. Pure.
 
 An answer is a ``View``, a struct that msgspec writes; a function ``show_...`` makes it from the living state.
 """

@@ -1,4 +1,4 @@
-"""What a beginning of a name may mean: operations, jobs, nodes, pools, trees. For who types one, and completion. Pure.
+"""Operations, jobs, nodes, pools and trees by the beginning of a name, for typing and completion. Pure.
 
 Only what the asker may read is found.
 """
@@ -92,7 +92,7 @@ def _find_operations(rights: Rights, name: str, all_of: bool) -> list[Match]:
 
 
 def _ways(name: str) -> tuple[Callable[[OperationRecord], bool], Callable[[OperationRecord], bool]]:
-    """What an operation is named by, and what a part of that is."""
+    """Tests whether a text is a name of an operation, and whether it begins one."""
     starred = name if name.startswith("*") else f"*{name}"
 
     def is_named(record: OperationRecord) -> bool:

@@ -1,4 +1,4 @@
-"""What the JSON API shows at a glance: trends of pools, operations and preemptions by what causes them. Pure."""
+"""Trends of pools, operations and preemptions grouped by cause, in the JSON API. Pure."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class OperationCounts:
 
 
 def group_preemptions(records: Iterable[PreemptionRecord], rights: Rights) -> PreemptionGroups:
-    """Groups of preemptions that are given the newest first; ``rights``: of who may not see all that they tell."""
+    """Groups of preemptions that are given the newest first; ``rights`` decide which sentences are shown."""
     by_key: dict[str, list[PreemptionRecord]] = {}
     for record in records:
         by_key.setdefault(group_of(record), []).append(record)

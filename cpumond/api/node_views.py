@@ -1,4 +1,4 @@
-"""What the JSON API shows of nodes, and of the jobs that were taken from them for others. Pure."""
+"""Nodes, and preemptions of jobs on them, in the JSON API. Pure."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def list_fitting(rights: Rights, operation: str = "", pool: str = "") -> Iterato
             continue
         if rights.hides(record.operation_id):
             continue
-        # Nor is it told that one was for an operation whose id was guessed.
+        # An id that was guessed finds no preemption for a hidden operation.
         is_for_it = operation == record.preemptor_operation_id and not rights.hides(operation)
         if not operation or operation == record.operation_id or is_for_it:
             yield record

@@ -1,4 +1,4 @@
-"""What the first page shows: alerts, health, what there is of everything, trees in numbers. Pure."""
+"""Alerts, health, counts and totals of trees, for the first page. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the interfaces ask about rights: who may do what, and what an asker is shown (semantics.md 12). Pure."""
+"""Answers about rights, and what an asker may see of operations (semantics.md 12). Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cpumond.scheduler.settings.values import FIELD
 from cpumond.scheduler.state import State
 
 POOL_PERMISSIONS: Final[tuple[Permission, ...]] = ("use", "modify_children", "write", "administer")
-"""Those that answers about pools and trees tell."""
+"""Permissions in answers about pools and trees."""
 
 SECRETS: Final = frozenset({"environment", "secure_vault"})
 HIDDEN: Final = "environment_hidden"
@@ -205,7 +205,7 @@ def show_may_of_pool(rights: Rights, pool: PoolElement) -> dict[str, str]:
 
 
 def show_may_of_operation(rights: Rights, record: OperationRecord) -> dict[str, str]:
-    """The same of an operation; ``administer`` is about its access list."""
+    """Permission -> "" or the reason why not, of an operation; ``administer`` is about its access list."""
     return _reasons((wanted, rights.on_operation(record, wanted)) for wanted in PERMISSIONS if wanted in OWNED)
 
 

@@ -1,4 +1,4 @@
-"""What the JSON API shows of trees and pools: values that msgspec writes, made of living elements. Pure.
+"""Trees and pools in the JSON API: values that msgspec writes, made of living elements. Pure.
 
 As in ``views``; when a pool starves follows semantics.md 6.2.
 """

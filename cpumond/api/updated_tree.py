@@ -1,4 +1,4 @@
-"""What the attributes of a tree's elements are computed from: the living tree and its last update. Pure."""
+"""The living tree with its last update, from which attributes of its elements are computed. Pure."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class UpdatedTree:
 
     @_once
     def shares(self, element: Element) -> ElementShares | None:
-        """What the last update says of an element; None where the element was not part of it."""
+        """Result of the last update for an element; None where the element was not part of it."""
         if not isinstance(element, OperationElement):
             return self._elements.get(fairshare.ROOT if element.parent is None else element.name)
         found = self._elements.get(GUARANTEE_PREFIX + element.name) if has_guarantee(element) else None
@@ -195,7 +195,7 @@ def _divide_by_weight(amount: float, weights: Sequence[float], rooms: Sequence[f
 
 
 def own_options(element: Element) -> PoolSettings | OperationTreeOptions:
-    """What was set for the element itself."""
+    """The options of the element itself, as they were set."""
     assert isinstance(element, PoolElement | OperationElement)
     return element.settings if isinstance(element, PoolElement) else element.options
 

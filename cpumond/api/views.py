@@ -1,4 +1,4 @@
-"""What the JSON API shows of operations and jobs: values that msgspec writes, made of living elements. Pure.
+"""Operations and jobs in the JSON API: values that msgspec writes, made of living elements. Pure.
 
 Resources are dictionaries of a resource's name to an absolute amount (cores, bytes); a limit that is missing in
 ``limits`` is no limit. Shares are fractions of the tree's total. Times are seconds since 1970, ``_s`` seconds. The
@@ -252,11 +252,11 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
 
 
 def living_jobs(state: State, operation_id: str) -> list[Job]:
-    """The active jobs of an operation, and those that were told to stop and may not have ended yet."""
+    """The active jobs of an operation, and the stopping ones, which may not have ended yet."""
     live = state.operations.get(operation_id)
     active = () if live is None else live.elements.values()
     jobs = [job for element in active for job in element.jobs.values()]
-    # Those told to stop are in no operation's list any more.
+    # Stopping jobs are in no operation's list any more.
     stopping = (job for node in state.nodes.values() for job in node.stopping.values())
     return jobs + [job for job in stopping if job.element.operation.id == operation_id]
 
@@ -288,7 +288,7 @@ def _show_record(
 
 
 def show_outlook(state: State, operation_id: str) -> ForecastTimes | None:
-    """What was last foretold of a live operation."""
+    """Latest forecast of a live operation."""
     live, found = state.operations.get(operation_id), state.foretold.get(operation_id)
     if live is None or found is None:
         return None
@@ -406,7 +406,7 @@ def list_records(state: State) -> list[OperationRecord]:
 
 
 class SearchTexts:
-    """What operations are searched by: their names in lower case, each on a line of its own.
+    """Texts for the search of operations: their names in lower case, each on a line of its own.
 
     Kept for each record, since there may be very many and an open page asks again every few seconds; a record that
     is replaced gets a new text.
@@ -523,7 +523,7 @@ def show_job(job: Job | JobRecord) -> JobView:
 
 
 def show_living_job(job: Job) -> JobView:
-    """A job as its node told it last."""
+    """A job as of the last report of its node."""
     if job.is_active:
         sort_jobs(job.element)
     report, stop = job.report, job.stop

@@ -88,7 +88,7 @@ LISTED_ATTRIBUTES: Final = (
     "id", "type", "state", "authenticated_user", "start_time", "finish_time", "suspended", "brief_spec",
     "brief_progress", "runtime_parameters",
 )  # fmt: skip
-"""What ``list_operations`` says of an operation without ``attributes`` in the request."""
+"""Attributes in ``list_operations`` where the request names none."""
 
 
 class YtBackend:
@@ -367,7 +367,7 @@ async def _start(backend: YtBackend, request: YtRequest) -> Any:
 
 async def _get_operation(backend: YtBackend, request: YtRequest) -> Any:
     names = get_names(request, "attributes")
-    # Who asks for all attributes gets the specification without the secrets, who asks for it is told.
+    # All attributes come without the secrets; the specification by its name is refused to one who may not read them.
     wants_secrets = not SPECIFICATIONS.isdisjoint(names or ())
     record = backend.find_record(request, "read_secrets" if wants_secrets else "read")
     results = look_once(backend.cypress.results())

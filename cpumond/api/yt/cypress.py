@@ -1,4 +1,4 @@
-"""Where paths of the ``yt`` protocol lead to: trees, pools, hosts and the orchid (yt_protocol.md 6).
+"""Nodes at paths of the ``yt`` protocol: trees, pools, hosts and the orchid (yt_protocol.md 6).
 
 ``//sys/pool_trees`` and ``//sys/pools`` show the configuration as it was set, explicit pools only;
 ``//sys/scheduler/orchid`` shows what lives.
@@ -73,7 +73,7 @@ Read = Callable[["CypressNode"], Any]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CypressNode:
-    """What a path leads to. Made for one request."""
+    """Node at a path. Made for one request."""
 
     backend: Cypress
     path: str
@@ -115,7 +115,7 @@ class CypressNode:
         return ("/" if self.path == "/" else self.path) + "/" + escape_literal(name)
 
     async def show(self, attributes: Sequence[str], turn: Turn) -> Any:
-        """What ``get`` answers: children as a map, with those of ``attributes`` that each has."""
+        """Answer to ``get``: children as a map, with those of ``attributes`` that each has."""
         if self.is_opaque:
             return self.with_attributes(None, attributes)
         shown = {}
@@ -164,7 +164,7 @@ class CypressNode:
         return "tree" if self.tree is not None and self.pool is None else "pool"
 
     def attribute(self, keys: Sequence[str]) -> Any:
-        """What ``get @keys`` answers, () for all attributes. Raises CommandError with code RESOLVE."""
+        """Answer to ``get @keys``, () for all attributes. Raises CommandError with code RESOLVE."""
         if not keys:
             return {**{name: read(self) for name, read in self.system.items()}, **self.stored}
         name = keys[0].replace("-", "_")
@@ -275,7 +275,7 @@ def _pool_path(tree: TreeConfig, name: str) -> str:
 
 
 def _read_option(node: CypressNode, keys: Sequence[str]) -> Any:
-    """A stored attribute; the error for an option that is not set tells the value in force."""
+    """A stored attribute; the error for an option that is not set names the value in force."""
     kind, item = node.kind, node.pool or node.tree
     assert item is not None
     try:
@@ -322,7 +322,7 @@ class Cypress:
         self.version = version
         self.started: str = iso_time(scheduler.started_at)
         self.user = User("")
-        """Who asks; nobody before ``seen_by``."""
+        """The asking user; set by ``seen_by``."""
         self._children: list[tuple[TreeConfig, dict[str, list[str]]]] = []
         """At most one; what ``seen_by`` gives shares it."""
 
@@ -472,7 +472,7 @@ class Cypress:
         )
 
     def _explain_pool(self, tree: TreeConfig, name: str) -> str:
-        """Where a pool is that is not at a path."""
+        """Hint at the place of a pool that is not at a path."""
         if name in tree.pools:
             return f'pool "{name}" is at {_pool_path(tree, name)}'
         if name in self.scheduler.state.trees[tree.name].pools:
@@ -484,7 +484,7 @@ class Cypress:
         return f"did you mean {_pool_path(tree, near)}?" if near else ""
 
     def _default_tree(self, path: str) -> CypressNode:
-        """What the link ``//sys/pools`` leads to. Raises CommandError with code RESOLVE."""
+        """Target of the link ``//sys/pools``. Raises CommandError with code RESOLVE."""
         tree = self.config.trees.get(self.config.default_tree)
         if tree is None:
             raise CommandError(

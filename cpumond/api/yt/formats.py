@@ -54,7 +54,7 @@ class Format:
 
 
 PRETTY = Format("yson", "pretty")
-"""What is answered where the request names no format (section 4)."""
+"""Of answers where the request names no format (section 4)."""
 BINARY = Format("yson", "binary")
 JSON = Format("json", "text")
 

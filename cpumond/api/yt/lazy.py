@@ -56,7 +56,7 @@ class Lazy(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def parts(self) -> Iterator[tuple[str, Any]]:
-        """What is shown of it, one by one: names as they are at the start, values as they are when it is their turn."""
+        """The shown entries, one by one: names as of the start, each value as of its turn."""
         for name in list(self._names()):
             value = None if name in self.hidden else self._find(name)
             if value is not MISSING:

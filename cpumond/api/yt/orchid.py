@@ -1,4 +1,4 @@
-"""What ``//sys/scheduler/orchid`` shows: trees, operations, jobs and nodes as they are now (semantics.md 5). Pure.
+"""Content of ``//sys/scheduler/orchid``: trees, operations, jobs and nodes as of now (semantics.md 5). Pure.
 
 From the scheduler's state and the results of its last updates to plain values without infinity and NaN. Nothing is
 computed before it is asked for: a ``Lazy`` map makes one value at a time. One is made for every request; where the
@@ -84,7 +84,7 @@ def tree_orchid(view: UpdatedTree, rights: Rights) -> Lazy:
 
 
 def resource_distribution_info(view: UpdatedTree) -> dict[str, Any]:
-    """What the root's children have of the cluster: guarantees of each kind, and what is left (5.3)."""
+    """Guarantees of the root's children by kind, and the rest of the cluster (5.3)."""
     strong, burst, flow, distributed = ZERO, ZERO, ZERO, ZERO
     for pool in view.tree.root.children.values():
         given = pool.settings.integral_guarantees
@@ -105,7 +105,7 @@ def resource_distribution_info(view: UpdatedTree) -> dict[str, Any]:
 
 
 TIMES: Final = ("_timeout", "_timeout_limit", "_period", "_backoff", "_time")
-"""How the names of options end that are milliseconds."""
+"""Ends of names of options in milliseconds."""
 
 
 def _tree_options(tree: Tree) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt) -> 
 
 
 def _brief_progress(state: State, record: OperationRecord, live: Operation | None) -> dict[str, Any]:
-    """Counts of jobs and, where it is foretold, when it starts and ends, as times of ``yt``."""
+    """Counts of jobs and, where there is a forecast, times of start and end in the form of ``yt``."""
     outlook = show_outlook(state, record.id)
     counts = {"jobs": job_counts(record, live)}
     if outlook is None:

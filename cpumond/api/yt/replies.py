@@ -1,4 +1,4 @@
-"""What the ``yt`` protocol keeps between requests: replies to repeated ones (section 8), and how many a user sent."""
+"""State of the ``yt`` protocol between requests: replies to repeated ones (section 8), and the rate of each user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRY_AGAIN_CODES = frozenset({100, 105, 108, 202, 904, 2100})
 
 @dataclass(frozen=True)
 class YtLimits:
-    """What one request, and one user, may cost. ``now`` is a monotonic clock in seconds."""
+    """Limits of one request, and of one user. ``now`` is a monotonic clock in seconds."""
 
     max_body_bytes: int = 1024 * 1024
     """Of a body, also after decompression."""

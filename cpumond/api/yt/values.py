@@ -1,4 +1,4 @@
-"""What values of the ``yt`` protocol are in Python, and its errors.
+"""Values of the ``yt`` protocol in Python, and its errors.
 
 The values are plain Python: ``None``, ``bool``, ``int`` (``Uint`` for YSON's uint64), ``float``, ``str``, ``list``,
 ``dict`` with keys of ``str``, and ``Attributed`` for a value with attributes. Strings of the protocol are bytes; those
@@ -16,9 +16,9 @@ from cpumond.scheduler.model import GENERIC, CommandError
 T = TypeVar("T", str, bytes)
 
 MAX_DEPTH = 64
-"""Maps, lists and attributes inside each other that a reader takes unless it is told otherwise."""
+"""Maps, lists and attributes inside each other that a reader takes by default."""
 MAX_WRITTEN_DEPTH = 256
-"""The same for the writers; no tree that is served is near it."""
+"""Nesting that the writers accept; no tree that is served is near it."""
 MAX_VALUES = 20_000
 """What one text may hold, maps and lists and what is in them: reading, checking and storing them takes time and memory
 by the value, not by the byte."""
@@ -58,7 +58,7 @@ def error_of(value: Mapping[str, Any]) -> YtError:
 
 
 class ParseError(YtError):
-    """What arrived cannot be read. ``offset`` counts bytes from 0; None when only the reason is known."""
+    """Unreadable input. ``offset`` counts bytes from 0; None when only the reason is known."""
 
     def __init__(self, reason: str, offset: int | None, where: str = "") -> None:
         place = f"{where}: " if where else ""

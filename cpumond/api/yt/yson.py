@@ -389,7 +389,7 @@ def _show_scalar(value: bool | float | None) -> str:
 
 
 def _pack_scalar(value: bool | float | None) -> bytes:
-    """The same as binary YSON."""
+    """A value that is no string and no container, as binary YSON."""
     if value is None:
         return b"#"
     if isinstance(value, bool):

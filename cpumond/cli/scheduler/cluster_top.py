@@ -38,7 +38,7 @@ KEYS: Final = "p pools, o operations, n nodes; sort: u allotted, d demand, s sha
 
 
 class ClusterPicture(msgspec.Struct, frozen=True):
-    """What ``top --cluster --json`` prints: a tree with its pools, the operations that hold most, and the nodes."""
+    """Answer of ``top --cluster --json``: a tree with its pools, the operations that hold most, and the nodes."""
 
     tree: TreeView
     pools: list[PoolView]
@@ -47,7 +47,7 @@ class ClusterPicture(msgspec.Struct, frozen=True):
 
 
 def read_picture(client: SchedulerClient, tree: str) -> ClusterPicture:
-    """What is there now. Raises CpumondError."""
+    """The present picture of a tree. Raises CpumondError."""
     trees = client.get("/trees", TreeList).trees
     found = next((each for each in trees if each.name == tree), None)
     if found is None:
