@@ -77,23 +77,29 @@ wide_option = click.option(
 )  # fmt: skip
 
 
+def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Options, in the order of the help, as one decorator."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def output_options(json_help: str) -> Callable[[Command], Command]:
     """Give a command ``-o/--output text|json|csv``, ``--json`` and ``--wide``.
 
     Its parameter ``as_json`` says whether the output is for programs; ``print_json`` knows in which form.
     """
 
-    def decorate(command: Command) -> Command:
-        for option in (
-            wide_option,
-            click.option("--json", "as_json", is_flag=True, callback=_join_json, help=json_help),
-            click.option("-o", "--output", "output", type=click.Choice(OUTPUTS), is_eager=True, expose_value=False,
-                         callback=_keep_output, help="Form of the output; --json is -o json.  [default: text]"),
-        ):  # fmt: skip
-            command = option(command)
-        return command
-
-    return decorate
+    return combine(
+        click.option("-o", "--output", "output", type=click.Choice(OUTPUTS), is_eager=True, expose_value=False,
+                     callback=_keep_output, help="Form of the output; --json is -o json.  [default: text]"),
+        click.option("--json", "as_json", is_flag=True, callback=_join_json, help=json_help),
+        wide_option,
+    )  # fmt: skip
 
 
 def _keep_output(context: click.Context, _: click.Parameter, value: Output | None) -> None:

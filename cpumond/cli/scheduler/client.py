@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import click
 
-from cpumond.cli.output import output_options
+from cpumond.cli.output import combine, output_options
 from cpumond.cli.scheduler.finding import TREE, find_parameters
 from cpumond.cli.scheduler.http_client import DEFAULT_SCHEDULER, DEFAULT_TOKEN_FILE, SchedulerClient, make_client
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-CONNECTION_FLAGS: Final = (
+connection_flags = combine(
     click.option(
         "--scheduler",
         "url",
@@ -48,13 +47,6 @@ CONNECTION_FLAGS: Final = (
         help="What signed the scheduler's certificate (PEM); default: what this system trusts.",
     ),
 )
-
-
-def connection_flags(command: Command) -> Command:
-    """Give a command ``--scheduler``, ``--token``, ``--token-file`` and ``--ca-file``."""
-    for option in reversed(CONNECTION_FLAGS):
-        command = option(command)
-    return command
 
 
 def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator
+from typing import Any, Final
 
 import click
 import msgspec
 
 from cpumond.api.event_views import AuditList, AuditView, EventList, EventView
 from cpumond.cli.options import DurationType, given
-from cpumond.cli.output import chosen_output, print_csv, print_items, print_json, print_text
+from cpumond.cli.output import chosen_output, combine, print_csv, print_items, print_json, print_text
 from cpumond.cli.render.grid import Column, column, without_names
 from cpumond.cli.scheduler.client import scheduler_options
 from cpumond.cli.scheduler.http_client import SchedulerClient
@@ -29,23 +29,17 @@ STYLES: Final = {
     "limit_contested": "yellow",
 }  # fmt: skip
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def _filters(command: Command) -> Command:
-    for option in (
-        click.option("--all", "takes_all", is_flag=True, help="All of them, however many."),
-        click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True),
-        click.option("--since", "since_s", metavar="DURATION", type=DurationType(1.0, 1e9), help="Such as 1h or 7d."),
-        click.option("--operation", metavar="ID", help="An operation's id or *alias."),
-        click.option("--node", metavar="NODE"),
-        click.option("--pool", metavar="POOL", help="With all pools below it."),
-        click.option("--tree", metavar="TREE", help="For --pool the default tree."),
-        click.option("--user", metavar="USER"),
-        click.option("--follow", is_flag=True, help="Print those that come, the newest last, until Ctrl-C."),
-    ):
-        command = option(command)
-    return command
+_filters = combine(
+    click.option("--follow", is_flag=True, help="Print those that come, the newest last, until Ctrl-C."),
+    click.option("--user", metavar="USER"),
+    click.option("--tree", metavar="TREE", help="For --pool the default tree."),
+    click.option("--pool", metavar="POOL", help="With all pools below it."),
+    click.option("--node", metavar="NODE"),
+    click.option("--operation", metavar="ID", help="An operation's id or *alias."),
+    click.option("--since", "since_s", metavar="DURATION", type=DurationType(1.0, 1e9), help="Such as 1h or 7d."),
+    click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True),
+    click.option("--all", "takes_all", is_flag=True, help="All of them, however many."),
+)
 
 
 @click.command("events", epilog="Example: cpumond events --pool research --since 1d")

@@ -13,6 +13,7 @@ import click
 
 from cpumond.api.yt.values import YtError
 from cpumond.cli.options import CoresType, DurationType, given, open_input
+from cpumond.cli.output import combine
 from cpumond.cli.scheduler.arguments import read_attributes, read_value, read_yson_text
 from cpumond.cli.scheduler.finding import POOL, TREE
 from cpumond.cli.scheduler.http_client import SchedulerClient
@@ -43,7 +44,7 @@ class BytesType(click.ParamType):  # type: ignore[type-arg]  # generic only in n
         return int(number)
 
 
-SPEC_OPTIONS: Final = (
+_options = combine(
     click.option(
         "-f",
         "--file",
@@ -115,16 +116,13 @@ def spec_options(
 ) -> Callable[Concatenate[SchedulerClient, P], Result]:
     """Give a command the options and the file of which a specification is made, and call it with that."""
 
+    @_options
     @functools.wraps(command)
     def with_spec(client: SchedulerClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         values = {name: kwargs.pop(name) for name in NAMES}
         return command(client, make_spec(values), *args, **kwargs)
 
-    wrapped: Any = with_spec
-    for option in reversed(SPEC_OPTIONS):
-        wrapped = option(wrapped)
-    result: Callable[Concatenate[SchedulerClient, P], Result] = wrapped
-    return result
+    return with_spec
 
 
 NAMES: Final = (
@@ -135,7 +133,7 @@ NAMES: Final = (
 
 
 def make_spec(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The specification of SPEC_OPTIONS by their names. Raises UsageError, ConfigError, AccessError."""
+    """The specification of these options by their names. Raises UsageError, ConfigError, AccessError."""
 
     def milliseconds(name: str) -> float | None:
         return None if values[name] is None else values[name] * 1e3
