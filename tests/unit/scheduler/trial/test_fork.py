@@ -50,8 +50,9 @@ def test_a_copy_that_fails_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     def fail(_: object) -> None:
         raise ValueError("nothing ahead")
 
-    with pytest.raises(ChildError, match="before it was done"):
+    with pytest.raises(ChildError, match="before it was done") as refused:
         Child(fail).read_all()
+    assert refused.value.attributes == {"try_again": True}
     assert "nothing ahead" in capfd.readouterr().err
 
 
