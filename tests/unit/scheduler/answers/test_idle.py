@@ -442,3 +442,21 @@ def test_of_what_refuses_reclaimed_cpu_that_is_told_which_the_next_heartbeat_sho
     assert world.cores(ROOT_POOL) - before == started
     told, then = ([(each.kind, each.cores) for each in found.causes] for found in (report, look(world)))
     assert told == then == ([("allow_reclaimed", 2.0)] if started == 4.0 else [])
+
+
+def test_an_advice_that_the_pool_s_own_options_would_refuse_changes_these_too():
+    world = World()
+    world.create_pool("lab", max_running_operation_count=1, max_operation_count=9)
+    world.node("n0", 8.0)
+    for _ in range(4):
+        world.start("lab", cpu=1.0)
+    world.set_pool("lab", max_operation_count=2)
+    world.settle_down()
+    [cause] = look(world).causes
+    assert cause.change.shell == [
+        "cpumond pool set lab max_operation_count=4 max_running_operation_count=4 --tree default"
+    ]
+    for command in cause.change.commands:
+        world.do(msgspec.convert(command, ConfigCommand))
+    world.settle_down()
+    assert world.cores("lab") == 1.0 + cause.cores == 4.0
