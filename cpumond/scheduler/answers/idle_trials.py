@@ -54,7 +54,7 @@ MAX_CANDIDATES: Final = 12
 """So many hindrances are tried, those in the way of most cores first."""
 MAX_TRIALS: Final = 40
 LARGE: Final = 1000
-MAX_TRIALS_OF_LARGE: Final = 10
+MAX_TRIALS_OF_LARGE: Final = 8
 """So many trials are begun for candidates of a tree, of one with more than LARGE operations and nodes."""
 MAX_CHAIN: Final = 6
 ENOUGH: Final = 0.995
