@@ -1,7 +1,7 @@
 """The most expensive request to each endpoint, sent to a large cluster: how long the event loop works for it.
 
 What is counted are calls of functions: they are the same on every machine. 10 000 of them take about a millisecond;
-``tests/bench/requests.py`` has the times.
+``tests/bench/requests.py`` has the times. ``--show-capture=no`` leaves the log out of what a failure prints.
 """
 
 from __future__ import annotations

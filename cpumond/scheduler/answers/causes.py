@@ -1,6 +1,6 @@
 """What an operation waits for, in one word and a sentence: cheap enough to be asked of all operations. Pure.
 
-``why.operation`` tells more, of one operation.
+``answers.operation`` tells more, of one operation.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 JSON, the pool table, the ``yt`` protocol, metrics and the history read them here, each in its own form. ``_ratio``: the
 largest component as a fraction of the tree's resources; ``_cores``: of the CPU; volumes and capacities are
-share-seconds; ``_seconds`` count from the start of this scheduler. None stands for what an element does not have.
+share-seconds; ``_seconds`` count from the start of this scheduler. ``usage`` and ``limit_cores`` are what is allotted;
+counts of running and pending operations go by slots (semantics.md 3.2), which ``shown_state`` does not. None stands for
+what an element does not have.
 """
 
 from __future__ import annotations
