@@ -13,8 +13,8 @@ OPERATIONS_AT_ONCE: Final = 1000
 
 
 async def in_parts(items: Sequence[T], size: int = OPERATIONS_AT_ONCE) -> AsyncIterator[Sequence[T]]:
-    """Up to ``size`` of the items at a time; the state may change between them, so that rights are asked before, and what
-    lives is looked up again in each part."""
+    """Up to ``size`` of the items at a time. The state may change between them: rights are asked before, and what lives
+    is looked up again in each part."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
         await asyncio.sleep(0)
