@@ -16,8 +16,8 @@ Needs = Literal[
     "`write`", "`write`, `modify_children`", "what the change needs", "`manage`", "`read_secrets`",
     "`write` on the tree", "`administer` on the tree", "an administrator",
 ]  # fmt: skip
-"""What a request needs: permissions of semantics.md 12 in backticks, or who may ask. Only strangers and nodes are refused
-by it; the handler asks for the rest, and leaves out of lists what may not be read."""
+"""What a request needs: permissions of semantics.md 12 in backticks, or who may ask. Only strangers and nodes are
+refused by it; the handler asks for the rest, and leaves out of lists what may not be read."""
 
 
 Handler = Callable[[Call], Any]
