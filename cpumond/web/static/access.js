@@ -1,8 +1,8 @@
 // The access list of a pool or a tree: who may do what with it and below it, and how that is changed.
 
 import { path, send } from "./api.js";
-import { h, openDialog } from "./dom.js";
-import { during, Form, FORM } from "./forms.js";
+import { h } from "./dom.js";
+import { Form, openForm } from "./forms.js";
 import { guarded, ROOT } from "./rights.js";
 import { badge, facts, table } from "./table.js";
 
@@ -17,7 +17,8 @@ export function accessSection(holder, tree, pool, app) {
   const { acl, inherit_acl: inherits = true, owner, acl_required: isRequired = false } = holder.attributes;
   const isTree = pool === ROOT;
   const own = acl ?? [];
-  const rows = [...own.map((entry) => ({ entry, from: "" })), ...inheritedEntries(holder)];
+  const inherited = (holder.inherited_acl ?? []).map(({ where, entry }) => ({ entry, from: where }));
+  const rows = [...own.map((entry) => ({ entry, from: "" })), ...inherited];
   return h("section.card", { key: "access", "aria-labelledby": "access-title" },
     h("div.heading", h("h2", { id: "access-title" }, "Who may do what"),
       h("div.actions", guarded("Change the access list", () => openAccess(holder, tree, pool, app), { reason: holder.may?.administer }))),
@@ -38,10 +39,6 @@ export function accessSection(holder, tree, pool, app) {
     }));
 }
 
-function inheritedEntries(holder) {
-  return (holder.inherited_acl ?? []).map(({ where, entry }) => ({ entry, from: where }));
-}
-
 // Entries are changed, added and removed, and kept together by one button.
 function openAccess(holder, tree, pool, app) {
   const isTree = pool === ROOT;
@@ -54,9 +51,8 @@ function openAccess(holder, tree, pool, app) {
   let entries = (attributes.acl ?? []).map(makeEntry);
   const place = h("div.entries");
   const add = h("button", { type: "button", onclick: () => { entries.push(makeEntry(NEW_ENTRY)); draw(); place.lastChild.querySelector("select").focus(); } }, "Add an entry");
-  const go = h("button.primary", { type: "submit", form: FORM }, "Save");
-  const dialog = openDialog(isTree ? `Access list of the tree ${tree}` : `Access list of pool ${pool}`,
-    h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); save(); } }, switches.element, place, add, switches.general), [go]);
+  const list = { inputs: switches.inputs, element: [switches.element, place, add], general: switches.general, clear, refuse };
+  openForm(isTree ? `Access list of the tree ${tree}` : `Access list of pool ${pool}`, list, "Save", save, { app });
   draw();
 
   function draw() {
@@ -73,14 +69,14 @@ function openAccess(holder, tree, pool, app) {
     else switches.refuse(message, field);
   }
 
-  async function save() {
+  function clear() {
     for (const form of [switches, ...entries]) form.clear();
+  }
+
+  function save() {
     const value = (name) => [{ path: [name], value: switches.value(name) }];
     const edits = [...value(isTree ? "acl_required" : "inherit_acl"), ...value("owner"), { path: ["acl"], value: entries.map(readEntry) }];
-    const where = isTree ? path`/trees/${tree}` : path`/trees/${tree}/pools/${pool}`;
-    if (await during(dialog, { refuse }, () => send("PATCH", where, { edits })) === null) return;
-    dialog.close();
-    app.reload();
+    return send("PATCH", isTree ? path`/trees/${tree}` : path`/trees/${tree}/pools/${pool}`, { edits });
   }
 }
 

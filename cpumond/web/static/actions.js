@@ -4,7 +4,7 @@ import { path, query, Refusal, send } from "./api.js";
 import { h, morph, openDialog } from "./dom.js";
 import { changeText } from "./events.js";
 import { amount, cores, NONE } from "./format.js";
-import { during, Form, FORM, readJson, tell } from "./forms.js";
+import { during, Form, FORM, openForm, readJson, tell } from "./forms.js";
 import { firstWith, guarded, mayOn, ROOT } from "./rights.js";
 import { table } from "./table.js";
 import { to } from "./route.js";
@@ -273,8 +273,8 @@ function openStart(app, pool) {
     ["others", "More of the specification, as JSON", 'for example {"weight": 2, "max_failed_job_count": 1}', "lines", ""],
   ], () => ahead.stop());
   const ahead = simulator(form, () => ({ text: `start of ${form.value("title") ?? "an operation"}`, question: { spec: read() } }));
-  const go = h("button.primary", { type: "submit", form: FORM }, "Start");
-  const dialog = openDialog("Start an operation", h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); start(); } }, form.element, form.general, ahead.place), [ahead.button, go], () => ahead.stop());
+  openForm("Start an operation", form, "Start", async () => send("POST", "/operations", { spec: read() }),
+    { done, after: ahead.place, buttons: [ahead.button], onclose: () => ahead.stop() });
 
   function read() {
     const spec = { ...readJson(form.value("others"), "the specification") };
@@ -288,16 +288,13 @@ function openStart(app, pool) {
     return spec;
   }
 
-  async function start() {
-    form.clear();
-    const done = await during(dialog, form, async () => send("POST", "/operations", { spec: read() }));
-    if (done === null) return;
+  function done({ id, warnings }, dialog) {
     const go = () => {
       dialog.close();
-      location.hash = to("operations", done.id);
+      location.hash = to("operations", id);
     };
-    if (!done.warnings.length) go();
-    else tell(dialog, "The operation is started. Is this what you meant?", done.warnings, h("button.primary", { type: "button", onclick: go }, "Show it"));
+    if (!warnings.length) go();
+    else tell(dialog, h("p", "The operation is started. Is this what you meant?"), warnings, "Show it", go);
   }
 }
 
@@ -317,17 +314,10 @@ export function operationActions(operation, app) {
 
 function openAct(operation, label, does, { text, fields = [], danger }, app) {
   const form = new Form(fields, () => {});
-  const go = h("button", { type: "submit", form: FORM, class: danger ? "danger" : "primary" }, label);
-  const dialog = openDialog(`${label} ${operation.title || operation.id}`,
-    h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); act(); } }, h("p", text), form.element, form.general), [go]);
-
-  async function act() {
-    const body = Object.fromEntries(fields.map(([key]) => [key, form.value(key) ?? ""]));
-    const done = await during(dialog, form, () => send("POST", path`/operations/${operation.id}` + `/${does}`, fields.length ? body : undefined));
-    if (done === null) return;
-    dialog.close();
-    app.reload();
-  }
+  const body = () => Object.fromEntries(fields.map(([key]) => [key, form.value(key) ?? ""]));
+  openForm(`${label} ${operation.title || operation.id}`, form, label,
+    () => send("POST", path`/operations/${operation.id}` + `/${does}`, fields.length ? body() : undefined),
+    { app, tone: danger ? "danger" : "primary", before: h("p", text) });
 }
 
 // `job` is a JobView; `may`: what the asker may do with its operation; `isHeld`: its limit is pinned, overridden or contested, so the monitor does not move it.
@@ -345,24 +335,11 @@ function openPin(where, job, app) {
     ["cpu_limit", "Cores", `the limit is held there; at most ${cores(job.cpu_limit)}, empty: all it ordered`, "number", ""],
     ["ttl_s", "For how many seconds", "empty: until it is unpinned", "number", 3600],
   ], () => {});
-  const go = h("button.primary", { type: "submit", form: FORM }, "Pin");
-  const dialog = openDialog("Hold this job's limit", h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); pin(); } },
-    h("p", "The monitor leaves the limit alone meanwhile. The job's node carries it out with its next heartbeat."), form.element, form.general), [go]);
-
-  async function pin() {
-    const done = await during(dialog, form, () => send("POST", `${where}/pin`, { cpu_limit: form.value("cpu_limit"), ttl_s: form.value("ttl_s") }));
-    if (done === null) return;
-    dialog.close();
-    app.reload();
-  }
+  openForm("Hold this job's limit", form, "Pin", () => send("POST", `${where}/pin`, { cpu_limit: form.value("cpu_limit"), ttl_s: form.value("ttl_s") }),
+    { app, before: h("p", "The monitor leaves the limit alone meanwhile. The job's node carries it out with its next heartbeat.") });
 }
 
 function openUnpin(where, app) {
-  const form = new Form([], () => {});
-  const go = h("button.primary", { type: "button", onclick: async () => {
-    if (await during(dialog, form, () => send("POST", `${where}/unpin`, undefined)) === null) return;
-    dialog.close();
-    app.reload();
-  } }, "Unpin");
-  const dialog = openDialog("Unpin this job", h("div", h("p", "The monitor moves its limit again."), form.general), [go]);
+  openForm("Unpin this job", new Form([], () => {}), "Unpin", () => send("POST", `${where}/unpin`, undefined),
+    { app, before: h("p", "The monitor moves its limit again.") });
 }

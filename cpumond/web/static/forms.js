@@ -2,7 +2,7 @@
 // about.
 
 import { Refusal } from "./api.js";
-import { h } from "./dom.js";
+import { h, openDialog } from "./dom.js";
 import { completion } from "./names.js";
 
 export const FORM = "action"; // the id of the form in a dialog, of which there is one at a time
@@ -123,9 +123,31 @@ export async function during(dialog, form, work) {
   }
 }
 
-// Shows the warnings of a change that was made, in place of the form.
-export function tell(dialog, sentence, warnings, button) {
-  dialog.querySelector(".dialog-body").replaceChildren(h("div", { role: "alert" }, h("p", sentence), warnings.map((each) => h("p.note", each))));
+// Opens a dialog with `form` and a button that does `work`. Once it is done, `done(answer, dialog)` is called; without it
+// the dialog is closed and the page loaded again. `before` and `after` stand around the fields, `buttons` before the button.
+export function openForm(title, form, label, work, { app, done, tone = "primary", before, after, buttons = [], onclose }) {
+  const submit = async (event) => {
+    event.preventDefault();
+    form.clear();
+    const answer = await during(dialog, form, work);
+    if (answer === null) return;
+    if (done) {
+      done(answer, dialog);
+      return;
+    }
+    dialog.close();
+    app.reload();
+  };
+  const go = h("button", { type: "submit", form: FORM, class: tone }, label);
+  const dialog = openDialog(title, h("form", { id: FORM, onsubmit: submit }, before, form.inputs.size ? form.element : null, form.general, after),
+    [...buttons, go], onclose);
+  return dialog;
+}
+
+// Shows what came of a change that was made, with its warnings, in place of the form.
+export function tell(dialog, content, warnings, label = "Close", act = () => dialog.close()) {
+  const button = h("button.primary", { type: "button", onclick: act }, label);
+  dialog.querySelector(".dialog-body").replaceChildren(h("div.part", { role: "alert" }, content, warnings.map((each) => h("p.note", each))));
   dialog.querySelector("footer").replaceChildren(button);
   button.focus();
 }

@@ -1,9 +1,9 @@
 // What can be done with a node: no new jobs, no jobs at all, or jobs again; what that does is shown first.
 
 import { get, path, send } from "./api.js";
-import { h, morph, openDialog } from "./dom.js";
+import { h, morph } from "./dom.js";
 import { cores, count, duration } from "./format.js";
-import { during, Form, FORM } from "./forms.js";
+import { during, Form, openForm } from "./forms.js";
 import { guarded, mayOn, ROOT } from "./rights.js";
 import { operationLink, table } from "./table.js";
 import { simulator } from "./what_if.js";
@@ -33,22 +33,14 @@ function openAct(does, node, app) {
     text: `${label} node ${node.id}`, question: { node: node.id, drain: does === "drain" },
   }));
   const plan = h("div", tellPlan(does, node));
-  const go = h("button", { type: "submit", form: FORM, class: tone || "primary" }, label);
-  const dialog = openDialog(`${label} node ${node.id}`, h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); act(); } },
-    h("p.flat", text), plan, ahead?.place, form.element, form.general), [ahead?.button, go], () => ahead?.stop());
+  const body = () => Object.fromEntries(fields.map(([key]) => [key, form.value(key) ?? ""]));
+  const dialog = openForm(`${label} node ${node.id}`, form, label, () => send("POST", `${where}/${does}`, body()),
+    { app, tone, before: [h("p.flat", text), plan, ahead?.place], buttons: [ahead?.button], onclose: () => ahead?.stop() });
   if (does === "drain") showDrain();
 
   async function showDrain() {
     const found = await during(dialog, form, () => get(`${where}/drain`));
     if (found) morph(plan, h("div.part", drawDrain(found)));
-  }
-
-  async function act() {
-    form.clear();
-    const body = Object.fromEntries(fields.map(([key]) => [key, form.value(key) ?? ""]));
-    if (await during(dialog, form, () => send("POST", `${where}/${does}`, body)) === null) return;
-    dialog.close();
-    app.reload();
   }
 }
 

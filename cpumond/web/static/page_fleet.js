@@ -4,7 +4,7 @@ import { get, send } from "./api.js";
 import { PERIOD_MS } from "./app.js";
 import { chosenColumns, columnMenu } from "./columns.js";
 import { h, morph, openDialog } from "./dom.js";
-import { during, Form, FORM, tell } from "./forms.js";
+import { during, Form, FORM, openForm, tell } from "./forms.js";
 import { count, number } from "./format.js";
 import { guarded } from "./rights.js";
 import { to } from "./route.js";
@@ -113,22 +113,16 @@ const stageColumns = (app, reason) => [
 function act(label, verb, stage, text, app, reason) {
   return guarded(label, () => {
     const form = new Form([["why", "Why", "for others, and for the audit log", "text", ""]], () => {});
-    const go = h("button.primary", { type: "submit", form: FORM }, label);
-    const element = h("form", { id: FORM, onsubmit: async (event) => {
-      event.preventDefault();
-      const body = { nodes_filter: stage.nodes_filter, why: form.value("why") ?? "" };
-      finish(dialog, label, await during(dialog, form, () => send("POST", `/rollout/${verb}`, body, { sentences: [text] })), app);
-    } }, h("p", text), form.element, form.general);
-    const dialog = openDialog(`${label} the stage of ${sayFilter(stage)}`, element, [go]);
+    const work = () => send("POST", `/rollout/${verb}`, { nodes_filter: stage.nodes_filter, why: form.value("why") ?? "" }, { sentences: [text] });
+    openForm(`${label} the stage of ${sayFilter(stage)}`, form, label, work, { before: h("p", text), done: (done, dialog) => finish(dialog, label, done, app) });
   }, { reason });
 }
 
-// A change is made, unless `done` is null; what it says of hosts that do more now is to be read.
-function finish(dialog, label, done, app) {
-  if (done === null) return;
+// A change is made; what it says of hosts that do more now is to be read.
+function finish(dialog, label, { warnings }, app) {
   app.reload();
-  if (!done.warnings?.length) dialog.close();
-  else tell(dialog, `${label}: done.`, done.warnings, h("button.primary", { type: "button", onclick: () => dialog.close() }, "Close"));
+  if (!warnings?.length) dialog.close();
+  else tell(dialog, h("p", `${label}: done.`), warnings);
 }
 
 // First the plan is shown, then it can be applied. `stage`: the one that is changed, null for a new one.
@@ -169,6 +163,8 @@ function openStage(stage, app) {
   }
 
   async function carryOut() {
-    if (planned !== null) finish(dialog, "Apply", await during(dialog, form, () => send("POST", "/rollout", planned.body, planned.found)), app);
+    if (planned === null) return;
+    const done = await during(dialog, form, () => send("POST", "/rollout", planned.body, planned.found));
+    if (done !== null) finish(dialog, "Apply", done, app);
   }
 }

@@ -1,8 +1,8 @@
 // Who the scheduler takes the user for, and tokens: the own ones, or all for an administrator.
 
 import { get, path, send } from "./api.js";
-import { h, openDialog } from "./dom.js";
-import { during, Form, FORM } from "./forms.js";
+import { h } from "./dom.js";
+import { Form, openForm, tell } from "./forms.js";
 import { time } from "./format.js";
 import { guarded } from "./rights.js";
 import { badge, facts, table } from "./table.js";
@@ -55,31 +55,19 @@ function openNew(me, app) {
     ["expires_s", "Expires after days", "empty: never", "number", 90],
     ["note", "Note", "what it is for", "text", ""],
   ], () => {});
-  const go = h("button.primary", { type: "submit", form: FORM }, "Create");
-  const dialog = openDialog("New token", h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); create(); } }, form.element, form.general), [go]);
-
-  async function create() {
-    form.clear();
+  const create = () => {
     const keys = [...form.inputs.keys()].filter((key) => form.value(key) !== null);
     const body = Object.fromEntries(keys.map((key) => [key, form.value(key)]));
     if (typeof body.expires_s === "number") body.expires_s *= DAY_S;
-    const done = await during(dialog, form, () => send("POST", "/tokens", body));
-    if (done === null) return;
-    const close = h("button.primary", { type: "button", onclick: () => dialog.close() }, "I have it");
-    dialog.querySelector(".dialog-body").replaceChildren(h("p", "This is the token. It is shown only now, and kept nowhere: copy it."), h("code.token-shown", done.token),
-      ...done.warnings.map((warning) => h("p.note", warning)));
-    dialog.querySelector("footer").replaceChildren(close);
-    close.focus();
+    return send("POST", "/tokens", body);
+  };
+  openForm("New token", form, "Create", create, { done({ token, warnings }, dialog) {
+    tell(dialog, [h("p", "This is the token. It is shown only now, and kept nowhere: copy it."), h("code.token-shown", token)], warnings, "I have it");
     app.reload();
-  }
+  } });
 }
 
 function openRevoke(token, app) {
-  const form = new Form([], () => {});
-  const go = h("button.danger", { type: "button", onclick: async () => {
-    if (await during(dialog, form, () => send("DELETE", path`/tokens/${token.id}`)) === null) return;
-    dialog.close();
-    app.reload();
-  } }, "Revoke");
-  const dialog = openDialog(`Revoke token ${token.id}`, h("div", h("p", `Whoever shows it is refused from now on. It is ${token.user}'s.`), form.general), [go]);
+  openForm(`Revoke token ${token.id}`, new Form([], () => {}), "Revoke", () => send("DELETE", path`/tokens/${token.id}`),
+    { app, tone: "danger", before: h("p", `Whoever shows it is refused from now on. It is ${token.user}'s.`) });
 }
