@@ -2,9 +2,9 @@
 
 import { watchTips } from "./tips.js";
 import { link, request, Refusal, session, signIn, signOut } from "./api.js";
-import { h, morph, openDialog, release, settle, skeleton } from "./dom.js";
+import { h, morph, openDialog, skeleton } from "./dom.js";
 import { duration, localTimes, time, zone } from "./format.js";
-import { parse, takeToken } from "./route.js";
+import { parse, setQuery, takeToken } from "./route.js";
 
 export const PERIOD_MS = 2000;
 const STALE_MS = 6000;
@@ -15,7 +15,7 @@ const THEMES = ["auto", "light", "dark"];
 
 // A page: {
 //   load(params, {signal, query}): a promise of its data, asked for every PERIOD_MS while the page can be seen,
-//   view(data, params, app): its element (pure; `app.redraw()` draws again without loading, `app.reload()` loads now),
+//   view(data, params, app): its element (pure; `app.redraw()` draws again without loading, `app.reload()` loads now, `app.ask(changes)` changes the query first),
 //   title(params, data): text, period: other ms than PERIOD_MS }
 // start({name, pages: [[["operations", ":id"], page], ...], menu: [[text, hash, first part of the path]], health, me})
 // A part that begins with ":" is a name; a last one of "*name" takes the rest of the path.
@@ -158,6 +158,13 @@ class App {
     clearTimeout(this.timer);
     this.generation += 1;
     return this.load();
+  }
+
+  // Changes parts of the URL's query, and asks for what the page shows with them.
+  ask(changes) {
+    setQuery(changes);
+    this.redraw();
+    return this.reload();
   }
 
   redraw() {
@@ -370,5 +377,3 @@ function nextTheme() {
   localStorage.setItem("cpumond-theme", next);
   applyTheme(next);
 }
-
-export { release, settle };

@@ -66,35 +66,24 @@ function append(node, children) {
   }
 }
 
-// An element that manages its own content: create(node, props) once, update(node, props) when its page is drawn again,
+// An element that manages its own content: create(node, props) once, update(node, props), if there is one, when its page is drawn again,
 // destroy(node) when it is removed. Elements of the same `kind` and `key` are the same island.
 export function island(kind, key, props, tag = "div") {
-  const node = document.createElement(tag);
-  node.handlers = {};
-  node.given = {};
-  node.island = kind;
-  node.key = key;
-  node.props = props;
-  return node;
+  return Object.assign(h(tag), { island: kind, key, props });
 }
 
 // Creates the islands of a tree that was just put into the page.
 export function settle(node) {
-  if (node.island && !node.isSettled) {
+  if (!node.island) for (const child of node.children ?? []) settle(child);
+  else if (!node.isSettled) {
     node.isSettled = true;
     node.island.create(node, node.props);
-    return;
   }
-  if (node.island) return;
-  for (const child of node.children ?? []) settle(child);
 }
 
 export function release(node) {
-  if (node.island) {
-    if (node.isSettled) node.island.destroy?.(node);
-    return;
-  }
-  for (const child of node.children ?? []) release(child);
+  if (!node.island) for (const child of node.children ?? []) release(child);
+  else if (node.isSettled) node.island.destroy?.(node);
 }
 
 // Makes `node` equal to `wanted`; returns the node that is in the page afterwards.
@@ -111,7 +100,7 @@ export function morph(node, wanted) {
   }
   if (node.island) {
     node.props = wanted.props;
-    node.island.update(node, wanted.props);
+    node.island.update?.(node, wanted.props);
     return node;
   }
   morphAttributes(node, wanted);

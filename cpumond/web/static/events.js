@@ -61,7 +61,8 @@ export function eventsTable({ events, next, titles = {} }, rights, app, columns 
   ];
 }
 
-const step = (text, isOff, act) => h("button", { type: "button", "aria-disabled": isOff ? "true" : null, onclick: isOff ? () => {} : act }, text);
+// At the end of a list the focus stays on the button that led there.
+export const step = (text, isOff, act) => h("button", { type: "button", "aria-disabled": isOff ? "true" : null, onclick: isOff ? () => {} : act }, text);
 
 // ---- rows
 

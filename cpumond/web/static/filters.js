@@ -2,7 +2,7 @@
 
 import { h, island } from "./dom.js";
 import { completion } from "./names.js";
-import { currentQuery, setQuery } from "./route.js";
+import { currentQuery } from "./route.js";
 
 const TYPING_MS = 300;
 const FIRST_PART = { offset: null, before: null, limit: null };
@@ -13,14 +13,9 @@ const NAMES = {
     node.hidden = true;
     queueMicrotask(() => node.append(completion(node.parentElement.querySelector("input"), name, () => currentQuery().get("tree") ?? "")));
   },
-  update() {},
 };
 
-export function ask(app, changes) {
-  setQuery({ ...FIRST_PART, ...changes });
-  app.redraw();
-  app.reload();
-}
+export const ask = (app, changes) => app.ask({ ...FIRST_PART, ...changes });
 
 export function textFilter(name, label, placeholder, app, { type = "text", isWide = false } = {}) {
   const { local } = app; // of this page

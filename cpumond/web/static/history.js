@@ -5,7 +5,7 @@ import { withGaps } from "./chart.js";
 import { chosenSpan, go, showAll, showSpan, work } from "./chart_work.js";
 import { h } from "./dom.js";
 import { time } from "./format.js";
-import { currentQuery, setQuery } from "./route.js";
+import { currentQuery, hrefWith } from "./route.js";
 
 export const RANGES = { "1h": ["1 h", 3600], "24h": ["24 h", 86400], "7d": ["7 d", 604800], "30d": ["30 d", 2592000], "365d": ["1 year", 31536000] };
 export const DAY_S = 86400; // so long points are kept; farther back pools have means of days
@@ -150,13 +150,9 @@ export function rangeButtons(app, longestS = Infinity) {
     shown.map(([range, [text]]) => h("button.choice", {
       type: "button", key: range, "aria-pressed": String(!span && range === now),
       onclick: () => {
-        if (span) {
-          go({ range: range === DEFAULT_RANGE ? null : range, from: null, to: null });
-          return;
-        }
-        setQuery({ range: range === DEFAULT_RANGE ? null : range });
-        app.redraw();
-        app.reload();
+        const chosen = { range: range === DEFAULT_RANGE ? null : range };
+        if (span) go({ ...chosen, from: null, to: null });
+        else app.ask(chosen);
       },
     }, text)),
     ownRange(span, app),
@@ -203,9 +199,7 @@ export function tabs(label, choices, app, parameter = "tab") {
     onclick: (event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
       event.preventDefault();
-      setQuery({ [parameter]: name === choices[0][0] ? null : name, offset: null });
-      app.redraw();
-      app.reload();
+      app.ask({ [parameter]: name === choices[0][0] ? null : name, offset: null });
     },
   }, text)));
 }
@@ -214,14 +208,3 @@ export function chosenTab(choices, parameter = "tab") {
   const name = currentQuery().get(parameter);
   return choices.some(([known]) => known === name) ? name : choices[0][0];
 }
-
-function hrefWith(changes) {
-  const [where] = location.hash.split("?");
-  const search = currentQuery();
-  for (const [name, value] of Object.entries(changes)) {
-    if (value === null) search.delete(name);
-    else search.set(name, value);
-  }
-  return `${where || "#/"}${search.size ? `?${search}` : ""}`;
-}
-

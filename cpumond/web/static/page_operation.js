@@ -5,13 +5,14 @@ import { get, path, query, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h, skeleton } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
+import { selectFilter } from "./filters.js";
 import { amount, amounts, count, duration, number, percent, share, time } from "./format.js";
 import { axis, chosenTab, DAY_S, line, rangeButtons, readHistory, readLife, remember, tabs } from "./history.js";
 import { showCores, showOption, showSpan } from "./job_words.js";
 import { readMarks } from "./marks.js";
 import { describePart, isLate, pager, stateBadge } from "./page_operations.js";
 import { readRights } from "./rights.js";
-import { currentQuery, setQuery, to } from "./route.js";
+import { currentQuery, to } from "./route.js";
 import { badge, bar, facts, operationLink, table } from "./table.js";
 
 const TABS = [["overview", "Overview"], ["why", "Why"], ["jobs", "Jobs"], ["events", "Events"], ["specification", "Specification"]];
@@ -195,20 +196,13 @@ function preempted(title, records) {
 // ---- jobs
 
 function jobs({ operation: o, jobs: list, offset, asked }, app) {
-  const state = currentQuery().get("job_state") ?? "";
-  const ask = (event) => {
-    setQuery({ job_state: event.target.value || null, offset: null });
-    app.redraw();
-    app.reload();
-  };
   const told = count(list.total, asked ? `${asked} job` : "job");
   app.announce(`jobs ${asked} ${offset}`, told);
   return [
-    h("div.filters", h("div.field", h("label", { for: "job-state" }, "State"), h("select", { id: "job-state", value: state, onchange: ask },
-      h("option", { value: "" }, "all"), JOB_STATES.map((name) => h("option", { value: name, key: name }, name)))),
+    h("div.filters", selectFilter("job_state", "State", JOB_STATES.map((name) => [name, name]), app),
       h("p.muted.plain-text.filter-told", told)),
     jobsTable(list.jobs, { caption: `Jobs of operation ${o.id}`,
-      empty: state ? "No job fits." : "No job yet; the tab “Why” has the reason that none is started." }),
+      empty: currentQuery().get("job_state") ? "No job fits." : "No job yet; the tab “Why” has the reason that none is started." }),
     pager(list.total, offset, list.jobs.length, PAGE, app),
   ];
 }

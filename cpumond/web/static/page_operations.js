@@ -3,11 +3,12 @@
 import { operationsActions } from "./actions.js";
 import { get, query, serverNow } from "./api.js";
 import { h } from "./dom.js";
+import { step } from "./events.js";
 import { ask, selectFilter, textFilter } from "./filters.js";
 import { chosenFold, folds } from "./folds.js";
 import { amount, count, duration, number, share, time } from "./format.js";
 import { readRights } from "./rights.js";
-import { currentQuery, setQuery, to } from "./route.js";
+import { currentQuery, to } from "./route.js";
 import { badge, bar, operationLink, table } from "./table.js";
 
 export const STATES = ["pending", "running", "completed", "failed", "aborted"];
@@ -121,17 +122,11 @@ export function startsIn(told) {
 // Buttons for the previous and the next part of a long list; the URL has the place as `offset`.
 export function pager(total, offset, shown, size, app) {
   if (total <= size && !offset) return null;
-  const go = (place) => {
-    setQuery({ offset: place > 0 ? place : null });
-    app.redraw();
-    app.reload();
-  };
-  // At the end of the list the focus stays on the button that led there.
-  const button = (text, isOff, act) => h("button", { type: "button", "aria-disabled": isOff ? "true" : null, onclick: isOff ? () => {} : act }, text);
+  const go = (place) => app.ask({ offset: place > 0 ? place : null });
   return h("nav.pager", { "aria-label": "Parts of the list" },
-    button("← Previous", offset <= 0, () => go(Math.min(offset - size, Math.max(total - 1, 0)))),
+    step("← Previous", offset <= 0, () => go(Math.min(offset - size, Math.max(total - 1, 0)))),
     h("span", shown ? `${offset + 1}–${offset + shown} of ${total.toLocaleString("en-GB")}` : `none of ${total.toLocaleString("en-GB")}`),
-    button("Next →", offset + shown >= total, () => go(offset + size)));
+    step("Next →", offset + shown >= total, () => go(offset + size)));
 }
 
 // ---- rows

@@ -46,7 +46,6 @@ const POOL = {
     node.append(ask("which-pool", form, open, h("button.primary", { type: "submit", form: "which-pool" }, "Change it")));
     settle(node.firstChild);
   },
-  update() {},
 };
 
 const NODE = {
@@ -58,7 +57,6 @@ const NODE = {
     node.append(ask("which-node", form, () => node.ahead.button.click(), node.ahead.button), node.ahead.place);
     settle(node.firstChild);
   },
-  update() {},
   destroy(node) { node.ahead.stop(); },
 };
 

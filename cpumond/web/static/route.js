@@ -17,16 +17,20 @@ export function currentQuery() {
   return parse().query;
 }
 
-// Changes parts of the query, null removes one; loads nothing. Makes an entry in the browser's history where `isStep`.
-export function setQuery(changes, isStep = false) {
+// This page's address with other parts of the query; null removes one.
+export function hrefWith(changes) {
   const [where] = location.hash.split("?");
   const query = currentQuery();
   for (const [name, value] of Object.entries(changes)) {
     if (value === null || value === undefined) query.delete(name);
     else query.set(name, value);
   }
-  const text = query.toString();
-  history[isStep ? "pushState" : "replaceState"](null, "", `${where || "#/"}${text ? `?${text}` : ""}`);
+  return `${where || "#/"}${query.size ? `?${query}` : ""}`;
+}
+
+// Changes parts of the query; loads nothing. Makes an entry in the browser's history where `isStep`.
+export function setQuery(changes, isStep = false) {
+  history[isStep ? "pushState" : "replaceState"](null, "", hrefWith(changes));
 }
 
 // to("pools", "default", {sort: "name"}) -> "#/pools/default?sort=name"

@@ -11,8 +11,9 @@ const SPARE_MS = 1500;
 const LOAD_ANEW_MS = 60000;
 const others = [];
 
-// A page whose module is loaded when it is first opened, or a little after the first page is shown.
-function later(find) {
+// A page whose module (page_*.js) is loaded when it is first opened, or a little after the first page is shown.
+function later(name, module = name) {
+  const find = async () => (await import(`./page_${module}.js`))[name];
   const page = {
     async load(params, options) {
       let found;
@@ -40,21 +41,6 @@ async function loadAnew() {
   sessionStorage.setItem("cpumond-loaded-anew", String(Date.now()));
   location.reload();
 }
-
-const job = later(async () => (await import("./page_job.js")).job);
-const audit = later(async () => (await import("./page_events.js")).audit);
-const events = later(async () => (await import("./page_events.js")).events);
-const fleet = later(async () => (await import("./page_fleet.js")).fleet);
-const mine = later(async () => (await import("./page_mine.js")).mine);
-const node = later(async () => (await import("./page_node.js")).node);
-const nodes = later(async () => (await import("./page_nodes.js")).nodes);
-const operation = later(async () => (await import("./page_operation.js")).operation);
-const operations = later(async () => (await import("./page_operations.js")).operations);
-const pool = later(async () => (await import("./page_pool.js")).pool);
-const preemptions = later(async () => (await import("./page_preemptions.js")).preemptions);
-const savings = later(async () => (await import("./page_savings.js")).savings);
-const tokens = later(async () => (await import("./page_tokens.js")).tokens);
-const whatIf = later(async () => (await import("./page_what_if.js")).whatIf);
 
 setTimeout(() => Promise.allSettled(others.map((find) => find())), SPARE_MS);
 
@@ -90,19 +76,19 @@ export const app = start({
     [[], overview],
     [["pools"], pools],
     [["pools", ":tree"], pools],
-    [["pools", ":tree", ":pool"], pool],
-    [["operations"], operations],
-    [["operations", ":operation"], operation],
-    [["operations", ":operation", "jobs", ":job"], job],
-    [["mine"], mine],
-    [["nodes"], nodes],
-    [["nodes", ":node"], node],
-    [["fleet"], fleet],
-    [["preemptions"], preemptions],
-    [["savings"], savings],
-    [["events"], events],
-    [["audit"], audit],
-    [["tokens"], tokens],
-    [["what-if"], whatIf],
+    [["pools", ":tree", ":pool"], later("pool")],
+    [["operations"], later("operations")],
+    [["operations", ":operation"], later("operation")],
+    [["operations", ":operation", "jobs", ":job"], later("job")],
+    [["mine"], later("mine")],
+    [["nodes"], later("nodes")],
+    [["nodes", ":node"], later("node")],
+    [["fleet"], later("fleet")],
+    [["preemptions"], later("preemptions")],
+    [["savings"], later("savings")],
+    [["events"], later("events")],
+    [["audit"], later("audit", "events")],
+    [["tokens"], later("tokens")],
+    [["what-if"], later("whatIf", "what_if")],
   ],
 });

@@ -351,5 +351,3 @@ export const operationLink = (id, title) => h("a.long", { href: to("operations",
 export function badge(text, tone = "") {
   return h("span.badge", { class: tone }, text);
 }
-
-export { release };
