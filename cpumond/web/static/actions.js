@@ -3,7 +3,7 @@
 import { path, query, Refusal, send } from "./api.js";
 import { h, morph, openDialog } from "./dom.js";
 import { changeText } from "./events.js";
-import { amount, cores, NONE } from "./format.js";
+import { allAmounts, amounts, cores, hasAny, NONE } from "./format.js";
 import { during, Form, FORM, openForm, readJson, tell } from "./forms.js";
 import { firstWith, guarded, mayOn, ROOT } from "./rights.js";
 import { table } from "./table.js";
@@ -238,16 +238,14 @@ function tellEffect({ kind, before, after, changed }) {
   };
   if (before && after && before.pool !== after.pool) told.push(`pool ${before.pool} → ${after.pool}`);
   if (before && after && before.is_running !== after.is_running) told.push(after.is_running ? "would run" : "would wait");
-  add("guarantee", (outlook) => list(Object.entries(outlook.strong_guarantee).filter(([, value]) => value)), "strong_guarantee", "exists");
-  add("limit", (outlook) => list(Object.entries(outlook.limits)), "limits", "exists");
+  add("guarantee", (outlook) => hasAny(outlook.strong_guarantee) && amounts(outlook.strong_guarantee), "strong_guarantee", "exists");
+  add("limit", (outlook) => allAmounts(outlook.limits), "limits", "exists");
   if (kind === "pool") {
     add("running", (outlook) => `${outlook.running_operation_count} of at most ${outlook.max_running_operation_count}`, "running_operation_count", "max_running_operation_count");
     add("with those that wait", (outlook) => `${outlook.operation_count} of at most ${outlook.max_operation_count}`, "operation_count", "max_operation_count");
   }
   return told.join("; ") || "fair share";
 }
-
-const list = (resources) => resources.map(([name, value]) => amount(name, value)).join(", "); // a limit of 0 is one
 
 const share = (outlook) => (outlook ? cores(outlook.fair_share.cpu) : "–");
 

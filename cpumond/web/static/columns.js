@@ -4,6 +4,8 @@ import { h } from "./dom.js";
 
 const kept = new Map(); // what decides -> the columns, the same array again while nothing changes
 
+const sets = new Map(); // what decides -> all columns
+const MAX_SETS = 20;
 const SPARE_PX = 80; // of the window's width: margins and bars for scrolling
 
 const isNarrow = () => matchMedia("(max-width: 700px)").matches;
@@ -31,6 +33,15 @@ export function chosenColumns(name, all) {
   if (before && before.every((column, index) => column === found[index])) return before;
   kept.set(what, found);
   return found;
+}
+
+// The columns that `make` makes, the same ones again for the same `what`: a table with other ones is drawn anew.
+export function sameColumns(what, make) {
+  if (!sets.has(what)) {
+    if (sets.size > MAX_SETS) sets.clear();
+    sets.set(what, make());
+  }
+  return sets.get(what);
 }
 
 export function columnMenu(name, all, app) {

@@ -91,9 +91,18 @@ export function count(value, noun, plural = `${noun}s`) {
   return `${number(value, 6)} ${value === 1 ? noun : plural}`;
 }
 
+export const isKnown = (value) => value !== null && value !== undefined;
+
+export const hasAny = (values) => Object.values(values ?? {}).some((value) => value !== 0);
+
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
+// {cpu: 2, memory: 0} as text, with those of 0: a limit of 0 is one.
+export const allAmounts = (values) => Object.entries(values).map(([name, value]) => amount(name, value)).join(", ");
+
 // {cpu: 2, memory: 1024} as text
 export function amounts(values) {
-  return Object.entries(values ?? {}).filter(([, value]) => value !== 0).map(([name, value]) => amount(name, value)).join(", ") || "nothing";
+  return allAmounts(Object.fromEntries(Object.entries(values ?? {}).filter(([, value]) => value !== 0))) || "nothing";
 }
 
 export function amount(name, value) {

@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { cores, percent } from "./format.js";
+import { choiceButtons } from "./table.js";
 
 const UNIT = "cpumond-unit";
 const MOST_WANTED = 2;
@@ -11,14 +12,10 @@ export const chosenUnit = () => (localStorage.getItem(UNIT) === "percent" ? "per
 // Text of an amount of cores, of all that the tree has where percents are chosen.
 export const amountOf = (unit, totalCores) => (unit === "percent" ? (value) => percent(totalCores ? value / totalCores : 0) : cores);
 
-export function unitSwitch(app) {
-  const now = chosenUnit();
-  return h("div.ranges", { key: "unit", role: "group", "aria-label": "Unit of amounts" }, [["cores", "Cores"], ["percent", "Percent"]].map(([unit, text]) =>
-    h("button.choice", { type: "button", key: unit, "aria-pressed": String(unit === now), onclick: () => {
-      localStorage.setItem(UNIT, unit);
-      app.redraw();
-    } }, text)));
-}
+export const unitSwitch = (app) => choiceButtons("Unit of amounts", [["cores", "Cores"], ["percent", "Percent"]], chosenUnit(), (unit) => {
+  localStorage.setItem(UNIT, unit);
+  app.redraw();
+});
 
 // The limits of jobs may add up to more than they ordered for a moment.
 const reclaimed = (row) => Math.max(row.ordered_cores - row.limit_cores, 0);

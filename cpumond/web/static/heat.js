@@ -3,6 +3,7 @@
 import { h, island, morph, visible } from "./dom.js";
 import { cores, percent } from "./format.js";
 import { currentQuery, setQuery, to } from "./route.js";
+import { choiceButtons } from "./table.js";
 
 const LEAST_PX = 12;
 const MOST_PX = 44;
@@ -67,8 +68,8 @@ export function heatMap(nodes, app) {
   };
   return h("section.card", { key: "heat", "aria-labelledby": "heat-title" },
     h("div.heading", h("h2", { id: "heat-title" }, "Map"),
-      h("div.ranges", { role: "group", "aria-label": "What the map shows" }, Object.entries(MEASURES).map(([name, [word, , help]]) =>
-        h("button.choice", { type: "button", key: name, title: help, "aria-pressed": String(name === measure), onclick: () => choose({ heat: name === "used" ? null : name }) }, word))),
+      choiceButtons("What the map shows", Object.entries(MEASURES).map(([name, [word, , help]]) => [name, word, help]), measure,
+        (name) => choose({ heat: name === "used" ? null : name })),
       choices.length ? h("label.tree-selector", h("span", "by"), " ", h("select", { "aria-label": "Group the nodes by", value: by, onchange: (event) => choose({ by: event.target.value || null }) },
         h("option", { value: "" }, "name"), choices.map(([name, text]) => h("option", { key: name, value: name }, text)))) : null,
       scale()),

@@ -98,8 +98,9 @@ export async function readHistory({ kind, name, tree = "" }, range = chosenRange
   };
 }
 
-// The history of an operation or job that has ended, from its start to its end.
-export async function readLife(what, start, finish, patienceMs = 20000) {
+// The history of an operation or job: the newest part, or where it has ended (`finish` is not null), from its start to its end.
+export async function readLife(what, start, finish, patienceMs) {
+  if (finish === null) return readHistory(what, undefined, patienceMs);
   const age = serverNow() - start;
   const [range] = Object.entries(RANGES).find(([, [, length]]) => length > age + 10) ?? ["24h"];
   const history = await readHistory(what, range, patienceMs);

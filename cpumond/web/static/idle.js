@@ -2,7 +2,7 @@
 
 import { openChange } from "./actions.js";
 import { h } from "./dom.js";
-import { cores, number } from "./format.js";
+import { capital, cores, number } from "./format.js";
 import { to } from "./route.js";
 import { table } from "./table.js";
 
@@ -20,8 +20,6 @@ export function idleSection(report, app) {
     h("p.muted.flat", `Of ${cores(report.parts.capacity)} cores of the tree: ${parts.join(", ") || "none are there"}.`),
     report.causes.length ? causesTable(report, app) : null);
 }
-
-const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 function causesTable(report, app) {
   return table({

@@ -3,7 +3,7 @@
 
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
-import { localTimes, time } from "./format.js";
+import { capital, isKnown, localTimes, time } from "./format.js";
 import { badge, bar, facts, table } from "./table.js";
 import { working } from "./history.js";
 import { markDecisions } from "./marks.js";
@@ -26,8 +26,6 @@ export function jobView(e, key, app, marks = []) {
     optionsCard(e),
   ];
 }
-
-const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 // ---- graphs
 
@@ -87,8 +85,6 @@ export function throttledChart(times, ratios) {
     series: [{ label: "throttled periods", values: ratios, color: "--bad", fill: true }],
   };
 }
-
-const isKnown = (value) => value !== null && value !== undefined;
 
 // Changes that were written, at the nearest sample: [all but fast restores, fast restores], null where there is none.
 function placeDecisions(e, times) {

@@ -4,8 +4,8 @@ import { jobActions } from "./actions.js";
 import { get, path, query, request, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h, skeleton, visible } from "./dom.js";
-import { amount, bytes, duration, number, time } from "./format.js";
-import { axis, column, DAY_S, line, rangeButtons, readHistory, readLife, remember } from "./history.js";
+import { amount, bytes, duration, isKnown, number, time } from "./format.js";
+import { axis, column, DAY_S, line, rangeButtons, readLife, remember } from "./history.js";
 import { jobView, throttledChart, votesChart } from "./job_view.js";
 import { showCores, showSpan } from "./job_words.js";
 import { readMarks } from "./marks.js";
@@ -29,10 +29,8 @@ export const job = {
     const isLiving = LIVING.has(found.state);
     const explain = isLiving ? await remember(`${where}/explain`, EXPLAIN_MS, () => get(`${where}/explain`), PATIENCE_MS) : null;
     // The scheduler's coarser points, for a job about which no agent answers.
-    const what = { kind: "job", name: id };
     const history = explain?.value && !explain.error ? null
-      : isLiving ? await readHistory(what, undefined, PATIENCE_MS) : await readLife(what, found.start_time,
-        found.finish_time ?? found.start_time, PATIENCE_MS);
+      : await readLife({ kind: "job", name: id }, found.start_time, isLiving ? null : found.finish_time ?? found.start_time, PATIENCE_MS);
     // Asked for where it would be refused, a log would be in the audit log each time.
     const { may = {}, title = "" } = (await remember(`${operation}/may`, MAY_MS, () => get(path`/operations/${operation}`))).value ?? {};
     const logs = found.state === "starting" || may.read_secrets ? {} : Object.fromEntries(await Promise.all(["stdout", "stderr"].map(async (stream) => [stream,
@@ -98,8 +96,6 @@ function jobFacts(j) {
       h("a", { href: to("preemptions", { operation: j.operation_id }) }, "preemptions"), ")"] : null)] : null,
   ];
 }
-
-const isKnown = (value) => value !== null && value !== undefined;
 
 function cpuTime(j) {
   if (!isKnown(j.cpu_seconds)) return "not known yet";

@@ -6,8 +6,8 @@ import { chart } from "./chart.js";
 import { h, skeleton } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
 import { selectFilter } from "./filters.js";
-import { amount, amounts, count, duration, number, percent, share, time } from "./format.js";
-import { axis, chosenTab, DAY_S, line, rangeButtons, readHistory, readLife, remember, tabs } from "./history.js";
+import { allAmounts, amounts, capital, count, duration, number, percent, share, time } from "./format.js";
+import { axis, chosenTab, DAY_S, line, rangeButtons, readLife, remember, tabs } from "./history.js";
 import { showCores, showOption, showSpan } from "./job_words.js";
 import { readMarks } from "./marks.js";
 import { describePart, isLate, pager, stateBadge } from "./page_operations.js";
@@ -32,9 +32,7 @@ export const operation = {
     const found = await get(path`/operations/${id}`, { signal });
     const data = { operation: found, tab };
     if (tab === "overview") {
-      const what = { kind: "operation", name: found.id };
-      data.history = found.finish_time === null ? await readHistory(what, undefined, PATIENCE_MS)
-        : await readLife(what, found.start_time, found.finish_time, PATIENCE_MS);
+      data.history = await readLife({ kind: "operation", name: found.id }, found.start_time, found.finish_time, PATIENCE_MS);
       data.marks = await readMarks({ operation: found.id }, ["preemption", "node_lost", "operation_failed", "limit_contested", "command"]);
       if (isHindered(found)) data.hindered = (await remember(`${found.id}/why`, WHY_MS, () => get(path`/operations/${id}/why`), PATIENCE_MS)).value;
     }
@@ -73,7 +71,7 @@ const isHindered = (o) => o.finish_time === null && (o.state === "pending" || o.
 function hindrance(o, why) {
   const told = (why?.trees ?? []).flatMap((part) => part.lines).concat(why?.lines ?? []);
   const found = HINDRANCES.map((form) => told.find((text) => form.test(text))).find(Boolean);
-  return h("p.note", { key: "hindrance" }, found ? `${found.trim()[0].toUpperCase()}${found.trim().slice(1)}. ` : "Not all that it wants runs. ",
+  return h("p.note", { key: "hindrance" }, found ? `${capital(found.trim())}. ` : "Not all that it wants runs. ",
     h("a", { href: to("operations", o.id, { tab: "why" }) }, "Why?"));
 }
 
@@ -136,14 +134,11 @@ function treeCard(o, tree, pool) {
       : part.scheduling_status === "normal" ? badge("has its share", "good") : badge(part.scheduling_status.replaceAll("_", " "), "warn")],
     ["Jobs here", count(part.job_count, "job")],
     ["Weight", number(part.weight)],
-    Object.keys(part.limits).length ? ["Limits", limits(part.limits)] : null,
+    Object.keys(part.limits).length ? ["Limits", allAmounts(part.limits)] : null,
   ]));
 }
 
 const asksForNothing = (part) => Object.values(part.demand).every((value) => value === 0);
-
-// As `amounts`, but with those of 0: 0 is a limit, too.
-const limits = (values) => Object.entries(values).map(([name, value]) => amount(name, value)).join(", ");
 
 function graphs(o, history, marks) {
   const shared = { ...axis(history, marks), height: 220 };
@@ -162,7 +157,7 @@ function tasks(o) {
       { title: "Task", cell: (t) => t.name },
       { title: "Jobs", align: "right", cell: (t) => number(t.job_count, 6) },
       { title: "Each orders", cell: (t) => amounts({ cpu: t.cpu_limit ?? 1, memory: t.memory_limit ?? 0, gpu: t.gpu_limit ?? 0 }) },
-      ...["completed", "failed", "aborted", "lost"].map((name) => ({ title: name[0].toUpperCase() + name.slice(1), align: "right",
+      ...["completed", "failed", "aborted", "lost"].map((name) => ({ title: capital(name), align: "right",
         cell: (t) => number(o.counts[t.name]?.[name] ?? 0, 6) })),
       { title: "Command", cell: (t) => h("code.long", { title: commandOf(t) }, commandOf(t)) },
     ],

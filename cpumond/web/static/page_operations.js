@@ -9,7 +9,7 @@ import { chosenFold, folds } from "./folds.js";
 import { amount, count, duration, number, share, time } from "./format.js";
 import { readRights } from "./rights.js";
 import { currentQuery, to } from "./route.js";
-import { badge, bar, operationLink, table } from "./table.js";
+import { badge, bar, operationLink, sortButton, table } from "./table.js";
 
 export const STATES = ["pending", "running", "completed", "failed", "aborted"];
 const TONES = { running: "good", pending: "warn", waiting: "warn", "cannot start": "bad", failed: "bad", aborted: "warn" };
@@ -135,16 +135,11 @@ function columns(app) {
   const chosen = currentQuery();
   const sort = chosen.get("sort") ?? "start_time";
   const descending = chosen.get("descending") !== "false";
-  const sorting = (key, title, first = true) => ({
-    title: h("button.sort", {
-      type: "button",
-      onclick: () => {
-        const wanted = sort === key ? !descending : first;
-        ask(app, { sort: key === "start_time" ? null : key, descending: wanted ? null : "false" });
-      },
-    }, title, h("span.arrow", { "aria-hidden": "true" }, sort === key ? (descending ? " ↓" : " ↑") : "")),
-    sorted: sort === key ? (descending ? "descending" : "ascending") : null,
-  });
+  const sorting = (key, title, first = true) => {
+    const order = sort !== key ? null : descending ? "descending" : "ascending";
+    const wanted = order ? !descending : first;
+    return { title: sortButton(title, order, () => ask(app, { sort: key === "start_time" ? null : key, descending: wanted ? null : "false" })), sorted: order };
+  };
   return [
     { ...sorting("title", "Operation", false), cell: titleLink },
     { ...sorting("state", "State", false), cell: (o) => [stateBadge(o), partState(o), startsIn(o.forecast)] },
@@ -187,10 +182,6 @@ function partState(operation) {
 export function describePart(part) {
   if (part.cause === "cannot_start") return part.why;
   if (part.queue_place !== null) return `number ${part.queue_place} in the queue`;
-  return starvation(part);
-}
-
-function starvation(part) {
   return part.starvation_status === "non_starving" ? "" : part.starvation_status.replaceAll("_", " ");
 }
 

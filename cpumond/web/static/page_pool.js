@@ -6,15 +6,16 @@ import { get, path, query } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
-import { amount, amounts, cores, duration, NONE, number, percent, share, time } from "./format.js";
+import { allAmounts, amounts, cores, duration, hasAny, isKnown, NONE, number, percent, share, time } from "./format.js";
 import { idleSection } from "./idle.js";
 import { axis, column, line, ofPoints, rangeButtons, readHistory, remember } from "./history.js";
 import { CHANGES, OF_NODES, readMarks } from "./marks.js";
 import { stateBadge } from "./page_operations.js";
 import { EPHEMERAL, loadPoolTable, poolRows, poolTable, starvationBadge } from "./page_pools.js";
+import { preemptionsTable } from "./page_preemptions.js";
 import { readRights, ROOT } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
-import { badge, facts, operationLink, table } from "./table.js";
+import { badge, choiceButtons, facts, operationLink, table } from "./table.js";
 
 const MAX_OPERATIONS = 100;
 const MAX_PREEMPTIONS = 20;
@@ -138,8 +139,6 @@ function integralText(type, orchid) {
   return `${type}: flow of ${amounts(orchid.specified_resource_flow)}${burst}`;
 }
 
-const hasAny = (values) => Object.values(values ?? {}).some((value) => value !== 0);
-
 // --- graphs ----------------------------------------------------------------------------------------------------------
 
 const typeOf = (orchid, row) => orchid.integral_guarantee_type ?? row?.integral_type ?? "none";
@@ -171,10 +170,8 @@ function volumeGraph(shared, history, type, orchid, row, app) {
       ...shared, format: number,
       series: [line(history, "volume", "volume", "--c5", { fill: true }), line(history, "capacity", "capacity", "--c7", { dash: true, hidden: isAlone })],
     }),
-    h("div.ranges", { role: "group", "aria-label": "What the graph of the volume shows" }, [["capacity", "up to the capacity"], ["alone", "the volume alone"]].map(([value, text]) =>
-      h("button.choice", {
-        key: value, type: "button", "aria-pressed": String((value === "alone") === isAlone), onclick: () => { setQuery({ volume: value }); app.redraw(); },
-      }, text))),
+    choiceButtons("What the graph of the volume shows", [["capacity", "up to the capacity"], ["alone", "the volume alone"]], isAlone ? "alone" : "capacity",
+      (value) => { setQuery({ volume: value }); app.redraw(); }),
     h("p.muted.flat", volumeSentence(type, orchid, row)));
 }
 
@@ -258,28 +255,12 @@ function operationsSection(data, answers) {
     total > rows.length ? h("p.muted.flat", `The first ${rows.length} of ${number(total, 9)}.`) : null);
 }
 
-const KIND_WORDS = {
-  preempted: "preempted", limit_violated: "limit violated", overcommit: "node overcommitted", graceful: "asked to end", aborted: "aborted",
-};
-
 function preemptionsSection(data, answer) {
   const list = answer.preemptions.filter((record) => record.tree === data.tree);
-  const named = (id) => (id ? operationLink(id, answer.titles[id]) : NONE);
   return h("section.part", { key: "preemptions", "aria-labelledby": "preemptions-title" },
     h("div.heading", h("h2", { id: "preemptions-title" }, "Preemptions in it or for it"),
       h("a", { href: to("preemptions", { pool: data.name }) }, "all")),
-    table({
-      caption: "Jobs that were stopped in this pool or for this pool", rows: list, empty: "None that are kept.", rowKey: (record) => `${record.job_id}/${record.at}`,
-      columns: [
-        { title: "When", cell: (record) => time(record.at) },
-        { title: "What", cell: (record) => badge(KIND_WORDS[record.kind] ?? record.kind) },
-        { title: "Operation", cell: (record) => named(record.operation_id) },
-        { title: "Its pool", cell: (record) => h("a.long", { href: to("pools", record.tree, record.pool) }, record.pool) },
-        { title: "For", cell: (record) => named(record.preemptor_operation_id) },
-        { title: "Freed", cell: (record) => amounts(record.freed) },
-        { title: "Why", cell: (record) => h("span.words", record.why) },
-      ],
-    }));
+    preemptionsTable("Jobs that were stopped in this pool or for this pool", list, answer.titles, { empty: "None that are kept.", without: ["Job", "Node", "Lost"] }));
 }
 
 // --- attributes ------------------------------------------------------------------------------------------------------
@@ -295,7 +276,7 @@ function attributesSection(data, orchid) {
       columns: [
         { title: "Option", cell: ({ option }) => h("code", option) },
         { title: "Set here", cell: ({ own, unit }) => (own === undefined ? h("span.muted", "not set") : showValue(own, unit)) },
-        { title: "In force", help: "with what the tree and the pools above say, and defaults", cell: ({ inForce, unit }) => (isTold(inForce) ? showValue(withoutZeros(inForce, unit), unit) : NONE) },
+        { title: "In force", help: "with what the tree and the pools above say, and defaults", cell: ({ inForce, unit }) => (isTold(inForce) ? showValue(inForce, unit, amounts) : NONE) },
       ],
     }),
     h("details", { key: "set" }, h("summary", "As set, in full"),
@@ -303,20 +284,14 @@ function attributesSection(data, orchid) {
     h("details", { key: "all" }, h("summary", "All that the scheduler computes of it, by YTsaurus' names"), h("pre", { tabindex: "0" }, JSON.stringify(orchid, null, 2))));
 }
 
-const isTold = (value) => value !== undefined && value !== null && !(typeof value === "object" && !Array.isArray(value) && !hasAny(value));
+const isTold = (value) => isKnown(value) && !(typeof value === "object" && !Array.isArray(value) && !hasAny(value));
 
-function showValue(value, unit) {
+// `resources` shows those of a value: in force without those of 0, such as those that the tree does not have.
+function showValue(value, unit, resources = allAmounts) {
   if (unit === "ms" && typeof value === "number") return `${duration(value / 1000)}`;
   if (unit === "share" && typeof value === "number") return percent(value);
-  if (unit === "resources" && typeof value === "object") return resources(value);
+  if (unit === "resources" && typeof value === "object") return resources(value) || "nothing";
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (Array.isArray(value)) return value.join(", ");
   return typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? number(value, 9) : String(value);
-}
-
-// Without resources whose amount is 0, such as those that the tree does not have.
-const withoutZeros = (value, unit) => (unit === "resources" ? Object.fromEntries(Object.entries(value).filter(([, each]) => each !== 0)) : value);
-
-function resources(values) {
-  return Object.entries(values).map(([name, value]) => amount(name, value)).join(", ") || "nothing";
 }

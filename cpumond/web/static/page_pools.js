@@ -2,7 +2,7 @@
 
 import { get, path } from "./api.js";
 import { poolsActions } from "./actions.js";
-import { chosenColumns, columnMenu } from "./columns.js";
+import { chosenColumns, columnMenu, sameColumns } from "./columns.js";
 import { h } from "./dom.js";
 import { cores, count, number, percent, share, short, time } from "./format.js";
 import { chosenUnit, glanceCell, legend, unitSwitch } from "./glance.js";
@@ -12,11 +12,8 @@ import { badge, bar, bigTable } from "./table.js";
 import { trendCell, trendVersion, wantTrends } from "./trends.js";
 
 const HELD = 0.005; // fewer cores are shown as 0
-const MAX_SETS = 20;
 
 export const EPHEMERAL = "ephemeral: made by itself for its operations, gone with the last of them";
-
-const INTEGRAL = { none: "", burst: "burst", relaxed: "relaxed" };
 
 const made = new WeakMap(); // an answer -> its rows; the same answer (304) has the same rows
 
@@ -62,9 +59,7 @@ function guaranteeText(row) {
   return parts.join(" + ") || "–";
 }
 
-function integralCell(row) {
-  return INTEGRAL[row.integral_type] ?? row.integral_type ?? "";
-}
+const integralText = ({ integral_type: type }) => (type === "none" ? "" : type ?? "");
 
 function volumeCell(row) {
   if (row.volume === null || row.volume === undefined) return "–";
@@ -73,18 +68,8 @@ function volumeCell(row) {
 }
 
 const CELLS = { cores: (value) => cores(value), percent: (_, ratio, resource) => share(ratio, resource) };
-const sets = new Map(); // unit and size of the tree -> its columns
 
 // An amount is text in the chosen unit above a bar of all that the tree has.
-function columnsOf(unit, totalCores) {
-  const what = `${unit} ${totalCores}`;
-  if (!sets.has(what)) {
-    if (sets.size > MAX_SETS) sets.clear();
-    sets.set(what, makeColumns(unit, totalCores));
-  }
-  return sets.get(what);
-}
-
 function makeColumns(unit, totalCores) {
   const amount = CELLS[unit];
   const all = unit === "cores" ? "cores; the bar: of the tree" : "percent of the tree";
@@ -112,7 +97,7 @@ function makeColumns(unit, totalCores) {
       cell: (row) => starvationBadge(row.starvation) ?? h("span.muted", "no") },
     { key: "operations", width: 126, title: "All / max", help: "operations that run or wait, and how many there may be", align: "right",
       value: (row) => row.operation_count, cell: (row) => most(row.operation_count, row.max_operation_count) },
-    { key: "integral", width: 88, title: "Integral", help: "type of its integral guarantee", value: integralCell, cell: (row) => integralCell(row) || h("span.muted", "none"), isText: true },
+    { key: "integral", width: 88, title: "Integral", help: "type of its integral guarantee", value: integralText, cell: (row) => integralText(row) || h("span.muted", "none"), isText: true },
     { key: "volume", width: 100, title: "Volume", help: "what an integral pool has accumulated, percent of its capacity", align: "right",
       value: (row) => (row.volume === null || row.volume === undefined ? null : row.volume / (row.capacity || 1)), cell: volumeCell },
     { key: "ordered", width: 92, title: "Ordered", help: "cores that its jobs ordered (cpu_limit)", align: "right", value: (row) => row.ordered_cores, cell: (row) => cores(row.ordered_cores) },
@@ -125,7 +110,8 @@ function makeColumns(unit, totalCores) {
 
 // Pools of a tree that has `totalCores`, with a choice of unit and columns.
 export function poolTable(key, rows, app, totalCores, more) {
-  const all = columnsOf(chosenUnit(), totalCores);
+  const unit = chosenUnit();
+  const all = sameColumns(`pools ${unit} ${totalCores}`, () => makeColumns(unit, totalCores));
   const tree = rows[0]?.tree;
   return h("div.part", legend(), bigTable(key, {
     columns: chosenColumns("pools", all), rows, rowKey: (row) => row.name, searchable: (row) => row.name, noun: "pool",

@@ -42,10 +42,7 @@ export const preemptions = {
         textFilter("operation", "Operation", "id of one that lost or got it", app, { type: "search", isWide: true })),
       groupsSection(groups, inside, open, app),
       records.length ? h("h2", "One by one") : null,
-      table({
-        caption: "Preemptions, the newest first", rows: records, rowKey, columns: columns(titles), stacked: true,
-        empty: isFiltered ? "None fits." : "No job was preempted since the start of the scheduler.",
-      }),
+      preemptionsTable("Preemptions, the newest first", records, titles, { empty: isFiltered ? "None fits." : "No job was preempted since the start of the scheduler." }),
       records.length >= limit && limit < MOST ? h("div",
         h("button", { type: "button", onclick: () => ask(app, { limit: String(Math.min(limit + 300, MOST)) }) }, "Show older ones")) : null,
     ];
@@ -81,7 +78,7 @@ function groupsSection({ groups, kept, since }, inside, open, app) {
       amounts: [`${amount("cpu", group.freed_cores)} freed`, `${hours(group.lost_core_seconds)} core-hours lost`, `last ${time(group.last_at)}`],
       body: () => (open === group.group && inside ? [
         h("p.flat", h("span.muted", "The newest one: "), group.why),
-        table({ caption: `Preemptions: ${wordsOf(group)}`, rows: inside.preemptions, rowKey, columns: columns(inside.titles).filter(({ title }) => title !== "Kind" && title !== "Why"), stacked: true }),
+        preemptionsTable(`Preemptions: ${wordsOf(group)}`, inside.preemptions, inside.titles, { without: ["Kind", "Why"] }),
         group.count > inside.preemptions.length ? h("p.muted.flat", `The newest ${inside.preemptions.length} of ${number(group.count, 6)}.`) : null,
       ] : null),
     })), app),
@@ -96,9 +93,13 @@ function wordsOf({ kind, priority, preemptor_pool: pool, pools, operations }) {
 
 const hours = (coreSeconds) => coreHours((coreSeconds ?? 0) / 3600);
 
-const rowKey = (record) => `${record.at}-${record.job_id}-${record.kind}`;
-
 // ---- rows
+
+// Records of preemptions as rows; `without`: titles of columns that are left out.
+export function preemptionsTable(caption, rows, titles, { empty, without = [] }) {
+  const shown = columns(titles).filter(({ title }) => !without.includes(title));
+  return table({ caption, rows, columns: shown, rowKey: (record) => `${record.at}-${record.job_id}-${record.kind}`, stacked: true, empty });
+}
 
 const poolLink = (tree, pool) => h("a.long", { href: to("pools", tree, pool), title: pool }, pool);
 

@@ -1,7 +1,7 @@
 // What reclaimed CPU was worth and what that cost, of each pool and week, and jobs whose limits move against the control group.
 
 import { get } from "./api.js";
-import { chosenColumns, columnMenu } from "./columns.js";
+import { chosenColumns, columnMenu, sameColumns } from "./columns.js";
 import { h } from "./dom.js";
 import { ask } from "./filters.js";
 import { count, duration, hours as coreHours, number, percent, time } from "./format.js";
@@ -101,19 +101,11 @@ function showWeek(week, tree, found, of, app) {
 // Pools below their parents, as far as these have something to show.
 function poolTable(caption, prefix, rows, tree, found, app) {
   const names = new Set(rows.map((row) => row.name));
-  const all = columnsOf(tree, found);
+  const all = sameColumns(`savings ${tree} ${found.core_hour_price ? found.currency : null}`, () => makeColumns(tree, found));
   return bigTable(`savings-${prefix}`, {
     caption, prefix, rows, columns: chosenColumns("savings", all), tools: columnMenu("savings", all, app), noun: "pool", height: "60vh",
     rowKey: (row) => row.name, searchable: (row) => row.name, parentKey: ({ parent }) => (names.has(parent) ? parent : null),
   });
-}
-
-const made = new Map(); // what decides -> columns, the same ones again
-
-function columnsOf(tree, found) {
-  const what = `${tree} ${found.core_hour_price ? found.currency : null}`;
-  if (!made.has(what)) made.set(what, makeColumns(tree, found));
-  return made.get(what);
 }
 
 function makeColumns(tree, found) {

@@ -132,18 +132,12 @@ function makeHead(node) {
   const { columns } = node.props;
   const { sort, descending } = node.state;
   return h("thead", h("tr", { "aria-rowindex": "1" }, columns.map((column) => {
-    const isSorted = sort === column.key;
-    return h("th", {
-      scope: "col", key: column.key, class: column.align === "right" ? "right" : "",
-      "aria-sort": isSorted ? (descending ? "descending" : "ascending") : null,
-    }, column.value && !column.fixed
-      ? label(h("button.sort", {
-          type: "button",
-          onclick: () => choose(node, isSorted && descending !== startsDescending(column)
-            ? { sort: null, desc: null }
-            : { sort: column.key, desc: (isSorted ? !descending : startsDescending(column)) ? "1" : "0" }),
-        }, column.title, h("span.arrow", { "aria-hidden": "true" }, isSorted ? (descending ? " ↓" : " ↑") : "")), column.help)
-      : label(column.title, column.help));
+    const order = sort !== column.key ? null : descending ? "descending" : "ascending";
+    const first = startsDescending(column);
+    const onclick = () => choose(node, order && descending !== first ? { sort: null, desc: null }
+      : { sort: column.key, desc: (order ? !descending : first) ? "1" : "0" });
+    return h("th", { scope: "col", key: column.key, class: column.align === "right" ? "right" : "", "aria-sort": order },
+      label(column.value && !column.fixed ? sortButton(column.title, order, onclick) : column.title, column.help));
   })));
 }
 
@@ -315,6 +309,11 @@ function fold(node, key, isOpen) {
   }, isOpen ? "▾" : "▸");
 }
 
+// A title that sorts; `order`: ascending or descending, null where the table is sorted by another one.
+export function sortButton(title, order, onclick) {
+  return h("button.sort", { type: "button", onclick }, title, h("span.arrow", { "aria-hidden": "true" }, { ascending: " ↑", descending: " ↓" }[order]));
+}
+
 // A short table, all rows in the page: {caption, columns as above, rows, rowKey, empty}. `sorted` of a column: the text of
 // its aria-sort, where the page sorts.
 // `stacked`: in a narrow window the cells of a row stand below each other.
@@ -346,6 +345,12 @@ export function bar(ratio, text, { mark = null, color = "--c1" } = {}) {
 
 // An operation by its title; the id stands in the address, and at the mouse.
 export const operationLink = (id, title) => h("a.long", { href: to("operations", id), title: title ? `${title}, ${id}` : id }, title || `without title, ${id.slice(0, 8)}`);
+
+// Buttons of which one is chosen: [[value, text, help], ...]; `choose` is called with the value of the one that is pressed.
+export function choiceButtons(label, choices, chosen, choose) {
+  return h("div.ranges", { key: label, role: "group", "aria-label": label }, choices.map(([value, text, title]) =>
+    h("button.choice", { type: "button", key: value, title, "aria-pressed": String(value === chosen), onclick: () => choose(value) }, text)));
+}
 
 // A word on a coloured ground. tone: good, warn, bad, or none.
 export function badge(text, tone = "") {
