@@ -139,7 +139,6 @@ export function openPoolForm(tree, pool, parent, app) {
   }
 }
 
-
 function openRemoval(tree, pool, app) {
   const form = new Form([["recursive", "With all pools below", "operations in them go to ephemeral pools of the same name", "flag", false]], () => plan());
   const plan = openPlanned(`Remove pool ${pool.name}`, "Its guarantees and limits end at once.", "Remove", form, {

@@ -48,19 +48,19 @@ class App {
     this.voice = this.frame.lastChild;
     this.shown = skeleton();
     this.main.append(this.shown);
-    applyTheme(localStorage.getItem("cpumond-theme") ?? "auto");
+    applyTheme();
     window.addEventListener("hashchange", () => this.go());
     document.addEventListener("visibilitychange", () => { if (!document.hidden) this.reload(); });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => window.dispatchEvent(new Event("themechange")));
     // What was chosen in another tab.
     window.addEventListener("storage", ({ key }) => {
       if (key === "cpumond-session") this.beSomebodyElse();
-      applyTheme(localStorage.getItem("cpumond-theme") ?? "auto");
+      applyTheme();
       window.dispatchEvent(new Event("lineschange"));
       this.redraw();
     });
     window.addEventListener("beforeprint", () => applyTheme("light"));
-    window.addEventListener("afterprint", () => applyTheme(localStorage.getItem("cpumond-theme") ?? "auto"));
+    window.addEventListener("afterprint", () => applyTheme());
     watchTips();
     setInterval(() => { this.probe(); this.drawFrame(); }, 1000);
     this.drawFrame();
@@ -267,7 +267,7 @@ class App {
       this.me?.user && this.error?.status !== 401 ? drawWho(this.me, first) : null,
       this.options.find ? h("button.plain", { type: "button", title: "Ctrl-K", "aria-keyshortcuts": "Control+K Meta+K", onclick: this.options.find }, "Find") : null,
       session() ? h("button.plain", { type: "button", onclick: () => { signOut(); this.beSomebodyElse(); } }, "Sign out") : null,
-      drawTheme(() => { nextTheme(); this.drawFrame(); }),
+      drawTheme(() => this.drawFrame()),
       h("div.stale-wrap", { role: "status" }, text ? h("p.stale", text) : standby ? h("p.stale", tellStandby(standby, leader)) : null)));
   }
 
@@ -278,6 +278,18 @@ class App {
     this.isAsked = false;
     this.redraw();
     return this.reload();
+  }
+
+  // Signs in with a token and returns whether that was possible; `told` shows why it was not.
+  async enter(token, told) {
+    try {
+      await signIn(token);
+    } catch (error) {
+      told.textContent = error.message;
+      return false;
+    }
+    this.beSomebodyElse();
+    return true;
   }
 
   // A link may be somebody else's, who would see what is done with its token: it signs nobody in without a question.
@@ -298,18 +310,10 @@ class App {
       return;
     }
     const told = h("p.error", { role: "alert" });
-    const take = async () => {
-      try {
-        await signIn(token);
-        this.beSomebodyElse();
-      } catch (error) {
-        told.textContent = error.message;
-      }
-    };
     const dialog = openDialog("Sign in",
       [h("p", "Sign in as ", h("strong", user), " with the token of this link?"),
         h("p.muted", "Only if the link is your own: who gave it to you can use the token, too."), told],
-      [h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), h("button.primary", { type: "button", onclick: take }, "Sign in")]);
+      [h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), h("button.primary", { type: "button", onclick: () => this.enter(token, told) }, "Sign in")]);
   }
 
   askToken(refusal = "") {
@@ -318,13 +322,7 @@ class App {
     const told = h("p.error", { role: "alert" }, refusal);
     const form = h("form", { onsubmit: async (event) => {
       event.preventDefault();
-      try {
-        await signIn(input.value.trim());
-        this.beSomebodyElse();
-      } catch (error) {
-        told.textContent = error.message;
-        input.focus();
-      }
+      if (!await this.enter(input.value.trim(), told)) input.focus();
     } }, h("p", "This scheduler answers only those who show a token. It signs you in, in all tabs, until you sign out or end the browser."),
       h("label", { for: "token" }, "Token"), input, told, h("button.primary", { type: "submit" }, "Sign in"));
     openDialog("Token", form, []);
@@ -360,20 +358,20 @@ function complain(error) {
   return h("p.error", { role: "alert" }, localTimes(error.message) || "This page failed; the console says more.");
 }
 
-function applyTheme(theme) {
+const chosenTheme = () => localStorage.getItem("cpumond-theme") ?? "auto";
+
+function applyTheme(theme = chosenTheme()) {
   if (theme === "auto") document.documentElement.removeAttribute("data-theme");
   else document.documentElement.setAttribute("data-theme", theme);
   window.dispatchEvent(new Event("themechange"));
 }
 
-function drawTheme(onclick) {
-  const theme = localStorage.getItem("cpumond-theme") ?? "auto";
-  return h("button.plain", { type: "button", onclick, "aria-label": `Theme: ${theme}`, title: "The colours of the page" }, h("span.wide", "Theme: "), theme);
-}
-
-function nextTheme() {
-  const now = localStorage.getItem("cpumond-theme") ?? "auto";
-  const next = THEMES[(THEMES.indexOf(now) + 1) % THEMES.length];
-  localStorage.setItem("cpumond-theme", next);
-  applyTheme(next);
+function drawTheme(redraw) {
+  const theme = chosenTheme();
+  const next = () => {
+    localStorage.setItem("cpumond-theme", THEMES[(THEMES.indexOf(chosenTheme()) + 1) % THEMES.length]);
+    applyTheme();
+    redraw();
+  };
+  return h("button.plain", { type: "button", onclick: next, "aria-label": `Theme: ${theme}`, title: "The colours of the page" }, h("span.wide", "Theme: "), theme);
 }

@@ -27,8 +27,10 @@ export function h(name, attributes, ...children) {
 function set(node, key, value) {
   if (value === undefined || value === null || value === false) return;
   if (key === "key") node.key = value;
-  else if (key.startsWith("on")) listen(node, key.slice(2), value);
-  else if (key === "style") for (const [name, text] of Object.entries(value)) node.style.setProperty(name, text);
+  else if (key.startsWith("on")) {
+    node.handlers[key.slice(2)] = value;
+    addOne(node, key.slice(2));
+  } else if (key === "style") for (const [name, text] of Object.entries(value)) node.style.setProperty(name, text);
   else if (PROPERTIES.has(key)) {
     node[key] = value;
     node.given[key] = value;
@@ -36,11 +38,6 @@ function set(node, key, value) {
     const before = node.getAttribute("class");
     node.setAttribute("class", before ? `${before} ${value}` : value);
   } else node.setAttribute(key, value === true ? "" : key === "title" || key === "aria-label" ? visible(String(value)) : String(value));
-}
-
-function listen(node, type, handler) {
-  node.handlers[type] = handler;
-  addOne(node, type);
 }
 
 function addOne(node, type) {
@@ -183,7 +180,7 @@ function move(node, child, before) {
   focused?.focus({ preventScroll: true });
 }
 
-function drop(node) {
+export function drop(node) {
   release(node);
   node.remove();
 }

@@ -13,7 +13,6 @@ export const DEFAULT_RANGE = "1h";
 const HISTORY_PERIOD_MS = 5000;
 const MAX_KEPT = 60;
 const SHORT_WAIT_MS = 500;
-
 const OFF_MS = 60000;
 
 // The scheduler's sentence that it keeps no history, and until when it is not asked again.
@@ -22,19 +21,15 @@ const isOff = () => performance.now() < off.until;
 let isAsked = false;
 let lengthS = 0; // of the history, as far as it was asked for
 
-// Before the first request and while history is off: a refused request would be an error in the browser's console.
-async function askWhetherOff() {
-  if (isOff() || (isAsked && !off.problem)) return;
-  const { value } = await remember("me", 0, () => get("/me"));
-  if (!value) return;
-  isAsked = true;
-  lengthS = value.history_length_s;
-  if (value.history_length_s > 0) off.problem = "";
-  else Object.assign(off, { problem: "history is turned off: [history] length = 0", until: performance.now() + OFF_MS });
-}
-
+// Asks before the first request and while history is off: a refused request would be an error in the browser's console.
 export async function historyIsOff() {
-  await askWhetherOff();
+  const { value } = isOff() || (isAsked && !off.problem) ? {} : await remember("me", 0, () => get("/me"));
+  if (value) {
+    isAsked = true;
+    lengthS = value.history_length_s;
+    if (lengthS > 0) off.problem = "";
+    else Object.assign(off, { problem: "history is turned off: [history] length = 0", until: performance.now() + OFF_MS });
+  }
   return isOff();
 }
 
@@ -81,9 +76,8 @@ export function askedTime(range = chosenRange()) {
 // {times, columns, periodS, until, problem, isRefused}: the history of one object; `until` is the end of the axis,
 // `problem` the sentence to show where there are no points.
 export async function readHistory({ kind, name, tree = "" }, range = chosenRange(), patienceMs = 20000) {
-  await askWhetherOff();
   const nothing = (problem) => ({ times: [], columns: {}, periodS: null, until: null, isRefused: true, problem });
-  if (isOff()) return nothing(off.problem);
+  if (await historyIsOff()) return nothing(off.problem);
   if (chosenSpan()?.from >= serverNow()) return nothing("This part of time is still to come.");
   const where = `/history${query({ kind, name, tree, ...askedTime(range), max_points: 600 })}`;
   const { value, error, at } = await remember(where, HISTORY_PERIOD_MS, async () => withGaps(await get(where)), patienceMs);

@@ -7,7 +7,7 @@ import { rangeButtons } from "./history.js";
 import { jobView } from "./job_view.js";
 import { fixed, showCores, showLeft, showRatio, showSpan, showVotes } from "./job_words.js";
 import { to } from "./route.js";
-import { badge, bar, bigTable } from "./table.js";
+import { badge, bar, bigTable, figure } from "./table.js";
 
 const TONES = { reclaim: "good", refused: "warn", contested: "bad", overridden: "warn", pinned: "warn" };
 const STUCK_PERIODS = 5;
@@ -48,8 +48,6 @@ export const agentJob = {
     ];
   },
 };
-
-const figure = (value, name) => h("div.card", { key: name }, h("div.figure-number", value), h("div.figure-name", name));
 
 const isOnlyWatched = (job) => job.mode === "shadow" && !job.refused && !job.unlimited;
 // What the engine of a job says of it beside what is in other columns.

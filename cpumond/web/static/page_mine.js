@@ -7,7 +7,7 @@ import { cores, count, duration, number, time } from "./format.js";
 import { isLate, poolLinks, stateBadge, titleLink } from "./page_operations.js";
 import { readRights } from "./rights.js";
 import { to } from "./route.js";
-import { table } from "./table.js";
+import { figure, table } from "./table.js";
 
 const LIVE = 200;
 const ENDED = 10;
@@ -26,14 +26,13 @@ export const mine = {
   },
   view({ me, live, states, groups, rights, last }, _, app) {
     const sum = (name) => groups.reduce((all, group) => all + group[name], 0);
-    const figure = (name, text) => h("div.card", { key: name }, h("div.figure-number", text), h("div.figure-name", name));
     return [
       h("div.heading", h("h1", "My work"), h("span.muted", `of ${me.user}`), h("div.actions", operationsActions(app, rights))),
       live.total + last.length === 0
         ? h("p.note", `No operation of ${me.user} is known. Start one here, or with `, h("code", "cpumond run COMMAND"), ".")
-        : h("div.cards.figures", figure("running", number(states.running ?? 0, 6)), figure("waiting to run", number((states.pending ?? 0) + (states.waiting ?? 0), 6)),
-          states["cannot start"] ? figure("cannot start", number(states["cannot start"], 6)) : null,
-          figure("cores allotted", cores(sum("limit_cores"))), figure("cores wanted besides", cores(sum("wanted_cores")))),
+        : h("div.cards.figures", figure(number(states.running ?? 0, 6), "running"), figure(number((states.pending ?? 0) + (states.waiting ?? 0), 6), "waiting to run"),
+          states["cannot start"] ? figure(number(states["cannot start"], 6), "cannot start") : null,
+          figure(cores(sum("limit_cores")), "cores allotted"), figure(cores(sum("wanted_cores")), "cores wanted besides")),
       h("section.part", { "aria-labelledby": "live-title" }, h("h2", { id: "live-title" }, "Running and waiting"),
         table({ caption: "Your operations that run or wait", columns: COLUMNS, rows: live.operations, rowKey: (o) => o.id, stacked: true, empty: "None." }),
         live.total > live.operations.length ? h("p.muted.flat", `The newest ${count(live.operations.length, "operation")} of ${number(live.total, 6)}; `,

@@ -6,7 +6,7 @@ import { ask, textFilter } from "./filters.js";
 import { chosenFold, folds } from "./folds.js";
 import { amount, amounts, count, hours as coreHours, number, time } from "./format.js";
 import { currentQuery, to } from "./route.js";
-import { badge, operationLink, table } from "./table.js";
+import { badge, figure, operationLink, table } from "./table.js";
 
 const KINDS = {
   preempted: ["preempted", "A pool or operation below its share needed the room"],
@@ -59,10 +59,8 @@ function countCards(counts, lost, pool) {
   if (!known.length) return null;
   return h("section.card", { "aria-labelledby": "counts" },
     h("h2", { id: "counts" }, `Since the start of the scheduler${pool ? ` in pool ${pool}` : ""}`),
-    h("div.cards", known.map(([kind, value]) => h("div", { key: kind, title: KINDS[kind]?.[1] },
-      h("div.figure-number", number(value, 6)), h("div.figure-name", kindWord(kind)))),
-    h("div", { key: "lost", title: "What these jobs had used since their start or their last checkpoint" },
-      h("div.figure-number", hours(lost)), h("div.figure-name", "core-hours lost"))));
+    h("div.cards", known.map(([kind, value]) => figure(number(value, 6), kindWord(kind), { tag: "div", title: KINDS[kind]?.[1] })),
+      figure(hours(lost), "core-hours lost", { tag: "div", title: "What these jobs had used since their start or their last checkpoint" })));
 }
 
 const kindWord = (kind) => KINDS[kind]?.[0] ?? kind.replaceAll("_", " ");

@@ -6,7 +6,7 @@ import { h } from "./dom.js";
 import { ask } from "./filters.js";
 import { count, duration, hours as coreHours, number, percent, time } from "./format.js";
 import { currentQuery, to } from "./route.js";
-import { bigTable, table } from "./table.js";
+import { bigTable, figure, table } from "./table.js";
 
 const DAY_S = 86400;
 const WEEK_S = 7 * DAY_S;
@@ -70,7 +70,7 @@ function balance(root, found) {
     ["core-hours gained", hours(root.gain), "Used beyond orders, less held back and lost"],
   ];
   if (root.money !== null) figures.push(["gained", money(root.money, found), `At ${number(found.core_hour_price, 6)} ${found.currency} a core-hour`]);
-  return figures.map(([name, value, title]) => h("div", { key: name, title }, h("div.figure-number", value), h("div.figure-name", name)));
+  return figures.map(([name, value, title]) => figure(value, name, { tag: "div", title }));
 }
 
 // Weeks are of UTC: their Monday begins at this time here, or on another day.
@@ -109,16 +109,16 @@ function poolTable(caption, prefix, rows, tree, found, app) {
 }
 
 function makeColumns(tree, found) {
-  const figure = (key, title, help, shown = "wide", show = hours) => ({ key, shown, width: 128, narrow: 104, title, help, align: "right", value: (row) => row[key], cell: (row) => show(row[key]) });
+  const column = (key, title, help, shown = "wide", show = hours) => ({ key, shown, width: 128, narrow: 104, title, help, align: "right", value: (row) => row[key], cell: (row) => show(row[key]) });
   return [
     { key: "name", width: 240, narrow: 134, title: "Pool", value: (row) => row.name, cell: (row) => h("a", { href: to("pools", tree, row.name), title: row.name }, row.name) },
-    figure("extra_used", "Beyond orders", "Core-hours used beyond the orders that fit", "always"),
-    figure("gain", "Gained", "Beyond orders, less held back and lost", "always"),
-    ...(found.core_hour_price ? [figure("money", "In money", undefined, "wide", (value) => money(value, found))] : []),
-    figure("held_back", "Held back", "Core-hours that jobs stood still while their limits were down"),
-    figure("lost", "Lost", "Core-hours of preempted jobs that have to be done again"),
-    figure("reclaimed", "Given up", "Core-hours by which limits were lowered"),
-    figure("extra_jobs", "Jobs", "Jobs that began so", "wide", (value) => number(value, 6)),
+    column("extra_used", "Beyond orders", "Core-hours used beyond the orders that fit", "always"),
+    column("gain", "Gained", "Beyond orders, less held back and lost", "always"),
+    ...(found.core_hour_price ? [column("money", "In money", undefined, "wide", (value) => money(value, found))] : []),
+    column("held_back", "Held back", "Core-hours that jobs stood still while their limits were down"),
+    column("lost", "Lost", "Core-hours of preempted jobs that have to be done again"),
+    column("reclaimed", "Given up", "Core-hours by which limits were lowered"),
+    column("extra_jobs", "Jobs", "Jobs that began so", "wide", (value) => number(value, 6)),
   ];
 }
 

@@ -1,16 +1,17 @@
 // The part of the URL after the #: #/pools/default?sort=usage. Names in the path are encoded; the query is what the user
 // chose.
 
+function decode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
 export function parse(hash = location.hash) {
   const [where, search = ""] = hash.replace(/^#/, "").split("?");
-  const parts = where.split("/").filter(Boolean).map((part) => {
-    try {
-      return decodeURIComponent(part);
-    } catch {
-      return part;
-    }
-  });
-  return { parts, query: new URLSearchParams(search) };
+  return { parts: where.split("/").filter(Boolean).map(decode), query: new URLSearchParams(search) };
 }
 
 export function currentQuery() {
@@ -44,9 +45,5 @@ export function to(...parts) {
 export function takeToken() {
   const given = /^#token=(.+)$/.exec(location.hash)?.[1] ?? "";
   if (given) history.replaceState(null, "", location.pathname + location.search);
-  try {
-    return decodeURIComponent(given);
-  } catch {
-    return given;
-  }
+  return decode(given);
 }

@@ -1,6 +1,6 @@
 // A table of any length: only the rows in view are in the page. Sorts, filters, folds; the URL has the user's choices.
 
-import { h, island, morph, release, settle } from "./dom.js";
+import { drop, h, island, morph, settle } from "./dom.js";
 import { count } from "./format.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { label } from "./tips.js";
@@ -259,8 +259,7 @@ function scrollRows(node) {
   if (isSpacer(body.lastChild)) body.lastChild.remove();
   const take = (row) => {
     if (row.contains(document.activeElement)) node.scroller.focus({ preventScroll: true });
-    release(row);
-    row.remove();
+    drop(row);
   };
   for (let index = node.first; index < first; index += 1) take(body.firstChild);
   for (let index = node.last; index > last; index -= 1) take(body.lastChild);
@@ -351,6 +350,9 @@ export function choiceButtons(label, choices, chosen, choose) {
   return h("div.ranges", { key: label, role: "group", "aria-label": label }, choices.map(([value, text, title]) =>
     h("button.choice", { type: "button", key: value, title, "aria-pressed": String(value === chosen), onclick: () => choose(value) }, text)));
 }
+
+// A number above its name.
+export const figure = (value, name, { tag = "div.card", title } = {}) => h(tag, { key: name, title }, h("div.figure-number", value), h("div.figure-name", name));
 
 // A word on a coloured ground. tone: good, warn, bad, or none.
 export function badge(text, tone = "") {
