@@ -3,11 +3,10 @@
 
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
-import { capital, isKnown, localTimes, time } from "./format.js";
+import { capital, isKnown, localTimes, measured, plain, showCores, showOption, showRatio, showVotes, time } from "./format.js";
 import { badge, bar, facts, table } from "./table.js";
 import { working } from "./history.js";
 import { markDecisions } from "./marks.js";
-import { measured, plain, showCores, showOption, showRatio, showVotes } from "./job_words.js";
 
 const SHOWN_DECISIONS = 20;
 const MAX_OPTION = 200;

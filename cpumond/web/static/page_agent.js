@@ -2,10 +2,9 @@
 
 import { get, path } from "./api.js";
 import { h } from "./dom.js";
-import { duration, number } from "./format.js";
+import { duration, fixed, number, showCores, showLeft, showRatio, showSpan, showVotes } from "./format.js";
 import { rangeButtons } from "./history.js";
 import { jobView } from "./job_view.js";
-import { fixed, showCores, showLeft, showRatio, showSpan, showVotes } from "./job_words.js";
 import { to } from "./route.js";
 import { badge, bar, bigTable, figure } from "./table.js";
 

@@ -1,14 +1,13 @@
 // One node: its ledger, and the jobs that add up to it.
 
+import { nodeActions } from "./actions.js";
 import { get, path, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
-import { bytes, cores, count, number } from "./format.js";
+import { bytes, cores, count, number, showCores, showSpan } from "./format.js";
 import { axis, DAY_S, line, rangeButtons, readHistory } from "./history.js";
-import { showCores, showSpan } from "./job_words.js";
 import { OF_NODES, readMarks } from "./marks.js";
-import { nodeActions } from "./node_actions.js";
 import { nodeState } from "./page_nodes.js";
 import { jobsTable } from "./page_operation.js";
 import { readRights } from "./rights.js";

@@ -5,9 +5,8 @@ import { PERIOD_MS } from "./app.js";
 import { chosenColumns, columnMenu } from "./columns.js";
 import { h } from "./dom.js";
 import { ask } from "./filters.js";
-import { amounts, cores, count } from "./format.js";
+import { amounts, cores, count, showSpan } from "./format.js";
 import { heatMap } from "./heat.js";
-import { showSpan } from "./job_words.js";
 import { to } from "./route.js";
 import { badge, bar, bigTable } from "./table.js";
 
