@@ -47,7 +47,7 @@ function openAccess(holder, tree, pool, app) {
     isTree ? ["acl_required", "Closed without an entry", "acl_required: where no list says anything, only administrators may act", "flag", attributes.acl_required === true]
       : ["inherit_acl", "With the entries from above", "inherit_acl", "flag", attributes.inherit_acl !== false],
     ["owner", "Owner", "the user whom the subject “owner” means", "text", attributes.owner ?? ""],
-  ], () => {});
+  ]);
   let entries = (attributes.acl ?? []).map(makeEntry);
   const place = h("div.entries");
   const add = h("button", { type: "button", onclick: () => { entries.push(makeEntry(NEW_ENTRY)); draw(); place.lastChild.querySelector("select").focus(); } }, "Add an entry");
@@ -74,6 +74,7 @@ function openAccess(holder, tree, pool, app) {
   }
 
   function save() {
+    const readEntry = (form) => Object.fromEntries(["action", "subjects", "permissions", "inheritance_mode"].map((name) => [name, form.value(form.key(name))]));
     const value = (name) => [{ path: [name], value: switches.value(name) }];
     const edits = [...value(isTree ? "acl_required" : "inherit_acl"), ...value("owner"), { path: ["acl"], value: entries.map(readEntry) }];
     return send("PATCH", isTree ? path`/trees/${tree}` : path`/trees/${tree}/pools/${pool}`, { edits });
@@ -90,11 +91,7 @@ function makeEntry(entry) {
     [key("subjects"), "Whom", "users and groups; everyone, owner", "names", entry.subjects],
     [key("inheritance_mode"), "Where", "object_only: not in the pools below; descendants_only: only there", `select:${Object.keys(MODES).join(",")}`, modeOf(entry)],
     [key("permissions"), "What", "administer includes all others", `checks:${PERMISSIONS.join(",")}`, entry.permissions],
-  ], () => {});
+  ]);
   form.key = key;
   return form;
-}
-
-function readEntry(form) {
-  return Object.fromEntries(["action", "subjects", "permissions", "inheritance_mode"].map((name) => [name, form.value(form.key(name))]));
 }

@@ -150,7 +150,7 @@ function openRemoval(tree, pool, app) {
 
 // `event`: a change of pools or trees that is taken back.
 export function openUndo(event, app) {
-  openPlanned(`Undo change ${event.number}`, event.text, "Undo", new Form([], () => {}), {
+  openPlanned(`Undo change ${event.number}`, event.text, "Undo", new Form([]), {
     command: () => ({ type: "UndoChange", number: event.number }),
     carryOut: (shown) => send("POST", path`/events/${event.number}` + "/undo", undefined, shown),
     done: () => app.reload(),
@@ -165,7 +165,7 @@ export function openChange(command, text, app) {
     ChangeTree: (shown) => send("PATCH", where, { edits: command.edits }, shown),
     CreatePool: (shown) => send("POST", `${where}/pools`, { name: command.name, parent: command.parent, attributes: command.attributes }, shown),
   }[command.type];
-  openPlanned(`Change ${command.pool ?? command.name ?? command.tree}`, text, "Apply", new Form([], () => {}), {
+  openPlanned(`Change ${command.pool ?? command.name ?? command.tree}`, text, "Apply", new Form([]), {
     command: () => command, carryOut, done: () => app.reload(),
   });
 }
@@ -310,7 +310,7 @@ export function operationActions(operation, app) {
 }
 
 function openAct(operation, label, does, { text, fields = [], danger }, app) {
-  const form = new Form(fields, () => {});
+  const form = new Form(fields);
   const body = () => Object.fromEntries(fields.map(([key]) => [key, form.value(key) ?? ""]));
   openForm(`${label} ${operation.title || operation.id}`, form, label,
     () => send("POST", path`/operations/${operation.id}` + `/${does}`, fields.length ? body() : undefined),
@@ -323,7 +323,8 @@ export function jobActions(may, job, app, isHeld = false) {
   const where = path`/operations/${job.operation_id}/jobs/${job.id}`;
   return [
     guarded("Pin", () => openPin(where, job, app), { reason: may?.manage }),
-    isHeld ? guarded("Unpin", () => openUnpin(where, app), { reason: may?.manage }) : null,
+    isHeld ? guarded("Unpin", () => openForm("Unpin this job", new Form([]), "Unpin", () => send("POST", `${where}/unpin`, undefined),
+      { app, before: h("p", "The monitor moves its limit again.") }), { reason: may?.manage }) : null,
   ];
 }
 
@@ -331,14 +332,9 @@ function openPin(where, job, app) {
   const form = new Form([
     ["cpu_limit", "Cores", `the limit is held there; at most ${cores(job.cpu_limit)}, empty: all it ordered`, "number", ""],
     ["ttl_s", "For how many seconds", "empty: until it is unpinned", "number", 3600],
-  ], () => {});
+  ]);
   openForm("Hold this job's limit", form, "Pin", () => send("POST", `${where}/pin`, { cpu_limit: form.value("cpu_limit"), ttl_s: form.value("ttl_s") }),
     { app, before: h("p", "The monitor leaves the limit alone meanwhile. The job's node carries it out with its next heartbeat.") });
-}
-
-function openUnpin(where, app) {
-  openForm("Unpin this job", new Form([], () => {}), "Unpin", () => send("POST", `${where}/unpin`, undefined),
-    { app, before: h("p", "The monitor moves its limit again.") });
 }
 
 // --- nodes: no new jobs, no jobs at all, or jobs again; what that does is shown first ---------------------------------
@@ -363,7 +359,7 @@ export function nodeActions(node, app, rights) {
 function openNodeAct(does, node, app) {
   const { label, text, fields, tone } = NODE_ACTS[does];
   const where = path`/nodes/${node.id}`;
-  const form = new Form(fields, () => {});
+  const form = new Form(fields);
   const ahead = does === "uncordon" ? null : simulator(form, () => ({
     text: `${label} node ${node.id}`, question: { node: node.id, drain: does === "drain" },
   }));

@@ -10,7 +10,7 @@ export const FORM = "action"; // the id of the form in a dialog, of which there 
 export class Form {
   // fields: [key, label, hint, kind, value, isRequired]; the key is the option's path with slashes. kind: number, text, lines, names
   // (a list, with commas), select:a,b, checks:a,b (some of them), flag; pool:tree and node, names that are completed.
-  constructor(fields, onchange) {
+  constructor(fields, onchange = () => {}) {
     this.inputs = new Map();
     this.errors = new Map();
     this.general = h("p.error", { role: "alert" });

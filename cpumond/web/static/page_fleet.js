@@ -112,7 +112,7 @@ const stageColumns = (app, reason) => [
 
 function act(label, verb, stage, text, app, reason) {
   return guarded(label, () => {
-    const form = new Form([["why", "Why", "for others, and for the audit log", "text", ""]], () => {});
+    const form = new Form([["why", "Why", "for others, and for the audit log", "text", ""]]);
     const work = () => send("POST", `/rollout/${verb}`, { nodes_filter: stage.nodes_filter, why: form.value("why") ?? "" }, { sentences: [text] });
     openForm(`${label} the stage of ${sayFilter(stage)}`, form, label, work, { before: h("p", text), done: (done, dialog) => finish(dialog, label, done, app) });
   }, { reason });

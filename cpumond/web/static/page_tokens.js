@@ -46,6 +46,9 @@ function stateOf({ state, revoked_at: at, revoked_by: by, made_with: parent }) {
   return state === "orphaned" ? [`its maker, ${parent}, is not valid`, "bad"] : [state, state === "valid" ? "good" : "warn"];
 }
 
+const openRevoke = (token, app) => openForm(`Revoke token ${token.id}`, new Form([]), "Revoke", () => send("DELETE", path`/tokens/${token.id}`),
+  { app, tone: "danger", before: h("p", `Whoever shows it is refused from now on. It is ${token.user}'s.`) });
+
 function openNew(me, app) {
   const form = new Form([
     ["user", "User", "whom the token is for", "text", me.user],
@@ -54,7 +57,7 @@ function openNew(me, app) {
     ["groups", "Groups", "with commas", "names", []],
     ["expires_s", "Expires after days", "empty: never", "number", 90],
     ["note", "Note", "what it is for", "text", ""],
-  ], () => {});
+  ]);
   const create = () => {
     const keys = [...form.inputs.keys()].filter((key) => form.value(key) !== null);
     const body = Object.fromEntries(keys.map((key) => [key, form.value(key)]));
@@ -65,9 +68,4 @@ function openNew(me, app) {
     tell(dialog, [h("p", "This is the token. It is shown only now, and kept nowhere: copy it."), h("code.token-shown", token)], warnings, "I have it");
     app.reload();
   } });
-}
-
-function openRevoke(token, app) {
-  openForm(`Revoke token ${token.id}`, new Form([], () => {}), "Revoke", () => send("DELETE", path`/tokens/${token.id}`),
-    { app, tone: "danger", before: h("p", `Whoever shows it is refused from now on. It is ${token.user}'s.`) });
 }

@@ -34,7 +34,7 @@ const POOL = {
     const trees = props.trees.trees.map(({ name }) => name);
     const tree = props.trees.default_tree || trees[0] || "";
     const form = new Form([...(trees.length > 1 ? [["what-if/tree", "Tree", "", `select:${[tree, ...trees.filter((name) => name !== tree)].join(",")}`, tree]] : []),
-      ["what-if/pool", "Pool", "its name, or a part of it", "pool:", ""]], () => {});
+      ["what-if/pool", "Pool", "its name, or a part of it", "pool:", ""]]);
     const open = async () => {
       form.clear();
       const name = form.value("what-if/pool") ?? "";

@@ -14,9 +14,7 @@ let trees = { at: 0, of: null, value: null };
 
 export async function loadTrees(options) {
   if (trees.of !== session() || Date.now() - trees.at > TREES_KEPT_MS) {
-    const of = session();
-    const value = await get("/trees", options);
-    trees = { at: Date.now(), of, value };
+    trees = { of: session(), value: await get("/trees", options), at: Date.now() };
   }
   return trees.value;
 }
