@@ -71,32 +71,12 @@ class StoreContract:
         with contextlib.closing(opener()) as opened:
             yield opened
 
-    def test_changes_are_there_at_once_and_after_opening_again(self, opener: Opener) -> None:
-        with contextlib.closing(opener()) as store:
-            store.write([Change("pool", "a", b"1"), Change("pool", "b", b"2"), Change("tree", "a", b"3")])
-            store.write([Change("pool", "a", None), Change("pool", "b", b"4")])
-            expected = [("pool", "b", b"4"), ("tree", "a", b"3")]
-            assert list(store.load()) == expected
-        with contextlib.closing(opener()) as store:
-            assert list(store.load()) == expected
-
     def test_records_come_by_kind_and_key_in_the_order_of_code_points(self, store: Store) -> None:
         names = ["", "A", "Z", "a", "a\0", "a\0b", "aa", "b", "é", "\uffff", "\U0001f600", "10", "9", " ", "a b"]
         places = [(kind, key) for kind in names for key in names]
         random.Random(1).shuffle(places)
         store.write([Change(kind, key, b"") for kind, key in places])
         assert [(kind, key) for kind, key, _ in store.load()] == sorted(places)
-
-    def test_of_several_changes_of_one_record_the_last_wins(self, store: Store) -> None:
-        store.write([Change("k", "a", b"1"), Change("k", "a", None), Change("k", "a", b"2"), Change("k", "b", b"3")])
-        assert content(store) == {("k", "a"): b"2", ("k", "b"): b"3"}
-        store.write([Change("k", "a", b"4"), Change("k", "a", None), Change("k", "b", None), Change("k", "b", b"")])
-        assert content(store) == {("k", "b"): b""}
-
-    def test_taking_away_what_is_not_there_is_no_error(self, store: Store) -> None:
-        store.write([Change("k", "a", None)])
-        store.write([])
-        assert content(store) == {}
 
     @pytest.mark.parametrize("value", [b"", b"\0", bytes(range(256)) * 10, b"\xff\xfe", b"x" * 3_000_000])
     def test_values_are_kept_byte_for_byte(self, opener: Opener, value: bytes) -> None:

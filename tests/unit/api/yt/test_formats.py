@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from typing import Any
 
 import pytest
@@ -96,17 +95,9 @@ def test_pretty_yson_is_what_yt_prints():
     )
 
 
-def test_text_and_binary_yson_are_what_the_client_sends():
-    value = {"object_id": "1-2", "pid": 5000, "value": False, "list": ["default", "gpu"]}
-    assert write_yson(value) == b'{"object_id"="1-2";"pid"=5000;"value"=%false;"list"=["default";"gpu";];}'
-    assert write_yson(value, "binary") == (
-        b"{\x01\x12object_id=\x01\x061-2;\x01\x06pid=\x02\x90\x4e;\x01\x0avalue=\x04;"
-        b"\x01\x08list=[\x01\x0edefault;\x01\x06gpu;];}"
-    )
+def test_text_yson_is_one_line_and_a_number_beyond_int64_is_unsigned():
+    assert write_yson({"pid": 5000, "list": ["gpu"]}) == b'{"pid"=5000;"list"=["gpu";];}'
     assert write_yson(2**63) == b"9223372036854775808u"
-    assert write_yson(Attributed(2.0, {"u": Uint(300)}), "binary") == (
-        b"<\x01\x02u=\x06\xac\x02;>\x03" + struct.pack("<d", 2.0)
-    )
 
 
 @pytest.mark.parametrize(

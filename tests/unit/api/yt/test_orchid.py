@@ -13,7 +13,7 @@ from cpumond.api.yt.orchid_attributes import MAX_SATISFACTION, OPERATION_ATTRIBU
 from cpumond.api.yt.yson import write_yson
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.scheduler.model import Rules
-from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, Edit
+from cpumond.scheduler.settings.commands import ChangePool, Edit
 
 START_S = 1_000_000.0
 START_TIME = "1970-01-12T13:46:40.000000Z"
@@ -541,16 +541,6 @@ def test_inferred_weights_are_the_ones_shown():
     assert cluster.of_pool("c", "weight") == 4.0
 
 
-def test_limits_of_max_share_ratio_are_parts_of_the_parents():
-    cluster = Cluster(100.0)
-    cluster.create_pool("a", resource_limits={"cpu": 40})
-    cluster.create_pool("b", "a", max_share_ratio=0.5)
-    operation = cluster.begin("b", max_share_ratio=0.5)
-    assert cluster.of_pool("b", "resource_limits")["cpu"] == 20.0
-    assert cluster.of_operation(operation, "resource_limits")["cpu"] == 10.0
-    assert cluster.of_operation(operation, "max_share_ratio") == 0.5
-
-
 # --- satisfaction and starvation ---------------------------------------------------------------------------------
 
 
@@ -732,13 +722,14 @@ def test_an_operation_that_waits_has_an_alert():
     cluster = Cluster()
     cluster.create_pool("p", max_running_operation_count=1)
     cluster.begin("p")
-    waiting = cluster.begin("p", weight=3, unheard_of=1)
+    waiting = cluster.begin("p", weight=3, max_share_ratio=0.5, unheard_of=1)
     info = operation_info(cluster.rights, cluster.state.find_record(waiting), look_once({}))
     assert info["state"] == "pending"
     assert info["alerts"]["operation_pending"]["attributes"] == {"pool": "p", "limit": 1, "pool_tree": "default"}
     assert info["unrecognized_spec"] == {"unheard_of": 1}
     assert cluster.of_operation(waiting, "state") == "pending"
     assert cluster.of_operation(waiting, "weight") == 3.0
+    assert cluster.of_operation(waiting, "max_share_ratio") == 0.5
     assert cluster.of_operation(waiting, "scheduling_index") == -1
     assert cluster.of_pool("p", "pending_operation_count") == 1
 
@@ -782,11 +773,3 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
     stopping = job_info(cluster.state.jobs[stopped], "host:1")
     assert stopping["state"] == "aborting"
     assert stopping["why_preempted"]["kind"] == "aborted"
-
-
-def test_a_change_of_the_tree_is_seen_by_the_next_request():
-    cluster = Cluster()
-    cluster.create_pool("p")
-    cluster.do(ChangeTree("default", (Edit(("config", "max_operation_count_per_pool"), 7),)))
-    assert cluster.of_pool("p", "max_operation_count") == 7
-    assert cluster.of_tree("config")["max_operation_count_per_pool"] == 7

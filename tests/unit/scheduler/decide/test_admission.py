@@ -82,14 +82,6 @@ def test_3_1_only_full_trees_are_erased():
     assert "is forbidden" in str(refused(world, "p", pool_trees=["other", "default"]))
 
 
-# --- 2.3, trees of an operation
-
-
-def test_2_3_without_pool_trees_an_operation_goes_to_the_default_tree(world):
-    world.create_tree("other", nodes_filter="x")
-    assert list(world.record(world.start("p")).trees) == ["default"]
-
-
 # --- 2.8, immediate operations
 
 
@@ -131,12 +123,6 @@ def test_2_8_operations_run_in_the_root_where_the_tree_allows_it_and_over_a_rest
 
 
 # --- 2.9, ephemeral pools
-
-
-def test_2_9_the_pool_of_an_operation_is_the_users_name_unless_it_says_so(world):
-    assert world.record(world.start(user="ann")).trees["default"].pool == "ann"
-    world.create_pool("p")
-    assert world.record(world.start("p", user="ann")).trees["default"].pool == "p"
 
 
 def test_2_9_an_unknown_pool_is_made_under_the_default_parent_pool():

@@ -62,7 +62,11 @@ class Farm(World):
 
 @pytest.fixture
 def farm():
+    """Pool "p" has saved 10 share*s: a hundred seconds of its flow of a tenth."""
     farm = Farm()
+    farm.create_pool("p", integral_guarantees=burst(100, 500))
+    farm.update()
+    farm.pass_time(100)
     yield farm
     assert_consistent(farm.state)
 
@@ -72,9 +76,6 @@ def farm():
 
 @pytest.mark.parametrize("back", ["burst", "relaxed"])
 def test_9_the_type_none_keeps_the_volume_and_does_not_change_it(farm, back):
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
-    farm.update()
-    farm.pass_time(100)
     farm.set_pool("p", integral_guarantees={"guarantee_type": "none"})
     farm.pass_time(100)
     assert farm.volume("p") == pytest.approx(10.0)
@@ -86,9 +87,6 @@ def test_9_the_type_none_keeps_the_volume_and_does_not_change_it(farm, back):
 
 
 def test_9_the_type_may_change_while_an_update_is_computed(farm):
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
-    farm.update()
-    farm.pass_time(100)
     farm.set_pool("p", integral_guarantees__guarantee_type="none")
     snapshot = updates.make_snapshot(farm.state, farm.tree())
     farm.set_pool("p", integral_guarantees__guarantee_type="burst")
@@ -97,10 +95,7 @@ def test_9_the_type_may_change_while_an_update_is_computed(farm):
 
 
 def test_9_a_pool_that_is_made_again_starts_with_nothing(farm):
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
     farm.want("p", 10)
-    farm.update()
-    farm.pass_time(100)
     farm.do(RemovePool("default", "p"))
     farm.pass_time(10)
     farm.create_pool("p", integral_guarantees=burst(100, 500))
@@ -108,9 +103,6 @@ def test_9_a_pool_that_is_made_again_starts_with_nothing(farm):
 
 
 def test_9_when_the_cluster_grows_the_volume_stays_and_its_ratio_falls(farm):
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
-    farm.update()
-    farm.pass_time(100)
     before = farm.pool("p").volume
     farm.node("n2", cpu=1000, user_slots=0)
     farm.update()
@@ -136,9 +128,7 @@ def test_9_after_a_restart_pools_that_are_unknown_or_not_integral_are_dropped(fa
 
 
 def test_9_type_none_is_not_persisted(farm):
-    farm.create_pool("p", integral_guarantees=burst(100, 500))
-    farm.update()
-    farm.pass_time(10)
+    assert updates.progress_of(farm.tree())["volumes"]
     farm.set_pool("p", integral_guarantees__guarantee_type="none")
     farm.update()
     assert updates.progress_of(farm.tree())["volumes"] == {}

@@ -41,29 +41,20 @@ SATISFIED: dict[str, tuple[Vector, Vector, Vector, float]] = {
     "one without a share is served last": (
         (0.0, 0.1, 0.0, 0.2, 0.0), (0.0, 0.5, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.5, 0.0), NEVER,
     ),
+    # in one resource
+    "nothing is wanted of nothing": (*cpu(0.0, 0.0, 0.5), NEVER),
+    "more than nothing": (*cpu(0.3, 0.0, 0.5), NEVER),
+    "nothing of a share": (*cpu(0.0, 0.5, 1.0), 0.0),
+    "half of it": (*cpu(0.25, 0.5, 1.0), 0.5),
+    "more than it": (*cpu(0.75, 0.5, 1.0), 1.5),
+    "half of all that is demanded": (*cpu(0.25, 0.5, 0.5), 0.5),
+    "all that is demanded": (*cpu(0.5, 0.5, 0.5), 1.0),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("usage", "fair", "demand", "expected"), SATISFIED.values(), ids=SATISFIED)
-def test_7_2_satisfaction_in_several_resources(usage, fair, demand, expected):
+def test_7_2_satisfaction(usage, fair, demand, expected):
     assert satisfaction_of(usage, fair, demand) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("usage", "fair", "demand", "expected"),
-    [
-        (0.0, 0.0, 0.5, NEVER),
-        (0.3, 0.0, 0.5, NEVER),
-        (0.0, 0.5, 1.0, 0.0),
-        (0.25, 0.5, 1.0, 0.5),
-        (0.5, 0.5, 1.0, 1.0),
-        (0.75, 0.5, 1.0, 1.5),
-        (0.25, 0.5, 0.5, 0.5),  # all resources blocked
-        (0.5, 0.5, 0.5, 1.0),
-    ],
-)
-def test_7_2_satisfaction_in_one_resource(usage, fair, demand, expected):
-    assert satisfaction_of(*cpu(usage, fair, demand)) == expected
 
 
 # --- 7.1, order of service

@@ -172,12 +172,6 @@ def pools_world(**settings: Any) -> tuple[World, Node, OperationElement, Operati
     return world, node, rich, poor
 
 
-def test_6_5_a_can_be_switched_off():
-    _, node, rich, poor = pools_world(preemption_check_starvation=False)
-    starve(rich)
-    assert plan_for(node, poor) is not None
-
-
 @pytest.mark.parametrize(
     ("fair", "priority", "goes"),
     [
@@ -194,10 +188,15 @@ def test_6_5_b_a_pool_is_not_pushed_below_its_share_or_half_of_it(fair, priority
     assert (plan_for(node, poor, priority=priority) is not None) is goes
 
 
-def test_6_5_b_can_be_switched_off():
-    world, node, _, poor = pools_world(preemption_check_satisfaction=False)
-    give(world.tree.pools["rich_pool"], 1.9, demand=9.0)
-    assert plan_for(node, poor) is not None
+@pytest.mark.parametrize("option", ["preemption_check_starvation", "preemption_check_satisfaction"])
+def test_6_5_a_and_b_can_be_switched_off(option):
+    for is_checked in (True, False):
+        world, node, rich, poor = pools_world(**{option: is_checked})
+        if option == "preemption_check_starvation":
+            starve(rich)
+        else:
+            give(world.tree.pools["rich_pool"], 1.9, demand=9.0)
+        assert (plan_for(node, poor) is None) is is_checked
 
 
 def test_6_5_b_the_loss_of_the_first_victims_counts_for_the_next_ones():
@@ -271,14 +270,6 @@ def duel(
     give(poor, 0.5)
     starve(poor, since=58.0)
     return world, node, jobs, poor
-
-
-def test_6_6_no_more_victims_than_the_job_needs():
-    _, node, jobs, poor = duel([1.0] * 10, 3.0)
-    plan = plan_for(node, poor)
-    assert victims_of(plan) == [jobs[9], jobs[8], jobs[7]]
-    assert plan is not None
-    assert (plan.element, plan.task.name, plan.priority) == (poor, "main", "normal")
 
 
 def refuse_reclaimed(element: OperationElement) -> None:

@@ -29,40 +29,13 @@ def refused(text: str) -> str:
     [
         ("", "", True),
         (" \t\r\n\f\v", "a", True),
-        ("a", "a", True),
-        ("a", "", False),
-        ("!a", "", True),
-        ("!!a", "a", True),
-        ("a&b", "a", False),
-        ("a & b", "a b", True),
-        ("a | b", "b", True),
-        # ! before & before |, from the left
-        ("!a & b", "b", True),
-        ("!(a & b)", "b", True),
-        ("a | b & c", "a", True),
-        ("(a | b) & c", "a", False),
-        ("a & b | c", "c", True),
-        ("a & (b | c)", "c", False),
-        ("!a | b", "", True),
-        ("%true", "", True),
-        ("%false", "a", False),
-        ("%true&!%false", "", True),
-        ("a|%false", "", False),
-        ("_x", "_x", True),
-        ("in1", "in1", True),
         ("inside & in-", "inside in-", True),
-        ("node-1.example.com:9012", "node-1.example.com:9012", True),
         ("data/center-2", "data", False),
         ("\na\n&\n(\tb )\n", "a b", True),
     ],
 )
 def test_values(text: str, tags: str, expected: bool) -> None:
-    formula = parse_nodes_filter(text)
-    assert formula.matches(tags.split()) is expected
-    others = [frozenset(TAGS[:number]) for number in range(10)]
-    found = formula.select([*others, frozenset(tags.split()), frozenset()])
-    assert found == [*map(formula.matches, others), expected, formula.matches(())]
-    assert formula.select([]) == []
+    assert parse_nodes_filter(text).matches(tags.split()) is expected
 
 
 def test_each_step_of_a_formula_is_taken_once_for_all_nodes() -> None:
@@ -225,21 +198,19 @@ FORMULAS = st.recursive(
 )
 
 
-@given(FORMULAS, st.sets(st.sampled_from(TAGS)))
-def test_it_is_what_python_makes_of_it(formula: Formula, tags: set[str]) -> None:
+@given(FORMULAS, st.lists(st.frozensets(st.sampled_from(TAGS))))
+def test_it_is_what_python_makes_of_it(formula: Formula, nodes: list[frozenset[str]]) -> None:
+    """For one node after another, and for all of them at once."""
     ours, theirs = formula
-    assert parse_nodes_filter(ours).matches(tags) is bool(eval(theirs, {"tags": tags}))  # noqa: S307
+    expected = [bool(eval(theirs, {"tags": tags})) for tags in nodes]  # noqa: S307
+    assert [parse_nodes_filter(ours).matches(tags) for tags in nodes] == expected
+    assert parse_nodes_filter(ours).select(nodes) == expected
 
 
-@given(st.lists(st.sampled_from([*TAGS, "in", "!", "&", "|", "(", ")", "%true", "&&", "1", " ", "%"])).map("".join))
-def test_rows_of_tokens_are_read_or_refused(text: str) -> None:
-    try:
-        parse_nodes_filter(text).matches({"a"})
-    except ConfigError:
-        refused(text)
+TOKENS = st.sampled_from([*TAGS, "in", "!", "&", "|", "(", ")", "%true", "&&", "1", " ", "%"])
 
 
-@given(st.text(st.characters(), max_size=50))
+@given(st.lists(TOKENS).map("".join) | st.text(st.characters(), max_size=50))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         parse_nodes_filter(text).matches({"a"})

@@ -82,14 +82,10 @@ def test_an_operation_fails_when_its_time_limit_is_over(world):
 
 def test_the_time_limit_counts_while_an_operation_waits_and_is_suspended(world):
     world.create_pool("full", max_running_operation_count=0)
-    waiting = world.do(
-        StartOperation({"pool": "full", "time_limit": 5000, "tasks": {"t": {"command": "true", "job_count": 1}}})
-    ).id
+    waiting = world.start("full", time_limit=5000)
     suspended = with_limits(world, time_limit=5000)
     world.suspend(suspended)
-    ended = world.do(
-        StartOperation({"pool": "p", "time_limit": 5000, "tasks": {"t": {"command": "true", "job_count": 1}}})
-    ).id
+    ended = world.start("p", time_limit=5000)
     world.complete(ended)
     for _ in range(5):
         world.step(1.0)
