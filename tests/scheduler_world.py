@@ -112,8 +112,14 @@ class PlayedNode:
     finished: dict[str, FinishedJob] = field(default_factory=dict)
     foreign: list[JobReport] = field(default_factory=list)
     differences: Differences = field(default_factory=Differences)
-    heard: HeartbeatAnswer | None = None
-    """The last answer."""
+    answer: HeartbeatAnswer | None = None
+    """The last one."""
+
+    @property
+    def heard(self) -> HeartbeatAnswer:
+        """The last answer, where there was one."""
+        assert self.answer is not None
+        return self.answer
 
     def registration(self) -> NodeRegistration:
         resources = NodeResources(cpu=self.cpu, memory=self.memory, user_slots=self.user_slots)
@@ -175,7 +181,7 @@ class PlayedNode:
             assert not answer.full
         if answer.accepted:
             self.differences.taken(heartbeat, answer)
-        self.heard = answer
+        self.answer = answer
         if answer.accepted and not self.deaf:
             self.obey(answer)
         return answer

@@ -392,7 +392,7 @@ class Life(RuleBasedStateMachine):
         for _ in range(40):
             self.periods(1)
         for node in world.nodes.values():
-            if node.heard is None or not node.heard.accepted:
+            if node.answer is None or not node.answer.accepted:
                 continue  # its tags fit two trees: it was refused
             known = world.state.nodes[node.id]
             assert set(node.jobs) == set(known.jobs), node.id

@@ -82,9 +82,6 @@ def test_an_unknown_name_is_a_key_error():
         why("nobody", [Pool("q")], [operation("o", "q", 1.0)])
 
 
-# ---- weight
-
-
 WEIGHTED = [operation("a", "q", 100.0, weight=1.0), operation("b", "q", 900.0, weight=3.0), operation("c", "q", 1.0)]
 
 
@@ -378,9 +375,6 @@ def test_a_fifo_pool_that_puts_gangs_back():
 def test_many_before_it_in_a_fifo_pool_are_shown_in_part():
     found = why("o5", [Pool("q", mode="fifo")], FIFO)
     assert "o5 gets nothing: limited by its place in fifo order, o0, o1, o2 and 2 more come first;" in found.lines[0]
-
-
-# ---- gangs
 
 
 def test_gangs_that_stop_everybody_before_anything_is_used_up():

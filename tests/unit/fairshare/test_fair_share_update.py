@@ -62,8 +62,6 @@ def test_elements_are_a_mapping_in_pre_order():
     assert all(isinstance(element, ElementShares) for element in elements.values())
 
 
-# ---- FIFO order (7)
-
 REORDERING = {"step_function_for_gang_operations": True, "fifo_reordering": True}
 
 
@@ -79,8 +77,6 @@ def test_what_exceeds_the_guarantee_by_less_than_eps_fits():
     result = run(pool, *operations, **REORDERING)
     assert [result.elements[name].effective_fifo_index for name in cores] == [0, 1, 2, 4, 3]
 
-
-# ---- checks (15)
 
 PROMISE = {"compute_promised_guarantee_fair_share": True}
 PRIORITY = {"priority_strong_guarantee_adjustment": True}

@@ -110,8 +110,6 @@ def test_times_are_whole_microseconds(seconds, microseconds):
     assert element.accumulated_volume[3] == pytest.approx(100.0 + 100.0 * microseconds / 1e6, rel=1e-15)
 
 
-# ---- volumes: overflow up (5.2)
-
 FULL = vec(CAPACITY[1], CAPACITY[3])
 
 
@@ -126,9 +124,6 @@ def test_below_an_integral_pool_no_volume_flows():
     assert result.elements["inner"].volume_overflow == vec(10.0, 100.0)
     assert result.elements["between"].children_volume_overflow == ZERO
     assert result.elements["outer"].volume_overflow == ZERO
-
-
-# ---- volumes: free volume down (5.3)
 
 
 def test_a_child_of_next_to_no_flow_is_not_hungry():

@@ -58,9 +58,6 @@ def test_the_error_is_one_of_input_files():
     assert FairShareInputError.exit_code == EXIT_CONFIG == 78
 
 
-# ---- what passes
-
-
 @pytest.mark.parametrize(
     "snapshot",
     [
@@ -266,9 +263,6 @@ def test_wrong_totals(total, message):
     with pytest.raises(FairShareInputError) as error:
         check_total_resources(total)
     assert str(error.value) == refusal(Snapshot(total)) == message
-
-
-# ---- weights that are too light (16)
 
 
 @pytest.mark.parametrize("improved", [False, True])

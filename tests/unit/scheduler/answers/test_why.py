@@ -33,6 +33,10 @@ class Service(World):
         """Start an operation of the pool's own user: a user may make one ephemeral pool only."""
         return self.start(pool, f"of-{pool}", jobs, **spec)
 
+    def work(self) -> None:
+        self.update()
+        self.beat()
+
     def why(self, operation_id: str, *, told: bool = False) -> OperationAnswer:
         shares = {}
         if told:
@@ -61,9 +65,6 @@ def service() -> Service:
     return Service()
 
 
-# --- pending
-
-
 def test_3_2_a_pending_operation_names_the_first_full_pool_and_its_place(service):
     service.create_pool("top", max_running_operation_count=1, max_operation_count=9)
     service.create_pool("low", "top")
@@ -84,8 +85,7 @@ def test_3_2_a_pending_operation_names_the_first_full_pool_and_its_place(service
 def test_a_running_operation_tells_its_share_usage_and_demand_in_cores(service):
     service.node("n1", cpu=4.0)
     first, second = service.begin("a", 10), service.begin("b", 10)
-    service.update()
-    service.beat()
+    service.work()
     answer = service.why(first, told=True)
     lines = answer.trees[0].lines
     assert lines[0] == "its fair share is 2 cores; 2 cores allotted to 2 jobs, and it demands 10 cores"
@@ -104,8 +104,7 @@ def test_limits_on_the_path_are_named_with_what_is_used(service):
     service.node("n1", cpu=4.0)
     service.create_pool("a", resource_limits={"cpu": 1})
     operation_id = service.begin("a", 3)
-    service.update()
-    service.beat()
+    service.work()
     text = service.lines(operation_id)
     assert 'limit of pool "a": 1 cpu, 1 allotted' in text
     assert 'passed over 1 time since the last update: resource_limits of pool "a" leave no room' in text
@@ -115,8 +114,7 @@ def test_a_graceful_operation_is_passed_over_at_its_fair_share(service):
     service.node("n1", cpu=4.0)
     graceful = service.begin("a", 4, preemption_mode="graceful")
     service.begin("b", cpu=4.0)
-    service.update()
-    service.beat()
+    service.work()
     told = "passed over 1 time since the last update: its preemption_mode is graceful and it is allotted its fair share"
     assert told in service.lines(graceful)
 
@@ -148,8 +146,7 @@ def test_a_gang_that_not_even_empty_nodes_would_hold_says_so(service, jobs, fits
 def test_a_job_that_must_wait_for_room(service):
     service.node("n1", cpu=2.0)
     operation_id = service.begin("a", 5)
-    service.update()
-    service.beat()
+    service.work()
     text = service.lines(operation_id)
     assert 'no node has room now for a job of task "t", which orders 1 user_slots, 1 cpu' in text
 
@@ -174,8 +171,7 @@ def make_starving(service: Service) -> tuple[str, str]:
     service.do(commands.ChangeTree(TREE, (Edit(("max_unpreemptible_running_job_count",), 0),)))
     service.node("n1", cpu=4.0)
     first = service.begin("a", 8)
-    service.update()
-    service.beat()
+    service.work()
     second = service.begin("b", 8)
     service.update()
     return first, second
@@ -245,8 +241,7 @@ def test_6_2_what_an_element_has_that_does_not_starve(service, guarantee, spec, 
 def test_preemptions_are_told_to_both_sides(service):
     early, late = make_starving(service)
     service.now += 31.0
-    service.update()
-    service.beat()
+    service.work()
     service.now += 5.0
     lost, got = service.why(early), service.why(late)
     assert [record.operation_id for record in lost.preempted] == [early]
@@ -307,8 +302,7 @@ def test_a_plan_shows_both_sides_and_leaves_everything_as_it_is(service):
     service.create_pool("b")
     service.create_pool("idle")
     first, second = service.begin("a", 9), service.begin("b", 9)
-    service.update()
-    service.beat()
+    service.work()
     config, usage = service.state.config, service.tree().root.usage
     plan = service.plan(service.set("a", weight=2))
     assert shares(plan) == {

@@ -82,9 +82,6 @@ def test_3_1_only_full_trees_are_erased():
     assert "is forbidden" in str(refused(world, "p", pool_trees=["other", "default"]))
 
 
-# --- 2.8, immediate operations
-
-
 def test_2_8_sub_pools_of_such_a_pool_are_unaffected(world):
     world.create_pool("x", forbid_immediate_operations=True)
     world.create_pool("y", "x")
@@ -429,9 +426,6 @@ def test_2_7_subpools_are_renamed_with_their_pool(world):
     assert set(world.tree().pools) == {"q", "q$ann"}
 
 
-# --- 3.1, start
-
-
 def test_3_1_the_first_full_element_from_the_pool_to_the_root_refuses():
     world = World(max_operation_count=3, max_running_operation_count=3)
     world.create_pool("a", max_operation_count=2, max_running_operation_count=1)
@@ -491,9 +485,6 @@ def test_3_1_the_scheduler_as_a_whole_has_a_limit():
     assert "2 of the scheduler" in str(error)
     world.abort(first)
     world.start("c", user="w")
-
-
-# --- 3.2, running or pending
 
 
 def test_3_2_an_operation_in_several_trees_runs_as_soon_as_one_lets_it(world):
@@ -581,9 +572,6 @@ def test_a_change_runs_those_that_it_makes_room_for(tree, pools, starts, before,
     change(world, operations)
     assert world.states(operations) == after
     assert_consistent(world.state)
-
-
-# --- 3.5, change of pool
 
 
 def move_refused(world: World, operation: str, pool: str) -> str:

@@ -26,9 +26,6 @@ def started(world: World, operations: list[str]) -> list[int]:
     return [len(world.jobs_of(each)) for each in operations]
 
 
-# --- 7.2, satisfaction
-
-
 BLOCKED = (0.1, 0.5, 0.0, 0.4, 0.0)
 SATISFIED: dict[str, tuple[Vector, Vector, Vector, float]] = {
     "above the fair share the largest ratio": (
@@ -192,9 +189,6 @@ def test_7_1_nothing_starts_before_the_first_update(world):
     assert started(world, [operation]) == [0]
 
 
-# --- 7.1, limits
-
-
 @pytest.mark.parametrize("where", ["operation", "pool", "ancestor", "share", "share of the operation"])
 def test_7_1_limits_hold_at_every_level(world, where):
     world.node("n1", cpu=10)
@@ -239,9 +233,6 @@ def test_7_1_limits_hold_before_the_first_update_that_knows_them(world, what):
     assert len(world.jobs_of(operation)) <= 2
     world.settle_down()
     assert len(world.jobs_of(operation)) == 2
-
-
-# --- 7.1, what a node must have to spare
 
 
 def test_7_1_a_node_with_less_than_the_spare_is_not_offered_work():

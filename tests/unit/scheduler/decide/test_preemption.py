@@ -55,9 +55,6 @@ def victims_of(plan: PreemptionPlan | None) -> list[Job]:
     return [job for job, _ in plan.victims]
 
 
-# --- 6.4, lists
-
-
 LAX = {"aggressive_preemption_satisfaction_threshold": 0.2, "preemption_satisfaction_threshold": 1.5}
 
 
@@ -124,9 +121,6 @@ def test_6_4_lists_are_made_again_only_when_old():
     assert second.preemptibility == N
 
 
-# --- 6.4, count rule
-
-
 @pytest.mark.parametrize(
     ("tree", "own", "strict", "protected"),
     [
@@ -154,9 +148,6 @@ def test_6_4_an_operation_cannot_lose_more_jobs_than_the_count_rule_leaves():
         give(rich, 0.0)
         give(poor, 0.5)
         assert (plan_for(node, poor) is not None) is goes, (count, order)
-
-
-# --- 6.5, what blocks from above
 
 
 def pools_world(**settings: Any) -> tuple[World, Node, OperationElement, OperationElement]:
@@ -440,9 +431,6 @@ def test_6_6_what_is_freed_outside_of_a_limited_pool_does_not_help_it(of_pool, t
     assert (plan_for(node, inside) is not None) is goes
 
 
-# --- no job goes to and fro
-
-
 def two_pools(left: int, right: int, fair: float, order: float) -> tuple[World, Node, OperationElement]:
     """Pools of two operations each on one node; the right one's first operation starves."""
     world = World()
@@ -470,9 +458,6 @@ def test_a_swap_that_raises_the_lesser_of_the_two_is_made():
     assert plan_for(node, poor) is None  # 8/7 to 3/3 would become 4/7 to 5/3
 
 
-# --- 6.7, graceful
-
-
 def test_6_7_graceful_operations_give_up_their_preemptible_jobs():
     world = World()
     node = world.node()
@@ -497,9 +482,6 @@ def test_6_7_the_count_rule_protects_graceful_operations():
     world.jobs(calm, node, 6)
     give(calm, 0.1)
     assert find_graceful(node, 1000.0) == []
-
-
-# --- 6.6 step 5, limits
 
 
 def test_6_6_limits_take_jobs_away_latest_start_first_until_they_hold():

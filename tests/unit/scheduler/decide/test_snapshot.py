@@ -147,9 +147,6 @@ def test_an_operation_in_two_trees_has_its_needs_in_both(world):
         assert world.element(operation, tree).demand[CPU] == 9
 
 
-# --- 2.10, limits
-
-
 def test_2_10_a_ratio_follows_the_cluster(world):
     world.create_pool("p", max_share_ratio=0.5)
     operation = world.start("p", jobs=50, max_share_ratio=0.5)
@@ -157,9 +154,6 @@ def test_2_10_a_ratio_follows_the_cluster(world):
     world.node("n2", cpu=10)
     assert operation_of(world, operation).resource_limits[CPU] == 5
     assert world.pool("p").limits[CPU] == 10
-
-
-# --- weights
 
 
 def test_0_3_a_weight_of_zero_is_the_least_weight(world):

@@ -23,8 +23,6 @@ from cpumond.scheduler.settings.preemption_rules import operation_rules, pool_ru
 INF = math.inf
 
 
-# --- 6.2, inheritance
-
 FAIR, LEAST = "fair_share_starvation_timeout", "min_share_preemption_timeout"
 TOLERANCE, THRESHOLD = "fair_share_starvation_tolerance", "non_preemptible_resource_usage_threshold"
 STARVES, PREEMPTS = "enable_aggressive_starvation", "allow_aggressive_preemption"
@@ -339,9 +337,6 @@ def test_6_2_seconds_until_it_starves():
     assert starves_in_s(element, 99.0) == 0.0
     update_starvation(world.tree, 41.0)
     assert starves_in_s(element, 41.0) == 0.0
-
-
-# --- 6.3
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,21 @@ LENGTH_S = 40 * DAY_S
 MIB = 2**20
 
 
+OPENED: list[HistoryStore] = []
+
+
 def open_store(path: Path | str | None, now: float = START, **settings: float) -> HistoryStore:
     given = {"length_s": LENGTH_S, "period_s": PERIOD_S, "max_size": 64 * MIB, **settings}
-    return HistoryStore(None if path is None else str(path), now=now, **given)  # type: ignore[arg-type]
+    OPENED.append(HistoryStore(None if path is None else str(path), now=now, **given))  # type: ignore[arg-type]
+    return OPENED[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close what a test has opened; twice does no harm."""
+    yield
+    while OPENED:
+        OPENED.pop().close()
 
 
 def points(number: float) -> dict[Key, list[float]]:
@@ -130,7 +143,6 @@ def test_a_series_goes_on_after_a_restart_and_the_gap_stays(path):
     assert len(view.times) == 5 + 2 * CHUNK_TICKS
     assert view.times[5] - view.intervals[5] - view.times[4] == 300.0
     assert store.sum_points(0.0, later.at, None, 10).covered_s == PERIOD_S * len(view.times)
-    store.close()
 
 
 def test_a_killed_process_loses_nothing_that_it_had_taken(path):
@@ -147,7 +159,6 @@ def test_a_killed_process_loses_nothing_that_it_had_taken(path):
     fill(expected, tape, 100)
     store = open_store(path, tape.at)
     assert read_all(store, tape.at) == read_all(expected, tape.at)
-    store.close()
 
 
 def test_what_is_too_old_goes(path, small):
@@ -163,7 +174,6 @@ def test_what_is_too_old_goes(path, small):
     assert len(found.totals) == 1 + 5
     assert 35 <= found.left_out["t"] <= 43
     assert store.sum_days(0.0, tape.at).totals[ROOT].used == 200 * PERIOD_S, "the day goes on"
-    store.close()
 
 
 def test_a_gap_longer_than_the_history_leaves_nothing_behind(path, small):
@@ -175,7 +185,6 @@ def test_a_gap_longer_than_the_history_leaves_nothing_behind(path, small):
     fill(store, later, 10)
     assert len(store.read(P, later.at - 400.0, later.at, 1000).times) == 10
     assert len(store._chunks) <= 4
-    store.close()
 
 
 def test_the_file_does_not_grow_above_its_size(path, small):
@@ -189,7 +198,6 @@ def test_the_file_does_not_grow_above_its_size(path, small):
     view = store.read(keys[0], 0.0, tape.at, 10_000)
     assert 10 < len(view.times) < 400
     assert view.times[-1] == tape.at
-    store.close()
 
 
 def test_a_smaller_size_makes_the_file_smaller(path, small):
@@ -202,7 +210,6 @@ def test_a_smaller_size_makes_the_file_smaller(path, small):
     store = open_store(path, tape.at, max_size=MIB)
     assert os.path.getsize(path) <= MIB
     assert store.read(keys[0], 0.0, tape.at, 10_000).times[-1] == tape.at
-    store.close()
 
 
 def test_a_tick_that_is_larger_than_the_whole_file_stays_in_memory(path):
@@ -216,7 +223,6 @@ def test_a_tick_that_is_larger_than_the_whole_file_stays_in_memory(path):
     assert store.file.errors == 3
     assert len(store.read(keys[5], 0.0, tape.at, 100).times) == 3
     assert os.path.getsize(path) <= MIB
-    store.close()
 
 
 # --- totals of days
@@ -244,7 +250,6 @@ def test_what_a_tick_adds_is_in_the_totals_of_the_day_in_which_it_ends(path):
     assert view.columns["usage_ratio"] == [None] * 3
     assert len(store.read(P, tape.at - DAY_S, tape.at, 1000).times) == 24, "the last day in detail"
     assert store.read(Key(POOL, "t", "unknown"), 0.0, tape.at, 1000).times == []
-    store.close()
 
 
 def test_the_mean_of_a_day_is_that_of_its_known_time(path):
@@ -255,7 +260,6 @@ def test_the_mean_of_a_day_is_that_of_its_known_time(path):
     view = store.read(P, 0.0, tape.at, 1000)
     assert [end // DAY_S for end in view.times] == [11.0, 13.0], "of the days between nothing is known"
     assert view.columns["used_cores"] == [3.0, 1.5]
-    store.close()
 
 
 def test_a_process_that_is_killed_after_any_tick_counts_each_once(path, tmp_path, small):
@@ -274,7 +278,6 @@ def test_a_process_that_is_killed_after_any_tick_counts_each_once(path, tmp_path
         assert again.sum_points(0.0, later.at, None, 9).totals[P].used == expected[-1] + 10 * PERIOD_S
         assert again.sum_days(0.0, later.at).totals[P].extra_jobs == pytest.approx(0.1 * PERIOD_S * (number + 6))
         again.close()
-    store.close()
 
 
 def test_totals_that_could_not_be_written_are_written_later(path, monkeypatch):
@@ -291,7 +294,6 @@ def test_totals_that_could_not_be_written_are_written_later(path, monkeypatch):
     store.close()
     store = open_store(path, tape.at)
     assert used_by_day(store, tape.at, ANN) == [[PERIOD_S * 55]]
-    store.close()
 
 
 def test_days_go_with_the_length_of_the_history_and_when_there_is_no_room(path, small):
@@ -310,7 +312,6 @@ def test_days_go_with_the_length_of_the_history_and_when_there_is_no_room(path, 
         assert os.path.getsize(path) <= MIB
     assert store.file.errors == 0
     assert 3 <= len(used_by_day(store, tape.at, P)) < 25
-    store.close()
 
 
 def test_what_an_earlier_version_stored_is_summed_up_by_day(path):
@@ -349,16 +350,14 @@ def test_what_an_earlier_version_stored_is_summed_up_by_day(path):
     fill(store, tape, 40)
     assert store.file.errors == 0
     assert len(store.read(P, 12 * DAY_S, tape.at, 100).times) == 40
-    store.close()
 
 
 # --- a file that cannot be used
 
 
 def test_the_file_is_the_users_own(path):
-    store = open_store(path)
+    open_store(path)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    store.close()
 
 
 @pytest.mark.parametrize("damage", ["text", "empty_database", "of_another_program", "newer", "header", "truncated"])
@@ -385,7 +384,6 @@ def test_a_file_that_is_no_history_is_set_aside(path, damage):
     aside = path.with_name("history.db.aside")
     assert damage == "truncated" or aside.read_bytes() == before
     assert len(store.read(P, START, tape.at, 100).times) == 40
-    store.close()
 
 
 @pytest.mark.parametrize("removed", [("", "-wal", "-shm"), ("",), ("-wal",)], ids=["all", "database", "log"])
@@ -409,7 +407,6 @@ def test_files_that_are_removed_while_they_are_in_use_are_written_anew(path, rem
     store.close()
     store = open_store(beside, tape.at)
     assert read_all(store, tape.at) == views
-    store.close()
 
 
 def test_points_that_were_damaged_are_found_when_they_are_read_and_the_newest_stay(path):
@@ -425,7 +422,6 @@ def test_points_that_were_damaged_are_found_when_they_are_read_and_the_newest_st
     store.close()
     store = open_store(path, tape.at)
     assert len(store.read(P, START, tape.at, 1000).times) == 80
-    store.close()
 
 
 @pytest.mark.parametrize("asked", ["read", "sum_up"])
@@ -444,7 +440,6 @@ def test_only_the_chunk_goes_that_holds_a_damaged_row(path, asked):
     assert [entry["event"] for entry in logs] == ["history_failed", "history_part_dropped"]
     assert len(store.read(P, START, tape.at, 1000).times) == 4 * CHUNK_TICKS
     assert os.listdir(path.parent).count("history.db.aside") == 0
-    store.close()
 
 
 def test_only_the_last_damaged_file_is_kept(path):
@@ -491,7 +486,6 @@ def test_damage_of_any_kind_is_found_and_a_new_file_begun(path, change):
     store.close()
     store = open_store(path, again.at)
     assert len(store.read(P, tape.at, again.at, 1000).times) >= 3 * CHUNK_TICKS
-    store.close()
 
 
 def test_a_mistake_of_the_program_is_counted_and_memory_stays_bounded(path, monkeypatch):
@@ -530,7 +524,6 @@ def test_the_most_operations_without_series_are_told_at_any_age(path, small):
         assert told(START, START + 1000.0) == 7
         store.close()
         store = open_store(path, tape.at)
-    store.close()
 
 
 def test_a_directory_that_is_not_there_costs_only_the_file(tmp_path):
@@ -547,7 +540,6 @@ def test_a_directory_that_is_not_there_costs_only_the_file(tmp_path):
     store.close()
     store = open_store(path, tape.at)
     assert len(store.read(P, START, tape.at, 1000).times) == 10 + 2 * CHUNK_TICKS
-    store.close()
 
 
 def test_a_full_disk_is_said_once_and_the_history_goes_on(path):
@@ -591,7 +583,6 @@ def test_points_of_the_future_are_dropped(path):
     view = store.read(P, START, later.at, 1000)
     assert len(view.times) == 110
     assert view.times == sorted(view.times)
-    store.close()
 
 
 def test_names_may_be_any_text(path):
@@ -605,7 +596,6 @@ def test_names_may_be_any_text(path):
         assert len(store.read(key, START, tape.at, 1000).times) == CHUNK_TICKS + 1
     assert store.read(Key(OPERATION, "t", "b"), 0.0, tape.at, 1000).times == []
     assert store.read(Key(OPERATION, "u", "%"), 0.0, tape.at, 1000).times == []
-    store.close()
 
 
 def test_any_tree_is_all_trees(path):
@@ -616,4 +606,3 @@ def test_any_tree_is_all_trees(path):
     assert set(store.read(Key(OPERATION, "", "o"), 0.0, tape.at, 100).columns["used_cores"]) == {2.0}
     assert set(store.read(Key(OPERATION, "u", "o"), 0.0, tape.at, 100).columns["used_cores"]) == {1.0}
     assert list(store.sum_points(0.0, tape.at, "u", 10).totals) == [Key(OPERATION, "u", "o")]
-    store.close()

@@ -136,6 +136,11 @@ class Site:
         return make_savings(known, weeks, days, None, price, "EUR")
 
 
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
 def use(site: Site, node: PlayedNode, steps: int) -> None:
     for _ in range(steps):
         for played in node.jobs.values():
@@ -144,8 +149,7 @@ def use(site: Site, node: PlayedNode, steps: int) -> None:
         site.step()
 
 
-def test_what_runs_beyond_the_orders_is_counted_for_its_pool_and_those_above(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+def test_what_runs_beyond_the_orders_is_counted_for_its_pool_and_those_above(site: Site) -> None:
     world = site.world
     node = world.node("n1", 4.0)
     world.create_pool("team")
@@ -184,8 +188,7 @@ def run_beyond_orders(site: Site) -> tuple[PlayedNode, str]:
     return node, world.jobs_of(extra)[0].id
 
 
-def test_a_scheduler_that_takes_over_does_not_count_what_was_before(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+def test_a_scheduler_that_takes_over_does_not_count_what_was_before(site: Site) -> None:
     node, _ = run_beyond_orders(site)
     use(site, node, 360)
     before = site.savings().trees[0].total[0]
@@ -201,8 +204,7 @@ def test_a_scheduler_that_takes_over_does_not_count_what_was_before(tmp_path: Pa
     assert after.extra_jobs == 1.0
 
 
-def test_counters_that_a_crash_of_the_agent_set_back_take_nothing_away(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+def test_counters_that_a_crash_of_the_agent_set_back_take_nothing_away(site: Site) -> None:
     node, extra = run_beyond_orders(site)
     use(site, node, 36)
     before = site.savings().trees[0].total[0]
@@ -213,8 +215,7 @@ def test_counters_that_a_crash_of_the_agent_set_back_take_nothing_away(tmp_path:
     assert after.extra_ordered == pytest.approx(2.0 * before.extra_ordered, rel=0.05)
 
 
-def test_pools_that_are_gone_are_forgotten(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+def test_pools_that_are_gone_are_forgotten(site: Site) -> None:
     node = site.world.node("n1", 64.0)
     for number in range(20):
         operation = site.world.start("", user=f"user-{number}")
@@ -227,8 +228,7 @@ def test_pools_that_are_gone_are_forgotten(tmp_path: Path) -> None:
     assert len(site.collector._seen) == len(site.world.tree().pools) + 1
 
 
-def test_orders_of_others_leave_less_that_fits(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+def test_orders_of_others_leave_less_that_fits(site: Site) -> None:
     node = site.world.node("n1", 4.0)
     node.has(3.0)
     site.world.create_pool("team")
@@ -243,8 +243,7 @@ def test_orders_of_others_leave_less_that_fits(tmp_path: Path) -> None:
     assert site.savings().trees[0].total[0].extra_jobs == 1.0
 
 
-def test_a_job_that_ended_before_a_heartbeat_told_its_mode_is_in_neither_group(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+def test_a_job_that_ended_before_a_heartbeat_told_its_mode_is_in_neither_group(site: Site) -> None:
     node = site.world.node("n1", 64.0)
     site.world.create_pool("team")
     about = AgentAbout("0.2.0", "quota", "quota", control_group_ratio=0.5)
@@ -258,8 +257,7 @@ def test_a_job_that_ended_before_a_heartbeat_told_its_mode_is_in_neither_group(t
     assert not site.world.tree().trial
 
 
-def test_jobs_of_the_control_group_are_compared_with_the_others_of_their_hosts(tmp_path: Path) -> None:
-    site = Site(tmp_path)
+def test_jobs_of_the_control_group_are_compared_with_the_others_of_their_hosts(site: Site) -> None:
     world = site.world
     world.now = 20 * DAY_S - 25.0  # two of the steps below end before midnight, two after it
     world.create_pool("team", max_running_operation_count=100, max_operation_count=100)

@@ -613,9 +613,6 @@ def test_records_that_are_damaged(records: dict[RecordKey, dict[str, Any]], mess
     assert message in str(caught.value)
 
 
-# --- 12.4, rights
-
-
 @pytest.mark.parametrize(
     ("default", "given", "is_closed"),
     [

@@ -94,7 +94,6 @@ def test_a_waiting_job_of_an_aborted_operation_is_told_to_stop_and_never_starts(
     node.beat()
     assert ended(world, operation, job).state == "aborted"
     assert world.state.jobs == {}
-    assert node.heard is not None
     assert node.heard.stop == []
 
 
@@ -401,7 +400,6 @@ def test_a_lost_job_that_ends_already_when_its_node_comes_back_is_not_taken_over
     world.set_operation(operation, resource_limits={"cpu": 0})
     world.settle_down()
     assert world.jobs_of(operation) == []
-    assert node.heard is not None
     assert node.heard.stop == []
     node.let_go(job)
     world.settle_down()
@@ -414,7 +412,6 @@ def test_1_9_a_job_that_its_node_ends_by_itself_is_active_until_its_end_is_told(
     world.settle_down()
     assert [(each.id, each.state) for each in world.jobs_of(operation)] == [(job, "running")]
     assert world.cores("p") == 1.0
-    assert node.heard is not None
     assert (node.heard.start, node.heard.stop) == ([], [])
     node.let_go(job, exit_code=143)
     node.beat()

@@ -185,9 +185,6 @@ def test_the_scheduler_has_a_bounded_number_of_tokens() -> None:
     assert tokens.find(hash_token("3")) is None
 
 
-# ---- the store
-
-
 async def test_tokens_outlive_a_restart_and_the_store_has_hashes_alone(scheduler: Scheduler, store: Watched) -> None:
     made = await scheduler.execute(CreateToken(hash_token("secret-1"), "alice", groups=("ml",), note="ci"), ADMIN)
     scheduler.clock.at += 1.0  # type: ignore[attr-defined]

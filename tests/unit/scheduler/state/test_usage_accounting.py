@@ -114,9 +114,6 @@ def test_6_7_a_job_told_to_stop_leaves_every_level_at_once(small):
     assert len(small.state.nodes["n1"].stopping) == 2
 
 
-# --- 1.9, overcommit
-
-
 def overcommit(allowed_s: float = 15.0, **rules: Any) -> tuple[Small, PlayedNode]:
     """A node whose freed cores were given to a third job before the first wanted them back."""
     small = Small(Rules(spare=EASY.spare, overcommit_duration_s=allowed_s, **rules), jobs=3)

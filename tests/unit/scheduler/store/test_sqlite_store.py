@@ -466,9 +466,6 @@ def test_what_was_set_aside_keeps_its_log(crashed: str) -> None:
     assert read_all(crashed) == []
 
 
-# ---- failed writes
-
-
 @pytest.mark.parametrize("fail", [KeyboardInterrupt, MemoryError])
 def test_a_write_that_is_broken_off_leaves_nothing(filled: str, fail: type[BaseException]) -> None:
     def interrupt(*_: object) -> int:
