@@ -85,17 +85,6 @@ def test_an_unknown_name_is_a_key_error():
 WEIGHTED = [operation("a", "q", 100.0, weight=1.0), operation("b", "q", 900.0, weight=3.0), operation("c", "q", 1.0)]
 
 
-def test_weight_among_the_siblings_that_want_more():
-    found = why("a", [Pool("q")], WEIGHTED)
-    assert found.rule == "weight"
-    assert found.lines[0] == (
-        "a gets 24.9 % of the cluster (49.75 of 200 cpu): limited by its weight, 1 of 4 among the siblings that still "
-        "want more; cpu is the scarce resource."
-    )
-    assert "    all cpu is shared out" in found.lines
-    assert found.lines[-1] == "    weight 1 of 5 among all siblings, 1 of 4 with those that want more"
-
-
 # ---- one rule after the other
 
 
@@ -104,8 +93,15 @@ RIVALS = [operation("o", "q", 60.0), operation("p", "q", 60.0)]
 GREEDY = [operation("o", "q", 300.0), operation("p", "r", 300.0)]
 RICH = Pool("r", strong_guarantee_resources=strong(200.0))
 BIG_GANG = operation("g", "q", 120.0, gang=True, resource_limits=limit(100.0))
+FIFO = [
+    *(operation(f"o{n}", "q", 150.0, start_time=float(n)) for n in reversed(range(6))),
+    operation("idle", "q", 0.0, start_time=-1.0),
+]
+TWO_GANGS = [operation("a", "p", 120.0, gang=True), operation("b", "q", 120.0, gang=True)]
+SCARCE = "cpu is the scarce resource."
 WANT_MORE = "among the siblings that still want more; cpu is the scarce resource."
 ALL_CPU = "all cpu is shared out"
+NEXT_STEP = "no resource is all shared out, but the next step, a gang or several resources at once, does not fit."
 NOTHING_LEFT = "has no guarantee, and those of others leave nothing; cpu is the scarce resource."
 AT_ONCE = "it is a gang, which gets its whole demand at once or nothing, and 60.0 % of cpu"
 
@@ -123,6 +119,10 @@ def closed(mode: str) -> list[Pool]:
         (
             "o", [], [Operation("o", ROOT, demand=(0.0, 0.0, 3.0, 0.0, 0.0))], {}, "demand",
             "o gets nothing: the cluster has none of what it asks for.",
+        ),
+        (
+            "a", [Pool("q")], WEIGHTED, {}, "weight",
+            f"a gets 24.9 % of the cluster (49.75 of 200 cpu): limited by its weight, 1 of 4 {WANT_MORE}",
         ),
         (
             "o", [Pool("q", weight=2.0), Pool("r")], GREEDY, {}, "weight",
@@ -172,6 +172,16 @@ def closed(mode: str) -> list[Pool]:
             f"limited by the weight of q above it, 1 of 2 {WANT_MORE}",
         ),
         (
+            "o1", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
+            f"o1 gets 25.0 % of the cluster (50 of 200 cpu): limited by its place in fifo order, o0 comes first; {SCARCE}",
+        ),
+        (
+            "o5", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
+            f"o5 gets nothing: limited by its place in fifo order, o0, o1, o2 and 2 more come first; {SCARCE}",
+        ),
+        ("p", [Pool("p"), Pool("q")], TWO_GANGS, {"options": GANGS}, "cluster", NEXT_STEP),
+        (ROOT, [Pool("p"), Pool("q")], TWO_GANGS, {"options": GANGS}, "gang", f"<root> gets nothing: {NEXT_STEP}"),
+        (
             "g", [], [operation("g", ROOT, 120.0, gang=True), operation("o", ROOT, 120.0)], {"options": GANGS}, "gang",
             f"g gets nothing: {AT_ONCE} does not fit.",
         ),
@@ -204,6 +214,10 @@ def test_the_rule_and_its_sentence(name, pools, operations, more, rule, words):
             "o0", Pool("q", mode="fifo"), [operation("o0", "q", 300.0)], NORMAL,
             "    place 0 of fifo pool q, from 0: nothing before it",
         ),
+        ("a", Pool("q"), WEIGHTED, NORMAL, "    all cpu is shared out"),
+        ("a", Pool("q"), WEIGHTED, NORMAL, "    weight 1 of 5 among all siblings, 1 of 4 with those that want more"),
+        ("o1", Pool("q", mode="fifo"), FIFO, NORMAL, "    place 2 of fifo pool q, from 0: after o0"),
+        (ROOT, Pool("q"), TWO_GANGS[1:], GANGS, "    no resource is all shared out"),
         ("g", Pool("q"), [BIG_GANG], GANGS, "  g, gang operation: 0.0 of 60.0 cpu demanded"),
         ("g", Pool("q"), [BIG_GANG], NORMAL, "  g, operation: 50.0 of 60.0 cpu demanded"),
         (
@@ -343,22 +357,6 @@ def test_an_integral_guarantee_without_a_cluster():
     assert any("accumulated volume for 0.0" in line for line in found.lines)
 
 
-# ---- fifo
-
-
-FIFO = [operation(f"o{n}", "q", 150.0, start_time=float(n)) for n in range(6)]
-
-
-def test_the_place_in_a_fifo_pool():
-    found = why("o1", [Pool("q", mode="fifo")], [*reversed(FIFO), operation("idle", "q", 0.0, start_time=-1.0)])
-    assert found.rule == "fifo"
-    assert found.lines[0] == (
-        "o1 gets 25.0 % of the cluster (50 of 200 cpu): limited by its place in fifo order, o0 comes first; cpu is the "
-        "scarce resource."
-    )
-    assert found.lines[-1] == "    place 2 of fifo pool q, from 0: after o0"
-
-
 def test_a_fifo_pool_that_puts_gangs_back():
     options = Options(step_function_for_gang_operations=True, fifo_reordering=True)
     pool = Pool("q", mode="fifo", fifo_reordering=True, strong_guarantee_resources=strong(100.0))
@@ -370,21 +368,6 @@ def test_a_fifo_pool_that_puts_gangs_back():
     assert found.lines[-1] == (
         "    place 1 of fifo pool q, from 0 (0 before gangs that do not fit were put back): after small"
     )
-
-
-def test_many_before_it_in_a_fifo_pool_are_shown_in_part():
-    found = why("o5", [Pool("q", mode="fifo")], FIFO)
-    assert "o5 gets nothing: limited by its place in fifo order, o0, o1, o2 and 2 more come first;" in found.lines[0]
-
-
-def test_gangs_that_stop_everybody_before_anything_is_used_up():
-    gangs = [operation("a", "p", 120.0, gang=True), operation("b", "q", 120.0, gang=True)]
-    found = why("p", [Pool("p"), Pool("q")], gangs, GANGS)
-    step = "no resource is all shared out, but the next step, a gang or several resources at once, does not fit"
-    assert found.lines[0].endswith(step + ".")
-    found = why(ROOT, [Pool("p"), Pool("q")], gangs, GANGS)
-    assert (found.rule, found.lines[0]) == ("gang", f"<root> gets nothing: {step}.")
-    assert "    no resource is all shared out" in found.lines
 
 
 # ---- size and numbers

@@ -71,6 +71,7 @@ SERVED: dict[str, tuple[dict[str, dict[str, Any]], list[tuple[str, int, float]],
     "what fits exactly is not lost to rounding": (
         {"p": {}, "q": {"resource_limits": {"cpu": 0.3}}}, [("p", 9, 1.1), ("q", 9, 0.1)], 3.6, [3, 3],
     ),
+    "one that does not fit does not hold back others": ({"p": {}}, [("p", 1, 9.0), ("p", 9, 1.0)], 4, [0, 4]),
     "siblings share a limit above them": (
         {"top": {"resource_limits": {"cpu": 4}}, "a": {"parent": "top"}, "b": {"parent": "top"}},
         [("a", 9, 1.0), ("b", 9, 1.0)], 10, [2, 2],
@@ -144,19 +145,12 @@ def test_7_1_tasks_are_served_in_the_order_of_the_specification(world, tasks, ex
     assert Counter(job.task.name for job in world.jobs_of(operation)) == expected
 
 
-def test_7_1_an_operation_that_does_not_fit_does_not_hold_back_others(world):
-    operations = [world.start("p", cpu=9), world.start("p", jobs=9)]
-    world.node("n1", cpu=4)
-    world.step()
-    assert started(world, operations) == [0, 4]
-    assert world.element(operations[0]).deactivations == {"node_resources": 1}
-
-
 def test_7_1_an_operation_that_was_passed_over_is_tried_on_the_next_node(world):
     operation = world.start("p", cpu=9)
     small, large = world.node("n1", cpu=4), world.node("n2", cpu=9)
     world.update()
     small.beat()
+    assert world.element(operation).deactivations == {"node_resources": 1}
     large.beat()
     assert started(world, [operation]) == [1]
 
