@@ -73,6 +73,24 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
+Spec = dict[str, Any]
+SPECS: st.SearchStrategy[Spec] = st.fixed_dictionaries(
+    {
+        "pool": POOLS,
+        "tasks": st.fixed_dictionaries(
+            {
+                "t": st.fixed_dictionaries(
+                    {"command": st.just("true"), "job_count": st.integers(1, 6), "cpu_limit": CORES}
+                ),
+                "s": st.just({"command": "true", "job_count": 1, "cpu_limit": 0.5}),
+            }
+        ),
+        "preemption_mode": st.sampled_from(["normal", "graceful"]),
+        "max_failed_job_count": st.sampled_from([1, 10]),
+    }
+)
+
+
 def behave(node: PlayedNode, keeps_stopping: bool, deaf: bool, has_no_room: bool) -> None:
     """Change a node's manners; what it held back until now ends or begins."""
     node.keeps_stopping, node.deaf, node.has_no_room = keeps_stopping, deaf, has_no_room
@@ -121,6 +139,9 @@ class Life(RuleBasedStateMachine):
     def pick(self, among: Any, data: st.DataObject) -> Any:
         return data.draw(st.sampled_from(sorted(among)))
 
+    def pick_busy(self, data: st.DataObject) -> PlayedNode:
+        return self.world.nodes[self.pick([node.id for node in self.world.nodes.values() if node.jobs], data)]
+
     # --- trees and pools
 
     @rule(tree=TREES, name=EXPLICIT, parent=PARENTS, attributes=POOL_ATTRIBUTES)
@@ -161,41 +182,13 @@ class Life(RuleBasedStateMachine):
 
     @rule(
         user=USERS,
-        pool=POOLS,
-        trees=st.sampled_from([None, None, None, ["default", "other"], ["other"]]),
-        jobs=st.integers(1, 6),
-        cpu=CORES,
         options=OPTIONS,
-        gentle=st.booleans(),
+        spec=SPECS,
+        trees=st.sampled_from([{}, {}, {}, {"pool_trees": ["default", "other"]}, {"pool_trees": ["other"]}]),
         classes=st.sampled_from([{}, {}, {"allow_reclaimed": False}, {"require_reclaimed": True}]),
-        failures=st.sampled_from([1, 10]),
     )
-    def start(
-        self,
-        user: str,
-        pool: str,
-        trees: Any,
-        jobs: int,
-        cpu: float,
-        options: dict[str, Any],
-        gentle: bool,
-        classes: dict[str, bool],
-        failures: int,
-    ) -> None:
-        spec = {
-            **options,
-            **classes,
-            "pool": pool,
-            "tasks": {
-                "t": {"command": "true", "job_count": jobs, "cpu_limit": cpu},
-                "s": {"command": "true", "job_count": 1, "cpu_limit": 0.5},
-            },
-            "preemption_mode": "graceful" if gentle else "normal",
-            "max_failed_job_count": failures,
-        }
-        if trees is not None:
-            spec["pool_trees"] = trees
-        self.try_command(StartOperation(spec), user)
+    def start(self, user: str, options: Spec, spec: Spec, trees: Spec, classes: Spec) -> None:
+        self.try_command(StartOperation({**options, **spec, **trees, **classes}), user)
 
     @precondition(lambda self: self.world.state.operations)
     @rule(data=st.data(), what=st.sampled_from(["abort", "complete", "suspend", "stop", "resume"]))
@@ -239,7 +232,7 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: any(node.jobs for node in self.world.nodes.values()))
     @rule(data=st.data(), what=st.sampled_from(["completed", "completed", "failed", "aborted", "lost", "vanished"]))
     def end_a_job(self, data: st.DataObject, what: Any) -> None:
-        node = self.world.nodes[self.pick([node.id for node in self.world.nodes.values() if node.jobs], data)]
+        node = self.pick_busy(data)
         job = self.pick(node.jobs, data)
         if what == "vanished":
             del node.jobs[job]
@@ -250,13 +243,13 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: any(node.jobs for node in self.world.nodes.values()))
     @rule(data=st.data(), cores=CORES)
     def change_a_limit(self, data: st.DataObject, cores: float) -> None:
-        node = self.world.nodes[self.pick([node.id for node in self.world.nodes.values() if node.jobs], data)]
+        node = self.pick_busy(data)
         node.limit(self.pick(node.jobs, data), cores)
 
     @precondition(lambda self: any(node.jobs for node in self.world.nodes.values()))
     @rule(data=st.data(), seconds=st.sampled_from([-3.0, 0.5, 2.0, 100.0]))
     def use_cpu_time(self, data: st.DataObject, seconds: float) -> None:
-        node = self.world.nodes[self.pick([node.id for node in self.world.nodes.values() if node.jobs], data)]
+        node = self.pick_busy(data)
         job = node.jobs[self.pick(node.jobs, data)]
         before = job.cpu_seconds or 0.0
         job.cpu_seconds = max(before + seconds, 0.0)

@@ -173,7 +173,7 @@ def closed(mode: str) -> list[Pool]:
         ),
         (
             "o1", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
-            f"o1 gets 25.0 % of the cluster (50 of 200 cpu): limited by its place in fifo order, o0 comes first; {SCARCE}",
+            f"(50 of 200 cpu): limited by its place in fifo order, o0 comes first; {SCARCE}",
         ),
         (
             "o5", [Pool("q", mode="fifo")], FIFO, {}, "fifo",
