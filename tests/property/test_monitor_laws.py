@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import msgspec
+import pytest
 from examples import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -128,7 +129,7 @@ def test_the_limit_stays_between_its_floor_and_cpu_limit(trace, s):
 
 @many
 @given(traces(), any_settings())
-def test_only_a_full_window_beyond_the_threshold_or_a_restore_changes_the_limit(trace, s):
+def test_only_a_full_window_beyond_the_threshold_by_one_coefficient_or_a_restore_changes_the_limit(trace, s):
     checks_in_window = 0
     for before, decision, after in walk(trace, s):
         checks_in_window += 1
@@ -141,18 +142,12 @@ def test_only_a_full_window_beyond_the_threshold_or_a_restore_changes_the_limit(
             assert decision.votes_sum is not None
             assert (decision.kind, decision.votes_sum > 0) in (("grow", True), ("shrink", False))
             assert abs(decision.votes_sum) > s.vote_decision_threshold
+            if decision.kind == "grow":
+                assert after.limit_cores <= before.limit_cores * s.increase_coefficient
+            else:
+                assert after.limit_cores >= before.limit_cores * s.decrease_coefficient
         if s.vote_mode == "ytsaurus" and abs(decision.votes_sum or 0) > s.vote_decision_threshold:
             checks_in_window = 0
-
-
-@many
-@given(traces(), any_settings())
-def test_a_change_is_one_coefficient_wide_at_most(trace, s):
-    for before, decision, after in walk(trace, s):
-        if decision.kind == "grow":
-            assert after.limit_cores <= before.limit_cores * s.increase_coefficient
-        elif decision.kind == "shrink":
-            assert after.limit_cores >= before.limit_cores * s.decrease_coefficient
 
 
 @some
@@ -163,31 +158,18 @@ def test_what_comes_later_does_not_change_what_was_decided(trace, s, data):
     assert replay(trace, s)[: len(beginning)] == beginning
 
 
+@pytest.mark.parametrize("option", ["throttle_restore_ratio", "pressure_restore_ratio"])
 @many
-@given(traces(), any_settings(), st.integers(1, 1000))
-def test_a_throttled_check_below_cpu_limit_restores_it_at_once(trace, s, thousandth):
-    s = msgspec.structs.replace(s, actuator="quota", throttle_restore_ratio=min(s.throttle_restore_ratio, 0.999))
-    assume(s.throttle_restore_ratio > 0)
-    throttled_ratio = max(thousandth / 1000, math.nextafter(s.throttle_restore_ratio, 1.0))
+@given(trace=traces(), s=any_settings(), thousandth=st.integers(1, 1000))
+def test_a_throttled_check_or_one_under_pressure_below_cpu_limit_restores_it_at_once(option, trace, s, thousandth):
+    beyond, of_throttling = min(getattr(s, option), 0.999), option == "throttle_restore_ratio"
+    assume(beyond > 0)
+    s = msgspec.structs.replace(s, **{option: beyond}, **({"actuator": "quota"} if of_throttling else {}))
+    ratio = max(thousandth / 1000, math.nextafter(beyond, 1.0))
+    ratios = (ratio, 0.0) if of_throttling else (0.0, ratio)
     for _, _, state in walk(trace, s):
-        restored, decision = step(state, CpuReading(0.0, 1e6), 0.0, 1.0, throttled_ratio, s)
-        if state.limit_cores < trace.cpu_limit_cores:
-            assert decision.kind == "restore"
-            assert (restored.limit_cores, restored.smoothed_cores) == (trace.cpu_limit_cores, trace.cpu_limit_cores)
-            assert restored.window == ()
-        else:
-            assert decision.kind != "restore"
-
-
-@many
-@given(traces(), any_settings(), st.integers(1, 1000))
-def test_a_check_under_pressure_below_cpu_limit_restores_it_at_once(trace, s, thousandth):
-    s = msgspec.structs.replace(s, pressure_restore_ratio=min(s.pressure_restore_ratio, 0.999))
-    assume(s.pressure_restore_ratio > 0)
-    pressure_ratio = max(thousandth / 1000, math.nextafter(s.pressure_restore_ratio, 1.0))
-    for _, _, state in walk(trace, s):
-        restored, decision = step(state, CpuReading(0.0, 1e6), 0.0, 1.0, 0.0, s, pressure_ratio)
-        assert decision.pressure_ratio == pressure_ratio
+        restored, decision = step(state, CpuReading(0.0, 1e6), 0.0, 1.0, ratios[0], s, ratios[1])
+        assert decision.pressure_ratio == ratios[1]
         if state.limit_cores < trace.cpu_limit_cores:
             assert decision.kind == "restore"
             assert (restored.limit_cores, restored.smoothed_cores) == (trace.cpu_limit_cores, trace.cpu_limit_cores)
@@ -199,17 +181,10 @@ def test_a_check_under_pressure_below_cpu_limit_restores_it_at_once(trace, s, th
 
 @many
 @given(traces(), any_settings())
-def test_pressure_changes_nothing_while_pressure_restore_ratio_is_0(trace, s):
-    s = msgspec.structs.replace(s, pressure_restore_ratio=0.0)
-    calm = tuple(msgspec.structs.replace(row, pressure_ratio=0.0) for row in trace.rows)
-    assert replay(trace, s) == replay(Trace(trace.cpu_limit_cores, calm), s)
-
-
-@many
-@given(traces(), any_settings())
-def test_without_pressure_the_option_changes_nothing(trace, s):
+def test_pressure_changes_nothing_while_pressure_restore_ratio_is_0_nor_that_without_pressure(trace, s):
+    off = msgspec.structs.replace(s, pressure_restore_ratio=0.0)
     calm = Trace(trace.cpu_limit_cores, tuple(msgspec.structs.replace(row, pressure_ratio=0.0) for row in trace.rows))
-    assert replay(calm, s) == replay(calm, msgspec.structs.replace(s, pressure_restore_ratio=0.0))
+    assert replay(trace, off) == replay(calm, off) == replay(calm, s)
 
 
 @some

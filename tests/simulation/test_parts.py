@@ -97,21 +97,6 @@ def told() -> Told:
     return Told()
 
 
-def test_time_passes_only_where_somebody_waits(told):
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        told.say(loop.time())
-        await asyncio.sleep(3600)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.Event().wait(), 30)
-        told.say("end")
-
-    told.process().start(main())
-    told.events.run(10_000)
-    assert told.said == [(0.0, 0.0), (3630.0, "end")]
-    assert told.events.now == 10_000
-
-
 def test_a_stopped_process_does_nothing_until_it_goes_on(told):
     async def main() -> None:
         for _ in range(3):

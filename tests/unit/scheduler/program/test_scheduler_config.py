@@ -78,31 +78,17 @@ def test_paths_become_absolute() -> None:
     ("text", "words"),
     [
         ("max_operations = 1", "max_operations: unknown key; did you mean 'max_operation_count'?"),
-        ("fair-share-update-perod = 1", "did you mean 'fair_share_update_period'?"),
         ("[api]\nlisen = 1", "api.lisen: unknown key; did you mean 'listen'?"),
-        ('path = "x"', "path: unknown key"),
-        ("max_operation_count = 1\nmax-operation-count = 2", "given twice, also as 'max_operation_count'"),
         ("fair_share_update_period = 9", "fair_share_update_period: must be a duration in [10ms, 1m], got"),
-        ('fair_share_update_period = "61s"', "must be a duration in [10ms, 1m]"),
-        ('fair_share_update_period = "soon"', "fair_share_update_period: "),
-        ("fair_share_update_period = true", "fair_share_update_period: "),
         ('node_heartbeat_timeout = "0s"', "node_heartbeat_timeout: must be a duration in [10ms, 1d]"),
         ('waiting_job_timeout = "2d"', "waiting_job_timeout: must be a duration in ["),
         ("max_operation_count = 0", "max_operation_count: must be a whole number in [1, 1e+06], got 0"),
-        ("max_operation_count = 1.5", "must be a whole number"),
-        ("max_operation_count = true", "must be a whole number"),
-        ('require_specified_pools_existence = "yes"', "must be true or false"),
         ('cluster_name = ""', "cluster_name: must be a text that is not empty"),
         ('cluster_name = "a\\nb"', "cluster_name: must be printable text"),
-        ('state_dir = ""', "state_dir: must be a text that is not empty"),
-        ("api = 3", "api: must be a table"),
         ("[api]\nmax_body = 10", "api.max_body: must be a whole number in ["),
         ("[api]\nrate_limit = -1", "api.rate_limit: must be a number in ["),
         ("[api]\nrate_limit = nan", "api.rate_limit: "),
-        ("[min_spare_job_resources_on_node]\nmemory = 1.5", "min_spare_job_resources_on_node.memory: must be a whole"),
         ("[min_spare_job_resources_on_node]\nxyz = 1", "xyz: unknown key; known keys: cpu, memory, user_slots"),
-        ('[log]\nlevel = "loud"', "log.level: must be one of"),
-        ("x", "not valid TOML"),
         (f"x = {'[' * 20_000}", "not valid TOML"),
     ],
 )
@@ -188,21 +174,6 @@ def test_drop_ins_are_merged_in_order_of_their_names(tmp_path: Path) -> None:
     assert (config.cluster_name, config.max_operation_count) == ("main", 7)
     assert config.api == Api(max_depth=20, max_body=2048)
     assert config.path == str(main)
-
-
-def test_a_message_names_the_drop_in(tmp_path: Path) -> None:
-    main = tmp_path / "scheduler.toml"
-    main.write_text("")
-    (tmp_path / "scheduler.conf.d").mkdir()
-    drop_in = tmp_path / "scheduler.conf.d" / "a.toml"
-    drop_in.write_text("max_operation_count = -1")
-    with pytest.raises(ConfigError, match=re.escape(f"{drop_in}:1: max_operation_count: must be")):
-        load_scheduler_config(str(main))
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
-        load_scheduler_config(str(tmp_path / "none.toml"))
 
 
 # ---- the shipped file
