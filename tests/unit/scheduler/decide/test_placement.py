@@ -307,16 +307,6 @@ def test_4_equal_operations_are_served_by_id(world, parameters, weights):
     assert started(world, ["a", "b"]) == [1, 0]
 
 
-def test_4_a_suspended_operation_does_not_hold_back_later_ones(world):
-    world.create_pool("f", mode="fifo")
-    operations = [world.start("f", jobs=4), world.start("f", jobs=4)]
-    world.suspend(operations[0])
-    world.node("n1", cpu=4)
-    world.step()
-    assert started(world, operations) == [0, 4]
-    assert world.element(operations[1]).fair_share[CPU] == pytest.approx(1.0)
-
-
 def test_4_pending_job_count_is_read_again_at_each_update(world):
     world.create_pool("f", mode="fifo", fifo_sort_parameters=["pending_job_count"])
     first, second = world.start("f", jobs=2, weight=9.0), world.start("f", jobs=3)

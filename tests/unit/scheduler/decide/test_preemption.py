@@ -431,33 +431,6 @@ def test_6_6_what_is_freed_outside_of_a_limited_pool_does_not_help_it(of_pool, t
     assert (plan_for(node, inside) is not None) is goes
 
 
-def two_pools(left: int, right: int, fair: float, order: float) -> tuple[World, Node, OperationElement]:
-    """Pools of two operations each on one node; the right one's first operation starves."""
-    world = World()
-    node = world.node()
-    for name, cores in (("left", left), ("right", right)):
-        give(world.pool(name), fair)
-        for part in ("1", "2"):
-            give(world.operation(name + part, name, needs=9, cpu=order), 0.0 if part == "2" else fair / 2)
-        world.job(world.tree.operations[name + "2"], node, float(cores))
-    poor = world.tree.operations["right1"]
-    starve(poor)
-    return world, node, poor
-
-
-def test_a_swap_that_raises_the_lesser_of_the_two_is_made():
-    world, node, poor = two_pools(4, 3, 0.5, 1.0)
-    world.job(world.tree.operations["left2"], node, 3.0)
-    starve(world.tree.operations["right2"])
-    assert plan_for(node, poor) is not None  # 7 to 3 becomes 4 to 4
-    world, node, poor = two_pools(4, 3, 0.5, 2.0)
-    world.job(world.tree.operations["left2"], node, 4.0)
-    starve(world.tree.operations["right2"])
-    give(world.tree.pools["left"], 0.7)
-    give(world.tree.pools["right"], 0.3)
-    assert plan_for(node, poor) is None  # 8/7 to 3/3 would become 4/7 to 5/3
-
-
 def test_6_7_graceful_operations_give_up_their_preemptible_jobs():
     world = World()
     node = world.node()

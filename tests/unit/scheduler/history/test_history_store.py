@@ -131,20 +131,6 @@ def test_what_was_added_is_read_before_and_after_a_restart(path, ticks, in_memor
         again.close()
 
 
-def test_a_series_goes_on_after_a_restart_and_the_gap_stays(path):
-    tape = Tape()
-    store = open_store(path)
-    fill(store, tape, 5)
-    store.close()
-    store = open_store(path, tape.at)
-    later = Tape(tape.at + 300.0)
-    fill(store, later, 2 * CHUNK_TICKS)
-    view = store.read(P, START, later.at, 10_000)
-    assert len(view.times) == 5 + 2 * CHUNK_TICKS
-    assert view.times[5] - view.intervals[5] - view.times[4] == 300.0
-    assert store.sum_points(0.0, later.at, None, 10).covered_s == PERIOD_S * len(view.times)
-
-
 def test_a_killed_process_loses_nothing_that_it_had_taken(path):
     program = (
         "import os, sys; sys.path[:0] = sys.argv[2:]\n"
