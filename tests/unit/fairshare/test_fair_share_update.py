@@ -1,5 +1,5 @@
 """The update as a whole (fair_share_update.md 2), where the literal one (tests/property) does not decide: its elements,
-rounding in FIFO order (7) and guarantees (4, 6), the words of checks (15), extremes, the next one."""
+rounding in FIFO order (7) and guarantees (4, 6), the words of checks (15), extremes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from cpumond.fairshare import (
     ROOT,
     ElementShares,
-    FairShareUpdater,
     IntegralGuarantees,
     Operation,
     Options,
@@ -181,34 +180,3 @@ def test_a_tree_a_thousand_levels_deep(improved):
     assert got(result, ROOT, "p500", "p999", "x", "y") == [1.0, 1.0, 0.8, 0.8, 0.2]
     assert result.elements["x"].estimated_guarantee_share[1] == pytest.approx(0.6)
     assert result.elements["p999"].promised_guarantee_fair_share.total[1] == pytest.approx(0.6)
-
-
-# ---- updates in a row
-
-
-def test_a_result_that_is_read_late_is_that_of_its_update():
-    """Entries are put together when they are asked for, from what no later update changes."""
-    updater = FairShareUpdater()
-    first = updater.update(tree(Pool("a"), Operation("x", "a", demand=cpu(40.0))), 0.0, None)
-    second = updater.update(tree(Pool("a"), Operation("x", "a", demand=cpu(70.0)), Operation("y", "a")), 10.0, 0.0)
-    assert list(first.elements) == [ROOT, "a", "x"]
-    assert got(first, "x") == [0.4]
-    assert got(second, "x") == [0.7]
-
-
-def test_operations_that_come_to_another_pool():
-    """An operation is known by its name; its pool decides whether it is a gang."""
-    updater = FairShareUpdater()
-    pools = [
-        Pool("a"),
-        Pool("b", step_function_for_gang_operations=False),
-        Pool("c"),
-        Operation("n", "c", demand=cpu(100.0)),
-    ]
-    moved = Operation("x", "a", demand=cpu(60.0), gang=True)
-    for parent, share in (("a", 0.0), ("b", 0.5), ("a", 0.0)):
-        result = updater.update(tree(*pools, replace(moved, parent=parent), **REORDERING), 0.0, None)
-        assert got(result, "x") == [share]
-    # of the same operation in the same place, the pool's flag decides
-    without = replace(pools[0], step_function_for_gang_operations=False)
-    assert got(updater.update(tree(without, *pools[1:], moved, **REORDERING), 0.0, None), "x") == [0.5]

@@ -124,6 +124,7 @@ def test_what_a_node_says_at_the_end_of_a_job_is_counted_and_stored(watch):
     assert counted == [7.0, 7.0, 7.0, 7.0, 5.0]
     record = watch.world.state.finished_jobs[operation][job]
     assert [getattr(record, name) for name in COUNTERS] == counted
+    assert record.cgroup == f"jobs/{job}"
 
 
 def test_a_record_of_the_version_before_is_read():

@@ -195,14 +195,6 @@ def test_jobs_that_no_node_could_hold_demand_only_if_the_tree_says_so(spec, coun
     assert world.element(large).demand[1] == 40.0 * spec.get("cpu", 1.0), "one that could hold it has come"
 
 
-def test_the_trees_counts_hold_for_pools_that_have_none():
-    world = World(max_operation_count_per_pool=2)
-    world.create_pool("p")
-    world.start("p")
-    world.start("p")
-    assert "Limit for the number of concurrent operations 2" in attempt(world, "p")
-
-
 @pytest.mark.parametrize(("budget", "taken"), [(None, 4), (3, 3), (0, 0)])
 def test_the_trees_budget_of_preemptions_in_a_minute(budget, taken):
     world = World(

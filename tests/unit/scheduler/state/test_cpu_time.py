@@ -41,14 +41,6 @@ def say(world: World, job: str, cpu_seconds: float | None, reclaimed: float | No
     node.beat()
 
 
-def test_the_first_report_of_a_job_that_was_started_here_counts_from_zero(world):
-    operation, job = run_one(world)
-    say(world, job, 7.0, 2.5)
-    assert used(world, "b", "a", ROOT_POOL, "c") == [7.0, 7.0, 7.0, 0.0]
-    assert world.pool("a").reclaimed_cpu_seconds == 2.5
-    assert (world.element(operation).cpu_seconds, world.element(operation).reclaimed_cpu_seconds) == (7.0, 2.5)
-
-
 def test_what_no_host_can_have_used_is_not_believed(world):
     """One wrong number would stand out of the pool's graphs and sums for a day."""
     operation, job = run_one(world)
@@ -115,17 +107,6 @@ def test_a_sum_that_went_back_while_the_job_was_lost_is_counted_from_where_it_is
         node.jobs[job].ordered_cpu_seconds = told
         node.beat()
         assert world.pool("b").ordered_cpu_seconds == counted
-
-
-def test_the_last_value_comes_with_the_end(world):
-    operation, job = run_one(world)
-    say(world, job, 5.0, 1.0)
-    world.nodes["n1"].finish(job, cpu_seconds=6.5, reclaimed_cpu_seconds=1.25)
-    world.settle_down()
-    assert used(world, "b", "a", ROOT_POOL) == [6.5, 6.5, 6.5]
-    assert world.pool(ROOT_POOL).reclaimed_cpu_seconds == 1.25
-    record = world.state.finished_jobs[operation][job]
-    assert (record.cpu_seconds, record.reclaimed_cpu_seconds, record.cgroup) == (6.5, 1.25, f"jobs/{job}")
 
 
 def test_a_job_that_is_being_stopped_goes_on_counting(world):
