@@ -167,18 +167,22 @@ async def test_bad_questions_are_refused(world):
     await world.history.close(START)
 
 
+@pytest.mark.parametrize(
+    ("of", "method", "event"),
+    [(Collector, "collect", "history_collect_failed"), (HistoryStore, "add", "history_add_failed")],
+)
 @in_loop
-async def test_a_collector_that_fails_is_said_once_and_disturbs_nobody(world, monkeypatch):
+async def test_a_tick_that_fails_is_said_once_and_counted_and_disturbs_nobody(world, monkeypatch, of, method, event):
     def fail(*_: Any) -> Tick:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Collector, "collect", fail)
-    with capture_logs() as logs:
+    with capture_logs() as logs, monkeypatch.context() as broken:
+        broken.setattr(of, method, fail)
         for number in range(1, 4):
             world.history.take_if_due(START + 10.0 * number)
-    assert [entry["event"] for entry in logs] == ["history_collect_failed"]
+        await world.history.read("node", "", "n1", START, START)
+    assert [entry["event"] for entry in logs] == [event]
     assert world.history.describe().write_errors == 3
-    monkeypatch.undo()
     world.history.take_if_due(START + 50.0)
     assert (await world.history.read("pool", "default", ROOT_POOL, START, START + 50.0)).times == [START + 50.0]
     await world.history.close(START + 50.0)
@@ -229,22 +233,6 @@ async def test_what_begins_while_no_tick_can_be_taken_is_known_later(tmp_path):
     again = HistoryStore(str(path), 86_400.0, 10.0, 2**24, START + 10_000.0)
     assert len(again.read(Key(OPERATION, "", operation), START, START + 10_000.0, 1000).times) == 61
     again.close()
-
-
-@in_loop
-async def test_a_tick_that_the_store_fails_at_is_said_once_and_counted(world, monkeypatch):
-    def fail(*_: Any) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(world.store, "add", fail)
-    with capture_logs() as logs:
-        for number in range(1, 4):
-            world.history.take_if_due(START + 10.0 * number)
-        await world.history.read("node", "", "n1", START, START)
-    assert [entry["event"] for entry in logs] == ["history_add_failed"]
-    assert world.history.describe().write_errors == 3
-    monkeypatch.undo()
-    await world.history.close(START + 50.0)
 
 
 async def hold(world: World) -> list[asyncio.Task[Any]]:
