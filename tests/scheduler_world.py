@@ -250,6 +250,11 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     return run
 
 
+def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -> dict[str, Any]:
+    """An entry of an access list."""
+    return {"action": action, "subjects": [subject], "permissions": list(permissions), **more}
+
+
 def hold_next_write(store: Any) -> tuple[asyncio.Event, asyncio.Event]:
     """Let the next write of a Watched store wait: it has begun when the first is set, and ends once the second is."""
     loop, begun, released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from scheduler_world import TREE, World
+from scheduler_world import TREE, World, entry
 
 from cpumond.api.json.requests import CanQuery
 from cpumond.api.json.rights import judge_question, list_rights
@@ -19,10 +18,6 @@ from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.state.transaction import Transaction
 
 ADMIN = User("root", admin=True)
-
-
-def entry(subject: str, *permissions: str, action: str = "allow") -> dict[str, Any]:
-    return {"action": action, "subjects": [subject], "permissions": list(permissions)}
 
 
 @pytest.fixture

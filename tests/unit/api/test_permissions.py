@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
-from scheduler_world import TREE, World
+from scheduler_world import TREE, World, entry
 
 from cpumond.api import node_views, overview, pool_views, views
 from cpumond.api.permissions import (
@@ -30,10 +28,6 @@ from cpumond.scheduler.state.transaction import Transaction
 
 ADMIN, ANN, BOB = User("root", admin=True), User("ann"), User("bob")
 NOBODY = User("spy")
-
-
-def entry(subject: str, *permissions: str, action: str = "allow") -> dict[str, Any]:
-    return {"action": action, "subjects": [subject], "permissions": list(permissions)}
 
 
 class Asked(World):

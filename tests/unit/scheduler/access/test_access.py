@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_world import TREE, World
+from scheduler_world import TREE, World, entry
 
 from cpumond.scheduler.access import Rights, read_access
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.rights.entries import Permission
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.commands import RemovePool, RemoveTree
-
-
-def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -> dict[str, Any]:
-    return {"action": action, "subjects": [subject], "permissions": list(permissions), **more}
 
 
 class Lists(World):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
-from scheduler_world import TREE, World
+from scheduler_world import TREE, World, entry
 
 from cpumond.scheduler.access import Rights, required
 from cpumond.scheduler.access.required import GUARANTEES, OF_OWNERS, check, decide, list_needs
@@ -42,10 +42,6 @@ from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, NodeCom
 
 ANN = User("ann")
 TASKS = {"t": {"command": "true", "job_count": 1}}
-
-
-def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -> dict[str, Any]:
-    return {"action": action, "subjects": [subject], "permissions": list(permissions), **more}
 
 
 def put(**values: Any) -> tuple[Edit, ...]:
