@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from answering import Asked, listen
 from browser import Watch
 from waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
 
-class Handler(BaseHTTPRequestHandler):
+def answer(asked: Asked) -> None:
     """``/missing`` is not there, all else is an empty page."""
-
-    def do_GET(self) -> None:
-        self.send_response(404 if self.path == "/missing" else 200)
-        self.send_header("Content-Type", "text/html")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002 - the name of the base class
-        pass
+    asked.reply(404 if asked.path == "/missing" else 200, **{"Content-Type": "text/html"})
 
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+    with listen(answer) as address:
+        yield address
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 from agent_process import free_port
+from answering import Asked, listen
 from commands import run_command
 from prometheus_server import Prometheus, find_program
 from waiting import wait_until
@@ -143,44 +142,23 @@ def test_what_is_not_there_is_said(prometheus: Prometheus) -> None:
 
 
 class OddServer:
-    """Answers each request with what ``answer`` says: a status and a body; keeps the headers."""
+    """Answers each request with ``status`` and ``body``, said to be packed as ``encoding``; keeps the headers."""
 
     def __init__(self) -> None:
         self.status, self.body, self.encoding = 200, b"", ""
+        self.url = ""
         self.seen: list[Any] = []
-        odd = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.rfile.read(int(self.headers.get("content-length", 0)))
-                odd.seen.append(self.headers)
-                self.send_response(odd.status)
-                self.send_header("content-length", str(len(odd.body)))
-                if odd.encoding:
-                    self.send_header("content-encoding", odd.encoding)
-                self.end_headers()
-                self.wfile.write(odd.body)
-
-            def do_POST(self) -> None:
-                self.do_GET()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+    def answer(self, asked: Asked) -> None:
+        self.seen.append(asked.headers)
+        asked.reply(self.status, self.body, **({"content-encoding": self.encoding} if self.encoding else {}))
 
 
 @pytest.fixture
 def odd() -> Iterator[OddServer]:
     server = OddServer()
-    yield server
-    server.close()
+    with listen(server.answer) as server.url:
+        yield server
 
 
 def test_a_prometheus_that_is_away_is_said() -> None:

@@ -6,7 +6,6 @@ patch, written after the published API.
 
 from __future__ import annotations
 
-import http.server
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from agent_process import AgentProcess
+from answering import Asked, listen
 from configs import at_floor, describe_agent, make
 from kubelet_server import TOKEN
 from waiting import wait_until
@@ -37,35 +37,14 @@ class ApiServer:
         self.agents: dict[str, str] = {}
         self.patches = self.looks = 0
         self.is_broken = False
-        outer = self
+        self.url = ""
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                self._answer(*outer._list(urlsplit(self.path), self.headers))
-
-            def do_PATCH(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                self._answer(*outer._patch(self.path, self.headers, body))
-
-            def _answer(self, status: int, content: object) -> None:
-                body = json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Nothing."""
-
-        class Server(http.server.ThreadingHTTPServer):
-            daemon_threads = True
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-        self._thread.start()
+    def answer(self, asked: Asked) -> None:
+        if asked.command == "GET":
+            status, content = self._list(urlsplit(asked.path), asked.headers)
+        else:
+            status, content = self._patch(asked.path, asked.headers, json.loads(asked.body))
+        asked.reply(status, json.dumps(content).encode())
 
     def _list(self, url: Any, headers: Any) -> tuple[int, object]:
         if headers["Authorization"] != f"Bearer {TOKEN}" or self.is_broken:
@@ -102,17 +81,12 @@ class ApiServer:
         self.patches += 1
         return 200, {}
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
     server = ApiServer()
-    yield server
-    server.close()
+    with listen(server.answer) as server.url:
+        yield server
 
 
 def command(api: ApiServer, agent: AgentProcess, *more: str) -> list[str]:
@@ -172,18 +146,10 @@ def test_an_agent_whose_last_check_is_old_offers_nothing(agent: AgentProcess, ap
     """Its page of metrics still answers: in its place a server that says what such an agent does."""
     ready = threading.Event()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/metrics" or ready.is_set() else 503)
-            self.end_headers()
-            self.wfile.write(b"cpumond_node_offered_cores 2.05\n")
+    def answer(asked: Asked) -> None:
+        asked.reply(200 if asked.path == "/metrics" or ready.is_set() else 503, b"cpumond_node_offered_cores 2.05\n")
 
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", agent.port), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with listen(answer, agent.port):
         api.nodes, api.agents = {"old": {RESOURCE: "900"}}, {"old": "127.0.0.1"}
         process = subprocess.Popen(command(api, agent))
         try:
@@ -196,8 +162,6 @@ def test_an_agent_whose_last_check_is_old_offers_nothing(agent: AgentProcess, ap
         finally:
             process.terminate()
             process.wait()
-            server.shutdown()
-            thread.join()
 
 
 def test_withdrawing_takes_all_back_and_ends(agent: AgentProcess, api: ApiServer):

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import re
 import shutil
 import socket
 import ssl
 import subprocess
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
 from agent_process import free_port
+from answering import Asked, listen
 from certificates import Authority, openssl
 from scheduler_process import SchedulerProcess
 from test_token_command import run
@@ -142,31 +140,21 @@ def test_passwords(scheduler: SchedulerProcess, tmp_path: Path) -> None:
         assert "X-Remote-User is believed of a proxy alone" in answer.text
 
 
-class SignIn(http.server.BaseHTTPRequestHandler):
+def sign_in(asked: Asked) -> None:
     """Answers as oauth2-proxy does: a session's cookie is known, or not."""
-
-    def do_GET(self) -> None:
-        known = "session=eva" in self.headers.get("Cookie", "")
-        if self.path == "/oauth2/auth":
-            self.send_response(202 if known else 401)
-            if known:
-                self.send_header("X-Auth-Request-Preferred-Username", "eva")
-                self.send_header("X-Auth-Request-Groups", "ml,data team")
-        else:
-            self.send_response(403)
-        self.send_header("Content-Length", "7")
-        self.end_headers()
-        self.wfile.write(b"sign in")
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    if asked.path != "/oauth2/auth":
+        asked.reply(403, b"sign in")
+    elif "session=eva" in asked.headers.get("Cookie", ""):
+        groups = {"X-Auth-Request-Preferred-Username": "eva", "X-Auth-Request-Groups": "ml,data team"}
+        asked.reply(202, b"sign in", **groups)
+    else:
+        asked.reply(401, b"sign in")
 
 
 def test_single_sign_on(scheduler: SchedulerProcess, tmp_path: Path) -> None:
     token = start(scheduler)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SignIn) as sign_in:
-        threading.Thread(target=sign_in.serve_forever, daemon=True).start()
-        proxy = Proxy(tmp_path / "nginx", RECIPES[1], scheduler, token, sign_in.server_port)
+    with listen(sign_in) as url:
+        proxy = Proxy(tmp_path / "nginx", RECIPES[1], scheduler, token, int(url.rpartition(":")[2]))
         with proxy.running() as client:
             assert client.get("/api/v1/me").text == "sign in"
             session = {"Cookie": "session=eva"}
@@ -174,7 +162,6 @@ def test_single_sign_on(scheduler: SchedulerProcess, tmp_path: Path) -> None:
             assert (answer.status_code, answer.json()["user"]) == (200, "eva"), answer.text
             assert client.post("/api/v1/tokens", headers=session, json={"groups": ["data team"]}).status_code == 201
             assert client.post("/api/v1/tokens", headers=session, json={"groups": ["web"]}).status_code == 403
-        sign_in.shutdown()
 
 
 def test_the_commands_for_an_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
