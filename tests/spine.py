@@ -47,6 +47,8 @@ SPINE: Final[dict[str, tuple[str, ...]]] = {
         "test_changes_are_there_at_once_and_after_opening_again",
     ),
     "test_two_schedulers.py": ("test_a_killed_and_a_stopped_leader_are_replaced_and_cost_no_job",),
-    "test_yt_transport.py": ("test_the_command_line_reads_and_writes",),
+    "test_yt_transport.py": ("test_a_client_with_bindings_is_answered_in_binary",),
+    "test_scheduler_rules.py": ("test_what_the_client_adds_by_itself_is_known",),
+    "test_node_maintenance.py": ("test_by_the_command_line_of_yt",),
     "test_web_pages.py": ("test_every_page_opens_with_one_heading_and_a_title",),
 }

@@ -1,7 +1,6 @@
-"""The transport of the ``yt`` protocol on a real socket: the unmodified ``yt`` command line, and raw requests.
+"""The transport of the ``yt`` protocol on a real socket, by raw requests: what clients of all kinds send and want.
 
-The command line runs without the C++ bindings of YSON, in ``tests/slow`` with them too; what a client with bindings
-sends and wants is sent by raw requests.
+The unmodified ``yt`` command line is in ``tests/slow``, and some of its commands in other files here.
 """
 
 from __future__ import annotations
@@ -11,12 +10,10 @@ import base64
 import gzip
 import json
 import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -27,7 +24,6 @@ import uvicorn
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_process import NO_BINDINGS, YT, clean_environment
 from starlette.applications import Starlette
 from starlette.requests import Request
 
@@ -48,12 +44,11 @@ class Node:
 
 
 class Toy:
-    """A tree of nodes with attributes, and a list of operations; just enough for every verb to mean something."""
+    """A tree of nodes with attributes, just enough for the verbs to mean something."""
 
     def __init__(self) -> None:
         self.root = Node()
         self.seen: list[YtRequest] = []
-        self.operations: dict[str, dict[str, Any]] = {}
         self.gate: asyncio.Event | None = None
         self.started = threading.Event()
 
@@ -129,20 +124,6 @@ class Toy:
         del self.find(YPath(path.root, path.steps[:-1])).children[path.steps[-1]]
         return {}
 
-    async def do_start_operation(self, parameters: dict[str, Any], _: Any) -> Any:
-        name = f"a-b-c-{len(self.operations) + 1:x}"
-        self.operations[name] = {"id": name, "type": parameters["operation_type"], "state": "running"}
-        return {"operation_id": name}
-
-    async def do_list_operations(self, _: dict[str, Any], __: Any) -> Any:
-        return {"operations": list(self.operations.values()), "incomplete": False}
-
-    async def do_get_operation(self, parameters: dict[str, Any], _: Any) -> Any:
-        name = parameters["operation_id"]
-        if name not in self.operations:
-            raise YtError(f"No such operation {name}", 1915)
-        return self.operations[name]
-
     async def do_get_version(self, _: dict[str, Any], __: Any) -> Any:
         raise ZeroDivisionError("a bug in the backend")
 
@@ -188,7 +169,6 @@ class Served:
     toy: Toy
     port: int
     loop: asyncio.AbstractEventLoop
-    python_path: str = ""
 
     @property
     def url(self) -> str:
@@ -196,21 +176,6 @@ class Served:
 
     def client(self, **options: Any) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=60.0, trust_env=False, verify=False, **options)
-
-    def environment(self, **more: str) -> dict[str, str]:
-        return {
-            **clean_environment(),
-            "YT_PROXY": f"127.0.0.1:{self.port}",
-            "YT_CONFIG_PATCHES": "{proxy={retries={enable=%false}}}",
-            "PYTHONPATH": self.python_path,
-            **more,
-        }
-
-    def yt(self, *arguments: str, given: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [str(YT), *arguments], env=self.environment(**environment), input=given, capture_output=True, text=True,
-            timeout=60, check=False, encoding="utf-8",
-        )  # fmt: skip
 
 
 class LateError(CpumondError):
@@ -250,11 +215,8 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def served(server: Server, tmp_path: Path) -> Served:
-    (tmp_path / "yt_yson_bindings.py").write_text(NO_BINDINGS)
-    served = serve(server, LIMITS)
-    served.python_path = str(tmp_path)
-    return served
+def served(server: Server) -> Served:
+    return serve(server, LIMITS)
 
 
 def parameters(**values: Any) -> dict[str, str]:
@@ -262,55 +224,7 @@ def parameters(**values: Any) -> dict[str, str]:
     return {"X-YT-Header-Format": "<format=text>yson", "X-YT-Parameters": write_yson(values).decode()}
 
 
-# --- the command line ------------------------------------------------------------------------------------------------
-
-
-def test_the_command_line_reads_and_writes(served):
-    runs = {
-        "get": ("get", "//sys/pools/research/@weight"),
-        "pretty": ("get", "//sys/pools"),
-        "attribute": ("get", "//sys/pools", "--attribute", "weight"),
-        "list": ("list", "//sys/pools"),
-        "list json": ("list", "//sys/pools", "--format", "json"),
-        "exists": ("exists", "//sys/pools/nope"),
-        "get json": ("get", "//sys/pools/research/@", "--format", "json"),
-        "operations": ("list-operations",),
-        "set": ("set", "//sys/pools/research/@note", '{a="для всех";b=[1.5]}'),
-        "missing": ("get", "//sys/pools/nope/@weight"),
-        "broken": ("set", "//sys/pools/research/@broken", "{broken"),
-        "several": ("execute", "multiset_attributes", '{path="//sys/pools/research/a/@"}'),
-    }
-    given = {"several": '{mode=fifo;"заметка"="да"}'}
-    research = served.toy.find(parse_ypath("//sys/pools/research"))
-    served.toy.operations["1-2-3-4"] = {"id": "1-2-3-4", "type": "vanilla", "state": "running"}
-    with ThreadPoolExecutor(3) as pool:
-        done = dict(zip(runs, pool.map(lambda name: served.yt(*runs[name], given=given.get(name)), runs), strict=True))
-    assert {name for name, run in done.items() if run.returncode} == {"missing", "broken"}
-    out = {name: run.stdout for name, run in done.items()}
-    assert out["get"] == "2.5\n"
-    assert out["pretty"] == '{\n    "research" = {\n        "a" = {};\n    };\n}\n'
-    assert out["attribute"] == (
-        '{\n    "research" = <\n        "weight" = 2.5;\n    > {\n        "a" = {};\n    };\n}\n'
-    )
-    assert out["list"] == "research\n"
-    assert json.loads(out["list json"]) == ["research"]
-    assert out["exists"] == "false\n"
-    attributes = json.loads(out["get json"])
-    assert attributes["weight"] == 2.5
-    assert {key.encode("latin-1").decode(): value for key, value in attributes.items()}.keys() >= {"пояснение"}
-    assert "1-2-3-4" in out["operations"]
-    assert "Error resolving path //sys/pools/nope" in done["missing"].stderr
-    assert 'Node //sys/pools has no child with key "nope"' in done["missing"].stderr
-    assert 'Error parsing request: value: expected "=", but the text ends at offset 7' in done["broken"].stderr
-    assert research.children["a"].attributes == {"mode": "fifo", "заметка": "да"}
-    made = served.yt("create", "scheduler_pool", "--attributes", '{name="пул";weight=2.0}')
-    assert (made.returncode, made.stdout) == (0, "1-2-3-2\n"), made.stderr
-    assert served.toy.find(parse_ypath("//sys/pools/пул")).attributes == {"weight": 2.0}
-    assert research.attributes["note"] == {"a": "для всех", "b": [1.5]}
-    again = served.yt("create", "scheduler_pool", "--attributes", '{name="пул"}')
-    assert again.returncode == 1
-    assert "Pool 'пул' already exists" in again.stderr
-    assert "Traceback" not in again.stderr
+# --- raw requests: batches ------------------------------------------------------------------------------------------
 
 
 def test_a_batch_is_answered_request_by_request(served):
