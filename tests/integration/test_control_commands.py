@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import codecs
-import fcntl
+import contextlib
 import json
 import os
-import pty
 import re
-import select
-import signal
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import test_every_command as every
 from agent_process import AgentProcess
+from own_terminal import ALTERNATE, Terminal
+from scheduler_process import terminal_environment
 from waiting import wait_until
 
 from cpumond.cli.answers import ANSWERS
@@ -121,110 +116,37 @@ def wait_for_reclaim(agent: AgentProcess, name: str, below_cores: float = 1.9) -
     wait_until(lambda: agent.job(name)["current_cpu_limit"] < below_cores, f"the limit of {name} goes down")
 
 
-# status and top
+# top
 
 
-def test_status_shows_every_job_and_the_sums(shared):
-    lines = said(shared, "status").splitlines()
-    assert re.match(r"test-node: 2 jobs, cgroups \w+, one check every 100ms, the last one took [0-9.]+ ms$", lines[0])
-    assert [line.split()[:4] for line in lines[2:4]] == [[f"job-{n}", "sort", "reclaim", "2.00"] for n in (1, 2)]
-    assert re.match(r"total: 4 cores ordered, limit [0-9.]+, [0-9.]+ reclaimed by quota$", lines[4])
-    answer = answered(shared, "status")
-    assert [job["job_id"] for job in answer["jobs"]] == ["job-1", "job-2"]
-    assert answer["totals"]["reclaimed"] > 0
+@contextlib.contextmanager
+def top_of(agent: AgentProcess, columns: int, rows: int) -> Iterator[Terminal]:
+    """``top`` on a terminal, once two frames were shown."""
+    words = ("top", "--interval", "0.1", "--config", str(agent.config_path))
+    with contextlib.closing(Terminal(terminal_environment(""), columns, rows, *words)) as terminal:
+        wait_until(lambda: terminal.read().count("test-node") >= 2, "frames come")
+        yield terminal
 
 
-@pytest.fixture
-def follow(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[bytes], Callable[[], str]]]]:
-    """Start a command that goes on; its process and what it has printed so far."""
-    processes = []
-
-    def start(agent: AgentProcess, *arguments: str) -> tuple[subprocess.Popen[bytes], Callable[[], str]]:
-        path = tmp_path / f"output-{len(processes)}"
-        with open(path, "wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "cpumond", *arguments, "--config", str(agent.config_path)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
-        processes.append(process)
-        return process, path.read_text
-
-    yield start
-    for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
-def test_top_survives_a_restart_of_the_agent_and_ends_with_0(running, follow):
+def test_top_survives_a_restart_of_the_agent(running):
     agent = running("job-1")
-    process, output = follow(agent, "top", "--interval", "0.1")
-    wait_until(lambda: output().count("test-node") >= 2, "frames come")
-    assert agent.stop() == 0
-    wait_until(lambda: "agent not running, trying again" in output(), "the end of the agent shows")
-    frames = output().count("test-node")
-    agent.start()
-    wait_until(lambda: output().count("test-node") > frames + 1, "frames come again")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(100) == 0
-    assert "Traceback" not in output()
-
-
-class Terminal:
-    """A command on a terminal of its own with ``columns`` and ``rows``."""
-
-    def __init__(self, command: list[str], columns: int, rows: int) -> None:
-        self.control, terminal = pty.openpty()
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
-        self.process = subprocess.Popen(
-            command,
-            stdin=terminal,
-            stdout=terminal,
-            stderr=terminal,
-            start_new_session=True,
-            env={**environment, "TERM": "xterm-256color"},
-        )
-        os.close(terminal)
-        self.output = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")()  # a piece may end within a character
-
-    def read(self) -> str:
-        """All that was printed so far."""
-        while select.select([self.control], [], [], 0)[0]:
-            try:
-                data = os.read(self.control, 65536)
-            except OSError:
-                break
-            if not data:
-                break
-            self.output += self._decoder.decode(data)
-        return self.output
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self.control)
+    with top_of(agent, 100, 24) as terminal:
+        assert agent.stop() == 0
+        terminal.wait("agent not running, trying again")
+        agent.start()
+        terminal.press("")
+        terminal.wait("test-node")
 
 
 def test_top_on_a_terminal_fits_it_and_gives_it_back(running):
     columns, rows = 80, 6
     agent = running(*(f"job-{number:02d}" for number in range(9)))
-    terminal = Terminal(
-        [sys.executable, "-m", "cpumond", "top", "--interval", "0.1", "--config", str(agent.config_path)], columns, rows
-    )
-    try:
-        wait_until(lambda: terminal.read().count("test-node") >= 2, "frames come")
-        terminal.process.send_signal(signal.SIGINT)
-        wait_until(lambda: terminal.read() and terminal.process.poll() is not None, "it ends")
-        assert terminal.process.returncode == 0
-        output = terminal.read()
-    finally:
-        terminal.close()
-    assert output.startswith("\x1b[?1049h")
+    with top_of(agent, columns, rows) as terminal:
+        output = terminal.text
+        terminal.press("\x03")
+        assert terminal.wait_end() == 0
+        output += terminal.text
+    assert output.startswith(ALTERNATE)
     assert "\x1b[?25h" in output
     assert "Traceback" not in output
     frame = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\f", output.split("test-node")[1])
@@ -401,18 +323,6 @@ def test_doctor_sees_the_running_agent(shared):
     assert findings["rights"]["level"] == "ok"
     assert f"{TOP}/job-1 -> job 'job-1' of operation 'sort'" in findings["source 1"]["text"]
     assert "pid " in said(shared, "doctor")
-
-
-def test_doctor_finds_what_a_killed_agent_left(running, cgroups):
-    agent = running("job-1")
-    wait_for_reclaim(agent, "job-1")
-    agent.stop(signal.SIGKILL)
-    done = agent.run("doctor")
-    assert done.returncode == 69
-    assert re.search(r"fail  leftovers +a dead agent left the limits of 1 cgroup", done.stdout)
-    assert agent.run("restore").returncode == 0
-    assert "fail " not in agent.run("doctor").stdout
-    assert cgroups.quota_cores("job-1") == float("inf")
 
 
 def test_doctor_works_for_somebody_without_rights(shared):
