@@ -169,38 +169,6 @@ def test_orders_that_no_agent_saw_before_it_was_killed_are_kept(cgroups, agent, 
     assert cgroups.quota_cores("unordered") == 1.5
 
 
-def test_a_burst_of_somebody_else_is_kept_under_each_quota_and_given_back(cgroups, agent):
-    make(cgroups, "a")
-    load = cgroups.start_load("a", 2)
-    agent.start(describe_agent(cgroups))
-    load.burn(2.0)
-    wait_until(lambda: agent.job("a")["usage"], "the load is seen")
-
-    def set_burst() -> bool:
-        """Legal while the quota is at its full 1.5 cores, and then in the way of every lower one."""
-        try:
-            cgroups.write("a", "burst_us", 150_000)
-        except OSError:
-            return False
-        return True
-
-    wait_until(set_burst, "the load has its whole quota and takes a burst of that size")
-    load.burn(0.0)
-    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down at the floor")
-    assert cgroups.read("a", "burst_us") == cgroups.read("a", "quota_us")
-    assert agent.get("/v1/status")["counters"]["write_errors"] == 0
-    # A second one, while the limit is down: it is what counts from now on.
-    cgroups.write("a", "burst_us", 1_000)
-    load.burn(2.0)
-    wait_until(lambda: cgroups.quota_cores("a") == 1.5, "the whole quota is back")
-    assert cgroups.read("a", "burst_us") == "1000"
-    load.burn(0.0)
-    wait_until(lambda: at_floor(cgroups, "a"), "the quota is down again")
-    assert agent.stop() == 0
-    assert cgroups.quota_cores("a") == 1.5
-    assert cgroups.read("a", "burst_us") == "1000"
-
-
 # ---- policy
 
 
