@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import sys
@@ -15,7 +14,6 @@ import pytest
 from closed_loop import (
     MIB,
     WAIT_S,
-    WORKER,
     Loop,
     Proxy,
     configure,
@@ -151,40 +149,6 @@ def test_a_killed_agent_finds_its_jobs_again(own, gates):
     assert gates.starts == [job["id"]]
 
 
-def test_a_killed_agent_stops_no_sum_of_its_jobs(own, gates):
-    """What was ordered goes on to be counted at once, and a job keeps nearly all that it had."""
-    operation = own.start_operation("p", gates.command)
-    [job] = own.await_running(operation)
-    node = own.nodes[0]
-    file = Path(node.jobs_dir, ".sums")
-
-    def read_noted() -> float:
-        with contextlib.suppress(FileNotFoundError, KeyError):
-            return float(json.loads(file.read_bytes())[job["id"]]["ordered_cpu_seconds"])
-        return 0.0
-
-    own.wait(lambda: read_noted() > 1.0, "the agent notes the sum", WAIT_S)
-    told = own.wait(lambda: sum_of(own, operation), "the sum goes on", WAIT_S)
-    own.wait(lambda: read_noted() >= told, "what was told is noted", WAIT_S)
-    node.kill()
-    before = own.get("/api/v1/trees/default/pools/p")["ordered_cpu_seconds"]
-    noted = read_noted()
-    node.start()
-    grown = own.wait(
-        lambda: own.get("/api/v1/trees/default/pools/p")["ordered_cpu_seconds"] - before, "it is counted", WAIT_S
-    )
-    assert told <= noted <= sum_of(own, operation)
-    assert grown > 0.0
-    gates.end(job["id"])
-    own.await_state(operation, "completed")
-
-
-def sum_of(loop: Loop, operation: str) -> float:
-    """Core-seconds that the only job of an operation ordered, as its node tells."""
-    [job] = loop.jobs(operation)
-    return float(job["ordered_cpu_seconds"] or 0.0)
-
-
 def test_jobs_that_end_while_there_is_no_agent_are_reported_with_their_exit_codes(own, gates):
     operation = own.start_operation("p", gates.command, 2, max_failed_job_count=2)
     good, bad = own.await_running(operation, 2)
@@ -295,34 +259,6 @@ def test_what_was_aborted_while_its_agent_was_away_is_stopped_when_it_is_back(ow
 
 
 # ---- overdraft
-
-
-def test_a_node_that_is_overdrawn_for_too_long_aborts_the_job_that_was_started_last(own, tmp_path):
-    node, wake = own.nodes[0], tmp_path / "wake"
-    configure(node, '[resources]\ncpu = 1.0\ncpu_overdraft_timeout = "1s"\nresource_adjustment_period = "100ms"\n')
-    restart(node)
-    monitor = {"min_cpu_limit": 0.2, "decrease_coefficient": 0.5, "smoothing_factor": 0.5, "restore_hold": "20s"}
-    a = own.start_operation(
-        "p", [sys.executable, "-S", "-c", WORKER, str(wake)], cpu_limit=1.0, memory=64 * MIB, monitor=monitor
-    )
-    [owner] = own.await_running(a)
-    jobs = []
-    for _ in range(2):
-        operation = own.start_operation("p", "sleep 1000", cpu_limit=0.35, monitor=KEPT)
-        jobs.append((operation, own.await_running(operation)[0]))
-    pids = [own.main_pid(job) for _, job in jobs]
-    wake.touch()
-    # 1.0 + 0.35 + 0.35 of 1 core: the two that came last must go.
-    records = []
-    for operation, job in jobs:
-        own.wait(lambda: own.jobs(operation, "aborted"), "it is aborted", WAIT_S)  # noqa: B023
-        records.append(job_of(own, operation, job["id"]))
-    assert all("resource_overdraft" in record["reason"] for record in records), records
-    assert not any(is_alive(pid) for pid in pids)
-    assert [job["id"] for job in own.jobs(a, "running")] == [owner["id"]]
-    stopping = [event for event in node.log_events("job_stopping") if event["kind"] == "resource_overdraft"]
-    assert [event["job_id"] for event in stopping] == [job["id"] for _, job in reversed(jobs)]
-    assert node.get("/v1/status")["executor"]["counters"]["overdraft"] == 2
 
 
 def test_a_node_without_memory_for_all_its_jobs_aborts_the_one_that_was_started_last(own):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -90,30 +89,3 @@ def test_a_pin_holds_the_limit_until_it_is_taken_back(loop, job):
     assert (freed.returncode, freed.stdout) == (0, f"job {job['id']} is the monitor's again\n")
     assert explain(loop, job)["pinned_cpu_limit"] is None
     loop.wait(lambda: loop.quota_cores(job["cgroup"]) < 0.69, "the monitor lowers the limit again", WAIT_S)
-
-
-def test_what_the_node_refuses_is_told_and_changes_nothing(loop, job):
-    refusal = call(loop, "POST", job, "pin", {"cpu_limit": 1.5}, 422)
-    assert refusal["error"] == (
-        f"node {loop.nodes[0].node_id}: job '{job['id']}': a pinned limit must be in [0.001, 1] cores, got 1.5"
-    )
-    assert "did you mean 'cpu_limit'" in call(loop, "POST", job, "pin", {"cpulimit": 1}, 422)["error"]
-    assert explain(loop, job)["pinned_cpu_limit"] is None
-    failed = loop.run("operation", "pin", job["operation"], job["id"], "--cpu-limit", "2")
-    assert failed.returncode == 78
-    assert "a pinned limit must be in [0.001, 1] cores" in failed.stderr
-    unknown = {**job, "id": "1-2-3-4"}
-    assert call(loop, "GET", unknown, "explain", status=404)["code"] == 203
-
-
-def test_a_job_that_has_ended_has_no_limit_and_its_pin_is_forgotten(loop):
-    operation = loop.start("p", "sleep", "1000", monitor=MONITOR)
-    job = await_followed(loop, operation)
-    call(loop, "POST", job, "pin", {"cpu_limit": 0.5})
-    state = Path(loop.nodes[0].directory, "state", "registered.state")
-    assert job["id"] in state.read_text()
-    loop.abort(operation)
-    loop.await_no_jobs()
-    assert "has ended; its log and its counters are left" in call(loop, "GET", job, "explain", status=404)["error"]
-    assert "has ended" in call(loop, "POST", job, "pin", {}, 404)["error"]
-    loop.wait(lambda: job["id"] not in state.read_text(), "its pin is forgotten")
