@@ -41,7 +41,7 @@ class KubeletServer:
     ``raw``: bytes that ``/pods`` is answered with in place of ``pods``, again and again for ``repeated`` times.
     """
 
-    def __init__(self, certificate: Path | None = None, key: Path | None = None, port: int = 0) -> None:
+    def __init__(self, certificate: Path | None = None, key: Path | None = None) -> None:
         self.pods: list[dict[str, Any]] = []
         self.configz: dict[str, Any] | None = {"cpuManagerPolicy": "none", "cpuCFSQuota": True}
         self.token = TOKEN
@@ -53,9 +53,6 @@ class KubeletServer:
         if certificate is not None:
             self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             self._context.load_cert_chain(certificate, key)
-        self._start(port)
-
-    def _start(self, port: int) -> None:
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -82,7 +79,7 @@ class KubeletServer:
                 """A client that went away is none."""
 
         self._open: set[socket.socket] = set()
-        self._server = Server(("127.0.0.1", port), Handler)
+        self._server = Server(("127.0.0.1", 0), Handler)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
         self._thread.start()
@@ -113,24 +110,14 @@ class KubeletServer:
             for _ in range(times):
                 request.wfile.write(body)
 
-    def stop(self) -> None:
-        """As a kubelet that is stopped: nobody listens any more, open connections end."""
+    def close(self) -> None:
+        """Nobody listens any more, open connections end."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
         for each in self._open:
             with contextlib.suppress(OSError):
                 each.shutdown(2)
-        self._open.clear()
-
-    def start_again(self) -> None:
-        """Listen again where it did."""
-        self._start(self.port)
-
-    def close(self) -> None:
-        """End, if it has not yet."""
-        with contextlib.suppress(OSError):
-            self.stop()
 
 
 def make_pod(

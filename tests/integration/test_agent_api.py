@@ -165,15 +165,6 @@ def test_many_clients_at_once_do_not_disturb_the_ticks(shared: AgentProcess):
     assert shared.get("/v1/status")["counters"]["errors"] == 0
 
 
-def test_scrapes_at_once_get_the_same_text_of_a_tick(agent: AgentProcess, host: Host):
-    """Two texts may differ only when a tick came in between; each is whole."""
-    agent.start(host.config.replace("check_period = 100", 'check_period = "30s"'))
-    with ThreadPoolExecutor(8) as pool:
-        texts = {answer.text for answer in pool.map(lambda _: get(agent, "/metrics"), range(32))}
-    assert len(texts) == 1
-    assert "cpumond_node_jobs 10.0\n" in texts.pop()
-
-
 @pytest.mark.parametrize("half", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\nX:"])
 def test_the_metrics_port_survives_300_half_requests(half: bytes, shared: AgentProcess):
     with contextlib.ExitStack() as stack:

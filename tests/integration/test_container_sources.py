@@ -5,7 +5,6 @@ Needs root, and Debian's packages docker.io, podman, runc and busybox-static.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,20 +142,6 @@ def test_an_update_of_the_engine_is_the_new_order_at_once(containers, agent, ord
     assert read(quota) == updated * 100_000
 
 
-def test_an_update_while_no_agent_runs_or_after_its_kill_is_kept(containers, agent):
-    containers.run("web", "--cpus=1.5")
-    quota = quota_of(containers, "web")
-    text = describe_agent(containers)
-    agent.start(text)
-    wait_until(lambda: read(quota) <= 20_000, "the idle container has little")
-    agent.stop(signal.SIGKILL)
-    containers.update("web", "--cpus=1.2")
-    agent.start(text)
-    wait_until(lambda: named(agent, "web")["cpu_limit"] == 1.2, "the order is known")
-    agent.stop()
-    assert read(quota) == 120_000
-
-
 def test_a_container_without_a_limit_never_gets_one(containers, agent):
     containers.run("free", command=SLEEP)
     containers.run("bound", "--cpus=1", command=SLEEP)
@@ -227,19 +212,6 @@ def test_what_a_container_makes_below_its_cgroup_is_its_own(containers, agent):
         assert read(quota) == 150_000
     finally:
         inner.rmdir()
-
-
-def test_restart_and_removal(containers, agent):
-    containers.run("web", "--cpus=1.2")
-    agent.start(describe_agent(containers))
-    wait_until(lambda: read(quota_of(containers, "web")) <= 20_000, "the idle container has little")
-    before = agent.job("web")
-    containers.restart("web")
-    wait_until(lambda: read(quota_of(containers, "web")) <= 20_000, "so has it after a restart")
-    assert agent.job("web")["cpu_limit"] == before["cpu_limit"] == 1.2
-    containers.remove("web")
-    wait_until(lambda: not jobs(agent), "it is gone")
-    assert agent.stop() == 0
 
 
 def test_names_outlive_the_engine(dockerd, agent):

@@ -166,36 +166,6 @@ def test_a_resize_in_place_is_the_order_up_and_down(
     assert kubepods.read(app, "quota_us") == "180000"
 
 
-def test_what_is_known_stays_while_the_kubelet_is_away(
-    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
-):
-    web = make_pod("web-1", "Burstable", {"app": "1500m"})
-    kubelet.pods = [web]
-    app = run(kubepods, web, 150_000)
-    agent.start(describe(tmp_path, kubelet.url))
-    wait_until(lambda: at_floor(kubepods, app), "it is down at the floor")
-    kubelet.stop()
-    wait_until(lambda: agent.events("engine_away"), "it is seen that the kubelet is away")
-    late = make_pod("late", "Burstable", {"app": "1"})
-    other = run(kubepods, late, 100_000)
-    wait_until(lambda: len(names(agent, kubepods)) == 2, "a container that nobody names is seen")
-    [unnamed] = names(agent, kubepods) - {BURSTABLE}
-    assert agent.job(unnamed)["mode"] == "shadow"
-    load = kubepods.start_load(app)
-    load.burn(1.0)
-    wait_until(lambda: kubepods.quota_cores(app) == 1.5, "it is still looked after")
-    load.burn(0.0)
-    assert agent.job(BURSTABLE)["labels"]["pod"] == "web-1"
-    problems = agent.get("/v1/status")["problems"]
-    assert any("no answer from https://127.0.0.1" in each for each in problems), problems
-    kubelet.pods.append(late)
-    kubelet.start_again()
-    wait_until(lambda: names(agent, kubepods) == {BURSTABLE, "shop/late/app"}, "all have names, nobody two")
-    wait_until(lambda: at_floor(kubepods, app, other), "both are down at the floor")
-    assert len(agent.events("engine_away")) == 1
-    assert len(agent.events("engine_back")) == 1
-
-
 def test_a_kubelet_that_says_what_cannot_be_harms_nobody(
     agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
 ):
