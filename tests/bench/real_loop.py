@@ -4,7 +4,7 @@ One agent, one cgroup and one C program for each shape; all at once, each orderi
 shape says and piles up where it cannot be done. Reclaimed is taken from the quota in the cgroup, held back from the
 kernel's count of throttled periods while the limit was below the order. Other work on the host spoils both.
 
-    python tests/bench/real_loop.py [--rule peak] [--seconds 600] [--order 0.4] [--shapes steps bursts diurnal timer]
+    python tests/bench/real_loop.py [--rule peak] [--seconds 600] [--order 0.4] [--shapes bursts cron diurnal web]
 
 Needs root, real cgroups and a C compiler (or ``--program``, which has been compiled before). Prints one line of JSON
 for each shape: reclaimed, and the share of periods held back, measured and simulated.
@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import random
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -31,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 from agent_process import AgentProcess
 
 from cpumond.host.cgroup.mounts import open_hierarchies
+from cpumond.monitor.shapes import PERIOD_S, make_work
 from cpumond.testing import CgroupTree
 
-SLOT_S = 0.1
 WORK = r"""
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,36 +70,8 @@ int main(int argc, char **argv) {
 """
 
 
-def _steps(t: float, r: random.Random) -> float:
-    return (1.0 if t % 120 < 60 else 15.0) / 16
-
-
-def _bursts(t: float, r: random.Random) -> float:
-    return (14.0 if random.Random(int(t)).random() < 0.05 else 1.0) / 16
-
-
-def _diurnal(t: float, r: random.Random) -> float:
-    return (8 + 7 * math.sin(2 * math.pi * t / 300)) / 16
-
-
-def _timer(t: float, r: random.Random) -> float:
-    return (5.0 if t % 60 < 4 else 0.3) / 16
-
-
-SHAPES: dict[str, Callable[[float, random.Random], float]] = {
-    "steps": _steps,
-    "bursts": _bursts,
-    "diurnal": _diurnal,
-    "timer": _timer,
-}
-"""Share of the order that is wanted at a second."""
-
-
-def make_demand(shape: str, order: float, seconds: float) -> list[float]:
-    """Wanted cores in each slot, with 2 % of noise."""
-    r = random.Random(shape)
-    wanted = (SHAPES[shape](n * SLOT_S, r) * (1 + 0.02 * r.gauss(0, 1)) for n in range(int(seconds / SLOT_S)))
-    return [order * min(max(share, 0.0), 1.0) for share in wanted]
+SHAPES = ("bursts", "cron", "diurnal", "web")
+"""Of ``cpumond simulate``: those whose work arrives, and keeps nobody from more of it."""
 
 
 def list_settings(rule: str, order: float, options: list[str]) -> dict[str, str]:
@@ -111,15 +80,13 @@ def list_settings(rule: str, order: float, options: list[str]) -> dict[str, str]
     return {"limit_rule": f'"{rule}"', "min_cpu_limit": f"{order / 16:g}", **given}
 
 
-def simulate(demand: list[float], order: float, settings: dict[str, str], directory: str) -> dict[str, float]:
+def simulate(shape: str, seconds: float, order: float, settings: dict[str, str]) -> dict[str, float]:
     """What ``cpumond simulate`` says of it."""
-    path = os.path.join(directory, "demand.csv")
-    with open(path, "w", encoding="ascii") as file:
-        file.write("seconds,cores\n")
-        file.writelines(f"{n * SLOT_S:.1f},{cores!r}\n" for n, cores in enumerate(demand))
     sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "cpumond", "simulate", path, "--cpu-limit", f"{order:g}", *sets, "--json"]
-    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-m", "cpumond", "simulate", "--shape", shape, "--seed", "1", "--duration", f"{seconds:g}s",
+         "--cpu-limit", f"{order:g}", *sets, "--json"], stdout=subprocess.PIPE, text=True, check=True,
+    ).stdout  # fmt: skip
     result: dict[str, float] = json.loads(told)["results"][0]
     return result
 
@@ -152,7 +119,7 @@ class Measured:
 def measure(rule: str, order: float, seconds: float, shapes: list[str], options: list[str], program: str) -> None:
     """All shapes at once; prints a line for each."""
     settings = list_settings(rule, order, options)
-    demands = {shape: make_demand(shape, order, seconds) for shape in shapes}
+    work = {shape: make_work(shape, order, 1, seconds) for shape in shapes}
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         if not program:
@@ -171,11 +138,11 @@ def measure(rule: str, order: float, seconds: float, shapes: list[str], options:
             f'pattern = "{tree.top}/*"\n[cost]\ncpu_budget_ratio = 0\n'
         )
         measured = {shape: Measured(tree, shape, order) for shape in shapes}
-        for shape, demand in demands.items():
+        for shape, parts in work.items():
             path = Path(directory, f"{shape}.txt")
-            path.write_text("".join(f"{cores * SLOT_S!r}\n" for cores in demand), encoding="ascii")
+            path.write_text("".join(f"{part!r}\n" for part in parts), encoding="ascii")
             procs = [os.path.join(root, tree.top, shape, "cgroup.procs") for root in tree.roots]
-            worker = subprocess.Popen([program, str(path), str(SLOT_S), *procs], stdout=subprocess.PIPE)
+            worker = subprocess.Popen([program, str(path), str(PERIOD_S), *procs], stdout=subprocess.PIPE)
             stack.callback(worker.wait)
             stack.callback(worker.kill)
             assert worker.stdout is not None
@@ -188,8 +155,8 @@ def measure(rule: str, order: float, seconds: float, shapes: list[str], options:
             last_s = now_s
             pause.wait(0.05)
         for shape, each in measured.items():
-            reclaimable_s = sum(order - cores for cores in demands[shape]) * SLOT_S
-            told = simulate(demands[shape], order, settings, directory)
+            reclaimable_s = order * seconds - sum(work[shape])
+            told = simulate(shape, seconds, order, settings)
             print(
                 json.dumps(
                     {
