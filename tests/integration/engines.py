@@ -285,14 +285,6 @@ class Engine:
         """Change what a container may use, for example ``--cpus=0.5``."""
         self.client("update", *options, name)
 
-    def restart(self, name: str, grace_s: int = 0) -> None:
-        """End a container and start it again."""
-        self.client("restart", f"--time={grace_s}", name)
-
-    def stop(self, name: str, grace_s: int = 0) -> None:
-        """End a container; what runs in it has ``grace_s`` after SIGTERM."""
-        self.client("stop", f"--time={grace_s}", name)
-
     def remove(self, *names: str) -> None:
         """Remove containers, running or not, at once."""
         self.client("rm", "--force", *self._at_once, *names)

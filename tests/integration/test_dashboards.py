@@ -195,13 +195,6 @@ def test_every_metric_of_the_rules_is_there(prometheus: Prometheus) -> None:
         wait_until(lambda name=name: prometheus.query(f"count({name})"), f"{name} is there")
 
 
-def test_no_metric_is_of_both(prometheus: Prometheus) -> None:
-    """One name with two meanings: a panel that asks by name would draw both."""
-    names = 'count by (__name__) (count by (__name__, job) ({__name__=~"cpumond_.+"}))'
-    wait_until(lambda: len(prometheus.query(f"{names} == 1")) > 100, "both are scraped")
-    assert [labels["__name__"] for labels, _ in prometheus.query(f"{names} > 1")] == []
-
-
 def test_the_numbers_agree(prometheus: Prometheus, cluster: Cluster) -> None:
     """What the agent and the scheduler say of the same jobs; the limit that was lowered is seen by both."""
     wait_until(lambda: prometheus.query("cpumond_node_reclaimed_cores > 0.1"), "the sleeping job's CPU is reclaimed")

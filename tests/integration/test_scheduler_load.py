@@ -64,6 +64,19 @@ def connect(scheduler: SchedulerProcess) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=60.0)
 
 
+@contextlib.contextmanager
+def descriptors(count: int) -> Iterator[None]:
+    """This process may have so many."""
+    soft, hard = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)
+    if hard < count:
+        pytest.skip(f"needs {count} descriptors, has {hard}")
+    psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (count, hard))
+    try:
+        yield
+    finally:
+        psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+
+
 def head(method: str, path: str, length: int = 0, more: str = "") -> bytes:
     return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n{more}\r\n".encode()
 
@@ -165,17 +178,10 @@ def test_whole_requests_are_bounded_in_all(scheduler: SchedulerProcess, whole: b
     The honest node's connection is the one without an answer for longest: what it holds is too little to end it for.
     Its turn is one of 3000, so that its wait is the time of all of them.
     """
-    soft, hard = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)
-    if hard < 4000:
-        pytest.skip(f"needs 4000 descriptors, has {hard}")
-    psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (4000, hard))
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(honest(scheduler, f"whole-{len(whole)}", 0.5, MAX_WAIT_OF_THOUSANDS_S))
-            connections = [stack.enter_context(connect(scheduler)) for _ in range(3000)]
-            assert send_for(connections, whole, 2 * ATTACK_S, reads=True)
-    finally:
-        psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+    with descriptors(4000), contextlib.ExitStack() as stack:
+        stack.enter_context(honest(scheduler, f"whole-{len(whole)}", 0.5, MAX_WAIT_OF_THOUSANDS_S))
+        connections = [stack.enter_context(connect(scheduler)) for _ in range(3000)]
+        assert send_for(connections, whole, 2 * ATTACK_S, reads=True)
 
 
 def test_answers_that_nobody_reads_are_bounded(scheduler: SchedulerProcess) -> None:
@@ -263,16 +269,10 @@ def test_fake_nodes_keep_few_names(scheduler: SchedulerProcess) -> None:
 
 def test_the_oldest_connections_go_when_there_are_too_many(scheduler: SchedulerProcess) -> None:
     """More half requests than connections are kept: an honest client is answered, its own connection stays."""
-    soft, hard = psutil.Process().rlimit(psutil.RLIMIT_NOFILE)
-    if hard < 12_000:
-        pytest.skip(f"needs 12000 descriptors, has {hard}")
-    psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (12_000, hard))
-    try:
-        with contextlib.ExitStack() as stack, honest(scheduler, "many", max_wait_s=MAX_WAIT_OF_THOUSANDS_S):
-            for _ in range(10_300):
-                stack.enter_context(connect(scheduler)).sendall(b"GET /api/v1/me HTTP/1.1\r\nHost: localhost\r\nX: ")
-            wait_until(lambda: psutil.Process(scheduler.pid).num_fds() < 10_100, "the oldest are ended")
-            answer = httpx2.get(f"{scheduler.url}/healthz", trust_env=False, verify=False, timeout=60.0)
-            assert answer.status_code == 200
-    finally:
-        psutil.Process().rlimit(psutil.RLIMIT_NOFILE, (soft, hard))
+    more = honest(scheduler, "many", max_wait_s=MAX_WAIT_OF_THOUSANDS_S)
+    with descriptors(12_000), contextlib.ExitStack() as stack, more:
+        for _ in range(10_300):
+            stack.enter_context(connect(scheduler)).sendall(b"GET /api/v1/me HTTP/1.1\r\nHost: localhost\r\nX: ")
+        wait_until(lambda: psutil.Process(scheduler.pid).num_fds() < 10_100, "the oldest are ended")
+        answer = httpx2.get(f"{scheduler.url}/healthz", trust_env=False, verify=False, timeout=60.0)
+        assert answer.status_code == 200
