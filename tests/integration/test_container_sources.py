@@ -191,29 +191,6 @@ def test_names_come_from_the_engine(containers, agent):
     assert agent.get("/v1/jobs/shop_web_1/explain")["job_cpu_monitor"]["min_cpu_limit"] == 0.1
 
 
-def test_what_a_container_makes_below_its_cgroup_is_its_own(containers, agent):
-    """A container that runs others, or systemd, has cgroups of its own; v1 takes no quota below that of a child."""
-    containers.run("outer", "--cpus=1.5")
-    quota = quota_of(containers, "outer")
-    inner = quota.parent / "inner"
-    inner.mkdir()
-    try:
-        if quota.name != "cpu.max":
-            (inner / quota.name).write_text("60000")
-        agent.start(describe_agent(containers))
-        least = 60_000 if quota.name != "cpu.max" else 10_000
-        wait_until(lambda: read(quota) == least, "the idle container has little")
-        assert named(agent, "outer")["refused"] == ""
-        explained = agent.get("/v1/jobs/outer/explain")["facts"]
-        if quota.name != "cpu.max":
-            assert "a quota inside of it" in explained["held by"]
-            assert read(inner / quota.name) == 60_000
-        assert agent.stop() == 0
-        assert read(quota) == 150_000
-    finally:
-        inner.rmdir()
-
-
 def test_names_outlive_the_engine(dockerd, agent):
     dockerd.run("shop_web_1", "--cpus=1.5", "--label=com.docker.compose.project=shop", command=BURN)
     quota, work = quota_of(dockerd, "shop_web_1"), work_of(dockerd, "shop_web_1")

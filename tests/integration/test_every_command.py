@@ -487,26 +487,3 @@ def test_an_operation_is_found_by_its_beginning_its_title_and_a_hyphen(site, env
     assert newest == json.loads(run_command(["operation", "list", "--json"], environment).stdout)["operations"][0]["id"]
     node = json.loads(run_command(["node", "show", LONG_NODE[:5], "--json"], environment).stdout)
     assert node["id"] == LONG_NODE
-
-
-def test_what_is_not_unique_is_refused_with_the_candidates(site, environment):
-    for number in range(2):
-        started = run_command(
-            ["operation", "start", "--pool", "small", "--title", f"twin {number}", "--", "true"], environment
-        )
-        assert started.returncode == 0, started.stderr
-    done = run_command(["operation", "abort", "twin"], environment)
-    assert done.returncode == 64
-    assert "twin may be 2 operations" in done.stderr
-    assert "twin 0" in done.stderr
-    assert "twin 1" in done.stderr
-
-
-def test_what_is_not_there_has_an_exit_code_of_its_own(site, environment):
-    for words in (
-        "operation show none", "operation show 1-2-3-4", "pool show none", "node show none", "tree show none",
-    ):  # fmt: skip
-        done = run_command(words.split(), environment)
-        assert (done.returncode, done.stdout) == (67, ""), words
-    done = run_command(["operation", "wait", site["operation"], "--timeout", "10ms"], environment)
-    assert done.returncode == 75

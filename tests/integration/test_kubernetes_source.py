@@ -137,35 +137,6 @@ def test_a_pod_with_a_limit_as_a_whole_is_one_job(
     assert kubepods.read(pod, "quota_us") == "150000"
 
 
-def test_a_resize_in_place_is_the_order_up_and_down(
-    agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
-):
-    web = make_pod("web-1", "Burstable", {"app": "1500m"})
-    kubelet.pods = [web]
-    app = run(kubepods, web, 150_000)
-    agent.start(describe(tmp_path, kubelet.url))
-    load = kubepods.start_load(app)
-
-    def resize(cores: str, quota_us: int) -> None:
-        """As the kubelet does it: the cgroup first, and in the list a moment later."""
-        kubepods.write(app, "quota_us", quota_us)
-        web["status"]["containerStatuses"][0]["resources"]["limits"]["cpu"] = cores
-
-    wait_until(lambda: at_floor(kubepods, app), "it is down at the floor")
-    resize("400m", 40_000)
-    wait_until(lambda: agent.job(BURSTABLE)["cpu_limit"] == 0.4, "the lower limit is the order")
-    load.burn(1.0)
-    wait_until(lambda: kubepods.quota_cores(app) == 0.4, "all of it is given back")
-    wait_until(lambda: agent.job(BURSTABLE)["override_left_s"] is None, "it is no override but an order")
-    load.burn(0.0)
-    wait_until(lambda: at_floor(kubepods, app), "it is down at the floor again")
-    resize("1800m", 180_000)
-    wait_until(lambda: agent.job(BURSTABLE)["cpu_limit"] == 1.8, "the higher limit is the order")
-    wait_until(lambda: at_floor(kubepods, app), "and it is lowered from there")
-    assert agent.stop() == 0
-    assert kubepods.read(app, "quota_us") == "180000"
-
-
 def test_a_kubelet_that_says_what_cannot_be_harms_nobody(
     agent: AgentProcess, kubepods: CgroupTree, kubelet: KubeletServer, tmp_path: Path
 ):

@@ -78,11 +78,3 @@ def test_waiting_demand_stands_in_lists_and_a_pool_says_why_it_has_less(choked, 
         return {row[0]: row[table["columns"].index("held_cores")] for row in table["rows"]}
 
     wait_until(lambda: held() == {"<Root>": 4, "research": 4, "other": 0}, "the idle cores are shown")
-
-
-def test_the_change_that_is_advised_can_be_planned(choked, server):
-    [command] = choked.json("why")["causes"][0]["change"]["commands"]
-    plan = server.post("/plan", command)
-    assert plan["accepted"]
-    effect = next(each for each in plan["effects"] if each["name"] == "research")
-    assert effect["after"]["running_operation_count"] == 3
