@@ -649,15 +649,12 @@ def test_the_agent_gives_back_on_v2_what_a_job_needs(tmp_path: Path, agent: Agen
     limit = place / "cpu.max"
     load = LoadProcess([])
     (place / "cgroup.procs").write_text(str(load.pid))
-    kernel.start()
-    try:
+    with kernel, contextlib.ExitStack() as ends:
+        ends.callback(load.stop)
         agent.start(describe_host(kernel.mountinfo).replace("min_cpu_limit = 0.5", "min_cpu_limit = 0.1"))
         wait_until(lambda: limit.read_text().split() == ["10000", "100000"], "the floor is reached")
         load.burn(1.0)
         wait_until(lambda: limit.read_text().split() == ["100000", "100000"], "the limit is back")
         wait_until(lambda: agent.job("a")["fast_restores"] >= 1, "the tick that gave it back is over")
         assert agent.stop() == 0
-    finally:
-        load.stop()
-        kernel.stop()
     assert limit.read_text().split() == ["100000", "100000"]

@@ -69,9 +69,8 @@ def test_waiting_demand_stands_in_lists_and_a_pool_says_why_it_has_less(choked, 
     # Used, demand, waiting, as of the last update.
     wait_until(lambda: choked("pool", "list").splitlines()[-1].split()[6:9] == ["2", "2", "4"], "it waits for 4 cores")
     assert "operations that do not run want 4 cores" in choked("pool", "show", "research")
-    overview = server.get("/overview")
-    assert overview["why"].startswith("4 cores stand idle")
-    assert overview["trees"][0]["waiting_cores"] == 4.0
+    wait_until(lambda: server.get("/overview")["why"].startswith("4 cores stand idle"), "the report follows")
+    assert server.get("/overview")["trees"][0]["waiting_cores"] == 4.0
 
     def held() -> dict[str, float]:
         table = server.get("/trees/default/pool_table")
