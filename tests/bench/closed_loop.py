@@ -32,7 +32,7 @@ import httpx2
 import psutil
 from cost import _cpu_s as read_cpu_s
 
-from cpumond.testing import Cluster, ClusterNode
+from cpumond.cluster import Cluster, ClusterNode
 
 STAMP = r"""
 #include <fcntl.h>

@@ -24,10 +24,10 @@ from typing import Any
 
 import msgspec
 
+from cpumond.cluster.postgresql import PostgresServer
 from cpumond.scheduler.store import Change, Entry, Store
 from cpumond.scheduler.store.entries import LogEnd, make_rows
 from cpumond.scheduler.store.places import open_place
-from cpumond.testing.postgresql import PostgresServer
 
 BATCH = 1000
 READS = 30

@@ -25,9 +25,9 @@ from real_figures import (
 )
 from real_servers import Groups, count_lines, find_compiler, read_busy_s, read_used_s, write_unit
 
+from cpumond.cluster import Cluster
 from cpumond.core.errors import UnavailableError
 from cpumond.core.job_cgroups import name_idle_parent
-from cpumond.testing import Cluster
 
 FLOOR_CORES: Final = 0.1
 """``min_cpu_limit`` in every arm: its default of one core would free nothing from servers that order half of one."""

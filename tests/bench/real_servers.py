@@ -18,11 +18,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Self
 
+from cpumond.cluster import remove_cgroups
+from cpumond.cluster.ports import pick_port
+from cpumond.cluster.postgresql import PostgresServer, find_postgresql
 from cpumond.core.job_cgroups import IDLE_NAME
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import CgroupTree, remove_cgroups
-from cpumond.testing.ports import pick_port
-from cpumond.testing.postgresql import PostgresServer, find_postgresql
+from cpumond.testing import CgroupTree
 
 START_S = 60.0
 CONNECTIONS = 24

@@ -63,9 +63,9 @@ from real_servers import (
     read_busy_s,
 )
 
+from cpumond.cluster import remove_cgroups
 from cpumond.core.errors import CpumondError
 from cpumond.host.cgroup.mounts import open_hierarchies
-from cpumond.testing import remove_cgroups
 
 LOOK_S, SECOND_S, MINUTE_S = 0.05, 1.0, 60.0
 """How often limits are read, use is noted, and a percentile becomes a limit."""

@@ -31,7 +31,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
-from cpumond.testing.postgresql import PostgresServer
+from cpumond.cluster.postgresql import PostgresServer
 
 CONNECTIONS = 8
 FAR_MS = 86_400_000

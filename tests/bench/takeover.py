@@ -29,10 +29,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cpumond.cluster.postgresql import PostgresServer
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.route import Route, Terms, is_standby, standby_period_s
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
-from cpumond.testing.postgresql import PostgresServer
 
 TIMEOUT_S = 5.0
 """As an agent's ``[scheduler] timeout``."""

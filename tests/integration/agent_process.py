@@ -17,7 +17,7 @@ import httpx2
 from commands import run_command
 from waiting import wait_until
 
-from cpumond.testing.ports import find_range, is_free
+from cpumond.cluster.ports import find_range, is_free
 
 _numbers = itertools.count(secrets.randbelow(2**16))
 

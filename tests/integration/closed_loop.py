@@ -21,10 +21,10 @@ from commands import run_command
 from scheduler_process import NO_BINDINGS, YT, clean_environment
 from waiting import SLOWNESS
 
+from cpumond.cluster import Cluster, ClusterNode, ClusterProcess
 from cpumond.core.errors import UnavailableError
 from cpumond.core.job_cgroups import name_idle_parent
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import Cluster, ClusterNode, ClusterProcess
 
 MIB = 2**20
 WAIT_S = 120.0

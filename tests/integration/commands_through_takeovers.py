@@ -15,8 +15,8 @@ from scheduler_process import GIB, SchedulerProcess
 from waiting import wait_until
 
 from cpumond.cli.scheduler.http_client import SchedulerClient
+from cpumond.cluster.ports import held
 from cpumond.core.errors import CpumondError
-from cpumond.testing.ports import held
 
 LEASE_S = 2.0
 

@@ -16,12 +16,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from cpumond.cluster import Cluster
 from cpumond.fairshare import FairShareUpdater, Operation, Pool, Snapshot
 from cpumond.fairshare.resources import CPU
 from cpumond.host.cgroup import open_cgroup
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import Cluster
 
 NODES = 3
 NODE_CORES = 0.4

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from waiting import wait_until
 
+from cpumond.cluster.postgresql import PostgresServer
 from cpumond.core.errors import UnavailableError
-from cpumond.testing.postgresql import PostgresServer
 
 _numbers = itertools.count(1)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx2
 
-from cpumond.testing import Cluster
-from cpumond.testing.cluster import ClusterScheduler
+from cpumond.cluster import Cluster
+from cpumond.cluster.processes import ClusterScheduler
 
 LEASE_S = 3.0
 JOBS = 20

@@ -18,7 +18,7 @@ from scheduler_process import YT, PlayedNode, SchedulerProcess, clean_environmen
 from test_cgroup_executor import find_keepers
 from waiting import wait_until
 
-from cpumond.testing import remove_cgroups
+from cpumond.cluster import remove_cgroups
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: users and network namespaces")
 

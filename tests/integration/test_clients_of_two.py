@@ -14,7 +14,7 @@ from postgresql import make_schema
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 from waiting import wait_until
 
-from cpumond.testing.postgresql import PostgresServer
+from cpumond.cluster.postgresql import PostgresServer
 
 Pair = tuple[SchedulerProcess, SchedulerProcess]
 

@@ -23,10 +23,10 @@ from commands import run_command
 from postgresql import run_sql
 from waiting import is_over, wait_until
 
+from cpumond.cluster import CLUSTER_PREFIX, Cluster
+from cpumond.cluster.postgresql import PostgresServer
 from cpumond.core.errors import UnavailableError
 from cpumond.host.cgroup.mounts import Hierarchies, read_mounts
-from cpumond.testing import CLUSTER_PREFIX, Cluster
-from cpumond.testing.postgresql import PostgresServer
 
 pytestmark = pytest.mark.cgroup
 

@@ -24,8 +24,8 @@ from commands import run_command
 from prometheus_server import Prometheus, find_program
 from waiting import PATIENCE, wait_until
 
+from cpumond.cluster import Cluster
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import Cluster
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.cgroup]
 

@@ -21,7 +21,7 @@ import pytest
 from commands import run_command
 from waiting import is_over, wait_until
 
-from cpumond.testing.cluster import Cluster
+from cpumond.cluster.processes import Cluster
 
 pytestmark = [pytest.mark.cgroup, pytest.mark.timeout(300)]
 

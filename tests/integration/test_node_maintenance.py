@@ -13,9 +13,9 @@ import pytest
 from commands import run_command
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 
+from cpumond.cluster import Cluster
 from cpumond.core.errors import EXIT_TRY_AGAIN
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import Cluster
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from postgresql import open_pair, run_sql
 from scheduler_process import SchedulerProcess
 from waiting import PATIENCE, wait_until
 
+from cpumond.cluster.postgresql import PostgresServer
 from cpumond.core.errors import UnavailableError
-from cpumond.testing.postgresql import PostgresServer
 
 LEASE_S = 3.0
 NEAR, FAR = "192.0.2.1", "192.0.2.2"

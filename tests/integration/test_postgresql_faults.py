@@ -15,6 +15,7 @@ import pytest
 from postgresql import Wire, make_schema, run_sql
 from waiting import PATIENCE, wait_until
 
+from cpumond.cluster.postgresql import PostgresServer
 from cpumond.core.errors import CpumondError
 from cpumond.scheduler.store import Change, Entry, FencedError, Store, StoreError
 from cpumond.scheduler.store import postgresql as module
@@ -23,7 +24,6 @@ from cpumond.scheduler.store.places import read_term
 from cpumond.scheduler.store.postgresql import MIGRATIONS, AloneStore, PostgresArbiter
 from cpumond.scheduler.store.postgresql_session import Connection
 from cpumond.scheduler.store.sqlite import open_sqlite_store
-from cpumond.testing.postgresql import PostgresServer
 
 LEASE_S = 2.0
 LONG_LEASE_S = 60.0

@@ -10,8 +10,8 @@ from arbiter_contract import ArbiterContract
 from postgresql import make_schema, run_sql
 from store_contract import Opener, StoreContract
 
+from cpumond.cluster.postgresql import PostgresServer
 from cpumond.scheduler.store import Arbiter
-from cpumond.testing.postgresql import PostgresServer
 
 pytest.importorskip("psycopg", reason="needs the Python package psycopg: sh tests/venv.sh all")
 from cpumond.scheduler.store.postgresql import AloneStore, PostgresArbiter

@@ -13,8 +13,8 @@ import test_every_command as every
 from commands import run_command
 from scheduler_process import terminal_environment
 
+from cpumond.cluster import Cluster
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import Cluster
 
 pytestmark = pytest.mark.cgroup
 COMMAND = [sys.executable, "-m", "cpumond"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from takeover import kill_the_leader, stop_the_leader, two_schedulers
 
+from cpumond.cluster.postgresql import PostgresServer
 from cpumond.core.errors import UnavailableError
-from cpumond.testing.postgresql import PostgresServer
 
 pytest.importorskip("psycopg", reason="needs the Python package psycopg: sh tests/venv.sh all")
 pytestmark = pytest.mark.cgroup

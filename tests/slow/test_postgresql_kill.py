@@ -13,10 +13,10 @@ import psycopg
 import pytest
 from postgresql import run_sql
 
+from cpumond.cluster.postgresql import PostgresServer
 from cpumond.core.errors import UnavailableError
 from cpumond.scheduler.store import Change, FencedError, StoreError
 from cpumond.scheduler.store.postgresql import PostgresArbiter, PostgresStore
-from cpumond.testing.postgresql import PostgresServer
 
 ROUNDS = 40
 SLOTS = 10

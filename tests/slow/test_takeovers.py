@@ -19,11 +19,11 @@ from scheduler_process import PlayedNode, SchedulerProcess
 from takeover import LEASE_S, Pair, kill_the_leader, stop_the_leader, two_schedulers
 from waiting import wait_until
 
+from cpumond.cluster import CLUSTER_PREFIX, Cluster
+from cpumond.cluster.postgresql import PostgresServer
+from cpumond.cluster.processes import ClusterScheduler
 from cpumond.core.errors import UnavailableError
 from cpumond.scheduler.store.postgresql import HOLDERS, LEAD
-from cpumond.testing import CLUSTER_PREFIX, Cluster
-from cpumond.testing.cluster import ClusterScheduler
-from cpumond.testing.postgresql import PostgresServer
 
 pytestmark = [pytest.mark.cgroup, pytest.mark.timeout(3000)]
 

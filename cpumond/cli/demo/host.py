@@ -13,10 +13,10 @@ import tempfile
 from typing import NamedTuple
 
 from cpumond.cli.ending import Ending, ended_by, list_ending_signals
+from cpumond.cluster import RUN_PREFIX, SHORT_DIR, remove_cgroups
 from cpumond.core.errors import UnavailableError
 from cpumond.core.job_cgroups import IDLE_NAME
 from cpumond.host.cgroup import mounts
-from cpumond.testing import RUN_PREFIX, SHORT_DIR, remove_cgroups
 
 SCOPE_GUARD = "CPUMOND_DEMO_IN_SCOPE"
 

@@ -38,9 +38,9 @@ from cpumond.cli.demo.story import Story
 from cpumond.cli.demo.view import DemoSummary, Display, PoolSummary, StoppedJob, list_sentences
 from cpumond.cli.ending import Ending
 from cpumond.cli.output import print_line
+from cpumond.cluster import Cluster
 from cpumond.core.errors import EXIT_UNAVAILABLE, CpumondError, UnavailableError
 from cpumond.host.cgroup import mounts
-from cpumond.testing import Cluster
 
 NAME = "cpumond-demo-"
 CLOSE_LOOK_S = 0.02

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from cpumond.cli.demo.jobs import WEIGHTS, WORDS, DemoPlan, Lever, Load
+from cpumond.cluster import Cluster, ClusterNode
 from cpumond.core.errors import CpumondError, UnavailableError
 from cpumond.core.measures import count_cores
 from cpumond.core.words import show_cores
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import Cluster, ClusterNode
 
 TELL_RATIO = 0.7
 """A limit that falls is shown again below this share of the last one that was shown."""

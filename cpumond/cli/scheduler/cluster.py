@@ -15,7 +15,7 @@ from cpumond.core.errors import UnavailableError
 from cpumond.core.measures import count_cores
 
 if TYPE_CHECKING:
-    from cpumond.testing import Cluster
+    from cpumond.cluster import Cluster
 
 
 @click.command("cluster", epilog="Example: cpumond cluster --nodes 3 --cpu 0.5")
@@ -47,7 +47,7 @@ def cluster_command(
     Each agent is a node with cgroups of its own. At the end every process, job and cgroup of it is removed.
     """
     from cpumond.cli.demo.host import make_directory, make_place, stop_on_signals
-    from cpumond.testing import CLUSTER_PREFIX, Cluster
+    from cpumond.cluster import CLUSTER_PREFIX, Cluster
 
     cpu = cpu_cores or max((os.cpu_count() or 1) / node_count, 0.1)
     with stop_on_signals() as stopped:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from cpumond.testing import LAUNCH_PROGRAM
+from cpumond.cluster import LAUNCH_PROGRAM
 
 HANGS_S = 50.0
 """After so long a command says where it is: less than tests wait for it."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpumond.testing.ports import held, pick_port
+from cpumond.cluster.ports import held, pick_port
 
 
 def test_a_port_is_none_that_the_kernel_gives_out() -> None:

@@ -13,8 +13,9 @@ from cpumond.cli.demo import run as demo_run
 from cpumond.cli.demo import view as demo_view
 from cpumond.cli.demo.jobs import make_plan
 from cpumond.cli.demo.story import JobFacts, Story, Wakeup
+from cpumond.cluster import Cluster
 from cpumond.host.cgroup.mounts import Hierarchies
-from cpumond.testing import Cluster, make_tree, v2_cgroup
+from cpumond.testing import make_tree, v2_cgroup
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import tempfile
 import time
 from types import TracebackType
 
+from cpumond.cluster.ports import pick_port
 from cpumond.core.errors import UnavailableError
-from cpumond.testing.ports import pick_port
 
 START_TIMEOUT_S = 60.0
 

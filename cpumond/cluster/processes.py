@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 
 import psutil
 
+from cpumond.cluster.ports import hold
+from cpumond.cluster.postgresql import PostgresServer
 from cpumond.core.errors import UnavailableError
 from cpumond.core.job_cgroups import name_idle_parent
 from cpumond.host.cgroup.mounts import read_mounts
-from cpumond.testing.ports import hold
-from cpumond.testing.postgresql import PostgresServer
 
 CLUSTER_PREFIX = "cpumond-cluster-"
 """Begins the name of a ``Cluster``'s top cgroup; the process id follows."""
