@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx2
 import pytest
-from played_arbiter import Engine
+from simulation.database import Database, SimArbiter
 from starlette.responses import PlainTextResponse
 
 from cpumond.api.standby import make_standby_app
@@ -31,11 +32,15 @@ OTHER = "there:2"
 
 
 class World:
-    """One process on an engine. ``paused_s`` is added to its clock, as a stop of the process does."""
+    """One process on a database, which answers while ``gate`` is open. ``paused_s`` is added to the clock of the
+    process, as a stop of it does."""
 
     def __init__(self) -> None:
-        self.engine = Engine()
-        self.arbiter = self.engine.arbiter()
+        self.database = Database(time.monotonic)
+        self.database.latency = self.pass_gate
+        self.gate = threading.Event()
+        self.gate.set()
+        self.arbiter = SimArbiter(self.database, self)
         self.paused_s = 0.0
         self.on_request: Callable[[], Awaitable[None]] | None = None
         self.cannot_open: Exception | None = None
@@ -45,8 +50,15 @@ class World:
         self.stopping = asyncio.Event()
 
     def now(self) -> float:
-        self.engine.now_s = time.monotonic()
-        return self.engine.now_s + self.paused_s
+        return time.monotonic() + self.paused_s
+
+    def pass_gate(self) -> float:
+        assert self.gate.wait(30)
+        return 0.0
+
+    def assert_closed(self) -> None:
+        with pytest.raises(StoreError, match="the arbiter is closed"):
+            self.arbiter.look()
 
     def open(self, store: Store) -> tuple[Scheduler, App]:
         if self.cannot_open is not None:
@@ -79,7 +91,7 @@ async def running() -> AsyncIterator[World]:
     try:
         yield world
     finally:
-        world.engine.gate.set()
+        world.gate.set()
         world.stopping.set()
         await task
 
@@ -91,10 +103,10 @@ async def leads() -> AsyncIterator[World]:
         yield world
 
 
-def take_from_outside(engine: Engine) -> None:
+def take_from_outside(database: Database) -> None:
     """Another process leads from now on."""
-    engine.session = None
-    assert engine.arbiter().take(OTHER, 1000.0)
+    database.lock = None
+    assert SimArbiter(database, OTHER).take(OTHER, 1000.0)
 
 
 async def test_it_leads_and_every_answer_has_its_term():
@@ -103,16 +115,16 @@ async def test_it_leads_and_every_answer_has_its_term():
         assert (answer.status_code, answer.text, answer.headers[TERM_HEADER]) == (200, "led", "1")
         assert "leads (term 1)" in describe_lead(world.leading)
         # Renewals keep it.
-        first_s = world.engine.until_s
-        await world.until(lambda: world.engine.until_s > first_s)
+        first_s = world.database.expires_at
+        await world.until(lambda: world.database.expires_at > first_s)
         assert world.leading.reigns_total == 1
-    assert world.engine.session is None, "the lead was given up"
-    assert world.arbiter.is_closed
+    assert world.database.lock is None, "the lead was given up"
+    world.assert_closed()
 
 
 async def test_a_standby_says_who_leads():
     async with leads() as world:
-        take_from_outside(world.engine)
+        take_from_outside(world.database)
         await world.until(lambda: world.leading.view().leader == OTHER)
         answer = await world.get()
         assert answer.status_code == 503
@@ -134,7 +146,7 @@ async def test_a_standby_says_who_leads():
         assert describe_lead(world.leading) == f"standby: {OTHER} leads (term 2)"
         assert world.leading.lost_total == 1
         # The other one ends.
-        world.engine.session = None
+        world.database.lock = None
         await world.lead()
         assert (await world.get()).headers[TERM_HEADER] == "3"
 
@@ -145,8 +157,7 @@ async def test_a_fenced_write_ends_the_reign_at_once():
         assert reign is not None
         assert reign.scheduler is not None
         scheduler = reign.scheduler
-        world.engine.until_s += 1000
-        world.engine.term, world.engine.leader = 7, OTHER
+        take_from_outside(world.database)
         with pytest.raises(FencedError):
             await scheduler.execute(CreatePool("default", "p", "<Root>", {}), "me")
         assert (await world.get()).status_code == 503
@@ -161,7 +172,7 @@ async def test_after_a_pause_longer_than_the_lease_nothing_is_answered_nor_writt
         assert reign is not None
         assert reign.store is not None
         store = reign.store
-        world.engine.gate.clear()  # no renewal gets through, either
+        world.gate.clear()  # no renewal gets through, either
         world.paused_s += LEASE_S
         assert (await world.get()).status_code == 503
         with pytest.raises(FencedError):
@@ -184,33 +195,33 @@ async def test_an_answer_that_is_ready_after_the_lease_is_none():
 
 async def test_an_engine_that_hangs_ends_the_reign_on_time_and_one_that_comes_back_begins_the_next():
     async with leads() as world:
-        world.engine.gate.clear()
+        world.gate.clear()
         await world.until(lambda: world.leading.reign is None)
         assert world.leading.view().role == "standby"
-        world.engine.gate.set()
+        world.gate.set()
         await world.lead()
         assert (await world.get()).headers[TERM_HEADER] == "2"
 
 
 async def test_an_engine_that_refuses_for_a_moment_costs_nothing():
     async with leads() as world:
-        world.engine.is_away = True
+        world.database.is_down = True
         await world.until(lambda: world.leading.errors_total)
-        world.engine.is_away = False
+        world.database.is_down = False
         await world.until(lambda: not world.leading.view().error)
         assert world.leading.reigns_total == 1
 
 
 async def test_a_standby_that_cannot_ask_is_not_ready():
     async with running() as world:
-        world.engine.is_away = True
+        world.database.is_down = True
         await world.until(lambda: world.leading.view().error)
         ready = await world.get("/readyz")
         assert (ready.status_code, ready.json()["status"]) == (503, "refusing")
         told = (await world.get()).json()["error"]
         assert "the store does not answer" in told
-        assert "the engine is away" not in told, "the database's own words may name accounts and hosts"
-        world.engine.is_away = False
+        assert "look whether it runs" not in told, "the database's own words may name accounts and hosts"
+        world.database.is_down = False
         await world.lead()
 
 
@@ -218,7 +229,7 @@ async def test_a_state_that_cannot_be_loaded_is_left_to_another_one():
     async with running() as world:
         world.cannot_open = StoreError("too new")
         await world.until(lambda: world.leading.lost_total)
-        await world.until(lambda: world.engine.session is None)
+        await world.until(lambda: world.database.lock is None)
         world.cannot_open = None
         await world.lead()
 
@@ -228,7 +239,7 @@ async def test_a_mistake_in_a_reign_ends_the_process():
     world.cannot_open = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
         await world.leading.run(world.stopping)
-    assert world.arbiter.is_closed
+    world.assert_closed()
 
 
 async def test_a_mistake_of_the_arbiter_ends_the_process_and_is_not_repeated_again_and_again():
@@ -243,4 +254,4 @@ async def test_a_mistake_of_the_arbiter_ends_the_process_and_is_not_repeated_aga
     with pytest.raises(OSError, match="too many"):
         await world.leading.run(world.stopping)
     assert len(calls) == 1
-    assert world.arbiter.is_closed
+    world.assert_closed()
