@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any, Literal, cast
 
 import msgspec
@@ -238,16 +237,6 @@ class PlayedNode:
     def has(self, cores: float, name: str = "foreign") -> None:
         """It runs a job that the scheduler knows nothing of."""
         self.foreign.append(JobReport(name, "", cpu_limit=cores, current_cpu_limit=cores))
-
-
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test in an event loop."""
-
-    @wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(*arguments, **named), 200))  # type: ignore[arg-type]
-
-    return run
 
 
 def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -> dict[str, Any]:

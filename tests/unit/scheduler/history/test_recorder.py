@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scheduler_world import ServedNode, StillClock, in_loop
+from scheduler_world import ServedNode, StillClock
 from structlog.testing import capture_logs
 
 from cpumond.scheduler.history import recorder
@@ -100,7 +100,6 @@ def world(tmp_path):
     world.close()
 
 
-@in_loop
 async def test_what_a_job_used_is_in_the_graphs_and_in_the_report(world):
     operation = await world.run_a_job(30.0)
     world.clock.at += 10.0
@@ -129,7 +128,6 @@ async def test_what_a_job_used_is_in_the_graphs_and_in_the_report(world):
     await world.history.close(now)
 
 
-@in_loop
 async def test_savings_are_summed_up_beside_the_loop(world, monkeypatch):
     made_in: list[threading.Thread] = []
 
@@ -148,7 +146,6 @@ async def test_savings_are_summed_up_beside_the_loop(world, monkeypatch):
     assert [each.name for each in made_in] == ["history"]
 
 
-@in_loop
 async def test_ticks_come_once_per_period_and_late_ones_are_not_made_up_for(world):
     for after_s in (0.0, 9.9, 10.0, 10.5, 19.0, 20.0, 75.0, 76.0, 85.0):
         world.history.take_if_due(START + after_s)
@@ -158,7 +155,6 @@ async def test_ticks_come_once_per_period_and_late_ones_are_not_made_up_for(worl
     await world.history.close(START + 86.0)
 
 
-@in_loop
 async def test_bad_questions_are_refused(world):
     with pytest.raises(CommandError, match="kind"):
         await world.history.read("pools", "", "x", 0.0, 1.0)
@@ -171,7 +167,6 @@ async def test_bad_questions_are_refused(world):
     ("of", "method", "event"),
     [(Collector, "collect", "history_collect_failed"), (HistoryStore, "add", "history_add_failed")],
 )
-@in_loop
 async def test_a_tick_that_fails_is_said_once_and_counted_and_disturbs_nobody(world, monkeypatch, of, method, event):
     def fail(*_: Any) -> Tick:
         raise ZeroDivisionError
@@ -188,7 +183,6 @@ async def test_a_tick_that_fails_is_said_once_and_counted_and_disturbs_nobody(wo
     await world.history.close(START + 50.0)
 
 
-@in_loop
 async def test_a_disk_that_does_not_answer_holds_up_nobody(held):
     with capture_logs() as logs:
         for number in range(1, MAX_WAITING_TICKS + 11):
@@ -202,7 +196,6 @@ async def test_a_disk_that_does_not_answer_holds_up_nobody(held):
     await held.history.close(START + 1000.0)
 
 
-@in_loop
 async def test_what_begins_while_no_tick_can_be_taken_is_known_later(tmp_path):
     path = tmp_path / "held.db"
     world = World(tmp_path, StillClock(), Held(path))
@@ -242,7 +235,6 @@ async def hold(world: World) -> list[asyncio.Task[Any]]:
     return [first]
 
 
-@in_loop
 async def test_equal_questions_at_the_same_time_are_worked_out_once(held):
     asked = await hold(held)
     asked += [asyncio.create_task(held.history.report(START + n / 1e3, START + 5.0 + n / 1e3)) for n in range(50)]
@@ -258,7 +250,6 @@ async def test_equal_questions_at_the_same_time_are_worked_out_once(held):
     await held.history.close(START + 5.0)
 
 
-@in_loop
 async def test_ticks_go_before_graphs_and_graphs_before_reports(held):
     asked = await hold(held)
     asked.append(asyncio.create_task(held.history.report(START, START + 5.0)))
@@ -272,7 +263,6 @@ async def test_ticks_go_before_graphs_and_graphs_before_reports(held):
     await held.history.close(START + 15.0)
 
 
-@in_loop
 async def test_too_many_questions_are_refused_and_those_that_nobody_waits_for_are_not_worked_out(held):
     asked = await hold(held)
     for top in range(MAX_WAITING[REPORT]):
@@ -297,7 +287,6 @@ async def test_too_many_questions_are_refused_and_those_that_nobody_waits_for_ar
     await held.history.close(START)
 
 
-@in_loop
 async def test_who_waits_too_long_is_told(held):
     held.history.read_timeout_s = 0.05
     with pytest.raises(CommandError, match=r"the history did not answer within 0\.05 s: .*disk is slow") as late:
@@ -309,7 +298,6 @@ async def test_who_waits_too_long_is_told(held):
     await held.history.close(START)
 
 
-@in_loop
 async def test_the_end_waits_for_a_hanging_disk_only_so_long_and_refuses_who_waits(held):
     asked = await hold(held)
     asked.append(asyncio.create_task(held.history.report(START, START)))
@@ -346,7 +334,6 @@ def test_a_process_ends_although_the_disk_of_its_history_hangs(tmp_path):
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "ended"), ended.stderr
 
 
-@in_loop
 async def test_the_loop_takes_ticks_and_its_end_writes_the_last(tmp_path):
     world = World(tmp_path, Clock(100.0))
     start = world.scheduler.started_at
@@ -366,7 +353,6 @@ async def test_the_loop_takes_ticks_and_its_end_writes_the_last(tmp_path):
     store.close()
 
 
-@in_loop
 async def test_the_history_says_how_large_it_is(world):
     metrics = MetricsText(world.scheduler, 10)
     world.history.take_if_due(START + 10.0)
