@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from scheduler_world import StillClock
@@ -51,10 +50,6 @@ class Watched:
 
     def close(self) -> None:
         self.store.close()
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 200))
 
 
 def make_scheduler(store: Watched, clock: Clock | None = None) -> Scheduler:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 import pytest
-from scheduler_world import GIB, TREE, ServedNode, StillClock, World
+from scheduler_world import GIB, TREE, ServedNode, World
 
 from cpumond.core.wire import JobReport
 from cpumond.scheduler.answers.idle import IdleReport, idle_reasons, in_pool, readable
 from cpumond.scheduler.answers.idle_trials import find_idle
 from cpumond.scheduler.answers.pool import tell_pool
-from cpumond.scheduler.model import ROOT_POOL, CommandError, Rules
-from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.settings.commands import ConfigCommand, CreatePool
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.commands import note_refused, prepare
-from cpumond.scheduler.store.sqlite import open_sqlite_store
 
 
 def look(world: World) -> IdleReport:
@@ -281,32 +278,23 @@ def test_a_pool_that_starves_says_since_when():
 # --- beside the service
 
 
-def test_reports_are_made_beside_the_service_and_kept_until_something_changes(tmp_path):
-    async def work() -> None:
-        clock = StillClock()
-        scheduler = Scheduler(Rules(), open_sqlite_store(str(tmp_path / "s.db")), clock)
-        await scheduler.execute(CreatePool(TREE, "p", attributes={"max_running_operation_count": 0}), "ann")
-        node = ServedNode(scheduler, 8.0)
-        await node.register()
-        await scheduler.execute(_start("p"), "ann")
-        await scheduler.update_all()
-        await node.beat()
-        tree = scheduler.state.trees[TREE]
-        first, same = await asyncio.gather(scheduler.idle.read(tree), scheduler.idle.read(tree))
-        assert first is same is await scheduler.idle.read(tree)
-        assert tree.root.held_cores == tree.pools["p"].held_cores == 2.0
-        assert tree.root.idle_cores == 8.0
-        await scheduler.execute(_start("p"), "ann")
-        assert (await scheduler.idle.read(tree)).parts.held_back == 4.0
-        scheduler.idle.take_if_due()
-        await scheduler.idle.close()
-
-    asyncio.run(work())
-
-
-def _start(pool: str) -> StartOperation:
-    task: dict[str, Any] = {"command": "true", "job_count": 1, "cpu_limit": 2.0}
-    return StartOperation({"pool": pool, "tasks": {"t": task}})
+async def test_reports_are_made_beside_the_service_and_kept_until_something_changes(scheduler):
+    await scheduler.execute(CreatePool(TREE, "p", attributes={"max_running_operation_count": 0}), "ann")
+    node = ServedNode(scheduler, 8.0)
+    await node.register()
+    waiting = StartOperation({"pool": "p", "tasks": {"t": {"command": "true", "job_count": 1, "cpu_limit": 2.0}}})
+    await scheduler.execute(waiting, "ann")
+    await scheduler.update_all()
+    await node.beat()
+    tree = scheduler.state.trees[TREE]
+    first, same = await asyncio.gather(scheduler.idle.read(tree), scheduler.idle.read(tree))
+    assert first is same is await scheduler.idle.read(tree)
+    assert tree.root.held_cores == tree.pools["p"].held_cores == 2.0
+    assert tree.root.idle_cores == 8.0
+    await scheduler.execute(waiting, "ann")
+    assert (await scheduler.idle.read(tree)).parts.held_back == 4.0
+    scheduler.idle.take_if_due()
+    await scheduler.idle.close()
 
 
 def test_a_gang_whose_jobs_fit_no_node_is_told_what_would_start_and_that_starts():

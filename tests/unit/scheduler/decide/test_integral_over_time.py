@@ -18,7 +18,6 @@ from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import updates
 
 CORES = 1000.0
-DAY_S = 86_400.0
 
 
 def burst(flow: float, most: float, **more: Any) -> dict[str, Any]:
