@@ -244,6 +244,11 @@ def entry(subject: str, *permissions: str, action: str = "allow", **more: str) -
     return {"action": action, "subjects": [subject], "permissions": list(permissions), **more}
 
 
+def burst(flow: float, most: float) -> dict[str, Any]:
+    """A burst guarantee, in cores."""
+    return {"guarantee_type": "burst", "resource_flow": {"cpu": flow}, "burst_guarantee_resources": {"cpu": most}}
+
+
 def hold_next_write(store: Any) -> tuple[asyncio.Event, asyncio.Event]:
     """Let the next write of a Watched store wait: it has begun when the first is set, and ends once the second is."""
     loop, begun, released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from scheduler_world import World
+from scheduler_world import World, burst
 
 from cpumond.api.updated_tree import UpdatedTree, look_once
 from cpumond.api.yt.formats import write_json
@@ -128,14 +128,6 @@ OF_STARVATION = {
     "effective_min_run_time": 0,
     "lost_core_seconds": 0.0,
 }
-
-
-def burst(flow, most):
-    return {
-        "guarantee_type": "burst",
-        "resource_flow": {"cpu": flow},
-        "burst_guarantee_resources": {"cpu": most},
-    }
 
 
 def share(cores):

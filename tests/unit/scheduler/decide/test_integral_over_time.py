@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_world import World, assert_consistent
+from scheduler_world import World, assert_consistent, burst
 
 from cpumond.fairshare import fair_share_update
 from cpumond.fairshare.resources import CPU, scale
@@ -18,19 +18,6 @@ from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import updates
 
 CORES = 1000.0
-
-
-def burst(flow: float, most: float, **more: Any) -> dict[str, Any]:
-    return {
-        "guarantee_type": "burst",
-        "resource_flow": {"cpu": flow},
-        "burst_guarantee_resources": {"cpu": most},
-        **more,
-    }
-
-
-def relaxed(flow: float, **more: Any) -> dict[str, Any]:
-    return {"guarantee_type": "relaxed", "resource_flow": {"cpu": flow}, **more}
 
 
 class Farm(World):
@@ -78,7 +65,7 @@ def test_9_the_type_none_keeps_the_volume_and_does_not_change_it(farm, back):
     farm.set_pool("p", integral_guarantees={"guarantee_type": "none"})
     farm.pass_time(100)
     assert farm.volume("p") == pytest.approx(10.0)
-    farm.set_pool("p", integral_guarantees=burst(100, 500) if back == "burst" else relaxed(100))
+    farm.set_pool("p", integral_guarantees={"guarantee_type": back, "resource_flow": {"cpu": 100}})
     farm.update()
     assert farm.volume("p") == pytest.approx(10.0)
     farm.pass_time(100)

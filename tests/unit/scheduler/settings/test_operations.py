@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from scheduler_world import World, assert_consistent, describe
+from scheduler_world import World, describe
 
 from cpumond.core.errors import ConfigError
 from cpumond.scheduler.decide.placement import find_stuck_tasks
@@ -337,12 +337,9 @@ def test_parameters_for_a_tree_that_it_is_not_in_are_refused():
 
 
 @pytest.fixture
-def world():
-    world = World()
-    world.create_pool("p")
+def world(world):
     world.node("n1")
-    yield world
-    assert_consistent(world.state)
+    return world
 
 
 @pytest.mark.parametrize("command", ["abort", "complete", "suspend", "resume", "set_operation"])

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_world import TREE, World
 
-from cpumond.scheduler.model import Rules
-from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.settings.commands import RemovePool
-from cpumond.scheduler.store.sqlite import open_sqlite_store
 
 
 def limits(world: World, pool: str) -> tuple[int, int]:
@@ -69,9 +66,3 @@ def test_operations_that_waited_for_an_inner_pool_run_once_the_option_is_set():
     assert world.counts("lab")[0] == 8
     world.set_tree(per_pool_counts_for_leaves_only=True)
     assert world.counts("lab")[0] == 12
-
-
-def test_only_the_tree_of_a_new_store_has_the_option(tmp_path):
-    scheduler = Scheduler(Rules(), open_sqlite_store(str(tmp_path / "new.db")), Clock())
-    assert scheduler.state.trees["default"].config.settings.per_pool_counts_for_leaves_only
-    assert not World().tree().config.settings.per_pool_counts_for_leaves_only
