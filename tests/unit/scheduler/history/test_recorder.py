@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from scheduler_world import ServedNode, StillClock
+from scheduler_world import ServedNode
 from structlog.testing import capture_logs
+from watched_store import make_scheduler
 
 from cpumond.scheduler.history import recorder
 from cpumond.scheduler.history.collector import Collector
@@ -20,12 +21,11 @@ from cpumond.scheduler.history.model import OPERATION, HistoryView, Key, PeriodT
 from cpumond.scheduler.history.recorder import GRAPH, MAX_WAITING, MAX_WAITING_TICKS, REPORT, HistoryRecorder
 from cpumond.scheduler.history.savings import SavingsView, make_savings
 from cpumond.scheduler.history.store import HistoryStore
-from cpumond.scheduler.model import ROOT_POOL, TIMEOUT, TOO_MANY_REQUESTS, CommandError, Rules
+from cpumond.scheduler.model import ROOT_POOL, TIMEOUT, TOO_MANY_REQUESTS, CommandError
 from cpumond.scheduler.program.exporter import MetricsText
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.store import StoreError
-from cpumond.scheduler.store.sqlite import open_sqlite_store
 
 START = 1_000_000.0
 
@@ -58,21 +58,17 @@ class Held(HistoryStore):
 
 
 @pytest.fixture
-def held(tmp_path):
-    world = World(tmp_path, StillClock(), Held())
+def held(scheduler, tmp_path):
+    world = World(scheduler, tmp_path, Held())
     yield world
     world.store.answer.set()
-    world.close()
 
 
 class World:
     """A scheduler with one node and a history."""
 
-    def __init__(self, folder: Path, clock: Clock, store: HistoryStore | None = None) -> None:
-        self.clock = clock
-        self.state_store = open_sqlite_store(str(folder / "scheduler.db"))
-        self.scheduler = Scheduler(Rules(), self.state_store, clock)
-        now = self.scheduler.started_at
+    def __init__(self, scheduler: Scheduler, folder: Path, store: HistoryStore | None = None) -> None:
+        self.scheduler, self.clock, now = scheduler, scheduler.clock, scheduler.started_at
         self.store = store or HistoryStore(str(folder / "history.db"), 86_400.0, 10.0, 2**24, now)
         self.history = HistoryRecorder(self.store, self.scheduler.state, now, 1000)
         self.scheduler.history = self.history
@@ -89,15 +85,10 @@ class World:
         await node.beat()
         return operation
 
-    def close(self) -> None:
-        self.state_store.close()
-
 
 @pytest.fixture
-def world(tmp_path):
-    world = World(tmp_path, StillClock())
-    yield world
-    world.close()
+def world(scheduler, tmp_path):
+    return World(scheduler, tmp_path)
 
 
 async def test_what_a_job_used_is_in_the_graphs_and_in_the_report(world):
@@ -196,9 +187,9 @@ async def test_a_disk_that_does_not_answer_holds_up_nobody(held):
     await held.history.close(START + 1000.0)
 
 
-async def test_what_begins_while_no_tick_can_be_taken_is_known_later(tmp_path):
+async def test_what_begins_while_no_tick_can_be_taken_is_known_later(scheduler, tmp_path):
     path = tmp_path / "held.db"
-    world = World(tmp_path, StillClock(), Held(path))
+    world = World(scheduler, tmp_path, Held(path))
     operation = ""
 
     at = START
@@ -221,7 +212,6 @@ async def test_what_begins_while_no_tick_can_be_taken_is_known_later(tmp_path):
     assert world.history.describe().write_errors == world.history.lost_ticks == 5
     assert len(world.store._ticks) < 30
     await world.history.close(at + 10.0)
-    world.close()
     assert [each.name for each in tmp_path.glob("held.db*")] == ["held.db"]
     again = HistoryStore(str(path), 86_400.0, 10.0, 2**24, START + 10_000.0)
     assert len(again.read(Key(OPERATION, "", operation), START, START + 10_000.0, 1000).times) == 61
@@ -320,12 +310,14 @@ def test_a_process_ends_although_the_disk_of_its_history_hangs(tmp_path):
     program = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from test_recorder import *\n"
-        "world = World(Path(sys.argv[1]), StillClock(), Held())\n"
+        "from cpumond.scheduler.store.sqlite import open_sqlite_store; from watched_store import Watched\n"
+        "store = Watched(open_sqlite_store(sys.argv[1] + '/scheduler.db'))\n"
+        "world = World(make_scheduler(store), Path(sys.argv[1]), Held())\n"
         "async def work():\n"
         "    world.history.close_timeout_s = 0.05\n"
         "    await world.history.close(START + 10.0)\n"
         "asyncio.run(work())\n"
-        "world.close()\n"
+        "store.close()\n"
         "print('ended')\n"
     )
     where = [str(Path(__file__).parent), str(Path(__file__).parents[3])]
@@ -334,8 +326,8 @@ def test_a_process_ends_although_the_disk_of_its_history_hangs(tmp_path):
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "ended"), ended.stderr
 
 
-async def test_the_loop_takes_ticks_and_its_end_writes_the_last(tmp_path):
-    world = World(tmp_path, Clock(100.0))
+async def test_the_loop_takes_ticks_and_its_end_writes_the_last(store, tmp_path):
+    world = World(make_scheduler(store, Clock(100.0)), tmp_path)
     start = world.scheduler.started_at
 
     stopping = asyncio.Event()
@@ -346,7 +338,6 @@ async def test_the_loop_takes_ticks_and_its_end_writes_the_last(tmp_path):
         view = await world.history.read("pool", "default", ROOT_POOL, start, start + 1e6)
     stopping.set()
     await running
-    world.close()
     store = HistoryStore(str(tmp_path / "history.db"), 86_400.0, 10.0, 2**24, start + 1e6)
     assert len(store._ticks) >= 4
     assert store._ticks[0].at - store._ticks[0].interval_s == start
