@@ -44,7 +44,7 @@ SPINE: Final[dict[str, tuple[str, ...]]] = {
     "test_scheduler_life.py": ("test_a_restart_keeps_everything_and_the_jobs_run_on",),
     "test_postgresql_store.py": (
         "test_a_batch_is_stored_with_its_entries_or_nothing_of_it",
-        "test_changes_are_there_at_once_and_after_opening_again",
+        "test_entries_are_there_at_once_and_after_opening_again_the_newest_first",
     ),
     "test_two_schedulers.py": ("test_a_killed_and_a_stopped_leader_are_replaced_and_cost_no_job",),
     "test_yt_transport.py": ("test_a_client_with_bindings_is_answered_in_binary",),
