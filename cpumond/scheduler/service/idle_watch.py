@@ -58,13 +58,18 @@ class IdleWatch:
             # Nobody who asks again and again may keep a thread busy; a changed configuration is looked at in any case.
             if is_same or (made_of[:2] == basis[:2] and age_s < took_s / MAX_LOAD_ASKED and took_s > QUICK_S):
                 return report
+        report = await self._wait_for_one(tree)
+        if self._made_of[tree.name][1] is not basis[1] and self._state.trees.get(tree.name) is tree:
+            # It was begun before a change of the configuration that is asked about; the next one is not.
+            report = await self._wait_for_one(tree)
+        return report
+
+    async def _wait_for_one(self, tree: Tree) -> IdleReport:
+        """The report that is being made, else a new one."""
         making = self._making.get(tree.name)
         if making is None or making.done():
-            making = self._making[tree.name] = asyncio.ensure_future(self._take(tree, basis))
-        report = await asyncio.shield(making)
-        if self._made_of[tree.name][1] is not tree.config and self._state.trees.get(tree.name) is tree:
-            return await self.read(tree)  # it was begun before a change
-        return report
+            making = self._making[tree.name] = asyncio.ensure_future(self._take(tree))
+        return await asyncio.shield(making)
 
     async def close(self) -> None:
         tasks = [each for each in (self._round, *self._making.values()) if each is not None and not each.done()]
@@ -83,8 +88,8 @@ class IdleWatch:
         ended = time.monotonic()
         self._due = max(begun + PERIOD_S, ended + (ended - begun) / MAX_LOAD)
 
-    async def _take(self, tree: Tree, basis: _Basis) -> IdleReport:
-        now, state = self._now(), self._state
+    async def _take(self, tree: Tree) -> IdleReport:
+        now, state, basis = self._now(), self._state, _basis(tree)
         report, cpu_s = await ask(lambda: look_into_idle(state, tree, now), IdleReport)
         self.reports[tree.name], self._made_of[tree.name] = report, basis
         self._took_s[tree.name] = cpu_s
