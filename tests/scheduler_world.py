@@ -352,6 +352,10 @@ class World:
         changes.apply(self.state, change, self.now)
         self._forget()
 
+    def write(self, records: Iterable[Change]) -> None:
+        """What ``load_state`` stores."""
+        self._write(records)
+
     def _write(self, records: Iterable[Change]) -> None:
         for each in records:
             if each.value is None:

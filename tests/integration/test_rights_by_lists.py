@@ -117,7 +117,7 @@ class Site:
         task = {
             "job_count": 1, "cpu_limit": 1.0, "memory_limit": GIB, "command": "true", "environment": {"KEY": SECRET},
         }  # fmt: skip
-        spec = {"pool": "red-a", "alias": "*red-alias", "tasks": {"t": task}, "secure_vault": {"TOKEN": SECRET}}
+        spec = {"pool": "red-a", "alias": "*red-alias", "tasks": {"t": task}}
         self.operation = str(self.must("ann", "POST", "operations", {"spec": spec})["id"])
         self.scheduler.use_token("n1")
         self.node = PlayedNode(self.scheduler, "n1")

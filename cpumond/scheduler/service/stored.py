@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,11 +25,13 @@ from cpumond.scheduler.rights.token_records import TokenRecord
 from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
 from cpumond.scheduler.settings.records import changed_records, load_config
 from cpumond.scheduler.settings.rollout import Stage
+from cpumond.scheduler.settings.vault import without_vault
 from cpumond.scheduler.state import State, changes, updates
 from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import TERM, UNFINISHED, Change, Store, StoreError
 
 DEFAULT_TREE = "default"
+_VAULT: Final = re.compile(rb'"secure[-_]vault"')
 MUTATION = "mutation"
 """The kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""
 
@@ -39,7 +42,10 @@ def load_state(
     """The state as it was stored, and the records of kind MUTATION by key, oldest first; an empty store gets the tree
     ``default``. Raises StoreError."""
     tables: dict[str, dict[str, Any]] = {}
+    vaults = []
     for kind, key, value in store.load():
+        if kind == "operation" and _VAULT.search(value):
+            vaults.append(key)
         try:
             tables.setdefault(kind, {})[key] = decode_json(value, dict[str, Any])
         except ContentError as error:
@@ -53,6 +59,7 @@ def load_state(
         config = load_config(
             {(kind, key): value for kind in ("system", "tree", "pool") for key, value in tables.get(kind, {}).items()}
         )
+    _take_vaults_out(store, tables.get("operation", {}), vaults)
     state = changes.make_state(rules, config)
     read = partial(_read_all, tables)
     records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
@@ -75,6 +82,16 @@ def load_state(
             updates.restore_progress(state.trees[name], progress)
     mutations = sorted(tables.get(MUTATION, {}).items(), key=lambda item: float(item[1].get("at_s", 0.0)))
     return state, dict(mutations)
+
+
+def _take_vaults_out(store: Store, records: dict[str, dict[str, Any]], named: Sequence[str]) -> None:
+    """Versions up to 0.2 kept ``secure_vault`` in records, as an option that they did not know."""
+    for key in named:
+        for part in (records[key], *records[key].get("tasks", ())):
+            if "spec" in part:
+                part["spec"] = without_vault(part["spec"])
+    if named:
+        store.write([Change("operation", key, encode_record(records[key])) for key in named])
 
 
 def _make_default_tree(new_id: Callable[[], str]) -> Config:

@@ -25,6 +25,7 @@ from cpumond.scheduler.model import (
 from cpumond.scheduler.rights.entries import OPERATION_PERMISSIONS, AccessEntry
 from cpumond.scheduler.settings.access_lists import read_acl
 from cpumond.scheduler.settings.values import FIELD, fields_of, name_field, normalise_value
+from cpumond.scheduler.settings.vault import SECURE_VAULT, without_vault
 
 DEFAULT_MEMORY_LIMIT = 0
 MAX_JOB_COUNT: Final = 100_000
@@ -138,6 +139,7 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
     """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``. Raises CommandError."""
     table = _normalise(spec, "spec")
     _refuse_unenforced(table, "spec")
+    _refuse_vault(table, "spec")
     trees, options = _read_places(table)
     monitor = table.get("job_cpu_monitor", {})
     allows = _flag(table.get("allow_reclaimed", True), "spec/allow_reclaimed")
@@ -191,6 +193,7 @@ def _read_places(table: Mapping[str, Any]) -> Places:
 
 def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The options without any effect at the root of a specification and in its tasks, as they were given."""
+    spec = without_vault(spec)
     found = {key: value for key, value in spec.items() if canonical(key) not in ROOT_OPTIONS}
     tasks = {
         name: unknown
@@ -226,6 +229,13 @@ def _refuse_unenforced(table: Mapping[str, Any], where: str) -> None:
     for name in UNENFORCED:
         if table.get(name):
             raise _refuse(f"{where}/{name}", "would not be enforced; name who may read or manage the operation in acl")
+
+
+def _refuse_vault(table: Mapping[str, Any], where: str) -> None:
+    """Neither keys nor values are named: what is refused is told, logged and kept."""
+    if table.get(SECURE_VAULT):
+        what = "secrets are not given to jobs; have the command read them from a file that only its user may read"
+        raise _refuse(f"{where}/{SECURE_VAULT}", what)
 
 
 def _read_acl(table: Mapping[str, Any], where: str) -> tuple[AccessEntry, ...]:
@@ -339,6 +349,7 @@ def _read_tasks(table: Mapping[str, Any]) -> tuple[Task, ...]:
 def _read_task(name: str, given: object) -> Task:
     where = f"spec/tasks/{name}"
     task = _normalise(_table(given, where), where)
+    _refuse_vault(task, where)
     command = task.get("command", "")
     if isinstance(command, list):
         arguments: str | tuple[str, ...] = tuple(_word(part, f"{where}/command", MAX_TEXT) for part in command)
@@ -355,7 +366,7 @@ def _read_task(name: str, given: object) -> Task:
     if not (arguments if isinstance(arguments, str) else "".join(arguments[:1])).strip():
         raise _refuse(f"{where}/command", "is missing or blank; what shall each job run?")
     ceiling = task.get("set_container_cpu_limit")
-    rest = set(task) - TASK_OPTIONS
+    rest = set(task) - TASK_OPTIONS - {SECURE_VAULT}
     return Task(
         name=name,
         job_count=_integer(task["job_count"], f"{where}/job_count", 1, MAX_JOB_COUNT),

@@ -36,6 +36,7 @@ from cpumond.scheduler.settings.rollout import RolloutCommand
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.validation import find_late_guarantees, find_overcommit
 from cpumond.scheduler.settings.values import FIELD, name_field
+from cpumond.scheduler.settings.vault import without_vault
 from cpumond.scheduler.state.maintenance import prepare_node
 from cpumond.scheduler.state.node_commands import NodeCommand
 from cpumond.scheduler.state.spec_room import check_config
@@ -230,7 +231,7 @@ def _prepare_start(
         state="running" if running else "pending",
         running_in=tuple(running),
         **{name: getattr(asked, name) for name in OperationFacts.__struct_fields__},
-        spec=command.spec,
+        spec=without_vault(command.spec),
         parents=parents,
         acl=asked.acl,
     )

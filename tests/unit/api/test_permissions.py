@@ -39,8 +39,8 @@ class Asked(World):
             "a", acl=[entry("ann", "use"), entry("bob", "administer"), entry("spy", "read", action="deny")]
         )
         self.create_pool("b", "a")
-        tasks = {"t": {"job_count": 1, "environment": {"KEY": "x"}, "secure-vault": {"deep": "x"}, "command": "true"}}
-        self.id = self.start("b", user="ann", tasks=tasks, secure_vault={"TOKEN": "x"}, alias="*one")
+        tasks = {"t": {"job_count": 1, "environment": {"KEY": "x"}, "command": "true"}}
+        self.id = self.start("b", user="ann", tasks=tasks, environment={"TOKEN": "x"}, alias="*one")
 
     def can(self, user: User, action: str, name: str) -> bool:
         target = find_target(self.state, name)

@@ -171,13 +171,12 @@ async def test_a_pool_finds_what_happens_below_it_and_where_it_was(scheduler: Sc
 async def test_no_secret_of_a_specification_is_told(scheduler: Scheduler, capsys: pytest.CaptureFixture[str]) -> None:
     task = {
         "job_count": 1, "command": f"echo {MARKER}", "environment": {"TOKEN": MARKER}, "odd": MARKER,
-        "secure_vault": {"x": MARKER},
     }  # fmt: skip
-    spec = {"pool": "p", "tasks": {"t": task}, "secure_vault": {"a": MARKER}, "note": MARKER, "title": "shown"}
+    spec = {"pool": "p", "tasks": {"t": task}, "note": MARKER, "title": "shown"}
     await scheduler.execute(StartOperation(spec), ROOT)
     closed = ChangeTree("default", (Edit(("acl_required",), True),))
     await scheduler.execute(closed, ROOT)
-    await refusal(scheduler, StartOperation({**spec, "pool": "q"}))
+    await refusal(scheduler, StartOperation({**spec, "pool": "q", "secure_vault": {"a": MARKER}}))
     operation = next(iter(scheduler.state.operations))
     await refusal(scheduler, UpdateOperation(operation, {"environment": {"A": MARKER}, "weight": 2}))
     events = await find(scheduler)

@@ -95,15 +95,14 @@ def test_unknown_keys_are_told_of_and_kept():
         "t": {"command": "true", "job_count": 1, "cpu-limit": 2, "memory": 5, "comand": "true"},
         "u": {"command": "true", "job_count": 1, "x/y": {"z": 1}},
     }
-    change = world.do(StartOperation({"tasks": tasks, "secure_vault": {"a": 1}, "wieght": 5}))
+    change = world.do(StartOperation({"tasks": tasks, "wieght": 5}))
     assert change.warnings == (
-        'spec option "secure_vault" is not recognized',
         'spec option "wieght" is not recognized; did you mean "weight"?',
         'spec option "tasks/t/comand" is not recognized; did you mean "command"?',
         'spec option "tasks/u/x/y" is not recognized',
     )
     assert find_unrecognized(world.record(change.id).spec) == {
-        "secure_vault": {"a": 1}, "wieght": 5, "tasks": {"t": {"comand": "true"}, "u": {"x/y": {"z": 1}}},
+        "wieght": 5, "tasks": {"t": {"comand": "true"}, "u": {"x/y": {"z": 1}}},
     }  # fmt: skip
 
 
