@@ -167,7 +167,7 @@ def test_by_the_command_line_of_yt(scheduler: SchedulerProcess) -> None:
     assert scheduler.yt("set", where, "%false", bindings=False).returncode == 0
     assert scheduler.get("nodes/n1")["cordon"] is None
     refused = scheduler.yt("set", "//sys/cluster_nodes/n1/@tags", "[a]", bindings=False)
-    assert "has one attribute that can be changed: disable_scheduler_jobs" in refused.stderr
+    assert "has attributes that can be changed, one at a time: disable_scheduler_jobs, user_tags" in refused.stderr
     refused = scheduler.yt("set", where, "yes", bindings=False)
     assert "must be %true or %false" in refused.stderr
 

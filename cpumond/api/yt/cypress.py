@@ -40,11 +40,12 @@ from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.attributes import CONFIG, Edit, canonical_name, is_option, read_attribute
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand, SetDefaultTree
 from cpumond.scheduler.settings.values import REMOVE
-from cpumond.scheduler.state.node_commands import DrainNode, NodeCommand, UncordonNode
+from cpumond.scheduler.state.node_commands import DrainNode, NodeCommand, SetNodeTags, UncordonNode
 
 Edits = tuple[Edit, ...]
 
 DISABLE: Final = "disable_scheduler_jobs"
+TAGS: Final = "a list of tags, such as [ssd;rack1]"
 DEFAULT_TREE: Final = "default_tree"
 POOL_TREES: Final = "scheduler_pool_tree_map"
 
@@ -255,11 +256,15 @@ def _is_index(text: str, values: Sequence[Any]) -> bool:
     return text.removeprefix("-").isdecimal() and len(text) < 10 and -len(values) <= int(text) < len(values)
 
 
-def _last_value(path: str, edits: Edits, name: str, kind: type, expected: str) -> Any:
-    """The last value of edits of the one attribute that can be changed. Raises YtError."""
+def _last_value(
+    path: str, edits: Edits, name: str, kind: type, expected: str, known: Sequence[str] | None = None
+) -> Any:
+    """The last value of edits of one attribute; ``known``: those that can be changed, where it is not alone. Raises
+    YtError."""
     for edit in edits:
         if edit.path != (name,):
-            raise YtError(f"{path} has one attribute that can be changed: {name}")
+            what = f"attributes that can be changed, one at a time: {', '.join(known)}" if known else ""
+            raise YtError(f"{path} has {what or f'one attribute that can be changed: {name}'}")
         if edit.value is not REMOVE and not isinstance(edit.value, kind):
             raise YtError(f"{name}: must be {expected}, not {quote_text(edit.value)}")
     return edits[-1].value
@@ -416,8 +421,14 @@ class Cypress:
 
         def change(edits: Edits) -> NodeCommand:
             """``disable_scheduler_jobs`` drains it, as there: its jobs are interrupted, and none is started."""
-            is_on = _last_value(path, edits, DISABLE, bool, "%true or %false")
-            return DrainNode(node.id) if is_on else UncordonNode(node.id)
+            known = (DISABLE, orchid.USER_TAGS)
+            if edits[-1].path != (orchid.USER_TAGS,):
+                is_on = _last_value(path, edits, DISABLE, bool, "%true or %false", known)
+                return DrainNode(node.id) if is_on else UncordonNode(node.id)
+            tags = _last_value(path, edits, orchid.USER_TAGS, list, TAGS, known) or []
+            if not all(isinstance(tag, str) for tag in tags):
+                raise YtError(f"{orchid.USER_TAGS}: must be {TAGS}, not {quote_text(tags)}")
+            return SetNodeTags(node.id, tags=tuple(tags))
 
         return self._node(path, name, type="cluster_node", stored=info, change_by=change)
 

@@ -321,6 +321,9 @@ def _preemption(record: PreemptionRecord) -> dict[str, Any]:
     return {**msgspec.to_builtins(record), "at": iso_time(record.at)}
 
 
+USER_TAGS: Final = "user_tags"
+
+
 def node_info(node: Node) -> dict[str, Any]:
     """A node as its registration and its last heartbeat say."""
     return {
@@ -328,6 +331,7 @@ def node_info(node: Node) -> dict[str, Any]:
         "address": node.address,
         "state": "online" if node.is_online else "offline",
         "tags": sorted(node.tags),
+        USER_TAGS: list(node.user_tags),
         "pool_tree": node.tree or "",
         "resource_limits": amounts(node.capacity),
         "resource_usage": amounts(node.used),

@@ -337,13 +337,16 @@ class Node:
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
         "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees", "strangers",
         "cordon", "about", "level", "ordered_cores", "ordinary_cores",
-        "foreign_ordered_cores", "reclaimed_strangers",
+        "foreign_ordered_cores", "reclaimed_strangers", "agent_tags", "user_tags",
     )  # fmt: skip
 
     def __init__(self, node_id: str) -> None:
         self.id = node_id
         self.address = node_id
         self.tags: frozenset[str] = frozenset()
+        """All: its agent's, those of an operator, its address."""
+        self.agent_tags: tuple[str, ...] = ()
+        self.user_tags: tuple[str, ...] = ()
         self.capacity: Vector = ZERO
         self.tree: str | None = None
         self.incarnation = ""

@@ -60,7 +60,7 @@ def tell_change(state: State, change: Transaction, now: float) -> Iterator[Told]
 
 def _tell_registered(state: State, record: NodeRecord, now: float) -> Event | None:
     known = state.nodes.get(record.id)
-    tree = next(iter(state.match_trees(frozenset([*record.tags, record.address]))), "")
+    tree = next(iter(state.match_trees(record.all_tags)), "")
     if known is None:
         lost = state.lost_nodes.get(record.id)
         if lost is not None:

@@ -433,7 +433,8 @@ class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A node as it registered. ``capacity`` by resource; ``key_hash`` of its agent's key, "" for one without; ``tree``:
-    where its jobs are if its tags fit several trees. ``cordon`` outlives registrations."""
+    where its jobs are if its tags fit several trees. ``tags`` are its agent's, ``user_tags`` an operator's; these and
+    ``cordon`` outlive registrations."""
 
     id: str
     incarnation: str
@@ -443,6 +444,12 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     key_hash: str = ""
     tree: str = ""
     cordon: Cordon | None = None
+    user_tags: tuple[str, ...] = ()
+
+    @property
+    def all_tags(self) -> frozenset[str]:
+        """What formulas of tags are about (2.1)."""
+        return frozenset([*self.tags, *self.user_tags, self.address])
 
 
 UNTOLD_STARTS: Final = ("system", "untold_starts")
@@ -502,7 +509,7 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A node that was given up, shown for a while: ``jobs`` are those that it had. Times are seconds since 1970.
 
-    ``cordon`` is the one that it has again when it comes back; with one it is remembered for longer.
+    ``cordon`` and ``user_tags`` are those that it has again when it comes back; with some it is remembered for longer.
     """
 
     id: str
@@ -514,6 +521,12 @@ class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     lost_at: float
     jobs: tuple[JobRecord, ...] = ()
     cordon: Cordon | None = None
+    user_tags: tuple[str, ...] = ()
+
+    @property
+    def is_maintained(self) -> bool:
+        """Whether an operator said something of it that it shall still have when it comes back."""
+        return self.cordon is not None or bool(self.user_tags)
 
 
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:

@@ -128,7 +128,7 @@ def encode(change: Transaction, config: Config) -> list[Change]:
     changes += [Change("operation", record.id, encode_record(record)) for record in change.operations]
     changes += [Change("job", record.id, encode_record(record)) for record in change.jobs]
     changes += [Change("start", record.id, None) for record in change.jobs]
-    changes += [Change("node", record.id, encode_record(record)) for record in (*change.nodes, *change.cordons)]
+    changes += [Change("node", record.id, encode_record(record)) for record in (*change.nodes, *change.kept_nodes)]
     changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
     changes += [Change("lost_node", lost.id, encode_record(lost)) for lost in change.lost_nodes]
     changes += [Change("stage", stage.nodes_filter, encode_record(stage)) for stage in change.stages]

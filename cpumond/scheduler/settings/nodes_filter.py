@@ -40,8 +40,19 @@ _OR: /\|(?!\|)/
 """
 """``&&`` and ``||`` are no tokens at all, rather than an operator twice; ``in`` is a reserved word, not a tag."""
 
+_TAG: Final = re.compile(r"(?!in\Z)[A-Za-z_][A-Za-z0-9_/\-.:]*\Z")
+TAG_RULE: Final = (
+    "a tag begins with a letter or _ and goes on with letters, digits and _ / - . : (in is no tag); formulas of tags "
+    "could not name others"
+)
+
 _INVALID = re.compile(r"in|&+|\|+|[0-9]+|[=<>+*^~-]+|%[A-Za-z]*|.", re.DOTALL)
 """What a message quotes where no token begins."""
+
+
+def is_tag(text: str) -> bool:
+    """Whether a formula can name a tag."""
+    return _TAG.match(text) is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ def apply(state: State, change: Transaction, now: float) -> None:
         install.install_config(state, change.config, now)
     for node in change.nodes:
         install.install_node(state, node, now)
-    for node in change.cordons:
-        state.nodes[node.id].cordon = node.cordon
-    if change.nodes or change.cordons:
+    for node in change.kept_nodes:
+        install.install_maintenance(state, node, now)
+    if change.nodes or change.kept_nodes:
         install.sum_totals(state)
     for ended in change.jobs:
         install.install_job(state, ended)

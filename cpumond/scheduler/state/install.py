@@ -204,14 +204,20 @@ def install_node(state: State, record: NodeRecord, now: float) -> None:
             while len(node.replaced) > KEPT_INCARNATIONS:
                 del node.replaced[next(iter(node.replaced))]
     node.incarnation, node.address, node.key_hash = record.incarnation, record.address, record.key_hash
-    node.tags = frozenset([*record.tags, record.address])
+    node.agent_tags = record.tags
     node.capacity = to_vector(record.capacity, 0.0)
-    node.level = state.stages.find_level(node.id, node.tags)
-    node.cordon = record.cordon
-    _assign(state, node, now)
+    install_maintenance(state, record, now)
     # A registration that is refused is no sign of life: its agent may ask again for ever, and run no job.
     if is_new or not node.matched_trees:
         node.last_seen, node.is_online, node.lost_since = now, True, None
+
+
+def install_maintenance(state: State, record: NodeRecord, now: float) -> None:
+    """What an operator said of a node, and what follows from its tags."""
+    node = state.nodes[record.id]
+    node.cordon, node.user_tags, node.tags = record.cordon, record.user_tags, record.all_tags
+    node.level = state.stages.find_level(node.id, node.tags)
+    _assign(state, node, now)
 
 
 def sum_totals(state: State) -> None:

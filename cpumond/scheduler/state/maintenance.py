@@ -1,15 +1,18 @@
-"""Nodes that get no new jobs, and those that are drained; pure (semantics.md 2.11)."""
+"""What operators say of nodes: which get no new jobs, which are drained, their tags; pure (semantics.md 2.1, 2.11)."""
 
 from __future__ import annotations
 
 import msgspec
 
-from cpumond.core.words import did_you_mean, printable, quoted
+from cpumond.core.words import count, did_you_mean, printable, quoted
 from cpumond.scheduler.decide.victims import start_order
 from cpumond.scheduler.elements import Job, Node
-from cpumond.scheduler.model import RESOLVE, CommandError, Cordon, NodeRecord, to_amounts
+from cpumond.scheduler.model import RESOLVE, CommandError, Cordon, LostNode, NodeRecord, to_amounts
+from cpumond.scheduler.settings.nodes_filter import TAG_RULE, is_tag
+from cpumond.scheduler.settings.values import FIELD
 from cpumond.scheduler.state import State
-from cpumond.scheduler.state.node_commands import NodeCommand, make_cordon, tell_why
+from cpumond.scheduler.state.node_commands import Maintenance, NodeCommand, SetNodeTags, make_cordon, tell_why
+from cpumond.scheduler.state.nodes import check_names
 from cpumond.scheduler.state.transaction import Transaction
 
 
@@ -20,14 +23,50 @@ def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> T
     if known is None:
         near = did_you_mean(command.node, {**state.nodes, **state.lost_nodes})
         raise CommandError(f"Node {quoted(command.node)} is not registered{near}", RESOLVE)
-    cordon = make_cordon(command, user, now)
-    if _is_same(cordon, known.cordon):
+    record: LostNode | NodeRecord = known if isinstance(known, LostNode) else _record(known)
+    changed, warnings = record, list[str]()
+    if isinstance(command, Maintenance):
+        cordon = make_cordon(command, user, now)
+        if not _is_same(cordon, record.cordon):
+            changed = msgspec.structs.replace(record, cordon=cordon)
         what = "not cordoned" if cordon is None else "drained" if cordon.drain else "cordoned"
+    else:
+        changed = msgspec.structs.replace(record, user_tags=_read_tags(command))
+        what = "tagged so"
+        if isinstance(known, Node) and isinstance(changed, NodeRecord) and changed != record:
+            warnings = _check_trees(state, known, changed)
+    if changed == record:
         return Transaction(id=known.id, warnings=(f"node {quoted(known.id)} is {what} already; nothing is changed",))
-    if node is not None:
-        return Transaction(cordons=(msgspec.structs.replace(_record(node), cordon=cordon),), id=node.id)
-    assert lost is not None
-    return Transaction(lost_nodes=(msgspec.structs.replace(lost, cordon=cordon),), id=lost.id)
+    if isinstance(changed, LostNode):
+        return Transaction(lost_nodes=(changed,), id=known.id)
+    return Transaction(kept_nodes=(changed,), id=known.id, warnings=tuple(warnings))
+
+
+def _read_tags(command: SetNodeTags) -> tuple[str, ...]:
+    """The tags in order, each once. Raises CommandError for what no formula could name."""
+    for tag in command.tags:
+        if not is_tag(tag):
+            raise CommandError(f"user_tags: {quoted(tag)} is no tag: {TAG_RULE}", attributes={FIELD: "user_tags"})
+    return tuple(sorted(set(command.tags)))
+
+
+def _check_trees(state: State, node: Node, new: NodeRecord) -> list[str]:
+    """What is told of a node that gets other tags. Raises CommandError where they fit several trees (2.2)."""
+    check_names(new.id, new.address, new.user_tags)
+    matched = state.match_trees(new.all_tags)
+    if len(matched) > 1:
+        trees = " and ".join(map(quoted, matched))
+        raise CommandError(
+            f"node {quoted(new.id)} with tags {sorted(new.all_tags)} would match the nodes_filter of {trees}; give it "
+            "other tags, or make the filters exclude each other",
+            attributes={FIELD: "user_tags"},
+        )
+    tree = matched[0] if matched else ""
+    if tree == (node.tree or ""):
+        return []
+    names = [f"tree {quoted(name)}" if name else "no tree" for name in (node.tree or "", tree)]
+    lost = f"; {count(len(node.jobs), 'job')} on it {'is' if len(node.jobs) == 1 else 'are'} aborted"
+    return [f"node {quoted(new.id)} goes from {names[0]} to {names[1]}{lost if node.jobs else ''}"]
 
 
 def _is_same(new: Cordon | None, old: Cordon | None) -> bool:
@@ -37,11 +76,11 @@ def _is_same(new: Cordon | None, old: Cordon | None) -> bool:
 
 
 def _record(node: Node) -> NodeRecord:
-    tags = tuple(sorted(node.tags - {node.address}))
     tree = node.tree or "" if node.matched_trees else ""
     return NodeRecord(
-        node.id, node.incarnation, node.address, tags, to_amounts(node.capacity), node.key_hash, tree, node.cordon
-    )
+        node.id, node.incarnation, node.address, node.agent_tags, to_amounts(node.capacity), node.key_hash, tree,
+        node.cordon, node.user_tags,
+    )  # fmt: skip
 
 
 def find_drained(node: Node) -> list[tuple[Job, str]]:

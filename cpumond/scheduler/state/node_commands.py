@@ -1,4 +1,4 @@
-"""Commands on nodes, for maintenance (semantics.md 2.11). Pure."""
+"""Commands on nodes: for maintenance (semantics.md 2.11), and their tags (2.1). Pure."""
 
 from __future__ import annotations
 
@@ -30,10 +30,17 @@ class DrainNode(_Command, frozen=True):
     graceful: bool = False
 
 
-NodeCommand = CordonNode | UncordonNode | DrainNode
+class SetNodeTags(_Command, frozen=True):
+    """A node has these tags of an operator, beside those of its agent and its address."""
+
+    tags: tuple[str, ...] = ()
 
 
-def make_cordon(command: NodeCommand, user: str, now: float) -> Cordon | None:
+Maintenance = CordonNode | UncordonNode | DrainNode
+NodeCommand = Maintenance | SetNodeTags
+
+
+def make_cordon(command: Maintenance, user: str, now: float) -> Cordon | None:
     """What the node has after the command."""
     if isinstance(command, UncordonNode):
         return None
@@ -44,6 +51,9 @@ def make_cordon(command: NodeCommand, user: str, now: float) -> Cordon | None:
 
 def say_node(command: NodeCommand) -> str:
     """``drained node "n1": new disks``."""
+    if isinstance(command, SetNodeTags):
+        what = f"gave node {quoted(command.node)} the tags {', '.join(map(show_name, command.tags))}"
+        return f"{what if command.tags else f'took the tags of node {quoted(command.node)}'}{tell_why(command.why)}"
     verb = {CordonNode: "cordoned", UncordonNode: "uncordoned", DrainNode: "drained"}[type(command)]
     return f"{verb} node {quoted(command.node)}{tell_why(command.why)}"
 

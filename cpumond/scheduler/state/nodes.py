@@ -55,7 +55,7 @@ def register_node(state: State, registration: NodeRegistration, may_replace: boo
     and, unless it ``may_replace`` any agent, for an agent without the key of the one whose heartbeats still come.
     """
     address = registration.address or registration.node_id
-    _check_names(registration)
+    check_names(registration.node_id, registration.address, registration.tags)
     if registration.node_id not in state.nodes and len(state.nodes) >= MAX_NODES:
         raise CommandError(
             f"node {registration.node_id}: there are {MAX_NODES} nodes already, which is the limit; "
@@ -78,21 +78,21 @@ def register_node(state: State, registration: NodeRegistration, may_replace: boo
             f"(address {known.address}); if these are two hosts, give each its own node_id; if not, end the "
             "agent that is left over"
         )
-    tags = frozenset([*registration.tags, address])
     resources = registration.resources
     capacity = {name: float(getattr(resources, name)) for name in to_amounts(ZERO)}
     before = known or state.lost_nodes.get(registration.node_id)
     record = NodeRecord(
         registration.node_id, registration.incarnation, address, tuple(registration.tags), capacity,
         registration.key, cordon=None if before is None else before.cordon,
+        user_tags=() if before is None else before.user_tags,
     )  # fmt: skip
-    matched = state.match_trees(tags)
+    matched = state.match_trees(record.all_tags)
     if len(matched) > 1:
         # A known node is kept with its new tags: its jobs run on, it gets no more.
         change = NOTHING
         if known is not None:
             change = Transaction(nodes=(msgspec.structs.replace(record, tree=known.tree or ""),))
-        raise SeveralTreesError(record, tags, matched, change)
+        raise SeveralTreesError(record, record.all_tags, matched, change)
     return Transaction(nodes=(record,), id=registration.node_id)
 
 
@@ -131,17 +131,17 @@ def lost_node(node: Node, ended: Iterable[JobRecord], now: float) -> LostNode:
     jobs = [job for job in ended if job.node_id == node.id]
     return LostNode(
         node.id, node.address, tuple(sorted(node.tags)), to_amounts(node.capacity), node.tree or "", node.last_seen,
-        now, tuple(jobs[:MAX_LOST_JOBS]), node.cordon,
+        now, tuple(jobs[:MAX_LOST_JOBS]), node.cordon, node.user_tags,
     )  # fmt: skip
 
 
-def _check_names(registration: NodeRegistration) -> None:
+def check_names(node_id: str, address: str, tags: Collection[str]) -> None:
     """Bound the names, which are stored and compared with every tree's filter. Raises CommandError."""
-    size = len(registration.node_id) + len(registration.address) + sum(map(len, registration.tags))
-    if len(registration.tags) > MAX_TAGS or size > MAX_NAMES_CHARS:
+    size = len(node_id) + len(address) + sum(map(len, tags))
+    if len(tags) > MAX_TAGS or size > MAX_NAMES_CHARS:
         raise CommandError(
-            f"node {registration.node_id[:100]!r}: at most {MAX_TAGS} tags are allowed, and {MAX_NAMES_CHARS} "
-            f"characters of node_id, address and tags together; got {len(registration.tags)} and {size}"
+            f"node {node_id[:100]!r}: at most {MAX_TAGS} tags are allowed, and {MAX_NAMES_CHARS} characters of "
+            f"node_id, address and tags together; got {len(tags)} and {size}"
         )
 
 

@@ -105,7 +105,7 @@ def expire(state: State, now: float) -> Transaction:
             ended += [job_record(job, "lost", now, reason=reason) for job in node.jobs.values()]
             ended += [job_record(job, "aborted", now, reason=reason) for job in node.stopping.values()]
     for old in itertools.takewhile(lambda lost: lost.lost_at < now - LOST_S, list(state.lost_nodes.values())):
-        if old.cordon is None:
+        if not old.is_maintained:
             forget_lost(state, old.id)
     if not gone:
         return NOTHING

@@ -23,8 +23,8 @@ class Transaction:
     removed_nodes: tuple[str, ...] = ()
     lost_nodes: tuple[LostNode, ...] = ()
     """What stays to be seen of ``removed_nodes``."""
-    cordons: tuple[NodeRecord, ...] = ()
-    """Nodes that are known, of which only ``cordon`` changes."""
+    kept_nodes: tuple[NodeRecord, ...] = ()
+    """Nodes that are known, of which only ``cordon`` and ``user_tags`` change."""
     tokens: tuple[TokenRecord, ...] = ()
     forgotten_tokens: tuple[str, ...] = ()
     """The hashes of tokens that are not valid any more."""
@@ -44,7 +44,7 @@ class Transaction:
             or self.nodes
             or self.removed_nodes
             or self.lost_nodes
-            or self.cordons
+            or self.kept_nodes
             or self.tokens
             or self.forgotten_tokens
             or self.stages

@@ -663,7 +663,16 @@ async def test_hosts_are_nodes_with_attributes(yt):
     found = await yt.get("//sys/cluster_nodes/host/@")
     for name, value in found.items():
         assert await yt.get(f"//sys/cluster_nodes/host/@{name}") == value
-    await error_of(yt.set("//sys/cluster_nodes/host/@banned", True))
+    await error_of(
+        yt.set("//sys/cluster_nodes/host/@banned", True), said="one at a time: disable_scheduler_jobs, user_tags"
+    )
+    await yt.set("//sys/cluster_nodes/host/@user_tags", ["ssd", "rack1"])
+    assert await yt.get("//sys/cluster_nodes/host/@user_tags") == ["rack1", "ssd"]
+    assert await yt.get("//sys/cluster_nodes/host/@tags") == ["big", "host", "rack1", "ssd"]
+    for value in ("ssd", [1], {"a": 1}):
+        await error_of(yt.set("//sys/cluster_nodes/host/@user_tags", value), said="user_tags: must be a list of tags")
+    await yt.remove("//sys/cluster_nodes/host/@user_tags")
+    assert await yt.get("//sys/cluster_nodes/host/@tags") == ["big", "host"]
 
 
 # --- operations --------------------------------------------------------------------------------------------------

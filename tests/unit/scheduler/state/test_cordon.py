@@ -215,7 +215,7 @@ def test_what_is_so_already_is_said_and_stored_no_second_time(world, first, seco
     change = world.do(second, "bob")
     assert change == Transaction(id="n1", warnings=(f'node "n1" is {what} already; nothing is changed',))
     assert change.is_empty
-    assert world.do(CordonNode("n1", "another reason")).cordons
+    assert world.do(CordonNode("n1", "another reason")).kept_nodes
 
 
 def test_an_unknown_node_is_refused_with_the_name_that_may_be_meant(world):
@@ -226,5 +226,5 @@ def test_an_unknown_node_is_refused_with_the_name_that_may_be_meant(world):
 
 def test_a_node_whose_tags_fit_several_trees_keeps_its_tree_when_it_is_cordoned(world):
     world.state.nodes["n1"].matched_trees = (TREE, "other")
-    (record,) = world.do(CordonNode("n1")).cordons
+    (record,) = world.do(CordonNode("n1")).kept_nodes
     assert (record.tree, record.tags, record.capacity["cpu"]) == (TREE, (), 4.0)
