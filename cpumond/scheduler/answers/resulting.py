@@ -18,7 +18,8 @@ from cpumond.scheduler.decide.snapshot import operation_weight
 from cpumond.scheduler.decide.victims import unpreemptible_job_count
 from cpumond.scheduler.elements import Operation, OperationElement
 from cpumond.scheduler.model import OperationRecord, OperationTreeOptions, Task
-from cpumond.scheduler.settings.operations import ROOT_OPTIONS, TREE_OPTIONS, canonical
+from cpumond.scheduler.settings.operations import ROOT_OPTIONS, TREE_OPTIONS
+from cpumond.scheduler.settings.spec_options import canonical
 
 Source = Literal["default", "specification"]
 

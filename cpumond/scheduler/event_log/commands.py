@@ -22,6 +22,7 @@ from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, unfold
 from cpumond.scheduler.settings.rollout import RolloutCommand, say_rollout
+from cpumond.scheduler.settings.spec_options import canonical
 from cpumond.scheduler.settings.tree_file import ApplyTree, say_applied
 from cpumond.scheduler.settings.undo import Undo, UndoChange
 from cpumond.scheduler.settings.values import tell_value
@@ -158,16 +159,16 @@ def cut(value: Any) -> Any:
 
 
 def _is_parameter(key: str) -> bool:
-    name = operations.canonical(key)
+    name = canonical(key)
     return name in operations.TREE_OPTIONS or name in ("pool", "acl", "scheduling_options_per_pool_tree")
 
 
 def _list_known(spec: Mapping[str, Any]) -> dict[str, Any]:
-    known = {key: each for key, each in spec.items() if operations.canonical(key) in KEPT}
+    known = {key: each for key, each in spec.items() if canonical(key) in KEPT}
     tasks = spec.get("tasks")
     if isinstance(tasks, Mapping):
         known["tasks"] = {
-            str(name): {key: each for key, each in task.items() if operations.canonical(key) in KEPT_OF_TASKS}
+            str(name): {key: each for key, each in task.items() if canonical(key) in KEPT_OF_TASKS}
             for name, task in list(tasks.items())[:MAX_TASKS]
             if isinstance(task, Mapping)
         }

@@ -6,7 +6,7 @@ semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -24,6 +24,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.rights.entries import OPERATION_PERMISSIONS, AccessEntry
 from cpumond.scheduler.settings.access_lists import read_acl
+from cpumond.scheduler.settings.spec_options import Place, canonical, find_idle, find_refused, honoured
 from cpumond.scheduler.settings.values import FIELD, fields_of, name_field, normalise_value
 from cpumond.scheduler.settings.vault import SECURE_VAULT, without_vault
 
@@ -44,20 +45,9 @@ MAX_TASK_BYTES: Final = 262_144
 TREE_OPTIONS: Final = frozenset(OperationTreeOptions.__struct_fields__) - {"pool"}
 """Options for all trees of an operation or, under ``scheduling_options_per_pool_tree``, for each (2.5)."""
 
-ALIASES: Final = {
-    "fair_share_preemption_timeout": "fair_share_starvation_timeout",
-    "max_unpreemptable_running_job_count": "max_unpreemptible_running_job_count",
-    "max_unpreemptable_job_count": "max_unpreemptible_running_job_count",
-    "max_unpreemptible_running_allocation_count": "max_unpreemptible_running_job_count",
-    "strong_guarantee_resources": "min_share_resources",
-    "memory": "memory_limit",
-    "cpu": "cpu_limit",
-    "exec_time_limit": "job_time_limit",
-}
-
 ACL: Final = "acl"
 UNENFORCED: Final = ("owners", "aco_name")
-"""Options about access rights that are refused, since nothing enforces them."""
+"""Refused in parameters, too: nothing enforces them."""
 
 
 class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="command", omit_defaults=True):
@@ -122,25 +112,15 @@ class ParsedSpecification(OperationFacts, frozen=True):
     acl: tuple[AccessEntry, ...]
 
 
-KNOWN: Final = frozenset(
-    {
-        "tasks", "pool", "pool_trees", "scheduling_options_per_pool_tree", "title", "alias", "preemption_mode",
-        "is_gang", "max_failed_job_count", "job_cpu_monitor", "annotations", "description", "started_by", "time_limit",
-        "acl", "allow_reclaimed", "require_reclaimed",
-    }
-)  # fmt: skip
-"""Keys at the root of a specification that have an effect or that clients add by themselves."""
-
-ROOT_OPTIONS: Final = KNOWN | TREE_OPTIONS
-TASK_OPTIONS: Final = frozenset(Task.__struct_fields__) - {"name", "spec"}
+ROOT_OPTIONS: Final = honoured("root")
+TASK_OPTIONS: Final = honoured("task")
 
 
 def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> ParsedSpecification:
     """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``. Raises CommandError."""
     table = _normalise(spec, "spec")
-    _refuse_unenforced(table, "spec")
-    _refuse_vault(table, "spec")
     trees, options = _read_places(table)
+    _refuse_options("root", table, "spec", several_trees=trees is not None and len(trees) > 1)
     monitor = table.get("job_cpu_monitor", {})
     allows = _flag(table.get("allow_reclaimed", True), "spec/allow_reclaimed")
     requires = _flag(table.get("require_reclaimed", False), "spec/require_reclaimed")
@@ -191,51 +171,54 @@ def _read_places(table: Mapping[str, Any]) -> Places:
     return trees, {"": shared, **per_tree}
 
 
-def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without any effect at the root of a specification and in its tasks, as they were given."""
+def _list_idle(spec: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, Any, str]]:
+    """Of the options without effect that a user should know of: where it stands, key, value, reason."""
     spec = without_vault(spec)
-    found = {key: value for key, value in spec.items() if canonical(key) not in ROOT_OPTIONS}
-    tasks = {
-        name: unknown
-        for name, task in spec.get("tasks", {}).items()
-        if (unknown := {key: value for key, value in task.items() if canonical(key) not in TASK_OPTIONS})
-    }
-    return {**found, "tasks": tasks} if tasks else found
+    for key, value, reason in find_idle("root", spec):
+        yield (), key, value, reason
+    for place, table in _PARTS.items():
+        for part, inside in spec.items():
+            for name, given in inside.items() if canonical(part) == table else ():
+                for key, value, reason in find_idle(place, given):
+                    yield (part, name), key, value, reason
+
+
+_PARTS: Final[Mapping[Place, str]] = {"task": "tasks", "tree": "scheduling_options_per_pool_tree"}
+"""The options at the root that hold further options, by name of a task or tree."""
+
+
+def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without effect that a user should know of, as they were given."""
+    found: dict[str, Any] = {}
+    for place, key, value, _ in _list_idle(spec):
+        inside = found
+        for part in place:
+            inside = inside.setdefault(part, {})
+        inside[key] = value
+    return found
 
 
 def unrecognized_warnings(spec: Mapping[str, Any]) -> list[str]:
-    """A sentence for each of ``find_unrecognized``, with the option that may be meant."""
-    found = find_unrecognized(spec)
-    tasks = found.pop("tasks", {})
-    keys = [("", key, ROOT_OPTIONS) for key in sorted(map(str, found))]
-    for name, unknown in tasks.items():
-        keys += [(f"tasks/{name}/", key, TASK_OPTIONS) for key in sorted(map(str, unknown))]
-    sentences = [_unrecognized(where, key[:MAX_SHOWN], known) for where, key, known in keys[:MAX_TOLD]]
-    return sentences + [f"{len(keys) - MAX_TOLD} more spec options are not recognized"] * (len(keys) > MAX_TOLD)
+    """A sentence for each of ``find_unrecognized``, with the reason or with the option that may be meant."""
+    idle = sorted((place, key, reason) for place, key, _, reason in _list_idle(spec))
+    sentences = [_tell_idle(*each) for each in idle[:MAX_TOLD]]
+    return sentences + [f"{len(idle) - MAX_TOLD} more spec options are not recognized"] * (len(idle) > MAX_TOLD)
 
 
-def _unrecognized(where: str, key: str, known: frozenset[str]) -> str:
-    near = nearest(canonical(key), known, 0.7)
-    return f'spec option "{where}{key}" is not recognized' + (f'; did you mean "{near}"?' if near else "")
+def _tell_idle(place: tuple[str, ...], key: str, reason: str) -> str:
+    subject = f'spec option "{"/".join((*place, key[:MAX_SHOWN]))}"'
+    if reason:
+        return f"{subject} has no effect: {reason}"
+    near = nearest(canonical(key), _KNOWN[canonical(place[0]) if place else ""], 0.7)
+    return f"{subject} is not recognized" + (f'; did you mean "{near}"?' if near else "")
 
 
-def canonical(key: object) -> str:
-    """The name used here for an option in any accepted spelling."""
-    name = str(key).replace("-", "_")
-    return ALIASES.get(name, name)
+_KNOWN: Final = {"": ROOT_OPTIONS, "tasks": TASK_OPTIONS, _PARTS["tree"]: honoured("tree")}
 
 
-def _refuse_unenforced(table: Mapping[str, Any], where: str) -> None:
-    for name in UNENFORCED:
-        if table.get(name):
-            raise _refuse(f"{where}/{name}", "would not be enforced; name who may read or manage the operation in acl")
-
-
-def _refuse_vault(table: Mapping[str, Any], where: str) -> None:
-    """Neither keys nor values are named: what is refused is told, logged and kept."""
-    if table.get(SECURE_VAULT):
-        what = "secrets are not given to jobs; have the command read them from a file that only its user may read"
-        raise _refuse(f"{where}/{SECURE_VAULT}", what)
+def _refuse_options(place: Place, table: Mapping[str, Any], where: str, *, several_trees: bool = False) -> None:
+    for name, option in find_refused(place, table, several_trees=several_trees):
+        raise _refuse(f"{where}/{name}", option.sentence)
 
 
 def _read_acl(table: Mapping[str, Any], where: str) -> tuple[AccessEntry, ...]:
@@ -321,14 +304,16 @@ def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _read_per_tree(table: Mapping[str, Any], inside: str) -> dict[str, dict[str, Any]]:
-    """``scheduling_options_per_pool_tree``: the options of each tree that it names."""
+def _read_per_tree(table: Mapping[str, Any], inside: str, *, strict: bool = False) -> dict[str, dict[str, Any]]:
+    """``scheduling_options_per_pool_tree``: the options of each tree that it names; ``strict`` refuses unknown ones."""
     where = f"{inside}/scheduling_options_per_pool_tree"
     options = {}
     for tree, given in _table(table.get("scheduling_options_per_pool_tree", {}), where).items():
         place = f"{where}/{tree}"
         named = _normalise(_table(given, place), place)
-        _refuse_unknown(named, TREE_OPTIONS | {"pool"}, place)
+        _refuse_options("tree", named, place)
+        if strict:
+            _refuse_unknown(named, TREE_OPTIONS | {"pool"}, place)
         options[tree] = _read_options(place, named)
     return options
 
@@ -349,7 +334,7 @@ def _read_tasks(table: Mapping[str, Any]) -> tuple[Task, ...]:
 def _read_task(name: str, given: object) -> Task:
     where = f"spec/tasks/{name}"
     task = _normalise(_table(given, where), where)
-    _refuse_vault(task, where)
+    _refuse_options("task", task, where)
     command = task.get("command", "")
     if isinstance(command, list):
         arguments: str | tuple[str, ...] = tuple(_word(part, f"{where}/command", MAX_TEXT) for part in command)
@@ -488,10 +473,10 @@ def tree_options(given: Mapping[str, Mapping[str, Any]], tree: str, pool: str) -
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """``update_operation_parameters``: options by tree, "" for all trees. Raises CommandError."""
     table = _normalise(parameters, "parameters")
-    _refuse_unenforced(table, "parameters")
+    _refuse_options("root", {name: table.get(name) for name in UNENFORCED}, "parameters")
     given = {name: value for name, value in table.items() if name not in UNENFORCED}
     _refuse_unknown(given, TREE_OPTIONS | {"pool", "scheduling_options_per_pool_tree", ACL}, "parameters")
-    return {"": _read_options("parameters", table), **_read_per_tree(table, "parameters")}
+    return {"": _read_options("parameters", table), **_read_per_tree(table, "parameters", strict=True)}
 
 
 def read_changed_acl(parameters: Mapping[str, Any]) -> tuple[AccessEntry, ...] | None:

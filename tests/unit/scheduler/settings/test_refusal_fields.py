@@ -123,7 +123,7 @@ def test_options_of_a_tree(world):
         ({"preemption_mode": "x"}, "preemption_mode"),
         ({"title": "a", "tasks": 1}, "tasks"),
         ({"pool_trees": []}, "pool_trees"),
-        ({"scheduling_options_per_pool_tree": {"x": {"wait": 1}}}, "scheduling_options_per_pool_tree/x/wait"),
+        ({"scheduling_options_per_pool_tree": {"x": {"weight": -1}}}, "scheduling_options_per_pool_tree/x/weight"),
         ({"max-share-ratio": 1, "max_share_ratio": 1}, "max_share_ratio"),
         ({"job_cpu_monitor": {"smoothing-factor": 2}}, "job_cpu_monitor/smoothing_factor"),
         ({"job_cpu_monitor": 5}, "job_cpu_monitor"),

@@ -1,0 +1,349 @@
+"""Every option of a specification that is known here, also of those that come from YTsaurus: what becomes of it.
+
+One row per option: honoured, refused, warned of or ignored. ``operations`` reads specifications by it, the table of
+``docs/from-ytsaurus.md`` is made of it. What changes the result of an operation is honoured or refused, never ignored.
+Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+Place = Literal["root", "task", "tree"]
+"""The root of a specification, an entry of its ``tasks``, one of ``scheduling_options_per_pool_tree``."""
+
+Verdict = Literal["honoured", "refused", "warned", "ignored"]
+"""warned: without effect, which is told once. ignored: it could change nothing here, and clients add it."""
+
+
+class Option(NamedTuple):
+    """What becomes of one option. A name with ``*`` stands for all that fit it."""
+
+    name: str
+    places: tuple[Place, ...]
+    default: str
+    """Of YTsaurus, as a text for people; "" for an option that only this scheduler has."""
+    verdict: Verdict
+    sentence: str = ""
+    """Refused: what would go wrong; what to write instead. Warned: why it has no effect. Else a note, or nothing."""
+    aliases: tuple[str, ...] = ()
+    with_zero: bool = False
+    """Whether 0, an empty map and the like are wishes, too: only an entity (``#``) is none."""
+    several_trees: bool = False
+    """Refused for an operation of several trees alone."""
+
+    def is_wish(self, value: object) -> bool:
+        """Whether ``value`` asks for something: by it an option that has no effect here would change something."""
+        return value is not None if self.with_zero else bool(value)
+
+
+ROOT: Final[tuple[Place, ...]] = ("root",)
+TASK: Final[tuple[Place, ...]] = ("task",)
+BOTH: Final[tuple[Place, ...]] = ("root", "task")
+TREES: Final[tuple[Place, ...]] = ("root", "tree")
+
+_NO_FILES: Final = "put the files on the nodes and name them by absolute paths in the command"
+_NO_TABLES: Final = (
+    "nothing here keeps tables, so that the results would be lost; let the jobs write them to a place of their own"
+)
+_OWN_LOGS: Final = "logs are kept as [jobs] of the node's agent has it"
+_NO_TRIES: Final = "the operation runs in its other trees"
+_NO_RIGHTS: Final = "would not be enforced; name who may read or manage the operation in acl"
+_MEMORY: Final = "a job reserves its whole memory_limit"
+
+OPTIONS: Final[tuple[Option, ...]] = (
+    # --- honoured
+    Option("tasks", ROOT, "required", "honoured"),
+    Option("pool", TREES, "the user's name", "honoured"),
+    Option("pool_trees", ROOT, "the default tree", "honoured"),
+    Option(
+        "scheduling_options_per_pool_tree", ROOT, "{}", "honoured",
+        "without pool_trees its keys are the trees of the operation; a tree that is not among pool_trees is refused",
+        ("fair_share_options_per_pool_tree",),
+    ),
+    Option("weight", TREES, "1", "honoured"),
+    Option("max_share_ratio", TREES, "1", "honoured"),
+    Option("resource_limits", TREES, "{}", "honoured"),
+    Option("min_share_resources", TREES, "{}", "honoured", aliases=("strong_guarantee_resources",)),
+    Option(
+        "fair_share_starvation_timeout", TREES, "that of the pool", "honoured",
+        "never to the operation's own advantage", ("fair_share_preemption_timeout",),
+    ),
+    Option(
+        "fair_share_starvation_tolerance", TREES, "that of the pool", "honoured",
+        "never to the operation's own advantage",
+    ),
+    Option("min_share_preemption_timeout", TREES, "that of the pool", "honoured"),
+    Option(
+        "max_unpreemptible_running_job_count", TREES, "that of the tree", "honoured",
+        aliases=(
+            "max_unpreemptable_running_job_count", "max_unpreemptable_job_count",
+            "max_unpreemptible_running_allocation_count",
+        ),
+    ),
+    Option("non_preemptible_resource_usage_threshold", TREES, "that of the pool", "honoured"),
+    Option("min_run_time", ("root", "task", "tree"), "", "honoured"),
+    Option("title", ROOT, "none", "honoured"),
+    Option("alias", ROOT, "none", "honoured"),
+    Option("acl", ROOT, "[]", "honoured"),
+    Option("annotations", ROOT, "{}", "honoured", "kept and shown"),
+    Option("description", ROOT, "none", "honoured", "kept and shown"),
+    Option("started_by", ROOT, "none", "honoured", "kept and shown"),
+    Option("preemption_mode", ROOT, "normal", "honoured"),
+    Option("is_gang", ROOT, "false", "honoured", "all jobs start in one step or none"),
+    Option("max_failed_job_count", ROOT, "10", "honoured"),
+    Option("time_limit", ROOT, "none", "honoured"),
+    Option("job_cpu_monitor", ROOT, "{}", "honoured"),
+    Option("allow_reclaimed", ROOT, "", "honoured"),
+    Option("require_reclaimed", ROOT, "", "honoured"),
+    Option("command", TASK, "required", "honoured", "text for a shell or a list of arguments"),
+    Option("job_count", TASK, "required", "honoured"),
+    Option("cpu_limit", TASK, "1", "honoured", aliases=("cpu",)),
+    Option("memory_limit", TASK, "512 MiB", "honoured", aliases=("memory",)),
+    Option("user_slots", TASK, "1", "honoured"),
+    Option("gpu_limit", TASK, "0", "honoured"),
+    Option("network", TASK, "0", "honoured"),
+    Option("environment", TASK, "{}", "honoured"),
+    Option("working_directory", TASK, "", "honoured", "absolute; a fresh directory of each job's own without it"),
+    Option("interruptible", TASK, "false", "honoured"),
+    Option("job_time_limit", TASK, "none", "honoured", aliases=("exec_time_limit",)),
+    Option("checkpoints", TASK, "", "honoured"),
+    Option("set_container_cpu_limit", TASK, "false", "honoured"),
+    # --- refused: the result would be another one
+    Option(
+        "gang_options", TASK, "none", "refused",
+        "its jobs would get no ranks and would not be started again together; for jobs that only start together say "
+        "is_gang=%true at the root",
+        ("gang_manager",), with_zero=True,
+    ),
+    Option(
+        "collective_options", TASK, "none", "refused",
+        "each job would run alone and believe to be one of several; order one larger job, or one job for each member "
+        "in a gang",
+        with_zero=True,
+    ),
+    Option(
+        "fail_on_job_restart", BOTH, "false", "refused",
+        "a job that must not run twice would be started again after a preemption or a lost node; leave it out and let "
+        "the command find out whether its work was done before",
+    ),
+    Option(
+        "suspend_on_job_failure", ROOT, "false", "refused",
+        "the operation would go on after a failed job; say max_failed_job_count=1 to end it there",
+    ),
+    Option(
+        "restart_completed_jobs", TASK, "false", "refused",
+        "a completed job would not be started again; let the command go on by itself, in a loop",
+    ),
+    Option(
+        "scheduling_tag_filter", TREES, "empty", "refused",
+        "jobs would run on nodes that the filter leaves out; make a tree of the nodes that fit it (nodes_filter) and "
+        "name that in pool_trees",
+        ("scheduling_tag",),
+    ),
+    Option(
+        "secure_vault", BOTH, "none", "refused",
+        "secrets are not given to jobs; have the command read them from a file that only its user may read",
+    ),
+    Option(
+        "interruption_signal", TASK, "none", "refused",
+        "jobs would be interrupted by SIGTERM; handle that in the command and say interruptible=%true",
+    ),
+    Option(
+        "restart_exit_code", TASK, "none", "refused",
+        "a job that ends with this code would count as failed; let the command start its work again by itself",
+        with_zero=True,
+    ),
+    Option(
+        "signal_root_process_only", TASK, "false", "refused",
+        "all processes of a job would get the signal; let all but the first one ignore SIGTERM",
+    ),
+    Option(
+        "docker_image", TASK, "none", "refused",
+        "the command would run in the node's own file system; install what it needs on the nodes or let the command "
+        "start the container",
+    ),
+    Option(
+        "layer_paths", TASK, "[]", "refused",
+        "the command would run in the node's own file system; install what it needs on the nodes",
+    ),
+    Option(
+        "system_layer_path", TASK, "none", "refused",
+        "the command would run in the node's own file system; install what it needs on the nodes",
+    ),
+    Option(
+        "cuda_toolkit_version", TASK, "none", "refused",
+        "the job would find the node's own toolkit or none; install it on the nodes and name its path in environment",
+    ),
+    Option("file_paths", TASK, "[]", "refused", f"the job would not find the files; {_NO_FILES}"),
+    Option("volumes", TASK, "{}", "refused", f"the job would not find the volumes; {_NO_FILES}"),
+    Option("job_volumes_mounts", TASK, "[]", "refused", f"the job would not find the volumes; {_NO_FILES}"),
+    Option("output_table_paths", TASK, "[]", "refused", _NO_TABLES),
+    Option(
+        "stderr_table_path", ROOT, "none", "refused",
+        "nothing here keeps tables, so that it would stay empty; read what jobs wrote with yt get-job-stderr",
+    ),
+    Option(
+        "core_table_path", ROOT, "none", "refused",
+        "nothing here keeps tables, so that it would stay empty; collect core dumps on the nodes (core_pattern)",
+    ),
+    Option(
+        "input_query", ROOT, "none", "refused",
+        "a vanilla operation has no input that it could choose from; let the command read its input by itself",
+    ),
+    Option(
+        "sidecars", TASK, "{}", "refused",
+        "they would not run; start them in the command, or as another task",
+    ),
+    Option(
+        "network_project", TASK, "none", "refused",
+        "the job would be in the node's own network; use what the nodes have and leave it out",
+    ),
+    Option(
+        "enable_rpc_proxy_in_job_proxy", TASK, "false", "refused",
+        "no proxy would answer the job; give it the address of a cluster in environment",
+    ),
+    Option(
+        "enable_fuse", TASK, "false", "refused",
+        "the job would have no right to mount; mount on the nodes what it needs",
+    ),
+    Option(
+        "port_count", TASK, "0", "refused",
+        "no ports would be kept for the job (YT_PORT_0 ...); let it bind port 0: the kernel chooses a free one",
+    ),
+    Option(
+        "tmpfs_path", TASK, "none", "refused",
+        "the job would write to a disk where it expects memory; let it use /dev/shm, which counts as its memory, too",
+    ),
+    Option(
+        "tmpfs_size", TASK, "memory_limit", "refused",
+        "the job would write to a disk where it expects memory; let it use /dev/shm, which counts as its memory, too",
+    ),
+    Option(
+        "tmpfs_volumes", TASK, "[]", "refused",
+        "the job would write to a disk where it expects memory; let it use /dev/shm, which counts as its memory, too",
+    ),
+    Option(
+        "issue_temporary_token", BOTH, "false", "refused",
+        "the job would have no token; give it one that was made for it (cpumond token create)",
+    ),
+    Option(
+        "schedule_in_single_tree", ROOT, "false", "refused",
+        "its jobs would run in all of its trees; name one tree in pool_trees",
+        several_trees=True,
+    ),
+    Option(
+        "consider_guarantees_for_single_tree", ROOT, "false", "refused",
+        "its jobs would run in all of its trees; name one tree in pool_trees",
+        several_trees=True,
+    ),
+    Option("owners", ROOT, "[]", "refused", _NO_RIGHTS),
+    Option("aco_name", ROOT, "none", "refused", _NO_RIGHTS),
+    # --- warned of: the result is the same, something around it is not
+    Option(
+        "disk_request", TASK, "none", "warned",
+        "no room is kept on a disk and none is bounded: a job may fill it",
+    ),
+    Option("disk_space_limit", TASK, "none", "warned", "no room on a disk is bounded: a job may fill it"),
+    Option("inode_limit", TASK, "none", "warned", "the number of a job's files is not bounded"),
+    Option("max_stderr_size", TASK, "5 MiB", "warned", _OWN_LOGS),
+    Option("max_stderr_count", ROOT, "10", "warned", _OWN_LOGS),
+    Option("max_core_info_count", ROOT, "10", "warned", "core dumps are not looked for"),
+    Option("custom_statistics_count_limit", TASK, "128", "warned", "jobs cannot send statistics of their own"),
+    Option("user_job_memory_digest_default_value", TASK, "0.5", "warned", _MEMORY),
+    Option("user_job_memory_digest_lower_bound", TASK, "0.05", "warned", _MEMORY),
+    Option("memory_reserve_factor", TASK, "0.5", "warned", _MEMORY),
+    Option("ignore_memory_reserve_factor_less_than_one", TASK, "false", "warned", _MEMORY),
+    Option("user_job_resource_overdraft_memory_multiplier", TASK, "none", "warned", _MEMORY),
+    Option(
+        "allow_idle_cpu_policy", ROOT, "that of the pool", "warned",
+        "no job is put into the idle class of its node; require_reclaimed=%true keeps jobs on reclaimed CPU",
+    ),
+    Option("tentative_pool_trees", ROOT, "[]", "warned", _NO_TRIES),
+    Option("use_default_tentative_pool_trees", ROOT, "false", "warned", _NO_TRIES),
+    Option("tentative_tree_eligibility", ROOT, "none", "warned", _NO_TRIES),
+    Option("prepare_time_limit", TASK, "45 min", "warned", "nothing is prepared before a job starts"),
+    Option(
+        "waiting_job_timeout", BOTH, "10 min", "warned",
+        "how long a node may keep a job waiting is the scheduler's own rule",
+    ),
+    Option("time_limit_job_fail_timeout", ROOT, "2 min", "warned", "jobs are stopped as soon as time_limit is over"),
+    Option(
+        "ban_nodes_with_failed_jobs", ROOT, "false", "warned", "a job may start again on the node where it failed"
+    ),
+    Option("ignore_job_failures_at_banned_nodes", ROOT, "false", "warned", "no node is banned after a failed job"),
+    Option("fail_on_all_nodes_banned", ROOT, "true", "warned", "no node is banned after a failed job"),
+    Option("extra_environment", TASK, "[]", "warned", "these variables are not set"),
+    # --- ignored: clients and templates add them, there is nothing that they could mean
+    *(
+        Option(name, places, default, "ignored")
+        for name, places, default in (
+            ("probing_ratio", ROOT, "0"), ("probing_pool_tree", ROOT, "none"),
+            ("max_probing_job_count_per_task", ROOT, "10"), ("*speculat*", BOTH, "various"),
+            ("enable_job_splitting", ROOT, "true"), ("try_avoid_duplicating_jobs", ROOT, "false"),
+            ("job_node_account", ROOT, "various"), ("debug_artifacts_account", ROOT, "various"),
+            ("intermediate_*", ROOT, "various"), ("unavailable_chunk_*", ROOT, "various"),
+            ("chunk_availability_policy", ROOT, "various"), ("data_weight_*", ROOT, "various"),
+            ("suspend_operation_if_account_limit_exceeded", ROOT, "false"),
+            ("job_io", BOTH, "{}"), ("format", BOTH, "none"), ("*_format", BOTH, "none"),
+            ("use_columnar_statistics", ROOT, "false"), ("auto_merge", ROOT, "{}"),
+            ("controller_agent_tag", ROOT, "default"), ("enable_porto", BOTH, "none"), ("copy_files", TASK, "false"),
+            ("deterministic", TASK, "false"), ("title", TASK, "none"),
+            ("monitoring", TASK, "{}"), ("profilers", TASK, "[]"),
+            ("redirect_stdout_to_stderr", TASK, "false"), ("use_yamr_descriptors", TASK, "false"),
+            ("check_input_fully_consumed", TASK, "false"), ("enable_input_table_index", TASK, "none"),
+            ("enable_secure_vault_variables_in_job_shell", ROOT, "true"),
+        )
+    ),
+)  # fmt: skip
+
+_BY_ALIAS: Final = {alias: option.name for option in OPTIONS for alias in option.aliases}
+_BY_NAME: Final = {(place, option.name): option for option in OPTIONS for place in option.places}
+_PATTERNS: Final = tuple(
+    (re.compile(option.name.replace("*", ".*")), option) for option in OPTIONS if "*" in option.name
+)
+
+
+def canonical(key: object) -> str:
+    """The name used here for an option in any accepted spelling."""
+    name = str(key).replace("-", "_")
+    return _BY_ALIAS.get(name, name)
+
+
+def find_option(place: Place, name: str) -> Option | None:
+    """The row of an option by its canonical name, None for an unknown one."""
+    found = _BY_NAME.get((place, name))
+    if found is None:
+        found = next((row for fits, row in _PATTERNS if place in row.places and fits.fullmatch(name)), None)
+    return found
+
+
+def honoured(place: Place) -> frozenset[str]:
+    """The names of the options that have an effect at ``place``."""
+    return frozenset(option.name for option in OPTIONS if option.verdict == "honoured" and place in option.places)
+
+
+def find_refused(
+    place: Place, given: Mapping[str, Any], *, several_trees: bool = False
+) -> Iterator[tuple[str, Option]]:
+    """Of options by canonical names: those that would change the result of the operation, and cannot here."""
+    for name, value in given.items():
+        option = find_option(place, name)
+        if option is None or option.verdict != "refused" or not option.is_wish(value):
+            continue
+        if several_trees or not option.several_trees:
+            yield name, option
+
+
+def find_idle(place: Place, given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Of options in any spelling: key, value and reason of those without effect that their user should know of, the
+    reason "" for unknown ones. Refused ones are those of an older scheduler, which did not refuse them."""
+    for key, value in given.items():
+        name = canonical(key)
+        option = find_option(place, name)
+        if option is None:
+            yield str(key), value, ""
+        elif option.verdict in ("refused", "warned") and option.is_wish(value) and not option.several_trees:
+            yield str(key), value, option.sentence

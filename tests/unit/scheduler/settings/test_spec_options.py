@@ -1,0 +1,104 @@
+"""What becomes of each option of a specification: the table in ``settings/spec_options.py``, asked of the scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_world import World
+
+from cpumond.scheduler.model import CommandError, Task
+from cpumond.scheduler.settings.operations import TREE_OPTIONS, StartOperation, find_unrecognized
+from cpumond.scheduler.settings.spec_options import OPTIONS, Option, Place, canonical, find_option, honoured
+
+LISTED = [
+    "set_container_cpu_limit", "gang_options", "gang_manager", "is_gang", "collective_options",
+    "fail_on_job_restart", "suspend_on_job_failure", "restart_completed_jobs", "time_limit", "job_time_limit",
+    "max_failed_job_count", "scheduling_tag_filter", "scheduling_tag", "secure_vault", "interruption_signal",
+    "restart_exit_code", "signal_root_process_only", "docker_image", "layer_paths", "file_paths", "volumes",
+    "job_volumes_mounts", "cuda_toolkit_version", "system_layer_path", "output_table_paths", "stderr_table_path",
+    "core_table_path", "input_query", "sidecars", "network_project", "enable_rpc_proxy_in_job_proxy", "enable_fuse",
+    "port_count", "tmpfs_path", "tmpfs_size", "tmpfs_volumes", "disk_request", "disk_space_limit",
+    "max_stderr_size", "max_stderr_count", "max_core_info_count", "custom_statistics_count_limit",
+    "user_job_memory_digest_default_value", "user_job_memory_digest_lower_bound", "memory_reserve_factor",
+    "ignore_memory_reserve_factor_less_than_one", "user_job_resource_overdraft_memory_multiplier",
+    "allow_idle_cpu_policy", "schedule_in_single_tree", "consider_guarantees_for_single_tree",
+    "tentative_pool_trees", "use_default_tentative_pool_trees", "tentative_tree_eligibility", "probing_ratio",
+    "probing_pool_tree", "max_probing_job_count_per_task", "max_speculative_job_count_per_task",
+    "enable_job_splitting", "try_avoid_duplicating_jobs", "job_node_account", "debug_artifacts_account",
+    "intermediate_data_account", "intermediate_compression_codec", "unavailable_chunk_strategy",
+    "unavailable_chunk_tactics", "chunk_availability_policy", "data_weight_per_job", "job_io", "format",
+    "input_format", "use_columnar_statistics", "auto_merge", "controller_agent_tag", "enable_porto", "copy_files",
+    "deterministic", "monitoring", "profilers", "redirect_stdout_to_stderr", "owners", "aco_name",
+]  # fmt: skip
+"""The options of a vanilla specification of YTsaurus that are more than a name for what is here, too."""
+
+WITHOUT_WISH: tuple[Any, ...] = (None, False, 0, "", {}, [])
+
+
+def start(place: Place, name: str, value: Any, *, trees: int = 1) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The warnings of a start with an option, and what of it is not recognised. Raises CommandError."""
+    world = World()
+    world.create_tree("other", nodes_filter="x")
+    task: dict[str, Any] = {"command": "true", "job_count": 1}
+    spec: dict[str, Any] = {"tasks": {"t": task}, "pool_trees": ["default", "other"][:trees]}
+    inside = {"root": spec, "task": task, "tree": {}}[place]
+    if place == "tree":
+        spec["scheduling_options_per_pool_tree"] = {"default": inside}
+    inside[name] = value
+    change = world.do(StartOperation(spec))
+    return change.warnings, find_unrecognized(world.record(change.id).spec)
+
+
+ROWS = [(option, place) for option in OPTIONS for place in option.places if option.verdict != "honoured"]
+
+
+def place_of(option: Option, place: Place) -> str:
+    prefix = {"root": "", "task": "tasks/t/", "tree": "scheduling_options_per_pool_tree/default/"}[place]
+    return prefix + option.name
+
+
+@pytest.mark.parametrize(("option", "place"), ROWS, ids=[f"{place}-{option.name}" for option, place in ROWS])
+def test_what_is_not_honoured_is_refused_told_of_or_could_mean_nothing(option, place):
+    name = option.name.replace("*", "x")
+    for spelling in (name, name.replace("_", "-"), *option.aliases):
+        if option.verdict == "refused":
+            with pytest.raises(CommandError) as caught:
+                start(place, spelling, True, trees=2)
+            assert (caught.value.code, caught.value.attributes["field"]) == (1, place_of(option, place))
+            assert str(caught.value) == f"spec/{place_of(option, place)}: {option.sentence}"
+        else:
+            warnings, shown = start(place, spelling, True)
+            told = place_of(option, place).replace(option.name, spelling)
+            expected = (f'spec option "{told}" has no effect: {option.sentence}',) * (option.verdict == "warned")
+            assert (warnings, bool(shown)) == (expected, bool(expected))
+    without = (None,) if option.with_zero else WITHOUT_WISH
+    assert {start(place, name, value)[0] for value in without} == {()}
+    if option.several_trees:
+        assert start(place, name, True, trees=1) == ((), {})
+
+
+def test_every_option_of_a_vanilla_specification_has_a_row():
+    places: tuple[Place, ...] = ("root", "task")
+    missing = [name for name in LISTED if not any(find_option(place, canonical(name)) for place in places)]
+    assert missing == [], "write rows in settings/spec_options.py"
+
+
+def test_what_is_honoured_is_read():
+    assert honoured("task") == frozenset(Task.__struct_fields__) - {"name", "spec"}
+    assert honoured("tree") == TREE_OPTIONS | {"pool"}
+    assert honoured("root") >= honoured("tree")
+
+
+def test_a_refusal_says_what_would_go_wrong_and_what_to_write():
+    for option in OPTIONS:
+        if option.verdict == "refused":
+            wrong, _, instead = option.sentence.partition("; ")
+            assert min(len(wrong), len(instead)) > 10, option.name
+        assert bool(option.sentence) or option.verdict in ("honoured", "ignored")
+        assert not option.sentence.endswith("."), option.name
+
+
+def test_no_option_has_two_rows_or_two_meanings():
+    names = [(place, name) for row in OPTIONS for place in row.places for name in (row.name, *row.aliases)]
+    assert len(set(names)) == len(names)
