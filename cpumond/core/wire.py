@@ -30,6 +30,9 @@ MAX_HEARTBEAT_BYTES = 8 * 2**20
 MAX_HEARTBEAT_JOBS = 10_000
 """Of each list of jobs in a heartbeat; one job takes some 600 bytes of JSON."""
 
+OUT_OF_MEMORY: Final = "out of memory: "
+"""How the ``reason`` of a job begins that failed at its memory limit."""
+
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 _Cores = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 _CoreSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]

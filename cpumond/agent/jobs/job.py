@@ -15,7 +15,7 @@ from cpumond.agent.discovery import FoundJob
 from cpumond.agent.jobs.files import JobFile
 from cpumond.agent.jobs.overdraft import Share
 from cpumond.core.errors import ConfigError
-from cpumond.core.wire import CPU_COUNTERS, FinishedJob, JobFigures, JobOrder, JobReport, list_figures
+from cpumond.core.wire import CPU_COUNTERS, OUT_OF_MEMORY, FinishedJob, JobFigures, JobOrder, JobReport, list_figures
 from cpumond.host.executor.model import Ended
 
 log = structlog.get_logger("cpumond.agent")
@@ -169,7 +169,7 @@ class AssignedJob:
         if ended.oom_killed and not order.memory_limit:
             return "aborted", "the node ran out of memory"
         if ended.oom_killed:
-            return "failed", f"out of memory: it ordered memory_limit = {order.memory_limit} bytes"
+            return "failed", f"{OUT_OF_MEMORY}it ordered memory_limit = {order.memory_limit} bytes"
         return "failed", _describe_exit(ended)
 
 

@@ -33,7 +33,8 @@ from cpumond.scheduler.model import (
     PreemptionRecord,
     to_vector,
 )
-from cpumond.scheduler.settings import operations
+from cpumond.scheduler.model.failures import Failure
+from cpumond.scheduler.settings import failures, operations
 from cpumond.scheduler.settings.attributes import ALIASES
 from cpumond.scheduler.state import State
 
@@ -176,8 +177,17 @@ def _error(message: str, code: int = 1, attributes: dict[str, Any] | None = None
     return {"code": code, "message": message, "attributes": attributes or {}, "inner_errors": []}
 
 
+def _show_failure(failure: Failure) -> dict[str, Any]:
+    inner = [_show_failure(each) for each in failure.inner]
+    return {**_error(failure.message, failure.code, dict(failure.attributes)), "inner_errors": inner}
+
+
 def _result(record: OperationRecord) -> Any:
-    return {"error": _error(record.error, int(record.state != "completed"))} if record.is_finished else MISSING
+    if not record.is_finished:
+        return MISSING
+    if record.failure is not None:
+        return {"error": _show_failure(record.failure)}
+    return {"error": _error(record.error, int(record.state != "completed"))}
 
 
 def _alerts(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
@@ -306,7 +316,7 @@ def job_info(job: Job | JobRecord, address: str) -> dict[str, Any]:
     else:
         info["finish_time"] = iso_time(job.finish_time)
         if job.state != "completed":
-            info["error"] = _error(job.reason)
+            info["error"] = _show_failure(failures.of_job(job))
     for name in figures:
         if (value := getattr(told, name)) is not None:
             info[name] = value

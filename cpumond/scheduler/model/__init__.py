@@ -19,6 +19,7 @@ import msgspec
 from cpumond.core.errors import CpumondError
 from cpumond.core.wire import CpuUse
 from cpumond.fairshare.resources import RESOURCES, Vector
+from cpumond.scheduler.model.failures import Failure
 from cpumond.scheduler.rights.entries import AccessEntry
 
 ROOT_POOL: Final = "<Root>"
@@ -387,7 +388,9 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     finish_time: float | None = None
     counts: dict[str, JobCounts] = {}
     error: str = ""
-    """Why it failed or was aborted."""
+    """Why it failed or was aborted, in a sentence."""
+    failure: Failure | None = None
+    """The same for clients of ``yt``, where its code is not the usual one."""
     spec: dict[str, Any] = {}
     """As the user gave it."""
     parents: dict[str, str] = {}
@@ -496,6 +499,8 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     sequence: int = 0
     """Decides between jobs with the same ``start_time``."""
     reclaimed: bool = False
+    failure: Failure | None = None
+    """Why it failed, where that does not follow from its exit code."""
 
     @property
     def job_class(self) -> JobClass:

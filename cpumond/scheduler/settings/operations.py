@@ -12,17 +12,20 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from cpumond.core.words import count, nearest
+from cpumond.core.words import nearest
 from cpumond.scheduler.model import (
     CommandError,
     JobCounts,
+    JobRecord,
     OperationFacts,
     OperationRecord,
     OperationState,
     OperationTreeOptions,
     Task,
 )
+from cpumond.scheduler.model.failures import Failure
 from cpumond.scheduler.rights.entries import OPERATION_PERMISSIONS, AccessEntry
+from cpumond.scheduler.settings import failures
 from cpumond.scheduler.settings.access_lists import read_acl
 from cpumond.scheduler.settings.spec_options import Place, canonical, find_idle, find_refused, honoured
 from cpumond.scheduler.settings.values import FIELD, fields_of, name_field, normalise_value
@@ -498,21 +501,19 @@ def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str,
     return needed
 
 
-def count_job(record: OperationRecord, task: str, state: str, reason: str, now: float) -> OperationRecord:
-    """The record after a job ended in ``state``: completed, failed, aborted or lost.
+def count_job(record: OperationRecord, job: JobRecord, now: float) -> OperationRecord:
+    """The record after a job ended: completed, failed, aborted or lost.
 
     All jobs completed: the operation is completed. As many failed ones as ``max_failed_job_count``: it failed.
     """
     if record.is_finished:
         return record
-    counts = record.counts.get(task, JobCounts())
-    counts = msgspec.structs.replace(counts, **{state: getattr(counts, state) + 1})
-    record = msgspec.structs.replace(record, counts={**record.counts, task: counts})
+    counts = record.counts.get(job.task, JobCounts())
+    counts = msgspec.structs.replace(counts, **{job.state: getattr(counts, job.state) + 1})
+    record = msgspec.structs.replace(record, counts={**record.counts, job.task: counts})
     failed = sum(each.failed for each in record.counts.values())
-    if state == "failed" and failed >= record.max_failed_job_count:
-        return finish(
-            record, "failed", now, f"{count(failed, 'job')} failed, as many as max_failed_job_count; last: {reason}"
-        )
+    if job.state == "failed" and failed >= record.max_failed_job_count:
+        return _fail(record, now, *failures.too_many_failed(failed, record.max_failed_job_count, job))
     if all(record.counts.get(task.name, JobCounts()).completed >= task.job_count for task in record.tasks):
         return finish(record, "completed", now, "")
     return record
@@ -534,6 +535,10 @@ def finish(
     return msgspec.structs.replace(record, state=state, running_in=(), finish_time=now, error=error, counts=counts)
 
 
+def _fail(record: OperationRecord, now: float, failure: Failure, error: str) -> OperationRecord:
+    return msgspec.structs.replace(finish(record, "failed", now, error), failure=failure)
+
+
 def deadline(record: OperationRecord) -> float | None:
     """When a live operation fails by its ``time_limit``, in seconds since 1970; it counts from the start."""
     return None if record.time_limit is None else record.start_time + record.time_limit / 1e3
@@ -541,8 +546,9 @@ def deadline(record: OperationRecord) -> float | None:
 
 def exceed_time(record: OperationRecord, now: float, stopped: Mapping[str, int]) -> OperationRecord:
     """The record of an operation that has reached its ``time_limit``."""
-    error = f"Operation is running for too long, aborted: its time_limit of {record.time_limit:.15g} ms is over"
-    return finish(record, "failed", now, error, stopped)
+    assert record.time_limit is not None
+    failure, error = failures.running_too_long(record.time_limit)
+    return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
 
 
 def activate(record: OperationRecord, tree: str) -> OperationRecord:
@@ -556,7 +562,8 @@ def keep_trees(record: OperationRecord, trees: Mapping[str, Any], now: float) ->
     if len(left) == len(record.trees):
         return record
     if not left:
-        return finish(record, "aborted", now, "No suitable fair-share trees to schedule operation")
+        failure = failures.no_trees_left()
+        return msgspec.structs.replace(finish(record, "aborted", now, failure.message), failure=failure)
     running = tuple(name for name in record.running_in if name in left)
     state: Literal["running", "pending"] = "running" if running else "pending"
     return msgspec.structs.replace(record, trees=left, running_in=running, state=state)

@@ -13,6 +13,7 @@ from cpumond.scheduler.decide.victims import is_overcommitted
 from cpumond.scheduler.elements import Job, Node, end_job
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord
+from cpumond.scheduler.settings import failures
 from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.state.reports import (
     GIVEN_UP,
@@ -26,7 +27,6 @@ from cpumond.scheduler.state.reports import (
     overrules,
     reported_usage,
     take_report,
-    tell_too_long,
 )
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
@@ -92,7 +92,7 @@ def receive(state: State, heartbeat: Heartbeat, now: float) -> Receipt:
     limited = [job for job in node.jobs.values() if job.task.job_time_limit is not None and job.id in reported]
     for job in limited:
         if is_over(job.task, job.began_at, now):
-            lifecycle.stop(state, job, "aborted", tell_too_long(job.task), now, fails=True)
+            lifecycle.stop(state, job, "aborted", failures.tell_too_long(job.task), now, fails=True)
     ended, acknowledged = _find_ended(state, node, heartbeat, reported, now)
     note_overcommit(node, now, state.rules.allowed_node_cpu_overcommit_ratio)
     transaction = NOTHING
@@ -202,7 +202,7 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
         is_too_long = is_over(job.task, finished.start_time, finished.finish_time or now)
         if finished.state == "aborted" and job.stop is None and is_too_long:
             # The run of the scheduler that told it to stop for its time limit is gone.
-            finished = msgspec.structs.replace(finished, state="failed", reason=tell_too_long(job.task))
+            finished = msgspec.structs.replace(finished, state="failed", reason=failures.tell_too_long(job.task))
         return job_record(job, finished.state, now, finished)
     operation = state.record_of(finished.operation_id)
     task = None if operation is None else find_task(operation, finished.task)
@@ -217,7 +217,7 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
     end, reason = finished.state, finished.reason[:MAX_NODE_FAILURE_REASON]
     if end == "aborted" and is_over(task, start_time, finish_time):
         # The run of the scheduler that told it to stop for its time limit is gone.
-        end, reason = "failed", tell_too_long(task)
+        end, reason = "failed", failures.tell_too_long(task)
     return JobRecord(
         id=finished.job_id,
         operation_id=finished.operation_id,
@@ -234,6 +234,7 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
         max_memory=finished.max_memory,
         cgroup=finished.cgroup,
         reclaimed=_was_reclaimed(node, finished.job_id, counted),
+        failure=failures.at_limit(task, reason) if end == "failed" else None,
         **list_counters(finished),
     )
 

@@ -111,7 +111,7 @@ def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple
         operation = state.operations.get(job.operation_id)
         record = changed.get(job.operation_id) or (operation.record if operation else None)
         if record is not None:
-            changed[record.id] = operations.count_job(record, job.task, job.state, job.reason, now)
+            changed[record.id] = operations.count_job(record, job, now)
     for record in [record for record in changed.values() if record.is_finished]:
         stopped = dict(state.operations[record.id].active)
         for job in ended:

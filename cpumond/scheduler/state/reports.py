@@ -10,6 +10,7 @@ from cpumond.core.wire import CPU_COUNTERS, CpuTimes, CpuUse, FinishedJob, JobRe
 from cpumond.fairshare.resources import CPU, Vector
 from cpumond.scheduler.elements import Job, Node, change_usage, count_cpu_time
 from cpumond.scheduler.model import JobRecord, JobState, OperationRecord, Task
+from cpumond.scheduler.settings import failures
 
 Told = TypeVar("Told", JobReport, FinishedJob)
 MAX_NODE_FAILURE_REASON = 1000
@@ -27,10 +28,6 @@ def is_over(task: Task | None, start_time: float | None, now: float) -> bool:
     if task is None or task.job_time_limit is None or start_time is None:
         return False
     return now - start_time > task.job_time_limit / 1e3
-
-
-def tell_too_long(task: Task) -> str:
-    return f"Job time limit exceeded: it ran for longer than its job_time_limit of {task.job_time_limit:.15g} ms"
 
 
 def find_task(record: OperationRecord, name: str) -> Task | None:
@@ -155,5 +152,6 @@ def job_record(
         cgroup=job.report.cgroup if finished is None or not finished.cgroup else finished.cgroup,
         sequence=job.sequence,
         reclaimed=job.reclaimed,
+        failure=failures.at_limit(job.task, reason) if state == "failed" else None,
         **list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished))),
     )

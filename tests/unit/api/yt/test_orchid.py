@@ -755,13 +755,19 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
     info = materialise(operation_info(cluster.rights, cluster.state.find_record(operation), look_once({})))
     assert info["state"] == "failed"
     assert info["finish_time"] == "1970-01-12T13:46:46.000000Z"
-    assert info["result"]["error"]["code"] == 1
-    assert "max_failed_job_count" in info["result"]["error"]["message"]
+    exit_error = {"code": 10_000, "message": "exit code 1", "attributes": {"exit_code": 1}, "inner_errors": []}
+    job_error = {"code": 1205, "message": "User job failed", "attributes": {}, "inner_errors": [exit_error]}
+    assert info["result"]["error"] == {
+        "code": 215,
+        "message": "Failed jobs limit exceeded",
+        "attributes": {"max_failed_job_count": 1},
+        "inner_errors": [job_error],
+    }
     assert info["brief_progress"]["jobs"]["failed"] == 1
     assert info["progress"]["scheduling_info_per_pool_tree"] == {}
     ended = job_info(cluster.state.finished_jobs[operation][failed], "host:1")
     assert ended["state"] == "failed"
-    assert ended["error"]["message"] == "exit code 1"
+    assert ended["error"] == job_error
     stopping = job_info(cluster.state.jobs[stopped], "host:1")
     assert stopping["state"] == "aborting"
     assert stopping["why_preempted"]["kind"] == "aborted"

@@ -10,7 +10,8 @@ from scheduler_world import World, describe
 
 from cpumond.core.errors import ConfigError
 from cpumond.scheduler.decide.placement import find_stuck_tasks
-from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, OperationRecord, Task
+from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, JobRecord, OperationRecord, Task
+from cpumond.scheduler.model.failures import Failure
 from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.settings.operations import (
     AbortOperation,
@@ -418,40 +419,54 @@ def record_of(*tasks: Task, most_failed: int = 10) -> OperationRecord:
     )
 
 
+def ended(task: str, state: Any, reason: str = "", **more: Any) -> JobRecord:
+    """The record of a job that ended."""
+    more = {"exit_code": 1 if state == "failed" else None, "cpu_limit": 1.0, "current_cpu_limit": 1.0, **more}
+    return JobRecord("j", "o", task, "default", "n1", state, 1.0, 2.0, reason=reason, **more)
+
+
 def test_all_jobs_of_all_tasks_completed_is_completed():
     record = record_of(Task("a", 1), Task("b", 2))
     for name in ("b", "a"):
-        record = count_job(record, name, "completed", "", 5.0)
+        record = count_job(record, ended(name, "completed", ""), 5.0)
         assert not record.is_finished
-    record = count_job(record, "b", "completed", "", 7.0)
+    record = count_job(record, ended("b", "completed", ""), 7.0)
     assert (record.state, record.finish_time) == ("completed", 7.0)
-    assert count_job(record, "b", "failed", "", 9.0) is record
+    assert count_job(record, ended("b", "failed", ""), 9.0) is record
 
 
 def test_as_many_failed_jobs_as_allowed_is_failed():
     record = record_of(Task("a", 5), Task("b", 5), most_failed=3)
     for name in ("a", "b"):
-        record = count_job(record, name, "failed", "boom", 5.0)
+        record = count_job(record, ended(name, "failed", "boom"), 5.0)
     assert not record.is_finished
-    record = count_job(record, "a", "failed", "bang", 6.0)
+    record = count_job(record, ended("a", "failed", "bang"), 6.0)
     assert record.state == "failed"
-    assert "3 jobs failed" in record.error
-    assert "bang" in record.error
+    assert record.error == "Failed jobs limit exceeded: 3 jobs failed, max_failed_job_count is 3; last: bang"
+    exit_error = Failure("bang", 10_000, {"exit_code": 1})
+    job_error = Failure("User job failed", 1205, inner=(exit_error,))
+    assert record.failure == Failure("Failed jobs limit exceeded", 215, {"max_failed_job_count": 3}, (job_error,))
+
+
+@pytest.mark.parametrize("most_failed", [0, 1])
+def test_no_failed_job_allowed_is_as_one(most_failed):
+    record = count_job(record_of(Task("a", 5), most_failed=most_failed), ended("a", "failed"), 1.0)
+    assert (record.state, record.failure and record.failure.code) == ("failed", 215)
 
 
 @pytest.mark.parametrize("state", ["aborted", "lost"])
 def test_jobs_that_are_aborted_or_lost_fail_nothing(state):
     record = record_of(Task("a", 1), most_failed=1)
     for _ in range(20):
-        record = count_job(record, "a", state, "", 5.0)
+        record = count_job(record, ended("a", state, ""), 5.0)
     assert not record.is_finished
     assert getattr(record.counts["a"], state) == 20
 
 
 def test_needed_jobs_are_those_neither_completed_nor_active():
     record = record_of(Task("a", 5), Task("b", 2))
-    record = count_job(record, "a", "completed", "", 1.0)
-    record = count_job(record, "a", "failed", "", 1.0)
+    record = count_job(record, ended("a", "completed", ""), 1.0)
+    record = count_job(record, ended("a", "failed", ""), 1.0)
     assert needed_jobs(record, {"a": 1, "b": 2}) == {"a": 3}
 
 

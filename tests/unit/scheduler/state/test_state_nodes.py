@@ -14,6 +14,7 @@ from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 from cpumond.api import overview
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.model import UNTOLD_STARTS, CommandError, JobCounts, Rules
+from cpumond.scheduler.model.failures import Failure
 from cpumond.scheduler.settings.commands import RemoveTree
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import dispatch, heartbeats, settling
@@ -122,14 +123,13 @@ def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
     record = world.state.finished_jobs[operation][job]
     assert (record.state, record.exit_code, record.preemption) == ("failed", 143, None)
     assert record.reason.startswith("Job time limit exceeded")
+    assert record.failure == Failure(record.reason, 1202, {"limit": 10_000.0})
     assert world.job_counts(operation) == JobCounts(failed=1)
     assert len(node.jobs) == 1  # started anew
     world.step(20.0)
     world.settle_down()
     assert world.record(operation).state == "failed"
-    assert (
-        "2 jobs failed, as many as max_failed_job_count; last: Job time limit exceeded" in world.record(operation).error
-    )
+    assert "2 jobs failed, max_failed_job_count is 2; last: Job time limit exceeded" in world.record(operation).error
     assert (world.job_counts(operation), node.jobs) == (JobCounts(failed=2), {})
 
 

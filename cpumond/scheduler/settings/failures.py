@@ -1,0 +1,63 @@
+"""The errors of operations and of jobs, each worded in one place (semantics.md 3.6). Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cpumond.core.wire import OUT_OF_MEMORY
+from cpumond.core.words import count
+from cpumond.scheduler.model import POOL_TREES_UNSPECIFIED, JobRecord, Task
+from cpumond.scheduler.model.failures import (
+    FAILED_JOBS_LIMIT_EXCEEDED,
+    JOB_TIME_LIMIT_EXCEEDED,
+    MEMORY_LIMIT_EXCEEDED,
+    NON_ZERO_EXIT_CODE,
+    USER_JOB_FAILED,
+    Failure,
+)
+
+_LIMIT_EXCEEDED: Final = "Failed jobs limit exceeded"
+"""Programs that start operations look for these words."""
+_TOO_LONG: Final = "Operation is running for too long, aborted"
+
+
+def of_job(job: JobRecord) -> Failure:
+    """The error of a job that did not complete."""
+    if job.state != "failed":
+        return Failure(job.reason)
+    if job.failure is not None:
+        return job.failure
+    if job.exit_code is None:
+        return Failure(job.reason, USER_JOB_FAILED)
+    inner = Failure(job.reason, NON_ZERO_EXIT_CODE, {"exit_code": job.exit_code})
+    return Failure("User job failed", USER_JOB_FAILED, inner=(inner,))
+
+
+def at_limit(task: Task, reason: str) -> Failure | None:
+    """The error of a job that failed for ``reason``, if that is a limit of its task."""
+    if task.job_time_limit is not None and reason == tell_too_long(task):
+        return Failure(reason, JOB_TIME_LIMIT_EXCEEDED, {"limit": task.job_time_limit})
+    if reason.startswith(OUT_OF_MEMORY):
+        return Failure(reason, MEMORY_LIMIT_EXCEEDED, {"limit": task.memory_limit})
+    return None
+
+
+def tell_too_long(task: Task) -> str:
+    return f"Job time limit exceeded: it ran for longer than its job_time_limit of {task.job_time_limit:.15g} ms"
+
+
+def too_many_failed(failed: int, limit: int, last: JobRecord) -> tuple[Failure, str]:
+    """The error of an operation of which so many jobs ``failed``, and the same in a sentence."""
+    failure = Failure(_LIMIT_EXCEEDED, FAILED_JOBS_LIMIT_EXCEEDED, {"max_failed_job_count": limit}, (of_job(last),))
+    told = f"{count(failed, 'job')} failed, max_failed_job_count is {limit}; last: {last.reason}"
+    return failure, f"{_LIMIT_EXCEEDED}: {told}"
+
+
+def running_too_long(time_limit: float) -> tuple[Failure, str]:
+    """The same for one that ran for longer than its ``time_limit``, in milliseconds."""
+    text = f"{_TOO_LONG}: its time_limit of {time_limit:.15g} ms is over"
+    return Failure(_TOO_LONG, attributes={"time_limit": time_limit}), text
+
+
+def no_trees_left() -> Failure:
+    return Failure("No suitable fair-share trees to schedule operation", POOL_TREES_UNSPECIFIED)
