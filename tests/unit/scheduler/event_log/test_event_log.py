@@ -294,7 +294,7 @@ async def test_a_failed_operation_is_told_in_the_write_of_its_end(scheduler: Sch
     assert len(writes) == 1
     (event,) = await find(scheduler, "kind:operation_failed", "user:ann", "pool:default/p")
     assert event.operation == reply.id
-    assert event.text.startswith(f"operation {reply.id} of ann failed: 1 job failed")
+    assert event.text.startswith(f"operation {reply.id} of ann failed: Failed jobs limit exceeded: 1 job failed")
 
 
 async def test_preemptions_of_one_period_are_told_together(scheduler: Scheduler) -> None:
