@@ -46,11 +46,11 @@ _Spec = Annotated[
     msgspec.Meta(
         description=(
             "tasks: name -> job_count, command (text for a shell, or a list of arguments), cpu_limit in cores (1), "
-            "memory_limit in bytes (0), user_slots (1), gpu_limit, network, environment, interruptible, "
-            "working_directory (absolute; a fresh one of each job's own), checkpoints (its jobs touch the file that "
-            "CPUMOND_CHECKPOINT names), set_container_cpu_limit (whether cpu_limit is a ceiling, too). "
-            "Besides them: pool (the user's name), pool_trees, weight, max_share_ratio, resource_limits, "
-            "scheduling_options_per_pool_tree, title, alias, "
+            "memory_limit in bytes (default_memory_limit of the tree), user_slots (1), gpu_limit, network, "
+            "environment, interruptible, working_directory (absolute; a fresh one of each job's own), checkpoints (its "
+            "jobs touch the file that CPUMOND_CHECKPOINT names), set_container_cpu_limit (whether cpu_limit is a "
+            "ceiling, too). Besides them: pool (the user's name), pool_trees, weight, max_share_ratio, "
+            "resource_limits, scheduling_options_per_pool_tree, title, alias, "
             "preemption_mode, is_gang (all jobs start in one step or none), allow_reclaimed (true), require_reclaimed "
             "(false): whether jobs may, and must, run on reclaimed CPU, min_run_time in ms, "
             "max_failed_job_count, job_cpu_monitor."

@@ -59,7 +59,9 @@ _options = combine(
     ),
     click.option("--job-count", type=click.IntRange(1, 100_000), help="[default: 1]"),
     click.option("--cpu-limit", type=CoresType(), help="[default: 1.0]"),
-    click.option("--memory", "memory_limit", type=BytesType(), help="Such as 2G; default: none is ordered."),
+    click.option(
+        "--memory", "memory_limit", type=BytesType(), help="Such as 2G; default: default_memory_limit of the tree."
+    ),
     click.option("--weight", type=float, metavar="WEIGHT", help="Among the operations of the pool; default: 1."),
     click.option("--title", metavar="TEXT"),
     click.option(

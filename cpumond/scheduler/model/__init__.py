@@ -72,6 +72,7 @@ _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 _Positive = Annotated[int, msgspec.Meta(gt=0, le=2**31)]
 _Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 _Amounts = dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=1e30)]]
 _Weight = Annotated[float, msgspec.Meta(ge=0.0, le=2.0**26)]
 _Multiplier = Annotated[float, msgspec.Meta(ge=1.0, le=10.0)]
@@ -212,6 +213,8 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     fifo_pool_scheduling_order: Literal["fifo", "satisfaction"] = "fifo"
     count_unplaceable_jobs_in_demand: bool = False
     """Whether jobs that no node of the tree could hold demand as others do, as in YTsaurus (5.2)."""
+    default_memory_limit: _Bytes = 0
+    """``memory_limit`` of tasks that say none (2.5); 0: such a job has no limit, and takes no room."""
     acl: AccessList = None
     inherit_acl: bool = True
     """Without an effect: there is nothing above a tree."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,12 @@ from cpumond.scheduler.state.transaction import Transaction
 from cpumond.scheduler.store import TERM, UNFINISHED, Change, Store, StoreError
 
 DEFAULT_TREE = "default"
+FIRST_TREE: Final = MappingProxyType(
+    {"acl_required": True, "default_memory_limit": 536_870_912, "per_pool_counts_for_leaves_only": True}
+)
+"""Options of the tree of a new store: closed until an administrator says who may do what (semantics.md 12.4), YTsaurus'
+memory of a task that says none, counts of operations that leave room for sub-pools (2.4). Trees that exist keep what
+they had."""
 _VAULT: Final = re.compile(rb'"secure[-_]vault"')
 MUTATION = "mutation"
 """The kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""
@@ -95,11 +102,9 @@ def _take_vaults_out(store: Store, records: dict[str, dict[str, Any]], named: Se
 
 
 def _make_default_tree(new_id: Callable[[], str]) -> Config:
-    """One tree with an empty filter, the default one; closed until an administrator says who may do what (semantics.md
-    12.4), with counts of operations that leave room for sub-pools (semantics.md 2.4)."""
+    """One tree with an empty filter, the default one."""
     config = Config({})
-    options = {"acl_required": True, "per_pool_counts_for_leaves_only": True}
-    for command in (CreateTree(DEFAULT_TREE, options), SetDefaultTree(DEFAULT_TREE)):
+    for command in (CreateTree(DEFAULT_TREE, dict(FIRST_TREE)), SetDefaultTree(DEFAULT_TREE)):
         config = apply(config, command, new_id=new_id, nodes={}).config
     return config
 

@@ -32,6 +32,9 @@ from cpumond.scheduler.settings.validation import (
 )
 from cpumond.scheduler.settings.values import FIELD, name_field, shown
 
+OF_FURTHER_TREES: Final = frozenset({"acl_required", "default_memory_limit"})
+"""Options of the default tree that a further one has, too, unless it says its own: it is not open where that is closed
+(12.4), and its jobs' memory is not without bound where that of the others is not (2.4)."""
 NOT_EMPTY: Final = "Cannot remove non-empty composite node"
 """How the refusal to remove a pool or tree with pools inside begins."""
 
@@ -250,10 +253,10 @@ def _create_tree(context: _Context, command: CreateTree) -> Outcome:
         attributes, spelled, warnings = normalise("tree", command.attributes)
         settings = read_tree(attributes)
         default = config.trees.get(config.default_tree)
-        is_said = "acl_required" in attributes or "acl_required" in attributes.get("config", {})
-        if default is not None and default.settings.acl_required and not is_said:
-            # A further tree is not open where the first one is closed.
-            attributes = {**attributes, "acl_required": True}
+        said = {*attributes, *attributes.get("config", {})}
+        like = {} if default is None else {name: getattr(default.settings, name) for name in OF_FURTHER_TREES - said}
+        if any(like.values()):
+            attributes = {**attributes, **{name: value for name, value in sorted(like.items()) if value}}
             settings = read_tree(attributes)
     tree = TreeConfig(context.new_id(), command.name, attributes, settings, spelled)
     return Outcome(_with_tree(config, tree), tree.id, _about(tree.name, "", warnings))

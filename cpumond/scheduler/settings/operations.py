@@ -31,7 +31,6 @@ from cpumond.scheduler.settings.spec_options import Place, canonical, find_idle,
 from cpumond.scheduler.settings.values import FIELD, fields_of, name_field, normalise_value
 from cpumond.scheduler.settings.vault import SECURE_VAULT, without_vault
 
-DEFAULT_MEMORY_LIMIT = 0
 MAX_JOB_COUNT: Final = 100_000
 MAX_TASKS: Final = 1000
 MAX_OPTIONS: Final = 500
@@ -119,8 +118,11 @@ ROOT_OPTIONS: Final = honoured("root")
 TASK_OPTIONS: Final = honoured("task")
 
 
-def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]]) -> ParsedSpecification:
-    """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``. Raises CommandError."""
+def read_spec(
+    spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]], default_memory_limit: int = 0
+) -> ParsedSpecification:
+    """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``; ``default_memory_limit``
+    (bytes) is that of tasks that say none. Raises CommandError."""
     table = _normalise(spec, "spec")
     trees, options = _read_places(table)
     _refuse_options("root", table, "spec", several_trees=trees is not None and len(trees) > 1)
@@ -131,7 +133,7 @@ def read_spec(spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str
         what = "jobs that run on reclaimed CPU only could never start with allow_reclaimed = false; set one of the two"
         raise _refuse("spec/require_reclaimed", what)
     return ParsedSpecification(
-        tasks=_read_tasks(table),
+        tasks=_read_tasks(table, default_memory_limit),
         trees=trees,
         options=options,
         title=_text(table.get("title", ""), "spec/title", MAX_TEXT),
@@ -321,20 +323,22 @@ def _read_per_tree(table: Mapping[str, Any], inside: str, *, strict: bool = Fals
     return options
 
 
-def _read_tasks(table: Mapping[str, Any]) -> tuple[Task, ...]:
+def _read_tasks(table: Mapping[str, Any], default_memory_limit: int) -> tuple[Task, ...]:
     tasks = _table(table.get("tasks"), "spec/tasks", "a map of a task's name to its job_count and command")
     if not tasks:
         raise _refuse("spec/tasks", "at least one task is needed, for example {t={job_count=1;command=...}}")
     if len(tasks) > MAX_TASKS:
         raise _refuse("spec/tasks", f"at most {MAX_TASKS} tasks are allowed, got {len(tasks)}")
-    result = tuple(_read_task(_text(name, "spec/tasks", 1000), given) for name, given in tasks.items())
+    result = tuple(
+        _read_task(_text(name, "spec/tasks", 1000), given, default_memory_limit) for name, given in tasks.items()
+    )
     total = sum(task.job_count for task in result)
     if total > MAX_JOB_COUNT:
         raise _refuse("spec/tasks", f"at most {MAX_JOB_COUNT} jobs are allowed in one operation, got {total}")
     return result
 
 
-def _read_task(name: str, given: object) -> Task:
+def _read_task(name: str, given: object, default_memory_limit: int) -> Task:
     where = f"spec/tasks/{name}"
     task = _normalise(_table(given, where), where)
     _refuse_options("task", task, where)
@@ -359,7 +363,7 @@ def _read_task(name: str, given: object) -> Task:
         name=name,
         job_count=_integer(task["job_count"], f"{where}/job_count", 1, MAX_JOB_COUNT),
         cpu_limit=_number(task.get("cpu_limit", 1.0), f"{where}/cpu_limit", 1e9),
-        memory_limit=_integer(task.get("memory_limit", DEFAULT_MEMORY_LIMIT), f"{where}/memory_limit", 0, 2**60),
+        memory_limit=_integer(task.get("memory_limit", default_memory_limit), f"{where}/memory_limit", 0, 2**60),
         user_slots=_integer(task.get("user_slots", 1), f"{where}/user_slots", 0, 10**6),
         gpu_limit=_number(task.get("gpu_limit", 0.0), f"{where}/gpu_limit", 1e6),
         network=_number(task.get("network", 0.0), f"{where}/network", 1e12),

@@ -101,7 +101,9 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("command", TASK, "required", "honoured", "text for a shell or a list of arguments"),
     Option("job_count", TASK, "required", "honoured"),
     Option("cpu_limit", TASK, "1", "honoured", aliases=("cpu",)),
-    Option("memory_limit", TASK, "512 MiB", "honoured", aliases=("memory",)),
+    Option(
+        "memory_limit", TASK, "512 MiB", "honoured", "default_memory_limit of the tree; 0: none", ("memory",),
+    ),
     Option("user_slots", TASK, "1", "honoured"),
     Option("gpu_limit", TASK, "0", "honoured"),
     Option("network", TASK, "0", "honoured"),

@@ -172,7 +172,7 @@ def _prepare_start(
     if command.type != "vanilla":
         text = f'Operation type "{command.type}" is not supported; start a "vanilla" operation'
         raise CommandError(text, attributes={FIELD: "type"})
-    asked = operations.read_spec(command.spec, state.rules.read_monitor)
+    asked = operations.read_spec(command.spec, state.rules.read_monitor, _find_memory_limit(state, command.spec))
     state.spec_room.check(command.spec, user)
     if len(state.operations) >= state.rules.max_operation_count:
         raise CommandError(
@@ -240,6 +240,13 @@ def _prepare_start(
     told += placement.find_unplaceable(jobs, asked.is_gang, [state.trees[name] for name in chosen])
     warnings = (*operations.unrecognized_warnings(command.spec), *map(str, refused), *told)
     return Transaction(operations=(record,), id=record.id, warnings=warnings)
+
+
+def _find_memory_limit(state: State, spec: Mapping[str, Any]) -> int:
+    """``memory_limit`` of tasks that say none, in bytes: the largest default of the trees that the operation names."""
+    names = operations.read_places(spec)[0] or (state.config.default_tree,)
+    named = [state.trees[name].config.settings for name in names if name in state.trees]
+    return max((settings.default_memory_limit for settings in named), default=0)
 
 
 def note_refused(state: State, command: object, error: CpumondError, now: float) -> None:

@@ -264,7 +264,7 @@ function openStart(app, pool) {
     ["command", "Command", "for a shell, run by each job", "lines", "", true],
     ["job_count", "Jobs", "how many are to be completed", "number", 1, true],
     ["cpu_limit", "Cores of each job", "what it orders", "number", 1],
-    ["memory_limit", "Memory of each job, bytes", "empty: 0", "number", ""],
+    ["memory_limit", "Memory of each job, bytes", "empty: default_memory_limit of the tree", "number", ""],
     ["enable_cpu_reclaim", "Give away what it does not use", "enable_cpu_reclaim of job-cpu-monitor; back at once when it wakes up", "flag", true],
     ["min_cpu_limit", "Never below, cores", "min_cpu_limit of job-cpu-monitor; empty: the node's, else 1", "number", ""],
     ["others", "More of the specification, as JSON", 'for example {"weight": 2, "max_failed_job_count": 1}', "lines", ""],

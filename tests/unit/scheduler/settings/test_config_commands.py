@@ -632,6 +632,19 @@ def test_12_4_a_further_tree_is_closed_where_the_default_one_is(default, given, 
     assert read_tree(made.attributes) == made.settings
 
 
+@pytest.mark.parametrize(
+    ("default", "given", "limit"),
+    [({}, {}, 0), ({}, {"default_memory_limit": 5}, 5), ({"default_memory_limit": 7}, {}, 7),
+     ({"default_memory_limit": 7}, {"default-memory-limit": 0}, 0)],
+)  # fmt: skip
+def test_2_4_a_further_tree_has_the_default_memory_limit_of_the_default_one(default, given, limit):
+    tried = Tried(CreateTree("t", {"nodes_filter": "a", **default}), SetDefaultTree("t"))
+    tried.do(CreateTree("u", {"nodes_filter": "b", **given}))
+    made = tried.config.trees["u"]
+    assert made.settings.default_memory_limit == limit
+    assert read_tree(made.attributes) == made.settings
+
+
 def test_12_4_what_was_no_option_before_and_is_none_now_does_not_stop_the_start():
     attributes = {"owner": {"team": "x"}, "weight": 2.0, "acl-required": "please", "note": 1}
     records: dict[RecordKey, Any] = {

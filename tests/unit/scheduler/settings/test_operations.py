@@ -131,6 +131,19 @@ def test_a_job_that_no_node_can_hold_is_told_of():
     assert not any(find_stuck_tasks(live) for live in stuck)
 
 
+def test_2_4_a_task_that_says_no_memory_limit_has_the_one_of_its_tree():
+    """Of several trees the largest; 0 is none, in trees that exist and for a task that says so."""
+    world = World(nodes_filter="!b")
+    spec = {"tasks": {"t": {"command": "true", "job_count": 1}, "own": {**ONE["t"], "memory_limit": 5}}}
+    before = world.do(StartOperation(spec), "u").id
+    world.set_tree(default_memory_limit=7)
+    world.create_tree("b", nodes_filter="b", default_memory_limit=9)
+    one, two = (world.do(StartOperation({**spec, **trees}), "u").id for trees in ({}, {"pool_trees": ["default", "b"]}))
+    none = world.do(StartOperation({"tasks": {"t": {**ONE["t"], "memory_limit": 0}}}), "u").id
+    limits = [[task.memory_limit for task in world.record(each).tasks] for each in (before, one, two, none)]
+    assert limits == [[0, 5], [7, 5], [9, 5], [0]]
+
+
 def started(world: World, **task_and_spec: Any) -> tuple[str, ...]:
     """The warnings at the start of an operation of a pool."""
     if "p" not in world.tree().pools:
