@@ -239,7 +239,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_state_nodes.py": [
         ("if heartbeat.sequence <= node.sequence:", "if heartbeat.sequence < node.sequence:"),
         ("if heartbeat.incarnation != node.incarnation:", "if False:"),
-        ("(live.is_active or live.is_failing)", "live.is_active"),
+        ("(live.is_active or live.keeps_place)", "live.is_active"),
         ('job.state == "starting" and job.is_stored]', 'job.state == "starting"]'),
         ("    for start in starts:\n        resume(state, start, now)\n", ""),
         ("        if has_untold_starts:\n            state.awaited[node.id] = None\n", ""),

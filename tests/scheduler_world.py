@@ -647,7 +647,7 @@ def _assert_operation(operation: Operation, state: State) -> None:
         for job in element.jobs.values():
             active[job.task.name] = active.get(job.task.name, 0) + 1
     for job in state.jobs.values():
-        if job.is_failing and job.element.operation is operation:
+        if job.keeps_place and job.element.operation is operation:
             active[job.task.name] = active.get(job.task.name, 0) + 1
     assert operation.active_job_count == sum(active.values())
     for task in record.tasks:

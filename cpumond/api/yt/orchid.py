@@ -199,6 +199,9 @@ def _alerts(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
             details = {"pool": full.name, "limit": full.max_running_operation_count, "pool_tree": element.tree.name}
             alerts["operation_pending"] = _error("Max running operation count violated", 1, details)
             break
+    if record.suspended_for is not None:
+        inner = [_show_failure(record.suspended_for)]
+        alerts["operation_suspended"] = {**_error("Operation is suspended since a job failed"), "inner_errors": inner}
     too_large = [] if live is None else placement.find_stuck_tasks(live)
     if too_large:
         alerts["job_fits_no_node"] = _error("; ".join(too_large))

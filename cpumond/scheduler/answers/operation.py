@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from cpumond.core.measures import count_cores, format_span
-from cpumond.core.words import count
+from cpumond.core.words import count, printable, quoted
 from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates, show_amount
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.causes import Causes, find_shown_state, tell_cannot_start
@@ -26,6 +26,7 @@ from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, op
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
+from cpumond.scheduler.settings.failures import innermost
 from cpumond.scheduler.state import State, dispatch
 
 Amounts = dict[str, float]
@@ -89,7 +90,9 @@ def explain_operation(
     if live is None:
         lines += _tell_counts(record)
     elif live.record.suspended:
-        lines.append("it is suspended: no job of it is started until it is resumed")
+        lines.append(_tell_suspended(live.record))
+    if live is not None:
+        lines += _tell_no_restart(live.record)
     lines += _tell_preemptions(taken, given, now)
     return OperationAnswer(record.id, record.state, lines, trees, taken[:KEPT_RECORDS], given[:KEPT_RECORDS])
 
@@ -105,6 +108,20 @@ def name_operations(state: State, lines: Iterable[str]) -> list[str]:
 
     # An operation with a guarantee of its own appears as the pool around it.
     return [re.sub(rf"{OPERATION_PREFIX}+([0-9A-Za-z-]+)(, fair_share pool:)?", show, line) for line in lines]
+
+
+def _tell_suspended(record: OperationRecord) -> str:
+    failure = record.suspended_for
+    why = "" if failure is None else f" since a job failed, {printable(innermost(failure).message)}"
+    return f"it is suspended{why}: no job of it is started until it is resumed"
+
+
+def _tell_no_restart(record: OperationRecord) -> list[str]:
+    names = [task.name for task in record.tasks if task.fail_on_job_restart]
+    if not names:
+        return []
+    which = "one of its jobs" if len(names) == len(record.tasks) else f"a job of task {', '.join(map(quoted, names))}"
+    return [f"the preemption, abort or loss of {which} fails it: fail_on_job_restart"]
 
 
 def _tell_state(record: OperationRecord, live: Operation | None, now: float) -> str:

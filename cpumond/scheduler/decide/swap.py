@@ -13,6 +13,7 @@ from cpumond.scheduler.decide.victims import (
     ROUNDING,
     as_vector,
     blocks,
+    fails_with,
     is_permitted,
     is_protected_by_count,
     local_satisfaction,
@@ -55,7 +56,7 @@ class Candidate:
         self.blocker = blocker
         """The nearest pool that blocks: only targets inside that pool may take it."""
         self.rank = 0
-        """Lower ranks go first: less protected lists."""
+        """Lower ranks go first: less protected lists, and of each those whose end does not fail their operation."""
         self.lost_core_seconds = 0.0
 
 
@@ -129,7 +130,10 @@ class SwapStage:
         if settings.preempt_cpu_gap_first or settings.preempt_cheapest_first:
             for each in self.candidates:
                 if any(job.preemptibility != PREEMPTIBLE for job in each.jobs):
-                    each.rank = 1 if settings.preempt_cpu_gap_first and each.jobs[0].has_cpu_gap else 2
+                    each.rank = 2 if settings.preempt_cpu_gap_first and each.jobs[0].has_cpu_gap else 4
+        for each in self.candidates:
+            if fails_with(each.jobs):
+                each.rank += 1
         if settings.preempt_cheapest_first:
             for each in self.candidates:
                 each.lost_core_seconds = sum(lost_core_seconds(job, self.now) for job in each.jobs)

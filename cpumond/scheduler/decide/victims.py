@@ -157,6 +157,17 @@ def may_lose(element: OperationElement) -> bool:
     return not is_protected_by_count(element, len(element.jobs))
 
 
+def fails_with(jobs: Iterable[Job]) -> bool:
+    """Whether the end of one of these jobs fails its operation (``fail_on_job_restart``)."""
+    return any(job.task.fail_on_job_restart for job in jobs)
+
+
+def stop_order(job: Job) -> tuple[bool, float, int]:
+    """Of jobs that are protected alike the greatest goes first: the one started last, but before all that of which the
+    end fails no operation."""
+    return (not job.task.fail_on_job_restart, job.start_time, job.sequence)
+
+
 def start_order(job: Job) -> tuple[float, int]:
     return (job.start_time, job.sequence)
 
@@ -194,7 +205,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     from other operations, not from a limit: when an element above its limit has no candidate left on any node that is
     online, its other jobs on this node go, too. So a lowered ``resource_limits`` ends jobs whatever their number.
     """
-    jobs = sorted((job for job in node.jobs.values() if job.is_active), key=start_order, reverse=True)
+    jobs = sorted((job for job in node.jobs.values() if job.is_active), key=stop_order, reverse=True)
     above_all = {above for element in _operations_of(jobs) for above in (element, *element.ancestors())}
     if not any(max(_excess(above, ZERO)) > 0.0 for above in above_all if above.parent is not None):
         return []
@@ -224,7 +235,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
             # Less protected jobs go first, on whichever node they are.
             if not _has_candidates(violated, _excess(violated, lost.get(violated, ZERO)), taken, least_list):
                 take(job, violated)
-    found.sort(key=lambda pair: start_order(pair[0]))
+    found.sort(key=lambda pair: stop_order(pair[0]))
     needed: list[tuple[Job, Element, str]] = []
     for job, violated in found:
         without = dict(lost)
@@ -402,11 +413,11 @@ def _has_place(job: Job, room: Vector) -> bool:
     return not any(u > 0.0 and x < 0.0 for u, x in zip(job.usage, subtract(room, job.usage), strict=True))
 
 
-def _protection_order(job: Job, is_beyond: bool) -> tuple[bool, bool, int, int, float, int]:
+def _protection_order(job: Job, is_beyond: bool) -> tuple[bool, bool, int, int, tuple[bool, float, int]]:
     if job.reclaimed:
-        return (True, is_beyond, 0, 0, job.start_time, job.sequence)
+        return (True, is_beyond, 0, 0, stop_order(job))
     gap_first = job.element.tree.config.settings.preempt_cpu_gap_first and job.preemptibility != PREEMPTIBLE
-    return (False, is_beyond, job.preemptibility, int(gap_first and job.has_cpu_gap), job.start_time, job.sequence)
+    return (False, is_beyond, job.preemptibility, int(gap_first and job.has_cpu_gap), stop_order(job))
 
 
 def _tell_class(job: Job, is_beyond: bool) -> str:

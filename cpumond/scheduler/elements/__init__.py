@@ -7,7 +7,7 @@ and to its node at once (semantics.md 8).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -197,7 +197,7 @@ class OperationElement(Element):
 class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
 
-    __slots__ = ("record", "needed", "elements", "active")
+    __slots__ = ("record", "needed", "elements", "active", "restarted")
 
     def __init__(self, record: OperationRecord) -> None:
         self.record = record
@@ -205,8 +205,10 @@ class Operation:
         """Task -> jobs still to be started."""
         self.elements: dict[str, OperationElement] = {}
         self.active: dict[str, int] = {}
-        """Task -> jobs that count as usage, in all trees, and jobs that are stopping and will count as failed: each of
-        those is replaced only after its end, if the operation goes on then."""
+        """Task -> jobs that count as usage, in all trees, and those that stop and keep their place."""
+
+        self.restarted: deque[str] = deque()
+        """Jobs that completed and are started again, oldest first, while they are known."""
 
     @property
     def active_job_count(self) -> int:
@@ -302,9 +304,10 @@ class Job:
         return self.task.name
 
     @property
-    def is_failing(self) -> bool:
-        """Whether the job was told to stop for a reason that counts as its failure."""
-        return self.stop is not None and self.stop.fails
+    def keeps_place(self) -> bool:
+        """Whether the job was told to stop and is replaced only after its end, if its operation goes on then: it counts
+        as failed, or must not run twice."""
+        return self.stop is not None and (self.stop.fails or self.task.fail_on_job_restart)
 
     @property
     def ordinary_cores(self) -> float:

@@ -316,6 +316,9 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     """Whether its jobs tell of checkpoints, by touching the file that CPUMOND_CHECKPOINT names."""
     min_run_time: float | None = None
     """Milliseconds from its start in which no job of it is preempted; None for what holds for the operation."""
+    fail_on_job_restart: bool = False
+    """Whether the operation fails where a job of it would have to be started again; also said for all tasks at once."""
+    restart_completed_jobs: bool = False
     set_container_cpu_limit: bool | None = None
     """Whether ``cpu_limit`` is a ceiling of its jobs, too; None as their class has it (1.10)."""
     spec: dict[str, Any] = {}
@@ -363,6 +366,7 @@ class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
     preemption_mode: Literal["normal", "graceful"] = "normal"
     is_gang: bool = False
     max_failed_job_count: int = 10
+    suspend_on_job_failure: bool = False
     time_limit: float | None = None
     """Milliseconds from ``start_time`` after which it fails; None for no limit."""
     allow_reclaimed: bool = True
@@ -394,6 +398,8 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     """Why it failed or was aborted, in a sentence."""
     failure: Failure | None = None
     """The same for clients of ``yt``, where its code is not the usual one."""
+    suspended_for: Failure | None = None
+    """The error of the job whose failure suspended it."""
     spec: dict[str, Any] = {}
     """As the user gave it."""
     parents: dict[str, str] = {}
@@ -504,6 +510,8 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     reclaimed: bool = False
     failure: Failure | None = None
     """Why it failed, where that does not follow from its exit code."""
+    has_run: bool = True
+    """False: it ended before it had a process, as far as is known."""
 
     @property
     def job_class(self) -> JobClass:

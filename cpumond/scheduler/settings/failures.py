@@ -9,6 +9,7 @@ from cpumond.core.words import count
 from cpumond.scheduler.model import POOL_TREES_UNSPECIFIED, JobRecord, Task
 from cpumond.scheduler.model.failures import (
     FAILED_JOBS_LIMIT_EXCEEDED,
+    FAILED_ON_JOB_RESTART,
     JOB_TIME_LIMIT_EXCEEDED,
     MEMORY_LIMIT_EXCEEDED,
     NON_ZERO_EXIT_CODE,
@@ -18,6 +19,14 @@ from cpumond.scheduler.model.failures import (
 
 _LIMIT_EXCEEDED: Final = "Failed jobs limit exceeded"
 """Programs that start operations look for these words."""
+_MUST_NOT_RESTART: Final = "Operation has fail_on_job_restart, and a job would have to be started again"
+_ABORT_REASONS: Final = {
+    "preempted": "preemption",
+    "graceful": "preemption",
+    "limit_violated": "preemption",
+    "overcommit": "node_resource_overcommit",
+}
+"""By kind of the preemption's record."""
 _TOO_LONG: Final = "Operation is running for too long, aborted"
 
 
@@ -31,6 +40,13 @@ def of_job(job: JobRecord) -> Failure:
         return Failure(job.reason, USER_JOB_FAILED)
     inner = Failure(job.reason, NON_ZERO_EXIT_CODE, {"exit_code": job.exit_code})
     return Failure("User job failed", USER_JOB_FAILED, inner=(inner,))
+
+
+def innermost(failure: Failure) -> Failure:
+    """The cause at the bottom of an error."""
+    while failure.inner:
+        failure = failure.inner[0]
+    return failure
 
 
 def at_limit(task: Task, reason: str) -> Failure | None:
@@ -51,6 +67,33 @@ def too_many_failed(failed: int, limit: int, last: JobRecord) -> tuple[Failure, 
     failure = Failure(_LIMIT_EXCEEDED, FAILED_JOBS_LIMIT_EXCEEDED, {"max_failed_job_count": limit}, (of_job(last),))
     told = f"{count(failed, 'job')} failed, max_failed_job_count is {limit}; last: {last.reason}"
     return failure, f"{_LIMIT_EXCEEDED}: {told}"
+
+
+def would_restart(job: JobRecord) -> tuple[Failure, str]:
+    """The same for one with ``fail_on_job_restart`` whose job ended without its work done."""
+    reason = f"job_{'failed' if job.state == 'failed' else 'aborted'}"
+    told: dict[str, str | int | float] = {"reason": reason, "job_id": job.id}
+    if job.state != "failed":
+        told["job_abort_reason"] = tell_abort_reason(job)
+    text = f"{_MUST_NOT_RESTART}: job {job.id} {'failed' if job.state == 'failed' else 'was aborted'}"
+    return Failure(_MUST_NOT_RESTART, FAILED_ON_JOB_RESTART, told, (of_job(job),)), f"{text}: {job.reason}"
+
+
+def lost_by_restart(missing: int) -> tuple[Failure, str]:
+    """The same for one of which a restart of the scheduler found so many jobs neither running nor completed."""
+    text = f"{count(missing, 'job')} had not been started when the scheduler was started anew"
+    told: dict[str, str | int | float] = {"reason": "job_count_mismatch_after_revival"}
+    return Failure(f"{_MUST_NOT_RESTART}: {text}", FAILED_ON_JOB_RESTART, told), f"{_MUST_NOT_RESTART}: {text}"
+
+
+def tell_abort_reason(job: JobRecord) -> str:
+    """Why a job was aborted or is lost, in the word of ``yt``."""
+    if job.state == "lost":
+        return "node_offline"
+    kind = "" if job.preemption is None else job.preemption.kind
+    if job.reason.startswith("resource_overdraft"):
+        return "resource_overdraft"
+    return _ABORT_REASONS.get(kind, "other")
 
 
 def running_too_long(time_limit: float) -> tuple[Failure, str]:

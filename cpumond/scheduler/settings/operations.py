@@ -140,6 +140,7 @@ def read_spec(
         alias=_text(table.get("alias", ""), "spec/alias", 1000),
         preemption_mode=_choice(table.get("preemption_mode", "normal"), "spec/preemption_mode"),
         is_gang=_flag(table.get("is_gang", False), "spec/is_gang"),
+        suspend_on_job_failure=_flag(table.get("suspend_on_job_failure", False), "spec/suspend_on_job_failure"),
         max_failed_job_count=_integer(table.get("max_failed_job_count", 10), "spec/max_failed_job_count", 0, 10**9),
         time_limit=_read_time_limit(table.get("time_limit"), "spec/time_limit"),
         allow_reclaimed=allows,
@@ -332,6 +333,8 @@ def _read_tasks(table: Mapping[str, Any], default_memory_limit: int) -> tuple[Ta
     result = tuple(
         _read_task(_text(name, "spec/tasks", 1000), given, default_memory_limit) for name, given in tasks.items()
     )
+    if _flag(table.get("fail_on_job_restart", False), "spec/fail_on_job_restart"):
+        result = tuple(msgspec.structs.replace(task, fail_on_job_restart=True) for task in result)
     total = sum(task.job_count for task in result)
     if total > MAX_JOB_COUNT:
         raise _refuse("spec/tasks", f"at most {MAX_JOB_COUNT} jobs are allowed in one operation, got {total}")
@@ -374,6 +377,8 @@ def _read_task(name: str, given: object, default_memory_limit: int) -> Task:
         job_time_limit=_read_time_limit(task.get("job_time_limit"), f"{where}/job_time_limit"),
         min_run_time=_read_time_limit(task.get("min_run_time"), f"{where}/min_run_time", 0.0),
         checkpoints=_flag(task.get("checkpoints", False), f"{where}/checkpoints"),
+        fail_on_job_restart=_flag(task.get("fail_on_job_restart", False), f"{where}/fail_on_job_restart"),
+        restart_completed_jobs=_flag(task.get("restart_completed_jobs", False), f"{where}/restart_completed_jobs"),
         set_container_cpu_limit=None if ceiling is None else _flag(ceiling, f"{where}/set_container_cpu_limit"),
         spec={key: task[key] for key in sorted(rest)},
     )
@@ -505,19 +510,34 @@ def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str,
     return needed
 
 
-def count_job(record: OperationRecord, job: JobRecord, now: float) -> OperationRecord:
-    """The record after a job ended: completed, failed, aborted or lost.
+def starts_again(task: Task | None, job: JobRecord) -> bool:
+    """Whether a job that completed is one that is lost to its operation, and wanted again."""
+    return task is not None and job.state == "completed" and task.restart_completed_jobs
 
-    All jobs completed: the operation is completed. As many failed ones as ``max_failed_job_count``: it failed.
+
+def _ran_in_vain(job: JobRecord) -> bool:
+    return job.state == "failed" or (job.state in ("aborted", "lost") and job.has_run)
+
+
+def count_job(record: OperationRecord, job: JobRecord, now: float) -> OperationRecord:
+    """The record after a job ended: completed, failed, aborted or lost (3.6).
+
+    All jobs completed: the operation is completed. As many failed ones as ``max_failed_job_count``, or one that must
+    not be started again: it failed.
     """
     if record.is_finished:
         return record
-    counts = record.counts.get(job.task, JobCounts())
-    counts = msgspec.structs.replace(counts, **{job.state: getattr(counts, job.state) + 1})
+    task = next((task for task in record.tasks if task.name == job.task), None)
+    counts, state = record.counts.get(job.task, JobCounts()), "lost" if starts_again(task, job) else job.state
+    counts = msgspec.structs.replace(counts, **{state: getattr(counts, state) + 1})
     record = msgspec.structs.replace(record, counts={**record.counts, job.task: counts})
+    if task is not None and task.fail_on_job_restart and _ran_in_vain(job):
+        return _fail(record, now, *failures.would_restart(job))
     failed = sum(each.failed for each in record.counts.values())
     if job.state == "failed" and failed >= record.max_failed_job_count:
         return _fail(record, now, *failures.too_many_failed(failed, record.max_failed_job_count, job))
+    if job.state == "failed" and record.suspend_on_job_failure:
+        return msgspec.structs.replace(record, suspended=True, suspended_for=failures.of_job(job))
     if all(record.counts.get(task.name, JobCounts()).completed >= task.job_count for task in record.tasks):
         return finish(record, "completed", now, "")
     return record
@@ -541,6 +561,22 @@ def finish(
 
 def _fail(record: OperationRecord, now: float, failure: Failure, error: str) -> OperationRecord:
     return msgspec.structs.replace(finish(record, "failed", now, error), failure=failure)
+
+
+def cut_short(
+    record: OperationRecord, now: float, needed: Mapping[str, int], stopped: Mapping[str, int]
+) -> OperationRecord:
+    """The record of an operation with ``fail_on_job_restart`` that a restart of the scheduler found half begun."""
+    missing = sum(needed.get(task.name, 0) for task in record.tasks if task.fail_on_job_restart)
+    failure, error = failures.lost_by_restart(missing)
+    return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
+
+
+def is_cut_short(record: OperationRecord, needed: Mapping[str, int], active: Mapping[str, int]) -> bool:
+    """Whether some jobs of tasks with ``fail_on_job_restart`` have been started, and others have not."""
+    names = [task.name for task in record.tasks if task.fail_on_job_restart]
+    has_begun = any(active.get(name, 0) or name in record.counts for name in names)
+    return has_begun and any(needed.get(name, 0) for name in names)
 
 
 def deadline(record: OperationRecord) -> float | None:

@@ -113,6 +113,15 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("job_time_limit", TASK, "none", "honoured", aliases=("exec_time_limit",)),
     Option("checkpoints", TASK, "", "honoured"),
     Option("set_container_cpu_limit", TASK, "false", "honoured"),
+    Option("fail_on_job_restart", BOTH, "false", "honoured", "at the root: for all tasks"),
+    Option(
+        "suspend_on_job_failure", ROOT, "false", "honoured",
+        "the failed job that is the max_failed_job_count-th fails the operation all the same",
+    ),
+    Option(
+        "restart_completed_jobs", TASK, "false", "honoured",
+        "the operation ends by yt complete-op or yt abort-op alone",
+    ),
     # --- refused: the result would be another one
     Option(
         "gang_options", TASK, "none", "refused",
@@ -125,19 +134,6 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "each job would run alone and believe to be one of several; order one larger job, or one job for each member "
         "in a gang",
         with_zero=True,
-    ),
-    Option(
-        "fail_on_job_restart", BOTH, "false", "refused",
-        "a job that must not run twice would be started again after a preemption or a lost node; leave it out and let "
-        "the command find out whether its work was done before",
-    ),
-    Option(
-        "suspend_on_job_failure", ROOT, "false", "refused",
-        "the operation would go on after a failed job; say max_failed_job_count=1 to end it there",
-    ),
-    Option(
-        "restart_completed_jobs", TASK, "false", "refused",
-        "a completed job would not be started again; let the command go on by itself, in a loop",
     ),
     Option(
         "scheduling_tag_filter", TREES, "empty", "refused",

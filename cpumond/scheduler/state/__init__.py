@@ -109,6 +109,8 @@ class State:
         """The configuration that the last ``settle`` saw."""
         self.deadlines: list[tuple[float, str]] = []
         """A heap: when the ``time_limit`` of an operation is over, and its id; some of them may have ended."""
+        self.cut_short: dict[str, None] = {}
+        """Operations that fail since a restart of the scheduler came before all of their jobs had been started."""
         self.expired: dict[tuple[str, str], None] = {}
         """(kind, key) of stored records that are no longer kept."""
         self.contested: dict[str, float] = {}

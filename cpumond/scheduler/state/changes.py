@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from cpumond.core.levels import SAFE
 from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord, Rules, StartRecord
 from cpumond.scheduler.rights.token_records import TokenRecord
+from cpumond.scheduler.settings.operations import is_cut_short
 from cpumond.scheduler.settings.rollout import Stage
 from cpumond.scheduler.state import State, install, lifecycle
 from cpumond.scheduler.state.nodes import keep_lost
@@ -91,12 +92,15 @@ def load(
         install.install_operation(state, record, now)
     for job in jobs:
         if job.operation_id in state.operations or job.operation_id in state.finished:
-            state.finished_jobs.setdefault(job.operation_id, {})[job.id] = job
+            install.keep_job(state, job)
             state.job_sequence = max(state.job_sequence, job.sequence)
         else:
             state.expired["job", job.id] = None
     for start in starts:
         resume(state, start, now)
+    for operation in state.operations.values():
+        if is_cut_short(operation.record, operation.needed, operation.active):
+            state.cut_short[operation.id] = None
     # An earlier run may have ended between the end of one job and the order to stop the others.
     state.gangs.broken = dict.fromkeys(state.gangs.live, "one of its jobs ended before")
     lifecycle.stop_broken_gangs(state, now)

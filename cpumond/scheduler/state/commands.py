@@ -80,7 +80,7 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
     if isinstance(command, operations.ResumeOperation):
         if not record.suspended:
             raise CommandError(f"Operation {record.id} is not suspended")
-        return Transaction(operations=(msgspec.structs.replace(record, suspended=False),))
+        return Transaction(operations=(msgspec.structs.replace(record, suspended=False, suspended_for=None),))
     return _prepare_update(state, record, command.parameters)
 
 

@@ -133,10 +133,10 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
     for report in heartbeat.jobs:
         known = node.jobs.get(report.job_id)
         if report.stopping and known is None and (stopped := node.stopping.get(report.job_id)) is not None:
-            if not stopped.was_reported and not stopped.is_failing:
+            if not stopped.was_reported and not stopped.keeps_place:
                 del node.stopping[stopped.id], state.jobs[stopped.id]
                 _note_class(stopped)
-        elif report.stopping and known is not None and not known.was_reported:
+        elif report.stopping and known is not None and not known.was_reported and not known.task.fail_on_job_restart:
             end_job(known)
             _note_class(known)
             del state.jobs[known.id]
@@ -174,7 +174,9 @@ def _find_ended(
             else:
                 waited = now - job.first_sent_at
                 reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
-            ended.append(job_record(job, "aborted", now, reason=reason))
+            # One that an earlier run of the scheduler started may have run then.
+            may_have_run = job.counted == NO_CPU_TIMES
+            ended.append(job_record(job, "aborted", now, reason=reason, may_have_run=may_have_run))
     # A job that was sent and never reported may wait on the node, where the order to stop must still find it.
     for job in node.stopping.values():
         if job.id in reported:
@@ -235,6 +237,7 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
         cgroup=finished.cgroup,
         reclaimed=_was_reclaimed(node, finished.job_id, counted),
         failure=failures.at_limit(task, reason) if end == "failed" else None,
+        has_run=finished.start_time is not None,
         **list_counters(finished),
     )
 

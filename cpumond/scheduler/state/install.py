@@ -12,6 +12,7 @@ from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationReco
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.nodes_filter import parse_nodes_filter
 from cpumond.scheduler.state import State, TreeWork, lifecycle, pools
+from cpumond.scheduler.state.reports import find_task
 from cpumond.scheduler.state.spec_room import share_parts, weigh_change
 
 KEPT_INCARNATIONS = 8
@@ -151,14 +152,31 @@ def _keep_finished(state: State, record: OperationRecord) -> None:
         state.expired.update(dict.fromkeys(("job", job_id) for job_id in state.finished_jobs.pop(oldest, {})))
 
 
+MAX_RESTARTED_JOBS = 1000
+"""Of each operation with ``restart_completed_jobs``: how many of its jobs that did complete are known."""
+
+
+def keep_job(state: State, record: JobRecord) -> None:
+    """Let an ended job of a known operation be known. Of those that are started for ever, the oldest are forgotten."""
+    ended = state.finished_jobs.setdefault(record.operation_id, {})
+    ended[record.id] = record
+    operation = state.operations.get(record.operation_id)
+    if operation is None or not operations.starts_again(find_task(operation.record, record.task), record):
+        return
+    operation.restarted.append(record.id)
+    if len(operation.restarted) > MAX_RESTARTED_JOBS:
+        oldest = operation.restarted.popleft()
+        if ended.pop(oldest, None) is not None:
+            state.expired["job", oldest] = None
+
+
 def install_job(state: State, record: JobRecord) -> None:
     """Move an ended job from all counters to ``finished_jobs``; its operation's new record counts its end."""
     counted = None
     if state.record_of(record.operation_id) is not None:
-        ended = state.finished_jobs.setdefault(record.operation_id, {})
-        counted = ended.get(record.id)
-        ended[record.id] = record
+        counted = state.finished_jobs.get(record.operation_id, {}).get(record.id)
         state.expired.pop(("job", record.id), None)
+        keep_job(state, record)
     else:
         state.expired["job", record.id] = None
     job = state.jobs.pop(record.id, None)
@@ -173,7 +191,7 @@ def install_job(state: State, record: JobRecord) -> None:
     lifecycle.free_place(job)
     job.node.stopping.pop(job.id, None)
     job.state = record.state
-    if record.state != "completed":
+    if record.state != "completed" or operations.starts_again(job.task, record):
         lifecycle.note_broken(state, job, record.state)
 
 

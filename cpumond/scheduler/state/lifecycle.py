@@ -42,7 +42,7 @@ def stop(
     """Tell a job to stop: it leaves all counters at once and is replaced if its operation lives (6.7).
 
     Of a gang all other jobs stop with it, unless ``alone``; a preemption has all of them in its plan. ``fails``: it
-    counts as failed, and is replaced only after its end.
+    counts as failed.
     """
     if not job.is_active:
         return  # with its gang
@@ -55,7 +55,7 @@ def stop(
         record = msgspec.structs.replace(record, why=why)  # it is not aborted
     job.stop = Stop(record, timeout_ms / 1e3, now, fails)
     end_job(job)
-    if fails:
+    if job.keeps_place:
         job.element.operation.active[job.task.name] += 1
     job.state = "stopping"
     job.node.stopping[job.id] = job
@@ -116,7 +116,7 @@ def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple
         stopped = dict(state.operations[record.id].active)
         for job in ended:
             live = state.jobs.get(job.id)
-            if live is not None and (live.is_active or live.is_failing) and job.operation_id == record.id:
+            if live is not None and (live.is_active or live.keeps_place) and job.operation_id == record.id:
                 stopped[job.task] -= 1
         changed[record.id] = operations.finish(record, record.state, now, record.error, stopped)
     return tuple(changed.values())
@@ -135,8 +135,8 @@ def renew_needed(job: Job) -> None:
 
 
 def free_place(job: Job) -> None:
-    """Have a job replaced that was stopped as failed, now that it is gone from ``State.jobs``."""
-    if job.is_failing:
+    """Have a job replaced that kept its place while it stopped, now that it is gone from ``State.jobs``."""
+    if job.keeps_place:
         job.element.operation.active[job.task.name] -= 1
         renew_needed(job)
 

@@ -119,7 +119,12 @@ def reported_usage(limits: Vector, report: JobReport) -> Vector:
 
 
 def job_record(
-    job: Job, state: JobState, now: float, finished: FinishedJob | None = None, reason: str = ""
+    job: Job,
+    state: JobState,
+    now: float,
+    finished: FinishedJob | None = None,
+    reason: str = "",
+    may_have_run: bool = False,
 ) -> JobRecord:
     """The record of a live job that has ended.
 
@@ -153,5 +158,6 @@ def job_record(
         sequence=job.sequence,
         reclaimed=job.reclaimed,
         failure=failures.at_limit(job.task, reason) if state == "failed" else None,
+        has_run=may_have_run or job.was_reported or (finished is not None and finished.start_time is not None),
         **list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished))),
     )

@@ -10,9 +10,16 @@ from heapq import heappop, heappush
 import msgspec
 
 from cpumond.scheduler.decide import admission
-from cpumond.scheduler.elements import Operation, OperationElement
+from cpumond.scheduler.elements import Job, Operation, OperationElement
 from cpumond.scheduler.events.noticed import tell_silent
-from cpumond.scheduler.model import SUBPOOL_DELIMITER, UNTOLD_STARTS, JobRecord, OperationRecord, OperationTreeOptions
+from cpumond.scheduler.model import (
+    SUBPOOL_DELIMITER,
+    UNTOLD_STARTS,
+    JobRecord,
+    JobState,
+    OperationRecord,
+    OperationTreeOptions,
+)
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.lifecycle import count_ended
@@ -27,6 +34,8 @@ def settle(state: State, now: float) -> Transaction:
     changed: dict[str, OperationRecord] = {}
     for operation in _find_too_long(state, now):
         changed[operation.id] = operations.exceed_time(operation.record, now, operation.active)
+    for operation in _find_cut_short(state):
+        changed[operation.id] = operations.cut_short(operation.record, now, operation.needed, operation.active)
     for operation in state.operations.values() if state.settled_config is not state.config else ():
         record = operations.keep_trees(changed.get(operation.id, operation.record), state.config.trees, now)
         if not record.is_finished:
@@ -57,11 +66,18 @@ def _find_too_long(state: State, now: float) -> list[Operation]:
     return [state.operations[operation_id] for _, operation_id in due]
 
 
+def _find_cut_short(state: State) -> list[Operation]:
+    """Operations with ``fail_on_job_restart`` that the start of this scheduler found half begun; found again until
+    their end is applied."""
+    state.cut_short = {name: None for name in state.cut_short if name in state.operations}
+    return [state.operations[name] for name in state.cut_short]
+
+
 def is_unsettled(state: State, now: float) -> bool:
     """Whether ``settle`` or ``take_expired`` may find something."""
     if state.deadlines and state.deadlines[0][0] <= now:
         return True
-    if state.settled_config is not state.config or state.expired:
+    if state.settled_config is not state.config or state.expired or state.cut_short:
         return True
     return any(work.is_freed or work.arrived for work in state.work.values())
 
@@ -102,8 +118,13 @@ def expire(state: State, now: float) -> Transaction:
         if now - node.lost_since > max(timeout_s, state.rules.node_heartbeat_timeout_s):
             gone.append(node.id)
             reason = f"node {node.id} was silent for {now - node.last_seen:.0f} s"
-            ended += [job_record(job, "lost", now, reason=reason) for job in node.jobs.values()]
-            ended += [job_record(job, "aborted", now, reason=reason) for job in node.stopping.values()]
+            ends: tuple[tuple[JobState, dict[str, Job]], ...] = ("lost", node.jobs), ("aborted", node.stopping)
+            for end, jobs in ends:
+                # Whoever was told of a job may have begun it.
+                ended += [
+                    job_record(job, end, now, reason=reason, may_have_run=job.first_sent_at is not None)
+                    for job in jobs.values()
+                ]
     for old in itertools.takewhile(lambda lost: lost.lost_at < now - LOST_S, list(state.lost_nodes.values())):
         if not old.is_maintained:
             forget_lost(state, old.id)

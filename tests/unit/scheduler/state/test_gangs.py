@@ -200,7 +200,7 @@ def test_a_gang_waits_for_its_jobs_on_a_node_that_went_to_another_tree():
     world, gang = make_overdue()
     while world.jobs_of(gang):
         world.step()
-    [failing] = [job for job in world.state.jobs.values() if job.is_failing]
+    [failing] = [job for job in world.state.jobs.values() if job.keeps_place]
     moved = world.nodes[failing.node.id]
     moved.tags = ("b",)
     moved.register()

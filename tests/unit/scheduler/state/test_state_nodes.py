@@ -145,7 +145,7 @@ def test_a_node_that_reports_a_job_twice_or_with_another_clock_does_no_harm(worl
     world.now += 10.0
     heartbeat = node.heartbeat()
     world.hear(msgspec.structs.replace(heartbeat, jobs=heartbeat.jobs * 2))
-    assert world.state.jobs[job].is_failing
+    assert world.state.jobs[job].keeps_place
     assert world.operation(operation).active == {"t": 1}
 
 

@@ -1,0 +1,281 @@
+"""What a job's end without its work done makes of its operation (semantics.md 3.6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_world import PlayedNode, World
+
+from cpumond.api.updated_tree import look_once
+from cpumond.api.yt.lazy import materialise
+from cpumond.api.yt.orchid import operation_info
+from cpumond.scheduler.answers.operation import explain_operation
+from cpumond.scheduler.model import JobCounts
+from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.state import install
+
+
+def task(jobs: int = 1, **more: Any) -> dict[str, Any]:
+    return {"command": "true", "job_count": jobs, "cpu_limit": 1, "memory_limit": 0, **more}
+
+
+def begin(world: World, tasks: dict[str, dict[str, Any]] | None = None, **spec: Any) -> str:
+    """An operation in pool p whose jobs run, as far as there is room, and are known to run."""
+    operation = world.do(StartOperation({"pool": "p", "tasks": tasks or {"t": task()}, **spec})).id
+    world.settle_down()
+    return operation
+
+
+def job_of(world: World, operation: str, name: str = "t") -> str:
+    return next(job.id for job in world.jobs_of(operation) if job.task.name == name)
+
+
+def end(world: World, node: PlayedNode, job: str, state: Any = "failed", **facts: Any) -> None:
+    node.finish(job, state, start_time=world.now - 1.0, **facts)
+    world.settle_down()
+
+
+def error_of(world: World, operation: str) -> dict[str, Any]:
+    """As ``yt`` gets it."""
+    info = operation_info(world.rights, world.record(operation), look_once({}))
+    return materialise(info)["result"]["error"]
+
+
+def lines_of(world: World, operation: str) -> str:
+    return "\n".join(explain_operation(world.state, world.record(operation), world.now, {}).lines)
+
+
+# --- fail_on_job_restart
+
+
+def test_a_failed_job_fails_an_operation_whose_jobs_must_not_run_twice(world):
+    """FOJR-1."""
+    node = world.node("n1")
+    operation = begin(world, {"a": task(), "b": task()}, fail_on_job_restart=True, max_failed_job_count=10)
+    job = job_of(world, operation, "a")
+    assert len(node.jobs) == 2
+    end(world, node, job, exit_code=1, reason="exit code 1")
+    record = world.record(operation)
+    assert (record.state, node.jobs) == ("failed", {})
+    assert (record.counts["a"], record.counts["b"]) == (JobCounts(failed=1), JobCounts(aborted=1))
+    error = error_of(world, operation)
+    assert (error["code"], error["attributes"]) == (210, {"reason": "job_failed", "job_id": job})
+    assert error["inner_errors"][0]["code"] == 1205
+    assert record.error.endswith(f"job {job} failed: exit code 1")
+
+
+@pytest.mark.parametrize(("name", "state"), [("a", "completed"), ("b", "failed")])
+def test_only_tasks_that_say_so_must_not_run_twice(world, name, state):
+    """FOJR-2."""
+    node = world.node("n1")
+    operation = begin(world, {"a": task(), "b": task(fail_on_job_restart=True)}, max_failed_job_count=2)
+    end(world, node, job_of(world, operation, name))
+    while node.jobs:
+        end(world, node, next(iter(node.jobs)), "completed")
+    assert world.record(operation).state == state
+
+
+def preempt(world: World, node: PlayedNode) -> None:
+    """A starving operation takes the room of another."""
+    world.create_pool("q", strong_guarantee_resources={"cpu": node.cpu})
+    world.start("q", jobs=int(node.cpu))
+    for _ in range(12):
+        world.step(6.0)
+
+
+def test_a_preempted_job_fails_its_operation_and_its_work_is_not_begun_anew_while_it_stops(world):
+    """FOJR-3, for a job that ran."""
+    node = world.node("n1", cpu=2.0)
+    world.set_tree(max_unpreemptible_running_job_count=0)
+    operation = begin(world, fail_on_job_restart=True)
+    job = job_of(world, operation)
+    node.keeps_stopping = True
+    preempt(world, node)
+    assert list(node.stopping) == [job]
+    world.node("n2")
+    world.settle_down()
+    assert (world.operation(operation).needed, world.record(operation).state) == ({}, "running")
+    node.let_go(job, start_time=world.now - 20.0)
+    world.settle_down()
+    error = error_of(world, operation)
+    assert error["code"] == 210
+    assert error["attributes"] == {"reason": "job_aborted", "job_id": job, "job_abort_reason": "preemption"}
+
+
+def test_a_job_that_is_preempted_before_it_began_does_not_fail_its_operation(world):
+    """FOJR-3, for a job without a process."""
+    node = world.node("n1", cpu=2.0)
+    world.set_tree(max_unpreemptible_running_job_count=0, fair_share_starvation_timeout=1000)
+    node.has_no_room = True
+    operation = begin(world, fail_on_job_restart=True)
+    assert len(node.waiting) == 1
+    world.create_pool("q", strong_guarantee_resources={"cpu": 2})
+    world.start("q", jobs=2)
+    for _ in range(4):
+        world.step(6.0)
+    assert world.record(operation).state == "running"
+    assert world.job_counts(operation) == JobCounts(aborted=1)
+    assert world.operation(operation).needed == {"t": 1}
+
+
+def test_a_preempted_job_that_completes_in_its_time_fails_nothing(world):
+    node = world.node("n1", cpu=2.0)
+    world.set_tree(max_unpreemptible_running_job_count=0)
+    operation = begin(world, {"t": task(interruptible=True)}, fail_on_job_restart=True)
+    job = job_of(world, operation)
+    node.keeps_stopping = True
+    preempt(world, node)
+    node.let_go(job, "completed", start_time=world.now - 20.0)
+    world.settle_down()
+    assert (world.record(operation).state, world.job_counts(operation)) == ("completed", JobCounts(completed=1))
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, reported):
+    world.node("n1")
+    operation = world.do(StartOperation({"pool": "p", "tasks": {"t": task()}, "fail_on_job_restart": True})).id
+    world.step()
+    if reported:
+        world.settle_down()
+    del world.nodes["n1"]
+    for _ in range(10):
+        world.step(60.0)
+    attributes = error_of(world, operation)["attributes"]
+    assert (attributes["reason"], attributes["job_abort_reason"]) == ("job_aborted", "node_offline")
+
+
+def test_jobs_that_all_run_survive_a_restart_of_the_scheduler(world):
+    """FOJR-4."""
+    node = world.node("n1")
+    operation = begin(world, {"t": task(2)}, fail_on_job_restart=True)
+    jobs = list(node.jobs)
+    world.restart()
+    world.settle_down()
+    assert list(node.jobs) == jobs
+    for job in jobs:
+        end(world, node, job, "completed")
+    assert world.record(operation).state == "completed"
+
+
+def test_a_restart_fails_an_operation_that_is_half_begun(world):
+    """FOJR-4."""
+    node = world.node("n1", cpu=5.0)
+    operation = begin(world, {"t": task(7)}, fail_on_job_restart=True)
+    end(world, node, job_of(world, operation), "completed")
+    assert len(node.jobs) == 5
+    world.restart()
+    world.settle_down()
+    error = error_of(world, operation)
+    assert (error["code"], error["attributes"]) == (210, {"reason": "job_count_mismatch_after_revival"})
+    assert "1 job had not been started" in error["message"]
+    assert (world.job_counts(operation), node.jobs) == (JobCounts(completed=1, aborted=5), {})
+
+
+def test_a_restart_spares_what_has_not_begun_and_tasks_that_do_not_say_so(world):
+    world.node("n1", cpu=2.0)
+    waiting = begin(world, {"t": task(2, cpu_limit=3)}, fail_on_job_restart=True)
+    other = begin(world, {"a": task(5), "b": task(1, fail_on_job_restart=True, cpu_limit=3)})
+    world.restart()
+    world.settle_down()
+    assert world.states([waiting, other]) == "rr"
+
+
+def test_its_jobs_are_preempted_after_others_that_are_protected_alike(world):
+    world.node("n1", cpu=6.0)
+    world.set_tree(max_unpreemptible_running_job_count=0)
+    other = begin(world, {"t": task(3)})
+    careful = begin(world, {"t": task(3)}, fail_on_job_restart=True)  # the last to start would be the first to go
+    world.create_pool("q", strong_guarantee_resources={"cpu": 2})
+    starving = world.start("q", jobs=2)
+    for _ in range(12):
+        if not world.jobs_of(starving):
+            world.step(6.0)
+    assert [len(world.jobs_of(each)) for each in (other, careful, starving)] == [2, 3, 1]
+
+
+def test_jobs_above_a_lowered_limit_go_before_those_that_fail_their_operation(world):
+    world.node("n1", cpu=4.0)
+    other = begin(world)
+    careful = begin(world, fail_on_job_restart=True)
+    world.set_pool("p", resource_limits={"cpu": 1})
+    for _ in range(3):
+        world.step(6.0)
+    assert (len(world.jobs_of(other)), world.record(careful).state) == (0, "running")
+
+
+def test_why_says_that_a_preemption_would_fail_it(world):
+    world.node("n1")
+    every = begin(world, {"a": task(), "b": task()}, fail_on_job_restart=True)
+    one = begin(world, {"a": task(), "b": task(fail_on_job_restart=True)})
+    assert "the preemption, abort or loss of one of its jobs fails it: fail_on_job_restart" in lines_of(world, every)
+    assert "the preemption, abort or loss of a job of task 'b' fails it" in lines_of(world, one).replace('"', "'")
+    assert "fail_on_job_restart" not in lines_of(world, begin(world))
+
+
+# --- suspend_on_job_failure
+
+
+def test_an_operation_is_suspended_by_a_failed_job_until_it_is_resumed(world):
+    """SUSP-1."""
+    node = world.node("n1")
+    operation = begin(world, {"t": task(2)}, suspend_on_job_failure=True)
+    job = job_of(world, operation)
+    end(world, node, job, exit_code=1, reason="exit code 1; stderr: boom")
+    record = world.record(operation)
+    assert (record.state, record.suspended, world.job_counts(operation)) == ("running", True, JobCounts(failed=1))
+    info = materialise(operation_info(world.rights, record, look_once({})))
+    assert info["suspended"] is True
+    assert info["alerts"]["operation_suspended"]["inner_errors"][0]["code"] == 1205
+    assert "it is suspended since a job failed, exit code 1; stderr: boom:" in lines_of(world, operation)
+    for _ in range(10):
+        world.step()
+    assert len(node.jobs) == 1  # the other one goes on
+    world.restart()
+    world.resume(operation)
+    world.settle_down()
+    assert world.record(operation).suspended_for is None
+    assert len(node.jobs) == 2
+    end(world, node, next(iter(node.jobs)))
+    assert (world.record(operation).suspended, world.job_counts(operation).failed) == (True, 2)
+
+
+def test_the_last_failure_allowed_fails_an_operation_rather_than_suspend_it(world):
+    node = world.node("n1")
+    operation = begin(world, suspend_on_job_failure=True, max_failed_job_count=1)
+    end(world, node, job_of(world, operation))
+    assert (world.record(operation).state, error_of(world, operation)["code"]) == ("failed", 215)
+
+
+# --- restart_completed_jobs
+
+
+def test_completed_jobs_start_again_until_the_operation_is_ended(world):
+    """RCJ-1."""
+    node = world.node("n1")
+    operation = begin(world, {"t": task(restart_completed_jobs=True)})
+    for number in range(1, 4):
+        end(world, node, job_of(world, operation), "completed")
+        assert world.job_counts(operation) == JobCounts(lost=number)
+    assert (world.record(operation).state, len(node.jobs)) == ("running", 1)
+    world.restart()
+    world.settle_down()
+    assert {job.state for job in world.state.finished_jobs[operation].values()} == {"completed"}
+    world.complete(operation)
+    world.settle_down()
+    assert (world.record(operation).state, node.jobs) == ("completed", {})
+
+
+def test_jobs_that_start_for_ever_are_forgotten_in_the_end(world, monkeypatch):
+    monkeypatch.setattr(install, "MAX_RESTARTED_JOBS", 3)
+    node = world.node("n1")
+    operation = begin(world, {"t": task(restart_completed_jobs=True)})
+    ended = []
+    for number in range(8):
+        ended.append(job_of(world, operation))
+        end(world, node, ended[-1], "completed")
+        if number == 4:
+            world.restart()
+            world.settle_down()
+    assert list(world.state.finished_jobs[operation]) == ended[-3:]
+    assert [key for kind, key in world.stored if kind == "job"] == ended[-3:]
