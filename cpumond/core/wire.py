@@ -128,6 +128,8 @@ class FinishedJob(CpuUse, frozen=True, forbid_unknown_fields=True):
     finish_time: float | None = None
     max_memory: _Bytes | None = None
     cgroup: str = ""
+    stderr_size: _Bytes | msgspec.UnsetType = msgspec.UNSET
+    """Bytes that it wrote to stderr, left out where that is not known; told to who ``knows_stderr_size`` only."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -345,6 +347,7 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True):
     state is wanted at once. ``period_s``: how often heartbeats shall come, null as the node likes.
     ``knows_about``: whether the scheduler knows what the agent is (``AgentAbout``); null from one that does not ask.
     ``level``: what the agent shall do at most where its configuration says ``may_set_mode``; "" for no stage.
+    ``knows_stderr_size``: whether it reads that of a finished job; one that does not drops the whole heartbeat.
     """
 
     accepted: bool
@@ -360,6 +363,7 @@ class HeartbeatAnswer(msgspec.Struct, frozen=True):
     period_s: float | None = None
     knows_about: bool | None = None
     level: str = ""
+    knows_stderr_size: bool = False
 
 
 def schema_of(message: type[msgspec.Struct], title: str) -> dict[str, Any]:

@@ -125,19 +125,23 @@ class Loop(Cluster):
 
     def yt(self, *arguments: str) -> str:
         """What the unmodified client prints; it must succeed."""
+        done = self.try_yt(*arguments)
+        assert done.returncode == 0, (arguments, done.stderr)
+        return done.stdout.strip()
+
+    def try_yt(self, *arguments: str, program: Path = YT) -> subprocess.CompletedProcess[str]:
+        """A run of the unmodified client, or of another ``program`` that uses its library."""
         blocked = self.place / "no_bindings"
         blocked.mkdir(exist_ok=True)
         (blocked / "yt_yson_bindings.py").write_text(NO_BINDINGS)
-        done = subprocess.run(
-            [str(YT), *arguments],
+        return subprocess.run(
+            [str(program), *arguments],
             env={
                 **clean_environment(), "YT_PROXY": self.scheduler.listen, "HOME": str(self.place),
                 "YT_CONFIG_PATCHES": "{proxy={retries={enable=%false}}}", "PYTHONPATH": str(blocked),
             },
             capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
-        assert done.returncode == 0, (arguments, done.stderr)
-        return done.stdout.strip()
 
     def set_tree(self, **values: object) -> None:
         """Change options of the default tree."""

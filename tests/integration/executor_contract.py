@@ -368,9 +368,10 @@ class ExecutorContract:
         assert os.path.samefile(rig.read(job_id).decode().strip(), tmp_path)
 
     def test_both_streams_are_kept_apart(self, rig: Rig) -> None:
-        job_id = rig.shell("echo out; echo err >&2")
-        rig.wait(Ended, job_id)
+        job_id = rig.shell("echo out; echo err >&2; exit 3")
+        ended = rig.wait(Ended, job_id)
         assert (rig.read(job_id), rig.read(job_id, "stderr")) == (b"out\n", b"err\n")
+        assert (ended.last_words, ended.stderr_size) == (b"err\n", 4)
 
     def test_its_quota_is_in_force(self, rig: Rig) -> None:
         cores_of = {rig.start("sleep", "1000", cpu_limit=cores): cores for cores in (0.05, 0.5, 1.5)}

@@ -16,7 +16,7 @@ PURE = (
     "agent.explanation", "agent.limits.hold", "agent.limits.judge",
     "api.event_views", "api.figures", "api.node_views", "api.overview", "api.permissions", "api.pool_views",
     "api.rollout_views", "api.tables", "api.token_views", "api.updated_tree", "api.views", "api.yt.lazy",
-    "api.yt.orchid", "api.yt.orchid_attributes",
+    "api.yt.errors", "api.yt.jobs", "api.yt.orchid", "api.yt.orchid_attributes",
     "api.yt.values", "api.yt.ypath",
     *(
         f"scheduler.{name}"

@@ -382,8 +382,9 @@ class AssignedJobs:
 
     def _finish(self, job: AssignedJob, state: EndState, reason: str, ended: Ended | None = None) -> None:
         order = job.order
-        finished = job.describe_end(state, reason, ended or Ended(order.job_id, self.clock.wall_s()))
-        self._update_file(job, state="ended", finished=finished)
+        ended = ended or Ended(order.job_id, self.clock.wall_s())
+        finished = job.describe_end(state, reason, ended)
+        self._update_file(job, state="ended", finished=finished, stderr_size=ended.stderr_size)
         job.kill_at_s = math.inf
         self.counters[state] += 1
         log.info("job_ended", job_id=order.job_id, operation_id=order.operation_id, state=state,
@@ -521,7 +522,7 @@ class AssignedJobs:
         return [job.report() for job in self.jobs.values() if job.takes_room]
 
     def finished_jobs(self) -> list[FinishedJob]:
-        return [job.file.finished for job in self.jobs.values() if job.file.finished is not None]
+        return [end for job in self.jobs.values() if (end := job.file.describe_end()) is not None]
 
     def find_by_cgroup(self, path: str) -> JobOrder | None:
         """The order of the job in a cgroup; None where that is no living job of the scheduler."""

@@ -65,6 +65,15 @@ class JobFile(msgspec.Struct, frozen=True):
     ordered_cpu_seconds: float = 0.0
     throttled_cpu_seconds: float = 0.0
     late_cpu_seconds: float = 0.0
+    stderr_size: int | None = None
+    """Of ``finished``, in which an agent of version 0.2 could not read it."""
+
+    def describe_end(self) -> FinishedJob | None:
+        """What the scheduler gets; None while it has not ended."""
+        end = self.finished
+        if end is None or self.stderr_size is None:
+            return end
+        return msgspec.structs.replace(end, stderr_size=self.stderr_size)
 
 
 class JobsDir:

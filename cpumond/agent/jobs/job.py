@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import structlog
@@ -141,6 +141,7 @@ class AssignedJob:
 
     def describe_end(self, state: EndState, reason: str, ended: Ended) -> FinishedJob:
         """Its end as the scheduler gets it; a signal is an exit code above 128, as in shells."""
+        sums: dict[str, Any] = {**self.sums()}
         return FinishedJob(
             job_id=self.order.job_id,
             operation_id=self.order.operation_id,
@@ -153,7 +154,7 @@ class AssignedJob:
             cpu_seconds=ended.cpu_seconds,
             max_memory=ended.max_memory,
             cgroup=self.file.cgroup,
-            **self.sums(),
+            **sums,
         )
 
     def classify_end(self, ended: Ended) -> tuple[EndState, str]:

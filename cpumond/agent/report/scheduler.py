@@ -155,7 +155,7 @@ class SchedulerLink:
         self.about: AgentAbout | None = None
         """The agent's facts; the thread sends them when the scheduler asks for them and does not have them."""
         self._told_about: AgentAbout | None = None
-        self._asks_about = False
+        self._asks_about = self._knows_stderr_size = False
         self._asked_at_s = 0.0
         self._refused_change: NodeRegistration | None = None
         self._change_failures = 0
@@ -280,6 +280,10 @@ class SchedulerLink:
 
     def _send(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | Again | None:
         sent_at_s = time.monotonic()
+        knows_size, self._knows_stderr_size = self._knows_stderr_size, False
+        if heartbeat.finished_jobs and not knows_size:
+            finished = [msgspec.structs.replace(end, stderr_size=msgspec.UNSET) for end in heartbeat.finished_jobs]
+            heartbeat = msgspec.structs.replace(heartbeat, finished_jobs=finished)
         told, about = self._differences.make(heartbeat), self.about
         asks, self._asks_about = self._asks_about, False
         is_news = about is not None and asks and about != self._told_about
@@ -300,7 +304,7 @@ class SchedulerLink:
             return self._describe(reply)
         if answer.full and not answer.accepted and told is not heartbeat:
             return AGAIN
-        self._asks_about = answer.knows_about is not None
+        self._asks_about, self._knows_stderr_size = answer.knows_about is not None, answer.knows_stderr_size
         if not answer.accepted:
             return self._give_up(f"{reply.url}: the heartbeat was dropped: {self._show(answer.reason)}")
         self._taken_since_demand, self._told_dropped = True, False

@@ -7,9 +7,9 @@ scheduler, and is the only thing that waits.
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -17,8 +17,8 @@ import msgspec
 from cpumond.api.permissions import RightsTarget, check_question, find_path_target, judge_action
 from cpumond.api.refusals import tell_refusal
 from cpumond.api.updated_tree import look_once
-from cpumond.api.views import list_jobs, list_records, order_of_start
-from cpumond.api.yt import orchid
+from cpumond.api.views import list_jobs, list_records
+from cpumond.api.yt import job_filters, jobs, orchid
 from cpumond.api.yt.cypress import (
     POOL_TREES,
     Cypress,
@@ -80,9 +80,7 @@ MAX_LISTED_OPERATIONS: Final = 1000
 MAX_LISTED_BYTES: Final = 16 * 2**20
 """Memory that the specifications in one answer take."""
 SPECIFICATIONS: Final = frozenset({"spec", "provided_spec", "full_spec", "unrecognized_spec"})
-MAX_LISTED_JOBS: Final = 10_000
 DEFAULT_LISTED_OPERATIONS: Final = 100
-DEFAULT_LISTED_JOBS: Final = 1000
 
 LISTED_ATTRIBUTES: Final = (
     "id", "type", "state", "authenticated_user", "start_time", "finish_time", "suspended", "brief_spec",
@@ -371,7 +369,7 @@ async def _get_operation(backend: YtBackend, request: YtRequest) -> Any:
     wants_secrets = not SPECIFICATIONS.isdisjoint(names or ())
     record = backend.find_record(request, "read_secrets" if wants_secrets else "read")
     results = look_once(backend.cypress.results())
-    info = orchid.operation_info(backend.cypress.rights(), record, results)
+    info = orchid.operation_info(backend.cypress.rights(), record, results, backend.scheduler.clock.now())
     return await _pick(info, names, Turn())
 
 
@@ -413,10 +411,10 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
         )
     turn = Turn()
     without = [name for name in attributes if name not in SPECIFICATIONS]
-    described = []
+    described, now = [], backend.scheduler.clock.now()
     for record in shown:
         names = without if specs and not rights.may_read_secrets(record) else attributes
-        described.append(await _pick(orchid.operation_info(rights, record, view), names, turn))
+        described.append(await _pick(orchid.operation_info(rights, record, view, now), names, turn))
     answer: dict[str, Any] = {"operations": described, "incomplete": len(chosen) > limit}
     if strip_attributes(request.parameters.get("include_counters", True)) is not False:
         answer.update(count_operations(chosen, almost))
@@ -424,34 +422,19 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
 
 
 async def _list_jobs(backend: YtBackend, request: YtRequest) -> Any:
-    state = backend.scheduler.state
     record = backend.find_record(request)
-    wanted = get_text(request, "job_state", "") or get_text(request, "state", "")
-    task, address = get_text(request, "task_name", ""), get_text(request, "address", "")
-
-    jobs = [
-        job
-        for job in list_jobs(state, record)
-        if (not task or task == job.task_name) and (not address or address == _address(backend, job))
-    ]
-    if any(get_flag(request, name) for name in ("with_stderr", "with_fail_context", "with_competitors")):
-        jobs = []
-    counts = Counter(orchid.job_state(job) for job in jobs)
-    if wanted:
-        jobs = [job for job in jobs if orchid.job_state(job) == wanted]
-    jobs.sort(key=order_of_start, reverse=get_text(request, "sort_order", "") == "descending")
-    offset = get_number(request, "offset", 0, 2**31)
-    limit = get_number(request, "limit", DEFAULT_LISTED_JOBS, MAX_LISTED_JOBS)
+    query = job_filters.read_query(request, partial(_address, backend), backend.scheduler.clock.now())
+    page, about = job_filters.choose_jobs(list_jobs(backend.scheduler.state, record), query)
     described, turn = [], Turn()
-    for job in jobs[offset : offset + limit]:
-        described.append(orchid.job_info(job, _address(backend, job)))
+    for job in page:
+        info = jobs.job_info(job, record, _address(backend, job))
+        described.append(_take(info, None if query.names is None else ["id", *query.names]))
         await turn.give()
-    return {
-        "jobs": described,
-        "errors": [],
-        "state_counts": dict(counts),
-        "type_counts": {"vanilla": sum(counts.values())} if counts else {},
-    }
+    return {"jobs": described, **about}
+
+
+def _take(info: dict[str, Any], names: Iterable[str] | None) -> dict[str, Any]:
+    return info if names is None else {name: info[name] for name in names if name in info}
 
 
 def _address(backend: YtBackend, job: Job | JobRecord) -> str:
@@ -467,11 +450,9 @@ async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
         job = state.finished_jobs.get(_operation_id(request), {}).get(job_id)
     if job is None:
         raise YtError(f"No such job {job_id}", NO_SUCH_JOB)
-    operation = job.element.operation.id if isinstance(job, Job) else job.operation_id
-    check_operation(Rights(state, request.user), state.find_record(operation), "read")
-    info = orchid.job_info(job, _address(backend, job))
-    names = get_names(request, "attributes")
-    return info if names is None else {name: info[name] for name in names if name in info}
+    record = state.find_record(job.element.operation.id if isinstance(job, Job) else job.operation_id)
+    check_operation(Rights(state, request.user), record, "read")
+    return _take(jobs.job_info(job, record, _address(backend, job)), get_names(request, "attributes"))
 
 
 async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:

@@ -16,25 +16,23 @@ import msgspec
 from cpumond.api.permissions import hide_secrets, show_acl
 from cpumond.api.updated_tree import LookAt, Results, UpdatedTree, look_once
 from cpumond.api.views import count_jobs, show_outlook
+from cpumond.api.yt.errors import show_error, show_failure
+from cpumond.api.yt.jobs import show_preemption
 from cpumond.api.yt.lazy import MISSING, Lazy, amounts, fixed, iso_time, table
 from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
-from cpumond.core.wire import JobReport
 from cpumond.fairshare.folding import fold_weight
 from cpumond.fairshare.resources import ZERO, add, greatest, positive_part, subtract
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers import resulting
 from cpumond.scheduler.decide import admission, placement
-from cpumond.scheduler.elements import Job, Node, Operation, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements import Node, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import (
     ROOT_POOL,
     SUBPOOL_DELIMITER,
-    JobRecord,
     OperationRecord,
-    PreemptionRecord,
     to_vector,
 )
-from cpumond.scheduler.model.failures import Failure
-from cpumond.scheduler.settings import failures, operations
+from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.attributes import ALIASES
 from cpumond.scheduler.state import State
 
@@ -173,21 +171,12 @@ def _tasks(record: OperationRecord, live: Operation | None) -> list[dict[str, An
     return shown
 
 
-def _error(message: str, code: int = 1, attributes: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"code": code, "message": message, "attributes": attributes or {}, "inner_errors": []}
-
-
-def _show_failure(failure: Failure) -> dict[str, Any]:
-    inner = [_show_failure(each) for each in failure.inner]
-    return {**_error(failure.message, failure.code, dict(failure.attributes)), "inner_errors": inner}
-
-
 def _result(record: OperationRecord) -> Any:
     if not record.is_finished:
         return MISSING
     if record.failure is not None:
-        return {"error": _show_failure(record.failure)}
-    return {"error": _error(record.error, int(record.state != "completed"))}
+        return {"error": show_failure(record.failure)}
+    return {"error": show_error(record.error, int(record.state != "completed"))}
 
 
 def _alerts(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
@@ -197,14 +186,17 @@ def _alerts(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
         full = admission.find_full(element)
         if full is not None:
             details = {"pool": full.name, "limit": full.max_running_operation_count, "pool_tree": element.tree.name}
-            alerts["operation_pending"] = _error("Max running operation count violated", 1, details)
+            alerts["operation_pending"] = show_error("Max running operation count violated", 1, details)
             break
     if record.suspended_for is not None:
-        inner = [_show_failure(record.suspended_for)]
-        alerts["operation_suspended"] = {**_error("Operation is suspended since a job failed"), "inner_errors": inner}
+        inner = [show_failure(record.suspended_for)]
+        alerts["operation_suspended"] = {
+            **show_error("Operation is suspended since a job failed"),
+            "inner_errors": inner,
+        }
     too_large = [] if live is None else placement.find_stuck_tasks(live)
     if too_large:
-        alerts["job_fits_no_node"] = _error("; ".join(too_large))
+        alerts["job_fits_no_node"] = show_error("; ".join(too_large))
     return alerts
 
 
@@ -214,8 +206,8 @@ def _brief_spec(record: OperationRecord) -> dict[str, Any]:
     return {name: value for name, value in brief.items() if value}
 
 
-def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt) -> Lazy:
-    """An operation, live or finished: what ``get_operation`` answers (yt_protocol.md 10).
+def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt, now: float | None = None) -> Lazy:
+    """An operation, live or finished: what ``get_operation`` answers (yt_protocol.md 10) at ``now``.
 
     It shows no environment to one whose ``rights`` do not allow to read it.
     """
@@ -256,7 +248,7 @@ def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt) -> 
                 "owners": [],
                 "acl": show_acl(record.acl),
             },
-            "brief_progress": lambda: _brief_progress(rights.state, record, live),
+            "brief_progress": lambda: _brief_progress(rights.state, record, live, now),
             "progress": progress,
             "task_names": lambda: [task.name for task in record.tasks],
             "result": lambda: _result(record),
@@ -267,71 +259,19 @@ def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt) -> 
     )
 
 
-def _brief_progress(state: State, record: OperationRecord, live: Operation | None) -> dict[str, Any]:
-    """Counts of jobs and, where there is a forecast, times of start and end in the form of ``yt``."""
-    outlook = show_outlook(state, record.id)
-    counts = {"jobs": job_counts(record, live)}
+def _brief_progress(state: State, record: OperationRecord, live: Operation | None, now: float | None) -> dict[str, Any]:
+    """Counts of jobs and, where there is a forecast, times of start and end in the form of ``yt``.
+
+    Its client shows them only where ``build_time`` is later than that of the last answer.
+    """
+    outlook, jobs = show_outlook(state, record.id), job_counts(record, live)
+    brief: dict[str, Any] = {"state": record.state, "jobs": jobs, "total_job_counter": jobs}
+    if now is not None:
+        brief["build_time"] = iso_time(now)
     if outlook is None:
-        return counts
+        return brief
     times = {name: getattr(outlook, name) for name in outlook.__struct_fields__}
-    return {**counts, "forecast": {name: iso_time(at) for name, at in times.items() if at is not None}}
-
-
-_JOB_STATES: Final = {"starting": "waiting", "stopping": "aborting"}
-_FIGURES: Final = ("smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds")
-_FIGURES_OF_ENDED: Final = ("exit_code", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory")
-"""Shown where they are known."""
-
-
-def job_state(job: Job | JobRecord) -> str:
-    """The state of a job in the words of ``list_jobs``."""
-    return _JOB_STATES.get(job.state, job.state)
-
-
-def job_info(job: Job | JobRecord, address: str) -> dict[str, Any]:
-    """A job, living or ended, as ``list_jobs`` answers; limits in cores. ``address`` is its node's."""
-    told: JobReport | JobRecord
-    figures: tuple[str, ...]
-    if isinstance(job, Job):
-        told, preemption, figures = job.report, None if job.stop is None else job.stop.record, _FIGURES
-        operation_id, tree = job.element.name, job.element.tree.name
-        cpu_limit, current_cpu_limit = job.limits[1], job.usage[1]
-    else:
-        told, preemption, figures = job, job.preemption, _FIGURES_OF_ENDED
-        operation_id, tree = job.operation_id, job.tree
-        cpu_limit, current_cpu_limit = job.cpu_limit, job.current_cpu_limit
-    info: dict[str, Any] = {
-        "id": job.id,
-        "operation_id": operation_id,
-        "type": "vanilla",
-        "state": job_state(job),
-        "address": address,
-        "task_name": job.task_name,
-        "start_time": iso_time(job.start_time),
-        "pool_tree": tree,
-        "cpu_limit": cpu_limit,
-        "current_cpu_limit": current_cpu_limit,
-        "class": job.job_class,
-        "is_stale": False,
-    }
-    if isinstance(job, Job):
-        info["pool"], info["cpu_monitor_mode"] = job.element.options.pool, job.report.mode
-    else:
-        info["finish_time"] = iso_time(job.finish_time)
-        if job.state != "completed":
-            info["error"] = _show_failure(failures.of_job(job))
-    for name in figures:
-        if (value := getattr(told, name)) is not None:
-            info[name] = value
-    if told.cgroup:
-        info["cgroup"] = told.cgroup
-    if preemption is not None:
-        info["why_preempted"] = _preemption(preemption)
-    return info
-
-
-def _preemption(record: PreemptionRecord) -> dict[str, Any]:
-    return {**msgspec.to_builtins(record), "at": iso_time(record.at)}
+    return {**brief, "forecast": {name: iso_time(at) for name, at in times.items() if at is not None}}
 
 
 USER_TAGS: Final = "user_tags"
@@ -384,7 +324,7 @@ def scheduler_orchid(rights: Rights, results: Results) -> Lazy:
     def preemptions() -> list[dict[str, Any]]:
         recent = list(state.preemptions)[-SHOWN_PREEMPTIONS:]
         victims = ((record, state.record_of(record.operation_id)) for record in reversed(recent))
-        return [_preemption(record) for record, victim in victims if victim is None or rights.may_read(victim)]
+        return [show_preemption(record) for record, victim in victims if victim is None or rights.may_read(victim)]
 
     return fixed(
         {

@@ -21,7 +21,7 @@ from cpumond.core.errors import CpumondError, describe
 from cpumond.core.wire import LogStream
 from cpumond.host.cgroup.job_tree import JobCgroupTree
 from cpumond.host.executor import keeper
-from cpumond.host.executor.keeper.logs import read_end, read_log
+from cpumond.host.executor.keeper.logs import read_log
 from cpumond.host.executor.keeper_link import KeeperLink, KeptJob, read_result
 from cpumond.host.executor.model import (
     KILLED_BEFORE,
@@ -309,10 +309,11 @@ class CgroupExecutor(Executor):
     def _describe_end(self, record: Record, result: KeptJob) -> Ended:
         """The event of a job that has ended, with the last words of one that failed."""
         totals = self._cgroups.read_totals(record.job_id)
-        path = os.path.join(record.directory, "stderr")
+        stderr = read_log(record.directory, "stderr", LAST_WORDS_BYTES if result.exit_code else 0)
+        last_words, stderr_size = (b"", None) if stderr is None else stderr
         return Ended(
             record.job_id, result.finish_time, result.exit_code, result.signal, totals.cpu_seconds, totals.max_memory,
-            totals.oom_kills > 0, result.problem, read_end(path, LAST_WORDS_BYTES)[0] if result.exit_code else b"",
+            totals.oom_kills > 0, result.problem, last_words, stderr_size,
         )  # fmt: skip
 
     def _give_up_without_keeper(self) -> None:

@@ -69,7 +69,8 @@ class Ended(msgspec.Struct, frozen=True):
     ``exit_code`` of the main process, None when ``signal`` ended it, or when ``problem`` says why neither is known.
     ``cpu_seconds`` and ``max_memory`` (bytes) of the whole cgroup, None where the kernel did not tell. ``oom_killed``:
     the kernel killed a process of it at its memory limit. ``last_words``: the end of its stderr, at most 4 KiB, of a
-    job that failed, where that is known without waiting.
+    job that failed, where that is known without waiting. ``stderr_size``: how many bytes it wrote there, None where
+    that is not known.
     """
 
     job_id: str
@@ -81,6 +82,7 @@ class Ended(msgspec.Struct, frozen=True):
     oom_killed: bool = False
     problem: str = ""
     last_words: bytes = b""
+    stderr_size: int | None = None
 
 
 Event = Started | NotStarted | Ended

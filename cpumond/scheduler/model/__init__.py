@@ -512,6 +512,8 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     """Why it failed, where that does not follow from its exit code."""
     has_run: bool = True
     """False: it ended before it had a process, as far as is known."""
+    stderr_size: int | None = None
+    """Bytes that it wrote to stderr; None where its node did not tell."""
 
     @property
     def job_class(self) -> JobClass:

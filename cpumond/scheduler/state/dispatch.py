@@ -177,6 +177,7 @@ def answer(state: State, node_id: str, receipt: Receipt, now: float) -> Heartbea
         period_s=state.period_s if state.period_s > state.rules.heartbeat_period_s else None,
         knows_about=node.about is not None,
         level=node.level,
+        knows_stderr_size=True,
     )
 
 

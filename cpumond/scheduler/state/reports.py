@@ -65,6 +65,11 @@ def _keep_known(before: CpuUse, told: Told, times: CpuTimes) -> Told:
     return msgspec.structs.replace(told, **missing)
 
 
+def known_size(finished: FinishedJob) -> int | None:
+    """Of its stderr."""
+    return None if finished.stderr_size is msgspec.UNSET else finished.stderr_size
+
+
 def list_counters(told: CpuUse) -> dict[str, Any]:
     return dict(zip(CPU_COUNTERS, cpu_times(told), strict=True))
 
@@ -153,6 +158,7 @@ def job_record(
         exit_code=None if finished is None else finished.exit_code,
         reason=reason[:MAX_NODE_FAILURE_REASON],
         max_memory=None if finished is None else finished.max_memory,
+        stderr_size=None if finished is None else known_size(finished),
         preemption=None if stop is None or stop.fails else stop.record,
         cgroup=job.report.cgroup if finished is None or not finished.cgroup else finished.cgroup,
         sequence=job.sequence,

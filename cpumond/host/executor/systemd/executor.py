@@ -446,22 +446,26 @@ class SystemdExecutor(Executor):
         await self._forget(job)
         ended = make_ended(job.job_id, state, totals, peak, oom_kills)
         if ended.exit_code:
-            ended = msgspec.structs.replace(ended, last_words=await self._read_last_words(job.job_id))
+            last_words, stderr_size = await self._read_last_words(job.job_id)
+            ended = msgspec.structs.replace(ended, last_words=last_words, stderr_size=stderr_size)
         self._events.add(ended)
 
-    async def _read_last_words(self, job_id: str) -> bytes:
-        """The end of a failed job's stderr; nothing where the journal takes long to tell."""
+    async def _read_last_words(self, job_id: str) -> tuple[bytes, int | None]:
+        """The end of a failed job's stderr and its size; nothing where the journal takes long to tell.
 
-        def read() -> bytes:
+        Of others it is not read: that would be two more processes for each job.
+        """
+
+        def read() -> tuple[bytes, int | None]:
             try:
-                return read_log(job_id, "stderr", LAST_WORDS_BYTES)[0]
+                return read_log(job_id, "stderr", LAST_WORDS_BYTES)
             except ExecutorError:
-                return b""
+                return b"", None
 
         try:
             return await asyncio.wait_for(asyncio.to_thread(read), LAST_WORDS_S)
         except TimeoutError:
-            return b""
+            return b"", None
 
     async def _has_run(self, job: _Job, state: UnitState) -> bool:
         """Whether an exit status that systemd uses itself is the program's own: systemd logs each of its own."""

@@ -246,6 +246,14 @@ def test_a_stop_interrupts_once_and_kills_when_the_time_is_over(world: World) ->
     assert world.jobs.reports() == []
 
 
+def test_the_size_of_its_stderr_is_told_and_stays_out_of_what_an_older_agent_reads(world: World) -> None:
+    world.run("j1")
+    world.happen(Ended("j1", 200.0, exit_code=0, stderr_size=7))
+    assert world.finished("j1")["stderr_size"] == 7
+    [job] = world.jobs.jobs.values()
+    assert (job.file.stderr_size, job.file.finished.stderr_size) == (7, msgspec.UNSET)
+
+
 @pytest.mark.parametrize(
     ("stops", "calls"),
     [([stop("j1", 0.0)], ["kill"]), ([stop("j1", 60.0, kind="graceful"), stop("j1", 0.0)], ["interrupt", "kill"])],

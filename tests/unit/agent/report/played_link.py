@@ -5,15 +5,17 @@ from __future__ import annotations
 import queue
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 from played_server import soon
 
 from cpumond.agent.config import SchedulerOptions as LinkOptions
 from cpumond.agent.report.scheduler import SchedulerLink
 from cpumond.core.wire import (
+    FinishedJob,
     Heartbeat,
     HeartbeatAnswer,
     JobLog,
@@ -58,10 +60,10 @@ class Node:
             return None
         return JobReply("node-1", request.request_id, {"kind": request.kind})
 
-    def beat(self, *sequences: int) -> HeartbeatAnswer:
+    def beat(self, *sequences: int, finished: Sequence[FinishedJob] = ()) -> HeartbeatAnswer:
         """Submit these heartbeats, each after the answer to the one before; the last answer."""
         for sequence in sequences:
-            self.link.submit(make_heartbeat(sequence))
+            self.link.submit(msgspec.structs.replace(make_heartbeat(sequence), finished_jobs=list(finished)))
             answer = self.answers.get(timeout=LONG_S)[0]
         return answer
 

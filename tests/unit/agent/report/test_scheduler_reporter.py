@@ -30,6 +30,7 @@ from cpumond.agent.report.scheduler import MAX_ANSWER_BYTES, MAX_TOLD_PERIOD_S
 from cpumond.core.errors import ConfigError
 from cpumond.core.wire import (
     AgentAbout,
+    FinishedJob,
     HeartbeatAnswer,
     JobLog,
     JobOrder,
@@ -192,6 +193,17 @@ def test_what_the_agent_is_is_told_where_it_is_asked_for_and_news(
             node.link.about = AgentAbout("1", "shadow" if sequence < changed_at else "weight", "quota")
             node.beat(sequence)
     assert [sent.get("about", {}).get("level") for sent in server.sent()] == levels
+
+
+def test_the_size_of_a_jobs_stderr_is_told_only_where_the_last_answer_asked_for_it(server: PlayedServer):
+    """A scheduler of before would drop the whole heartbeat."""
+    knows = reply(HeartbeatAnswer(True, knows_stderr_size=True))
+    server.turns[HEARTBEATS] = [knows, reply(ACCEPTED), knows, refuse(500, "no"), knows]
+    ended = FinishedJob("j1", "1-2-3-4", "completed", stderr_size=2)
+    with linked(server.url) as node:
+        node.beat(1, 2, 3, 4, finished=[ended])
+    told = [sent["finished_jobs"][0].get("stderr_size") for sent in server.sent()]
+    assert told == [None, 2, None, 2, None]
 
 
 def test_a_busy_scheduler_tells_how_often_it_wants_heartbeats(server: PlayedServer):

@@ -13,15 +13,14 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_world import ServedNode, StillClock
+from yt_client import Client, error_of
 
-from cpumond.api.yt.commands import LISTED_ATTRIBUTES, YtBackend
+from cpumond.api.yt.commands import LISTED_ATTRIBUTES
 from cpumond.api.yt.cypress import show_in_pieces
 from cpumond.api.yt.orchid import scheduler_orchid
 from cpumond.api.yt.parameters import MAX_NAMES, YtRequest
 from cpumond.api.yt.transport import COMMANDS
 from cpumond.api.yt.values import Attributed, Uint, YtError
-from cpumond.api.yt.yson import write_yson
-from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.rights.tokens import User
 from cpumond.scheduler.service import Scheduler
@@ -30,84 +29,6 @@ ORCHID = "//sys/scheduler/orchid/scheduler"
 DEFAULT = f"{ORCHID}/pool_trees/default"
 LISTED = ["type", "account", "resource_usage", "modification_time"]
 GB = 2**30
-
-
-class Client:
-    """Gives commands to a backend, and plays a node."""
-
-    def __init__(self, scheduler, clock):
-        self.scheduler = scheduler
-        self.clock = clock
-        self.backend = YtBackend(scheduler, "test-cluster", "1.2.3")
-
-    @property
-    def rights(self):
-        return Rights(self.scheduler.state, User("root", admin=True))
-
-    async def __call__(self, command, *, value=None, by="ann", is_admin=True, **parameters):
-        request = YtRequest(command, parameters, value, User(by, admin=is_admin), "1-2-3-4")
-        answer = await self.backend(request)
-        write_yson(answer)  # whatever it is, it can be sent
-        return answer
-
-    async def get(self, path, **parameters):
-        return (await self("get", path=path, **parameters))["value"]
-
-    async def list(self, path, **parameters):
-        return (await self("list", path=path, **parameters))["value"]
-
-    async def exists(self, path):
-        return (await self("exists", path=path))["value"]
-
-    async def set(self, path, value):
-        assert await self("set", path=path, value=value) == {}
-
-    async def remove(self, path, **parameters):
-        assert await self("remove", path=path, **parameters) == {}
-
-    async def create_pool(self, name, parent=None, **attributes):
-        place = {"name": name, "pool_tree": "default", **({"parent_name": parent} if parent else {})}
-        return (await self("create", type="scheduler_pool", attributes={**place, **attributes}))["object_id"]
-
-    async def start(self, job_count=1, by="ann", cpu_limit=1.0, **spec):
-        task = {"job_count": job_count, "command": "x", "cpu_limit": cpu_limit}
-        spec = {"tasks": {"t": task}, **spec}
-        answer = await self("start_operation", operation_type="vanilla", spec=spec, by=by)
-        return answer["operation_id"]
-
-    async def update(self, seconds=1.0):
-        self.clock.at += seconds
-        await self.scheduler.update_all()
-
-    async def register(self, cpu=10.0, tags=()):
-        self.node = ServedNode(self.scheduler, cpu, "host", memory=100 * GB, tags=tags, user_slots=100)
-        await self.node.register()
-
-    async def heartbeat(self, finished=()):
-        """What the node was told runs from now on; ``finished`` are (job id, state)."""
-        self.clock.at += 0.5
-        for job_id, state in finished:
-            self.node.finish(job_id, state, exit_code=None, reason="", finish_time=None)
-        answer = await self.node.beat()
-        assert answer.accepted
-        return answer
-
-
-@pytest.fixture
-def yt(store):
-    """A client of a scheduler that has an empty store."""
-    clock = StillClock(1_700_000_000.0)
-    return Client(Scheduler(Rules(), store, clock), clock)
-
-
-async def error_of(call, code=None, said=""):
-    """The error of a call that is refused with these words."""
-    with pytest.raises((YtError, CommandError)) as caught:
-        await call
-    if code is not None:
-        assert caught.value.code == code
-    assert said in str(caught.value)
-    return caught.value
 
 
 # --- pools and trees as nodes ------------------------------------------------------------------------------------

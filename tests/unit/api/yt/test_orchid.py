@@ -7,8 +7,9 @@ from scheduler_world import World, burst
 
 from cpumond.api.updated_tree import UpdatedTree, look_once
 from cpumond.api.yt.formats import write_json
+from cpumond.api.yt.jobs import job_info
 from cpumond.api.yt.lazy import Lazy, materialise
-from cpumond.api.yt.orchid import job_info, operation_info, scheduler_orchid
+from cpumond.api.yt.orchid import operation_info, scheduler_orchid
 from cpumond.api.yt.orchid_attributes import MAX_SATISFACTION, OPERATION_ATTRIBUTES, POOL_ATTRIBUTES
 from cpumond.api.yt.yson import write_yson
 from cpumond.fairshare.resources import RESOURCES
@@ -734,8 +735,11 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
     failed, stopped = list(cluster.state.jobs)
     cluster.now += 5.0
     cluster.heartbeat()
-    assert job_info(cluster.state.jobs[failed], "host:1") == {
+    record = cluster.state.find_record(operation)
+    assert job_info(cluster.state.jobs[failed], record, "host:1") == {
         "id": failed,
+        "job_id": failed,
+        "allocation_id": failed,
         "operation_id": operation,
         "type": "vanilla",
         "state": "running",
@@ -748,7 +752,13 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
         "current_cpu_limit": 1.0,
         "cpu_monitor_mode": "reclaim",
         "class": "ordinary",
+        "controller_state": "running",
+        "progress": 0.0,
         "is_stale": False,
+        "has_spec": False,
+        "has_competitors": False,
+        "core_infos": [],
+        "exec_attributes": {},
         "cgroup": f"jobs/{failed}",
     }
     cluster.heartbeat(finished=[(failed, "failed")])
@@ -765,9 +775,9 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
     }
     assert info["brief_progress"]["jobs"]["failed"] == 1
     assert info["progress"]["scheduling_info_per_pool_tree"] == {}
-    ended = job_info(cluster.state.finished_jobs[operation][failed], "host:1")
+    ended = job_info(cluster.state.finished_jobs[operation][failed], record, "host:1")
     assert ended["state"] == "failed"
     assert ended["error"] == job_error
-    stopping = job_info(cluster.state.jobs[stopped], "host:1")
+    stopping = job_info(cluster.state.jobs[stopped], record, "host:1")
     assert stopping["state"] == "aborting"
     assert stopping["why_preempted"]["kind"] == "aborted"

@@ -1,0 +1,16 @@
+"""Errors within answers, of operations and jobs (yt_protocol.md 7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpumond.scheduler.model.failures import Failure
+
+
+def show_error(message: str, code: int = 1, attributes: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"code": code, "message": message, "attributes": attributes or {}, "inner_errors": []}
+
+
+def show_failure(failure: Failure) -> dict[str, Any]:
+    inner = [show_failure(each) for each in failure.inner]
+    return {**show_error(failure.message, failure.code, dict(failure.attributes)), "inner_errors": inner}

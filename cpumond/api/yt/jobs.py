@@ -1,0 +1,81 @@
+"""Jobs as ``list_jobs`` and ``get_job`` answer them (yt_protocol.md 11). Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from cpumond.api.yt.errors import show_failure
+from cpumond.api.yt.lazy import iso_time
+from cpumond.core.wire import JobReport
+from cpumond.scheduler.elements import Job
+from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord
+from cpumond.scheduler.settings import failures
+
+JOB_TYPE: Final = "vanilla"
+_STATES: Final = {"starting": "waiting", "stopping": "aborting"}
+_FIGURES: Final = ("smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds")
+_FIGURES_OF_ENDED: Final = ("exit_code", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory", "stderr_size")
+"""Shown where they are known."""
+
+AnyJob = Job | JobRecord
+
+
+def job_state(job: AnyJob) -> str:
+    """The state of a job in the words of ``list_jobs``."""
+    return _STATES.get(job.state, job.state)
+
+
+def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, Any]:
+    """A job, living or ended, of the operation ``record``; limits in cores. ``address`` is its node's."""
+    told: JobReport | JobRecord
+    figures: tuple[str, ...]
+    if isinstance(job, Job):
+        told, preemption, figures = job.report, None if job.stop is None else job.stop.record, _FIGURES
+        tree = job.element.tree.name
+        cpu_limit, current_cpu_limit = job.limits[1], job.usage[1]
+    else:
+        told, preemption, figures = job, job.preemption, _FIGURES_OF_ENDED
+        tree, cpu_limit, current_cpu_limit = job.tree, job.cpu_limit, job.current_cpu_limit
+    options = record.trees.get(tree)
+    info: dict[str, Any] = {
+        "id": job.id,
+        "job_id": job.id,
+        "allocation_id": job.id,
+        "operation_id": record.id,
+        "type": JOB_TYPE,
+        "state": job_state(job),
+        "address": address,
+        "task_name": job.task_name,
+        "start_time": iso_time(job.start_time),
+        "pool_tree": tree,
+        "pool": "" if options is None else options.pool,
+        "cpu_limit": cpu_limit,
+        "current_cpu_limit": current_cpu_limit,
+        "class": job.job_class,
+        "progress": float(job.state == "completed"),
+        "is_stale": False,
+        "has_spec": False,
+        "has_competitors": False,
+        "core_infos": [],
+        "exec_attributes": {},
+    }
+    if isinstance(job, Job):
+        info["controller_state"], info["cpu_monitor_mode"] = info["state"], job.report.mode
+    else:
+        info["archive_state"], info["finish_time"] = info["state"], iso_time(job.finish_time)
+        if job.state != "completed":
+            info["error"] = show_failure(failures.of_job(job))
+    for name in figures:
+        if (value := getattr(told, name)) is not None:
+            info[name] = value
+    if told.cgroup:
+        info["cgroup"] = told.cgroup
+    if preemption is not None:
+        info["why_preempted"] = show_preemption(preemption)
+    return info
+
+
+def show_preemption(record: PreemptionRecord) -> dict[str, Any]:
+    return {**msgspec.to_builtins(record), "at": iso_time(record.at)}

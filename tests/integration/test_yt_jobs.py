@@ -1,0 +1,94 @@
+"""Commands about jobs by the unmodified client, against real agents that run them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from closed_loop import Loop
+
+from cpumond.api.yt.yson import write_yson
+from cpumond.host.cgroup.mounts import Hierarchies
+
+pytestmark = pytest.mark.cgroup
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[Loop]:
+    """Two nodes, on which many small jobs have room."""
+    directory = tmp_path_factory.mktemp("yt_jobs")
+    with Loop(directory, hierarchies, nodes=2, cpu=4.0, memory=4 * 2**30) as cluster:
+        yield cluster
+    assert cluster.leftovers() == []
+
+
+def ask(loop: Loop, *arguments: str) -> Any:
+    """The value that the client prints."""
+    return json.loads(loop.yt(*arguments, "--format", "json"))
+
+
+def tasks(command: str, count: int = 1, **options: Any) -> str:
+    task = {"job_count": count, "command": command, "cpu_limit": 0.1, "memory_limit": 2**25, **options}
+    return write_yson({"t": task}).decode()
+
+
+def start(loop: Loop, command: str, count: int = 1, spec: str = "{pool=p}", **options: Any) -> str:
+    """The id of an operation that nobody tracks."""
+    words = ("vanilla", "--tasks", tasks(command, count, **options), "--spec", spec, "--async")
+    return loop.yt(*words)
+
+
+def use_library(loop: Loop, script: str) -> Any:
+    """What a program prints, as JSON, that uses the client's library."""
+    done = loop.try_yt("-c", f"import json, yt.wrapper as yt\n{script}", program=Path(sys.executable))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def await_jobs(loop: Loop, operation: str, count: int) -> list[dict[str, Any]]:
+    """Running jobs of an operation, as ``list-jobs`` has them."""
+    loop.await_running(operation, count)
+    jobs: list[dict[str, Any]] = ask(loop, "list-jobs", operation, "--job-state", "running")["jobs"]
+    return jobs
+
+
+def test_who_tracks_an_operation_sees_its_progress(loop: Loop):
+    """JOB-5."""
+    done = loop.try_yt("vanilla", "--tasks", tasks("sleep 4"), "--spec", "{pool=p}")
+    assert done.returncode == 0, done.stderr
+    assert any("running=1" in line and "total=1" in line for line in done.stderr.splitlines()), done.stderr
+    assert "completed" in done.stderr.splitlines()[-1]
+
+
+def test_jobs_are_listed_by_what_they_wrote(loop: Loop):
+    """JOB-3."""
+    operation = start(loop, "echo x >&2", 2)
+    silent = start(loop, "true")
+    for each in (operation, silent):
+        loop.await_state(each, "completed")
+    found = ask(loop, "list-jobs", operation, "--with-stderr")["jobs"]
+    assert [job["stderr_size"] for job in found] == [2, 2]
+    assert ask(loop, "list-jobs", silent, "--with-stderr")["jobs"] == []
+    everywhere = ask(loop, "list-jobs", operation, "--address", "node-")
+    assert {job["address"] for job in everywhere["jobs"]} <= {"node-1", "node-2"}
+    assert len(everywhere["jobs"]) == 2
+    assert ask(loop, "list-jobs", operation, "--job-type", "map")["jobs"] == []
+    last = ask(loop, "list-jobs", operation, "--sort-field", "finish_time", "--sort-order", "descending")["jobs"]
+    assert [job["finish_time"] for job in last] == sorted((job["finish_time"] for job in found), reverse=True)
+    refused = loop.try_yt("list-jobs", operation, "--job-state", "xyz")
+    assert refused.returncode != 0
+    assert "job_state is one of" in refused.stderr
+    [first, _] = ask(loop, "list-jobs", operation, "--attribute", "state")["jobs"]
+    assert first == {"id": first["id"], "state": "completed"}
+
+
+def test_the_library_reads_the_stderr_of_all_jobs(loop: Loop):
+    """``Operation.get_stderrs`` and ``get_jobs_with_error_or_stderr``."""
+    operation = start(loop, "echo x >&2")
+    loop.await_state(operation, "completed")
+    found = use_library(loop, f"print(json.dumps(yt.Operation('{operation}').get_stderrs()))")
+    assert [each["stderr"] for each in found] == ["x\n"]

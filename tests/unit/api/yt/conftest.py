@@ -1,0 +1,3 @@
+"""A client of the ``yt`` protocol."""
+
+from yt_client import yt  # noqa: F401

@@ -1,0 +1,125 @@
+"""Commands of the ``yt`` protocol about jobs (yt_protocol.md 11)."""
+
+from __future__ import annotations
+
+import pytest
+from yt_client import error_of
+
+
+async def run_two(yt, count=2, **spec):
+    """An operation whose jobs run; its id and theirs."""
+    await yt.register()
+    operation = await yt.start(count, pool="p", **spec)
+    await yt.update()
+    await yt.heartbeat()
+    await yt.heartbeat()
+    return operation, [job["id"] for job in (await yt("list_jobs", operation_id=operation))["jobs"]]
+
+
+async def end(yt, job_id, state="completed", **facts):
+    yt.clock.at += 0.5
+    yt.node.finish(job_id, state, **facts)
+    assert (await yt.node.beat()).accepted
+
+
+async def list_ids(yt, operation, **parameters):
+    return [job["id"] for job in (await yt("list_jobs", operation_id=operation, **parameters))["jobs"]]
+
+
+async def test_progress_has_the_time_and_the_counts_that_the_client_prints(yt):
+    """JOB-5: without a newer ``build_time`` the client prints no line of progress, without a count it fails."""
+    operation, _ = await run_two(yt)
+    first = (await yt("get_operation", operation_id=operation, attributes=["brief_progress"]))["brief_progress"]
+    await yt.heartbeat()
+    second = (await yt("get_operation", operation_id=operation, attributes=["brief_progress"]))["brief_progress"]
+    assert first["build_time"] < second["build_time"]
+    assert set(first["jobs"]) >= {"running", "completed", "pending", "failed", "aborted", "lost", "total"}
+    assert (first["state"], first["total_job_counter"]) == ("running", first["jobs"])
+
+
+async def test_jobs_with_stderr_are_those_that_wrote_some(yt):
+    """JOB-3: what a node has not told, of running jobs, too, is not taken for stderr."""
+    operation, ids = await run_two(yt, 3)
+    await end(yt, ids[0], stderr_size=2)
+    await end(yt, ids[1], stderr_size=0)
+    [found] = (await yt("list_jobs", operation_id=operation, with_stderr=True))["jobs"]
+    assert (found["id"], found["stderr_size"]) == (ids[0], 2)
+    assert await list_ids(yt, operation, with_stderr=False) == ids[1:]
+    assert await list_ids(yt, operation) == ids
+
+
+async def test_filters_and_counts(yt):
+    """JOB-3."""
+    operation, ids = await run_two(yt)
+    await end(yt, ids[0])
+    answer = await yt("list_jobs", operation_id=operation, job_state="completed", type="vanilla")
+    assert [job["id"] for job in answer["jobs"]] == ids[:1]
+    assert answer["state_counts"] == {"completed": 1, "running": 1}
+    assert answer["type_counts"] == {"vanilla": 1}
+    counts = ("cypress_job_count", "controller_agent_job_count", "scheduler_job_count", "archive_job_count")
+    assert [answer[name] for name in counts] == [None, 0, 0, 1]
+    assert await list_ids(yt, operation, address="ho") == ids
+    assert await list_ids(yt, operation, address="ost") == []
+    none = await yt("list_jobs", operation_id=operation, job_type="map")
+    assert (none["jobs"], none["type_counts"]) == ([], {"vanilla": 2})
+    for name in ("with_fail_context", "with_spec", "with_competitors", "with_monitoring_descriptor"):
+        assert await list_ids(yt, operation, **{name: True}) == []
+        assert await list_ids(yt, operation, **{name: False}) == ids
+    assert await list_ids(yt, operation, include_runtime=False) == ids[:1]
+    assert await list_ids(yt, operation, job_competition_id="1-2-3-4") == []
+    at = (await yt("get_job", operation_id=operation, job_id=ids[0]))["finish_time"]
+    assert await list_ids(yt, operation, to_time="2000-01-01T00:00:00Z") == []
+    yt.clock.at += 5.0
+    assert await list_ids(yt, operation, from_time=at.replace(".5", ".6")) == ids[1:]
+    [only] = (await yt("list_jobs", operation_id=operation, attributes=["state"], limit=1))["jobs"]
+    assert only == {"id": ids[0], "state": "completed"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"job_state": "xyz"}, "job_state is one of none, waiting, running"),
+        ({"state": "xyz"}, "state is one of"),
+        ({"job_type": "xyz"}, "job_type is one of final_sort"),
+        ({"sort_field": "xyz"}, "sort_field is one of none, type"),
+        ({"sort_order": "up"}, "sort_order is one of ascending, descending"),
+        ({"with_stderr": "yes"}, "with_stderr is true or false"),
+        ({"continuation_token": "abc"}, "continuation_token is none that this scheduler gave"),
+    ],
+)
+async def test_unknown_words_are_refused(yt, parameters, said):
+    operation = await yt.start(pool="p")
+    await error_of(yt("list_jobs", operation_id=operation, **parameters), 1, said)
+
+
+async def test_orders(yt):
+    """JOB-3: jobs that have not ended come last by their end."""
+    operation, ids = await run_two(yt, 3)
+    await end(yt, ids[2])
+    await end(yt, ids[0], "failed", exit_code=3)
+    assert (await list_ids(yt, operation, sort_field="finish_time"))[:3] == [ids[2], ids[0], ids[1]]
+    ids = await list_ids(yt, operation)  # and the one that replaces the failed one
+    assert await list_ids(yt, operation, sort_field="id", sort_order="descending") == sorted(ids)[::-1]
+    by_state = await yt("list_jobs", operation_id=operation, sort_field="state")
+    assert [job["state"] for job in by_state["jobs"]][:3] == ["completed", "failed", "running"]
+    for field in ("none", "type", "start_time", "address", "duration", "progress"):
+        assert sorted(await list_ids(yt, operation, sort_field=field)) == sorted(ids)
+
+
+async def test_a_continuation_keeps_what_the_first_request_asked_for(yt):
+    operation, ids = await run_two(yt, 5)
+    first = await yt("list_jobs", operation_id=operation, limit=2, sort_order="descending", attributes=["state"])
+    token = first["continuation_token"]
+    second = await yt("list_jobs", operation_id=operation, limit=2, continuation_token=token)
+    third = await yt("list_jobs", operation_id=operation, limit=2, continuation_token=second["continuation_token"])
+    pages = [*first["jobs"], *second["jobs"], *third["jobs"]]
+    assert pages == [{"id": job, "state": "running"} for job in ids[::-1]]
+    assert "continuation_token" not in third
+    other = yt("list_jobs", operation_id=operation, continuation_token=token, sort_order="ascending")
+    await error_of(other, 1, "sort_order differs from that of the request which continuation_token continues")
+
+
+async def test_a_job_has_both_names_of_its_id(yt):
+    operation, [job] = await run_two(yt, 1)
+    found = await yt("get_job", operation_id=operation, job_id=job)
+    assert (found["id"], found["job_id"], found["pool"], found["controller_state"]) == (job, job, "p", "running")
