@@ -175,6 +175,8 @@ class AgentAbout(msgspec.Struct, frozen=True, omit_defaults=True):
     control_group_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.0
     control_group: Literal["job", "host"] = "job"
     """What of the node is left in shadow for comparison; such a job has ``mode`` "control"."""
+    max_log_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    """What of each of a job's streams it keeps at most; 0 where that is not its own bound."""
     idle_class: Annotated[str, msgspec.Meta(max_length=100)] = ""
     """How jobs on reclaimed CPU give way to others: "idle" (cpu.idle), "lowest weight" without it; "" not at all."""
 
@@ -237,7 +239,9 @@ class JobOrder(msgspec.Struct, frozen=True):
     "" is a fresh directory of the job's own, removed with it. ``checkpoints``: it tells of checkpoints, by touching the
     file that CPUMOND_CHECKPOINT names. ``reclaimed``: it runs on reclaimed CPU (1.10), in the node's idle class.
     ``set_container_cpu_limit``: whether ``cpu_limit`` is its ceiling, too; null as its class has it: jobs on reclaimed
-    CPU have none.
+    CPU have none. ``interruption_signal``: the name of what interrupts it, "" for SIGTERM; all of its processes get
+    it, with ``signal_root_process_only`` the first. ``max_stderr_bytes``: what is kept of its stderr, 0 for the node's
+    own bound.
     """
 
     job_id: str
@@ -257,6 +261,9 @@ class JobOrder(msgspec.Struct, frozen=True):
     checkpoints: bool = False
     reclaimed: bool = False
     set_container_cpu_limit: bool | None = None
+    interruption_signal: str = ""
+    signal_root_process_only: bool = False
+    max_stderr_bytes: int = 0
 
     @property
     def has_ceiling(self) -> bool:

@@ -8,6 +8,7 @@ import math
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -471,6 +472,16 @@ class ExecutorContract:
         rig.executor.interrupt(job_id)
         ended = rig.wait(Ended, job_id)
         assert (ended.exit_code, ended.signal) == (7, None)
+
+    def test_an_interrupt_by_another_signal_for_the_first_process_only(self, rig: Rig) -> None:
+        job_id = rig.shell(
+            "trap 'kill -USR2 $!; wait $!; exit $?' USR1;"
+            ' sh -c \'trap "exit 1" USR1; trap "exit 9" USR2; echo ready; while :; do sleep 0.05; done\' &'
+            " while :; do sleep 0.05; done"
+        )
+        rig.wait_written(job_id, b"ready")
+        rig.executor.interrupt(job_id, signal.SIGUSR1, first_only=True)
+        assert rig.wait(Ended, job_id).exit_code == 9
 
     def test_a_job_that_ignores_an_interrupt_is_killed(self, rig: Rig) -> None:
         job_id = rig.shell("trap '' TERM; echo ready; while :; do sleep 0.05; done")

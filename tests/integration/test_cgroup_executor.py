@@ -115,6 +115,15 @@ def kill_keeper(rig: Rig) -> None:
     os.close(pidfd)
 
 
+def test_less_of_stderr_is_kept_than_of_stdout_where_so_ordered(rig):
+    job_id = rig.shell("seq 2000; seq 2000 >&2", max_stderr_bytes=1000)
+    rig.wait(Ended, job_id)
+    assert rig.read(job_id).startswith(b"1\n2\n")
+    kept = rig.read(job_id, "stderr")
+    assert 500 <= len(kept) <= 1000
+    assert kept.endswith(b"\n2000\n")
+
+
 def test_how_a_job_finds_itself(rig):
     script = (
         "umask; ulimit -n; ulimit -c; grep -E '^(SigBlk|SigIgn)' /proc/self/status; cat /proc/self/oom_score_adj;"

@@ -41,7 +41,7 @@ from cpumond.agent.jobs.files import (
     set_aside,
     write_job_file,
 )
-from cpumond.agent.jobs.job import AssignedJob, EndState, Usage
+from cpumond.agent.jobs.job import OVERDRAFT, AssignedJob, EndState, Usage, find_signal
 from cpumond.agent.jobs.launch import find_account, make_argv, make_environment
 from cpumond.agent.jobs.memory import MemoryFiles, find_room
 from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
@@ -285,7 +285,11 @@ class AssignedJobs:
         if kill_at_s < job.kill_at_s:
             job.kill_at_s = kill_at_s
         if first and stop.timeout_s > 0 and self.is_ready:
-            self.executor.interrupt(job.order.job_id)
+            self._interrupt(job)
+
+    def _interrupt(self, job: AssignedJob) -> None:
+        order = job.order
+        self.executor.interrupt(order.job_id, find_signal(order), order.signal_root_process_only)
 
     def _accept(self, order: JobOrder, sent_at_s: float, now_s: float) -> None:
         if not JOB_ID.fullmatch(order.job_id):
@@ -375,7 +379,7 @@ class AssignedJobs:
         job.mark_running()
         if job.file.stop is not None:
             # The stop order came before it had a process to be interrupted.
-            self.executor.interrupt(event.job_id)
+            self._interrupt(job)
         order = job.order
         log.info("job_started", job_id=order.job_id, operation_id=order.operation_id, pool=order.pool,
                  cgroup=event.cgroup, cpu_limit_cores=order.cpu_limit, since_heartbeat_s=round(took_s, 4))  # fmt: skip
@@ -503,6 +507,7 @@ class AssignedJobs:
             max_tasks=self.config.executor.max_tasks,
             has_ceiling=order.has_ceiling,
             reclaimed=order.reclaimed,
+            max_stderr_bytes=min(order.max_stderr_bytes, self.config.executor.max_log_bytes),
         )
 
     def found_jobs(self) -> list[FoundJob]:
@@ -609,7 +614,7 @@ class AssignedJobs:
         )
         for job_id in find_victims(shares, others, capacity):
             self.counters["overdraft"] += 1
-            self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, "resource_overdraft", why), now_s)
+            self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, OVERDRAFT, why), now_s)
 
     def _update_file(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
         """Change the job's file and write it. A failed write is logged, but raised where ``strict``, before a start."""

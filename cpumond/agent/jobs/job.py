@@ -21,6 +21,8 @@ from cpumond.host.executor.model import Ended
 log = structlog.get_logger("cpumond.agent")
 
 MAX_REASON = 1000
+OVERDRAFT = "resource_overdraft"
+"""Kind of the order by which the node itself stops a job."""
 MAX_STDERR_LINE = 300
 
 EndState = Literal["completed", "failed", "aborted", "lost"]
@@ -157,13 +159,18 @@ class AssignedJob:
             **sums,
         )
 
+    def _has_failed_by_itself(self, ended: Ended) -> bool:
+        """Whether a job that was told to stop has answered its own signal by an exit code that tells of a failure."""
+        is_overdraft = self.file.stop is not None and self.file.stop.kind == OVERDRAFT
+        return bool(self.order.interruption_signal and ended.exit_code) and not is_overdraft
+
     def classify_end(self, ended: Ended) -> tuple[EndState, str]:
         """The state that an end means: failed by the job's own doing, aborted or lost by another's."""
         stop, stopped_at, order = self.file.stop, self.file.stopped_at, self.order
         was_over = stopped_at is not None and ended.finish_time < stopped_at
         if ended.exit_code == 0 and (stop is None or order.interruptible or was_over):
             return "completed", ""
-        if stop is not None:
+        if stop is not None and not self._has_failed_by_itself(ended):
             return "aborted", stop.why
         if ended.problem:
             return "lost", ended.problem
@@ -172,6 +179,12 @@ class AssignedJob:
         if ended.oom_killed:
             return "failed", f"{OUT_OF_MEMORY}it ordered memory_limit = {order.memory_limit} bytes"
         return "failed", _describe_exit(ended)
+
+
+def find_signal(order: JobOrder) -> int:
+    """What interrupts a job; SIGTERM where a scheduler of another version knows a name that this host does not."""
+    known = signal.Signals.__members__.get(order.interruption_signal)
+    return signal.SIGTERM if known is None else known
 
 
 def _describe_exit(ended: Ended) -> str:

@@ -236,10 +236,11 @@ class JobCgroupTree:
         """The processes in it, in any of the hierarchies and below; empty when it is gone."""
         return sorted(list_processes(self._list_directories(job_id)))
 
-    def signal(self, job_id: str, number: int) -> None:
-        """Send a signal to every process in it, once. Those that this process may not signal are left out."""
+    def signal(self, job_id: str, number: int, pid: int | None = None) -> None:
+        """Send a signal to every process in it, or to ``pid`` alone, once. Those that this process may not signal are
+        left out."""
         directories = self._list_directories(job_id)
-        send_signal(directories, number, list_processes(directories))
+        send_signal(directories, number, list_processes(directories) if pid is None else [pid])
 
     def kill(self, job_id: str) -> None:
         """SIGKILL to everything in it and below; does not wait for the end."""

@@ -59,8 +59,8 @@ class _Job:
         self.start: dict[str, Any] | None = None
         """The start order for the keeper, until the keeper shows that it has it."""
         self.started = False
-        self.interrupted = False
-        """To be interrupted as soon as it runs."""
+        self.interruption: tuple[int, bool] | None = None
+        """The signal to be sent as soon as it runs, and whether to the first process only."""
         self.killed = False
         self.result: KeptJob | None = None
         """The keeper's last word."""
@@ -140,7 +140,7 @@ class CgroupExecutor(Executor):
             return
         self._restore_index()
         directory = os.path.abspath(launch.directory)
-        record = Record(job_id, directory, launch.max_log_bytes, procs)
+        record = Record(job_id, directory, launch.max_log_bytes, procs, max_stderr_bytes=launch.max_stderr_bytes)
         job = self._jobs[job_id] = _Job(record)
         try:
             self._records.store(job_id, record)
@@ -153,14 +153,13 @@ class CgroupExecutor(Executor):
         if not self._keeper.send("start", job.start):
             self._events.wake()
 
-    def interrupt(self, job_id: str) -> None:
+    def interrupt(self, job_id: str, number: int = signal.SIGTERM, first_only: bool = False) -> None:
         job = self._jobs.get(job_id)
         if job is None:
             return
+        job.interruption = number, first_only
         if job.started:
             self._interrupt(job)
-        else:
-            job.interrupted = True
 
     def kill(self, job_id: str) -> None:
         """``poll`` goes on with it until the job is over."""
@@ -257,8 +256,7 @@ class CgroupExecutor(Executor):
         if job.started:
             return
         job.started = True
-        if job.interrupted:
-            self._interrupt(job)
+        self._interrupt(job)
         if not job.silent:
             self._events.add(self._describe_start(job))
 
@@ -266,7 +264,9 @@ class CgroupExecutor(Executor):
         return Started(job.record.job_id, self._cgroups.path(job.record.job_id), job.record.start_time)
 
     def _interrupt(self, job: _Job) -> None:
-        self._cgroups.signal(job.record.job_id, signal.SIGTERM)
+        if job.interruption is not None:
+            number, first_only = job.interruption
+            self._cgroups.signal(job.record.job_id, number, job.record.pid if first_only else None)
 
     def _kill(self, job: _Job) -> None:
         self._cgroups.kill(job.record.job_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import signal
 from collections.abc import Iterable
 from typing import Final, Protocol
 
@@ -26,7 +27,7 @@ class Launch(msgspec.Struct, frozen=True):
     ``memory_limit`` bytes and ``max_tasks`` processes and threads (0 = no limit), and no program gives it rights that
     the user does not have. ``reclaimed``: the cgroup is in the idle class. ``directory`` exists, belongs to the agent's
     user, and is the executor's for whatever it keeps of the job; it removes nothing but its own files there.
-    ``max_log_bytes``: of each of stdout and stderr, on disk, at any time.
+    ``max_log_bytes``: of each of stdout and stderr, on disk, at any time; ``max_stderr_bytes``: of stderr, 0 for those.
     """
 
     job_id: str
@@ -41,6 +42,7 @@ class Launch(msgspec.Struct, frozen=True):
     max_tasks: int = 0
     has_ceiling: bool = True
     reclaimed: bool = False
+    max_stderr_bytes: int = 0
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -134,8 +136,8 @@ class Executor(Protocol):
     def start(self, launch: Launch) -> None:
         """Begin to start a job; ``poll`` gives ``Started`` or ``NotStarted`` soon."""
 
-    def interrupt(self, job_id: str) -> None:
-        """SIGTERM to every process of the job, once. A job that is not known is ignored."""
+    def interrupt(self, job_id: str, number: int = signal.SIGTERM, first_only: bool = False) -> None:
+        """A signal to every process of the job, or to its first one only, once. A job that is not known is ignored."""
 
     def kill(self, job_id: str) -> None:
         """SIGKILL to the whole cgroup, as often as it is called; also of a job that is just being started."""

@@ -27,6 +27,7 @@ class Record(msgspec.Struct):
     start_time: float = 0.0
     ended: Ended | None = None
     not_started: NotStarted | None = None
+    max_stderr_bytes: int = 0
 
     @property
     def outcome(self) -> Ended | NotStarted | None:

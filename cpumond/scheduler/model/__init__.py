@@ -308,6 +308,13 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     command: str | tuple[str, ...] = ""
     environment: dict[str, str] = {}
     interruptible: bool = False
+    interruption_signal: str = ""
+    """Its name: what interrupts a job instead of SIGTERM; "" for that. With one ``interruptible`` is true."""
+    signal_root_process_only: bool = False
+    restart_exit_code: int | None = None
+    """A job that ends with it has not failed, and its work is begun again."""
+    max_stderr_size: int | None = None
+    """Bytes of stderr that are kept of a job at most; None for the node's own bound, which holds in any case."""
     working_directory: str = ""
     """Absolute; "" for a fresh directory of each job's own."""
     job_time_limit: float | None = None

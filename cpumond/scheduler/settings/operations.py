@@ -6,6 +6,7 @@ semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -361,6 +362,7 @@ def _read_task(name: str, given: object, default_memory_limit: int) -> Task:
     if not (arguments if isinstance(arguments, str) else "".join(arguments[:1])).strip():
         raise _refuse(f"{where}/command", "is missing or blank; what shall each job run?")
     ceiling = task.get("set_container_cpu_limit")
+    interrupts = _read_signal(task.get("interruption_signal"), f"{where}/interruption_signal")
     rest = set(task) - TASK_OPTIONS - {SECURE_VAULT}
     return Task(
         name=name,
@@ -372,7 +374,13 @@ def _read_task(name: str, given: object, default_memory_limit: int) -> Task:
         network=_number(task.get("network", 0.0), f"{where}/network", 1e12),
         command=arguments,
         environment=environment,
-        interruptible=_flag(task.get("interruptible", False), f"{where}/interruptible"),
+        interruptible=_flag(task.get("interruptible", False), f"{where}/interruptible") or bool(interrupts),
+        interruption_signal=interrupts,
+        signal_root_process_only=_flag(
+            task.get("signal_root_process_only", False), f"{where}/signal_root_process_only"
+        ),
+        restart_exit_code=_optional_integer(task, "restart_exit_code", where, 1, 255),
+        max_stderr_size=_optional_integer(task, "max_stderr_size", where, 1, 2**30),
         working_directory=directory,
         job_time_limit=_read_time_limit(task.get("job_time_limit"), f"{where}/job_time_limit"),
         min_run_time=_read_time_limit(task.get("min_run_time"), f"{where}/min_run_time", 0.0),
@@ -382,6 +390,25 @@ def _read_task(name: str, given: object, default_memory_limit: int) -> Task:
         set_container_cpu_limit=None if ceiling is None else _flag(ceiling, f"{where}/set_container_cpu_limit"),
         spec={key: task[key] for key in sorted(rest)},
     )
+
+
+_SIGNALS: Final = frozenset(signal.Signals.__members__) - {"SIGKILL", "SIGSTOP"}
+
+
+def _read_signal(value: object, where: str) -> str:
+    """The name of a signal that a process can handle, "" for none."""
+    if value is None:
+        return ""
+    if value not in _SIGNALS:
+        near = nearest(value, _SIGNALS) if isinstance(value, str) else ""
+        what = f"expected the name of a signal that a process can handle, such as SIGINT, got {value!r}"
+        raise _refuse(where, what + (f"; did you mean {near}?" if near else ""))
+    return str(value)
+
+
+def _optional_integer(table: Mapping[str, Any], name: str, where: str, least: int, most: int) -> int | None:
+    value = table.get(name)
+    return None if value is None else _integer(value, f"{where}/{name}", least, most)
 
 
 def _check_size(
@@ -511,8 +538,10 @@ def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str,
 
 
 def starts_again(task: Task | None, job: JobRecord) -> bool:
-    """Whether a job that completed is one that is lost to its operation, and wanted again."""
-    return task is not None and job.state == "completed" and task.restart_completed_jobs
+    """Whether a job that completed is lost to its operation, and wanted again."""
+    if task is None or job.state != "completed":
+        return False
+    return task.restart_completed_jobs or (job.exit_code is not None and job.exit_code == task.restart_exit_code)
 
 
 def _ran_in_vain(job: JobRecord) -> bool:

@@ -122,6 +122,13 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "restart_completed_jobs", TASK, "false", "honoured",
         "the operation ends by yt complete-op or yt abort-op alone",
     ),
+    Option("interruption_signal", TASK, "none", "honoured", "its name, such as SIGINT; implies interruptible"),
+    Option("signal_root_process_only", TASK, "false", "honoured"),
+    Option("restart_exit_code", TASK, "none", "honoured", "1 to 255"),
+    Option(
+        "max_stderr_size", TASK, "5 MiB", "honoured",
+        "the end of stderr is kept; max_log_bytes of the node's agent holds besides and is the default",
+    ),
     # --- refused: the result would be another one
     Option(
         "gang_options", TASK, "none", "refused",
@@ -144,19 +151,6 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "secure_vault", BOTH, "none", "refused",
         "secrets are not given to jobs; have the command read them from a file that only its user may read",
-    ),
-    Option(
-        "interruption_signal", TASK, "none", "refused",
-        "jobs would be interrupted by SIGTERM; handle that in the command and say interruptible=%true",
-    ),
-    Option(
-        "restart_exit_code", TASK, "none", "refused",
-        "a job that ends with this code would count as failed; let the command start its work again by itself",
-        with_zero=True,
-    ),
-    Option(
-        "signal_root_process_only", TASK, "false", "refused",
-        "all processes of a job would get the signal; let all but the first one ignore SIGTERM",
     ),
     Option(
         "docker_image", TASK, "none", "refused",
@@ -246,7 +240,6 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option("disk_space_limit", TASK, "none", "warned", "no room on a disk is bounded: a job may fill it"),
     Option("inode_limit", TASK, "none", "warned", "the number of a job's files is not bounded"),
-    Option("max_stderr_size", TASK, "5 MiB", "warned", _OWN_LOGS),
     Option("max_stderr_count", ROOT, "10", "warned", _OWN_LOGS),
     Option("max_core_info_count", ROOT, "10", "warned", "core dumps are not looked for"),
     Option("custom_statistics_count_limit", TASK, "128", "warned", "jobs cannot send statistics of their own"),

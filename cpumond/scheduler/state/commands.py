@@ -6,7 +6,7 @@ CommandError that names the pool, the rule and the value (semantics.md 2.6 to 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +25,7 @@ from cpumond.scheduler.model import (
     OperationFacts,
     OperationRecord,
     OperationTreeOptions,
+    Task,
     TreeConfig,
 )
 from cpumond.scheduler.settings import commands, operations, preemption_rules, tree_file, undo
@@ -237,6 +238,7 @@ def _prepare_start(
     )
     told += find_idle_monitor_options(asked.job_cpu_monitor)
     jobs = [(task, task.job_count) for task in asked.tasks]
+    told += _find_shorter_logs(asked.tasks, [state.trees[name] for name in chosen])
     told += placement.find_unplaceable(jobs, asked.is_gang, [state.trees[name] for name in chosen])
     warnings = (*operations.unrecognized_warnings(command.spec), *map(str, refused), *told)
     return Transaction(operations=(record,), id=record.id, warnings=warnings)
@@ -247,6 +249,19 @@ def _find_memory_limit(state: State, spec: Mapping[str, Any]) -> int:
     names = operations.read_places(spec)[0] or (state.config.default_tree,)
     named = [state.trees[name].config.settings for name in names if name in state.trees]
     return max((settings.default_memory_limit for settings in named), default=0)
+
+
+def _find_shorter_logs(tasks: Iterable[Task], trees: Iterable[Tree]) -> Iterator[str]:
+    """Sentences about tasks that want more of their jobs' stderr than some nodes keep."""
+    wanting = [(task.name, task.max_stderr_size) for task in tasks if task.max_stderr_size is not None]
+    abouts = [node.about for tree in trees for node in tree.nodes.values()] if wanting else []
+    least = min((about.max_log_bytes for about in abouts if about is not None and about.max_log_bytes), default=None)
+    for name, size in wanting:
+        if least is not None and size > least:
+            yield (
+                f'spec option "tasks/{name}/max_stderr_size": of {size} bytes the last {least} are kept on some nodes, '
+                "by max_log_bytes of their agents"
+            )
 
 
 def note_refused(state: State, command: object, error: CpumondError, now: float) -> None:

@@ -221,6 +221,9 @@ def _make_order(state: State, job: Job) -> JobOrder:
         job_cpu_monitor=record.job_cpu_monitor,
         wait_s=state.rules.waiting_job_timeout_s,
         interruptible=task.interruptible,
+        interruption_signal=task.interruption_signal,
+        signal_root_process_only=task.signal_root_process_only,
+        max_stderr_bytes=task.max_stderr_size or 0,
         working_directory=task.working_directory,
         checkpoints=task.checkpoints,
         # An agent that can give no idle class is not asked to: the job would have no ceiling, at a usual weight.

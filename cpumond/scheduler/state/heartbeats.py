@@ -22,12 +22,14 @@ from cpumond.scheduler.state.reports import (
     drop_implausible,
     find_task,
     is_over,
+    is_wanted_again,
     job_record,
     known_size,
     list_counters,
     overrules,
     reported_usage,
     take_report,
+    tell_wanted_again,
 )
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
@@ -221,6 +223,8 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
     if end == "aborted" and is_over(task, start_time, finish_time):
         # The run of the scheduler that told it to stop for its time limit is gone.
         end, reason = "failed", failures.tell_too_long(task)
+    elif is_wanted_again(task, end, finished.exit_code, reason):
+        end, reason = "completed", tell_wanted_again(finished.exit_code)
     return JobRecord(
         id=finished.job_id,
         operation_id=finished.operation_id,

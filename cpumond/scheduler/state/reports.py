@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cpumond.core.wire import CPU_COUNTERS, CpuTimes, CpuUse, FinishedJob, JobReport, cpu_times
+from cpumond.core.wire import CPU_COUNTERS, OUT_OF_MEMORY, CpuTimes, CpuUse, FinishedJob, JobReport, cpu_times
 from cpumond.fairshare.resources import CPU, Vector
 from cpumond.scheduler.elements import Job, Node, change_usage, count_cpu_time
 from cpumond.scheduler.model import JobRecord, JobState, OperationRecord, Task
@@ -32,6 +32,17 @@ def is_over(task: Task | None, start_time: float | None, now: float) -> bool:
 
 def find_task(record: OperationRecord, name: str) -> Task | None:
     return next((task for task in record.tasks if task.name == name), None)
+
+
+def is_wanted_again(task: Task, end: JobState, exit_code: int | None, reason: str) -> bool:
+    """Whether a job that its node says ``end``-ed did so by the exit code by which it asks to be started again."""
+    if exit_code is None or exit_code != task.restart_exit_code or end not in ("failed", "aborted"):
+        return False
+    return not reason.startswith(OUT_OF_MEMORY)
+
+
+def tell_wanted_again(exit_code: int | None) -> str:
+    return f"exit code {exit_code} is its restart_exit_code: its work is begun again"
 
 
 def overrules(state: JobState, counted: JobRecord) -> bool:
@@ -139,7 +150,12 @@ def job_record(
     stop = job.stop
     if finished is not None:
         reason = finished.reason
-    if stop is not None and state != "completed":
+    exit_code = None if finished is None else finished.exit_code
+    if (stop is None or not stop.fails) and is_wanted_again(job.task, state, exit_code, reason):
+        state, reason = "completed", tell_wanted_again(exit_code)
+    # Interrupted by its own signal, it failed by itself.
+    has_failed = state == "failed" and bool(job.task.interruption_signal)
+    if stop is not None and state != "completed" and (stop.fails or not has_failed):
         if state == "failed" or stop.fails or finished is None or not reason:
             reason = stop.record.why
         state = "failed" if stop.fails else "aborted"
@@ -155,7 +171,7 @@ def job_record(
         finish_time=now if finished is None or finished.finish_time is None else finished.finish_time,
         cpu_limit=job.task.cpu_limit,
         current_cpu_limit=job.usage[1],
-        exit_code=None if finished is None else finished.exit_code,
+        exit_code=exit_code,
         reason=reason[:MAX_NODE_FAILURE_REASON],
         max_memory=None if finished is None else finished.max_memory,
         stderr_size=None if finished is None else known_size(finished),

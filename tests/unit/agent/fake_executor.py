@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import signal
 from collections.abc import Iterable
 
 from cpumond.core.errors import UnavailableError
@@ -18,6 +19,8 @@ class PlayedExecutor:
     def __init__(self) -> None:
         self.launches: dict[str, Launch] = {}
         self.calls: list[tuple[str, str]] = []
+        self.signals: dict[str, tuple[int, bool]] = {}
+        """How each job was interrupted: by which signal, and whether its first process only."""
         self.events: list[Event] = []
         self.living: dict[str, Started] = {}
         self.broken = ""
@@ -33,8 +36,9 @@ class PlayedExecutor:
         self.launches[launch.job_id] = launch
         self.calls.append(("start", launch.job_id))
 
-    def interrupt(self, job_id: str) -> None:
+    def interrupt(self, job_id: str, number: int = signal.SIGTERM, first_only: bool = False) -> None:
         self.calls.append(("interrupt", job_id))
+        self.signals[job_id] = number, first_only
 
     def kill(self, job_id: str) -> None:
         self.calls.append(("kill", job_id))

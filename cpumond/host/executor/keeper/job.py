@@ -20,7 +20,10 @@ class KeeperJob:
         self.id: str = order["id"]
         self.order = order
         self.directory: str = order["directory"]
-        self.logs = [StreamLog(self.directory, name, order["max_log_bytes"]) for name in STREAMS]
+        most = dict.fromkeys(STREAMS, order["max_log_bytes"])
+        if order.get("max_stderr_bytes"):
+            most["stderr"] = order["max_stderr_bytes"]
+        self.logs = [StreamLog(self.directory, name, most[name]) for name in STREAMS]
         self.cgroups = [os.path.dirname(path) for path in order["procs"]]
         self.state = "starting"
         self.pid: int | None = None

@@ -81,7 +81,8 @@ class _Job:
         self.asked = False
         self.running = False
         self.killed = False
-        self.interrupted = False
+        self.interruption: tuple[int, str] | None = None
+        """The signal that interrupts it, and which of its processes get it, in systemd's word."""
         self.reloads = 0
 
 
@@ -132,9 +133,9 @@ class SystemdExecutor(Executor):
         elif not self._post(self._begin, launch):
             self._events.add(NotStarted(launch.job_id, "the executor is not connected to systemd", node_fault=True))
 
-    def interrupt(self, job_id: str) -> None:
+    def interrupt(self, job_id: str, number: int = signal.SIGTERM, first_only: bool = False) -> None:
         """A job that is just being started gets the signal as soon as it runs."""
-        self._post(self._on_interrupt, job_id)
+        self._post(self._on_interrupt, job_id, number, "main" if first_only else "all")
 
     def kill(self, job_id: str) -> None:
         """A job that was not yet started then comes as ``NotStarted``."""
@@ -434,8 +435,8 @@ class SystemdExecutor(Executor):
             self._events.add(Started(job.job_id, cgroup, state.started))
         if job.killed:
             self._spawn(self._signal(job, signal.SIGKILL))
-        elif job.interrupted:
-            self._spawn(self._signal(job, signal.SIGTERM))
+        elif job.interruption is not None:
+            self._spawn(self._signal(job, *job.interruption))
         state = await self._wait_for_state(job, lambda s: s.is_over)
         job.running = False
         await self._kill_rest(job)
@@ -520,16 +521,16 @@ class SystemdExecutor(Executor):
         with contextlib.suppress(BusAway, Refused):
             await self._bus.unfollow(job.path)
 
-    async def _signal(self, job: _Job, number: int) -> None:
-        await self._call_until_answered("KillUnit", "ssi", job.unit, "all", number)
+    async def _signal(self, job: _Job, number: int, which: str = "all") -> None:
+        await self._call_until_answered("KillUnit", "ssi", job.unit, which, number)
 
-    def _on_interrupt(self, job_id: str) -> None:
+    def _on_interrupt(self, job_id: str, number: int, which: str) -> None:
         job = self._jobs.get(job_id)
-        if job is None:
+        if job is None or job.interruption is not None:
             return
-        first, job.interrupted = not job.interrupted, True
-        if job.running and first:
-            self._spawn(self._signal(job, signal.SIGTERM))
+        job.interruption = number, which
+        if job.running:
+            self._spawn(self._signal(job, number, which))
 
     def _on_kill(self, job_id: str) -> None:
         job = self._jobs.get(job_id)

@@ -335,6 +335,53 @@ def test_a_job_that_is_told_to_stop_and_exits_with_0(world: World, interruptible
     assert world.finished("j1")["state"] == state
 
 
+INTERRUPTED = {"interruptible": True, "interruption_signal": "SIGINT"}
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ({}, (signal.SIGTERM, False)),
+        (INTERRUPTED, (signal.SIGINT, False)),
+        ({**INTERRUPTED, "signal_root_process_only": True}, (signal.SIGINT, True)),
+        ({"interruption_signal": "SIGNEW"}, (signal.SIGTERM, False)),
+    ],
+    ids=["usual", "its own", "the first process", "of a later version"],
+)
+def test_a_job_is_interrupted_by_its_own_signal(
+    world: World, order: dict[str, Any], expected: tuple[int, bool]
+) -> None:
+    world.run("j1", **order)
+    world.obey(stop=[stop("j1")])
+    assert world.executor.signals == {"j1": expected}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ended", "expected"),
+    [
+        ("preempted", {"exit_code": 0}, ("completed", 0, "")),
+        ("preempted", {"exit_code": 3}, ("failed", 3, "exit code 3")),
+        ("preempted", {"signal": 2}, ("aborted", 130, "because")),
+        ("resource_overdraft", {"exit_code": 3}, ("aborted", 3, "because")),
+    ],
+)
+def test_a_job_that_its_own_signal_interrupts_ends_as_it_says(
+    world: World, kind: str, ended: dict[str, Any], expected: tuple[str, int, str]
+) -> None:
+    world.run("j1", **INTERRUPTED)
+    world.obey(stop=[stop("j1", kind=kind)])
+    world.happen(Ended("j1", world.clock.wall_s() + 1.0, **ended))
+    finished = world.finished("j1")
+    assert (finished["state"], finished["exit_code"], finished["reason"]) == expected
+
+
+@pytest.mark.parametrize(("wanted", "kept"), [(0, 0), (5000, 5000), (2**40, 16 * 2**20)])
+def test_stderr_is_kept_as_ordered_within_the_bound_of_the_node(world: World, wanted: int, kept: int) -> None:
+    world.run("j1", max_stderr_bytes=wanted)
+    launch = world.executor.launches["j1"]
+    assert (launch.max_stderr_bytes, launch.max_log_bytes) == (kept, 16 * 2**20)
+
+
 def test_an_end_is_repeated_until_it_is_acknowledged(world: World) -> None:
     world.run("j1")
     world.happen(Ended("j1", 200.0, exit_code=0))

@@ -483,6 +483,35 @@ def test_needed_jobs_are_those_neither_completed_nor_active():
     assert needed_jobs(record, {"a": 1, "b": 2}) == {"a": 3}
 
 
+@pytest.mark.parametrize("name", ["SIGFOO", "SIGKILL", "INT", 2, ""])
+def test_only_a_signal_that_a_process_can_handle_interrupts(name):
+    """INT-3."""
+    with pytest.raises(CommandError, match="expected the name of a signal that a process can handle") as caught:
+        task(interruption_signal=name)
+    assert caught.value.attributes["field"] == "tasks/t/interruption_signal"
+
+
+def test_a_signal_of_its_own_makes_a_task_interruptible():
+    found = task(interruption_signal="SIGUSR1", restart_exit_code=17)
+    assert (found.interruptible, found.interruption_signal, found.restart_exit_code) == (True, "SIGUSR1", 17)
+    assert not task(interruption_signal=None).interruptible
+
+
+@pytest.mark.parametrize(
+    ("option", "wrong"),
+    [
+        ("restart_exit_code", 0),
+        ("restart_exit_code", 256),
+        ("max_stderr_size", 0),
+        ("max_stderr_size", 2**30 + 1),
+        ("signal_root_process_only", 1),
+    ],
+)
+def test_options_of_the_end_of_jobs_have_bounds(option, wrong):
+    with pytest.raises(CommandError, match=f"spec/tasks/t/{option}"):
+        task(**{option: wrong})
+
+
 def test_an_order_says_what_the_job_needs(world):
     spec = {
         "pool": "p",

@@ -10,6 +10,7 @@ from scheduler_world import PlayedNode, World
 from cpumond.api.updated_tree import look_once
 from cpumond.api.yt.lazy import materialise
 from cpumond.api.yt.orchid import operation_info
+from cpumond.core.wire import AgentAbout
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.model import JobCounts
 from cpumond.scheduler.settings.operations import StartOperation
@@ -279,3 +280,113 @@ def test_jobs_that_start_for_ever_are_forgotten_in_the_end(world, monkeypatch):
             world.settle_down()
     assert list(world.state.finished_jobs[operation]) == ended[-3:]
     assert [key for kind, key in world.stored if kind == "job"] == ended[-3:]
+
+
+# --- interruption_signal, restart_exit_code
+
+SIGNAL = {"interruption_signal": "SIGINT", "restart_exit_code": 17}
+
+
+def interrupt(world: World, node: PlayedNode, operation: str) -> str:
+    """Have the only job of an operation stop for one of another pool; it does not, yet."""
+    job = job_of(world, operation)
+    node.keeps_stopping = True
+    preempt(world, node)
+    assert list(node.stopping) == [job]
+    node.keeps_stopping = False
+    return job
+
+
+@pytest.mark.parametrize("told", ["failed", "aborted"])  # aborted: by an agent that does not know the signal
+def test_a_job_that_ends_with_its_restart_exit_code_is_lost_and_started_again(world, told):
+    """INT-1."""
+    node = world.node("n1", cpu=2.0)
+    world.set_tree(max_unpreemptible_running_job_count=0)
+    operation = begin(world, {"t": task(**SIGNAL)}, max_failed_job_count=1)
+    job = interrupt(world, node, operation)
+    node.let_go(job, told, exit_code=17, reason="exit code 17")
+    world.node("n2")
+    world.settle_down()
+    assert (world.job_counts(operation), len(world.jobs_of(operation))) == (JobCounts(lost=1), 1)
+    record = world.state.finished_jobs[operation][job]
+    assert (record.state, record.exit_code, record.failure) == ("completed", 17, None)
+    assert record.reason == "exit code 17 is its restart_exit_code: its work is begun again"
+
+
+def test_a_restart_exit_code_needs_no_interruption(world):
+    node = world.node("n1")
+    operation = begin(world, {"t": task(restart_exit_code=17)}, max_failed_job_count=1, fail_on_job_restart=True)
+    end(world, node, job_of(world, operation), exit_code=17)
+    assert (world.record(operation).state, world.job_counts(operation)) == ("running", JobCounts(lost=1))
+    end(world, node, job_of(world, operation), exit_code=16)
+    assert world.record(operation).state == "failed"
+
+
+def test_a_restart_exit_code_counts_of_a_job_that_ended_before_it_was_taken_over(world):
+    node = world.node("n1")
+    operation = begin(world, {"t": task(restart_exit_code=17)}, max_failed_job_count=1)
+    job = job_of(world, operation)
+    world.forget_starts()
+    world.restart()
+    node.finish(job, "failed", exit_code=17, start_time=world.now - 1.0)
+    world.settle_down()
+    assert (world.record(operation).state, world.job_counts(operation)) == ("running", JobCounts(lost=1))
+
+
+@pytest.mark.parametrize(
+    ("told", "code", "counts"),
+    [
+        ("completed", 0, JobCounts(completed=1)),
+        ("failed", 3, JobCounts(failed=1)),
+        ("aborted", 137, JobCounts(aborted=1)),
+    ],
+)
+def test_a_job_that_is_interrupted_by_its_signal_ends_as_it_says(world, told, code, counts):
+    """INT-2, and codes that say something else."""
+    node = world.node("n1", cpu=2.0)
+    world.set_tree(max_unpreemptible_running_job_count=0)
+    operation = begin(world, {"t": task(**SIGNAL)})
+    job = interrupt(world, node, operation)
+    node.let_go(job, told, exit_code=code)
+    world.settle_down()
+    assert world.job_counts(operation) == counts
+    assert world.record(operation).is_finished == (code == 0)
+
+
+@pytest.mark.parametrize("more", [{}, {"interruptible": True}])
+def test_a_job_without_a_signal_of_its_own_is_aborted_whatever_its_exit_code(world, more):
+    node = world.node("n1", cpu=2.0)
+    world.set_tree(max_unpreemptible_running_job_count=0)
+    operation = begin(world, {"t": task(**more)})
+    node.let_go(interrupt(world, node, operation), "failed", exit_code=3)
+    world.settle_down()
+    assert world.job_counts(operation) == JobCounts(aborted=1)
+
+
+def test_a_gang_of_which_a_job_asks_to_be_started_again_starts_again_as_a_whole(world):
+    node = world.node("n1")
+    operation = begin(world, {"t": task(2, restart_exit_code=17)}, is_gang=True)
+    before = set(node.jobs)
+    end(world, node, job_of(world, operation), exit_code=17)
+    world.settle_down()
+    assert not before & set(node.jobs)
+    assert (world.job_counts(operation), len(node.jobs)) == (JobCounts(lost=1, aborted=1), 2)
+
+
+def test_an_order_says_how_its_job_is_interrupted_and_what_is_kept_of_stderr(world):
+    node = world.node("n1")
+    begin(world, {"t": task(**SIGNAL, signal_root_process_only=True, max_stderr_size=100)})
+    [job] = node.jobs.values()
+    order = job.order
+    assert (order.interruption_signal, order.signal_root_process_only, order.interruptible) == ("SIGINT", True, True)
+    assert order.max_stderr_bytes == 100
+
+
+def test_a_task_that_wants_more_of_stderr_than_nodes_keep_is_warned_of(world):
+    world.node("n1")
+    world.state.nodes["n1"].about = AgentAbout("0.3", "quota", "quota", max_log_bytes=1000)
+    for size, count in ((1000, 0), (1001, 1)):
+        tasks = {"t": task(max_stderr_size=size)}
+        told = [each for each in world.do(StartOperation({"pool": "p", "tasks": tasks})).warnings if "stderr" in each]
+        assert len(told) == count
+    assert "of 1001 bytes the last 1000 are kept on some nodes" in told[0]
