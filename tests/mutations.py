@@ -73,7 +73,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("if not self.cordoned and not self.matched_trees:", "if not self.matched_trees:"),
         ("return least(self.capacity, sum_vectors([job.limits", "return least(self.capacity, sum_vectors([job.usage"),
         (
-            "        if old.cordon is None:\n            forget_lost(",
+            "        if not old.is_maintained:\n            forget_lost(",
             "        if True:\n            forget_lost(",
         ),
         (", cordon=None if before is None else before.cordon", ""),

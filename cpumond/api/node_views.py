@@ -44,6 +44,8 @@ class NodeView(View, frozen=True):
     id: str
     address: str
     tags: list[str]
+    user_tags: list[str]
+    """Those of ``tags`` that an operator gave it."""
     tree: str | None
     is_online: bool
     silent_s: float
@@ -104,6 +106,7 @@ def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
         kind,
         node,
         tags=sorted(node.tags),
+        user_tags=list(node.user_tags),
         silent_s=max(now - node.last_seen, 0.0),
         incarnation=node.run,
         capacity=to_amounts(node.capacity),
@@ -136,6 +139,7 @@ def _show_lost(kind: type[V], node: LostNode, now: float, **more: Any) -> V:
         kind,
         node,
         tags=list(node.tags),
+        user_tags=list(node.user_tags),
         tree=node.tree or None,
         is_online=False,
         silent_s=max(now - node.last_seen, 0.0),

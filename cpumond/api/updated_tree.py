@@ -64,12 +64,18 @@ class UpdatedTree:
 
     @_once
     def limits(self, element: Element) -> Vector:
-        """``resource_limits`` and ``max_share_ratio`` as they are set now (2.10); infinite where there is no limit."""
+        """``set_limits``, and what the nodes have that it may use (2.13); infinite where there is no limit."""
+        limits = self.set_limits(element)
+        return limits if element.fitting is None else least(limits, element.fitting.total)
+
+    @_once
+    def set_limits(self, element: Element) -> Vector:
+        """``resource_limits`` and ``max_share_ratio`` as they are set now (2.10)."""
         if element.parent is None:
             return UNLIMITED
         given = own_options(element)
         own = to_vector(given.resource_limits, float("inf"))
-        return limits_of_parent(self.total, own, self.limits(element.parent), given.max_share_ratio)
+        return limits_of_parent(self.total, own, self.set_limits(element.parent), given.max_share_ratio)
 
     def limits_share(self, element: Element) -> Vector:
         """``limits`` as fractions of what the tree has."""

@@ -87,6 +87,8 @@ class OperationInTree(View, frozen=True):
     """What it waits for, as the groups of operations have it."""
     why: str = ""
     """The same as a sentence."""
+    scheduling_tag_filter: str = ""
+    """Its own, as it holds now."""
 
 
 class JobTotals(View, frozen=True):
@@ -328,6 +330,7 @@ def _in_tree(element: OperationElement, now: float, places: Places, looks: dict[
         cause=waiting.cause.key,
         why=waiting.text,
         starves_in_s=starves_in_s(element, now),
+        scheduling_tag_filter=element.options.scheduling_tag_filter,
     )
 
 

@@ -40,6 +40,7 @@ VALUE_MODULES = {
 
 MORE_FOR = {
     "cpumond.core.errors": {"os"},  # os.strerror, the system's words for an errno
+    "cpumond.scheduler.elements.fitting": {"weakref"},  # what goes with the last element that has it
     "cpumond.scheduler.history.chunks": {"zlib"},
     "cpumond.scheduler.trial.load": {"random"},  # the caller's generator, with a seed
     "cpumond.scheduler.settings.operations": {"signal"},  # names of signals

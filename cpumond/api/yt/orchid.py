@@ -146,6 +146,12 @@ def _options_per_tree(record: OperationRecord) -> dict[str, Any]:
     return {name: {"weight": fold_weight(name, record.trees[name].weight), **plain[name]} for name in plain}
 
 
+def _filter_of_all_trees(record: OperationRecord) -> str:
+    """The filter that an operation has in each of its trees, "" where they differ."""
+    filters = {options.scheduling_tag_filter for options in record.trees.values()}
+    return filters.pop() if len(filters) == 1 else ""
+
+
 def job_counts(record: OperationRecord, live: Operation | None) -> dict[str, int]:
     """Jobs of an operation by what became of them; ``total`` are those that it shall have."""
     counts = count_jobs(record, live)
@@ -244,6 +250,7 @@ def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt, now
             "full_spec": lambda: resulting.full_spec(record, live),
             "unrecognized_spec": lambda: operations.find_unrecognized(record.spec),
             "runtime_parameters": lambda: {
+                "scheduling_tag_filter": _filter_of_all_trees(record),
                 "scheduling_options_per_pool_tree": _options_per_tree(record),
                 "owners": [],
                 "acl": show_acl(record.acl),

@@ -198,6 +198,7 @@ _COMMON: Final[Mapping[str, Reader]] = {
     "resource_demand": _amounts("demand"),
     "limited_resource_demand": lambda view, e: amounts(view.limited_demand(e)),
     "resource_limits": lambda view, e: amounts(least(view.limits(e), view.total)),
+    "scheduling_tag_filter": lambda _, e: own_options(e).scheduling_tag_filter,
     "specified_resource_limits": lambda _, e: _given(own_options(e).resource_limits),
     "aggregated_preempted_cpu_x100": lambda _, e: int(100.0 * e.reclaimed_cpu_seconds),
     # Satisfaction and starvation.

@@ -211,6 +211,7 @@ def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:
         ("demand", show_amounts(part.demand)),
         ("limits", show_limits(part.limits) if part.limits else ""),
         ("weight", f"{part.weight:g}"),
+        ("nodes with", show_name(part.scheduling_tag_filter)),
         ("status", state if isinstance(state, str) else state[0]),
     ]
     return [(f"  {name}", value) for name, value in fields if value]

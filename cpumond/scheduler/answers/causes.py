@@ -15,8 +15,8 @@ from cpumond.scheduler.elements import Operation, OperationElement, PoolElement,
 from cpumond.scheduler.model import OperationRecord, OperationState
 
 CauseKind = Literal[
-    "cannot_start", "working", "suspended", "pool_full", "queue", "no_nodes", "gang", "limit", "reclaimed", "share",
-    "room",
+    "cannot_start", "working", "suspended", "pool_full", "queue", "no_nodes", "gang", "limit", "reclaimed", "filter",
+    "share", "room",
 ]  # fmt: skip
 
 SAME: Final = 1e-6
@@ -31,6 +31,7 @@ _TEXTS: Final[dict[CauseKind, str]] = {
     "gang": "a gang: waits for room for all of its jobs at once",
     "limit": "resource limits of {pool} leave no room for another job",
     "reclaimed": "refuses reclaimed CPU (allow_reclaimed = false): waits for CPU that no ordinary job has ordered",
+    "filter": "waits for room on the nodes that scheduling_tag_filter, its own or that of a pool above, fits",
     "share": "is allotted its fair share: more jobs start where others leave room",
     "room": "is allotted less than its fair share and waits for room on a node",
 }
@@ -152,6 +153,8 @@ class Causes:
         for pool in self._limits_above(element.parent):
             if _exceeds(pool.usage, wanted, pool.limits):
                 return Cause("limit", pool.name)
+        if element.fitting is not None and len(element.fitting.nodes) < len(element.tree.nodes):
+            return _FIXED["filter"].cause
         has_share = max(usage_share(element)) >= max(element.fair_share) - SAME
         return _FIXED["share" if has_share else "room"].cause
 

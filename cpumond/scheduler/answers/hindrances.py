@@ -14,8 +14,10 @@ from cpumond.fairshare.resources import CPU, RESOURCES, UNLIMITED, Vector, posit
 from cpumond.scheduler.decide import gangs
 from cpumond.scheduler.decide.placement import has_spare, may_start_within, satisfaction
 from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements.fitting import Fitting
 from cpumond.scheduler.elements.node_sizes import ROUNDING, fits
 from cpumond.scheduler.model import SUBPOOL_DELIMITER
+from cpumond.scheduler.settings.nodes_filter import TAG_FILTER
 from cpumond.scheduler.state import State
 from cpumond.scheduler.trial.rounds import list_takers
 
@@ -35,6 +37,7 @@ FRAGMENTATION: Final = Hindrance("fragmentation")
 GRACEFUL: Final = Hindrance("graceful")
 GANG: Final = Hindrance("gang")
 REFUSED: Final = Hindrance("allow_reclaimed")
+FILTER: Final = Hindrance(TAG_FILTER)
 CORDON: Final = Hindrance("cordon")
 TAGS: Final = Hindrance("tags")
 FULL: Final = Hindrance("full")
@@ -86,15 +89,17 @@ def find_waiting(state: State, tree: Tree) -> dict[str, Waiting]:
     }
 
 
+Rooms = list[tuple[Node, Vector]]
+"""Nodes, each with what is free there."""
+
+
 class _Look:
     """A tree's nodes at one moment; of equal orders the same is in the way."""
 
     def __init__(self, state: State, tree: Tree) -> None:
         self.spare = state.rules.spare
-        self.nodes = [(node, positive_part(node.free)) for node in list_takers(tree)]
-        self.largest = max((node.capacity[CPU] for node, _ in self.nodes), default=math.inf)
-        self.whole = sum(free[CPU] for _, free in self.nodes)
-        self._known: dict[Vector, tuple[Hindrance, ...]] = {}
+        self.nodes: Rooms = [(node, positive_part(node.free)) for node in list_takers(tree)]
+        self._known: dict[tuple[Fitting | None, Vector], tuple[Hindrance, ...]] = {}
 
     def find_in_way(self, element: OperationElement) -> tuple[Hindrance, ...]:
         """What is in the way of the next job of an operation, of a gang of all."""
@@ -108,7 +113,7 @@ class _Look:
             return limited
         if not record.allow_reclaimed and any(self._waits_for_orders(element, order) for order in orders):
             return (REFUSED,)
-        found = tuple(dict.fromkeys(each for order in orders for each in self._of_order(order)))
+        found = tuple(dict.fromkeys(each for order in orders for each in self._of_order(element, order)))
         if record.is_gang and found != (FULL,):
             return (GANG, *(each for each in found if each not in (SPARE, FULL)))
         return found
@@ -117,31 +122,44 @@ class _Look:
         """Whether a node has room for the job, and other jobs ordered that CPU."""
         record = element.operation.record
         return any(
-            fits(free, order)
-            and has_spare(node, free, self.spare)
+            self._has_room(free, node, order)
+            and element.may_use(node)
             and not may_start_within(record, node.unordered_cores, order[CPU])
             for node, free in self.nodes
         )
 
-    def _of_order(self, order: Vector) -> tuple[Hindrance, ...]:
-        if order not in self._known:
-            self._known[order] = tuple(self._find_of_order(order))
-        return self._known[order]
+    def _has_room(self, free: Vector, node: Node, order: Vector) -> bool:
+        return fits(free, order) and has_spare(node, free, self.spare)
 
-    def _find_of_order(self, order: Vector) -> Iterator[Hindrance]:
-        """Why no node takes a job of this order, what concerns most cores first."""
-        cores: dict[Hindrance, float] = {}
-        for _, free in self.nodes:
-            if free[CPU] < order[CPU] - ROUNDING or free[CPU] <= ROUNDING:
-                continue
-            lacking = [RESOURCES[r] for r, wanted in enumerate(order) if wanted > free[r] + ROUNDING]
-            for kind in lacking or ["spare"]:
-                cores[Hindrance(kind)] = cores.get(Hindrance(kind), 0.0) + free[CPU]
-        if not cores:
-            # What no node could hold if it was empty does not wait for others' ends.
-            is_in_pieces = order[CPU] - ROUNDING <= self.whole or order[CPU] - ROUNDING > self.largest
-            cores[FRAGMENTATION if is_in_pieces else FULL] = self.whole
-        yield from sorted(cores, key=lambda each: -cores[each])
+    def _of_order(self, element: OperationElement, order: Vector) -> tuple[Hindrance, ...]:
+        key = (element.fitting, order)
+        if key not in self._known:
+            rooms = self.nodes
+            if element.fitting is not None:
+                rooms = [(node, free) for node, free in rooms if element.may_use(node)]
+            is_elsewhere = len(rooms) < len(self.nodes) and any(
+                self._has_room(free, node, order) for node, free in self.nodes if not element.may_use(node)
+            )
+            self._known[key] = (*([FILTER] if is_elsewhere else ()), *_find_of_order(rooms, order))
+        return self._known[key]
+
+
+def _find_of_order(rooms: Rooms, order: Vector) -> Iterator[Hindrance]:
+    """Why no node takes a job of this order, what concerns most cores first."""
+    cores: dict[Hindrance, float] = {}
+    for _, free in rooms:
+        if free[CPU] < order[CPU] - ROUNDING or free[CPU] <= ROUNDING:
+            continue
+        lacking = [RESOURCES[r] for r, wanted in enumerate(order) if wanted > free[r] + ROUNDING]
+        for kind in lacking or ["spare"]:
+            cores[Hindrance(kind)] = cores.get(Hindrance(kind), 0.0) + free[CPU]
+    if not cores:
+        largest = max((node.capacity[CPU] for node, _ in rooms), default=math.inf)
+        whole = sum(free[CPU] for _, free in rooms)
+        # What no node could hold if it was empty does not wait for others' ends.
+        is_in_pieces = order[CPU] - ROUNDING <= whole or order[CPU] - ROUNDING > largest
+        cores[FRAGMENTATION if is_in_pieces else FULL] = whole
+    yield from sorted(cores, key=lambda each: -cores[each])
 
 
 def _find_limits(element: OperationElement, orders: list[Vector]) -> tuple[Hindrance, ...]:

@@ -19,6 +19,7 @@ from cpumond.scheduler.answers.causes import tell_cannot_start
 from cpumond.scheduler.answers.hindrances import CONFIGURED, CapacitySplit, Hindrance, Waiting
 from cpumond.scheduler.answers.remedies import MOST
 from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.settings.nodes_filter import TAG_FILTER
 from cpumond.scheduler.trial.remedy import Remedy
 
 SHOWN_OPERATIONS: Final = 20
@@ -235,7 +236,7 @@ def _held_by_pool(idle: Idle) -> dict[str, float]:
 
 KINDS: Final = (
     "max_running_operation_count", "resource_limits", "max_share_ratio", "fragmentation", "memory", "user_slots", "gpu",
-    "network", "spare", "graceful", "gang", "cordon", "allow_reclaimed",
+    "network", "spare", "graceful", "gang", "cordon", "allow_reclaimed", TAG_FILTER,
 )  # fmt: skip
 """Kinds of causes that hold back CPU of a tree's own nodes; series of metrics begin at 0 for all of them."""
 

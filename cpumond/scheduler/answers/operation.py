@@ -20,9 +20,9 @@ from cpumond.scheduler.answers.causes import Causes, find_shown_state, tell_cann
 from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.gangs import Reservation, find_places
-from cpumond.scheduler.decide.placement import ONLY_RECLAIMED, wants_jobs
+from cpumond.scheduler.decide.placement import ONLY_RECLAIMED, UNMATCHED, wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
-from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand
+from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand, tell_filters
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
@@ -170,6 +170,9 @@ def _explain_in_tree(
         if element.operation.record.is_gang:
             remedy = "fewer or smaller jobs, or add nodes"
         cannot = f"{what} {tell_cannot_start(excess)}; start it again with {remedy}"
+        if element.fitting is not None and not element.fitting.nodes:
+            told = tell_filters(element)
+            cannot = f"{what} cannot start: no node fits {told}; change that, or give nodes tags that fit"
         return TreeAnswer(element.tree.name, pool.name, element.is_running, rule, [cannot, *_tell_share(element)])
     if not element.is_running:
         return TreeAnswer(element.tree.name, pool.name, False, "", [*_tell_queue(element), *_tell_path(element)])
@@ -281,6 +284,7 @@ REASONS: Final = {
     "graceful_over_fair_share": "its preemption_mode is graceful and it is allotted its fair share",
     ONLY_RECLAIMED: "on a node that asked for work other jobs ordered the CPU that is free, and its allow_reclaimed is "
     "false; wait until jobs end there, or start it again with allow_reclaimed = true",
+    UNMATCHED: "a node that asked for work does not fit its scheduling_tag_filter, or that of a pool above it",
     "gang_room": "it is a gang, and the free room of all nodes together does not hold all jobs that it needs",
     "gang_stops": "it is a gang, and jobs of its last run have not ended yet",
     "resource_limits": "its resource limits leave no room for another job",
@@ -303,6 +307,13 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
         rest = f" and not cordoned, as {cordoned} {'is' if cordoned == 1 else 'are'}" if cordoned else ""
         yield f"tree {tree.name!r} has no node that is online{rest}"
         return
+    if element.fitting is not None:
+        fitting = [node for node in online if element.may_use(node)]
+        left_out = len(online) - len(fitting)
+        yield f"{tell_filters(element)}: of {count(len(online), 'node')} online {left_out or 'none'} left out"
+        online = fitting
+        if not online:
+            return
     for task in operation.next_tasks():
         orders = f'a job of task "{task.name}", which orders {_amounts(task.resources)}'
         if not any(dominates(node.capacity, task.resources) for node in online):

@@ -16,6 +16,7 @@ from cpumond.fairshare.resources import CPU, RESOURCES, UNLIMITED, ZERO, Vector,
 from cpumond.scheduler.answers.hindrances import (
     CORDON,
     COUNTS,
+    FILTER,
     FRAGMENTATION,
     GANG,
     GRACEFUL,
@@ -28,9 +29,11 @@ from cpumond.scheduler.answers.hindrances import (
     count_limit,
 )
 from cpumond.scheduler.decide.placement import has_spare
-from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree
+from cpumond.scheduler.decide.snapshot import tell_filters
+from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree, fit
 from cpumond.scheduler.model import ROOT_POOL, OperationRecord, to_vector
 from cpumond.scheduler.settings.commands import CreatePool
+from cpumond.scheduler.settings.nodes_filter import TAG_FILTER
 from cpumond.scheduler.settings.operations import UpdateOperation
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.node_commands import UncordonNode
@@ -156,6 +159,8 @@ def make_remedy(look: Look, hindrance: Hindrance, started: Started, waits: Colle
         )
     if hindrance == GANG:
         return _fit_gang(look, started, waits)
+    if hindrance == FILTER:
+        return _widen_filters(look, started, waits)
     if hindrance == CORDON:
         return _uncordon(look, started)
     if hindrance == TAGS:
@@ -540,6 +545,37 @@ def _names(nodes: Sequence[Node]) -> str:
 def _used(nodes: Iterable[Node], started: Started) -> list[Node]:
     """Those of the nodes that jobs started on; before a trial all."""
     return [each for each in nodes if not started.jobs or each.id in started.jobs]
+
+
+def _widen_filters(look: Look, started: Started, waits: Collection[str]) -> Remedy:
+    """Which nodes are left out is meant: what is said is how much it holds back, no value."""
+    elements = [look.waiting[each].element for each in sorted(started.cores or waits)]
+    told = list(dict.fromkeys(tell_filters(each.parent) for each in elements if each.parent and each.parent.fitting))
+    own = [each.name for each in elements if each.options.scheduling_tag_filter.strip()]
+    told += [f"{TAG_FILTER} of {count(len(own), 'waiting operation')}"] if own else []
+    nodes = _used((node for node in look.takers if not all(each.may_use(node) for each in elements)), started)
+    return Remedy(
+        f"{' and '.join(told[:3])} leave{'s' if len(told) == 1 else ''} out {_names(nodes)}",
+        f"give {_names(nodes)} tags that fit, or widen the filter",
+        operations=tuple(own[:3]),
+        tried=(_lift_filters(look.tree.name, waits),),
+    )
+
+
+def _lift_filters(tree_name: str, waits: Collection[str]) -> Callable[[State], None]:
+    def apply(state: State) -> None:
+        tree = state.trees[tree_name]
+        for element in [tree.operations[name] for name in waits]:
+            element.options = msgspec.structs.replace(element.options, scheduling_tag_filter="")
+            for pool in element.ancestors():
+                pool.settings = msgspec.structs.replace(pool.settings, scheduling_tag_filter="")
+        for pool in tree.pools.values():
+            fit(pool)
+        for element in tree.operations.values():
+            fit(element)
+            element.entry = None
+
+    return apply
 
 
 def _uncordon(look: Look, started: Started) -> Remedy:

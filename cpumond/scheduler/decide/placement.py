@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from cpumond.fairshare.resources import CPU, ZERO, Vector, share, subtract
 from cpumond.scheduler.decide.snapshot import element_name, fifo_order, room_left
 from cpumond.scheduler.elements import OUTSIDE, Element, Job, Node, Operation, OperationElement, PoolElement, Tree
-from cpumond.scheduler.elements.node_sizes import ROUNDING, fits
+from cpumond.scheduler.elements.node_sizes import ROUNDING, NodeSizes, fits
 from cpumond.scheduler.model import OperationRecord, Task
 
 SHARE_EPS = 1e-9
@@ -23,6 +23,8 @@ MAX_TOLD = 10
 
 ONLY_RECLAIMED = "only_reclaimed_cpu_left"
 """Reason of an operation with ``allow_reclaimed = false`` where other jobs ordered what is free (1.10)."""
+UNMATCHED = "unmatched_scheduling_tag"
+"""Reason of an operation that may not use a node by a filter on its way (2.13)."""
 GANG_WAITS = "gang_room"
 """Reason of a gang whose jobs do not all fit at once."""
 
@@ -225,8 +227,8 @@ class ServiceOrder:
             child, pool = pool, pool.parent
 
 
-def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Collection[Tree]) -> list[str]:
-    """Sentences about tasks of which no node of these trees could hold a job even if it were empty, or about a gang
+def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Collection[NodeSizes]) -> list[str]:
+    """Sentences about tasks of which no node of some trees could hold a job even if it were empty, or about a gang
     that no tree could hold at once; ``jobs``: how many of each task. Empty where a tree has no node at all."""
 
     def tell(told: list[str]) -> str:
@@ -234,13 +236,13 @@ def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Col
 
     needed, found = list(jobs), list[str]()
     for task, _ in needed:
-        excess = tell([tree.sizes.tell_excess(task.resources) for tree in trees])
+        excess = tell([sizes.tell_excess(task.resources) for sizes in trees])
         if excess and len(found) == MAX_TOLD:
             return [*found, "and others"]
         found += [f'no job of task "{task.name}" can start: {excess}'] if excess else []
     if is_gang and not found:
         orders = [(task.resources, number) for task, number in needed]
-        excess = tell([tree.sizes.tell_gang_excess(orders) for tree in trees])
+        excess = tell([sizes.tell_gang_excess(orders) for sizes in trees])
         found += [f"the gang cannot start: {excess}"] if excess else []
     return found
 
@@ -248,7 +250,7 @@ def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Col
 def find_stuck_tasks(live: Operation) -> list[str]:
     """``find_unplaceable`` for a live operation: of its tasks that have jobs to start and none that lives."""
     jobs = [(task, live.needed[task.name]) for task in live.next_tasks() if not live.active.get(task.name)]
-    return find_unplaceable(jobs, live.record.is_gang, [each.tree for each in live.elements.values()])
+    return find_unplaceable(jobs, live.record.is_gang, [each.sizes for each in live.elements.values()])
 
 
 def fits_orders(unordered_cores: float, cores: float) -> bool:
@@ -341,7 +343,9 @@ def place_jobs(
                 order.refresh(element)
             free = room_beside(node.free, reserved())
             continue
-        task, reason = find_task(element, free, node.unordered_cores)
+        task, reason = None, UNMATCHED
+        if element.may_use(node):
+            task, reason = find_task(element, free, node.unordered_cores)
         if task is None:
             element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
             order.set_aside(element)

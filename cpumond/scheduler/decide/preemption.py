@@ -167,7 +167,7 @@ class _Search:
     def visit(self, pool: PoolElement, available: Vector) -> PreemptionPlan | None:
         """Search below a pool with candidates or the root. ``available``: free room and what the pools above let go."""
         stage, below = self.stage, self.below.get(pool)
-        if below is None:
+        if below is None or not pool.may_use(stage.node):
             return None
         available = add(available, stage.conditional.get(pool, ZERO))
         orders = [order for order in below.orders if dominates(available, order)]
@@ -192,6 +192,8 @@ class _Search:
         self, joint: PoolElement, element: Element, orders: Iterable[Vector], satisfaction: float
     ) -> PreemptionPlan | None:
         """Search at or below an element without candidates; ``satisfaction`` is that of the side below ``joint``."""
+        if not element.may_use(self.stage.node):
+            return None
         below = self.below[element]
         orders = [
             order

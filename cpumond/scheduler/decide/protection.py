@@ -6,7 +6,7 @@ Pure (semantics.md 6.3 to 6.6). Each sentence names the pool or operation, the o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
 from cpumond.core.measures import format_span
@@ -28,6 +28,7 @@ from cpumond.scheduler.elements import (
     NON_PREEMPTIBLE,
     PREEMPTIBLE,
     Element,
+    Job,
     OperationElement,
     PoolElement,
     usage_share,
@@ -56,7 +57,8 @@ class Protection(NamedTuple):
 
 
 def find_protections(target: OperationElement, priority: TargetPriority, now: float) -> list[Protection]:
-    """Why ``target`` may or may not take the active jobs of the other operations of its tree, most jobs first.
+    """Why ``target`` may or may not take the active jobs of the other operations of its tree, most jobs first; those
+    on nodes that it may use (2.13).
 
     One entry per element and cause; cause "free" is of jobs that nothing protects by itself: whether a node has enough
     of them, and whether the swap leaves the others no worse off than the target is now, is decided on each heartbeat.
@@ -66,14 +68,15 @@ def find_protections(target: OperationElement, priority: TargetPriority, now: fl
     found: dict[tuple[Cause, OperationElement | PoolElement], int] = {}
     ends: dict[OperationElement | PoolElement, list[float]] = {}
     for element in target.tree.operations.values():
-        if element is target or not element.jobs:
+        jobs = [job for job in element.jobs.values() if target.may_use(job.node)]
+        if element is target or not jobs:
             continue
         blocker = _find_blocker(element, own, aggressive)
         if blocker is not None:
-            found[blocker] = found.get(blocker, 0) + len(element.jobs)
+            found[blocker] = found.get(blocker, 0) + len(jobs)
             continue
         sort_jobs(element)
-        for cause, until in _causes_of_jobs(element, aggressive, now):
+        for cause, until in _causes_of_jobs(element, jobs, aggressive, now):
             if cause == "time":
                 ends.setdefault(element, []).append(until)
             key = (cause, _forbidder(element) if cause == "forbids" else element)
@@ -87,10 +90,13 @@ def find_protections(target: OperationElement, priority: TargetPriority, now: fl
     return sorted(protections, key=lambda each: -each.jobs)
 
 
-def _causes_of_jobs(element: OperationElement, aggressive: bool, now: float) -> list[tuple[Cause, float]]:
-    """What protects each active job, and until when ``min_run_time`` does; of a gang, which goes whole, all or none."""
+def _causes_of_jobs(
+    element: OperationElement, jobs: Iterable[Job], aggressive: bool, now: float
+) -> list[tuple[Cause, float]]:
+    """What protects each of some active jobs, and until when ``min_run_time`` does; of a gang, which goes whole, all or
+    none."""
     causes: list[tuple[Cause, float]] = []
-    for job in element.jobs.values():
+    for job in jobs:
         cause, until = _cause_of_list(element, job.preemptibility, aggressive), spared_until(job)
         causes.append(("time" if cause == "free" and until > now else cause, until))
     if element.operation.record.is_gang:

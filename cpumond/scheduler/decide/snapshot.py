@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
+from cpumond.core.words import quoted
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.folding import fold_weight, infer_weight, limits_of_parent
 from cpumond.fairshare.resources import (
@@ -27,6 +28,7 @@ from cpumond.fairshare.resources import (
 from cpumond.fairshare.result import Elements, UpdateResult
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, Tree, flow_ratio, is_integral, one_of
 from cpumond.scheduler.model import DEFAULT_FIFO_SORT, ROOT_POOL, TreeSettings, to_amounts, to_vector
+from cpumond.scheduler.settings.nodes_filter import TAG_FILTER
 
 OPERATION_PREFIX = "#"
 """Before an operation's id in a snapshot; no pool's name can begin with it."""
@@ -53,7 +55,7 @@ class SnapshotMaker:
 
     def make(self, tree: Tree) -> fairshare.Snapshot:
         """The tree as it is now; sets ``limits`` and ``demand`` of its elements and sums the pools' usage anew."""
-        basis = (tree.total, tree.config.settings, tree.sizes.counts)
+        basis = (tree.total, tree.config.settings, tree.sizes.counts, tree.fittings.version)
         if basis != self._basis:
             self._basis = basis
             _forget(tree)
@@ -134,7 +136,7 @@ class SnapshotMaker:
             parent=_name(parent),
             weight=fold_weight(pool.name, settings.weight, self._inferred_weight(pool)),
             mode=settings.mode,
-            resource_limits=limits,
+            resource_limits=pool.bounds,
             strong_guarantee_resources=_optional(strong) if strong else fairshare.UNSET,
             integral_guarantees=_integral_entry(pool, tree.config.settings),
         )
@@ -229,7 +231,7 @@ def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Ite
             name=GUARANTEE_PREFIX + element.name,
             parent=_name(pool),
             weight=operation_weight(element),
-            resource_limits=element.limits,
+            resource_limits=element.bounds,
             strong_guarantee_resources=_optional(fitted) if fitted else fairshare.UNSET,
         )
 
@@ -321,7 +323,7 @@ def _wanted(element: OperationElement) -> Vector:
         return wanted
     orders = operation.needed_orders
     if not tree.config.settings.count_unplaceable_jobs_in_demand:
-        orders = tree.sizes.leave_out_unplaceable(orders, operation.record.is_gang)
+        orders = element.sizes.leave_out_unplaceable(orders, operation.record.is_gang)
     for order, number in orders:
         wanted = add(wanted, scale(order, float(number)))
     return wanted
@@ -377,7 +379,7 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
         usage=element.usage,
         gang=record.is_gang,
         start_time=record.start_time if rank is None else float(rank),
-        resource_limits=element.limits,
+        resource_limits=element.bounds,
     )
     if element.entry != entry:
         element.entry = entry
@@ -407,3 +409,15 @@ def element_name(element: PoolElement | OperationElement) -> str:
     if isinstance(element, PoolElement):
         return "the root" if element.name == ROOT_POOL else f'pool "{element.name}"'
     return f"operation {element.name}"
+
+
+def tell_filters(element: PoolElement | OperationElement) -> str:
+    """``scheduling_tag_filter "ssd" of pool "p" and "!gpu" of operation 1-2``; "" where nothing has one (2.13)."""
+    path: list[PoolElement | OperationElement] = [element, *element.ancestors()]
+    filters = [
+        (options.scheduling_tag_filter.strip(), element_name(each))
+        for each in path
+        if (options := each.options if isinstance(each, OperationElement) else each.settings).scheduling_tag_filter
+    ]
+    told = [f"{quoted(text)} of {name}" for text, name in filters if text]
+    return f"{TAG_FILTER} {' and '.join(told)}" if told else ""

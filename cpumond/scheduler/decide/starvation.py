@@ -38,21 +38,22 @@ def update_starvation(tree: Tree, now: float) -> None:
 
 
 def find_limit(element: Element) -> Element | None:
-    """The element, or the nearest pool above it, whose limits leave no room for another job of the element, even if
-    nobody else had a job below that; None where there is room, or it wants no job (6.2)."""
+    """The element, or the nearest pool above it, whose limits, or nodes that it may use, leave no room for another job
+    of the element, even if nobody else had a job below that; None where there is room, or it wants no job (6.2)."""
     path: list[Element] = [element, *element.ancestors()]
-    limited = [
-        above
-        for above in path
-        if above.limits is not UNLIMITED
-        and not (isinstance(above, PoolElement) and above.settings.resource_limits_overcommit_tolerance)
-    ]
+    limited = [(above, bounds) for above in path if (bounds := _bounds_of(above)) is not UNLIMITED]
     found: Element | None = None
     for order in _orders_below(element) if limited else ():
-        found = next((each for each in limited if not fits(subtract(each.limits, element.usage), order)), None)
+        found = next((each for each, bounds in limited if not fits(subtract(bounds, element.usage), order)), None)
         if found is None:
             return None
     return found
+
+
+def _bounds_of(element: Element) -> Vector:
+    if isinstance(element, PoolElement) and element.settings.resource_limits_overcommit_tolerance:
+        return UNLIMITED if element.fitting is None else element.fitting.total
+    return element.bounds
 
 
 def list_wanting(element: Element) -> Iterator[OperationElement]:

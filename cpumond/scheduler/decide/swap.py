@@ -64,6 +64,7 @@ class SwapStage:
     """The candidates on one node at one priority, in the order of the walk, and what they could free (6.6 step 2)."""
 
     def __init__(self, node: Node, tree: Tree, priority: TargetPriority, now: float, reserved: Vector = ZERO) -> None:
+        self.node = node
         self.priority = priority
         self.aggressive = priority == "aggressive"
         self.now = now

@@ -17,6 +17,7 @@ from cpumond.core.levels import SAFE, Level
 from cpumond.core.wire import CPU_COUNTERS, AgentAbout, CpuTimes, JobReport, StopOrder
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.resources import CPU, UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
+from cpumond.scheduler.elements.fitting import Fitting, Fittings
 from cpumond.scheduler.elements.node_sizes import NodeSizes
 from cpumond.scheduler.model import (
     CLASSES,
@@ -74,7 +75,7 @@ class Element:
     __slots__ = (
         "name", "parent", "tree", "usage", "demand", "waiting", "limits", "fair_share", "demand_share",
         "strong_guarantee_share", "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction",
-        "rank", "version", "lost_core_seconds", *CPU_COUNTERS,
+        "rank", "version", "lost_core_seconds", "fitting", *CPU_COUNTERS,
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -108,6 +109,22 @@ class Element:
         """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have reported it."""
         self.lost_core_seconds = 0.0
         """By preemptions since the start of this scheduler (6.9)."""
+        self.fitting: Fitting | None = None
+        """On which nodes its jobs may start; None: on all (2.13)."""
+
+    def may_use(self, node: Node) -> bool:
+        """Whether its jobs may start on a node, by the filters on its way (2.13)."""
+        return self.fitting is None or node in self.fitting.nodes
+
+    @property
+    def sizes(self) -> NodeSizes:
+        """What jobs of it may order at most."""
+        return self.tree.sizes if self.fitting is None else self.fitting.sizes
+
+    @property
+    def bounds(self) -> Vector:
+        """The most that it can have: ``limits``, and what the nodes have that its jobs may start on."""
+        return self.limits if self.fitting is None else least(self.limits, self.fitting.total)
 
     def ancestors(self) -> Iterator[PoolElement]:
         """The pools above, nearest first, the root last."""
@@ -191,7 +208,7 @@ class OperationElement(Element):
 
     def tell_unplaceable(self) -> str:
         """Why no node of the tree can hold any of its jobs still to be started, of a gang all; "" where one can."""
-        return self.tree.sizes.tell_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
+        return self.sizes.tell_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
 
 
 class Operation:
@@ -428,7 +445,7 @@ class Tree:
 
     __slots__ = (
         "config", "root", "pools", "operations", "nodes", "total", "queue", "changed", "errors", "update_count",
-        "updated_at", "trial", "_sizes",
+        "updated_at", "trial", "fittings", "_sizes",
     )  # fmt: skip
 
     def __init__(self, config: TreeConfig) -> None:
@@ -450,6 +467,7 @@ class Tree:
         """When starvation was last looked at, after an update; scheduler time."""
         self.trial: dict[Arm, TrialArm] = {}
         """Empty where no host has a control group."""
+        self.fittings = Fittings()
         self._sizes: NodeSizes | None = None
 
     @property
@@ -464,6 +482,7 @@ class Tree:
             self.total = total
         if not are_nodes_same:
             self._sizes = None
+        self.fittings.renew(self.nodes, are_nodes_same)
 
     @property
     def sizes(self) -> NodeSizes:
@@ -471,6 +490,13 @@ class Tree:
         if self._sizes is None:
             self._sizes = NodeSizes(Counter(node.capacity for node in self.nodes.values()))
         return self._sizes
+
+
+def fit(element: PoolElement | OperationElement) -> None:
+    """Find on which nodes jobs of an element may start, by its filter and those above it (2.13)."""
+    options = element.settings if isinstance(element, PoolElement) else element.options
+    tree, above = element.tree, None if element.parent is None else element.parent.fitting
+    element.fitting = tree.fittings.narrow(above, options.scheduling_tag_filter, tree.nodes)
 
 
 def start_job(job: Job) -> None:

@@ -24,12 +24,16 @@ def fits(room: Vector, wanted: Vector) -> bool:
 
 
 class NodeSizes:
-    """The nodes' capacities, each with how many have it. Made once for all operations of an update or a look."""
+    """The nodes' capacities, each with how many have it. Made once for all operations of an update or a look.
 
-    __slots__ = ("counts", "total", "_largest", "_known")
+    ``chosen_by``: why they are not all nodes of the tree, in words; then it is known that there are others.
+    """
 
-    def __init__(self, counts: Mapping[Vector, int]) -> None:
+    __slots__ = ("counts", "total", "chosen_by", "_largest", "_known")
+
+    def __init__(self, counts: Mapping[Vector, int], chosen_by: str = "") -> None:
         self.counts = counts
+        self.chosen_by = chosen_by
         self.total = sum_vectors([_times(each, number) for each, number in counts.items()]) if counts else ZERO
         self._largest: list[Vector] = []
         """Capacities of which no other has as much of everything: few, however many nodes there are."""
@@ -37,6 +41,10 @@ class NodeSizes:
             if not any(dominates(other, each) for other in self._largest):
                 self._largest.append(each)
         self._known: dict[tuple[Vector, int], str] = {}
+
+    @property
+    def _that_fit(self) -> str:
+        return f" that {self.chosen_by} fits" if self.chosen_by else ""
 
     def tell_excess(self, order: Vector) -> str:
         """Why no node could hold a job of this order: ``5 cores, largest node 4``; "" where one could."""
@@ -49,7 +57,7 @@ class NodeSizes:
                 return told
         wanted = sum_vectors([_times(order, number) for order, number in orders]) if orders else ZERO
         over = [] if not self.counts or fits(self.total, wanted) else self._find_over(self.total, wanted)
-        return "; ".join(_compare(r, wanted, "at once, all nodes", self.total) for r in over)
+        return "; ".join(_compare(r, wanted, f"at once, all nodes{self._that_fit}", self.total) for r in over)
 
     def tell_unplaceable(self, jobs: Collection[tuple[Vector, int]], is_gang: bool) -> str:
         """Why an operation that needs these jobs can start none of them; "" where it can, or needs none."""
@@ -80,13 +88,14 @@ class NodeSizes:
                 break
         else:
             if not self._largest:
-                return ""
+                return f"no node fits {self.chosen_by}" if self.chosen_by else ""
             a, b, c, d, e = (max(amounts) for amounts in zip(*self._largest, strict=True))
             most = (a, b, c, d, e)
             if over := self._find_over(most, order):
-                return "; ".join(_compare(r, order, "largest node", most) for r in over)
+                return "; ".join(_compare(r, order, f"largest node{self._that_fit}", most) for r in over)
             lacking = {r for each in self._largest for r in self._find_over(each, order)}
-            return f"{' and '.join(_tell(r, order) for r in sorted(lacking))} on one node, no node has all of it"
+            what = " and ".join(_tell(r, order) for r in sorted(lacking))
+            return f"{what} on one node, no node{self._that_fit} has all of it"
         if number == 1:
             return ""
         room = 0
@@ -95,7 +104,7 @@ class NodeSizes:
             if room >= number:
                 return ""
         what = " and ".join(_tell(r, order) for r, x in enumerate(order) if x and (r > 0 or x != 1.0))
-        return f"{count(number, 'job')} of {what} at once, all nodes together hold {room}"
+        return f"{count(number, 'job')} of {what} at once, all nodes{self._that_fit} together hold {room}"
 
     @staticmethod
     def _find_over(room: Vector, order: Vector) -> list[int]:

@@ -137,6 +137,8 @@ class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     integral_guarantees: PoolIntegralGuarantees = PoolIntegralGuarantees()
     resource_limits_overcommit_tolerance: _Amounts = {}
     allow_children_guarantees: bool = True
+    scheduling_tag_filter: str = ""
+    """On which of the tree's nodes jobs of it start: a formula as ``nodes_filter`` (2.13)."""
     acl: AccessList = None
     inherit_acl: bool = True
     owner: str = ""
@@ -274,6 +276,8 @@ class Rules:
     heartbeat_period_s: float = 1.0
     node_heartbeat_timeout_s: float = 60.0
     waiting_job_timeout_s: float = 30.0
+    unmatched_scheduling_tag_timeout_s: float = 60.0
+    """0: no operation fails by that."""
     overcommit_duration_s: float = 15.0
     additional_reclaimed_overcommit_duration_s: float = 0.0
     allowed_node_cpu_overcommit_ratio: float = 0.05
@@ -354,6 +358,7 @@ class OperationTreeOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown
     max_unpreemptible_running_job_count: _Count | None = None
     non_preemptible_resource_usage_threshold: _Amounts | None = None
     min_run_time: _Milliseconds | None = None
+    scheduling_tag_filter: str = ""
 
 
 class JobCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -158,6 +158,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         name="node_heartbeat_timeout", default=60.0
     )
     waiting_job_timeout_s: Wait = msgspec.field(name="waiting_job_timeout", default=30.0)
+    unmatched_scheduling_tag_timeout_s: Wait = msgspec.field(name="unmatched_scheduling_tag_timeout", default=60.0)
     allowed_node_resources_overcommit_duration_s: Wait = msgspec.field(
         name="allowed_node_resources_overcommit_duration", default=15.0
     )

@@ -19,6 +19,7 @@ import msgspec
 
 from cpumond.scheduler.model import RESOLVE, CommandError, PoolConfig, PoolSettings, TreeConfig, TreeSettings
 from cpumond.scheduler.settings.access_lists import edit_acl, read_acl
+from cpumond.scheduler.settings.nodes_filter import TAG_FILTER
 from cpumond.scheduler.settings.values import (
     FIELD,
     MAX_DEPTH,
@@ -66,6 +67,7 @@ ALIASES: Final[Mapping[Kind, Mapping[str, str]]] = {
     "pool": {
         **_PREEMPTION_ALIASES,
         "min_share_resources": "strong_guarantee_resources",
+        "scheduling_tag": TAG_FILTER,
     },
     "tree": {
         **_PREEMPTION_ALIASES,

@@ -19,6 +19,7 @@ import msgspec
 from cpumond.core.words import did_you_mean, nearest, number, quoted
 from cpumond.scheduler.model import ALREADY_EXISTS, RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.settings.attributes import Edit, canonical_path, edit, is_same, normalise, read_pool, read_tree
+from cpumond.scheduler.settings.nodes_filter import read_filter
 from cpumond.scheduler.settings.validation import (
     AT_PARENT,
     BURST,
@@ -27,7 +28,6 @@ from cpumond.scheduler.settings.validation import (
     STRONG,
     TOLERANCE,
     find_warnings,
-    read_filter,
     validate_tree,
 )
 from cpumond.scheduler.settings.values import FIELD, name_field, shown

@@ -102,5 +102,10 @@ def running_too_long(time_limit: float) -> tuple[Failure, str]:
     return Failure(_TOO_LONG, attributes={"time_limit": time_limit}), text
 
 
+def no_node_fits(filters: str) -> Failure:
+    """That of one that no node which is online fits; ``filters``: in words."""
+    return Failure(f"No online node fits {filters}")
+
+
 def no_trees_left() -> Failure:
     return Failure("No suitable fair-share trees to schedule operation", POOL_TREES_UNSPECIFIED)

@@ -1,4 +1,5 @@
-"""``nodes_filter``: which nodes belong to a pool tree, a boolean formula of tags (semantics.md 2.1).
+"""Formulas of tags: ``nodes_filter``, which nodes belong to a pool tree, and ``scheduling_tag_filter``, on which of
+them jobs start (semantics.md 2.1, 2.13).
 
 ``!`` binds tighter than ``&``, and that tighter than ``|``. Parser and evaluation keep their own stacks: no formula,
 however deep, comes near Python's recursion limit.
@@ -18,6 +19,9 @@ from cpumond.core.errors import ConfigError
 
 MAX_LENGTH: Final = 10_000
 """Characters of a formula."""
+MAX_TOKENS: Final = 100
+"""Tags and operators of a ``scheduling_tag_filter``."""
+TAG_FILTER: Final = "scheduling_tag_filter"
 
 OPERAND: Final = "a tag, '!', '(', '%true' or '%false'"
 PERMITTED: Final = "tags, '!', '&', '|', '(', ')', '%true' and '%false'"
@@ -67,6 +71,11 @@ class NodesFilter:
     def tags(self) -> frozenset[str]:
         return frozenset(step for step in self._postfix if step not in ("!", "&", "|", "%true", "%false"))
 
+    @property
+    def token_count(self) -> int:
+        """Tags, literals and operators, without parentheses."""
+        return len(self._postfix)
+
     def matches(self, tags: Collection[str]) -> bool:
         """Whether a node with ``tags``, its own address among them, belongs to the tree; a tag it lacks is false."""
         return bool(self._evaluate(1, lambda tag: tag in tags))
@@ -98,14 +107,14 @@ class NodesFilter:
         return stack[-1]
 
 
-def parse_nodes_filter(text: str) -> NodesFilter:
-    """Read a formula; an empty or blank one is true for every node.
+def parse_nodes_filter(text: str, option: str = "nodes_filter") -> NodesFilter:
+    """Read a formula; an empty or blank one is true for every node. ``option``: its name in errors.
 
     Raises ConfigError: what was found at which column (characters from the start, the first is 1), what is expected.
     """
     if len(text) > MAX_LENGTH:
         raise ConfigError(
-            f"nodes_filter: the formula has {len(text)} characters, at most {MAX_LENGTH} are allowed; "
+            f"{option}: the formula has {len(text)} characters, at most {MAX_LENGTH} are allowed; "
             "give the nodes a common tag and name that one"
         )
     if not text.strip(" \t\r\n\f\v"):
@@ -114,10 +123,27 @@ def parse_nodes_filter(text: str) -> NodesFilter:
         # The transformer runs while the parser reduces: the result is its list, not a tree.
         postfix = _parser().parse(text)
     except UnexpectedCharacters as error:
-        raise _explain_characters(text, error.pos_in_stream or 0) from None
+        raise _explain_characters(option, text, error.pos_in_stream or 0) from None
     except UnexpectedToken as error:
-        raise _explain_token(text, error) from None
+        raise _explain_token(option, text, error) from None
     return NodesFilter(text, tuple(postfix))  # type: ignore[arg-type]
+
+
+def parse_tag_filter(text: str, option: str = TAG_FILTER) -> NodesFilter:
+    """Read a ``scheduling_tag_filter``. Raises ConfigError."""
+    parsed = parse_nodes_filter(text, option)
+    if parsed.token_count > MAX_TOKENS:
+        raise ConfigError(
+            f"{option}: the formula has {parsed.token_count} tokens (tags and operators), at most {MAX_TOKENS} are "
+            "allowed; give the nodes a common tag and name that one"
+        )
+    return parsed
+
+
+@functools.lru_cache(maxsize=1024)
+def read_filter(text: str) -> NodesFilter:
+    """``parse_nodes_filter``, cached: most changes of a tree leave its filters as they are."""
+    return parse_nodes_filter(text)
 
 
 @v_args(inline=True)
@@ -147,30 +173,30 @@ def _parser() -> Lark:
     return Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=_ToPostfix())
 
 
-def _explain_characters(text: str, position: int) -> ConfigError:
+def _explain_characters(option: str, text: str, position: int) -> ConfigError:
     found = _INVALID.match(text, position)
     assert found is not None
     if found[0] == "in":
-        return _refusal(text, position, "'in' is a reserved word, expected a tag of another name")
+        return _refusal(option, text, position, "'in' is a reserved word, expected a tag of another name")
     what = f"invalid token {found[0]!r} in boolean formula, permitted are {PERMITTED}"
-    return _refusal(text, position, what)
+    return _refusal(option, text, position, what)
 
 
-def _explain_token(text: str, error: UnexpectedToken) -> ConfigError:
+def _explain_token(option: str, text: str, error: UnexpectedToken) -> ConfigError:
     token = error.token
     wants_operand = "TAG" in error.expected
     if token.type == "$END":
         if wants_operand:
-            return _refusal(text, len(text), f"the formula is unfinished, expected {OPERAND}")
-        return _refusal(text, _last_open(text), "unmatched '(', expected a ')' for it")
+            return _refusal(option, text, len(text), f"the formula is unfinished, expected {OPERAND}")
+        return _refusal(option, text, _last_open(text), "unmatched '(', expected a ')' for it")
     position = token.start_pos
     assert position is not None
     is_open = text.count("(", 0, position) > text.count(")", 0, position)
     if token.type == "RPAR" and not is_open:
-        return _refusal(text, position, "unmatched ')', no '(' is open here")
+        return _refusal(option, text, position, "unmatched ')', no '(' is open here")
     expected = OPERAND if wants_operand else "'&', '|' or ')'" if is_open else "'&', '|' or the end of the formula"
     kind = "variable" if token.type == "TAG" else "token"
-    return _refusal(text, position, f"unexpected {kind} {str(token)!r}, expected {expected}")
+    return _refusal(option, text, position, f"unexpected {kind} {str(token)!r}, expected {expected}")
 
 
 def _last_open(text: str) -> int:
@@ -183,6 +209,6 @@ def _last_open(text: str) -> int:
     raise AssertionError("the parser found an open '('")
 
 
-def _refusal(text: str, position: int, what: str) -> ConfigError:
+def _refusal(option: str, text: str, position: int, what: str) -> ConfigError:
     before, after = text[max(position - NEAR, 0) : position], text[position : position + NEAR]
-    return ConfigError(f"nodes_filter: column {position + 1}: {what}; near {before!r} <here> {after!r}")
+    return ConfigError(f"{option}: column {position + 1}: {what}; near {before!r} <here> {after!r}")

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from cpumond.core.errors import ConfigError
 from cpumond.core.words import nearest
 from cpumond.scheduler.model import (
     CommandError,
@@ -28,6 +29,7 @@ from cpumond.scheduler.model.failures import Failure
 from cpumond.scheduler.rights.entries import OPERATION_PERMISSIONS, AccessEntry
 from cpumond.scheduler.settings import failures
 from cpumond.scheduler.settings.access_lists import read_acl
+from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter
 from cpumond.scheduler.settings.spec_options import Place, canonical, find_idle, find_refused, honoured
 from cpumond.scheduler.settings.values import FIELD, fields_of, name_field, normalise_value
 from cpumond.scheduler.settings.vault import SECURE_VAULT, without_vault
@@ -306,9 +308,18 @@ def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
             place = f"{where}/{name}"
             try:
                 options[name] = normalise_value(value, _OPTION_TYPES[name], place)
+                if name == TAG_FILTER:
+                    _check_filter(options[name], place)
             except CommandError as error:
                 raise name_field(error, _field_of(str(error.attributes.get(FIELD, place)))) from None
     return options
+
+
+def _check_filter(text: str, where: str) -> None:
+    try:
+        parse_tag_filter(text, where)
+    except ConfigError as error:
+        raise CommandError(str(error), attributes={FIELD: where}) from None
 
 
 def _read_per_tree(table: Mapping[str, Any], inside: str, *, strict: bool = False) -> dict[str, dict[str, Any]]:
@@ -618,6 +629,12 @@ def exceed_time(record: OperationRecord, now: float, stopped: Mapping[str, int])
     assert record.time_limit is not None
     failure, error = failures.running_too_long(record.time_limit)
     return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
+
+
+def fail_unmatched(record: OperationRecord, now: float, filters: str) -> OperationRecord:
+    """The record of an operation that ``filters`` leave no node."""
+    failure = failures.no_node_fits(filters)
+    return _fail(record, now, failure, failure.message)
 
 
 def activate(record: OperationRecord, tree: str) -> OperationRecord:

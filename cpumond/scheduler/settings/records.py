@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from cpumond.core.errors import StateFileError
+from cpumond.core.errors import ConfigError, StateFileError
 from cpumond.core.words import quoted
 from cpumond.scheduler.model import CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.settings.attributes import Kind, canonical_name, read_pool, read_tree
 from cpumond.scheduler.settings.commands import with_pools
+from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter
 
 RecordKind = Literal["tree", "pool", "system"]
 
@@ -74,15 +75,35 @@ class _PoolRecord(_TreeRecord, frozen=True, kw_only=True):
     parent: str
 
 
-_MADE_OPTIONS: Final[Mapping[str, type]] = {"owner": str, "acl_required": bool}
+def _is_tag_filter(value: object) -> bool:
+    try:
+        return isinstance(value, str) and parse_tag_filter(value) is not None
+    except ConfigError:
+        return False
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_MADE_OPTIONS: Final[Mapping[Kind, Mapping[str, Callable[[object], bool]]]] = {
+    "pool": {"owner": _is_text, TAG_FILTER: _is_tag_filter},
+    "tree": {"owner": _is_text, "acl_required": lambda value: isinstance(value, bool)},
+}
+"""Options that an earlier version kept as attributes without meaning -> whether one of its values is one now."""
 _Record = TypeVar("_Record", bound=_TreeRecord)
 
 
 def _readable(kind: Kind, record: _Record) -> _Record:
-    """The record without what an earlier version kept as an attribute without meaning, and now is no value of it."""
-    kinds = {name: _MADE_OPTIONS.get(canonical_name(kind, name), object) for name in record.attributes}
-    kept = {name: value for name, value in record.attributes.items() if isinstance(value, kinds[name])}
-    return record if len(kept) == len(kinds) else msgspec.structs.replace(record, attributes=kept)
+    """The record without what an earlier version kept as an attribute without meaning, and now is no value of it, or
+    another name of one that is there."""
+    made, kept = _MADE_OPTIONS[kind], {}
+    for name, value in record.attributes.items():
+        canonical = canonical_name(kind, name)
+        is_twice = name != canonical and canonical in record.attributes
+        if canonical not in made or (made[canonical](value) and not is_twice):
+            kept[name] = value
+    return record if len(kept) == len(record.attributes) else msgspec.structs.replace(record, attributes=kept)
 
 
 @contextlib.contextmanager

@@ -85,6 +85,10 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option("non_preemptible_resource_usage_threshold", TREES, "that of the pool", "honoured"),
     Option("min_run_time", ("root", "task", "tree"), "", "honoured"),
+    Option(
+        "scheduling_tag_filter", TREES, "empty", "honoured", "also of pools; running jobs stay when it changes",
+        ("scheduling_tag",),
+    ),
     Option("title", ROOT, "none", "honoured"),
     Option("alias", ROOT, "none", "honoured"),
     Option("acl", ROOT, "[]", "honoured"),
@@ -141,12 +145,6 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "each job would run alone and believe to be one of several; order one larger job, or one job for each member "
         "in a gang",
         with_zero=True,
-    ),
-    Option(
-        "scheduling_tag_filter", TREES, "empty", "refused",
-        "jobs would run on nodes that the filter leaves out; make a tree of the nodes that fit it (nodes_filter) and "
-        "name that in pool_trees",
-        ("scheduling_tag",),
     ),
     Option(
         "secure_vault", BOTH, "none", "refused",

@@ -24,7 +24,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_vector,
 )
-from cpumond.scheduler.settings.nodes_filter import NodesFilter, parse_nodes_filter
+from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter, read_filter
 from cpumond.scheduler.settings.preemption_rules import find_cut_settings, pool_rules, root_rules
 from cpumond.scheduler.settings.values import FIELD
 
@@ -216,12 +216,6 @@ def _check_structure(
         raise _refuse("pool", parent.name, "parent", what, at_parent=(parent.name, "mode"))
 
 
-@functools.lru_cache(maxsize=1024)
-def read_filter(text: str) -> NodesFilter:
-    """``parse_nodes_filter``, cached: most changes of a tree leave its filter as it is."""
-    return parse_nodes_filter(text)
-
-
 def _check_tree_options(tree: TreeConfig) -> None:
     settings = tree.settings
     if settings.main_resource not in RESOURCES:
@@ -265,6 +259,10 @@ def _check_pool(pool: PoolConfig, main_resource: str) -> None:
         option = "create_ephemeral_subpools"
         what = f"{option} cannot be true in a pool with mode fifo, which has no sub-pools"
         raise _refuse("pool", pool.name, option, what)
+    try:
+        parse_tag_filter(settings.scheduling_tag_filter)
+    except ConfigError as error:
+        raise _refuse("pool", pool.name, TAG_FILTER, str(error)) from None
     integral = settings.integral_guarantees
     if integral.guarantee_type == "relaxed" and integral.burst_guarantee_resources:
         what = (

@@ -111,6 +111,8 @@ class State:
         """A heap: when the ``time_limit`` of an operation is over, and its id; some of them may have ended."""
         self.cut_short: dict[str, None] = {}
         """Operations that fail since a restart of the scheduler came before all of their jobs had been started."""
+        self.unmatched: dict[str, float] = {}
+        """Operation that no node which is online fits -> since when, as this scheduler has seen it (2.13)."""
         self.expired: dict[tuple[str, str], None] = {}
         """(kind, key) of stored records that are no longer kept."""
         self.contested: dict[str, float] = {}

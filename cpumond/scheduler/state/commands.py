@@ -16,6 +16,7 @@ from cpumond.core.words import did_you_mean
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.decide import admission, placement
 from cpumond.scheduler.elements import PoolElement, Tree
+from cpumond.scheduler.elements.node_sizes import NodeSizes
 from cpumond.scheduler.model import (
     POOL_TREES_UNSPECIFIED,
     SUBPOOL_DELIMITER,
@@ -32,6 +33,7 @@ from cpumond.scheduler.settings import commands, operations, preemption_rules, t
 from cpumond.scheduler.settings.changes import find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, find_idle_options
+from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter
 from cpumond.scheduler.settings.operations import OperationCommand
 from cpumond.scheduler.settings.rollout import RolloutCommand
 from cpumond.scheduler.settings.tree_file import ApplyTree
@@ -104,7 +106,7 @@ def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], 
             _check_against_living(living, tree.pools)
     moved = _find_moved(state, outcome.config) if outcome.changed else ()
     config = outcome.config if outcome.changed else None
-    warnings = (*outcome.warnings, *_find_overcommits(state, outcome.config))
+    warnings = (*outcome.warnings, *_find_overcommits(state, outcome.config), *_find_unmatched(state, outcome.config))
     return Transaction(config=config, operations=moved, id=outcome.id, warnings=warnings)
 
 
@@ -118,6 +120,24 @@ def _find_overcommits(state: State, config: Config) -> Iterator[str]:
             text = find(tree, living.total)
             if text is not None and find(living.config, living.total) is None:
                 yield text
+
+
+def _find_unmatched(state: State, config: Config) -> Iterator[str]:
+    """Sentences about pools that a change gives a filter that no node of their tree fits, alone."""
+    for name, tree in config.trees.items():
+        living = state.trees.get(name)
+        if living is None or tree is living.config or not living.nodes:
+            continue
+        old = {pool.id: pool.settings.scheduling_tag_filter for pool in living.config.pools.values()}
+        for pool in tree.pools.values():
+            text = pool.settings.scheduling_tag_filter
+            if text != old.get(pool.id, "") and not _fits_any(living, text):
+                yield f'pool "{pool.name}": no node of tree "{name}" fits its {TAG_FILTER} now'
+
+
+def _fits_any(tree: Tree, text: str) -> bool:
+    parsed = parse_tag_filter(text)
+    return any(parsed.matches(node.tags) for node in tree.nodes.values())
 
 
 def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
@@ -198,6 +218,7 @@ def _prepare_start(
     parents: dict[str, str] = {}
     refused: list[CommandError] = []
     running: list[str] = []
+    sizes: list[NodeSizes] = []
     told: list[str] = []
     for name in names:
         try:
@@ -217,6 +238,7 @@ def _prepare_start(
         parents |= with_parent(None, name, choice.pool, tree.config)
         told += _note_new_pool(tree, choice, wanted)
         told += _check_options(tree, choice, chosen[name])
+        sizes.append(_find_sizes(tree, choice, chosen[name]))
         if admission.may_run(tree, choice):
             running.append(name)
     if not chosen:
@@ -239,7 +261,7 @@ def _prepare_start(
     told += find_idle_monitor_options(asked.job_cpu_monitor)
     jobs = [(task, task.job_count) for task in asked.tasks]
     told += _find_shorter_logs(asked.tasks, [state.trees[name] for name in chosen])
-    told += placement.find_unplaceable(jobs, asked.is_gang, [state.trees[name] for name in chosen])
+    told += placement.find_unplaceable(jobs, asked.is_gang, sizes)
     warnings = (*operations.unrecognized_warnings(command.spec), *map(str, refused), *told)
     return Transaction(operations=(record,), id=record.id, warnings=warnings)
 
@@ -262,6 +284,13 @@ def _find_shorter_logs(tasks: Iterable[Task], trees: Iterable[Tree]) -> Iterator
                 f'spec option "tasks/{name}/max_stderr_size": of {size} bytes the last {least} are kept on some nodes, '
                 "by max_log_bytes of their agents"
             )
+
+
+def _find_sizes(tree: Tree, choice: admission.PoolChoice, options: OperationTreeOptions) -> NodeSizes:
+    """What jobs of an operation with these options may order at most in a pool."""
+    above = (choice.pool or choice.parent).fitting
+    fitting = tree.fittings.narrow(above, options.scheduling_tag_filter, tree.nodes)
+    return tree.sizes if fitting is None else fitting.sizes
 
 
 def note_refused(state: State, command: object, error: CpumondError, now: float) -> None:
@@ -299,6 +328,8 @@ def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[s
             parents = with_parent(msgspec.structs.replace(record, parents=parents), name, choice.pool, tree.config)
         trees[name] = msgspec.structs.replace(options, **changes)
         told += _check_options(tree, choice, trees[name])
+        if changes.get(TAG_FILTER) and tree.nodes and not _fits_any(tree, changes[TAG_FILTER]):
+            told.append(f'no node of tree "{name}" fits {TAG_FILTER} now')
     changed = msgspec.structs.replace(record, trees=trees, parents=parents, acl=record.acl if acl is None else acl)
     return Transaction(operations=(changed,), warnings=tuple(told))
 

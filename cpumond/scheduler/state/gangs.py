@@ -29,7 +29,7 @@ def find_reservation(state: State, tree: Tree, now: float) -> gangs.Reservation 
     is_there = tree.operations.get(element.name) is element and wants_jobs(element)
     if now >= kept.until:
         state.gangs.rests[element] = now + tree.config.settings.gang_reservation_timeout / 1e3
-    elif is_there and max(element.fair_share) > 0.0 and all(_takes_jobs(node, tree) for node in kept.rooms):
+    elif is_there and max(element.fair_share) > 0.0 and all(_takes_jobs(node, element) for node in kept.rooms):
         return kept
     del state.gangs.reservations[tree.name]
     return None
@@ -120,7 +120,9 @@ def _find_rooms(state: State, element: OperationElement, now: float) -> dict[Nod
     kept = find_reservation(state, tree, now)
     others = {} if kept is None or kept.element is element else kept.rooms
     return {
-        node: room_beside(node.free, others.get(node, ZERO)) for node in tree.nodes.values() if _takes_jobs(node, tree)
+        node: room_beside(node.free, others.get(node, ZERO))
+        for node in tree.nodes.values()
+        if _takes_jobs(node, element)
     }
 
 
@@ -131,7 +133,7 @@ def _reserve(state: State, element: OperationElement, now: float) -> None:
         return
     if state.gangs.rests.get(element, now) > now:
         return
-    nodes = [node for node in tree.nodes.values() if _takes_jobs(node, tree)]
+    nodes = [node for node in tree.nodes.values() if _takes_jobs(node, element)]
     found = gangs.find_reservation(element, nodes, now + timeout_s)
     if found is not None:
         state.gangs.reservations[tree.name] = found
@@ -172,8 +174,9 @@ def preempt_for_gang(
     return False
 
 
-def _takes_jobs(node: Node, tree: Tree) -> bool:
-    """Whether a node may be given jobs before its next heartbeat: it has sent one to this run, and is there."""
-    if node.cordoned or node.matched_trees:
+def _takes_jobs(node: Node, element: OperationElement) -> bool:
+    """Whether a node may be given jobs of a gang before its next heartbeat: it has sent one to this run, and is there,
+    and no filter leaves it out."""
+    if node.cordoned or node.matched_trees or not element.may_use(node):
         return False
-    return node.is_online and node.sequence >= 0 and tree.nodes.get(node.id) is node
+    return node.is_online and node.sequence >= 0 and element.tree.nodes.get(node.id) is node

@@ -9,7 +9,7 @@ import msgspec
 from cpumond.fairshare.resources import ZERO, Vector, add, sum_vectors
 from cpumond.scheduler.decide import admission
 from cpumond.scheduler.decide.snapshot import operation_limits, pool_limits
-from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, fit
 from cpumond.scheduler.model import ROOT_POOL, SUBPOOL_DELIMITER
 from cpumond.scheduler.settings import preemption_rules
 from cpumond.scheduler.state import TreeWork
@@ -88,6 +88,7 @@ def attach(element: OperationElement, pool: PoolElement) -> None:
     assert pool.rules is not None
     element.rules = preemption_rules.operation_rules(pool.rules, element.options)
     element.limits = operation_limits(element)
+    fit(element)
     element.lists_are_old = True
     pool.operations[element.name] = element
     for each in element.ancestors():
@@ -149,6 +150,7 @@ def _set_limits(pool: PoolElement) -> None:
     assert pool.parent.rules is not None
     pool.rules = preemption_rules.pool_rules(pool.parent.rules, pool.settings)
     pool.limits = pool_limits(pool)
+    fit(pool)
 
 
 def add_usage(pool: PoolElement, usage: Vector, sign: float) -> None:

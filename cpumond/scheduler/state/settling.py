@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 import msgspec
 
 from cpumond.scheduler.decide import admission
+from cpumond.scheduler.decide.snapshot import tell_filters
 from cpumond.scheduler.elements import Job, Operation, OperationElement
 from cpumond.scheduler.events.noticed import tell_silent
 from cpumond.scheduler.model import (
@@ -21,7 +22,7 @@ from cpumond.scheduler.model import (
     OperationTreeOptions,
 )
 from cpumond.scheduler.settings import operations
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import State, stuck
 from cpumond.scheduler.state.lifecycle import count_ended
 from cpumond.scheduler.state.nodes import LOST_S, forget_lost, lost_node
 from cpumond.scheduler.state.reports import job_record, overrules
@@ -36,6 +37,11 @@ def settle(state: State, now: float) -> Transaction:
         changed[operation.id] = operations.exceed_time(operation.record, now, operation.active)
     for operation in _find_cut_short(state):
         changed[operation.id] = operations.cut_short(operation.record, now, operation.needed, operation.active)
+    for operation in stuck.find_unmatched(state, now):
+        record = changed.get(operation.id, operation.record)
+        if not record.is_finished:
+            told = " and ".join(tell_filters(each) for each in operation.elements.values())
+            changed[operation.id] = operations.fail_unmatched(record, now, told)
     for operation in state.operations.values() if state.settled_config is not state.config else ():
         record = operations.keep_trees(changed.get(operation.id, operation.record), state.config.trees, now)
         if not record.is_finished:
@@ -79,6 +85,8 @@ def is_unsettled(state: State, now: float) -> bool:
         return True
     if state.settled_config is not state.config or state.expired or state.cut_short:
         return True
+    if any(stuck.find_unmatched(state, now)):
+        return True
     return any(work.is_freed or work.arrived for work in state.work.values())
 
 
@@ -105,6 +113,7 @@ def expire(state: State, now: float) -> Transaction:
     if state.has_untold_starts and (not state.awaited or now >= state.await_until) and not state.unstored:
         state.has_untold_starts = False
         state.expired[UNTOLD_STARTS] = None
+    stuck.look(state, now)
     gone: list[str] = []
     ended: list[JobRecord] = []
     for node in state.nodes.values():

@@ -7,7 +7,7 @@ do is the ``Load``'s to say. Events are handled one by one, in the order of thei
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final, Literal, NamedTuple, Protocol
@@ -132,8 +132,9 @@ class Forward:
         self._detail = SMALL_DETAIL if is_small else min(size / 100_000, LEAST_DETAIL)
         self._exact_s = SMALL_EXACT_S if is_small else 0.0
         self.course = Course(now, now)
-        self._barren: dict[str, list[tuple[Vector, float]]] = {}
-        """Tree -> free room, and ``unordered_cores``, in which nothing was placed since its last update or change."""
+        self._barren: dict[Hashable, list[tuple[Vector, float]]] = {}
+        """Kind of node -> free room, and ``unordered_cores``, in which nothing was placed since the last update or
+        change."""
 
     def run(
         self,
@@ -339,13 +340,18 @@ class Forward:
         self._obey(node, host, dispatch.answer(state, node_id, receipt, now))
         if (
             len(self.course.starts) == before
-            and len(barren := self._barren.setdefault(node.tree or "", [])) < MOST_BARREN
+            and len(barren := self._barren.setdefault(self._kind_of(node), [])) < MOST_BARREN
         ):
             barren.append(room)
 
+    def _kind_of(self, node: Node) -> Hashable:
+        """Nodes of one kind are open to the same operations."""
+        tree = self.state.trees.get(node.tree or "")
+        return (node.tree, tree.fittings.of(node) if tree is not None and tree.fittings else frozenset())
+
     def _is_at_rest(self, node: Node) -> bool:
         """Whether a heartbeat without news would change nothing, as far as can be seen without making it."""
-        rooms = self._barren.get(node.tree or "", ())
+        rooms = self._barren.get(self._kind_of(node), ())
         free, cores = node.free, node.unordered_cores
         is_barren = any(dominates(room, free) and unordered >= cores for room, unordered in rooms)
         return dispatch.is_at_rest(self.state, node, is_barren)

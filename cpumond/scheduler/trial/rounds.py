@@ -16,6 +16,7 @@ from cpumond.scheduler.decide import gangs
 from cpumond.scheduler.decide.placement import has_spare, wants_jobs
 from cpumond.scheduler.decide.snapshot import room_left
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
+from cpumond.scheduler.elements.fitting import Fitting
 from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.state import State, changes, dispatch, settling, updates
 
@@ -67,8 +68,8 @@ def _hear_nodes(state: State, tree: Tree, now: float) -> None:
         if heard == due:
             due += LOOKED_EACH
             wanting = [each for each in wanting if each.operation.needed]
-            largest = list_largest(node.free for node in nodes)
-            for each in [each for each in wanting if not _may_start(each, largest)]:
+            largest: dict[Fitting | None, list[Vector]] = {}
+            for each in [each for each in wanting if not _may_start(each, nodes, largest)]:
                 aside[each], each.operation.needed = each.operation.needed, {}
                 tree.changed[each] = None
             wanting = [each for each in wanting if each not in aside]
@@ -82,13 +83,17 @@ def _hear_nodes(state: State, tree: Tree, now: float) -> None:
         tree.changed[each] = None
 
 
-def _may_start(element: OperationElement, largest: Iterable[Vector]) -> bool:
-    """Whether limits allow another job, of a gang all, and one of the ``largest`` free rooms holds it."""
+def _may_start(element: OperationElement, nodes: Iterable[Node], largest: dict[Fitting | None, list[Vector]]) -> bool:
+    """Whether limits allow another job, of a gang all, and one of the free rooms that it may use holds it; ``largest``:
+    those of ``nodes`` that are known, by which nodes may be used."""
     if element.operation.record.is_gang and gangs.find_limit(element):
         return False
+    fitting = element.fitting
+    if fitting not in largest:
+        largest[fitting] = list_largest(node.free for node in nodes if element.may_use(node))
     left, _ = room_left(element)
     orders = [task.resources for task in element.operation.next_tasks()]
-    return any(fits(left, order) and any(fits(room, order) for room in largest) for order in orders)
+    return any(fits(left, order) and any(fits(room, order) for room in largest[fitting]) for order in orders)
 
 
 def list_largest(rooms: Iterable[Vector]) -> list[Vector]:

@@ -19,6 +19,7 @@ const POOL_FIELDS = [
   [["resource_limits", "cpu"], "Limit, cores", "resource_limits/cpu", "number"],
   [["resource_limits", "memory"], "Limit of memory, bytes", "resource_limits/memory", "number"],
   [["max_share_ratio"], "Largest share, 0 to 1", "max_share_ratio", "number"],
+  [["scheduling_tag_filter"], "Only on nodes with", "scheduling_tag_filter: a formula of tags, such as ssd & !old", "text"],
   [["max_running_operation_count"], "Running operations at most", "max_running_operation_count", "number"],
   [["max_operation_count"], "Operations at most", "max_operation_count: with those that wait", "number"],
   [["integral_guarantees", "guarantee_type"], "Integral guarantee", "none, burst or relaxed", "select:none,burst,relaxed"],

@@ -134,6 +134,7 @@ function treeCard(o, tree, pool) {
     ["Jobs here", count(part.job_count, "job")],
     ["Weight", number(part.weight)],
     Object.keys(part.limits).length ? ["Limits", allAmounts(part.limits)] : null,
+    part.scheduling_tag_filter ? ["Only on nodes with", part.scheduling_tag_filter] : null,
   ]));
 }
 

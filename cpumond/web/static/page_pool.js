@@ -46,6 +46,7 @@ const OPTIONS = {
   allow_aggressive_preemption: ["", "effective_aggressive_preemption_allowed"],
   non_preemptible_resource_usage_threshold: ["resources", "effective_non_preemptible_resource_usage_threshold"],
   min_run_time: ["ms", "effective_min_run_time"],
+  scheduling_tag_filter: ["", "scheduling_tag_filter"],
 };
 
 export const pool = {

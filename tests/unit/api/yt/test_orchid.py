@@ -126,6 +126,7 @@ OF_STARVATION = {
     "non_preemptible_resource_usage_threshold": {},
     "effective_non_preemptible_resource_usage_threshold": {},
     "min_run_time": 0,
+    "scheduling_tag_filter": "",
     "effective_min_run_time": 0,
     "lost_core_seconds": 0.0,
 }

@@ -94,7 +94,9 @@ def test_nodes_are_for_those_who_administer_their_tree(teams):
 
 def test_each_option_of_a_pool_has_its_place():
     rest = set(PoolSettings.__struct_fields__) - GUARANTEES - OF_OWNERS
-    assert rest == {*PreemptionSettings.__struct_fields__, "acl", "inherit_acl", "owner"}
+    assert rest == {
+        *PreemptionSettings.__struct_fields__, "scheduling_tag_filter", "acl", "inherit_acl", "owner",
+    }  # fmt: skip
 
 
 def test_12_3_trees_are_for_administrators(teams):

@@ -99,6 +99,7 @@ POOL: dict[str, tuple[Any, dict[str, Any]]] = {
     "allow_aggressive_preemption": (False, {}),
     "non_preemptible_resource_usage_threshold": ({"cpu": 3}, {}),
     "min_run_time": (60_000, {}),
+    "scheduling_tag_filter": ("ssd", {}),
     "acl": ([{"action": "allow", "subjects": ["bob"], "permissions": ["use"]}], {}),
     "inherit_acl": (False, {}),
     "owner": ("bob", {"acl": [{"action": "allow", "subjects": ["owner"], "permissions": ["use"]}]}),
@@ -147,6 +148,7 @@ OPERATION: dict[str, Any] = {
     "max_unpreemptible_running_job_count": 3,
     "non_preemptible_resource_usage_threshold": {"cpu": 1},
     "min_run_time": 60_000,
+    "scheduling_tag_filter": "n1 & !n2",
 }
 
 
@@ -167,7 +169,7 @@ def test_an_option_of_an_operation_shows_or_is_told_of(option):
         element = world.element(started.id)
         # What the count rule reads is the option itself (6.4).
         count = element.options.max_unpreemptible_running_job_count
-        shares = (element.fair_share, element.strong_guarantee_share, element.limits)
+        shares = (element.fair_share, element.strong_guarantee_share, element.bounds)
         seen.append((shares, rules(element.rules), count, started.warnings))
     assert seen[0] != seen[1]
 

@@ -1,0 +1,102 @@
+"""The nodes of a tree on which jobs below some ``scheduling_tag_filter`` may start (semantics.md 2.13). Pure.
+
+Found once for all operations with the same filters on their way, and again only when nodes come, go or change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import compress
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from cpumond.core.words import quoted
+from cpumond.fairshare.resources import ZERO, Vector, sum_vectors
+from cpumond.scheduler.elements.node_sizes import NodeSizes
+from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, read_filter
+
+
+class Tagged(Protocol):
+    """A node, as far as it matters here."""
+
+    @property
+    def tags(self) -> frozenset[str]: ...
+    @property
+    def capacity(self) -> Vector: ...
+    @property
+    def counted_capacity(self) -> Vector: ...
+    @property
+    def is_online(self) -> bool: ...
+
+
+class Fitting:
+    """The nodes that all of ``filters`` fit, what they have together, and what a job may order there at most."""
+
+    __slots__ = ("__weakref__", "filters", "nodes", "sizes", "total")
+
+    def __init__(self, filters: tuple[str, ...]) -> None:
+        self.filters = filters
+        self.nodes: frozenset[Tagged] = frozenset()
+        self.total: Vector = ZERO
+        """What of the tree's total is theirs."""
+        self.sizes = NodeSizes({})
+
+    @property
+    def words(self) -> str:
+        """``scheduling_tag_filter "ssd"``."""
+        return f"{TAG_FILTER} {' and '.join(map(quoted, self.filters))}"
+
+    def find(self, nodes: Mapping[str, Tagged]) -> None:
+        """Find the nodes, of all of the tree."""
+        fitting = list(nodes.values())
+        for text in self.filters:
+            fitting = list(compress(fitting, read_filter(text).select([node.tags for node in fitting])))
+        self.nodes = frozenset(fitting)
+        self.sizes = NodeSizes(Counter(node.capacity for node in fitting), self.words if nodes else "")
+
+    def sum_total(self) -> bool:
+        """Set ``total``, as ``Tree.sum_total``; whether it is another one."""
+        before, self.total = self.total, sum_vectors([node.counted_capacity for node in self.nodes])
+        return self.total != before
+
+
+class Fittings:
+    """Those of one tree that an element has."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[tuple[str, ...], Fitting] = WeakValueDictionary()
+        self.version = 0
+        """It grows when what one of them offers changes."""
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def list(self) -> list[Fitting]:
+        return list(self._known.values())
+
+    def narrow(self, above: Fitting | None, text: str, nodes: Mapping[str, Tagged]) -> Fitting | None:
+        """What is left of ``above`` with another filter; None where there is no filter at all."""
+        text = text.strip()
+        filters = () if above is None else above.filters
+        if not text or text in filters:
+            return above
+        filters = (*filters, text)
+        found = self._known.get(filters)
+        if found is None:
+            found = self._known[filters] = Fitting(filters)
+            found.find(nodes)
+            found.sum_total()
+        return found
+
+    def of(self, node: Tagged) -> frozenset[tuple[str, ...]]:
+        """The filters that let jobs start on a node: nodes of which these are the same are alike for all elements."""
+        return frozenset(each.filters for each in self.list() if node in each.nodes)
+
+    def renew(self, nodes: Mapping[str, Tagged], are_nodes_same: bool) -> None:
+        """Follow the nodes; ``are_nodes_same``: nothing but their jobs has changed."""
+        for each in self.list():
+            counts = each.sizes.counts
+            if not are_nodes_same:
+                each.find(nodes)
+            self.version += each.sum_total() or each.sizes.counts != counts
