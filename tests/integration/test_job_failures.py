@@ -1,0 +1,151 @@
+"""What becomes of operations whose jobs fail, are interrupted or must not run twice: real jobs, by `yt`.
+
+Scenarios FOJR-, SUSP-, RCJ-, TIME-, INT- of options that come from YTsaurus (semantics.md 3.6, 3.7).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from closed_loop import WAIT_S, Loop
+
+from cpumond.host.cgroup.mounts import Hierarchies
+
+pytestmark = pytest.mark.cgroup
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> Iterator[Loop]:
+    """Two nodes; each test ends its operations."""
+    with Loop(tmp_path_factory.mktemp("loop"), hierarchies, nodes=2, cpu=2.0) as cluster:
+        cluster.create_pool("p")
+        yield cluster
+    assert cluster.leftovers() == []
+
+
+def start(loop: Loop, command: str, spec: str = "", **task: Any) -> str:
+    """By ``yt vanilla``; the id."""
+    given = {"command": command, "job_count": 1, "cpu_limit": 0.2, "memory_limit": 16 * 2**20, **task}
+    whole = f"{{pool=p;{spec}}}"
+    return loop.yt("vanilla", "--async", "--tasks", _yson({"main": given}), "--spec", whole).splitlines()[-1]
+
+
+def _yson(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + "".join(f"{name}={_yson(each)};" for name, each in value.items()) + "}"
+    return f"%{str(value).lower()}" if isinstance(value, bool) else json.dumps(value)
+
+
+def get(loop: Loop, operation: str, *attributes: str) -> Any:
+    words = [word for name in attributes for word in ("--attribute", name)]
+    return json.loads(loop.yt("get-operation", operation, *words, "--format", "json"))
+
+
+def list_jobs(loop: Loop, operation: str) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = json.loads(loop.yt("list-jobs", operation, "--format", "json"))["jobs"]
+    return jobs
+
+
+def count_jobs(loop: Loop, operation: str) -> dict[str, int]:
+    """Without zeros."""
+    counts = get(loop, operation, "brief_progress")["brief_progress"]["jobs"]
+    return {name: number for name, number in counts.items() if number and name not in ("total", "pending")}
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_a_failed_job_of_an_operation_that_must_not_run_twice(loop: Loop, tmp_path: Path) -> None:
+    """FOJR-1: each command ran once."""
+    ran = tmp_path / "ran"
+    operation = start(loop, f"echo 1 >> {ran}; exit 3", "fail_on_job_restart=%true;max_failed_job_count=10")
+    loop.await_state(operation, "failed")
+    error = get(loop, operation, "result")["result"]["error"]
+    assert (error["code"], error["attributes"]["reason"]) == (210, "job_failed")
+    assert error["inner_errors"][0]["inner_errors"][0]["attributes"] == {"exit_code": 3}
+    assert lines(ran) == ["1"]
+    [job] = list_jobs(loop, operation)
+    assert (job["state"], job["error"]["code"], job["error"]["inner_errors"][0]["code"]) == ("failed", 1205, 10_000)
+
+
+def test_a_failed_job_suspends_its_operation_until_it_is_resumed(loop: Loop, tmp_path: Path) -> None:
+    """SUSP-1."""
+    ran = tmp_path / "ran"
+    operation = start(loop, f"echo 1 >> {ran}; exit 1", "suspend_on_job_failure=%true;max_failed_job_count=3")
+    for failed in (1, 2):
+        loop.wait(lambda: get(loop, operation, "suspended")["suspended"], "it is suspended", WAIT_S)
+        assert (count_jobs(loop, operation), len(lines(ran))) == ({"failed": failed}, failed)
+        loop.yt("resume-op", operation)
+    loop.await_state(operation, "failed")
+    error = get(loop, operation, "result")["result"]["error"]
+    assert (error["code"], error["message"]) == (215, "Failed jobs limit exceeded")
+    assert error["attributes"] == {"max_failed_job_count": 3}
+
+
+def test_completed_jobs_start_again_until_the_operation_is_completed_by_hand(loop: Loop) -> None:
+    """RCJ-1."""
+    operation = start(loop, "true", restart_completed_jobs=True)
+    loop.wait(lambda: count_jobs(loop, operation).get("lost", 0) >= 3, "three have been started again", WAIT_S)
+    assert get(loop, operation, "state")["state"] == "running"
+    assert not {"completed", "failed", "aborted"} & count_jobs(loop, operation).keys()
+    loop.yt("complete-op", operation)
+    loop.await_state(operation, "completed")
+
+
+def test_a_job_that_runs_for_too_long(loop: Loop) -> None:
+    """TIME-1."""
+    operation = start(loop, "sleep 1000", "max_failed_job_count=1", job_time_limit=1500)
+    loop.await_state(operation, "failed")
+    [job] = list_jobs(loop, operation)
+    assert (job["state"], job["error"]["code"], job["error"]["attributes"]) == ("failed", 1202, {"limit": 1500})
+
+
+@pytest.mark.parametrize(("code", "counts"), [(17, {"lost": 1, "running": 1}), (0, {"completed": 1})])
+def test_a_job_that_is_interrupted_by_its_own_signal(
+    loop: Loop, tmp_path: Path, code: int, counts: dict[str, int]
+) -> None:
+    """INT-1 and INT-2: SIGINT comes, not SIGTERM, when the node is drained."""
+    told = tmp_path / "told"
+    command = (
+        f"trap 'echo TERM >> {told}; exit 1' TERM; trap 'echo INT >> {told}; exit {code}' INT;"
+        f" echo ready >> {told}; while :; do sleep 0.05; done"
+    )
+    operation = start(loop, command, "max_failed_job_count=1", interruption_signal="SIGINT", restart_exit_code=17)
+    [job] = loop.await_running(operation)
+    loop.wait(lambda: lines(told) == ["ready"], "it waits for signals", WAIT_S)
+    loop.run("node", "drain", job["node_id"])
+    try:
+        loop.wait(lambda: count_jobs(loop, operation) == counts, f"its jobs are {counts}", WAIT_S)
+        assert lines(told)[:2] == ["ready", "INT"]
+        assert "TERM" not in lines(told)
+    finally:
+        loop.run("node", "uncordon", job["node_id"])
+    if code:
+        loop.yt("abort-op", operation)
+    loop.await_state(operation, "aborted" if code else "completed")
+    loop.await_no_jobs()
+
+
+def test_a_restart_of_the_scheduler_keeps_what_runs_whole_and_fails_what_is_half_begun(
+    loop: Loop, tmp_path: Path
+) -> None:
+    """FOJR-4."""
+    gate = tmp_path / "gate"
+    command = f"until [ -e {gate} ]; do sleep 0.05; done"
+    whole = start(loop, command, "fail_on_job_restart=%true", job_count=2)
+    loop.await_running(whole, 2)
+    half = start(loop, "sleep 1000", "fail_on_job_restart=%true", job_count=3, cpu_limit=1.5)
+    loop.await_running(half, 2)
+    loop.scheduler.kill()
+    loop.scheduler.start()
+    loop.await_state(half, "failed")
+    error = get(loop, half, "result")["result"]["error"]
+    assert (error["code"], error["attributes"]) == (210, {"reason": "job_count_mismatch_after_revival"})
+    gate.touch()
+    loop.await_state(whole, "completed")
+    loop.await_no_jobs()
