@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import pwd
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -102,13 +103,13 @@ class Host:
         self.watch.ended(self, process, ended)
         self._tell(ended)
 
-    def interrupt(self, job_id: str) -> None:
+    def interrupt(self, job_id: str, number: int) -> None:
         process = self.processes.get(job_id)
         if process is not None and not process.is_stopping:
             process.is_stopping = True
             if process.heeds_sigterm:
                 self.events.world_loop.call_later(
-                    self.events.rng.uniform(0.01, 2.0), self._end, process, self.boot, None, 15
+                    self.events.rng.uniform(0.01, 2.0), self._end, process, self.boot, None, number
                 )
 
     def kill(self, job_id: str) -> None:
@@ -180,8 +181,8 @@ class HostExecutor:
     def start(self, launch: Launch) -> None:
         self.host.launch(launch)
 
-    def interrupt(self, job_id: str) -> None:
-        self.host.interrupt(job_id)
+    def interrupt(self, job_id: str, number: int = signal.SIGTERM, first_only: bool = False) -> None:
+        self.host.interrupt(job_id, number)
 
     def kill(self, job_id: str) -> None:
         if job_id in self.host.starting:

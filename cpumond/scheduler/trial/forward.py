@@ -401,7 +401,7 @@ class Forward:
 
 _OF_A_RUN: Final = frozenset({
     "id", "sequence", "start_time", "state", "running_in", "suspended", "finish_time", "counts", "error", "parents",
-    "alias",
+    "alias", "failure", "suspended_for",
 })  # fmt: skip
 """What another start of a like operation does not have of this one."""
 
