@@ -103,7 +103,7 @@ _options = combine(
     click.option(
         "--job-time-limit",
         "job_time_limit_s",
-        type=DurationType(0.001, 1e12),
+        type=DurationType(1.0, 1e12),
         help="A job that runs for longer has failed.",
     ),
     click.option(

@@ -31,11 +31,25 @@ from cpumond.scheduler.settings import failures
 from cpumond.scheduler.settings.access_lists import read_acl
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter
 from cpumond.scheduler.settings.spec_options import Place, canonical, find_idle, find_refused, honoured
-from cpumond.scheduler.settings.values import FIELD, fields_of, name_field, normalise_value
+from cpumond.scheduler.settings.values import (
+    FIELD,
+    MAX_MILLISECONDS,
+    TIME_WORDS,
+    fields_of,
+    name_field,
+    normalise_value,
+    shown,
+    to_milliseconds,
+)
 from cpumond.scheduler.settings.vault import SECURE_VAULT, without_vault
 
 MAX_JOB_COUNT: Final = 100_000
-MAX_TASKS: Final = 1000
+MAX_TASKS: Final = 100
+MAX_FAILED_JOB_COUNT: Final = 10_000
+MAX_MEMORY_LIMIT: Final = 2**44
+"""16 TiB."""
+LEAST_JOB_TIME_LIMIT: Final = 1000.0
+"""Milliseconds."""
 MAX_OPTIONS: Final = 500
 """In a specification and in each of its tasks, known ones and others: all of them are read in the event loop."""
 MAX_TEXT: Final = 65_536
@@ -140,12 +154,14 @@ def read_spec(
         trees=trees,
         options=options,
         title=_text(table.get("title", ""), "spec/title", MAX_TEXT),
-        alias=_text(table.get("alias", ""), "spec/alias", 1000),
+        alias=_read_alias(table.get("alias", "")),
         preemption_mode=_choice(table.get("preemption_mode", "normal"), "spec/preemption_mode"),
         is_gang=_flag(table.get("is_gang", False), "spec/is_gang"),
         suspend_on_job_failure=_flag(table.get("suspend_on_job_failure", False), "spec/suspend_on_job_failure"),
-        max_failed_job_count=_integer(table.get("max_failed_job_count", 10), "spec/max_failed_job_count", 0, 10**9),
-        time_limit=_read_time_limit(table.get("time_limit"), "spec/time_limit"),
+        max_failed_job_count=_integer(
+            table.get("max_failed_job_count", 10), "spec/max_failed_job_count", 0, MAX_FAILED_JOB_COUNT
+        ),
+        time_limit=_duration(table.get("time_limit"), "spec/time_limit"),
         allow_reclaimed=allows,
         require_reclaimed=requires,
         job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
@@ -239,9 +255,22 @@ def _read_acl(table: Mapping[str, Any], where: str) -> tuple[AccessEntry, ...]:
     return msgspec.convert(given, tuple[AccessEntry, ...])
 
 
-def _read_time_limit(value: object, where: str, least: float = 1.0) -> float | None:
+def _read_alias(value: object) -> str:
+    alias = _text(value, "spec/alias", 1000)
+    if alias and not alias.startswith("*"):
+        what = f'an alias begins with an asterisk, which tells it from an id; write "*{alias[:MAX_SHOWN]}"'
+        raise _refuse("spec/alias", what)
+    return alias
+
+
+def _duration(value: object, where: str, least: float = 1.0) -> float | None:
     """Milliseconds, None for no limit."""
-    return None if value is None else _number(value, where, 1e15, least)
+    if value is None:
+        return None
+    milliseconds = to_milliseconds(value)
+    if milliseconds is None or not least <= milliseconds <= MAX_MILLISECONDS:
+        raise _refuse(where, f"expected {TIME_WORDS} in [{least:g}, {MAX_MILLISECONDS:g}], got {shown(value)}")
+    return float(milliseconds)
 
 
 def _read_monitor(given: object, read_monitor: Callable[[object], dict[str, Any]]) -> dict[str, Any]:
@@ -354,6 +383,8 @@ def _read_tasks(table: Mapping[str, Any], default_memory_limit: int) -> tuple[Ta
 
 
 def _read_task(name: str, given: object, default_memory_limit: int) -> Task:
+    if not name:
+        raise _refuse("spec/tasks", "the name of a task must not be empty")
     where = f"spec/tasks/{name}"
     task = _normalise(_table(given, where), where)
     _refuse_options("task", task, where)
@@ -379,7 +410,9 @@ def _read_task(name: str, given: object, default_memory_limit: int) -> Task:
         name=name,
         job_count=_integer(task["job_count"], f"{where}/job_count", 1, MAX_JOB_COUNT),
         cpu_limit=_number(task.get("cpu_limit", 1.0), f"{where}/cpu_limit", 1e9),
-        memory_limit=_integer(task.get("memory_limit", default_memory_limit), f"{where}/memory_limit", 0, 2**60),
+        memory_limit=_integer(
+            task.get("memory_limit", default_memory_limit), f"{where}/memory_limit", 0, MAX_MEMORY_LIMIT
+        ),
         user_slots=_integer(task.get("user_slots", 1), f"{where}/user_slots", 0, 10**6),
         gpu_limit=_number(task.get("gpu_limit", 0.0), f"{where}/gpu_limit", 1e6),
         network=_number(task.get("network", 0.0), f"{where}/network", 1e12),
@@ -393,8 +426,8 @@ def _read_task(name: str, given: object, default_memory_limit: int) -> Task:
         restart_exit_code=_optional_integer(task, "restart_exit_code", where, 1, 255),
         max_stderr_size=_optional_integer(task, "max_stderr_size", where, 1, 2**30),
         working_directory=directory,
-        job_time_limit=_read_time_limit(task.get("job_time_limit"), f"{where}/job_time_limit"),
-        min_run_time=_read_time_limit(task.get("min_run_time"), f"{where}/min_run_time", 0.0),
+        job_time_limit=_duration(task.get("job_time_limit"), f"{where}/job_time_limit", LEAST_JOB_TIME_LIMIT),
+        min_run_time=_duration(task.get("min_run_time"), f"{where}/min_run_time", 0.0),
         checkpoints=_flag(task.get("checkpoints", False), f"{where}/checkpoints"),
         fail_on_job_restart=_flag(task.get("fail_on_job_restart", False), f"{where}/fail_on_job_restart"),
         restart_completed_jobs=_flag(task.get("restart_completed_jobs", False), f"{where}/restart_completed_jobs"),
@@ -447,10 +480,13 @@ def _word(value: object, where: str, most: int) -> str:
 
 
 def _read_variable(value: object, where: str) -> str:
-    name = _word(value, where, 1000)
-    if not name or "=" in name:
-        raise _refuse(where, f"expected the name of a variable without an equals sign, got {name!r}")
+    name = _text(value, where, MAX_TEXT)
+    if _VARIABLE.fullmatch(name) is None:
+        raise _refuse(where, f"the name of a variable is letters, digits and underscores (ASCII), got {shown(name)}")
     return name
+
+
+_VARIABLE: Final = re.compile(r"[A-Za-z0-9_]+")
 
 
 def _read_directory(value: object, where: str) -> str:

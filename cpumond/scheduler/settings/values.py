@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
+from cpumond.core.measures import parse_duration_s
 from cpumond.core.words import nearest
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.scheduler.model import CommandError
@@ -38,6 +39,8 @@ WORDS: Final[Mapping[str, str]] = {"pending_allocation_count": "pending_job_coun
 MAX_MILLISECONDS: Final = 1e15
 """The bound of all options that are times, which tells them from other numbers."""
 
+TIME_WORDS: Final = 'milliseconds, or text with a unit such as "30s" or "1h",'
+
 WHOLE_RESOURCES: Final = frozenset({"user_slots", "gpu", "memory", "network"})
 
 Type = inspect.Type
@@ -57,9 +60,7 @@ def normalise_value(value: Any, kind: Type, where: str) -> Any:
     if members is not None:
         return _normalise_members(value, members, where)
     if isinstance(kind, inspect.FloatType):
-        result: Any = _to_float(value)
-        if kind.le == MAX_MILLISECONDS:
-            result = _whole(result)
+        result: Any = to_milliseconds(value) if is_time(kind) else _to_float(value)
     elif isinstance(kind, inspect.IntType):
         result = _to_int(value)
     elif isinstance(kind, inspect.BoolType):
@@ -76,6 +77,28 @@ def normalise_value(value: Any, kind: Type, where: str) -> Any:
     if result is None or not _is_in_range(result, kind):
         raise refuse(where, f"must be {allowed_words(kind)}, got {shown(value)}")
     return result
+
+
+def to_milliseconds(value: object) -> float | int | None:
+    """A duration, given as milliseconds or as text with units ("30s", "1h30m"), None for what is none.
+
+    Text of digits alone is none: in YTsaurus it is seconds, and a number is milliseconds.
+    """
+    if not isinstance(value, str):
+        number = _to_float(value)
+    elif value.strip()[-1:].isalpha():
+        try:
+            number = _to_float(round(parse_duration_s(value) * 1000, 6))
+        except ValueError:
+            return None
+    else:
+        return None
+    return None if number is None else _whole(number)
+
+
+def is_time(kind: Type) -> bool:
+    """Whether an option of this type is a duration in milliseconds."""
+    return isinstance(kind, inspect.FloatType) and kind.le == MAX_MILLISECONDS
 
 
 def _normalise_members(value: Any, members: Mapping[str, Type], where: str) -> dict[str, Any]:
@@ -209,6 +232,8 @@ def allowed_words(kind: Type) -> str:
     """What a type accepts, in words with its range."""
     kind = _without_none(kind)
     if isinstance(kind, (inspect.FloatType, inspect.IntType)):
+        if is_time(kind):
+            return f"{TIME_WORDS} {_range_text(kind)}"
         word = "a whole number" if isinstance(kind, inspect.IntType) else "a number"
         return f"{word} {_range_text(kind)}"
     if isinstance(kind, inspect.BoolType):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +104,16 @@ def test_a_refusal_says_what_would_go_wrong_and_what_to_write():
 def test_no_option_has_two_rows_or_two_meanings():
     names = [(place, name) for row in OPTIONS for place in row.places for name in (row.name, *row.aliases)]
     assert len(set(names)) == len(names)
+
+
+def test_the_document_has_the_options_as_they_are():
+    path = Path(__file__).resolve().parents[4] / "packaging" / "ytsaurus_options.py"
+    specification = importlib.util.spec_from_file_location("ytsaurus_options", path)
+    assert specification is not None
+    assert specification.loader is not None
+    script = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(script)
+    text = script.DOCUMENT.read_text(encoding="utf-8")
+    assert script.write_document(text) == text, "run: python packaging/ytsaurus_options.py"
+    for option in OPTIONS:
+        assert f"`{option.name}`" in text
