@@ -11,7 +11,7 @@ from cpumond.core.words import count
 from cpumond.fairshare.resources import RESOURCES, ZERO, greatest, subtract
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.idle import IdleParts, IdleReport
-from cpumond.scheduler.decide.placement import find_stuck_tasks
+from cpumond.scheduler.decide.placement import list_alerts
 from cpumond.scheduler.elements import (
     Operation,
     Tree,
@@ -104,9 +104,9 @@ def _node_alerts(state: State, now: float) -> Iterator[Alert]:
 def find_operation_alerts(operations: Iterable[Operation], rights: Rights | None = None) -> Iterator[Alert]:
     """Those about operations, of which ``rights`` allow to read, None all."""
     for each in operations:
-        if (sentences := find_stuck_tasks(each)) and (rights is None or rights.may_read(each.record)):
-            message = f"operation {each.id}: {'; '.join(sentences)}"
-            yield Alert("job_fits_no_node", "warning", each.id, message)
+        if (alerts := list_alerts(each)) and (rights is None or rights.may_read(each.record)):
+            message = f"operation {each.id}: {'; '.join(sentence for _, sentence in alerts)}"
+            yield Alert(alerts[0][0], "warning", each.id, message)
 
 
 class Health(View, frozen=True):

@@ -21,7 +21,7 @@ from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers import resulting
 from cpumond.scheduler.answers.causes import Causes, ShownState, find_shown_state
 from cpumond.scheduler.decide.cost import spared_until
-from cpumond.scheduler.decide.placement import find_stuck_tasks, satisfaction
+from cpumond.scheduler.decide.placement import list_alerts, satisfaction
 from cpumond.scheduler.decide.snapshot import operation_weight
 from cpumond.scheduler.decide.starvation import starves_in_s
 from cpumond.scheduler.decide.victims import sort_jobs
@@ -247,7 +247,7 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
         tasks=list(record.tasks),
         acl=list(record.acl),
         may=may,
-        alerts=[] if record.id not in state.operations else find_stuck_tasks(state.operations[record.id]),
+        alerts=[text for _, text in list_alerts(state.operations[record.id])] if record.id in state.operations else [],
         lost_core_seconds=sum(each.lost_core_seconds for each in stopped if each.kind != "aborted"),
         **used,
     )

@@ -186,7 +186,7 @@ def _result(record: OperationRecord) -> Any:
 
 
 def _alerts(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
-    """3.2: which pool is full, of an operation that waits; and jobs that no node can ever hold."""
+    """3.2: which pool is full, of an operation that waits; and why nothing of it can start (3.7)."""
     alerts: dict[str, Any] = {}
     for element in live.elements.values() if live is not None and not record.running_in else ():
         full = admission.find_full(element)
@@ -200,9 +200,9 @@ def _alerts(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
             **show_error("Operation is suspended since a job failed"),
             "inner_errors": inner,
         }
-    too_large = [] if live is None else placement.find_stuck_tasks(live)
-    if too_large:
-        alerts["job_fits_no_node"] = show_error("; ".join(too_large))
+    stuck = [] if live is None else placement.list_alerts(live)
+    if stuck:
+        alerts[stuck[0][0]] = show_error("; ".join(sentence for _, sentence in stuck))
     return alerts
 
 

@@ -253,6 +253,13 @@ def find_stuck_tasks(live: Operation) -> list[str]:
     return find_unplaceable(jobs, live.record.is_gang, [each.sizes for each in live.elements.values()])
 
 
+def list_alerts(live: Operation) -> list[tuple[str, str]]:
+    """What is told of a live operation of which nothing can start: code and sentence."""
+    if live.stuck is not None and live.stuck.is_told and not live.active_job_count:
+        return [("operation_stuck", f"it is stuck: {live.stuck.why}")]
+    return [("job_fits_no_node", sentence) for sentence in find_stuck_tasks(live)]
+
+
 def fits_orders(unordered_cores: float, cores: float) -> bool:
     """Whether another ordinary job of ``cores`` leaves the orders of such jobs within a node's CPU, up to rounding.
 

@@ -211,10 +211,19 @@ class OperationElement(Element):
         return self.sizes.tell_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
 
 
+@dataclass(slots=True, eq=False)
+class Stuck:
+    """Why no job of an operation can start, whoever ends, and since when that is seen (3.7)."""
+
+    why: str
+    since: float
+    is_told: bool = False
+
+
 class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
 
-    __slots__ = ("record", "needed", "elements", "active", "restarted")
+    __slots__ = ("record", "needed", "elements", "active", "stuck", "restarted")
 
     def __init__(self, record: OperationRecord) -> None:
         self.record = record
@@ -224,6 +233,7 @@ class Operation:
         self.active: dict[str, int] = {}
         """Task -> jobs that count as usage, in all trees, and those that stop and keep their place."""
 
+        self.stuck: Stuck | None = None
         self.restarted: deque[str] = deque()
         """Jobs that completed and are started again, oldest first, while they are known."""
 

@@ -23,6 +23,7 @@ EventKind = Literal[
     "node_returned",
     "preemption",
     "operation_failed",
+    "operation_stuck",
     "limit_contested",
     "take_over",
     "started",
@@ -30,7 +31,7 @@ EventKind = Literal[
 ]
 """``command`` and ``refused`` are the audit log; ``started``: the scheduler's own start; ``take_over``: it leads now;
 ``reload``: it has read its tokens or certificates anew. ``node_silent``: no heartbeats come, its jobs wait for it;
-``node_lost``: it was given up with its jobs."""
+``node_lost``: it was given up with its jobs. ``operation_stuck``: no job of it can start, whoever ends (3.7)."""
 
 KINDS: Final[tuple[EventKind, ...]] = get_args(EventKind)
 AUDITED: Final[frozenset[EventKind]] = frozenset({"command", "refused"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from cpumond.core.words import count, printable, quoted
-from cpumond.scheduler.elements import Job, Node
+from cpumond.scheduler.elements import Job, Node, Operation
 from cpumond.scheduler.events import Event
 
 CONTESTED: Final = frozenset({"contested", "overridden"})
@@ -34,3 +34,10 @@ def tell_contested(job: Job, now: float) -> Event:
         job=job.id, node=job.node.id, operation=job.element.name, tree=job.element.tree.name,
         pool="" if pool is None else pool.name,
     )  # fmt: skip
+
+
+def tell_stuck(operation: Operation, why: str, now: float) -> Event:
+    tree, options = next(iter(operation.record.trees.items()))
+    title = f" {quoted(operation.record.title)}" if operation.record.title else ""
+    text = f"operation {operation.id}{title} is stuck: {why}"
+    return Event(at=now, kind="operation_stuck", text=text, operation=operation.id, tree=tree, pool=options.pool)

@@ -278,6 +278,8 @@ class Rules:
     waiting_job_timeout_s: float = 30.0
     unmatched_scheduling_tag_timeout_s: float = 60.0
     """0: no operation fails by that."""
+    operation_hangup_safe_timeout_s: float = 3600.0
+    operation_hangup_due_to_limiting_ancestor_safe_timeout_s: float = 300.0
     overcommit_duration_s: float = 15.0
     additional_reclaimed_overcommit_duration_s: float = 0.0
     allowed_node_cpu_overcommit_ratio: float = 0.05
@@ -385,6 +387,8 @@ class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """False: its jobs start only where they are ordinary, on CPU that is not reclaimed (1.10)."""
     require_reclaimed: bool = False
     """Whether its jobs run on reclaimed CPU wherever they start."""
+    enable_limiting_ancestor_check: bool = True
+    """Whether limits that are smaller than its smallest job make it a stuck one (3.7)."""
     job_cpu_monitor: dict[str, Any] = {}
 
 

@@ -27,6 +27,7 @@ PROXY_AT_SOCKET = "unix"
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 Wait = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0, extra=DURATION)]
+Hangup = Annotated[float, msgspec.Meta(ge=0.1, le=31_536_000.0, extra=DURATION)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
@@ -159,6 +160,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     )
     waiting_job_timeout_s: Wait = msgspec.field(name="waiting_job_timeout", default=30.0)
     unmatched_scheduling_tag_timeout_s: Wait = msgspec.field(name="unmatched_scheduling_tag_timeout", default=60.0)
+    operation_hangup_safe_timeout_s: Hangup = msgspec.field(name="operation_hangup_safe_timeout", default=3600.0)
+    operation_hangup_due_to_limiting_ancestor_safe_timeout_s: Hangup = msgspec.field(
+        name="operation_hangup_due_to_limiting_ancestor_safe_timeout", default=300.0
+    )
     allowed_node_resources_overcommit_duration_s: Wait = msgspec.field(
         name="allowed_node_resources_overcommit_duration", default=15.0
     )

@@ -164,6 +164,9 @@ def read_spec(
         time_limit=_duration(table.get("time_limit"), "spec/time_limit"),
         allow_reclaimed=allows,
         require_reclaimed=requires,
+        enable_limiting_ancestor_check=_flag(
+            table.get("enable_limiting_ancestor_check", True), "spec/enable_limiting_ancestor_check"
+        ),
         job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
         acl=_read_acl(table, "spec"),
     )

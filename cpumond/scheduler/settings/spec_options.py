@@ -89,6 +89,10 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "scheduling_tag_filter", TREES, "empty", "honoured", "also of pools; running jobs stay when it changes",
         ("scheduling_tag",),
     ),
+    Option(
+        "enable_limiting_ancestor_check", ROOT, "true", "honoured",
+        "whether it is told when its smallest job is larger than the limits of a pool above; it never fails by that",
+    ),
     Option("title", ROOT, "none", "honoured"),
     Option("alias", ROOT, "none", "honoured", "begins with `*`"),
     Option("acl", ROOT, "[]", "honoured"),

@@ -113,6 +113,8 @@ class State:
         """Operations that fail since a restart of the scheduler came before all of their jobs had been started."""
         self.unmatched: dict[str, float] = {}
         """Operation that no node which is online fits -> since when, as this scheduler has seen it (2.13)."""
+        self.stuck_at = 0.0
+        """When it was last looked which operations are stuck."""
         self.expired: dict[tuple[str, str], None] = {}
         """(kind, key) of stored records that are no longer kept."""
         self.contested: dict[str, float] = {}

@@ -1,21 +1,40 @@
-"""Operations of which no job can start, whoever ends: pure (semantics.md 2.13)."""
+"""Operations of which no job can start, whoever ends: some fail, others are told of; pure (semantics.md 2.13, 3.7)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from cpumond.scheduler.elements import Operation
+from cpumond.fairshare.resources import RESOURCES, UNLIMITED, show_amount
+from cpumond.scheduler.decide.gangs import sum_needed
+from cpumond.scheduler.decide.snapshot import element_name, tell_filters
+from cpumond.scheduler.decide.starvation import priority_of
+from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Stuck, Tree
 from cpumond.scheduler.elements.fitting import Fitting
+from cpumond.scheduler.elements.node_sizes import NodeSizes, fits
+from cpumond.scheduler.events.noticed import tell_stuck
 from cpumond.scheduler.state import State
+
+LOOK_S = 60.0
+"""How often it is looked which operations are stuck, where the time-outs are no shorter."""
 
 
 def look(state: State, now: float) -> None:
-    """Note since when no node that is online fits the filter of an operation that has no job."""
+    """Note since when no node that is online fits the filter of an operation that has no job, and which are stuck."""
     online: dict[Fitting, bool] = {}
     found = (
         [each.id for each in state.operations.values() if _is_unmatched(each, online)] if _has_filters(state) else ()
     )
     state.unmatched = {name: state.unmatched.get(name, now) for name in found}
+    rules = state.rules
+    limits_s = rules.operation_hangup_due_to_limiting_ancestor_safe_timeout_s
+    nodes_s = rules.operation_hangup_safe_timeout_s
+    if now - state.stuck_at >= min(LOOK_S, limits_s, nodes_s):
+        state.stuck_at = now
+        sizes = _OnlineSizes()
+        for operation in state.operations.values():
+            why, is_limited = _find_why(operation, sizes)
+            _note(state, operation, why, limits_s if is_limited else nodes_s, now)
 
 
 def find_unmatched(state: State, now: float) -> Iterator[Operation]:
@@ -52,3 +71,79 @@ def _is_unmatched(operation: Operation, online: dict[Fitting, bool]) -> bool:
         if online[fitting]:
             return False
     return any(node.is_online for each in elements for node in each.tree.nodes.values())
+
+
+def _note(state: State, operation: Operation, why: str, timeout_s: float, now: float) -> None:
+    if not why:
+        operation.stuck = None
+        return
+    if operation.stuck is None:
+        operation.stuck = Stuck(why, now)
+    stuck = operation.stuck
+    stuck.why = why
+    if not stuck.is_told and now - stuck.since >= timeout_s:
+        stuck.is_told = True
+        state.happened.append(tell_stuck(operation, why, now))
+
+
+class _OnlineSizes:
+    """What jobs may order at most, by the nodes that are online; made where they are asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[Tree | Fitting, NodeSizes] = {}
+
+    def of(self, element: OperationElement) -> NodeSizes:
+        key = element.fitting or element.tree
+        if key not in self._made:
+            nodes = (node for node in element.tree.nodes.values() if node.is_online and element.may_use(node))
+            self._made[key] = NodeSizes(Counter(node.capacity for node in nodes))
+        return self._made[key]
+
+
+def _find_why(operation: Operation, sizes: _OnlineSizes) -> tuple[str, bool]:
+    """Why an operation is stuck in each of its trees, "" where it is not, and whether limits are why in one of them."""
+    if operation.record.suspended or not operation.needed or operation.active_job_count:
+        return "", False
+    elements = operation.elements.values()
+    told: list[str] = []
+    limited = False
+    for element in elements:
+        # One that waits for others to end, or for its turn, is not stuck.
+        why = "" if not element.is_running else find_limiting(element)
+        limited = limited or bool(why)
+        if element.is_running and not why:
+            why = _find_lack_of_nodes(element, sizes)
+        if not why:
+            return "", False
+        told.append(f"{why} (tree {element.tree.name})" if len(elements) > 1 else why)
+    return "; ".join(told), limited
+
+
+def find_limiting(element: OperationElement) -> str:
+    """Which limits, its own or those of a pool above, are smaller than its smallest job, of a gang all; "" for none."""
+    record, orders = element.operation.record, [order for order, _ in element.operation.needed_orders]
+    if not record.enable_limiting_ancestor_check or not orders:
+        return ""
+    wanted = [sum_needed(element)] if record.is_gang else orders
+    path: list[PoolElement | OperationElement] = [element, *element.ancestors()]
+    for each in path:
+        if each.limits is not UNLIMITED and not any(fits(each.limits, order) for order in wanted):
+            r = next(r for r, amount in enumerate(wanted[0]) if amount > each.limits[r])
+            what = "all of its jobs order" if record.is_gang else "its smallest job orders"
+            return (
+                f"{what} {show_amount(r, wanted[0][r])} {RESOURCES[r]}, and resource_limits of {element_name(each)} "
+                f"allow {show_amount(r, each.limits[r])}"
+            )
+    return ""
+
+
+def _find_lack_of_nodes(element: OperationElement, sizes: _OnlineSizes) -> str:
+    if told := element.tell_unplaceable():
+        return told
+    if priority_of(element) == "none":
+        return ""
+    online, operation = sizes.of(element), element.operation
+    if not online.counts:
+        return f"no node that is online fits {tell_filters(element)}" if element.fitting is not None else ""
+    told = online.tell_unplaceable(operation.needed_orders, operation.record.is_gang)
+    return f"{told}, of those that are online" if told else ""

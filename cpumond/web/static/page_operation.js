@@ -32,7 +32,7 @@ export const operation = {
     const data = { operation: found, tab };
     if (tab === "overview") {
       data.history = await readLife({ kind: "operation", name: found.id }, found.start_time, found.finish_time, PATIENCE_MS);
-      data.marks = await readMarks({ operation: found.id }, ["preemption", "node_lost", "operation_failed", "limit_contested", "command"]);
+      data.marks = await readMarks({ operation: found.id }, ["preemption", "node_lost", "operation_failed", "operation_stuck", "limit_contested", "command"]);
       if (isHindered(found)) data.hindered = (await remember(`${found.id}/why`, WHY_MS, () => get(path`/operations/${id}/why`), PATIENCE_MS)).value;
     }
     if (tab === "why") data.why = await get(path`/operations/${id}/why`, { signal });
