@@ -240,8 +240,8 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("if heartbeat.sequence <= node.sequence:", "if heartbeat.sequence < node.sequence:"),
         ("if heartbeat.incarnation != node.incarnation:", "if False:"),
         ("(live.is_active or live.keeps_place)", "live.is_active"),
-        ('job.state == "starting" and job.is_stored]', 'job.state == "starting"]'),
-        ("    for start in starts:\n        resume(state, start, now)\n", ""),
+        ('job.state == "starting" and job.is_stored and', 'job.state == "starting" and'),
+        ("start.cookie < 0):\n        resume(state, start, now)\n", "start.cookie < 0):\n        pass\n"),
         ("        if has_untold_starts:\n            state.awaited[node.id] = None\n", ""),
     ],
     "test_cpu_time.py": [

@@ -52,6 +52,7 @@ from cpumond.scheduler.settings.operations import (
     StartOperation,
     SuspendOperation,
     UpdateOperation,
+    starts_again,
 )
 from cpumond.scheduler.state import State, changes, dispatch, heartbeats, settling, updates
 from cpumond.scheduler.state.commands import Command, prepare
@@ -654,6 +655,22 @@ def _assert_operation(operation: Operation, state: State) -> None:
         completed = record.counts[task.name].completed if task.name in record.counts else 0
         left = max(task.job_count - completed - active.get(task.name, 0), 0)
         assert operation.needed.get(task.name, 0) == left, f"needed jobs of operation {record.id}"
+    _assert_numbers(operation, state)
+
+
+def _assert_numbers(operation: Operation, state: State) -> None:
+    """No two active jobs of a task have the same cookie, nor one that is done; no index came twice (7.4)."""
+    jobs = [job for job in state.jobs.values() if job.element.operation is operation]
+    ended = list(state.finished_jobs.get(operation.id, {}).values())
+    indices = [job.index for job in jobs] + [job.job_index for job in ended]
+    assert len({index for index in indices if index >= 0}) == sum(index >= 0 for index in indices)
+    assert operation.next_index > max(indices, default=-1)
+    for task in operation.record.tasks:
+        taken = [job.cookie for job in jobs if job.task.name == task.name and job.is_active]
+        completed = [job for job in ended if job.task == task.name and job.state == "completed" and job.cookie >= 0]
+        done = [job.cookie for job in completed if not starts_again(task, job)]
+        assert len(set(taken + done)) == len(taken + done), f"cookies of {task.name}: {taken}, done {done}"
+        assert all(0 <= cookie < task.job_count for cookie in taken + done)
 
 
 def describe(state: State, with_jobs: bool = True) -> dict[str, Any]:

@@ -238,6 +238,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     ``wait_s``: how long the job may wait on the node for resources that other jobs still hold. ``working_directory``
     "" is a fresh directory of the job's own, removed with it. ``checkpoints``: it tells of checkpoints, by touching the
     file that CPUMOND_CHECKPOINT names. ``reclaimed``: it runs on reclaimed CPU (1.10), in the node's idle class.
+    ``variables``: what else its environment has, of the system's own, after the task's ``environment``.
     ``set_container_cpu_limit``: whether ``cpu_limit`` is its ceiling, too; null as its class has it: jobs on reclaimed
     CPU have none. ``interruption_signal``: the name of what interrupts it, "" for SIGTERM; all of its processes get
     it, with ``signal_root_process_only`` the first. ``max_stderr_bytes``: what is kept of its stderr, 0 for the node's
@@ -264,6 +265,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     interruption_signal: str = ""
     signal_root_process_only: bool = False
     max_stderr_bytes: int = 0
+    variables: dict[str, str] = {}
 
     @property
     def has_ceiling(self) -> bool:

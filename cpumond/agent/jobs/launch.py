@@ -73,9 +73,10 @@ def _own_account() -> pwd.struct_passwd:
 
 
 def make_environment(order: JobOrder, account: pwd.struct_passwd, checkpoint: str = "") -> dict[str, str]:
-    """The environment of a job: a login's basics, its ids, and what its task gives, which wins.
+    """The environment of a job: a login's basics, what its task gives, then what it is to know of itself.
 
-    ``checkpoint``: the file by which it tells of checkpoints, if its task says that it does.
+    The last wins: a program that reads YT_JOB_ID finds its own. ``checkpoint``: the file by which it tells of
+    checkpoints, if its task says that it does.
     """
     return {
         "PATH": SAFE_PATH,
@@ -84,6 +85,7 @@ def make_environment(order: JobOrder, account: pwd.struct_passwd, checkpoint: st
         "LOGNAME": account.pw_name,
         "SHELL": _shell(),  # the shell of a service's account may refuse to run anything
         "LANG": "C.UTF-8",
+        **order.environment,
         "CPUMOND_JOB_ID": order.job_id,
         "CPUMOND_OPERATION_ID": order.operation_id,
         "CPUMOND_TASK": order.task,
@@ -92,8 +94,9 @@ def make_environment(order: JobOrder, account: pwd.struct_passwd, checkpoint: st
         "YT_JOB_ID": order.job_id,
         "YT_OPERATION_ID": order.operation_id,
         "YT_TASK_NAME": order.task,
+        "YT_FIRST_OUTPUT_TABLE_FD": "1",
+        **order.variables,
         **({"CPUMOND_CHECKPOINT": checkpoint} if order.checkpoints else {}),
-        **order.environment,
     }
 
 

@@ -68,7 +68,9 @@ def operation_command() -> None:
 def operation_start_command(client: SchedulerClient, spec: dict[str, Any]) -> None:
     """Start an operation of equal jobs that run COMMAND, or what a specification says, and print its id.
 
-    Each job orders --cpu-limit cores and --memory bytes of one node.
+    Each job orders --cpu-limit cores and --memory bytes of one node. With --job-count 100 the jobs find the numbers 0
+    to 99 in YT_JOB_COOKIE, and one that is started anew has the number of the one before:
+    `cpumond operation start --job-count 100 -- sh -c 'process part-$YT_JOB_COOKIE'`.
     """
     content = client.request("POST", "/operations", {"spec": spec})
     client.tell_done(content, show_name(client.decode(content, Done).id))

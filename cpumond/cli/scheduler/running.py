@@ -45,7 +45,9 @@ def run_command(client: SchedulerClient, spec: dict[str, Any], waits: bool) -> N
 
     The options are those of `cpumond operation start`; the first job that fails ends it unless --set
     max_failed_job_count=N allows more. Of several jobs each line begins with the job's id. A job that is preempted or
-    lost is started anew. While no job runs, what it waits for is told after 5 s, and again when that changes. A second
+    lost is started anew. With --job-count 100 the jobs find the numbers 0 to 99 in YT_JOB_COOKIE, and one that is
+    started anew has the number of the one before: `cpumond run --job-count 100 -- sh -c 'process
+    part-$YT_JOB_COOKIE'`. While no job runs, what it waits for is told after 5 s, and again when that changes. A second
     Ctrl-C ends this command at once and leaves the rest to the scheduler.
 
     Exit code: 0 completed, that of the first failed job, 1 failed without one, 2 aborted by somebody else, 128 and the

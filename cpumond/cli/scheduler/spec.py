@@ -57,7 +57,11 @@ _options = combine(
     click.option(
         "--tree", "trees", metavar="TREE", type=TREE, multiple=True, help="Default: the default tree; may be repeated."
     ),
-    click.option("--job-count", type=click.IntRange(1, 100_000), help="[default: 1]"),
+    click.option(
+        "--job-count",
+        type=click.IntRange(1, 100_000),
+        help="[default: 1]; each finds its number, from 0, in $YT_JOB_COOKIE.",
+    ),
     click.option("--cpu-limit", type=CoresType(), help="[default: 1.0]"),
     click.option(
         "--memory", "memory_limit", type=BytesType(), help="Such as 2G; default: default_memory_limit of the tree."

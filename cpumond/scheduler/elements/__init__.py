@@ -18,6 +18,7 @@ from cpumond.core.wire import CPU_COUNTERS, AgentAbout, CpuTimes, JobReport, Sto
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.resources import CPU, UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
 from cpumond.scheduler.elements.fitting import Fitting, Fittings
+from cpumond.scheduler.elements.job_numbers import UNKNOWN, Ending, TaskNumbers
 from cpumond.scheduler.elements.node_sizes import NodeSizes
 from cpumond.scheduler.model import (
     CLASSES,
@@ -223,7 +224,7 @@ class Stuck:
 class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
 
-    __slots__ = ("record", "needed", "elements", "active", "stuck", "restarted")
+    __slots__ = ("record", "needed", "elements", "active", "stuck", "restarted", "numbers", "next_index")
 
     def __init__(self, record: OperationRecord) -> None:
         self.record = record
@@ -236,6 +237,16 @@ class Operation:
         self.stuck: Stuck | None = None
         self.restarted: deque[str] = deque()
         """Jobs that completed and are started again, oldest first, while they are known."""
+        self.numbers: dict[str, TaskNumbers] = {}
+        """By task, once a job of it was started."""
+        self.next_index = 0
+        """``job_index`` of the next start."""
+
+    def numbers_of(self, task: str) -> TaskNumbers:
+        numbers = self.numbers.get(task)
+        if numbers is None:
+            numbers = self.numbers[task] = TaskNumbers()
+        return numbers
 
     @property
     def active_job_count(self) -> int:
@@ -274,7 +285,7 @@ class Job:
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
         "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "report", "counted",
-        "is_stored", "reclaimed",
+        "is_stored", "reclaimed", "cookie", "index", "task_index", "after",
     )  # fmt: skip
 
     def __init__(
@@ -312,6 +323,10 @@ class Job:
         job; None: not known yet."""
         self.reclaimed = False
         """Whether it runs on reclaimed CPU; set at its start, as long as it lives (1.10)."""
+        self.cookie = self.index = self.task_index = UNKNOWN
+        """Its place in its task; how many jobs of the operation, and of the task, were started before it (7.4)."""
+        self.after: Ending | None = None
+        """The job whose cookie it has and which may still work: no answer orders this one before that has ended."""
 
     @property
     def was_reported(self) -> bool:

@@ -501,6 +501,10 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     why: str = ""
     fails: bool = False
     reclaimed: bool = False
+    cookie: int = -1
+    job_index: int = -1
+    task_job_index: int = -1
+    """-1: started by a version without these numbers (7.4)."""
 
 
 class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -530,6 +534,10 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     """False: it ended before it had a process, as far as is known."""
     stderr_size: int | None = None
     """Bytes that it wrote to stderr; None where its node did not tell."""
+    cookie: int = -1
+    job_index: int = -1
+    task_job_index: int = -1
+    """-1: of a job whose start no record of this version names (7.4)."""
 
     @property
     def job_class(self) -> JobClass:

@@ -32,7 +32,7 @@ def apply(state: State, change: Transaction, now: float) -> None:
     if change.nodes or change.kept_nodes:
         install.sum_totals(state)
     for ended in change.jobs:
-        install.install_job(state, ended)
+        install.install_job(state, ended, now)
     for record in change.operations:
         install.install_operation(state, record, now)
     if change.jobs or change.operations:
@@ -94,13 +94,16 @@ def load(
         if job.operation_id in state.operations or job.operation_id in state.finished:
             install.keep_job(state, job)
             state.job_sequence = max(state.job_sequence, job.sequence)
+            lifecycle.note_ended(state, job)
         else:
             state.expired["job", job.id] = None
-    for start in starts:
+    # Those without a cookie take what the others leave.
+    for start in sorted(starts, key=lambda start: start.cookie < 0):
         resume(state, start, now)
     for operation in state.operations.values():
         if is_cut_short(operation.record, operation.needed, operation.active):
             state.cut_short[operation.id] = None
+    lifecycle.fill_places(state)
     # An earlier run may have ended between the end of one job and the order to stop the others.
     state.gangs.broken = dict.fromkeys(state.gangs.live, "one of its jobs ended before")
     lifecycle.stop_broken_gangs(state, now)

@@ -187,7 +187,11 @@ def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
     Where there are too many, those go first that no answer has carried, then those that were carried longest ago:
     jobs that wait on the node for room, which it does not report, must not displace the others.
     """
-    starting = [job for job in node.jobs.values() if job.state == "starting" and job.is_stored]
+    starting = [
+        job
+        for job in node.jobs.values()
+        if job.state == "starting" and job.is_stored and not lifecycle.is_held(state, job, now)
+    ]
     starting.sort(key=lambda job: -math.inf if job.last_sent_at is None else job.last_sent_at)
     chosen: list[tuple[Job, JobOrder]] = []
     total_bytes = 0
@@ -229,7 +233,19 @@ def _make_order(state: State, job: Job) -> JobOrder:
         # An agent that can give no idle class is not asked to: the job would have no ceiling, at a usual weight.
         reclaimed=job.reclaimed and (about is None or bool(about.idle_class)),
         set_container_cpu_limit=task.set_container_cpu_limit,
+        variables=_list_variables(job),
     )
+
+
+def _list_variables(job: Job) -> dict[str, str]:
+    """What YTsaurus tells each job of itself in its environment, but for what its node adds."""
+    return {
+        "YT_JOB_COOKIE": str(job.cookie),
+        "YT_JOB_INDEX": str(job.index),
+        "YT_TASK_JOB_INDEX": str(job.task_index),
+        "YT_POOL_TREE": job.element.tree.name,
+        "YT_NODE_HOST": job.node.address,
+    }
 
 
 def _may_preempt(element: OperationElement, level: TargetPriority) -> bool:

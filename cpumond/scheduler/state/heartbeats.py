@@ -11,6 +11,7 @@ from cpumond.core.wire import FinishedJob, Heartbeat, JobReport, NodeHeartbeat, 
 from cpumond.fairshare.resources import ZERO, add
 from cpumond.scheduler.decide.victims import is_overcommitted
 from cpumond.scheduler.elements import Job, Node, end_job
+from cpumond.scheduler.elements.job_numbers import UNKNOWN
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord
 from cpumond.scheduler.settings import failures
@@ -141,6 +142,7 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
                 _note_class(stopped)
         elif report.stopping and known is not None and not known.was_reported and not known.task.fail_on_job_restart:
             end_job(known)
+            lifecycle.give_back(known)
             _note_class(known)
             del state.jobs[known.id]
             state.unstored.pop(known.id, None)
@@ -193,6 +195,8 @@ def _is_overdue(state: State, job: Job, now: float) -> bool:
     """Whether a job that its node never reported is given up, which the node itself does before (6.7)."""
     timeout_s = state.rules.waiting_job_timeout_s
     sent_timeout_s = timeout_s + START_GRACE_PERIODS * state.period_s
+    if lifecycle.is_held(state, job, now):
+        return False
     if job.first_sent_at is None:
         return now - job.ordered_at > max(UNSENT_TIMEOUTS * timeout_s, sent_timeout_s)
     return now - job.first_sent_at > sent_timeout_s
@@ -244,6 +248,9 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
         reclaimed=_was_reclaimed(node, finished.job_id, counted),
         failure=failures.at_limit(task, reason) if end == "failed" else None,
         has_run=finished.start_time is not None,
+        cookie=UNKNOWN if counted is None else counted.cookie,
+        job_index=UNKNOWN if counted is None else counted.job_index,
+        task_job_index=UNKNOWN if counted is None else counted.task_job_index,
         **list_counters(finished),
     )
 
@@ -284,6 +291,8 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
         why = f"its operation does not run in the node's tree {node.tree!r}"
     elif report.job_id in state.jobs or operation.needed.get(task.name, 0) <= 0:
         why = "it was replaced while its node was away"
+    elif counted is not None and not operation.numbers_of(task.name).is_free(counted.cookie):
+        why = "another job has its cookie by now"
     elif operation.record.is_gang:
         why = "its gang starts again as a whole"
     if why or element is None or task is None:
@@ -300,6 +309,8 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     # What it used before is counted already: by an earlier run, or before it was given up.
     job.counted = NO_CPU_TIMES if counted is None else cpu_times(counted)
     job.reclaimed = _was_reclaimed(node, job.id, counted)
+    if counted is not None:
+        job.cookie, job.index, job.task_index = counted.cookie, counted.job_index, counted.task_job_index
     lifecycle.start(state, job)
     take_report(job, report, now)
     return True

@@ -170,7 +170,7 @@ def keep_job(state: State, record: JobRecord) -> None:
             state.expired["job", oldest] = None
 
 
-def install_job(state: State, record: JobRecord) -> None:
+def install_job(state: State, record: JobRecord, now: float) -> None:
     """Move an ended job from all counters to ``finished_jobs``; its operation's new record counts its end."""
     counted = None
     if state.record_of(record.operation_id) is not None:
@@ -180,6 +180,8 @@ def install_job(state: State, record: JobRecord) -> None:
     else:
         state.expired["job", record.id] = None
     job = state.jobs.pop(record.id, None)
+    if record.state == "completed":
+        lifecycle.finish_place(state, record, now)
     if job is None:
         if counted is not None:
             _count_cpu_time_since(state, counted, record)
@@ -187,6 +189,7 @@ def install_job(state: State, record: JobRecord) -> None:
     count_cpu_time(job, cpu_times(record))
     if job.is_active:
         end_job(job)
+        lifecycle.give_back(job, is_ending=False)
         lifecycle.renew_needed(job)
     lifecycle.free_place(job)
     job.node.stopping.pop(job.id, None)
@@ -273,6 +276,7 @@ def remove_node(state: State, node: Node) -> None:
     for job in list(node.jobs.values()):
         # The node came back while its removal was written, and has jobs again: they are started elsewhere.
         end_job(job)
+        lifecycle.give_back(job, is_ending=False)
         del state.jobs[job.id]
         lifecycle.renew_needed(job)
         lifecycle.note_broken(state, job)

@@ -10,19 +10,29 @@ import msgspec
 from cpumond.scheduler.decide import preemption_record
 from cpumond.scheduler.decide.placement import is_on_reclaimed
 from cpumond.scheduler.elements import Job, Operation, Stop, count_loss, end_job, start_job
-from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord
+from cpumond.scheduler.elements.job_numbers import UNKNOWN, Ending
+from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord, StartRecord
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.state import State
+from cpumond.scheduler.state.reports import find_task
 
 
 def start_new(state: State, job: Job) -> None:
-    """Start a job, in the class that it has from now on."""
+    """Start a job, with the class and the numbers that it has from now on."""
+    operation = job.element.operation
+    numbers = operation.numbers_of(job.task.name)
+    job.index, job.task_index = operation.next_index, numbers.next_index
+    operation.next_index += 1
+    numbers.next_index += 1
     job.reclaimed = is_on_reclaimed(job)
     start(state, job)
 
 
 def start(state: State, job: Job) -> None:
     start_job(job)
+    numbers = job.element.operation.numbers_of(job.task.name)
+    job.cookie = numbers.take(job.id, job.task.job_count, job.cookie)
+    job.after = numbers.ending.get(job.cookie)
     state.jobs[job.id] = job
     if not job.is_stored:
         state.unstored[job.id] = job
@@ -57,6 +67,8 @@ def stop(
     end_job(job)
     if job.keeps_place:
         job.element.operation.active[job.task.name] += 1
+    else:
+        give_back(job)
     job.state = "stopping"
     job.node.stopping[job.id] = job
     if job.is_stored:
@@ -138,7 +150,73 @@ def free_place(job: Job) -> None:
     """Have a job replaced that kept its place while it stopped, now that it is gone from ``State.jobs``."""
     if job.keeps_place:
         job.element.operation.active[job.task.name] -= 1
+        give_back(job, is_ending=False)
         renew_needed(job)
+    elif job.stop is not None:
+        job.element.operation.numbers_of(job.task.name).note_ended(job.cookie, job.id)
+
+
+def give_back(job: Job, is_ending: bool = True) -> None:
+    """Free the place of a job that is not active any more. ``is_ending``: it may still work."""
+    numbers = job.element.operation.numbers_of(job.task.name)
+    if is_ending and job.after is None:  # else it has not begun, as the one before it may still work
+        numbers.note_ending(job.cookie, Ending(job.id, job.node.id))
+    numbers.give_back(job.cookie, job.id)
+
+
+def is_held(state: State, job: Job, now: float) -> bool:
+    """Whether the job whose place this one has may still work, so that no answer may order this one."""
+    if job.after is None:
+        return False
+    node = state.nodes.get(job.after.node_id)
+    if node is not None and (job.after.job_id in node.stopping or job.after.job_id in node.strangers):
+        return True
+    job.after, job.ordered_at = None, now
+    return False
+
+
+def is_done(state: State, ended: JobRecord) -> bool:
+    """Whether another job with the same cookie has completed."""
+    operation = state.operations.get(ended.operation_id)
+    return operation is not None and operation.numbers_of(ended.task).is_done(ended.cookie)
+
+
+def finish_place(state: State, ended: JobRecord, now: float) -> None:
+    """A job completed: its place is done, and a replacement that was started meanwhile is told to stop."""
+    operation = state.operations.get(ended.operation_id)
+    task = None if operation is None else find_task(operation.record, ended.task)
+    if operation is None or task is None or operations.starts_again(task, ended):
+        return
+    other = state.jobs.get(operation.numbers_of(task.name).finish(ended.cookie, task.job_count))
+    if other is not None and other.id != ended.id:
+        stop(state, other, "aborted", f"job {ended.id}, which it replaced, has completed after all", now, alone=True)
+
+
+def note_ended(state: State, ended: JobRecord) -> None:
+    """Take over what an earlier run stored of a job's numbers."""
+    operation = state.operations.get(ended.operation_id)
+    task = None if operation is None else find_task(operation.record, ended.task)
+    if operation is not None and task is not None:
+        note_indices(operation, ended)
+        if ended.state == "completed" and ended.cookie >= 0 and not operations.starts_again(task, ended):
+            operation.numbers_of(task.name).finish(ended.cookie, task.job_count)
+
+
+def note_indices(operation: Operation, stored: JobRecord | StartRecord) -> None:
+    operation.next_index = max(operation.next_index + (stored.job_index < 0), stored.job_index + 1)
+    numbers = operation.numbers_of(stored.task)
+    numbers.next_index = max(numbers.next_index + (stored.task_job_index < 0), stored.task_job_index + 1)
+
+
+def fill_places(state: State) -> None:
+    """Give what completed under a version without cookies a place each, after a load."""
+    for operation in state.operations.values():
+        for name, counts in operation.record.counts.items():
+            task = find_task(operation.record, name)
+            if task is not None and counts.completed:
+                numbers = operation.numbers_of(name)
+                while numbers.done_count < counts.completed:
+                    numbers.finish(UNKNOWN, task.job_count)
 
 
 def touch(operation: Operation) -> None:

@@ -181,5 +181,8 @@ def job_record(
         reclaimed=job.reclaimed,
         failure=failures.at_limit(job.task, reason) if state == "failed" else None,
         has_run=may_have_run or job.was_reported or (finished is not None and finished.start_time is not None),
+        cookie=job.cookie,
+        job_index=job.index,
+        task_job_index=job.task_index,
         **list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished))),
     )

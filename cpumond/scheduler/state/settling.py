@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -22,7 +22,7 @@ from cpumond.scheduler.model import (
     OperationTreeOptions,
 )
 from cpumond.scheduler.settings import operations
-from cpumond.scheduler.state import State, stuck
+from cpumond.scheduler.state import State, lifecycle, stuck
 from cpumond.scheduler.state.lifecycle import count_ended
 from cpumond.scheduler.state.nodes import LOST_S, forget_lost, lost_node
 from cpumond.scheduler.state.reports import job_record, overrules
@@ -148,7 +148,7 @@ def recount(state: State, change: Transaction, now: float) -> Transaction:
     gone = [state.nodes[node_id] for node_id in change.removed_nodes if node_id in state.nodes]
     back = {node.id for node in gone if node.lost_since is None}
     fresh = {job.id: job for job in change.jobs if _is_news(state, job) and job.node_id not in back}
-    jobs = tuple(fresh.values())
+    jobs = tuple(_drop_repeated(fresh.values()))
     removed = [node for node in gone if node.id not in back]
     return replace(
         change,
@@ -160,5 +160,19 @@ def recount(state: State, change: Transaction, now: float) -> Transaction:
 
 
 def _is_news(state: State, ended: JobRecord) -> bool:
+    if ended.state == "completed" and lifecycle.is_done(state, ended):
+        return False  # another job has done its work: it is told to stop, or was given up
     counted = state.finished_jobs.get(ended.operation_id, {}).get(ended.id)
     return counted is None or overrules(ended.state, counted)
+
+
+def _drop_repeated(ended: Iterable[JobRecord]) -> Iterator[JobRecord]:
+    """Without the second of two jobs that completed the same work: the one that is dropped is told to stop (7.4)."""
+    done: set[tuple[str, str, int]] = set()
+    for job in ended:
+        place = (job.operation_id, job.task, job.cookie)
+        if job.state == "completed" and job.cookie >= 0:
+            if place in done:
+                continue
+            done.add(place)
+        yield job

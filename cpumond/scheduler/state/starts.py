@@ -31,10 +31,12 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     state.job_sequence = max(state.job_sequence, record.sequence)
     job = Job(record.id, element, task, node, record.start_time, record.sequence)
     job.is_stored = True
-    job.first_sent_at = now
     job.counted = NO_CPU_TIMES
     job.reclaimed = record.reclaimed
+    job.cookie, job.index, job.task_index = record.cookie, record.job_index, record.task_job_index
+    lifecycle.note_indices(element.operation, record)
     lifecycle.start(state, job)
+    job.first_sent_at = None if lifecycle.is_held(state, job, now) else now
     if record.stopped:
         told = preemption_record.make_record(job, record.stopped, "", now)
         told = msgspec.structs.replace(told, why=record.why)
@@ -89,4 +91,7 @@ def _start_record(job: Job) -> StartRecord:
         why="" if stop is None else stop.record.why,
         fails=stop is not None and stop.fails,
         reclaimed=job.reclaimed,
+        cookie=job.cookie,
+        job_index=job.index,
+        task_job_index=job.task_index,
     )

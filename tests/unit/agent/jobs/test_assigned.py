@@ -454,12 +454,14 @@ def test_a_job_has_a_directory_of_its_own_unless_it_says_where(world: World) -> 
 
 
 def test_the_environment_of_a_job() -> None:
-    order = make_order("j1", environment={"X": "1", "PATH": "/mine"}, cpu_limit=1.5)
+    given = {"X": "1", "PATH": "/mine", "YT_JOB_ID": "another", "YT_JOB_COOKIE": "7"}
+    order = make_order("j1", environment=given, cpu_limit=1.5, variables={"YT_JOB_COOKIE": "0"})
     environment = make_environment(order, pwd.getpwnam(ME))
     assert environment["X"] == "1"
     assert environment["PATH"] == "/mine"
     assert environment["CPUMOND_JOB_ID"] == environment["YT_JOB_ID"] == "j1"
     assert environment["CPUMOND_CPU_LIMIT"] == "1.5"
+    assert (environment["YT_JOB_COOKIE"], environment["YT_FIRST_OUTPUT_TABLE_FD"]) == ("0", "1")
     assert environment["HOME"] == pwd.getpwnam(ME).pw_dir
 
 

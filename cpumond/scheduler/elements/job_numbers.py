@@ -1,0 +1,109 @@
+"""The numbers of a task's jobs: which place each of them has, and how many were started; pure (semantics.md 7.4)."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+UNKNOWN: Final = -1
+"""Of a job that a version without these numbers started."""
+
+
+class Ending(NamedTuple):
+    """A job that was told to stop, and the node on which it may still work."""
+
+    job_id: str
+    node_id: str
+
+
+class TaskNumbers:
+    """A cookie is a job's place in its task, 0 .. job_count - 1: taken by one active job, done once that completed.
+
+    A job that was told to stop has given its cookie back, but may still work: such a cookie goes to the next job only
+    where no other is left, and that job then waits for the end of the one before. Each step costs the same for any
+    number of jobs.
+    """
+
+    __slots__ = ("next_index", "done_count", "taken", "ending", "_done", "_free", "_free_ending")
+
+    def __init__(self) -> None:
+        self.next_index = 0
+        """``task_job_index`` of the next start."""
+        self.done_count = 0
+        self.taken: dict[int, str] = {}
+        """Cookie -> id of the job that has it."""
+        self.ending: dict[int, Ending] = {}
+        """Cookie -> the last job that had it, was told to stop and has not ended."""
+        self._done = bytearray()
+        """One byte for each cookie that was ever given; those from here on are free."""
+        self._free: list[int] = []
+        """A heap of cookies that were given back; some of them may be taken or done since."""
+        self._free_ending: dict[int, None] = {}
+
+    def take(self, job_id: str, job_count: int, wanted: int = UNKNOWN) -> int:
+        """Give a job the cookie that it wants, or the least free one."""
+        cookie = wanted
+        if cookie < 0 or not self.is_free(cookie):
+            cookie = self._find_free(job_count)
+        self._reach(cookie)
+        self._free_ending.pop(cookie, None)
+        self.taken[cookie] = job_id
+        return cookie
+
+    def give_back(self, cookie: int, job_id: str) -> None:
+        """The job is not active any more."""
+        if self.taken.get(cookie) != job_id:
+            return
+        del self.taken[cookie]
+        if self._done[cookie]:
+            return
+        if cookie in self.ending:
+            self._free_ending[cookie] = None
+        else:
+            heappush(self._free, cookie)
+
+    def note_ending(self, cookie: int, ending: Ending) -> None:
+        """A job that has the cookie is told to stop, and gives it back."""
+        if self.taken.get(cookie) == ending.job_id:
+            self.ending[cookie] = ending
+
+    def note_ended(self, cookie: int, job_id: str) -> None:
+        """A job that was told to stop is gone."""
+        ending = self.ending.get(cookie)
+        if ending is not None and ending.job_id == job_id:
+            del self.ending[cookie]
+            if cookie in self._free_ending:
+                del self._free_ending[cookie]
+                heappush(self._free, cookie)
+
+    def finish(self, cookie: int, job_count: int) -> str:
+        """A job with the cookie completed; the id of the one that has it, which is that job or its replacement."""
+        if cookie < 0:
+            cookie = self._find_free(job_count)
+        self._reach(cookie)
+        self.done_count += not self._done[cookie]
+        self._done[cookie] = 1
+        self._free_ending.pop(cookie, None)
+        return self.taken.get(cookie, "")
+
+    def is_free(self, cookie: int) -> bool:
+        """Whether no active or completed job has it; an unknown one nobody has."""
+        return cookie < 0 or not (cookie in self.taken or self.is_done(cookie))
+
+    def is_done(self, cookie: int) -> bool:
+        return 0 <= cookie < len(self._done) and bool(self._done[cookie])
+
+    def _find_free(self, job_count: int) -> int:
+        while self._free:
+            cookie = heappop(self._free)
+            if cookie not in self.taken and not self._done[cookie]:
+                return cookie
+        if len(self._done) >= job_count and self._free_ending:
+            return next(iter(self._free_ending))
+        return len(self._done)
+
+    def _reach(self, cookie: int) -> None:
+        while len(self._done) <= cookie:
+            if len(self._done) < cookie:
+                heappush(self._free, len(self._done))
+            self._done.append(0)

@@ -1,0 +1,268 @@
+"""Cookies and indices of jobs: no two active jobs of a task have the same cookie, no index comes twice (7.4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+from scheduler_world import PlayedNode, World, assert_consistent
+
+from cpumond.scheduler.elements.job_numbers import Ending, TaskNumbers
+from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.state.node_commands import CordonNode
+
+LOST_S = 301.0
+"""Longer than node_reconnection_timeout."""
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.create_pool("p")
+    return world
+
+
+def numbers(node: PlayedNode) -> list[tuple[int, int, int]]:
+    """Cookie and both indices of the jobs on a node, as their environment has them."""
+    names = ("YT_JOB_COOKIE", "YT_JOB_INDEX", "YT_TASK_JOB_INDEX")
+    found = [tuple(int(job.order.variables[name]) for name in names) for job in node.jobs.values()]
+    return [(a, b, c) for a, b, c in found]
+
+
+def cookies(node: PlayedNode) -> list[int]:
+    return [cookie for cookie, _, _ in numbers(node)]
+
+
+def lose(world: World, *alive: PlayedNode) -> None:
+    """The other nodes are silent for so long that they are given up."""
+    for _ in range(6):
+        world.step(LOST_S / 6 + 1.0, *alive)
+
+
+def test_env_1_a_restarted_job_has_the_cookie_of_the_one_that_it_replaces_and_new_indices(world):
+    node = world.node("n1")
+    world.start("p", jobs=3)
+    world.settle_down()
+    assert numbers(node) == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
+    node.finish(next(iter(node.jobs)), "failed")
+    world.settle_down()
+    assert numbers(node) == [(1, 1, 1), (2, 2, 2), (0, 3, 3)]
+
+
+def test_env_2_cookies_count_within_a_task_and_one_index_in_the_operation(world):
+    node = world.node("n1")
+    tasks = {"master": {"job_count": 1, "command": "m"}, "slave": {"job_count": 3, "command": "s"}}
+    world.do(StartOperation({"pool": "p", "tasks": tasks}))
+    world.settle_down()
+    by_task = [(job.order.task, *found) for job, found in zip(node.jobs.values(), numbers(node), strict=True)]
+    assert sorted(by_task) == [("master", 0, 0, 0), ("slave", 0, 1, 0), ("slave", 1, 2, 1), ("slave", 2, 3, 2)]
+
+
+def test_a_job_knows_its_tree_and_node(world):
+    node = world.node("n1", address="n1.example")
+    world.start("p")
+    world.settle_down()
+    (job,) = node.jobs.values()
+    assert (job.order.variables["YT_POOL_TREE"], job.order.variables["YT_NODE_HOST"]) == ("default", "n1.example")
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_is_completed_keeps_its_cookie_and_what_is_given_back_is_given_again(world, is_restarted):
+    node = world.node("n1", cpu=4)
+    world.start("p", jobs=6)
+    world.settle_down()
+    first, second, third, fourth = node.jobs
+    node.finish(second)
+    node.finish(third, "aborted")
+    node.beat()
+    node.deaf = True
+    if is_restarted:
+        world.restart()
+        node.register()
+    node.deaf = False
+    world.settle_down()
+    assert sorted(cookies(node)) == [0, 2, 3, 4]
+    assert sorted(index for _, index, _ in numbers(node)) == [0, 3, 4, 5]
+    node.finish(first)
+    node.finish(fourth, "failed")
+    world.settle_down()
+    assert sorted(cookies(node)) == [2, 3, 4, 5]
+    assert len({index for _, index, _ in numbers(node)} | {0, 1, 2, 3}) == 8
+    assert_consistent(world.state)
+
+
+def test_a_job_waits_for_the_end_of_the_one_whose_cookie_it_has(world):
+    node, other = world.node("n1", cpu=1), world.node("n2", cpu=1)
+    operation = world.start("p")
+    world.settle_down()
+    here, there = (node, other) if node.jobs else (other, node)
+    (job,) = here.jobs
+    here.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    world.do(CordonNode(here.id))
+    world.resume(operation)
+    world.settle_down()
+    (new,) = world.jobs_of(operation)
+    assert (new.node.id, new.cookie, there.jobs) == (there.id, 0, {})
+    world.restart()
+    for each in (here, there):
+        each.register()
+    world.settle_down()
+    assert there.jobs == {}, "nor after a restart of the scheduler"
+    for _ in range(40):
+        world.step(10.0)
+    world.settle_down()
+    assert there.jobs == {}, "nor is it given up meanwhile"
+    here.let_go(job)
+    world.settle_down(6)
+    assert numbers(there) == [(0, 1, 1)]
+
+
+def test_a_job_takes_another_cookie_than_that_of_one_that_still_ends(world):
+    node, other = world.node("n1", cpu=1), world.node("n2", cpu=1)
+    operation = world.start("p", jobs=5)
+    world.settle_down()
+    for each in (node, other):
+        each.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    world.beat()
+    third = world.node("n3", cpu=2)
+    world.do(CordonNode(node.id))
+    world.do(CordonNode(other.id))
+    world.resume(operation)
+    world.settle_down()
+    assert cookies(third) == [2, 3]
+
+
+def test_a_job_that_completes_in_the_time_that_it_was_given_is_not_done_again(world):
+    node, other = world.node("n1", cpu=1), world.node("n2", cpu=1)
+    operation = world.start("p")
+    world.settle_down()
+    here, there = (node, other) if node.jobs else (other, node)
+    (job,) = here.jobs
+    here.keeps_stopping = True
+    world.suspend(operation, abort_running_jobs=True)
+    world.do(CordonNode(here.id))
+    world.resume(operation)
+    world.settle_down()
+    assert [each.node.id for each in world.jobs_of(operation)] == [there.id]
+    here.let_go(job, "completed")
+    world.settle_down()
+    assert world.states([operation]) == "c"
+    assert world.job_counts(operation).completed == 1
+
+
+def start_on_both(world: World) -> tuple[PlayedNode, PlayedNode, str]:
+    """An operation of two jobs; the node of the one with cookie 0, that of the other."""
+    nodes = [world.node("n1", cpu=1), world.node("n2", cpu=1)]
+    operation = world.start("p", jobs=2)
+    world.settle_down()
+    nodes.sort(key=cookies)
+    assert [cookies(node) for node in nodes] == [[0], [1]]
+    return nodes[0], nodes[1], operation
+
+
+def test_a_job_that_comes_back_has_its_cookie_again_while_it_is_free(world):
+    first, second, operation = start_on_both(world)
+    lose(world, second)
+    first.register()
+    world.settle_down()
+    assert (cookies(first), cookies(second)) == ([0], [1])
+    assert {job.cookie: job.index for job in world.jobs_of(operation)} == {0: 0, 1: 1}
+
+
+def test_a_job_that_comes_back_is_stopped_where_another_has_its_cookie_though_one_is_needed(world):
+    first, second, operation = start_on_both(world)
+    third = world.node("n3", cpu=1)
+    lose(world, second, third)
+    assert cookies(third) == [0]
+    (late,) = first.jobs
+    second.finish(next(iter(second.jobs)), "failed")
+    second.deaf = True
+    world.beat(second)
+    assert world.operation(operation).needed == {"t": 1} or second.heard.start
+    first.register()
+    world.beat(first)
+    assert late not in first.jobs
+    second.deaf = False
+    world.settle_down()
+    found = Counter(cookies(first) + cookies(second) + cookies(third))
+    assert found == {0: 1, 1: 1}
+    assert_consistent(world.state)
+
+
+def test_a_lost_job_that_had_completed_takes_the_place_of_its_replacement(world):
+    """The other work is not left undone: with two jobs of three cookies done twice the third would be missing."""
+    first, second, operation = start_on_both(world)
+    third = world.node("n3", cpu=1)
+    first.finish(next(iter(first.jobs)))
+    lose(world, second, third)
+    assert cookies(third) == [0]
+    first.register()
+    world.settle_down()
+    assert (cookies(third), cookies(second)) == ([], [1])
+    assert world.job_counts(operation).completed == 1
+    second.finish(next(iter(second.jobs)), "failed")
+    world.settle_down()
+    assert sorted(cookies(first) + cookies(second) + cookies(third)) == [1]
+
+
+def test_a_job_that_completes_after_its_replacement_has_counts_no_more(world):
+    first, second, operation = start_on_both(world)
+    third = world.node("n3", cpu=1)
+    first.finish(next(iter(first.jobs)))
+    lose(world, second, third)
+    third.finish(next(iter(third.jobs)))
+    world.settle_down()
+    assert world.job_counts(operation).completed == 1
+    first.register()
+    world.settle_down()
+    assert (world.job_counts(operation).completed, world.states([operation])) == (1, "r")
+    assert cookies(second) == [1]
+
+
+def test_jobs_that_a_version_without_numbers_started_take_the_places_that_are_left(world):
+    node = world.node("n1", cpu=3)
+    operation = world.start("p", jobs=5)
+    world.settle_down()
+    node.finish(next(iter(node.jobs)))
+    world.settle_down()
+    for (kind, key), value in world.stored.items():
+        if kind in ("start", "job"):
+            record = msgspec.json.decode(value)
+            for name in ("cookie", "job_index", "task_job_index"):
+                record.pop(name, None)
+            world.stored[kind, key] = msgspec.json.encode(record)
+    world.restart()
+    node.register()
+    world.settle_down()
+    assert sorted(job.cookie for job in world.jobs_of(operation)) == [0, 1, 2]
+    assert_consistent(world.state)
+    node.finish(next(iter(node.jobs)))
+    world.settle_down()
+    new = world.jobs_of(operation)[-1]
+    assert (new.cookie, new.index, new.task_index) == (4, 4, 4)
+
+
+def test_each_step_costs_the_same_for_any_number_of_jobs():
+    """100 000 jobs of one task are started, fail and start again, in fewer calls than a scan of one list would take."""
+    task = TaskNumbers()
+    most = 100_000
+    assert [task.take(f"a{number}", most) for number in range(most)] == list(range(most))
+    for cookie in range(0, most, 2):
+        task.give_back(cookie, f"a{cookie}")
+    assert [task.take(f"b{number}", most) for number in range(most // 2)] == list(range(0, most, 2))
+    assert len(task.taken) == most
+
+
+def test_a_cookie_of_a_job_that_ends_is_given_last():
+    task = TaskNumbers()
+    assert [task.take(name, 3) for name in "ab"] == [0, 1]
+    task.note_ending(0, Ending("a", "n1"))
+    task.give_back(0, "a")
+    assert task.take("c", 3) == 2
+    assert task.take("d", 3) == 0
+    assert task.ending == {0: Ending("a", "n1")}
+    task.note_ended(0, "a")
+    assert task.ending == {}
