@@ -58,6 +58,8 @@ class Ledger:
         self.told: list[str] = []
         self.ever_started: dict[str, str] = {}
         """Job -> host."""
+        self.begun: dict[str, int] = {}
+        """Operation -> how many jobs of it had a process."""
         self.living: dict[str, tuple[Host, Process]] = {}
         self.failed: dict[str, None] = {}
         """Jobs that ended without their work done: what replaces them may be stored before their ends are."""
@@ -107,6 +109,7 @@ class Ledger:
         self.check(cores <= host.cpu + FITS, f"{host.name} runs jobs of {cores} cores and has {host.cpu}")
         is_told = not process.launch.reclaimed or self.classes.get(job_id, True)
         self.check(is_told, f"job {job_id} was started on reclaimed CPU and is ordinary")
+        self.begun[process.operation_id] = self.begun.get(process.operation_id, 0) + 1
         self._check_work(process.operation_id)
 
     def _check_work(self, operation_id: str) -> None:
@@ -116,6 +119,9 @@ class Ledger:
         self.check(record is not None, f"a job of operation {operation_id} runs, which is not stored")
         if record is None or record.state in FINISHED_OPERATION_STATES:
             return
+        task, begun = record.tasks[0], self.begun[operation_id]
+        is_once = not task.fail_on_job_restart or begun <= task.job_count
+        self.check(is_once, f"operation {operation_id} began {begun} of {task.job_count} jobs that must not run twice")
         doing = [
             job_id
             for job_id, (host, process) in self.living.items()
@@ -124,7 +130,6 @@ class Ledger:
             and self.job_states.get(job_id) not in GIVEN_UP
             and job_id not in self.stopped
         ]
-        task = record.tasks[0]
         completed = record.counts[task.name].completed if task.name in record.counts else 0
         completed -= self.completed_stopped.get(operation_id, 0)
         self.check(

@@ -98,6 +98,8 @@ class Client:
             spec["is_gang"] = True
         if len(self.started) % 3:
             spec.update({"allow_reclaimed": False} if len(self.started) % 3 == 1 else {"require_reclaimed": True})
+        if len(self.started) % 5 == 2:
+            spec["fail_on_job_restart"] = True
         return StartOperation(spec)
 
     async def _do(self, command: Command) -> None:

@@ -170,6 +170,8 @@ class AssignedJob:
         was_over = stopped_at is not None and ended.finish_time < stopped_at
         if ended.exit_code == 0 and (stop is None or order.interruptible or was_over):
             return "completed", ""
+        if ended.problem and self.file.start_time is None:
+            return "lost", ended.problem  # it may have begun before anybody saw it
         if stop is not None and not self._has_failed_by_itself(ended):
             return "aborted", stop.why
         if ended.problem:

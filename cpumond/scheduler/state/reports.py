@@ -34,6 +34,11 @@ def find_task(record: OperationRecord, name: str) -> Task | None:
     return next((task for task in record.tasks if task.name == name), None)
 
 
+def has_run(finished: FinishedJob) -> bool:
+    """Whether a job may have had a process: of one that is lost its node does not know."""
+    return finished.start_time is not None or finished.state == "lost"
+
+
 def is_wanted_again(task: Task, end: JobState, exit_code: int | None, reason: str) -> bool:
     """Whether a job that its node says ``end``-ed did so by the exit code by which it asks to be started again."""
     if exit_code is None or exit_code != task.restart_exit_code or end not in ("failed", "aborted"):
@@ -180,7 +185,7 @@ def job_record(
         sequence=job.sequence,
         reclaimed=job.reclaimed,
         failure=failures.at_limit(job.task, reason) if state == "failed" else None,
-        has_run=may_have_run or job.was_reported or (finished is not None and finished.start_time is not None),
+        has_run=may_have_run or job.was_reported or (finished is not None and has_run(finished)),
         cookie=job.cookie,
         job_index=job.index,
         task_job_index=job.task_index,

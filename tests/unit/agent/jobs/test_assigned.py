@@ -335,6 +335,14 @@ def test_a_job_that_is_told_to_stop_and_exits_with_0(world: World, interruptible
     assert world.finished("j1")["state"] == state
 
 
+def test_a_job_that_may_have_begun_unseen_is_lost_also_where_it_was_told_to_stop(world: World) -> None:
+    world.obey(make_order("j1"))
+    world.obey(stop=[stop("j1")])
+    world.happen(Ended("j1", 200.0, problem="it is not known what became of it"))
+    finished = world.finished("j1")
+    assert (finished["state"], finished["start_time"]) == ("lost", None)
+
+
 INTERRUPTED = {"interruptible": True, "interruption_signal": "SIGINT"}
 
 

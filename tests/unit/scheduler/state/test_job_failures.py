@@ -146,6 +146,15 @@ def test_a_lost_node_fails_an_operation_whose_job_it_was_told_of(world, reported
     assert (attributes["reason"], attributes["job_abort_reason"]) == ("job_aborted", "node_offline")
 
 
+def test_a_job_of_which_its_node_does_not_know_whether_it_began_fails_its_operation(world):
+    node = world.node("n1")
+    operation = world.do(StartOperation({"pool": "p", "tasks": {"t": task()}, "fail_on_job_restart": True})).id
+    world.step()
+    node.finish(next(iter(node.jobs)), "lost")
+    world.settle_down()
+    assert error_of(world, operation)["code"] == 210
+
+
 def test_jobs_that_all_run_survive_a_restart_of_the_scheduler(world):
     """FOJR-4."""
     node = world.node("n1")
