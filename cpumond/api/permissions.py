@@ -232,20 +232,20 @@ def show_acl(entries: Iterable[AccessEntry] | None) -> list[dict[str, Any]]:
 def hide_secrets(record: OperationRecord) -> OperationRecord:
     """The record as one sees it who may not read its secrets: HIDDEN stands for the environment."""
     tasks = tuple(_without_secrets(task) for task in record.tasks)
-    return msgspec.structs.replace(record, tasks=tasks, spec=_hidden(record.spec))
+    return msgspec.structs.replace(record, tasks=tasks, spec=without_secrets(record.spec))
 
 
 def _without_secrets(task: Task) -> Task:
     mark = {HIDDEN: True} if task.environment else {}
-    return msgspec.structs.replace(task, environment={}, spec={**_hidden(task.spec), **mark})
+    return msgspec.structs.replace(task, environment={}, spec={**without_secrets(task.spec), **mark})
 
 
-def _hidden(table: Mapping[str, Any]) -> dict[str, Any]:
+def without_secrets(table: Mapping[str, Any]) -> dict[str, Any]:
     """A dictionary, with those inside of it, without SECRETS in any spelling."""
     shown: dict[str, Any] = {}
     for key, value in table.items():
         if str(key).replace("-", "_") in SECRETS:
             shown[HIDDEN] = True
         else:
-            shown[key] = _hidden(value) if isinstance(value, Mapping) else value
+            shown[key] = without_secrets(value) if isinstance(value, Mapping) else value
     return shown

@@ -50,6 +50,7 @@ from cpumond.scheduler.model import (
     Task,
 )
 from cpumond.scheduler.rights.entries import AccessEntry
+from cpumond.scheduler.settings.operations import unrecognized_warnings
 from cpumond.scheduler.state import State
 
 V = TypeVar("V", bound="OperationView")
@@ -138,7 +139,8 @@ class OperationView(View, frozen=True):
 
 
 class OperationDetails(OperationView, frozen=True):
-    """An operation with what its user asked for. ``spec`` as given; ``alerts``: sentences about what cannot be.
+    """An operation with what its user asked for. ``spec`` as given; ``alerts``: sentences about what cannot be, and
+    about options without effect.
 
     ``may``: permission -> "" where the asker has it, else why not. Without ``read_secrets`` the environment is left out
     of ``tasks`` and ``spec``, where ``environment_hidden`` stands for it. ``acl``: the operation's own access list.
@@ -230,6 +232,7 @@ class JobList(View, frozen=True):
 def show_operation_details(rights: Rights, record: OperationRecord, now: float) -> OperationDetails:
     """An operation with its tasks and specification, as one sees it who may read it."""
     state, may = rights.state, show_may_of_operation(rights, record)
+    told, live = unrecognized_warnings(record.spec), state.operations.get(record.id)
     if may["read_secrets"]:
         record = hide_secrets(record)
     living, ended = living_jobs(state, record.id), state.finished_jobs.get(record.id, {})
@@ -247,7 +250,7 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
         tasks=list(record.tasks),
         acl=list(record.acl),
         may=may,
-        alerts=[text for _, text in list_alerts(state.operations[record.id])] if record.id in state.operations else [],
+        alerts=[*([text for _, text in list_alerts(live)] if live is not None else []), *told],
         lost_core_seconds=sum(each.lost_core_seconds for each in stopped if each.kind != "aborted"),
         **used,
     )

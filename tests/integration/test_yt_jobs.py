@@ -92,3 +92,35 @@ def test_the_library_reads_the_stderr_of_all_jobs(loop: Loop):
     loop.await_state(operation, "completed")
     found = use_library(loop, f"print(json.dumps(yt.Operation('{operation}').get_stderrs()))")
     assert [each["stderr"] for each in found] == ["x\n"]
+
+
+def test_what_is_not_recognised_reaches_its_user(loop: Loop):
+    """UNR-1, and what is merely without effect."""
+    spec = "{pool=p;nonsense=1;max_stderr_count=3;enable_job_splitting=%false}"
+    lines = loop.try_yt("vanilla", "--tasks", tasks("true"), "--spec", spec).stderr.splitlines()
+    (first,) = [line for line in lines if "Unrecognized spec" in line]
+    (last,) = [line for line in lines if "Alerts" in line]
+    for line in (first, last):
+        assert ("nonsense" in line, "max_stderr_count" in line, "splitting" in line) == (True, True, False)
+    told = loop.run("operation", "show", start(loop, "true", spec=spec)).stderr.splitlines()
+    assert [line for line in told if "nonsense" in line] == ['warning: spec option "nonsense" is not recognized']
+    done = loop.run("operation", "start", "--pool", "p", "--set", "nonsense=1", "--", "true")
+    assert 'spec option "nonsense" is not recognized' in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "given", "says"),
+    [
+        ("tasks/t/layer_paths", {"layer_paths": ["//tmp/layer"]}, "install what it needs on the nodes"),
+        ("tasks/t/port_count", {"port_count": 2}, "let it bind port 0"),
+        ("tasks/t/tmpfs_path", {"tmpfs_path": "tmp", "tmpfs_size": 1024}, "let it use /dev/shm"),
+        ("tasks/t/output_table_paths", {"output_table_paths": ["//tmp/t"]}, "results would be lost"),
+        ("tasks/t/job_time_limit", {"job_time_limit": "3"}, 'text with a unit such as "30s"'),
+        ("tasks/t/environment", {"environment": {"a-b": "c"}}, "letters, digits and underscores"),
+    ],
+)
+def test_what_would_change_the_result_is_refused(loop: Loop, where: str, given: dict[str, Any], says: str):
+    done = loop.try_yt("vanilla", "--tasks", tasks("true", **given), "--spec", "{pool=p}", "--async")
+    assert done.returncode != 0
+    assert f"spec/{where}: " in done.stderr
+    assert says in done.stderr

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cpumond.api.permissions import hide_secrets, show_acl
+from cpumond.api.permissions import hide_secrets, show_acl, without_secrets
 from cpumond.api.updated_tree import LookAt, Results, UpdatedTree, look_once
 from cpumond.api.views import count_jobs, show_outlook
 from cpumond.api.yt.errors import show_error, show_failure
@@ -185,8 +185,8 @@ def _result(record: OperationRecord) -> Any:
     return {"error": show_error(record.error, int(record.state != "completed"))}
 
 
-def _alerts(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
-    """3.2: which pool is full, of an operation that waits; and why nothing of it can start (3.7)."""
+def _alerts(record: OperationRecord, live: Operation | None, told: list[str]) -> dict[str, Any]:
+    """3.2: which pool is full, of an operation that waits; why nothing can start (3.7); ``told`` of its options."""
     alerts: dict[str, Any] = {}
     for element in live.elements.values() if live is not None and not record.running_in else ():
         full = admission.find_full(element)
@@ -203,6 +203,8 @@ def _alerts(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
     stuck = [] if live is None else placement.list_alerts(live)
     if stuck:
         alerts[stuck[0][0]] = show_error("; ".join(sentence for _, sentence in stuck))
+    if told:
+        alerts["unrecognized_spec"] = show_error("; ".join(told))
     return alerts
 
 
@@ -217,9 +219,10 @@ def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt, now
 
     It shows no environment to one whose ``rights`` do not allow to read it.
     """
-    live = rights.state.operations.get(record.id)
+    live, given = rights.state.operations.get(record.id), record.spec
+    hide: Callable[[dict[str, Any]], dict[str, Any]] = dict
     if not rights.may_read_secrets(record):
-        record = hide_secrets(record)
+        record, hide = hide_secrets(record), without_secrets
 
     def per_tree() -> Lazy:
         return table(live.elements if live is not None else {}, lambda e: operation_attributes(look_at(e.tree), e))
@@ -248,7 +251,7 @@ def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt, now
             "spec": lambda: record.spec,
             "provided_spec": lambda: record.spec,
             "full_spec": lambda: resulting.full_spec(record, live),
-            "unrecognized_spec": lambda: operations.find_unrecognized(record.spec),
+            "unrecognized_spec": lambda: hide(operations.find_unrecognized(given)),
             "runtime_parameters": lambda: {
                 "scheduling_tag_filter": _filter_of_all_trees(record),
                 "scheduling_options_per_pool_tree": _options_per_tree(record),
@@ -259,7 +262,7 @@ def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt, now
             "progress": progress,
             "task_names": lambda: [task.name for task in record.tasks],
             "result": lambda: _result(record),
-            "alerts": lambda: _alerts(record, live),
+            "alerts": lambda: _alerts(record, live, operations.unrecognized_warnings(given)),
             "alert_events": list,
             "events": list,
         }

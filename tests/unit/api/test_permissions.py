@@ -110,6 +110,17 @@ def test_what_is_not_there_is_told(asked, name, sentence):
 # --- actions
 
 
+def test_what_is_not_recognised_is_shown_without_secrets_and_without_their_mark(asked):
+    task = {"command": "true", "job_count": 1, "environment": {"TOKEN": "x"}, "more": {"environment": {"A": "x"}}}
+    operation = asked.start("b", user="ann", tasks={"t": task})
+    record = asked.record(operation)
+    asked.set_pool("a", acl=[])
+    for user, shown in ((ANN, {"environment": {"A": "x"}}), (BOB, {HIDDEN: True})):
+        info = orchid.operation_info(asked.rights(user), record, look_once({})).to_dict()
+        assert info["unrecognized_spec"] == {"tasks": {"t": {"more": shown}}}
+        assert info["alerts"]["unrecognized_spec"]["message"] == 'spec option "tasks/t/more" is not recognized'
+
+
 def test_actions_are_permissions_and_words_of_the_command_line(asked):
     for action in ("use", "start", "read", "show"):
         assert asked.can(ANN, action, "b"), action

@@ -6,6 +6,7 @@ import pytest
 from scheduler_world import World, burst
 
 from cpumond.api.updated_tree import UpdatedTree, look_once
+from cpumond.api.views import show_operation_details
 from cpumond.api.yt.formats import write_json
 from cpumond.api.yt.jobs import job_info
 from cpumond.api.yt.lazy import Lazy, materialise
@@ -726,6 +727,24 @@ def test_an_operation_that_waits_has_an_alert():
     assert cluster.of_operation(waiting, "max_share_ratio") == 0.5
     assert cluster.of_operation(waiting, "scheduling_index") == -1
     assert cluster.of_pool("p", "pending_operation_count") == 1
+
+
+def test_options_without_effect_are_an_alert_also_of_an_ended_operation():
+    """UNR-1."""
+    cluster = Cluster()
+    operation = cluster.begin("p", nonsense={"environment": {"TOKEN": "x"}}, max_core_info_count=3)
+    told = (
+        'spec option "max_core_info_count" has no effect: core dumps are not looked for; '
+        'spec option "nonsense" is not recognized'
+    )
+    for act in (None, cluster.abort):
+        if act is not None:
+            act(operation)
+        record = cluster.state.find_record(operation)
+        info = operation_info(cluster.rights, record, look_once({}))
+        assert info["alerts"]["unrecognized_spec"]["message"] == told
+        assert show_operation_details(cluster.rights, record, cluster.now).alerts == told.split("; ")
+        assert set(info["unrecognized_spec"]) == {"nonsense", "max_core_info_count"}
 
 
 def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
