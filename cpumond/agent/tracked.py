@@ -400,8 +400,8 @@ def resolve_job(
     ``cache`` is valid for one rescan.
 
     An xattr on a cgroup that belongs to root decides; on one that belongs to its user it can only make the agent do
-    less: no user can opt in what the operator left out. What no engine has named is looked at only. A job of ours
-    without a ceiling has no quota that could be moved.
+    less: no user can opt in what the operator left out. What no engine has named is looked at only. Of a job of ours
+    without a ceiling, or whose tree leaves it where it is, no quota is moved.
     """
     key = (id(found.source), found.operation_id)
     settings = None if found.layer else cache.get(key)
@@ -416,7 +416,7 @@ def resolve_job(
         mode, most = hold_mode(mode, ceiling)
         if most is not None and mode == "reclaim" and is_above(settings.actuator, most):
             settings = config.resolve_settings(found.source, found.operation_id, {**found.layer, "actuator": most})
-    if found.is_assigned and not found.has_ceiling and settings.is_ceiling:
+    if found.is_assigned and not found.moves_ceiling and settings.is_ceiling:
         settings = config.resolve_settings(found.source, found.operation_id, {**found.layer, "actuator": "guarantee"})
     is_control = mode in ("reclaim", "up-only") and config.is_control(found.job_id)
     return settings, "shadow" if is_control else mode, is_control

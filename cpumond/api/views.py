@@ -189,6 +189,7 @@ class JobView(JobFigures, frozen=True):
     """A job, living or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped.
 
     ``class``: of its start (1.10): "reclaimed" runs on CPU that others ordered, and goes first where they want it back.
+    ``has_ceiling``: whether its cgroup has a quota, at most ``cpu_limit`` (``set_container_cpu_limit``).
     ``spared_until``: until when ``min_run_time`` protects an active one from preemption, null where it does not.
     ``checkpoint_at``: its last checkpoint, by its node's clock.
 
@@ -219,6 +220,7 @@ class JobView(JobFigures, frozen=True):
     spared_until: float | None = None
     checkpoint_at: float | None = None
     job_class: JobClass = msgspec.field(default="ordinary", name="class")
+    has_ceiling: bool = True
 
 
 class JobList(View, frozen=True):
@@ -547,6 +549,7 @@ def show_living_job(job: Job) -> JobView:
         start_time=job.start_time,
         cpu_monitor_mode=report.mode,
         job_class=job.job_class,
+        has_ceiling=job.has_ceiling,
         preemptibility=PREEMPTIBILITY[job.preemptibility] if job.is_active else "",
         reason="" if stop is None else stop.record.why,
         preemption=None if stop is None else stop.record,

@@ -242,7 +242,8 @@ class JobOrder(msgspec.Struct, frozen=True):
     ``set_container_cpu_limit``: whether ``cpu_limit`` is its ceiling, too; null as its class has it: jobs on reclaimed
     CPU have none. ``interruption_signal``: the name of what interrupts it, "" for SIGTERM; all of its processes get
     it, with ``signal_root_process_only`` the first. ``max_stderr_bytes``: what is kept of its stderr, 0 for the node's
-    own bound.
+    own bound. ``cpu_monitor_moves`` "weight": its ceiling stays while its guarantee moves; with all else the actuator
+    of its node decides (1.6).
     """
 
     job_id: str
@@ -266,6 +267,12 @@ class JobOrder(msgspec.Struct, frozen=True):
     signal_root_process_only: bool = False
     max_stderr_bytes: int = 0
     variables: dict[str, str] = {}
+    cpu_monitor_moves: str = "quota"
+
+    @property
+    def moves_ceiling(self) -> bool:
+        """Whether it has a quota that may follow its guarantee."""
+        return self.has_ceiling and self.cpu_monitor_moves != "weight"
 
     @property
     def has_ceiling(self) -> bool:

@@ -30,7 +30,7 @@ class FoundJob(msgspec.Struct, frozen=True):
     ``path`` is its cgroup, relative; ``cpu_limit_cores`` what it ordered, None = from the cgroup itself;
     ``layer`` options of the job alone; ``source`` None for a job registered at run time; ``engine`` what the engine
     that runs it says of it, None for all others. ``is_whole``: what is below its cgroup is its own, and has no limits
-    of the agent's. ``is_assigned``: an executor of ours runs it; ``has_ceiling``: with its order as its quota.
+    of the agent's. ``is_assigned``: an executor of ours runs it; ``moves_ceiling``: with a quota that may move.
     """
 
     job_id: str
@@ -42,7 +42,7 @@ class FoundJob(msgspec.Struct, frozen=True):
     engine: EngineJob | None = None
     is_whole: bool = False
     is_assigned: bool = False
-    has_ceiling: bool = True
+    moves_ceiling: bool = True
 
 
 class Scan(msgspec.Struct):

@@ -119,7 +119,7 @@ class AssignedJob:
             order.cpu_limit,
             layer=layer,
             is_assigned=True,
-            has_ceiling=order.has_ceiling,
+            moves_ceiling=order.moves_ceiling,
         )
 
     def report(self) -> JobReport:

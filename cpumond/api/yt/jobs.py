@@ -54,6 +54,7 @@ def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, An
         "cpu_limit": cpu_limit,
         "current_cpu_limit": current_cpu_limit,
         "class": job.job_class,
+        "set_container_cpu_limit": job.has_ceiling,
         "progress": float(job.state == "completed"),
         "is_stale": False,
         "has_spec": False,

@@ -267,6 +267,11 @@ def _if_flowing(read: Reader) -> Reader:
     )
 
 
+def _ceiling_rule(view: UpdatedTree, pool: PoolElement) -> Any:
+    rule = placement.find_ceiling_rule(pool, view.tree)
+    return MISSING if rule is None else rule
+
+
 def _burst_duration(_: UpdatedTree, pool: PoolElement) -> Any:
     burst, flow, volume = (figures.POOL[name](pool) for name in ("burst_ratio", "flow_ratio", "volume"))
     return MISSING if burst is None or burst <= flow else volume / (burst - flow)
@@ -300,6 +305,7 @@ _POOL: Final[Mapping[str, Reader]] = {
         if pool.is_root
         else pool.settings.forbid_immediate_operations
     ),
+    "set_container_cpu_limit": _ceiling_rule,
     "create_ephemeral_subpools": lambda _, pool: pool.settings.create_ephemeral_subpools,
     "child_pool_count": _figure("child_count"),
     "enabled": _always(True),

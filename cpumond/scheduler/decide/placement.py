@@ -282,6 +282,31 @@ def is_on_reclaimed(job: Job) -> bool:
     return not fits_orders(job.node.unordered_cores, job.limits[CPU])
 
 
+def is_in_idle_class(job: Job) -> bool:
+    """Whether its node is asked to run it in its idle class. An agent that can give none is not asked to: the job
+    would have no ceiling, at a usual weight."""
+    about = job.node.about
+    return job.reclaimed and (about is None or bool(about.idle_class))
+
+
+def find_ceiling_rule(pool: PoolElement | None, tree: Tree) -> bool | None:
+    """``set_container_cpu_limit`` of the nearest pool at or above ``pool`` that says it, else the tree's (1.10)."""
+    while pool is not None:
+        if pool.settings.set_container_cpu_limit is not None:
+            return pool.settings.set_container_cpu_limit
+        pool = pool.parent
+    return tree.config.settings.set_container_cpu_limit
+
+
+def has_ceiling(job: Job) -> bool:
+    """Whether the order of a job that is about to start is its ceiling, too: as its task says, else the nearest pool
+    or the tree, else as its class has it."""
+    says = job.task.set_container_cpu_limit
+    if says is None:
+        says = find_ceiling_rule(job.element.parent, job.element.tree)
+    return not is_in_idle_class(job) if says is None else says
+
+
 def find_obstacle(element: OperationElement, task: Task, free: Vector, unordered_cores: float = NEVER) -> str:
     """Why a job of the task cannot start now with ``free`` on the node; "" if it can (7.1)."""
     if not fits(free, task.resources):

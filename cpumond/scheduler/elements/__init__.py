@@ -285,7 +285,7 @@ class Job:
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
         "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "report", "counted",
-        "is_stored", "reclaimed", "cookie", "index", "task_index", "after",
+        "is_stored", "reclaimed", "cookie", "index", "task_index", "after", "has_ceiling",
     )  # fmt: skip
 
     def __init__(
@@ -327,6 +327,8 @@ class Job:
         """Its place in its task; how many jobs of the operation, and of the task, were started before it (7.4)."""
         self.after: Ending | None = None
         """The job whose cookie it has and which may still work: no answer orders this one before that has ended."""
+        self.has_ceiling = True
+        """Whether its order is its ceiling, too; set at its start (1.10)."""
 
     @property
     def was_reported(self) -> bool:
@@ -336,6 +338,11 @@ class Job:
     @property
     def job_class(self) -> JobClass:
         return CLASSES[self.reclaimed]
+
+    @property
+    def set_container_cpu_limit(self) -> bool | None:
+        """As records have it: None where its class says the same."""
+        return None if self.has_ceiling is not self.reclaimed else self.has_ceiling
 
     @property
     def node_id(self) -> str:

@@ -139,6 +139,8 @@ class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     allow_children_guarantees: bool = True
     scheduling_tag_filter: str = ""
     """On which of the tree's nodes jobs of it start: a formula as ``nodes_filter`` (2.13)."""
+    set_container_cpu_limit: bool | None = None
+    """For tasks that do not say it (1.10); None is inherited."""
     acl: AccessList = None
     inherit_acl: bool = True
     owner: str = ""
@@ -217,6 +219,10 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     """Whether jobs that no node of the tree could hold demand as others do, as in YTsaurus (5.2)."""
     default_memory_limit: _Bytes = 0
     """``memory_limit`` of tasks that say none (2.5); 0: such a job has no limit, and takes no room."""
+    set_container_cpu_limit: bool | None = None
+    """For tasks and pools that do not say it; None: each job as its class has it (1.10)."""
+    cpu_monitor_moves: Literal["quota", "weight"] = "quota"
+    """Of jobs with a ceiling: "weight" leaves it as ordered, "quota" is as their nodes' actuator has it (1.6)."""
     acl: AccessList = None
     inherit_acl: bool = True
     """Without an effect: there is nothing above a tree."""
@@ -333,7 +339,7 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     """Whether the operation fails where a job of it would have to be started again; also said for all tasks at once."""
     restart_completed_jobs: bool = False
     set_container_cpu_limit: bool | None = None
-    """Whether ``cpu_limit`` is a ceiling of its jobs, too; None as their class has it (1.10)."""
+    """Whether ``cpu_limit`` is a ceiling of its jobs, too; None as their pools, tree or class have it (1.10)."""
     spec: dict[str, Any] = {}
 
     @property
@@ -505,6 +511,8 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     job_index: int = -1
     task_job_index: int = -1
     """-1: started by a version without these numbers (7.4)."""
+    set_container_cpu_limit: bool | None = None
+    """Whether it has a ceiling (1.10); None as its class has it."""
 
 
 class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -538,6 +546,12 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     job_index: int = -1
     task_job_index: int = -1
     """-1: of a job whose start no record of this version names (7.4)."""
+    set_container_cpu_limit: bool | None = None
+    """As in ``StartRecord``."""
+
+    @property
+    def has_ceiling(self) -> bool:
+        return not self.reclaimed if self.set_container_cpu_limit is None else self.set_container_cpu_limit
 
     @property
     def job_class(self) -> JobClass:

@@ -10,7 +10,7 @@ import msgspec
 from cpumond.core.wire import HeartbeatAnswer, JobOrder, StopOrder
 from cpumond.scheduler.decide import preemption, preemption_record, starvation
 from cpumond.scheduler.decide.cost import next_unspared
-from cpumond.scheduler.decide.placement import ServiceOrder, has_spare, place_jobs, wants_jobs
+from cpumond.scheduler.decide.placement import ServiceOrder, has_spare, is_in_idle_class, place_jobs, wants_jobs
 from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
@@ -210,7 +210,7 @@ def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
 
 
 def _make_order(state: State, job: Job) -> JobOrder:
-    task, record, about = job.task, job.element.operation.record, job.node.about
+    task, record = job.task, job.element.operation.record
     return JobOrder(
         job_id=job.id,
         operation_id=record.id,
@@ -230,9 +230,9 @@ def _make_order(state: State, job: Job) -> JobOrder:
         max_stderr_bytes=task.max_stderr_size or 0,
         working_directory=task.working_directory,
         checkpoints=task.checkpoints,
-        # An agent that can give no idle class is not asked to: the job would have no ceiling, at a usual weight.
-        reclaimed=job.reclaimed and (about is None or bool(about.idle_class)),
-        set_container_cpu_limit=task.set_container_cpu_limit,
+        reclaimed=is_in_idle_class(job),
+        set_container_cpu_limit=job.has_ceiling,
+        cpu_monitor_moves=job.element.tree.config.settings.cpu_monitor_moves,
         variables=_list_variables(job),
     )
 

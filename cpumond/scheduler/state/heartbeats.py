@@ -252,6 +252,7 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
         cookie=UNKNOWN if counted is None else counted.cookie,
         job_index=UNKNOWN if counted is None else counted.job_index,
         task_job_index=UNKNOWN if counted is None else counted.task_job_index,
+        set_container_cpu_limit=None if counted is None else counted.set_container_cpu_limit,
         **list_counters(finished),
     )
 
@@ -312,6 +313,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     job.reclaimed = _was_reclaimed(node, job.id, counted)
     if counted is not None:
         job.cookie, job.index, job.task_index = counted.cookie, counted.job_index, counted.task_job_index
+    job.has_ceiling = lifecycle.recall_ceiling(job, counted)
     lifecycle.start(state, job)
     take_report(job, report, now)
     return True

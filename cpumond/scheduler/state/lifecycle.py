@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from cpumond.scheduler.decide import preemption_record
-from cpumond.scheduler.decide.placement import is_on_reclaimed
+from cpumond.scheduler.decide.placement import has_ceiling, is_on_reclaimed
 from cpumond.scheduler.elements import Job, Operation, Stop, count_loss, end_job, start_job
 from cpumond.scheduler.elements.job_numbers import UNKNOWN, Ending
 from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord, StartRecord
@@ -18,14 +18,22 @@ from cpumond.scheduler.state.reports import find_task
 
 
 def start_new(state: State, job: Job) -> None:
-    """Start a job, with the class and the numbers that it has from now on."""
+    """Start a job, with the class, the ceiling and the numbers that it has from now on."""
     operation = job.element.operation
     numbers = operation.numbers_of(job.task.name)
     job.index, job.task_index = operation.next_index, numbers.next_index
     operation.next_index += 1
     numbers.next_index += 1
     job.reclaimed = is_on_reclaimed(job)
+    job.has_ceiling = has_ceiling(job)
     start(state, job)
+
+
+def recall_ceiling(job: Job, record: StartRecord | JobRecord | None) -> bool:
+    """Whether a job of an earlier run has a ceiling. Versions before 0.3 stored it nowhere: as its task says it."""
+    told = None if record is None else record.set_container_cpu_limit
+    told = job.task.set_container_cpu_limit if told is None else told
+    return not job.reclaimed if told is None else told
 
 
 def start(state: State, job: Job) -> None:

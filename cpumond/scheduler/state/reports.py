@@ -189,5 +189,6 @@ def job_record(
         cookie=job.cookie,
         job_index=job.index,
         task_job_index=job.task_index,
+        set_container_cpu_limit=job.set_container_cpu_limit,
         **list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished))),
     )

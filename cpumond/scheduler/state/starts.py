@@ -35,6 +35,7 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     job.reclaimed = record.reclaimed
     job.cookie, job.index, job.task_index = record.cookie, record.job_index, record.task_job_index
     lifecycle.note_indices(element.operation, record)
+    job.has_ceiling = lifecycle.recall_ceiling(job, record)
     lifecycle.start(state, job)
     job.first_sent_at = None if lifecycle.is_held(state, job, now) else now
     if record.stopped:
@@ -94,4 +95,5 @@ def _start_record(job: Job) -> StartRecord:
         cookie=job.cookie,
         job_index=job.index,
         task_job_index=job.task_index,
+        set_container_cpu_limit=job.set_container_cpu_limit,
     )

@@ -79,6 +79,7 @@ function jobFacts(j) {
     j.exit_code === null ? null : ["Exit code", String(j.exit_code)],
     ["Class", j.class],
     ["Ordered", amount("cpu", j.cpu_limit)],
+    ["Ceiling", j.has_ceiling ? "what it ordered" : "none"],
     [ended ? "Last limit" : "Limit now", amount("cpu", j.current_cpu_limit)],
     isKnown(j.cpu_usage) ? ["Used", amount("cpu", j.cpu_usage)] : null,
     isKnown(j.smoothed_cpu_usage) ? ["Smoothed use", amount("cpu", j.smoothed_cpu_usage)] : null,

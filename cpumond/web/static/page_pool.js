@@ -38,6 +38,7 @@ const OPTIONS = {
   "integral_guarantees/burst_guarantee_resources": ["resources", "specified_burst_guarantee_resources"],
   forbid_immediate_operations: ["", "forbid_immediate_operations"],
   create_ephemeral_subpools: ["", "create_ephemeral_subpools"],
+  set_container_cpu_limit: ["", "set_container_cpu_limit"],
   fair_share_starvation_tolerance: ["share", "effective_fair_share_starvation_tolerance"],
   fair_share_starvation_timeout: ["ms", "effective_fair_share_starvation_timeout"],
   min_share_preemption_timeout: ["ms", "effective_min_share_preemption_timeout"],

@@ -114,10 +114,14 @@ def test_what_another_program_orders_counts_at_once(node):
         ("quota", True, "50000 100000", "50"),
     ],
 )
-def test_weights_of_our_own_jobs_follow_their_guarantees(tmp_path, actuator, ceiling, quota, weight):
+@pytest.mark.parametrize("moves", ["quota", "weight"])
+def test_weights_of_our_own_jobs_follow_their_guarantees(tmp_path, actuator, ceiling, quota, weight, moves):
+    """Where the tree says ``cpu_monitor_moves = "weight"``, ceilings stay as ordered whatever the actuator."""
+    if moves == "weight" and ceiling:
+        quota = "200000 100000"
     node = Node(tmp_path)
     node.reload(node.config_text.replace("[monitor]", f'[monitor]\nactuator = "{actuator}"'))
-    node.order(start=[msgspec.structs.replace(make_order(), set_container_cpu_limit=ceiling)])
+    node.order(start=[msgspec.structs.replace(make_order(), set_container_cpu_limit=ceiling, cpu_monitor_moves=moves)])
     place = node.root / PATH
     files = v2_cgroup(quota="200000 100000" if ceiling else "max 100000", cpu_weight="200\n")
     make_tree(place, files)

@@ -774,6 +774,7 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
         "class": "ordinary",
         "controller_state": "running",
         "progress": 0.0,
+        "set_container_cpu_limit": True,
         "is_stale": False,
         "has_spec": False,
         "has_competitors": False,

@@ -8,6 +8,7 @@ import pytest
 from scheduler_world import World
 
 from cpumond.scheduler.access import Rights
+from cpumond.scheduler.decide.placement import find_ceiling_rule
 from cpumond.scheduler.decide.victims import find_limit_violators
 from cpumond.scheduler.elements import PreemptionRules
 from cpumond.scheduler.model import CommandError, OperationTreeOptions, PoolSettings
@@ -53,6 +54,7 @@ def observe(world: World) -> dict[str, Any]:
         [round(x, 9) for x in share] for share in (pool.fair_share, pool.strong_guarantee_share, *shares)
     ]
     found["volume"] = pool.volume
+    found["ceiling"] = find_ceiling_rule(pool, world.tree())
     found["rules"] = rules(pool.rules)
     found["rules of operations"] = [rules(element.rules) for element in pool.operations.values()]
     found["violators"] = [job.id for job, *_ in find_limit_violators(next(iter(world.state.nodes.values())))]
@@ -88,6 +90,7 @@ POOL: dict[str, tuple[Any, dict[str, Any]]] = {
     "integral_guarantees": ({"guarantee_type": "relaxed", "resource_flow": {"cpu": 2}}, {}),
     "resource_limits_overcommit_tolerance": ({"cpu": 100}, {"resource_limits": {"cpu": 1}}),
     "allow_children_guarantees": (False, {}),
+    "set_container_cpu_limit": (False, {}),
     "fair_share_starvation_timeout": (60_000, {}),
     "fair_share_starvation_tolerance": (0.4, {}),
     "min_share_preemption_timeout": (60_000, {}),

@@ -195,16 +195,85 @@ def test_both_options_at_once_are_refused_in_words():
         World().start(allow_reclaimed="no")
 
 
-@pytest.mark.parametrize(("given", "known"), [({}, None), ({"set-container-cpu-limit": True}, True)])
-def test_a_task_says_whether_its_limit_is_a_ceiling(given: dict[str, Any], known: bool | None):
+@pytest.mark.parametrize(("given", "known"), [({}, False), ({"set-container-cpu-limit": True}, True)])
+def test_a_task_says_whether_its_limit_is_a_ceiling(given: dict[str, Any], known: bool):
     world, node = make_world()
     tasks = {"t": {"command": "true", "job_count": 1, **given}}
     operation = world.start("batch", tasks=tasks)
     world.settle_down()
     order = node.jobs[one(world, operation).id].order
-    assert (order.set_container_cpu_limit, order.has_ceiling) == (known, bool(known))
+    assert (order.set_container_cpu_limit, order.has_ceiling) == (known, known)
     with pytest.raises(CommandError, match="set_container_cpu_limit: expected true or false, got a number"):
         world.start(tasks={"t": {"command": "true", "job_count": 1, "set_container_cpu_limit": 1}})
+
+
+def make_pools(**tree: Any) -> tuple[World, PlayedNode]:
+    """A node of 4 cores; pool "false" inside pool "true", which says the contrary, and "unset" inside "false"."""
+    world = World(**tree)
+    world.create_pool("true", set_container_cpu_limit=True)
+    world.create_pool("false", "true", set_container_cpu_limit=False)
+    world.create_pool("unset", "false")
+    return world, world.node("n", cpu=4.0)
+
+
+@pytest.mark.parametrize("whole", [None, True, False])
+@pytest.mark.parametrize("above", ["<Root>", "true", "false", "unset"])
+@pytest.mark.parametrize("of_task", [None, True, False])
+@pytest.mark.parametrize("kind", ["ordinary", "reclaimed"])
+def test_cpu_5_the_nearest_of_task_pools_and_tree_says_whether_a_job_has_a_ceiling(whole, above, of_task, kind):
+    tree = {} if whole is None else {"set_container_cpu_limit": whole}
+    world, node = make_pools(forbid_immediate_operations_in_root=False, **tree)
+    task = {"command": "true", "job_count": 1} | ({} if of_task is None else {"set_container_cpu_limit": of_task})
+    operation = world.start(above, tasks={"t": task}, require_reclaimed=kind == "reclaimed")
+    world.settle_down()
+    job = one(world, operation)
+    of_pool = {"<Root>": whole, "true": True}.get(above, False)
+    says = of_pool if of_task is None else of_task
+    holds = kind == "ordinary" if says is None else says
+    assert (job.job_class, job.has_ceiling, node.jobs[job.id].order.has_ceiling) == (kind, holds, holds)
+
+
+def test_a_job_keeps_the_ceiling_of_its_start_through_changes_restarts_and_its_end():
+    world, node = make_pools(set_container_cpu_limit=False)
+    world.create_pool("p")
+    operation = world.start("p", jobs=2)
+    world.settle_down()
+    one_job, other = (job.id for job in world.jobs_of(operation))
+    assert show_job(world.state.jobs[other]).has_ceiling is False
+    world.set_tree(set_container_cpu_limit=True, cpu_monitor_moves="weight")
+    world.settle_down()
+    for _ in range(2):
+        assert not any(job.has_ceiling for job in world.jobs_of(operation))
+        world.restart()
+    node.finish(one_job)
+    world.settle_down()
+    later = world.start("p")
+    world.settle_down()
+    order = node.jobs[one(world, later).id].order
+    assert (order.has_ceiling, order.cpu_monitor_moves, order.moves_ceiling) == (True, "weight", False)
+    assert node.jobs[other].order.cpu_monitor_moves == "quota"
+    for _ in range(2):
+        assert show_job(world.state.finished_jobs[operation][one_job]).has_ceiling is False
+        world.restart()
+    del world.stored["start", other]
+    world.now += 1000.0
+    world.expire()
+    node.register()
+    world.settle_down()
+    assert one(world, operation).has_ceiling is False, "it was lost and came back"
+
+
+def test_an_agent_without_an_idle_class_gives_jobs_on_reclaimed_cpu_the_ceiling_of_ordinary_ones():
+    world, node = make_world()
+    beat = node.heartbeat()
+    told = {name: getattr(beat, name) for name in beat.__struct_fields__}
+    world.hear(NodeHeartbeat(**told, about=AgentAbout("0.3.0", "quota", "quota", idle_class="")))
+    batch = world.start("batch")
+    world.settle_down()
+    for _ in range(2):
+        job = one(world, batch)
+        assert (job.job_class, job.has_ceiling) == ("reclaimed", True)
+        world.restart()
 
 
 # --- gangs
