@@ -13,7 +13,6 @@ from cpumond.scheduler.decide.victims import (
     ROUNDING,
     as_vector,
     blocks,
-    fails_with,
     is_permitted,
     is_protected_by_count,
     local_satisfaction,
@@ -55,7 +54,7 @@ class Candidate:
         """CPU of the node that ordinary jobs may order without it."""
         self.blocker = blocker
         """The nearest pool that blocks: only targets inside that pool may take it."""
-        self.rank = 0
+        self.rank = int(job.task.fail_on_job_restart)
         """Lower ranks go first: less protected lists, and of each those whose end does not fail their operation."""
         self.lost_core_seconds = 0.0
 
@@ -131,10 +130,7 @@ class SwapStage:
         if settings.preempt_cpu_gap_first or settings.preempt_cheapest_first:
             for each in self.candidates:
                 if any(job.preemptibility != PREEMPTIBLE for job in each.jobs):
-                    each.rank = 2 if settings.preempt_cpu_gap_first and each.jobs[0].has_cpu_gap else 4
-        for each in self.candidates:
-            if fails_with(each.jobs):
-                each.rank += 1
+                    each.rank += 2 if settings.preempt_cpu_gap_first and each.jobs[0].has_cpu_gap else 4
         if settings.preempt_cheapest_first:
             for each in self.candidates:
                 each.lost_core_seconds = sum(lost_core_seconds(job, self.now) for job in each.jobs)
@@ -145,6 +141,7 @@ def _make_gang(node: Node, element: OperationElement, blocker: PoolElement | Non
     jobs = sorted(element.jobs.values(), key=lambda job: (job.node is not node, -job.start_time, -job.sequence))
     gang = Candidate(jobs[0], blocker)
     gang.jobs, gang.whole = tuple(jobs), element.usage
+    gang.rank = int(any(job.task.fail_on_job_restart for job in jobs))
     here = [job for job in jobs if job.node is node]
     gang.usage, gang.ordinary_cores = sum_vectors([job.usage for job in here]), sum(job.ordinary_cores for job in here)
     return gang

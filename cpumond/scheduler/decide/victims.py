@@ -157,11 +157,6 @@ def may_lose(element: OperationElement) -> bool:
     return not is_protected_by_count(element, len(element.jobs))
 
 
-def fails_with(jobs: Iterable[Job]) -> bool:
-    """Whether the end of one of these jobs fails its operation (``fail_on_job_restart``)."""
-    return any(job.task.fail_on_job_restart for job in jobs)
-
-
 def stop_order(job: Job) -> tuple[bool, float, int]:
     """Of jobs that are protected alike the greatest goes first: the one started last, but before all that of which the
     end fails no operation."""

@@ -96,7 +96,8 @@ def test_a_preempted_job_fails_its_operation_and_its_work_is_not_begun_anew_whil
     assert list(node.stopping) == [job]
     world.node("n2")
     world.settle_down()
-    assert (world.operation(operation).needed, world.record(operation).state) == ({}, "running")
+    assert (world.operation(operation).needed, world.jobs_of(operation)) == ({}, [])
+    assert world.record(operation).state == "running"
     node.let_go(job, start_time=world.now - 20.0)
     world.settle_down()
     error = error_of(world, operation)
