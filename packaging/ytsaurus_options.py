@@ -16,7 +16,7 @@ from cpumond.scheduler.settings.spec_options import OPTIONS, Option, Verdict
 DOCUMENT: Final = Path(__file__).resolve().parent.parent / "docs" / "from-ytsaurus.md"
 BEGIN: Final = "<!-- made by packaging/ytsaurus_options.py -->\n"
 END: Final = "<!-- end -->\n"
-PLACES: Final = {"root": "root", "task": "task", "tree": "per tree"}
+PLACES: Final = {"root": "root", "task": "task", "tree": "per tree", "pool": "pool"}
 TITLES: Final[dict[Verdict, tuple[str, str]]] = {
     "honoured": ("Honoured", "note"),
     "refused": ("Refused", "what would go wrong; what to write instead"),

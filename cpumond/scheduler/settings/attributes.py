@@ -20,6 +20,7 @@ import msgspec
 from cpumond.scheduler.model import RESOLVE, CommandError, PoolConfig, PoolSettings, TreeConfig, TreeSettings
 from cpumond.scheduler.settings.access_lists import edit_acl, read_acl
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER
+from cpumond.scheduler.settings.spec_options import find_option
 from cpumond.scheduler.settings.values import (
     FIELD,
     MAX_DEPTH,
@@ -362,8 +363,8 @@ class _Editor:
             self.spelled[key] = folded
 
     def _warn_unknown(self, name: str, where: str) -> None:
-        if where in self.unknown:
-            return
+        if where in self.unknown or (self.kind == "pool" and find_option("pool", name) is not None):
+            return  # what becomes of an option of YTsaurus is told of where pools are validated
         self.unknown.add(where)
         near = quote_near(name, _FIELDS[self.kind]) if len(self.unknown) <= MAX_HINTS else ""
         self.warnings.append(

@@ -142,7 +142,8 @@ def read_spec(
     (bytes) is that of tasks that say none. Raises CommandError."""
     table = _normalise(spec, "spec")
     trees, options = _read_places(table)
-    _refuse_options("root", table, "spec", several_trees=trees is not None and len(trees) > 1)
+    several = trees is not None and len(trees) > 1
+    _refuse_options("root", table, "spec", several_trees=several or bool(table.get("tentative_pool_trees")))
     monitor = table.get("job_cpu_monitor", {})
     allows = _flag(table.get("allow_reclaimed", True), "spec/allow_reclaimed")
     requires = _flag(table.get("require_reclaimed", False), "spec/require_reclaimed")
@@ -183,7 +184,10 @@ def read_places(spec: Mapping[str, Any]) -> Places:
 
 def _read_places(table: Mapping[str, Any]) -> Places:
     shared, per_tree = _read_options("spec", table), _read_per_tree(table, "spec")
-    trees = table.get("pool_trees")
+    trees, tentative = table.get("pool_trees"), table.get("tentative_pool_trees")
+    if isinstance(tentative, list):
+        # It does not run there, so what is said of these trees is not said of its own.
+        per_tree = {tree: given for tree, given in per_tree.items() if tree not in tentative or tree in (trees or ())}
     if trees is not None:
         trees = tuple(_text(name, "spec/pool_trees", 100) for name in _list(trees, "spec/pool_trees"))
         if not trees:

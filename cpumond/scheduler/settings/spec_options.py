@@ -11,8 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-Place = Literal["root", "task", "tree"]
-"""The root of a specification, an entry of its ``tasks``, one of ``scheduling_options_per_pool_tree``."""
+Place = Literal["root", "task", "tree", "pool"]
+"""The root of a specification, an entry of its ``tasks``, one of ``scheduling_options_per_pool_tree``; the attributes
+of a pool, of which only those are here that are no options of this scheduler."""
 
 Verdict = Literal["honoured", "refused", "warned", "ignored"]
 """warned: without effect, which is told once. ignored: it could change nothing here, and clients add it."""
@@ -43,6 +44,7 @@ ROOT: Final[tuple[Place, ...]] = ("root",)
 TASK: Final[tuple[Place, ...]] = ("task",)
 BOTH: Final[tuple[Place, ...]] = ("root", "task")
 TREES: Final[tuple[Place, ...]] = ("root", "tree")
+POOL: Final[tuple[Place, ...]] = ("pool",)
 
 _NO_FILES: Final = "put the files on the nodes and name them by absolute paths in the command"
 _NO_TABLES: Final = (
@@ -251,12 +253,22 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("ignore_memory_reserve_factor_less_than_one", TASK, "false", "warned", _MEMORY),
     Option("user_job_resource_overdraft_memory_multiplier", TASK, "none", "warned", _MEMORY),
     Option(
-        "allow_idle_cpu_policy", ROOT, "that of the pool", "warned",
+        "allow_idle_cpu_policy", ("root", "pool"), "false", "warned",
         "no job is put into the idle class of its node; require_reclaimed=%true keeps jobs on reclaimed CPU",
     ),
+    Option(
+        "enable_lightweight_operations", POOL, "false", "warned",
+        "each operation counts towards max_running_operation_count; raise that, which costs little here",
+    ),
+    Option("config_preset", POOL, "none", "warned", "there are no presets; set the options that it would set"),
+    Option("config_presets", POOL, "[]", "warned", "there are no presets; set the options that they would set"),
     Option("tentative_pool_trees", ROOT, "[]", "warned", _NO_TRIES),
     Option("use_default_tentative_pool_trees", ROOT, "false", "warned", _NO_TRIES),
     Option("tentative_tree_eligibility", ROOT, "none", "warned", _NO_TRIES),
+    Option(
+        "erase_trees_with_pool_limit_violations", ROOT, "false", "warned",
+        "the scheduler's own option of this name holds for all operations",
+    ),
     Option("prepare_time_limit", TASK, "45 min", "warned", "nothing is prepared before a job starts"),
     Option(
         "waiting_job_timeout", BOTH, "10 min", "warned",
@@ -287,6 +299,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
             ("monitoring", TASK, "{}"), ("profilers", TASK, "[]"),
             ("redirect_stdout_to_stderr", TASK, "false"), ("use_yamr_descriptors", TASK, "false"),
             ("check_input_fully_consumed", TASK, "false"), ("enable_input_table_index", TASK, "none"),
+            ("allow_offloading", ROOT, "false"),
+            ("offloading_settings", POOL, "{}"), ("redirect_to_cluster", POOL, "none"),
+            ("enable_step_function_for_gang_operations", POOL, "true"), ("always_allow_gang_operations", POOL, "false"),
+            ("waiting_for_resources_on_node_timeout", POOL, "none"), ("allow_normal_preemption", POOL, "true"),
+            ("abc", POOL, "none"), ("metering_tags", POOL, "{}"),
             ("enable_secure_vault_variables_in_job_shell", ROOT, "true"),
         )
     ),
@@ -303,6 +320,9 @@ def canonical(key: object) -> str:
     """The name used here for an option in any accepted spelling."""
     name = str(key).replace("-", "_")
     return _BY_ALIAS.get(name, name)
+
+
+IDLE_OF_POOLS: Final = frozenset(row.name for row in OPTIONS if "pool" in row.places and row.verdict == "warned")
 
 
 def find_option(place: Place, name: str) -> Option | None:

@@ -26,6 +26,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter, read_filter
 from cpumond.scheduler.settings.preemption_rules import find_cut_settings, pool_rules, root_rules
+from cpumond.scheduler.settings.spec_options import IDLE_OF_POOLS, find_idle
 from cpumond.scheduler.settings.values import FIELD
 
 DEFAULT_NAME_PATTERN: Final = "[-_a-z0-9:A-Z]+"
@@ -92,6 +93,9 @@ def find_warnings(tree: TreeConfig) -> list[str]:
     for pool in tree.pools.values():
         if pool.settings.integral_guarantees.guarantee_type == "burst":
             warnings += _burst_warnings(pool)
+        idle = {name: pool.attributes[name] for name in IDLE_OF_POOLS & pool.attributes.keys()}
+        for name, _, reason in find_idle("pool", idle):
+            warnings.append(f"{named('pool', pool.name)}: {name} has no effect: {reason}")
     rules = {ROOT_POOL: root_rules(tree.settings)}
     for pool in tree.pools.values():
         rules[pool.name] = own = pool_rules(rules[pool.parent], pool.settings)

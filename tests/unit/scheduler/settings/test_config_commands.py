@@ -218,15 +218,15 @@ def test_a_tree_with_pools_is_removed_recursively_only() -> None:
 def test_a_new_pool() -> None:
     tried = Tried(CreateTree("t"))
     outcome = tried.do(
-        CreatePool("t", "a", attributes={"weight": 0, "min-share-resources": {"cpu": 3}, "abc": 1, "x": None})
+        CreatePool("t", "a", attributes={"weight": 0, "min-share-resources": {"cpu": 3}, "abd": 1, "x": None})
     )
     assert outcome.id == "2-0-0-1"
     assert outcome.warnings == (
         'pool "a": weight: 0.0 is below the least weight and taken as 1.49012e-08',
-        'pool "a": "abc" is no option of a pool: it is kept and has no effect',
+        'pool "a": "abd" is no option of a pool: it is kept and has no effect',
     )
     pool = tried.pool("a")
-    assert pool.attributes == {"weight": 0.0, "strong_guarantee_resources": {"cpu": 3.0}, "abc": 1}
+    assert pool.attributes == {"weight": 0.0, "strong_guarantee_resources": {"cpu": 3.0}, "abd": 1}
     assert pool.spelled == {"strong_guarantee_resources": "min_share_resources"}
     assert pool.settings.strong_guarantee_resources == {"cpu": 3.0}
 

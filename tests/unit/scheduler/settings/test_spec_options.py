@@ -10,8 +10,10 @@ import pytest
 from scheduler_world import World
 
 from cpumond.scheduler.model import CommandError, Task
+from cpumond.scheduler.settings.commands import ChangePool, Edit
 from cpumond.scheduler.settings.operations import TREE_OPTIONS, StartOperation, find_unrecognized
 from cpumond.scheduler.settings.spec_options import OPTIONS, Option, Place, canonical, find_option, honoured
+from cpumond.scheduler.settings.validation import find_warnings
 
 LISTED = [
     "set_container_cpu_limit", "gang_options", "gang_manager", "is_gang", "collective_options",
@@ -44,7 +46,12 @@ def start(place: Place, name: str, value: Any, *, trees: int = 1) -> tuple[tuple
     world.create_tree("other", nodes_filter="x")
     task: dict[str, Any] = {"command": "true", "job_count": 1}
     spec: dict[str, Any] = {"tasks": {"t": task}, "pool_trees": ["default", "other"][:trees]}
-    inside = {"root": spec, "task": task, "tree": {}}[place]
+    if place == "pool":
+        world.create_pool("p")
+        told = world.do(ChangePool("default", "p", (Edit((name,), value),))).warnings
+        assert set(told) <= set(find_warnings(world.state.config.trees["default"]))  # an alert, as long as it is so
+        return told, dict(enumerate(told))
+    inside: dict[str, Any] = {"root": spec, "task": task, "tree": {}}[place]
     if place == "tree":
         spec["scheduling_options_per_pool_tree"] = {"default": inside}
     inside[name] = value
@@ -56,14 +63,14 @@ ROWS = [(option, place) for option in OPTIONS for place in option.places if opti
 
 
 def place_of(option: Option, place: Place) -> str:
-    prefix = {"root": "", "task": "tasks/t/", "tree": "scheduling_options_per_pool_tree/default/"}[place]
+    prefix = {"root": "", "pool": "", "task": "tasks/t/", "tree": "scheduling_options_per_pool_tree/default/"}[place]
     return prefix + option.name
 
 
 @pytest.mark.parametrize(("option", "place"), ROWS, ids=[f"{place}-{option.name}" for option, place in ROWS])
 def test_what_is_not_honoured_is_refused_told_of_or_could_mean_nothing(option, place):
     name = option.name.replace("*", "x")
-    for spelling in (name, name.replace("_", "-"), *option.aliases):
+    for spelling in (name, *[name.replace("_", "-")] * (place != "pool"), *option.aliases):
         if option.verdict == "refused":
             with pytest.raises(CommandError) as caught:
                 start(place, spelling, True, trees=2)
@@ -72,9 +79,10 @@ def test_what_is_not_honoured_is_refused_told_of_or_could_mean_nothing(option, p
         else:
             warnings, shown = start(place, spelling, True)
             told = place_of(option, place).replace(option.name, spelling)
-            expected = (f'spec option "{told}" has no effect: {option.sentence}',) * (option.verdict == "warned")
+            subject = f'spec option "{told}"' if place != "pool" else f'pool "p": {told}'
+            expected = (f"{subject} has no effect: {option.sentence}",) * (option.verdict == "warned")
             assert (warnings, bool(shown)) == (expected, bool(expected))
-    without = (None,) if option.with_zero else WITHOUT_WISH
+    without = (None,) if option.with_zero or place == "pool" else WITHOUT_WISH
     assert {start(place, name, value)[0] for value in without} == {()}
     if option.several_trees:
         assert start(place, name, True, trees=1) == ((), {})
@@ -117,3 +125,22 @@ def test_the_document_has_the_options_as_they_are():
     assert script.write_document(text) == text, "run: python packaging/ytsaurus_options.py"
     for option in OPTIONS:
         assert f"`{option.name}`" in text
+
+
+def test_trees_that_are_only_tried_are_left_out():
+    """10.3, TREE-2."""
+    world = World()
+    world.create_tree("other", nodes_filter="x")
+    spec = {
+        "tasks": {"t": {"command": "true", "job_count": 1}},
+        "tentative_pool_trees": ["other"],
+        "scheduling_options_per_pool_tree": {"other": {"weight": 2}},
+    }
+    for more in ({"pool_trees": ["default"]}, {}):
+        change = world.do(StartOperation({**spec, **more}))
+        assert tuple(world.record(change.id).trees) == ("default",)
+        assert change.warnings == (
+            'spec option "tentative_pool_trees" has no effect: the operation runs in its other trees',
+        )
+    with pytest.raises(CommandError, match=r"^spec/schedule_in_single_tree: "):
+        world.do(StartOperation({**spec, "schedule_in_single_tree": True}))
