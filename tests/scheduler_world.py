@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
@@ -45,6 +46,7 @@ from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.service.stored import encode, encode_starts, load_state
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, CreateTree, Edit, SetDefaultTree
+from cpumond.scheduler.settings.nodes_filter import parse_tag_filter
 from cpumond.scheduler.settings.operations import (
     AbortOperation,
     CompleteOperation,
@@ -569,6 +571,7 @@ def assert_consistent(state: State) -> None:
             assert pool.operation_count == len(below), pool.name
             assert pool.running_operation_count == sum(element.is_running for element in below), pool.name
             assert pool.is_root or pool.parent is not None
+            _assert_fitting(pool)
             assert all(child.parent is pool for child in pool.children.values()), pool.name
             assert all(element.parent is pool for element in pool.operations.values()), pool.name
             assert not pool.is_ephemeral or below, f"ephemeral pool {pool.name} is empty"
@@ -581,6 +584,7 @@ def assert_consistent(state: State) -> None:
             assert element.is_running == (name not in tree.queue)
             usages = [job.usage for job in element.jobs.values()]
             assert_near(element.usage, sum_vectors(usages), f"usage of operation {name}")
+            _assert_fitting(element)
         assert set(tree.queue) <= set(tree.operations)
         assert [*tree.queue] == sorted(tree.queue, key=lambda name: state.operations[name].record.sequence)
         # Where no job may start what jobs ordered counts, which is looked at with each update.
@@ -613,6 +617,26 @@ def assert_consistent(state: State) -> None:
         assert not job.is_active or state.operations[job.element.name].elements[job.element.tree.name] is job.element
 
 
+def _assert_fitting(element: PoolElement | OperationElement) -> None:
+    """The nodes that it may use, and what they have, are those of the filters on its way (2.13)."""
+    filters = [
+        (each.settings if isinstance(each, PoolElement) else each.options).scheduling_tag_filter
+        for each in (element, *element.ancestors())
+    ]
+    nodes = [
+        node
+        for node in element.tree.nodes.values()
+        if all(parse_tag_filter(text).matches(node.tags) for text in filters)
+    ]
+    assert {node.id for node in element.tree.nodes.values() if element.may_use(node)} == {node.id for node in nodes}
+    if element.fitting is not None:
+        assert element.fitting.sizes.counts == Counter(node.capacity for node in nodes)
+        free = sum_vectors([node.counted_capacity for node in nodes if not node.cordoned and not node.matched_trees])
+        assert all(x >= y - 1e-9 for x, y in zip(element.fitting.total, free, strict=True))
+    else:
+        assert not "".join(filters).strip()
+
+
 def assert_classes(state: State, before: Mapping[str, set[str]]) -> None:
     """The class of each job that one ``schedule`` started follows from orders and capacity (1.10). ``before``: the
     active jobs of each node until then; where one of them was stopped meanwhile, only that no ordinary job ordered too
@@ -626,6 +650,7 @@ def assert_classes(state: State, before: Mapping[str, set[str]]) -> None:
             cores, record = job.limits[CPU], job.element.operation.record
             fits = cores <= room + 1e-9 * max(cores, 1.0) + 1e-12
             left, room = room - cores, room - (0.0 if job.reclaimed else cores)
+            assert job.element.may_use(node)
             assert record.allow_reclaimed or (fits and not job.reclaimed)
             assert not record.require_reclaimed or job.reclaimed
             assert fits or job.reclaimed, f"job {job.id} is ordinary and orders more than node {node.id} has"

@@ -19,7 +19,7 @@ from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.settings.tree_file import ApplyTree, PoolTable, TreeTables
 from cpumond.scheduler.state import dispatch, heartbeats, settling
 from cpumond.scheduler.state.commands import prepare
-from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, NodeCommand, UncordonNode
+from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, NodeCommand, SetNodeTags, UncordonNode
 
 TREES = st.sampled_from(["default", "default", "default", "other"])
 EXPLICIT = st.sampled_from(["a", "b", "c", "d"])
@@ -29,6 +29,7 @@ USERS = st.sampled_from(["u", "v"])
 COUNTS = st.sampled_from([None, 0, 1, 2, 5])
 AMOUNTS = st.sampled_from([{}, {"cpu": 1}, {"cpu": 2.5}, {"cpu": 7}, {"cpu": 4, "user_slots": 2}])
 CORES = st.sampled_from([0.1, 0.5, 1.0, 1.0, 2.0, 3.3, 9.0])
+FILTERS = st.sampled_from(["", "", "fast", "!fast", "x | n1"])
 TAGS = st.sampled_from([(), (), (), ("x",)])
 POOL_ATTRIBUTES = st.fixed_dictionaries(
     {},
@@ -43,6 +44,7 @@ POOL_ATTRIBUTES = st.fixed_dictionaries(
         "max_share_ratio": st.sampled_from([None, 0.3, 1.0]),
         "strong_guarantee_resources": st.sampled_from([{}, {"cpu": 1}, {"cpu": 5}]),
         "fair_share_starvation_timeout": st.sampled_from([None, 0, 2000]),
+        "scheduling_tag_filter": FILTERS,
         "ephemeral_subpool_config": st.sampled_from([{}, {"max_operation_count": 1}, {"mode": "fifo"}]),
     },
 )
@@ -68,6 +70,7 @@ OPTIONS = st.fixed_dictionaries(
         "weight": st.sampled_from([0.5, 1.0, 4.0]),
         "resource_limits": AMOUNTS,
         "max_share_ratio": st.sampled_from([0.2, 1.0]),
+        "scheduling_tag_filter": FILTERS,
         "pool": POOLS,
     },
 )
@@ -228,6 +231,10 @@ class Life(RuleBasedStateMachine):
     )
     def maintain(self, name: str, kind: type[NodeCommand]) -> None:
         self.try_command(kind(name))
+
+    @rule(name=st.sampled_from(["n1", "n2", "n3"]), tags=st.sampled_from([(), ("fast",), ("fast", "x")]))
+    def tag(self, name: str, tags: tuple[str, ...]) -> None:
+        self.try_command(SetNodeTags(name, tags=tags))
 
     @precondition(lambda self: any(node.jobs for node in self.world.nodes.values()))
     @rule(data=st.data(), what=st.sampled_from(["completed", "completed", "failed", "aborted", "lost", "vanished"]))
