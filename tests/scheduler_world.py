@@ -59,7 +59,7 @@ from cpumond.scheduler.settings.operations import (
 from cpumond.scheduler.state import State, changes, dispatch, heartbeats, settling, updates
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError, note_refused_node, register_node
-from cpumond.scheduler.state.starts import list_unstored, note_stored
+from cpumond.scheduler.state.starts import list_stops_of, list_unstored, note_stored
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 from cpumond.scheduler.store import Change, Store
 
@@ -352,6 +352,8 @@ class World:
     def commit(self, change: Transaction) -> None:
         """Keep the records as bytes, as a store does, then apply."""
         self._write(encode(change, self.state.config))
+        if change.stops is not None:
+            self._write(encode_starts(list_stops_of(self.state, change.stops)))
         changes.apply(self.state, change, self.now)
         self._forget()
 

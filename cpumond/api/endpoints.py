@@ -75,13 +75,16 @@ def _command(
     async def execute(call: Call) -> views.Done:
         made = make(call)
         reply = await call.scheduler.execute(made, call.user, plan=call.plan)
-        return views.Done(getattr(made, "operation_id", reply.id), list(reply.warnings))
+        about = getattr(made, "job_id", "") or getattr(made, "operation_id", reply.id)
+        return views.Done(about, list(reply.warnings))
 
     return Endpoint(method, PREFIX + path, name, summary, execute, views.Done, needs, body, refusals=refusals, **more)
 
 
 def _make_command(kind: type[Command], call: Call) -> Command:
     fields: dict[str, Any] = {**call.path, **call.given}
+    if "job" in fields:
+        fields["job_id"] = fields.pop("job")
     if "operation" in fields:
         fields["operation_id"] = call.find_operation().id
         del fields["operation"]
@@ -266,6 +269,14 @@ ENDPOINTS: Final = (
     Endpoint(
         "POST", PREFIX + _JOB + "/unpin", "unpin_job", "Give a job's limit back to its monitor", operations.unpin_job,
         views.Done, "`manage`", refusals=_ASK_NODE,
+    ),
+    _command(
+        "POST", _JOB + "/abort", "abort_job", "Stop a job, which is then started again", of_operations.AbortJob,
+        "`manage`", carried.AbortJobBody, needs_body=False,
+    ),
+    _command(
+        "POST", _JOB + "/abandon", "abandon_job", "Stop a job and count it as completed", of_operations.AbandonJob,
+        "`manage`",
     ),
     _command(
         "POST", _OPERATION + "/abort", "abort_operation", "Stop an operation and its jobs",

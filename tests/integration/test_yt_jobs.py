@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from closed_loop import Loop
+from closed_loop import WAIT_S, Loop
 
 from cpumond.api.yt.yson import write_yson
 from cpumond.host.cgroup.mounts import Hierarchies
@@ -124,3 +124,52 @@ def test_what_would_change_the_result_is_refused(loop: Loop, where: str, given: 
     assert done.returncode != 0
     assert f"spec/{where}: " in done.stderr
     assert says in done.stderr
+
+
+def count_jobs(loop: Loop, operation: str) -> Any:
+    """``progress/jobs`` of an operation."""
+    return ask(loop, "get-operation", operation, "--attribute", "progress")["progress"]["jobs"]
+
+
+def test_an_aborted_job_is_started_again(loop: Loop, tmp_path: Path):
+    """JOB-1: as the same part of the work."""
+    gate = tmp_path / "gate"
+    operation = start(loop, f"until [ -e {gate} ]; do sleep 0.1; done", 2)
+    [first, other] = await_jobs(loop, operation, 2)
+    loop.yt("abort-job", first["id"])
+    again = loop.try_yt("abort-job", first["id"])
+    assert again.returncode != 0
+    assert "No such job" in again.stderr
+    loop.wait(lambda: count_jobs(loop, operation)["aborted"]["total"] == 1, "it has ended", WAIT_S)
+    assert count_jobs(loop, operation)["aborted"]["scheduled"] == {"user_request": 1}
+    jobs = await_jobs(loop, operation, 2)
+    [new] = [job for job in jobs if job["id"] != other["id"]]
+    assert (new["id"] != first["id"], new["job_cookie"]) == (True, first["job_cookie"])
+    gate.touch()
+    loop.await_state(operation, "completed")
+    [kept] = ask(loop, "list-jobs", operation, "--job-state", "aborted")["jobs"]
+    assert kept["id"] == first["id"]
+
+
+def test_a_job_without_a_signal_cannot_be_interrupted(loop: Loop):
+    """INT-4."""
+    operation = start(loop, "sleep 1000")
+    [job] = await_jobs(loop, operation, 1)
+    refused = loop.try_yt("abort-job", job["id"], "--interrupt-timeout", "1000")
+    assert "cannot be interrupted" in refused.stderr
+    loop.abort(operation)
+
+
+def test_an_abandoned_job_counts_as_completed(loop: Loop, tmp_path: Path):
+    """JOB-2."""
+    gate = tmp_path / "gate"
+    operation = start(loop, f"until [ -e {gate} ]; do sleep 0.1; done", 2)
+    [first, other] = await_jobs(loop, operation, 2)
+    loop.yt("execute", "abandon_job", f'{{job_id="{first["id"]}"}}')
+    counts = count_jobs(loop, operation)
+    assert (counts["completed"], counts["total"], loop.operation(operation)["state"]) == (1, 2, "running")
+    loop.wait(lambda: not loop.pids(first["cgroup"]), "its processes are gone", WAIT_S)
+    assert [job["id"] for job in ask(loop, "list-jobs", operation, "--job-state", "running")["jobs"]] == [other["id"]]
+    gate.touch()
+    loop.await_state(operation, "completed")
+    assert len(ask(loop, "list-jobs", operation)["jobs"]) == 2

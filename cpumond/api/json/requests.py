@@ -169,6 +169,12 @@ class SuspendBody(RequestBody, frozen=True):
     abort_running_jobs: bool = False
 
 
+class AbortJobBody(RequestBody, frozen=True):
+    """``interrupt_timeout``: the milliseconds that it gets to end, null to be killed at once."""
+
+    interrupt_timeout: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] | None = None
+
+
 class PinBody(RequestBody, frozen=True):
     """``cpu_limit`` in cores, null for all that the job may have; ``ttl_s`` in seconds, null until it is unpinned."""
 

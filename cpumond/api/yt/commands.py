@@ -31,6 +31,7 @@ from cpumond.api.yt.lazy import MISSING, Lazy, materialise
 from cpumond.api.yt.parameters import (
     YtRequest,
     get_flag,
+    get_milliseconds,
     get_names,
     get_number,
     get_path,
@@ -536,6 +537,10 @@ _CHANGES: Final[dict[str, Callable[[YtBackend, YtRequest], Command]]] = {
     "update_operation_parameters": lambda _, r: operations.UpdateOperation(
         _operation_id(r), get_table(r, "parameters")
     ),
+    "abort_job": lambda _, r: operations.AbortJob(
+        get_text(r, "job_id"), interrupt_timeout=get_milliseconds(r, "interrupt_timeout")
+    ),
+    "abandon_job": lambda _, r: operations.AbandonJob(get_text(r, "job_id")),
     "transfer_pool_resources": lambda backend, r: TransferPoolResources(
         get_text(r, "pool_tree", backend.cypress.config.default_tree),
         get_text(r, "source_pool"),

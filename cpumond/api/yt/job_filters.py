@@ -55,7 +55,6 @@ _LISTED: Final = (
     "job_state", "state", "job_type", "type", "task_name", "address", "with_stderr", "with_fail_context", "with_spec",
     "with_competitors", "with_monitoring_descriptor", "with_interruption_info", "job_competition_id",
     "operation_incarnation", "monitoring_descriptor", "from_time", "to_time", "sort_field", "sort_order", "attributes",
-    "include_runtime",
 )  # fmt: skip
 """What a ``continuation_token`` keeps of the first request."""
 _TOKEN: Final = "continuation_token"  # noqa: S105 - the name of a parameter
@@ -129,10 +128,9 @@ def _make_tests(request: YtRequest, address_of: AddressOf) -> dict[str, Test]:
         get_text(request, name, "") for name in ("job_competition_id", "monitoring_descriptor")
     )
     incarnation = get_text(request, "operation_incarnation", "")
-    without_living = plain(request.parameters.get("include_runtime")) is False
 
     def is_chosen(job: AnyJob) -> bool:
-        if is_none or (task and task != job.task_name) or (without_living and isinstance(job, Job)):
+        if is_none or (task and task != job.task_name):
             return False
         if incarnation and getattr(job, "incarnation", "") != incarnation:
             return False

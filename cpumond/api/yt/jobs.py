@@ -33,10 +33,11 @@ def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, An
     figures: tuple[str, ...]
     if isinstance(job, Job):
         told, preemption, figures = job.report, None if job.stop is None else job.stop.record, _FIGURES
-        tree = job.element.tree.name
+        tree, numbers = job.element.tree.name, (job.cookie, job.index, job.task_index)
         cpu_limit, current_cpu_limit = job.limits[1], job.usage[1]
     else:
         told, preemption, figures = job, job.preemption, _FIGURES_OF_ENDED
+        numbers = job.cookie, job.job_index, job.task_job_index
         tree, cpu_limit, current_cpu_limit = job.tree, job.cpu_limit, job.current_cpu_limit
     options = record.trees.get(tree)
     info: dict[str, Any] = {
@@ -68,6 +69,8 @@ def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, An
         info["archive_state"], info["finish_time"] = info["state"], iso_time(job.finish_time)
         if job.state != "completed":
             info["error"] = show_failure(failures.of_job(job))
+    known = zip(("job_cookie", "job_index", "task_job_index"), numbers, strict=True)
+    info |= {name: number for name, number in known if number >= 0}
     for name in figures:
         if (value := getattr(told, name)) is not None:
             info[name] = value

@@ -159,6 +159,15 @@ def job_counts(record: OperationRecord, live: Operation | None) -> dict[str, int
     return {"running" if name == "active" else name: getattr(counts, name) for name in names}
 
 
+def _aborted_counts(record: OperationRecord) -> dict[str, Any]:
+    """Aborted jobs by why, as YTsaurus counts them."""
+    reasons = dict(record.aborted_for)
+    total = sum(counts.aborted for counts in record.counts.values())
+    if total > sum(reasons.values()):
+        reasons["other"] = reasons.get("other", 0) + total - sum(reasons.values())
+    return {"total": total, "scheduled": reasons, "non_scheduled": {}}
+
+
 def _tasks(record: OperationRecord, live: Operation | None) -> list[dict[str, Any]]:
     active: dict[str, int] = {}
     for element in live.elements.values() if live is not None else ():
@@ -230,7 +239,7 @@ def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt, now
     def progress() -> Lazy:
         return fixed(
             {
-                "jobs": lambda: job_counts(record, live),
+                "jobs": lambda: {**job_counts(record, live), "aborted": _aborted_counts(record)},
                 "tasks": lambda: _tasks(record, live),
                 "scheduling_info_per_pool_tree": per_tree,
             }

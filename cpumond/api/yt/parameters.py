@@ -19,6 +19,7 @@ from cpumond.api.yt.yson import read_yson
 from cpumond.scheduler.rights.tokens import User
 
 MAX_QUERY_FIELDS = 100
+MAX_MILLISECONDS = 1e9
 MAX_NAMES = 256
 """Of attributes that are asked for, of each of very many objects."""
 _PIECE = re.compile(r"x-yt-parameters-?(\d{1,4})")
@@ -160,6 +161,16 @@ def get_number(request: YtRequest, name: str, otherwise: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise YtError(f'{request.command}: parameter "{name}" must be a whole number, not {quote_text(value)}')
     return min(value, most)
+
+
+def get_milliseconds(request: YtRequest, name: str) -> float | None:
+    value = plain(request.parameters.get(name))
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_MILLISECONDS:
+        what = f"must be a number of milliseconds, 0 to {MAX_MILLISECONDS:.0e}, not {quote_text(value)}"
+        raise YtError(f'{request.command}: parameter "{name}" {what}')
+    return float(value)
 
 
 def get_time(request: YtRequest, name: str) -> float | None:

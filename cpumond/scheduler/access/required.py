@@ -360,6 +360,10 @@ def _manage(state: State, command: Any, _: Rights) -> Iterator[Need]:
     yield Need("manage", operation=state.find_record(command.operation_id))
 
 
+def _manage_job(state: State, command: operations.JobCommand, _: Rights) -> Iterator[Need]:
+    yield Need("manage", operation=state.find_live_job(command.job_id, command.operation_id).element.operation.record)
+
+
 def _update_operation(state: State, command: operations.UpdateOperation, rights: Rights) -> Iterator[Need]:
     record = state.find_record(command.operation_id)
     yield Need("manage", operation=record)
@@ -459,5 +463,7 @@ _NEEDS: Final[Mapping[type, Callable[[State, Any, Rights], Iterator[Need]]]] = {
     operations.SuspendOperation: _manage,
     operations.ResumeOperation: _manage,
     operations.UpdateOperation: _update_operation,
+    operations.AbortJob: _manage_job,
+    operations.AbandonJob: _manage_job,
 }
 """Command -> what it needs; a command that is not here cannot be carried out."""

@@ -64,6 +64,8 @@ def tell_command(state: State, command: Command | TokenCommand, asked: Asked, ch
         return _tell_token(command, asked, change, now)
     if isinstance(command, operations.OperationCommand):
         record = change.operations[0] if change.operations else None
+        if isinstance(command, operations.JobCommand):
+            return _tell_job(state, command, asked, now)
         return _tell_operation(state, command, asked, record, now)
     if isinstance(command, NodeCommand):
         return _tell_node(state, command, asked, now)
@@ -91,7 +93,7 @@ def tell_refused(
     tree, pool = getattr(command, "tree", None) or "", _pool_of(command)
     event = msgspec.structs.replace(
         event, tree=tree, pool=pool, node=getattr(command, "node", ""), refused=str(refusal),
-        operation=getattr(command, "operation_id", ""),
+        operation=getattr(command, "operation_id", ""), job=getattr(command, "job_id", ""),
     )  # fmt: skip
     return Subjects(event).add_pools(trees, [(tree, pool)] if pool else ()).tell()
 
@@ -193,7 +195,8 @@ def _pool_of(command: Any) -> str:
 def _name_of(command: Any) -> str:
     """The kind of a command in words, with the name of what it is about: ``change pool "a"``."""
     words = "".join(f" {sign.lower()}" if sign.isupper() else sign for sign in type(command).__name__).strip()
-    name = _pool_of(command) or getattr(command, "operation_id", "") or getattr(command, "name", "")
+    name = _pool_of(command) or getattr(command, "job_id", "") or getattr(command, "operation_id", "")
+    name = name or getattr(command, "name", "")
     name = name or getattr(command, "node", "")
     name = name or (getattr(command, "tree", "") if _is_of_tree(command) else "")
     return f"{words} {quoted(name)}" if isinstance(name, str) and name else words
@@ -316,6 +319,17 @@ def _tell_operation(state: State, command: Any, asked: Asked, record: OperationR
     tree, pool = places[0] if places else ("", "")
     event = msgspec.structs.replace(event, operation=record.id, tree=tree, pool=pool)
     return Subjects(event).add_pools(state.trees, places).tell()
+
+
+def _tell_job(state: State, command: operations.JobCommand, asked: Asked, now: float) -> Told:
+    job = state.find_live_job(command.job_id)
+    record, pool = job.element.operation.record, (job.element.tree.name, job.element.options.pool)
+    verb = "aborted" if isinstance(command, operations.AbortJob) else "abandoned"
+    event = msgspec.structs.replace(
+        _begin(command, asked, now, f"{verb} job {printable(job.id)} of {name_operation(record)}"),
+        operation=record.id, job=job.id, node=job.node.id, tree=pool[0], pool=pool[1],
+    )  # fmt: skip
+    return Subjects(event).add_pools(state.trees, [pool]).tell()
 
 
 def _say_operation(command: Any, record: OperationRecord | None) -> str:

@@ -416,6 +416,8 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     suspended: bool = False
     finish_time: float | None = None
     counts: dict[str, JobCounts] = {}
+    aborted_for: dict[str, int] = {}
+    """The words of ``yt`` for why jobs were aborted, each with how many; of those of version 0.2 it is not known."""
     error: str = ""
     """Why it failed or was aborted, in a sentence."""
     failure: Failure | None = None
@@ -453,6 +455,8 @@ class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     priority: Literal["", "normal", "aggressive"] = ""
     lost_core_seconds: float = 0.0
     """The work that the job has to do again (6.9)."""
+    cause: str = ""
+    """The word of ``yt`` for what aborted it, where the kind does not tell."""
 
 
 class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -505,6 +509,7 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     sequence: int
     stopped: Literal["", "preempted", "limit_violated", "overcommit", "graceful", "aborted"] = ""
     why: str = ""
+    cause: str = ""
     fails: bool = False
     reclaimed: bool = False
     cookie: int = -1

@@ -64,7 +64,7 @@ from cpumond.scheduler.state.commands import Command, note_refused, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError, note_refused_node, register_node
 from cpumond.scheduler.state.starts import list_stops_of, list_unstored, note_stored, waits_for_store
 from cpumond.scheduler.state.token_commands import TokenCommand, decide_token, prepare_token
-from cpumond.scheduler.state.transaction import Transaction
+from cpumond.scheduler.state.transaction import Stops, Transaction
 from cpumond.scheduler.store import Change, Entry, FencedError, Store, StoreError
 from cpumond.scheduler.store.lead import LeadView
 from cpumond.scheduler.store.retention import LogRetention
@@ -256,7 +256,7 @@ class Scheduler:
         changes = [*encode(change, self.state.config), *also]
         entries = [self.event_log.encode(each) for each in (*told, *tell_change(self.state, change, self.clock.now()))]
         if changes or entries:
-            await self._write(changes, entries, change.abort_jobs_of)
+            await self._write(changes, entries, change.stops)
         apply(self.state, change, self.clock.now())
         for name in [name for name in self.updates if self.updates[name].tree is not self.state.trees.get(name)]:
             del self.updates[name]
@@ -265,12 +265,14 @@ class Scheduler:
             with contextlib.suppress(StoreError):  # they are deleted at the next start, or the one after
                 await self._write([Change(kind, key, None) for kind, key in expired])
 
-    async def _write(self, changes: Sequence[Change], entries: Sequence[Entry] = (), aborts_jobs_of: str = "") -> None:
+    async def _write(
+        self, changes: Sequence[Change], entries: Sequence[Entry] = (), stops: Stops | None = None
+    ) -> None:
         # A store is used by one thread at a time; volumes are written without holding up changes for long.
         async with self._writing:
-            if aborts_jobs_of:
+            if stops is not None:
                 # Whoever takes over must find the order with its reason; now no start is being stored.
-                changes = [*changes, *encode_starts(list_stops_of(self.state, aborts_jobs_of))]
+                changes = [*changes, *encode_starts(list_stops_of(self.state, stops))]
             await self._write_now(changes, entries)
 
     async def _write_now(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:

@@ -90,7 +90,9 @@ def tell_abort_reason(job: JobRecord) -> str:
     """Why a job was aborted or is lost, in the word of ``yt``."""
     if job.state == "lost":
         return "node_offline"
-    kind = "" if job.preemption is None else job.preemption.kind
+    kind, cause = ("", "") if job.preemption is None else (job.preemption.kind, job.preemption.cause)
+    if cause:
+        return cause
     if job.reason.startswith("resource_overdraft"):
         return "resource_overdraft"
     return _ABORT_REASONS.get(kind, "other")

@@ -113,8 +113,33 @@ class UpdateOperation(_Command, frozen=True, tag="update_operation_parameters"):
     parameters: dict[str, Any]
 
 
+class AbortJob(_Command, frozen=True, tag="abort_job"):
+    """Stop a job, which is then started again; ``interrupt_timeout`` (milliseconds) is the time that it gets to end.
+
+    ``operation_id`` "": whichever has it.
+    """
+
+    job_id: str
+    operation_id: str = ""
+    interrupt_timeout: float | None = None
+
+
+class AbandonJob(_Command, frozen=True, tag="abandon_job"):
+    """Stop a job and count it as completed. ``operation_id`` as in AbortJob."""
+
+    job_id: str
+    operation_id: str = ""
+
+
+JobCommand = AbortJob | AbandonJob
 OperationCommand = (
-    StartOperation | AbortOperation | CompleteOperation | SuspendOperation | ResumeOperation | UpdateOperation
+    StartOperation
+    | AbortOperation
+    | CompleteOperation
+    | SuspendOperation
+    | ResumeOperation
+    | UpdateOperation
+    | JobCommand
 )
 
 
@@ -613,6 +638,8 @@ def count_job(record: OperationRecord, job: JobRecord, now: float) -> OperationR
     task = next((task for task in record.tasks if task.name == job.task), None)
     counts, state = record.counts.get(job.task, JobCounts()), "lost" if starts_again(task, job) else job.state
     counts = msgspec.structs.replace(counts, **{state: getattr(counts, state) + 1})
+    if state == "aborted":
+        record = _note_aborted(record, failures.tell_abort_reason(job))
     record = msgspec.structs.replace(record, counts={**record.counts, job.task: counts})
     if task is not None and task.fail_on_job_restart and _ran_in_vain(job):
         return _fail(record, now, *failures.would_restart(job))
@@ -624,6 +651,11 @@ def count_job(record: OperationRecord, job: JobRecord, now: float) -> OperationR
     if all(record.counts.get(task.name, JobCounts()).completed >= task.job_count for task in record.tasks):
         return finish(record, "completed", now, "")
     return record
+
+
+def _note_aborted(record: OperationRecord, reason: str, number: int = 1) -> OperationRecord:
+    reasons = {**record.aborted_for, reason: record.aborted_for.get(reason, 0) + number}
+    return msgspec.structs.replace(record, aborted_for=reasons)
 
 
 def finish(
@@ -639,6 +671,7 @@ def finish(
         if number:
             old = counts.get(task, JobCounts())
             counts[task] = msgspec.structs.replace(old, aborted=old.aborted + number)
+            record = _note_aborted(record, f"operation_{state}", number)
     return msgspec.structs.replace(record, state=state, running_in=(), finish_time=now, error=error, counts=counts)
 
 

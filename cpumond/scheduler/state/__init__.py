@@ -144,6 +144,15 @@ class State:
             raise CommandError(f"No such operation {operation_id}", NO_SUCH_OPERATION)
         return record
 
+    def find_live_job(self, job_id: str, operation_id: str = "") -> Job:
+        """A job that has not ended, of that operation (id or ``*alias``) if one is named. Raises CommandError."""
+        job = self.jobs.get(job_id)
+        is_its = job is None or not operation_id or self.find_record(operation_id).id == job.element.operation.id
+        if job is None or not is_its:
+            where = f" in operation {operation_id}" if operation_id else ""
+            raise CommandError(f"No such job {job_id}{where}, or it has ended", NO_SUCH_JOB)
+        return job
+
     def find_job_node(self, operation_id: str, job_id: str) -> str:
         """The node that a job of an operation (id or ``*alias``) runs or ran on. Raises CommandError."""
         record = self.find_record(operation_id)

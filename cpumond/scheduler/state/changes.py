@@ -11,7 +11,7 @@ from cpumond.scheduler.settings.operations import is_cut_short
 from cpumond.scheduler.settings.rollout import Stage
 from cpumond.scheduler.state import State, install, lifecycle
 from cpumond.scheduler.state.nodes import keep_lost
-from cpumond.scheduler.state.starts import resume
+from cpumond.scheduler.state.starts import carry_out, resume
 from cpumond.scheduler.state.transaction import Transaction
 
 
@@ -37,10 +37,8 @@ def apply(state: State, change: Transaction, now: float) -> None:
         install.install_operation(state, record, now)
     if change.jobs or change.operations:
         lifecycle.stop_broken_gangs(state, now)
-    if change.abort_jobs_of:
-        operation = state.operations[change.abort_jobs_of]
-        for job in [job for element in operation.elements.values() for job in element.jobs.values()]:
-            lifecycle.stop(state, job, "aborted", "the operation was suspended with abort_running_jobs", now)
+    if change.stops is not None:
+        carry_out(state, change.stops, now)
     for node_id in change.removed_nodes:
         install.remove_node(state, state.nodes.pop(node_id))
     for digest in change.forgotten_tokens:

@@ -18,6 +18,7 @@ from cpumond.scheduler.decide import admission, placement
 from cpumond.scheduler.elements import PoolElement, Tree
 from cpumond.scheduler.elements.node_sizes import NodeSizes
 from cpumond.scheduler.model import (
+    NO_SUCH_JOB,
     POOL_TREES_UNSPECIFIED,
     SUBPOOL_DELIMITER,
     TOO_MANY_OPERATIONS,
@@ -40,11 +41,13 @@ from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.validation import find_late_guarantees, find_overcommit
 from cpumond.scheduler.settings.values import FIELD, name_field
 from cpumond.scheduler.settings.vault import without_vault
+from cpumond.scheduler.state import lifecycle
 from cpumond.scheduler.state.maintenance import prepare_node
 from cpumond.scheduler.state.node_commands import NodeCommand
+from cpumond.scheduler.state.reports import job_record
 from cpumond.scheduler.state.spec_room import check_config
 from cpumond.scheduler.state.stages import prepare_stage
-from cpumond.scheduler.state.transaction import Transaction
+from cpumond.scheduler.state.transaction import Stops, Transaction
 
 if TYPE_CHECKING:
     from cpumond.scheduler.state import State
@@ -54,6 +57,7 @@ ConfigChanging = ConfigCommand | ApplyTree | undo.Undo
 
 Command = ConfigChanging | OperationCommand | NodeCommand | RolloutCommand
 
+SUSPENDED = "the operation was suspended with abort_running_jobs"
 MAX_MESSAGE = 1000
 """Characters that are kept of the message of an abort."""
 
@@ -68,6 +72,8 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
         return prepare_stage(state, command, user, now)
     if not isinstance(command, OperationCommand):
         return _prepare_config(state, command, new_id)
+    if isinstance(command, operations.JobCommand):
+        return _prepare_job(state, command, user, now)
     record = state.find_record(command.operation_id)
     if record.is_finished:
         raise CommandError(f"Operation {record.id} is in state {record.state}; nothing can be changed any more")
@@ -78,13 +84,29 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
     if isinstance(command, operations.CompleteOperation):
         return Transaction(operations=(operations.finish(record, "completed", now, "", active),))
     if isinstance(command, operations.SuspendOperation):
-        aborted = record.id if command.abort_running_jobs else ""
-        return Transaction(operations=(msgspec.structs.replace(record, suspended=True),), abort_jobs_of=aborted)
+        stops = Stops(record.id, SUSPENDED, "operation_suspended") if command.abort_running_jobs else None
+        return Transaction(operations=(msgspec.structs.replace(record, suspended=True),), stops=stops)
     if isinstance(command, operations.ResumeOperation):
         if not record.suspended:
             raise CommandError(f"Operation {record.id} is not suspended")
         return Transaction(operations=(msgspec.structs.replace(record, suspended=False, suspended_for=None),))
     return _prepare_update(state, record, command.parameters)
+
+
+def _prepare_job(state: State, command: operations.JobCommand, user: str, now: float) -> Transaction:
+    """What was told to stop already counts as ended: nothing more can be done about it."""
+    job = state.find_live_job(command.job_id, command.operation_id)
+    if not job.is_active:
+        raise CommandError(f"No such job {job.id}: it was told to stop already", NO_SUCH_JOB)
+    if isinstance(command, operations.AbandonJob):
+        ended = job_record(job, "completed", now, reason=f"abandoned by user {user}")
+        return Transaction(operations=lifecycle.count_ended(state, [ended], now), jobs=(ended,))
+    timeout_ms = command.interrupt_timeout
+    if timeout_ms is not None and not job.task.interruptible:
+        what = "its task has neither interruptible nor interruption_signal; without interrupt_timeout it is killed"
+        raise CommandError(f"Job {job.id} cannot be interrupted: {what}", attributes={FIELD: "interrupt_timeout"})
+    why = f"user {user} aborted job {job.id}"
+    return Transaction(stops=Stops(job.element.operation.id, why, "user_request", job.id, (timeout_ms or 0.0) / 1e3))
 
 
 def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], str]) -> Transaction:

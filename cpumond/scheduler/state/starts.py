@@ -11,9 +11,7 @@ from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import StartRecord
 from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.state.reports import NO_CPU_TIMES, find_task
-
-ABORTED = "aborted: the operation was suspended with abort_running_jobs"
-"""The reason of a job that its operation's suspension ends, as in its preemption record."""
+from cpumond.scheduler.state.transaction import Stops
 
 
 def resume(state: State, record: StartRecord, now: float) -> None:
@@ -40,7 +38,7 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     job.first_sent_at = None if lifecycle.is_held(state, job, now) else now
     if record.stopped:
         told = preemption_record.make_record(job, record.stopped, "", now)
-        told = msgspec.structs.replace(told, why=record.why)
+        told = msgspec.structs.replace(told, why=record.why, cause=record.cause)
         lifecycle.stop(state, job, record.stopped, record.why, now, told, record.fails)
         del state.unstored_stops[job.id]
 
@@ -59,11 +57,34 @@ def list_unstored(state: State) -> list[StartRecord]:
     return [_start_record(job) for job in (*state.unstored.values(), *stops.values())]
 
 
-def list_stops_of(state: State, operation_id: str) -> list[StartRecord]:
+def list_stopped(state: State, stops: Stops) -> list[Job]:
+    """The jobs that ``stops`` is about: active ones."""
+    elements = state.operations[stops.operation_id].elements.values()
+    jobs = (job for element in elements for job in element.jobs.values())
+    # A gang stops as a whole.
+    is_whole = not stops.job_id or stops.operation_id in state.gangs.live
+    return [job for job in jobs if is_whole or job.id == stops.job_id]
+
+
+def list_stops_of(state: State, stops: Stops) -> list[StartRecord]:
     """An operation's stored jobs as they are once told to stop, for the write of the command that does it."""
-    elements = state.operations[operation_id].elements.values()
-    jobs = [job for element in elements for job in element.jobs.values() if job.is_stored]
-    return [msgspec.structs.replace(_start_record(job), stopped="aborted", why=ABORTED) for job in jobs]
+    found = []
+    for job in list_stopped(state, stops):
+        if job.is_stored:
+            why = preemption_record.make_record(job, "aborted", stops.why, 0.0).why
+            cause = stops.cause if stops.job_id in ("", job.id) else ""
+            found.append(msgspec.structs.replace(_start_record(job), stopped="aborted", why=why, cause=cause))
+    return found
+
+
+def carry_out(state: State, stops: Stops, now: float) -> None:
+    """Tell them to stop."""
+    for job in list_stopped(state, stops):
+        if stops.job_id in ("", job.id):
+            record = preemption_record.make_record(job, "aborted", stops.why, now)
+            lifecycle.stop(state, job, "aborted", stops.why, now, msgspec.structs.replace(record, cause=stops.cause))
+            if stops.timeout_s is not None and job.stop is not None:
+                lifecycle.give_time(state, job.stop, stops.timeout_s)
 
 
 def note_stored(state: State, starts: Iterable[StartRecord]) -> None:
@@ -90,6 +111,7 @@ def _start_record(job: Job) -> StartRecord:
         sequence=job.sequence,
         stopped="" if stop is None else stop.record.kind,
         why="" if stop is None else stop.record.why,
+        cause="" if stop is None else stop.record.cause,
         fails=stop is not None and stop.fails,
         reclaimed=job.reclaimed,
         cookie=job.cookie,

@@ -10,6 +10,21 @@ from cpumond.scheduler.settings.rollout import Stage
 
 
 @dataclass(frozen=True, slots=True)
+class Stops:
+    """Jobs of an operation that a command has told to stop: all, or one.
+
+    ``why`` is a sentence, ``cause`` the word of ``yt`` for it. ``timeout_s``: the time that they get to end where it is
+    not that of their tree.
+    """
+
+    operation_id: str
+    why: str
+    cause: str = ""
+    job_id: str = ""
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Transaction:
     """A change that is stored before it is applied. Records replace those of the same key.
 
@@ -33,8 +48,7 @@ class Transaction:
     """Their filters."""
     id: str = ""
     warnings: tuple[str, ...] = ()
-    abort_jobs_of: str = ""
-    """Operation whose running jobs are stopped."""
+    stops: Stops | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -49,7 +63,7 @@ class Transaction:
             or self.forgotten_tokens
             or self.stages
             or self.removed_stages
-            or self.abort_jobs_of
+            or self.stops
         )
 
 

@@ -1,0 +1,112 @@
+"""Commands on single jobs, and what a restart makes of them (yt_protocol.md 11)."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_world import World, entry
+
+from cpumond.scheduler.access.required import check
+from cpumond.scheduler.model import ACCESS_DENIED, NO_SUCH_JOB, CommandError, JobCounts
+from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.settings.operations import AbandonJob, AbortJob
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.node("n1")
+    return world
+
+
+def begin(world: World, jobs: int = 2, **task: object) -> tuple[str, list[str]]:
+    """An operation whose jobs run; its id and theirs."""
+    given = {"command": "true", "job_count": jobs, "cpu_limit": 1, "memory_limit": 0, **task}
+    operation = world.start("p", tasks={"t": given})
+    world.settle_down()
+    return operation, [job.id for job in world.jobs_of(operation)]
+
+
+def test_an_aborted_job_counts_by_who_asked_and_is_started_again(world):
+    """JOB-1: the second time it has ended."""
+    operation, [first, other] = begin(world)
+    world.do(AbortJob(first), "ann")
+    for _ in range(2):
+        with pytest.raises(CommandError, match="No such job") as caught:
+            world.do(AbortJob(first))
+        assert caught.value.code == NO_SUCH_JOB
+        world.settle_down()
+    assert world.job_counts(operation) == JobCounts(aborted=1)
+    assert world.record(operation).aborted_for == {"user_request": 1}
+    [kept, new] = [job.id for job in world.jobs_of(operation)]
+    assert kept == other
+    assert new != first
+    ended = world.state.finished_jobs[operation][first]
+    assert (ended.state, ended.reason) == ("aborted", f"aborted: user ann aborted job {first}")
+    for job in (other, new):
+        world.nodes["n1"].finish(job)
+    world.settle_down()
+    assert world.record(operation).state == "completed"
+
+
+def test_only_an_interruptible_job_can_be_given_time(world):
+    """INT-4."""
+    operation, [job] = begin(world, 1)
+    with pytest.raises(CommandError, match=r"cannot be interrupted: its task has neither interruptible nor"):
+        world.do(AbortJob(job, interrupt_timeout=1000.0))
+    assert world.job_counts(operation) == JobCounts()
+    _, [job] = begin(world, 1, interruptible=True)
+    world.do(AbortJob(job, interrupt_timeout=1500.0))
+    assert world.state.jobs[job].stop.timeout_s == 1.5
+    _, [job] = begin(world, 1, interruptible=True)
+    world.do(AbortJob(job))
+    assert world.state.jobs[job].stop.timeout_s == 0.0
+
+
+def test_an_abandoned_job_has_done_its_work(world):
+    """JOB-2."""
+    operation, [first, other] = begin(world)
+    world.do(AbandonJob(first, operation))
+    assert world.job_counts(operation) == JobCounts(completed=1)
+    assert first in world.nodes["n1"].jobs
+    world.settle_down()
+    assert set(world.nodes["n1"].jobs) == {other}, "its node was told to stop it"
+    assert world.job_counts(operation) == JobCounts(completed=1)
+    with pytest.raises(CommandError, match="No such job"):
+        world.do(AbandonJob(first))
+    world.restart()
+    world.settle_down()
+    world.do(AbandonJob(other))
+    world.settle_down()
+    assert world.record(operation).state == "completed"
+    assert world.nodes["n1"].jobs == {}
+
+
+def test_a_job_is_looked_for_in_the_operation_that_is_named(world):
+    operation, [job] = begin(world, 1)
+    other, _ = begin(world, 1)
+    for kind in (AbortJob, AbandonJob):
+        with pytest.raises(CommandError, match=f"No such job {job} in operation {other}"):
+            world.do(kind(job, other))
+    assert world.job_counts(operation) == JobCounts()
+
+
+def test_who_may_not_manage_the_operation_may_not_end_its_jobs(world):
+    """JOB-1."""
+    world.create_pool("closed", acl=[entry("ann", "use")])
+    operation = world.start("closed", user="ann")
+    world.settle_down()
+    [job] = world.jobs_of(operation)
+    for command in (AbortJob(job.id), AbandonJob(job.id)):
+        with pytest.raises(CommandError, match=r"bob may not change operation .* \(permission manage\)") as caught:
+            check(world.state, command, User("bob"))
+        assert caught.value.code == ACCESS_DENIED
+        check(world.state, command, User("ann"))
+
+
+def test_a_scheduler_that_takes_over_knows_who_aborted_a_job(world):
+    operation, [job] = begin(world, 1)
+    world.do(AbortJob(job))
+    world.restart()
+    world.settle_down()
+    assert world.job_counts(operation) == JobCounts(aborted=1)
+    assert world.record(operation).aborted_for == {"user_request": 1}
