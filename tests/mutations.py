@@ -226,7 +226,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("if len(operation.restarted) > MAX_RESTARTED_JOBS:", "if False:"),
         (" or (job.exit_code is not None and job.exit_code == task.restart_exit_code)", ""),
         ('has_failed = state == "failed" and bool(job.task.interruption_signal)', "has_failed = False"),
-        ("or operations.starts_again(job.task, record)", "or False"),
+        ("or record.exit_code:", "or False:"),
     ],
     "test_preemption.py": [
         ('is_new = job.state == "starting" and job.ordered_at >= self.now', "is_new = False"),

@@ -223,6 +223,12 @@ def _wait(client: SchedulerClient, node: str, timeout_s: float | None) -> None:
         print_text(f"node {show_name(node)} is empty")
 
 
+def _tell_place(job: DrainedJob) -> Cell:
+    if job.fails_operation:
+        return "fails its operation", "red"
+    return show_name(job.to_node) if job.to_node else ("waits for room", "yellow")
+
+
 DRAINED: Final[tuple[Column[DrainedJob], ...]] = (
     column("job", 0, lambda job: show_name(job.job_id)),
     column("operation", 3, lambda job: show_name(job.operation_id)),
@@ -231,7 +237,7 @@ DRAINED: Final[tuple[Column[DrainedJob], ...]] = (
     column(">running", 5, lambda job: format_span(job.running_s)),
     column("interruptible", 6, lambda job: "yes" if job.interruptible else "no"),
     column(">core-hours", 4, lambda job: show_cores(job.lost_core_seconds / 3600.0)),
-    column("goes to", 0, lambda job: show_name(job.to_node) if job.to_node else ("waits for room", "yellow")),
+    column("goes to", 0, _tell_place),
 )
 
 
@@ -251,6 +257,8 @@ def _show_plan(client: SchedulerClient, node: str) -> None:
         f"{count(plan.job_count, 'job')} would be stopped, of which {plan.waiting_job_count} would wait for room; "
         f"{hours} core-hours of work would be lost"
     )
+    if plan.failing_job_count:
+        warn(f"{count(plan.failing_job_count, 'job')} would fail their operations, which have fail_on_job_restart")
     if plan.gang_job_count:
         print_text(f"{count(plan.gang_job_count, 'job')} on other nodes would stop with their gangs")
     if plan.hidden_job_count:

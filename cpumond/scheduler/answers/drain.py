@@ -7,6 +7,7 @@ import msgspec
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.cost import lost_core_seconds
+from cpumond.scheduler.decide.preemption_record import fails_operation
 from cpumond.scheduler.decide.victims import start_order
 from cpumond.scheduler.elements import Job, Node
 from cpumond.scheduler.state import State, changes, dispatch
@@ -18,7 +19,8 @@ from cpumond.scheduler.trial.rounds import start_jobs
 class DrainedJob(msgspec.Struct, frozen=True):
     """A job that would end. ``lost_core_seconds``: work done again, since its start or last checkpoint (6.9).
 
-    ``to_node``: where it would start again now; "" where it would wait.
+    ``to_node``: where it would start again now; "" where it would wait. ``fails_operation``: its operation would fail,
+    since it must not run twice (3.6), unless it completes in its time.
     """
 
     job_id: str
@@ -31,12 +33,14 @@ class DrainedJob(msgspec.Struct, frozen=True):
     running_s: float
     lost_core_seconds: float
     to_node: str
+    fails_operation: bool = False
 
 
 class DrainPlan(msgspec.Struct, frozen=True):
     """In the order in which the jobs would be stopped. ``hidden_job_count``: those of operations that the asker may not
-    read, which are counted in the sums. ``waiting_job_count``: those that would wait.
-    ``gang_job_count``: jobs on other nodes that stop with their gang; their loss is in the sum."""
+    read, which are counted in the sums. ``waiting_job_count``: those that would wait; ``failing_job_count``: those that
+    would fail their operations. ``gang_job_count``: jobs on other nodes that stop with their gang; their loss is in the
+    sum."""
 
     node: str
     jobs: list[DrainedJob]
@@ -45,6 +49,7 @@ class DrainPlan(msgspec.Struct, frozen=True):
     waiting_job_count: int
     gang_job_count: int
     lost_core_seconds: float
+    failing_job_count: int = 0
 
 
 Places = dict[str, list[str]]
@@ -91,9 +96,10 @@ def plan_drain(node: Node, rights: Rights, now: float, places: Places) -> DrainP
         jobs=shown,
         job_count=len(found),
         hidden_job_count=len(found) - len(shown),
-        waiting_job_count=sum(not each.to_node for _, each in found),
+        waiting_job_count=sum(not each.to_node and not each.fails_operation for _, each in found),
         gang_job_count=len(mates),
         lost_core_seconds=sum(lost_core_seconds(job, now) for job in (*jobs, *mates)),
+        failing_job_count=sum(each.fails_operation for _, each in found),
     )
 
 
@@ -111,4 +117,5 @@ def _show(job: Job, to_node: str, now: float) -> DrainedJob:
         running_s=running_s,
         lost_core_seconds=lost_core_seconds(job, now),
         to_node=to_node,
+        fails_operation=fails_operation(job),
     )

@@ -29,7 +29,7 @@ def make_record(
     """
     element = job.element
     assert element.parent is not None
-    head = _HEADS[kind]
+    head, tail = _HEADS[kind], _FAILS if fails_operation(job) else ""
     for_operation = for_pool = ""
     if preemptor is not None:
         assert preemptor.parent is not None
@@ -45,7 +45,7 @@ def make_record(
         node_id=job.node.id,
         at=now,
         kind=kind,
-        why=f"{head}: {why}" if why else head,
+        why=(f"{head}: {why}" if why else head) + tail,
         freed=to_amounts(job.usage),
         preemptor_job_id=preemptor_job_id,
         preemptor_operation_id=for_operation,
@@ -55,6 +55,12 @@ def make_record(
     )
 
 
+def fails_operation(job: Job) -> bool:
+    """Whether the end of a job fails its operation unless it completes: it must not run twice, and has begun (3.6)."""
+    return job.task.fail_on_job_restart and job.began_at is not None
+
+
+_FAILS: Final = "; its operation fails unless the job completes in its time (fail_on_job_restart)"
 _HEADS: Final[dict[Kind, str]] = {
     "preempted": "preempted",
     "limit_violated": "preempted because of violated resource limits",

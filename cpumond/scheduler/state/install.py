@@ -194,7 +194,7 @@ def install_job(state: State, record: JobRecord, now: float) -> None:
     lifecycle.free_place(job)
     job.node.stopping.pop(job.id, None)
     job.state = record.state
-    if record.state != "completed" or operations.starts_again(job.task, record):
+    if record.state != "completed" or record.exit_code:  # completed with another code than 0: restart_exit_code
         lifecycle.note_broken(state, job, record.state)
 
 

@@ -388,6 +388,7 @@ function drawDrain(plan) {
   if (!plan.job_count) return h("p.note", "It has no job that would be stopped.");
   return [
     h("p.note", `${count(plan.job_count, "job")} would be stopped, of which ${plan.waiting_job_count} would wait for room; ${cores(plan.lost_core_seconds / 3600)} core-hours of work would be lost.`,
+      plan.failing_job_count ? ` ${count(plan.failing_job_count, "job")} would fail their operations, which have fail_on_job_restart.` : null,
       plan.gang_job_count ? ` ${count(plan.gang_job_count, "job")} on other nodes would stop with their gangs.` : null,
       plan.hidden_job_count ? ` ${count(plan.hidden_job_count, "job")} of operations that you may not see are not listed.` : null),
     plan.jobs.length ? table({ caption: "Jobs that a drain would stop", rows: plan.jobs, rowKey: (job) => job.job_id, columns: [
@@ -398,7 +399,7 @@ function drawDrain(plan) {
       { title: "Runs for", align: "right", cell: (job) => duration(job.running_s) },
       { title: "Interruptible", cell: (job) => (job.interruptible ? "yes" : "no") },
       { title: "Core-hours lost", align: "right", cell: (job) => cores(job.lost_core_seconds / 3600) },
-      { title: "Goes to", cell: (job) => job.to_node || "waits for room" },
+      { title: "Goes to", cell: (job) => (job.fails_operation ? "fails its operation" : job.to_node || "waits for room") },
     ] }) : null,
   ];
 }

@@ -32,9 +32,9 @@ def world() -> World:
     return world
 
 
-def plan(world: World, user: User = ROOT) -> DrainPlan:
-    places = ask_at_once(lambda: find_places(world.state, "n1", world.now), Places)
-    return plan_drain(world.state.nodes["n1"], Rights(world.state, user), world.now, places)
+def plan(world: World, user: User = ROOT, node: str = "n1") -> DrainPlan:
+    places = ask_at_once(lambda: find_places(world.state, node, world.now), Places)
+    return plan_drain(world.state.nodes[node], Rights(world.state, user), world.now, places)
 
 
 def test_interruptible_jobs_go_first_and_each_place_is_given_once(world: World) -> None:
@@ -49,6 +49,25 @@ def test_interruptible_jobs_go_first_and_each_place_is_given_once(world: World) 
     world.do(DrainNode("n1"))
     world.settle_down(4)
     assert sorted(job.limits[1] for job in world.state.jobs.values()) == [1.0, 1.5], "as it was planned"
+
+
+def test_jobs_that_must_not_run_twice_fail_their_operation(world: World) -> None:
+    world.node("n3", cpu=4.0)
+    world.do(CordonNode("n2"))
+    world.do(CordonNode("n1"))
+    operation = world.start(jobs=1, cpu=1.0, fail_on_job_restart=True)
+    world.settle_down()
+    for name in ("n1", "n2"):
+        world.do(UncordonNode(name))
+    found = plan(world, node="n3")
+    assert [(job.fails_operation, job.to_node) for job in found.jobs] == [(True, "")]
+    assert (found.failing_job_count, found.waiting_job_count) == (1, 0)
+    world.do(DrainNode("n3"))
+    world.step()
+    (told,) = (job.stop.record.why for job in world.state.nodes["n3"].stopping.values() if job.stop is not None)
+    assert told.endswith("; its operation fails unless the job completes in its time (fail_on_job_restart)")
+    world.settle_down()
+    assert world.record(operation).state == "failed"
 
 
 def test_who_waits_already_gets_the_room_first(world: World) -> None:

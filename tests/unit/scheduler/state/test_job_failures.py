@@ -383,6 +383,15 @@ def test_a_gang_of_which_a_job_asks_to_be_started_again_starts_again_as_a_whole(
     assert (world.job_counts(operation), len(node.jobs)) == (JobCounts(lost=1, aborted=1), 2)
 
 
+def test_a_completed_job_of_a_gang_starts_again_alone(world):
+    node = world.node("n1")
+    operation = begin(world, {"t": task(2, restart_completed_jobs=True)}, is_gang=True)
+    first, second = node.jobs
+    end(world, node, first, "completed")
+    assert (len(node.jobs), second in node.jobs) == (2, True)
+    assert world.job_counts(operation) == JobCounts(lost=1)
+
+
 def test_an_order_says_how_its_job_is_interrupted_and_what_is_kept_of_stderr(world):
     node = world.node("n1")
     begin(world, {"t": task(**SIGNAL, signal_root_process_only=True, max_stderr_size=100)})
