@@ -115,3 +115,20 @@ def test_operations_in_the_root_are_named_by_the_command_line_and_by_yt(schedule
     told = scheduler.get(f"operations/{operation}")
     assert (told["pools"], told["trees"]["default"]["pool"]) == ({"default": "<Root>"}, "<Root>")
     assert scheduler.get("trees/default/pools/%3CRoot%3E")["operation_count"] == 2
+
+
+def test_a_tree_as_yt_prints_it_becomes_its_file(scheduler, tmp_path):
+    scheduler.create_pool("research", min_share_resources={"cpu": 4}, abc={"id": 1})
+    scheduler.create_pool("nightly", parent="research", weight=2)
+    wanted = [word for name in ("abc", "weight", "strong_guarantee_resources") for word in ("--attribute", name)]
+    printed = scheduler.yt("get", "//sys/pool_trees/default", *wanted, bindings=False)
+    assert printed.returncode == 0, printed.stderr
+    (tmp_path / "old.yson").write_text(printed.stdout, encoding="utf-8")
+    environment = {**clean_environment(), "CPUMOND_SCHEDULER": scheduler.url}
+    made = run_command(["tree", "export", "new", "--from-yt", str(tmp_path / "old.yson")], environment)
+    own = '[options]\nnodes_filter = "new"\nacl_required = true'
+    (tmp_path / "new.toml").write_text(made.stdout.replace("[options]", own), encoding="utf-8")
+    applied = run_command(["tree", "apply", str(tmp_path / "new.toml"), "--yes"], environment)
+    assert applied.returncode == 0, applied.stderr
+    copy = scheduler.yt("get", "//sys/pool_trees/new", *wanted, bindings=False)
+    assert copy.stdout == printed.stdout

@@ -14,6 +14,7 @@ from cpumond.cli.scheduler.client import scheduler_options, tree_option
 from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
 from cpumond.cli.scheduler.http_client import SchedulerClient, SchedulerRefusedError
 from cpumond.cli.scheduler.plans import PlanRefusedError, ask, describe_plan, print_effects, print_signed, tell_warnings
+from cpumond.cli.scheduler.tree_from_yt import read_yt_tree
 from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_text, write_tree
 from cpumond.core.decode import ContentError, decode_text
 from cpumond.core.errors import ConfigError, UsageError
@@ -33,9 +34,16 @@ file_argument = click.argument("file", metavar="FILE")
 @click.argument("tree", required=False)
 @click.option("--format", "form", type=click.Choice(get_args(Form)), default="toml", show_default=True)
 @click.option("--ids", is_flag=True, help="With the ids of pools, by which a renamed one is known again.")
+@click.option("--from-yt", "yson", metavar="FILE", help="Of what `yt get //sys/pool_trees/TREE` of a cluster printed.")
 @scheduler_options
-def export_command(client: SchedulerClient, tree: str | None, form: Form, ids: bool) -> None:
+def export_command(client: SchedulerClient, tree: str | None, form: Form, ids: bool, yson: str | None) -> None:
     """A tree with its pools as a file to keep in Git, for `cpumond tree plan` and `apply`; access lists included."""
+    if yson is not None:
+        if tree is None or ids:
+            raise UsageError("--from-yt: name the tree that the file is for, and leave out --ids")
+        text = _read_text(yson, "what yt get printed")
+        click.echo(write_tree(tree, read_yt_tree(text, yson), form), nl=False)
+        return
     found = client.show(f"/trees/{quote_name(client.find_tree(tree))}/file", TreeFile)
     tables = found.tables
     if not ids:
@@ -176,12 +184,16 @@ def _find_present(client: SchedulerClient, tree: str) -> TreeFile | None:
 def read_file(name: str) -> TreeText:
     """What a file says; "-" is standard input. Raises ConfigError, AccessError, UnavailableError."""
     form = "toml" if name == STDIN else form_of(name)
+    text = _read_text(name, "a file of `cpumond tree export`")
+    return read_tree_text(text, "standard input" if name == STDIN else name, form)
+
+
+def _read_text(name: str, what: str) -> str:
     try:
-        with open_input(name, "a file of `cpumond tree export`") as file:
-            text = decode_text(file.read())
+        with open_input(name, what) as file:
+            return decode_text(file.read())
     except ContentError as error:
         raise ConfigError(f"{name}: {error}") from None
-    return read_tree_text(text, "standard input" if name == STDIN else name, form)
 
 
 COMMANDS: Final[tuple[click.Command, ...]] = (export_command, plan_command, apply_command)

@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 from scheduler_world import World
 
-from cpumond.scheduler.model import CommandError, Task
+from cpumond.scheduler.model import CommandError, PoolSettings, Task
 from cpumond.scheduler.settings.commands import ChangePool, Edit
 from cpumond.scheduler.settings.operations import TREE_OPTIONS, StartOperation, find_unrecognized
-from cpumond.scheduler.settings.spec_options import OPTIONS, Option, Place, canonical, find_option, honoured
+from cpumond.scheduler.settings.spec_options import (
+    IDLE_OF_POOLS,
+    OPTIONS,
+    Option,
+    Place,
+    canonical,
+    find_option,
+    honoured,
+)
 from cpumond.scheduler.settings.validation import find_warnings
 
 LISTED = [
@@ -144,3 +152,9 @@ def test_trees_that_are_only_tried_are_left_out():
         )
     with pytest.raises(CommandError, match=r"^spec/schedule_in_single_tree: "):
         world.do(StartOperation({**spec, "schedule_in_single_tree": True}))
+
+
+def test_the_document_asks_an_old_cluster_for_all_options_of_pools():
+    text = (Path(__file__).resolve().parents[4] / "docs" / "from-ytsaurus.md").read_text(encoding="utf-8")
+    asked = set(text.partition("for name in ")[2].partition("\ndo ")[0].replace("\\", " ").split())
+    assert asked >= {*PoolSettings.__struct_fields__, *IDLE_OF_POOLS}
