@@ -40,6 +40,8 @@ def loop(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> 
     ) as cluster:  # fmt: skip
         cluster.create_pool("p")
         cluster.create_pool("capped")
+        assert cluster.yt("get", "//sys/pool_trees/default/@cpu_monitor_moves") == '"quota"', "what is not set"
+        assert cluster.yt("exists", "//sys/pool_trees/default/@set_container_cpu_limit") == "false", "it has no default"
         cluster.yt("set", "//sys/pool_trees/default/capped/@set_container_cpu_limit", "%true")
         yield cluster
     assert cluster.leftovers() == []

@@ -249,7 +249,7 @@ async def _remove(backend: YtBackend, request: YtRequest) -> Any:
         if path.attribute is not None:
             node = _settable(backend, path)
             if path.attribute and not is_forced:
-                backend.cypress.read(YPath(path.root, path.steps, path.attribute))
+                backend.cypress.read(YPath(path.root, path.steps, path.attribute), with_defaults=False)
             removed = [path.attribute] if path.attribute else [(name,) for name in node.stored]
             return await _change(backend, request, node, [Edit(keys) for keys in removed])
         node = backend.cypress.resolve(path)

@@ -147,7 +147,7 @@ class CypressNode:
             name
             for name in names
             if not given.isdisjoint((name, name.replace("-", "_")))
-            or (has_options and canonical_name(self.kind, name) in given)
+            or (has_options and (canonical_name(self.kind, name) in given or self._has_default(name)))
         ]
 
     @property
@@ -164,14 +164,28 @@ class CypressNode:
         """Of what has options."""
         return "tree" if self.tree is not None and self.pool is None else "pool"
 
-    def attribute(self, keys: Sequence[str]) -> Any:
-        """Answer to ``get @keys``, () for all attributes. Raises CommandError with code RESOLVE."""
+    def _has_default(self, name: str) -> bool:
+        """Whether an option that is not set has its default as an attribute: of trees, not of pools."""
+        return self.kind == "tree" and is_option("tree", name)
+
+    def attribute(self, keys: Sequence[str], with_defaults: bool = True) -> Any:
+        """Answer to ``get @keys``, () for all attributes that are set. Raises CommandError with code RESOLVE."""
         if not keys:
             return {**{name: read(self) for name, read in self.system.items()}, **self.stored}
         name = keys[0].replace("-", "_")
         if name in self.system and name not in self.stored:
             return _descend({keys[0]: self.system[name](self)}, keys)
-        return _descend(self.stored, keys) if self.tree is None else _read_option(self, keys)
+        if self.tree is None:
+            return _descend(self.stored, keys)
+        try:
+            return _read_option(self, keys)
+        except CommandError:
+            if not (with_defaults and self._has_default(keys[0])):
+                raise
+            known = orchid.tree_options(self.backend.scheduler.state.trees[self.tree.name])
+            if name not in known:
+                raise
+            return _descend({keys[0]: known[name]}, keys)
 
     def change(self, edits: Edits) -> ConfigCommand | NodeCommand:
         """The command that changes attributes. Raises YtError where they cannot be changed."""
@@ -215,6 +229,10 @@ _OF_TREE: Final[Mapping[str, Read]] = {
     "inherit_acl": lambda node: _settings(node).inherit_acl,
     "effective_acl": _effective_acl,
 }
+
+
+_OF_TREE_ITSELF: Final[Mapping[str, Read]] = {**_OF_TREE, "config": lambda _: {}}
+"""``config`` is there also where nothing is set in it, as in YTsaurus."""
 
 
 def _of_pool(read: Callable[[TreeConfig, PoolConfig], Any]) -> Read:
@@ -475,7 +493,7 @@ class Cypress:
             names=lambda: self.children_of(tree).get(inside, ()),
             make_child=make_child,
             explain_child=lambda name: self._explain_pool(tree, name),
-            system=_OF_TREE if pool is None else _OF_POOL,
+            system=_OF_TREE_ITSELF if pool is None else _OF_POOL,
             stored=item.attributes,
             change_by=change,
             tree=tree,
@@ -535,12 +553,13 @@ class Cypress:
                     return self._pool(tree, pool, _pool_path(tree, pool.name))
         raise _unresolved(path, YtError(f"No such object {object_id}", RESOLVE))
 
-    def read(self, path: YPath, with_hints: bool = True) -> Any:
-        """The value of an attribute path. Raises YtError with code RESOLVE."""
+    def read(self, path: YPath, with_hints: bool = True, with_defaults: bool = True) -> Any:
+        """The value of an attribute path; ``with_defaults`` also of options of a tree that are not set. Raises YtError
+        with code RESOLVE."""
         assert path.attribute is not None
         node = self.resolve(path, with_hints)
         try:
-            return node.attribute(path.attribute)
+            return node.attribute(path.attribute, with_defaults)
         except CommandError as error:
             if error.code != RESOLVE:
                 raise

@@ -66,7 +66,7 @@ def tree_orchid(view: UpdatedTree, rights: Rights) -> Lazy:
             "child_pools_by_pool": lambda: _by_pool(tree, lambda pool: table(pool.children, show_pool)),
             "operations": lambda: table(readable(tree.operations), show_operation),
             "operations_by_pool": lambda: _by_pool(tree, lambda pool: table(readable(pool.operations), show_operation)),
-            "config": lambda: _tree_options(tree),
+            "config": lambda: tree_options(tree),
             "resource_usage": lambda: amounts(tree.root.usage),
             "resource_limits": lambda: amounts(tree.total),
             "node_count": lambda: len(tree.nodes),
@@ -107,7 +107,7 @@ TIMES: Final = ("_timeout", "_timeout_limit", "_period", "_backoff", "_time")
 """Ends of names of options in milliseconds."""
 
 
-def _tree_options(tree: Tree) -> dict[str, Any]:
+def tree_options(tree: Tree) -> dict[str, Any]:
     """All options of a tree as they hold, under every name that is accepted for them (2.4)."""
     options = _plain(tree.config.settings)
     rules = tree.root.rules

@@ -357,6 +357,30 @@ async def test_rights_to_operations_are_asked_about(yt):
     await error_of(ask("bob", "ann", "manage"), 901)
 
 
+async def test_an_option_of_a_tree_that_is_not_set_answers_what_holds(yt):
+    """Of a pool it is no attribute, as in YTsaurus."""
+    await yt.create_pool("a")
+    tree = "//sys/pool_trees/default"
+    config = await yt.get(f"{DEFAULT}/config")
+    assert {name: await yt.get(f"{tree}/@{name}") for name in config} == config
+    assert await yt.get(f"{tree}/@max-running-operation-count") == 2000
+    assert await yt.get(f"{tree}/@integral_guarantees/smooth_period") == 60_000
+    await yt.set(f"{tree}/@integral_guarantees/smooth_period", 1000)
+    assert await yt.get(f"{tree}/@integral_guarantees/relaxed_share_multiplier_limit") == 3.0
+    assert await yt.exists(f"{tree}/@preempt_cheapest_first")
+    for none in ("set_container_cpu_limit", "max_preemptions_per_minute", "nonsense"):
+        assert not await yt.exists(f"{tree}/@{none}")
+    found = await yt.get("//sys/pool_trees", attributes=["main_resource", "nonsense"])
+    assert found["default"].attributes == {"main_resource": "cpu"}
+    assert "main_resource" not in await yt.get(f"{tree}/@")
+    error = await error_of(yt.remove(f"{tree}/@main_resource"), 500)
+    assert 'it is not set; "cpu" holds' in str(error.inner[0])
+    assert (await yt.get(f"{tree}/@config"), "config" in await yt.list(f"{tree}/@")) == ({}, True)
+    assert not await yt.exists(f"{tree}/@config/main_resource")
+    assert not await yt.exists(f"{tree}/a/@config")
+    assert not await yt.exists(f"{tree}/a/@mode")
+
+
 async def test_options_of_a_tree_are_attributes_or_in_its_config(yt):
     await yt.set("//sys/pool_trees/default/@config/max_operation_count", 77)
     await yt.set("//sys/pool_trees/default/@fair-share_starvation_tolerance", 0.5)
@@ -366,7 +390,7 @@ async def test_options_of_a_tree_are_attributes_or_in_its_config(yt):
     assert await yt.get(f"{DEFAULT}/config/max_operation_count") == 77
     assert await yt.get(f"{DEFAULT}/pools/<Root>/max_operation_count") == 77
     await yt.remove("//sys/pool_trees/default/@config")
-    assert not await yt.exists("//sys/pool_trees/default/@max_operation_count")
+    assert await yt.get("//sys/pool_trees/default/@max_operation_count") == 50_000
     await error_of(yt.set("//sys/pool_trees/default/@nodes_filter", "a &"))
     await error_of(yt.set("//sys/pool_trees/default/@name", "other"))
     await error_of(yt.set("//sys/pool_trees/@other", "x"))
