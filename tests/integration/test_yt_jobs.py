@@ -173,3 +173,32 @@ def test_an_abandoned_job_counts_as_completed(loop: Loop, tmp_path: Path):
     gate.touch()
     loop.await_state(operation, "completed")
     assert len(ask(loop, "list-jobs", operation)["jobs"]) == 2
+
+
+def test_a_running_operation_gets_more_and_fewer_jobs(loop: Loop, tmp_path: Path):
+    """JOB-4."""
+    gate = tmp_path / "gate"
+    waits = f"until [ -e {gate} ]; do sleep 0.1; done"
+    more, fewer = start(loop, waits, 2), start(loop, waits, 2)
+    for operation, count in ((more, 4), (fewer, 1)):
+        await_jobs(loop, operation, 2)
+        loop.yt("patch-op-spec", operation, f'[{{path="/tasks/t/job_count";value={count}}}]')
+        await_jobs(loop, operation, count)
+    [left] = ask(loop, "list-jobs", fewer, "--job-state", "running")["jobs"]
+    assert left["job_cookie"] == 0
+    gang = start(loop, waits, 2, spec="{pool=p;is_gang=%true}")
+    for operation, path, value, said in (
+        (more, "/tasks/t/job_count", "0", "expected a whole number"),
+        (more, "/annotations", "{a=1}", "may change"),
+        (gang, "/tasks/t/job_count", "3", "a gang start and end together"),
+    ):
+        refused = loop.try_yt("patch-op-spec", operation, f'[{{path="{path}";value={value}}}]')
+        assert (refused.returncode != 0, said in refused.stderr) == (True, True), refused.stderr
+    gate.touch()
+    for operation, completed, aborted in ((more, 4, {}), (fewer, 1, {"job_count_changed_by_user_request": 1})):
+        loop.await_state(operation, "completed")
+        counts = count_jobs(loop, operation)
+        assert (counts["completed"], counts["aborted"]["scheduled"]) == (completed, aborted)
+    shown = ask(loop, "get-operation", more, "--attribute", "cumulative_spec_patch")
+    assert shown["cumulative_spec_patch"] == {"tasks": {"t": {"job_count": 4}}}
+    loop.await_state(gang, "completed")

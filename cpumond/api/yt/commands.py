@@ -31,6 +31,7 @@ from cpumond.api.yt.lazy import MISSING, Lazy, materialise
 from cpumond.api.yt.parameters import (
     YtRequest,
     get_flag,
+    get_list,
     get_milliseconds,
     get_names,
     get_number,
@@ -537,6 +538,7 @@ _CHANGES: Final[dict[str, Callable[[YtBackend, YtRequest], Command]]] = {
     "update_operation_parameters": lambda _, r: operations.UpdateOperation(
         _operation_id(r), get_table(r, "parameters")
     ),
+    "patch_operation_spec": lambda _, r: operations.PatchOperation(_operation_id(r), get_list(r, "patches")),
     "abort_job": lambda _, r: operations.AbortJob(
         get_text(r, "job_id"), interrupt_timeout=get_milliseconds(r, "interrupt_timeout")
     ),

@@ -34,6 +34,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.attributes import ALIASES
+from cpumond.scheduler.settings.spec_patch import show_patch
 from cpumond.scheduler.state import State
 
 SHOWN_PREEMPTIONS: Final = 1000
@@ -159,6 +160,10 @@ def job_counts(record: OperationRecord, live: Operation | None) -> dict[str, int
     return {"running" if name == "active" else name: getattr(counts, name) for name in names}
 
 
+def _annotations(record: OperationRecord) -> Any:
+    return record.spec.get("annotations", {}) if record.annotations is None else record.annotations
+
+
 def _aborted_counts(record: OperationRecord) -> dict[str, Any]:
     """Aborted jobs by why, as YTsaurus counts them."""
     reasons = dict(record.aborted_for)
@@ -260,12 +265,14 @@ def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt, now
             "spec": lambda: record.spec,
             "provided_spec": lambda: record.spec,
             "full_spec": lambda: resulting.full_spec(record, live),
+            "cumulative_spec_patch": lambda: show_patch(record),
             "unrecognized_spec": lambda: hide(operations.find_unrecognized(given)),
             "runtime_parameters": lambda: {
                 "scheduling_tag_filter": _filter_of_all_trees(record),
                 "scheduling_options_per_pool_tree": _options_per_tree(record),
                 "owners": [],
                 "acl": show_acl(record.acl),
+                "annotations": _annotations(record),
             },
             "brief_progress": lambda: _brief_progress(rights.state, record, live, now),
             "progress": progress,

@@ -137,6 +137,13 @@ def get_table(request: YtRequest, name: str) -> dict[str, Any]:
     return value
 
 
+def get_list(request: YtRequest, name: str) -> list[Any]:
+    value = plain(request.parameters.get(name))
+    if not isinstance(value, list):
+        raise YtError(f'{request.command}: parameter "{name}" must be a list, not {quote_text(value)}')
+    return value
+
+
 def get_names(request: YtRequest, name: str) -> list[str] | None:
     value = plain(request.parameters.get(name))
     if isinstance(value, dict) and isinstance(value.get("keys"), list):

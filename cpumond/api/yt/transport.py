@@ -115,7 +115,8 @@ _READING = (
 _WRITING = (
     "create", "remove", "move", "start_operation", "abort_operation", "update_operation_parameters",
     "suspend_operation", "resume_operation", "complete_operation", "execute_batch", "transfer_pool_resources",
-    "abort_job", "abandon_job", "start_transaction", "ping_transaction", "commit_transaction", "abort_transaction",
+    "abort_job", "abandon_job", "patch_operation_spec",
+    "start_transaction", "ping_transaction", "commit_transaction", "abort_transaction",
 )  # fmt: skip
 _TAKING_A_VALUE = ("set", "multiset_attributes")
 COMMANDS = {

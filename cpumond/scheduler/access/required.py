@@ -463,6 +463,7 @@ _NEEDS: Final[Mapping[type, Callable[[State, Any, Rights], Iterator[Need]]]] = {
     operations.SuspendOperation: _manage,
     operations.ResumeOperation: _manage,
     operations.UpdateOperation: _update_operation,
+    operations.PatchOperation: _manage,
     operations.AbortJob: _manage_job,
     operations.AbandonJob: _manage_job,
 }

@@ -23,6 +23,7 @@ from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, unfold
 from cpumond.scheduler.settings.rollout import RolloutCommand, say_rollout
 from cpumond.scheduler.settings.spec_options import canonical
+from cpumond.scheduler.settings.spec_patch import list_known
 from cpumond.scheduler.settings.tree_file import ApplyTree, say_applied
 from cpumond.scheduler.settings.undo import Undo, UndoChange
 from cpumond.scheduler.settings.values import tell_value
@@ -147,6 +148,8 @@ def list_fields(command: Any) -> dict[str, Any]:
         fields = {"type": command.type, "spec": _list_known(command.spec)}
     elif isinstance(command, ApplyTree):
         del fields["tables"]  # the changes tell
+    elif isinstance(command, operations.PatchOperation):
+        fields["patches"] = list_known(command.patches)
     elif isinstance(command, operations.UpdateOperation):
         fields["parameters"] = {key: each for key, each in fields["parameters"].items() if _is_parameter(key)}
     return {name: cut(value) for name, value in fields.items()}
@@ -342,8 +345,11 @@ def _say_operation(command: Any, record: OperationRecord | None) -> str:
     if isinstance(command, operations.SuspendOperation):
         return f"suspended {name}" + (" and aborted its running jobs" if command.abort_running_jobs else "")
     if isinstance(command, operations.UpdateOperation):
-        names = sorted(filter(_is_parameter, command.parameters))
+        names = sorted(key for key in command.parameters if _is_parameter(key) or key == operations.ANNOTATIONS)
         return f"changed {name}: {', '.join(names[:MAX_TOLD])}" + (" ..." if len(names) > MAX_TOLD else "")
+    if isinstance(command, operations.PatchOperation):
+        known = [f"{path} = {value}" for path, value in list_known(command.patches).items()]
+        return f"patched {name}: {', '.join(known[:MAX_TOLD])}" + (" ..." if len(known) > MAX_TOLD else "")
     verb = {operations.CompleteOperation: "completed", operations.ResumeOperation: "resumed"}.get(type(command))
     return f"{verb or 'changed'} {name}"
 

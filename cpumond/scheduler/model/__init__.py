@@ -426,6 +426,10 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     """The error of the job whose failure suspended it."""
     spec: dict[str, Any] = {}
     """As the user gave it."""
+    cumulative_spec_patch: dict[str, int] = {}
+    """Path -> value of what was changed of it since."""
+    annotations: dict[str, Any] | None = None
+    """What was noted about it since; None for what ``spec`` has."""
     parents: dict[str, str] = {}
     """Tree -> the removed pool that its ephemeral pool, which is not named after it, is still in (2.9)."""
     acl: tuple[AccessEntry, ...] = ()

@@ -24,6 +24,7 @@ from cpumond.scheduler.model import (
     OperationState,
     OperationTreeOptions,
     Task,
+    encode_record,
 )
 from cpumond.scheduler.model.failures import Failure
 from cpumond.scheduler.rights.entries import OPERATION_PERMISSIONS, AccessEntry
@@ -65,6 +66,11 @@ TREE_OPTIONS: Final = frozenset(OperationTreeOptions.__struct_fields__) - {"pool
 """Options for all trees of an operation or, under ``scheduling_options_per_pool_tree``, for each (2.5)."""
 
 ACL: Final = "acl"
+ANNOTATIONS: Final = "annotations"
+MAX_ANNOTATION_BYTES: Final = 10_240
+SHELLS: Final = "options_per_job_shell"
+MEANT_FOR_YTSAURUS: Final = frozenset({"controller_agent_tag", "enable_detailed_logs"})
+"""Parameters of a live operation that mean nothing here."""
 UNENFORCED: Final = ("owners", "aco_name")
 """Refused in parameters, too: nothing enforces them."""
 
@@ -131,6 +137,13 @@ class AbandonJob(_Command, frozen=True, tag="abandon_job"):
     operation_id: str = ""
 
 
+class PatchOperation(_Command, frozen=True, tag="patch_operation_spec"):
+    """Change the specification of a live operation, all of ``patches`` or none: maps of ``path`` and ``value``."""
+
+    operation_id: str
+    patches: list[Any]
+
+
 JobCommand = AbortJob | AbandonJob
 OperationCommand = (
     StartOperation
@@ -139,6 +152,7 @@ OperationCommand = (
     | SuspendOperation
     | ResumeOperation
     | UpdateOperation
+    | PatchOperation
     | JobCommand
 )
 
@@ -392,7 +406,7 @@ def _read_per_tree(table: Mapping[str, Any], inside: str, *, strict: bool = Fals
         named = _normalise(_table(given, place), place)
         _refuse_options("tree", named, place)
         if strict:
-            _refuse_unknown(named, TREE_OPTIONS | {"pool"}, place)
+            _refuse_unknown(named, TREE_OPTIONS | {"pool", *MEANT_FOR_YTSAURUS}, place)
         options[tree] = _read_options(place, named)
     return options
 
@@ -593,8 +607,24 @@ def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     table = _normalise(parameters, "parameters")
     _refuse_options("root", {name: table.get(name) for name in UNENFORCED}, "parameters")
     given = {name: value for name, value in table.items() if name not in UNENFORCED}
-    _refuse_unknown(given, TREE_OPTIONS | {"pool", "scheduling_options_per_pool_tree", ACL}, "parameters")
+    if given.get(SHELLS):
+        raise _refuse(f"parameters/{SHELLS}", "there are no shells in jobs; read a job's log, or sign in on its node")
+    known = {"pool", "scheduling_options_per_pool_tree", ACL, ANNOTATIONS, SHELLS, *MEANT_FOR_YTSAURUS}
+    _refuse_unknown(given, TREE_OPTIONS | known, "parameters")
     return {"": _read_options("parameters", table), **_read_per_tree(table, "parameters", strict=True)}
+
+
+def read_changed_annotations(parameters: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What ``update_operation_parameters`` notes about an operation, None where it leaves that as it is."""
+    value = _normalise(parameters, "parameters").get(ANNOTATIONS)
+    if value is None:
+        return None
+    annotations = _table(value, f"parameters/{ANNOTATIONS}")
+    size = len(encode_record(annotations))
+    if size > MAX_ANNOTATION_BYTES:
+        what = f"at most {MAX_ANNOTATION_BYTES} bytes as JSON, got {size}"
+        raise _refuse(f"parameters/{ANNOTATIONS}", what)
+    return annotations
 
 
 def read_changed_acl(parameters: Mapping[str, Any]) -> tuple[AccessEntry, ...] | None:
@@ -645,12 +675,23 @@ def count_job(record: OperationRecord, job: JobRecord, now: float) -> OperationR
         return _fail(record, now, *failures.would_restart(job))
     failed = sum(each.failed for each in record.counts.values())
     if job.state == "failed" and failed >= record.max_failed_job_count:
-        return _fail(record, now, *failures.too_many_failed(failed, record.max_failed_job_count, job))
+        return fail_by_jobs(record, failed, job, now)
     if job.state == "failed" and record.suspend_on_job_failure:
         return msgspec.structs.replace(record, suspended=True, suspended_for=failures.of_job(job))
-    if all(record.counts.get(task.name, JobCounts()).completed >= task.job_count for task in record.tasks):
-        return finish(record, "completed", now, "")
-    return record
+    return finish(record, "completed", now, "") if is_complete(record) else record
+
+
+def is_complete(record: OperationRecord) -> bool:
+    """Whether as many jobs of each task have completed as it has."""
+    return all(record.counts.get(task.name, JobCounts()).completed >= task.job_count for task in record.tasks)
+
+
+def fail_by_jobs(
+    record: OperationRecord, failed: int, last: JobRecord, now: float, stopped: Mapping[str, int] = MappingProxyType({})
+) -> OperationRecord:
+    """The record of an operation of which too many jobs ``failed``."""
+    failure, error = failures.too_many_failed(failed, record.max_failed_job_count, last)
+    return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
 
 
 def _note_aborted(record: OperationRecord, reason: str, number: int = 1) -> OperationRecord:

@@ -6,7 +6,7 @@ CommandError that names the pool, the rule and the value (semantics.md 2.6 to 2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,6 +37,7 @@ from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, f
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter
 from cpumond.scheduler.settings.operations import OperationCommand
 from cpumond.scheduler.settings.rollout import RolloutCommand
+from cpumond.scheduler.settings.spec_patch import apply_patches
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.validation import find_late_guarantees, find_overcommit
 from cpumond.scheduler.settings.values import FIELD, name_field
@@ -57,6 +58,7 @@ ConfigChanging = ConfigCommand | ApplyTree | undo.Undo
 
 Command = ConfigChanging | OperationCommand | NodeCommand | RolloutCommand
 
+CHANGED_COUNT = "job_count_changed_by_user_request"
 SUSPENDED = "the operation was suspended with abort_running_jobs"
 MAX_MESSAGE = 1000
 """Characters that are kept of the message of an abort."""
@@ -90,6 +92,8 @@ def prepare(state: State, command: Command, user: str, now: float, new_id: Calla
         if not record.suspended:
             raise CommandError(f"Operation {record.id} is not suspended")
         return Transaction(operations=(msgspec.structs.replace(record, suspended=False, suspended_for=None),))
+    if isinstance(command, operations.PatchOperation):
+        return _prepare_patch(state, record, command.patches, now)
     return _prepare_update(state, record, command.parameters)
 
 
@@ -107,6 +111,21 @@ def _prepare_job(state: State, command: operations.JobCommand, user: str, now: f
         raise CommandError(f"Job {job.id} cannot be interrupted: {what}", attributes={FIELD: "interrupt_timeout"})
     why = f"user {user} aborted job {job.id}"
     return Transaction(stops=Stops(job.element.operation.id, why, "user_request", job.id, (timeout_ms or 0.0) / 1e3))
+
+
+def _prepare_patch(state: State, record: OperationRecord, patches: Sequence[Any], now: float) -> Transaction:
+    changed = apply_patches(record, patches)
+    active = state.operations[record.id].active
+    failed = sum(counts.failed for counts in changed.counts.values())
+    if failed and failed >= changed.max_failed_job_count:
+        ended = state.finished_jobs.get(record.id, {}).values()
+        last = max((job for job in ended if job.state == "failed"), key=lambda job: job.finish_time)
+        return Transaction(operations=(operations.fail_by_jobs(changed, failed, last, now, active),))
+    if operations.is_complete(changed):
+        return Transaction(operations=(operations.finish(changed, "completed", now, "", active),))
+    most = {task.name: task.job_count for task in changed.tasks}
+    stops = Stops(record.id, "its task has fewer jobs now", CHANGED_COUNT, most=most)
+    return Transaction(operations=(changed,), stops=stops if changed.tasks != record.tasks else None)
 
 
 def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], str]) -> Transaction:
@@ -352,7 +371,14 @@ def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[s
         told += _check_options(tree, choice, trees[name])
         if changes.get(TAG_FILTER) and tree.nodes and not _fits_any(tree, changes[TAG_FILTER]):
             told.append(f'no node of tree "{name}" fits {TAG_FILTER} now')
-    changed = msgspec.structs.replace(record, trees=trees, parents=parents, acl=record.acl if acl is None else acl)
+    noted = operations.read_changed_annotations(parameters)
+    changed = msgspec.structs.replace(
+        record,
+        trees=trees,
+        parents=parents,
+        acl=record.acl if acl is None else acl,
+        annotations=record.annotations if noted is None else noted,
+    )
     return Transaction(operations=(changed,), warnings=tuple(told))
 
 

@@ -71,7 +71,8 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
                 state.deadlines = sorted(each for each in state.deadlines if each[1] in state.operations)
         state.spec_room.add(record)
         operation.needed = operations.needed_jobs(record, {})
-    elif record.counts != operation.record.counts:
+    elif record.counts != operation.record.counts or record.tasks is not operation.record.tasks:
+        _change_tasks(state, operation, record)
         operation.needed = operations.needed_jobs(record, operation.active)
         lifecycle.touch(operation)
     operation.record = record
@@ -83,6 +84,16 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
             _install_element(state, operation, tree, options)
     if record.is_gang:
         state.gangs.live[record.id] = operation
+
+
+def _change_tasks(state: State, operation: Operation, record: OperationRecord) -> None:
+    """Let the jobs of an operation be of its tasks as they are in ``record``, which may have another ``job_count``."""
+    if record.tasks is operation.record.tasks:
+        return
+    tasks = {task.name: task for task in record.tasks}
+    for job in state.jobs.values():
+        if job.element.operation is operation:
+            job.task = tasks[job.task.name]
 
 
 def _install_element(state: State, operation: Operation, tree: Tree, options: OperationTreeOptions) -> None:

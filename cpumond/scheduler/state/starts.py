@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from cpumond.scheduler.decide import preemption_record
-from cpumond.scheduler.elements import Job
+from cpumond.scheduler.elements import Job, Operation
 from cpumond.scheduler.model import StartRecord
 from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.state.reports import NO_CPU_TIMES, find_task
@@ -60,10 +60,25 @@ def list_unstored(state: State) -> list[StartRecord]:
 def list_stopped(state: State, stops: Stops) -> list[Job]:
     """The jobs that ``stops`` is about: active ones."""
     elements = state.operations[stops.operation_id].elements.values()
-    jobs = (job for element in elements for job in element.jobs.values())
+    jobs = [job for element in elements for job in element.jobs.values()]
+    if stops.most is not None:
+        return _list_surplus(state.operations[stops.operation_id], jobs, stops.most)
     # A gang stops as a whole.
     is_whole = not stops.job_id or stops.operation_id in state.gangs.live
     return [job for job in jobs if is_whole or job.id == stops.job_id]
+
+
+def _list_surplus(operation: Operation, jobs: list[Job], most: Mapping[str, int]) -> list[Job]:
+    """The jobs beyond so many of each task: those with the highest cookies."""
+    surplus = []
+    for name, job_count in most.items():
+        own = sorted((job for job in jobs if job.task.name == name), key=lambda job: (job.cookie, job.sequence))
+        counts = operation.record.counts.get(name)
+        # Jobs that are stopping and keep their place count as active.
+        kept = operation.active.get(name, 0) - len(own)
+        left = job_count - kept - (0 if counts is None else counts.completed)
+        surplus += own[max(left, 0) :]
+    return surplus
 
 
 def list_stops_of(state: State, stops: Stops) -> list[StartRecord]:

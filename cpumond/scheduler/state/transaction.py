@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord
@@ -11,7 +12,8 @@ from cpumond.scheduler.settings.rollout import Stage
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """Jobs of an operation that a command has told to stop: all, or one.
+    """Jobs of an operation that a command has told to stop: all, one, or those beyond ``most`` of each task, of which
+    completed ones count first.
 
     ``why`` is a sentence, ``cause`` the word of ``yt`` for it. ``timeout_s``: the time that they get to end where it is
     not that of their tree.
@@ -22,6 +24,7 @@ class Stops:
     cause: str = ""
     job_id: str = ""
     timeout_s: float | None = None
+    most: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
