@@ -224,7 +224,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ('if job.state == "failed" and record.suspend_on_job_failure:', "if False:"),
         ("suspended=False, suspended_for=None", "suspended=False"),
         ("if len(operation.restarted) > MAX_RESTARTED_JOBS:", "if False:"),
-        (" or (job.exit_code is not None and job.exit_code == task.restart_exit_code)", ""),
+        (" or job.exit_code == task.restart_exit_code", ""),
         ('has_failed = state == "failed" and bool(job.task.interruption_signal)', "has_failed = False"),
         ("or record.exit_code:", "or False:"),
     ],

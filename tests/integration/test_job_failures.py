@@ -73,6 +73,19 @@ def test_a_failed_job_of_an_operation_that_must_not_run_twice(loop: Loop, tmp_pa
     assert (job["state"], job["error"]["code"], job["error"]["inner_errors"][0]["code"]) == ("failed", 1205, 10_000)
 
 
+def test_a_job_that_is_aborted_fails_an_operation_that_must_not_run_twice(loop: Loop, tmp_path: Path) -> None:
+    """FOJR-3."""
+    ran = tmp_path / "ran"
+    operation = start(loop, f"echo 1 >> {ran}; exec sleep 1000", "fail_on_job_restart=%true")
+    [job] = loop.await_running(operation)
+    loop.yt("abort-job", job["id"])
+    loop.await_state(operation, "failed")
+    error = get(loop, operation, "result")["result"]["error"]
+    told = {"reason": "job_aborted", "job_id": job["id"], "job_abort_reason": "user_request"}
+    assert (error["code"], error["attributes"]) == (210, told)
+    assert lines(ran) == ["1"]
+
+
 def test_a_failed_job_suspends_its_operation_until_it_is_resumed(loop: Loop, tmp_path: Path) -> None:
     """SUSP-1."""
     ran = tmp_path / "ran"

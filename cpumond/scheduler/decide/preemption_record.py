@@ -29,7 +29,7 @@ def make_record(
     """
     element = job.element
     assert element.parent is not None
-    head, tail = _HEADS[kind], _FAILS if fails_operation(job) else ""
+    head, tail = _HEADS[kind], _FAILS if kind != "aborted" and fails_operation(job) else ""
     for_operation = for_pool = ""
     if preemptor is not None:
         assert preemptor.parent is not None

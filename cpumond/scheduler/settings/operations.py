@@ -647,10 +647,10 @@ def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str,
 
 
 def starts_again(task: Task | None, job: JobRecord) -> bool:
-    """Whether a job that completed is lost to its operation, and wanted again."""
-    if task is None or job.state != "completed":
+    """Whether a job that completed, and was not abandoned, is lost to its operation, and wanted again."""
+    if task is None or job.state != "completed" or job.exit_code is None:
         return False
-    return task.restart_completed_jobs or (job.exit_code is not None and job.exit_code == task.restart_exit_code)
+    return task.restart_completed_jobs or job.exit_code == task.restart_exit_code
 
 
 def _ran_in_vain(job: JobRecord) -> bool:

@@ -13,7 +13,7 @@ from cpumond.api.yt.orchid import operation_info
 from cpumond.core.wire import AgentAbout
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.model import JobCounts
-from cpumond.scheduler.settings.operations import StartOperation
+from cpumond.scheduler.settings.operations import AbandonJob, AbortJob, StartOperation
 from cpumond.scheduler.state import install
 
 
@@ -94,6 +94,9 @@ def test_a_preempted_job_fails_its_operation_and_its_work_is_not_begun_anew_whil
     node.keeps_stopping = True
     preempt(world, node)
     assert list(node.stopping) == [job]
+    assert node.stopping[job].why.endswith(
+        "; its operation fails unless the job completes in its time (fail_on_job_restart)"
+    )
     world.node("n2")
     world.settle_down()
     assert (world.operation(operation).needed, world.jobs_of(operation)) == ({}, [])
@@ -131,6 +134,26 @@ def test_a_preempted_job_that_completes_in_its_time_fails_nothing(world):
     node.let_go(job, "completed", start_time=world.now - 20.0)
     world.settle_down()
     assert (world.record(operation).state, world.job_counts(operation)) == ("completed", JobCounts(completed=1))
+
+
+def test_a_job_that_a_user_aborts_fails_its_operation_and_one_that_is_abandoned_does_not(world):
+    """FOJR-3."""
+    node = world.node("n1")
+    aborted = begin(world, {"t": task(2)}, fail_on_job_restart=True)
+    job, other = (job.id for job in world.jobs_of(aborted))
+    world.do(AbortJob(job), "ann")
+    world.settle_down()
+    error = error_of(world, aborted)
+    assert error["attributes"] == {"reason": "job_aborted", "job_id": job, "job_abort_reason": "user_request"}
+    assert error["inner_errors"][0]["message"] == f"aborted: user ann aborted job {job}"
+    assert (world.job_counts(aborted), other in node.jobs) == (JobCounts(aborted=2), False)
+    abandoned = begin(world, {"t": task(2)}, fail_on_job_restart=True)
+    job, other = (job.id for job in world.jobs_of(abandoned))
+    world.do(AbandonJob(job))
+    world.settle_down()
+    assert (world.record(abandoned).state, list(node.jobs)) == ("running", [other])
+    end(world, node, other, "completed")
+    assert world.record(abandoned).state == "completed"
 
 
 @pytest.mark.parametrize("reported", [True, False])
@@ -273,6 +296,14 @@ def test_completed_jobs_start_again_until_the_operation_is_ended(world):
     world.settle_down()
     assert {job.state for job in world.state.finished_jobs[operation].values()} == {"completed"}
     world.complete(operation)
+    world.settle_down()
+    assert (world.record(operation).state, node.jobs) == ("completed", {})
+
+
+def test_an_abandoned_job_is_not_started_again(world):
+    node = world.node("n1")
+    operation = begin(world, {"t": task(restart_completed_jobs=True)})
+    world.do(AbandonJob(job_of(world, operation)))
     world.settle_down()
     assert (world.record(operation).state, node.jobs) == ("completed", {})
 
