@@ -143,6 +143,9 @@ def test_trees_are_made_and_one_becomes_the_default(server, cpumond):
     listed = cpumond("tree", "list")
     assert "gpu (default)" in listed
     assert "nodes_filter" in cpumond("tree", "show", "gpu")
+    assert "at most 8 running, 50 in all, also of all that its sub-pools have" in cpumond("tree", "show", "gpu")
+    of_new_store = cpumond("tree", "show", "default")
+    assert "at most 8 running, 50 in all, unless it has sub-pools (per_pool_counts_for_leaves_only)" in of_new_store
     cpumond("pool", "create", "a")
     assert cpumond.json("pool", "show", "a")["tree"] == "gpu"
     cpumond("tree", "remove", "default")

@@ -32,8 +32,8 @@ from cpumond.core.words import count, show_cores, show_name, show_percent
 from cpumond.fairshare.resources import show_resource
 from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.history.savings import SavingsRow
-from cpumond.scheduler.model import ROOT_POOL, PoolIntegralGuarantees
-from cpumond.scheduler.settings.attributes import Kind, find_mistyped, is_option
+from cpumond.scheduler.model import ROOT_POOL, PoolIntegralGuarantees, TreeSettings
+from cpumond.scheduler.settings.attributes import Kind, find_mistyped, is_option, read_tree
 
 ASSIGNMENTS: Final = "[KEY=VALUE]..."
 STARVES: Final = {"starving": "red", "aggressively_starving": "bold red"}
@@ -111,11 +111,23 @@ def tree_show_command(client: SchedulerClient, tree: str) -> None:
             ("demand", show_amounts(answer.resource_demand)),
             ("pools", str(answer.pool_count)),
             ("operations", _operation_counts(answer)),
+            ("a pool", tell_counts_of_pools(read_tree(answer.attributes))),
             *_option_fields(answer.attributes),
         ]
     )
     for error in answer.errors:
         warn(error)
+
+
+def tell_counts_of_pools(tree: TreeSettings) -> str:
+    """What a pool that says no counts may run and hold, and which pools that is about (semantics.md 2.4)."""
+    counts = f"{tree.max_running_operation_count_per_pool} running, {tree.max_operation_count_per_pool} in all"
+    if tree.per_pool_counts_for_leaves_only:
+        return (
+            f"at most {counts}, unless it has sub-pools (per_pool_counts_for_leaves_only) or counts of its own; "
+            "in YTsaurus also then"
+        )
+    return f"at most {counts}, also of all that its sub-pools have, unless it has counts of its own; as in YTsaurus"
 
 
 def _tell_nodes(answer: TreeView) -> str:

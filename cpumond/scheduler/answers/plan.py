@@ -271,17 +271,21 @@ def _note_inner_pools(before: Mapping[str, tuple[bool, Mapping[str, tuple[int, i
         if was_on is None or was_on == is_on:
             continue
         told = [
-            f"{quoted(pool)} {running} ({counts[pool][1]} before), and hold {most} ({counts[pool][0]})"
+            f"{quoted(pool)} runs {running} ({counts[pool][1]} before) and holds {most} ({counts[pool][0]})"
             for pool, (most, running) in _list_counts(tree).items()
             if pool in counts and counts[pool] != (most, running)
         ]
-        if told:
-            more = f", and so on for {len(told) - SHOWN_RECORDS} more" if len(told) > SHOWN_RECORDS else ""
-            yield (
-                f"pool tree {quoted(name)}: {option} becomes {str(is_on).lower()}, so that of all operations below "
-                f"them inner pools let run: {'; '.join(told[:SHOWN_RECORDS])}{more}; a file of the tree without the "
-                "option sets it to false"
-            )
+        more = f", and so on for {len(told) - SHOWN_RECORDS} more" if len(told) > SHOWN_RECORDS else ""
+        now = f"; now {'; '.join(told[:SHOWN_RECORDS])}{more}" if told else ""
+        settings = tree.config.settings
+        bound = f"max_running_operation_count ({settings.max_running_operation_count}) of the tree"
+        if not is_on:
+            bound = f"max_running_operation_count_per_pool ({settings.max_running_operation_count_per_pool})"
+        yield (
+            f"pool tree {quoted(name)}: {option} becomes {str(is_on).lower()}, so that {bound} bounds all that runs "
+            f"below an inner pool without a count of its own{'' if is_on else ', as in YTsaurus'}{now}; a file of the "
+            "tree without the option sets it to false"
+        )
 
 
 def _note_integral(old: Config, new: Config) -> Iterator[str]:

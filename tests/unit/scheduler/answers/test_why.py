@@ -439,10 +439,16 @@ def test_what_becomes_of_inner_pools_without_counts_of_their_own_is_a_note(servi
     service.create_pool("low", "top")
     off = commands.ChangeTree(TREE, (Edit(("per_pool_counts_for_leaves_only",), False),))
     (note,) = service.plan(off).notes
-    assert "per_pool_counts_for_leaves_only becomes false" in note
-    assert '"top" 8 (100 before), and hold 50 (200);' in note
+    assert (
+        "per_pool_counts_for_leaves_only becomes false, so that max_running_operation_count_per_pool (8) bounds all "
+        "that runs below an inner pool without a count of its own, as in YTsaurus; now "
+    ) in note
+    assert '"top" runs 8 (100 before) and holds 50 (200); a file of the tree without the option sets it to' in note
     assert '"low"' not in note
     assert service.plan(service.set("top", weight=2)).notes == []
+    service.do(commands.RemovePool(TREE, "low"))
+    (note,) = service.plan(off).notes
+    assert "becomes false" in note, "also where no pool is an inner one yet"
 
 
 def test_a_guarantee_that_one_small_operation_can_hold_up_comes_with_a_warning(service):
