@@ -222,7 +222,7 @@ def test_what_is_shown_to_others_has_no_secrets(site: Site) -> None:
     for user, is_shown in (("ann", True), ("ben", False), ("kim", False), ("root", True)):
         shown = site.must(user, "GET", path)
         assert (SECRET in json.dumps(shown)) is (shown["may"]["read_secrets"] == "") is is_shown, user
-        assert shown["spec"].get("environment_hidden", False) is not is_shown
+        assert shown["spec"]["tasks"]["t"].get("environment_hidden", False) is not is_shown
     assert SECRET in site.ask("ann", Act("GET", f"{path}/specification")).text
     assert SECRET not in site.scheduler.log()
 

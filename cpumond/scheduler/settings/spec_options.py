@@ -291,6 +291,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
             ("job_node_account", ROOT, "various"), ("debug_artifacts_account", ROOT, "various"),
             ("intermediate_*", ROOT, "various"), ("unavailable_chunk_*", ROOT, "various"),
             ("chunk_availability_policy", ROOT, "various"), ("data_weight_*", ROOT, "various"),
+            ("max_data_size_per_job", ROOT, "various"),
             ("suspend_operation_if_account_limit_exceeded", ROOT, "false"),
             ("job_io", BOTH, "{}"), ("format", BOTH, "none"), ("*_format", BOTH, "none"),
             ("use_columnar_statistics", ROOT, "false"), ("auto_merge", ROOT, "{}"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scheduler_world import World
+from yt.wrapper.spec_builders import TaskSpecBuilder, VanillaSpecBuilder
 
 from cpumond.scheduler.model import CommandError, PoolSettings, Task
 from cpumond.scheduler.settings.commands import ChangePool, Edit
@@ -100,6 +102,22 @@ def test_every_option_of_a_vanilla_specification_has_a_row():
     places: tuple[Place, ...] = ("root", "task")
     missing = [name for name in LISTED if not any(find_option(place, canonical(name)) for place in places)]
     assert missing == [], "write rows in settings/spec_options.py"
+
+
+@pytest.mark.parametrize(
+    ("place", "builder", "others"),
+    [
+        ("root", VanillaSpecBuilder, {"task", "tasks", "secure_vault_variable"}),
+        ("task", TaskSpecBuilder, {"environment_variable", "job_binary_cypress_path", "job_binary_local_path"}),
+    ],
+)
+def test_every_option_that_the_client_builds_has_a_row(place, builder, others):
+    """``others``: methods that set another option."""
+    words = ("begin", "end", "get", "build", "prepare", "supports", "add", "spec")
+    methods = {name for name, _ in inspect.getmembers(builder, inspect.isfunction)}
+    options = {name for name in methods if not name.startswith("_") and name.partition("_")[0] not in words} - others
+    assert len(options) > 25
+    assert {name for name in options if find_option(place, canonical(name)) is None} == set()
 
 
 def test_what_is_honoured_is_read():
