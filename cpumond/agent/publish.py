@@ -77,6 +77,7 @@ class HeartbeatPublisher:
             may_set_mode=config.scheduler.may_set_mode,
             knows_guarantee=True,
             max_log_bytes=config.executor.max_log_bytes if config.executor.kind == "cgroup" else 0,
+            knows_secrets=True,
             idle_class="" if context.assigned is None else context.assigned.idle_class,
             limit_rule=str(config.monitor.get("limit_rule", DEFAULT_RULE)),
             is_paused=context.writer.is_paused(),

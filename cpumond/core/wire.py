@@ -177,6 +177,8 @@ class AgentAbout(msgspec.Struct, frozen=True, omit_defaults=True):
     """What of the node is left in shadow for comparison; such a job has ``mode`` "control"."""
     max_log_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
     """What of each of a job's streams it keeps at most; 0 where that is not its own bound."""
+    knows_secrets: bool = False
+    """Whether it gives jobs the ``secrets`` of their orders; one that does not is not asked to run such a job."""
     idle_class: Annotated[str, msgspec.Meta(max_length=100)] = ""
     """How jobs on reclaimed CPU give way to others: "idle" (cpu.idle), "lowest weight" without it; "" not at all."""
 
@@ -243,7 +245,8 @@ class JobOrder(msgspec.Struct, frozen=True):
     CPU have none. ``interruption_signal``: the name of what interrupts it, "" for SIGTERM; all of its processes get
     it, with ``signal_root_process_only`` the first. ``max_stderr_bytes``: what is kept of its stderr, 0 for the node's
     own bound. ``cpu_monitor_moves`` "weight": its ceiling stays while its guarantee moves; with all else the actuator
-    of its node decides (1.6).
+    of its node decides (1.6). ``secrets``: variables that win over all others, and that the node
+    keeps in no file that others can read, nor in one that outlives the job's start (12.6).
     """
 
     job_id: str
@@ -268,6 +271,7 @@ class JobOrder(msgspec.Struct, frozen=True):
     max_stderr_bytes: int = 0
     variables: dict[str, str] = {}
     cpu_monitor_moves: str = "quota"
+    secrets: dict[str, str] = {}
 
     @property
     def moves_ceiling(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import math
 import os
@@ -317,6 +318,26 @@ class ExecutorContract:
         for line in ("WORDS=two words\nand é\n", "EMPTY=\n", 'PERCENT=%h $HOME "\\\n', f"{MARK}={rig.mark}\n"):
             assert line in written
         assert "OF_THE_AGENT" not in written
+
+    def test_its_secrets(self, rig: Rig) -> None:
+        """They win over the environment, and while it runs they are in no file and no command line."""
+        secret = f"hunter2 \n'$HOME' `x` \"\\ é {rig.mark[::-1]}"
+        gate = rig.directory / "gate"
+        rig.directory.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(gate)
+        script = f'printf %s "$KEY" | sha256sum; read line <"{gate}"'
+        job_id = rig.shell(script, environment={"KEY": "of the task"}, secrets={"KEY": secret})
+        rig.wait(Started, job_id)
+        wanted = rig.mark[::-1].encode()
+        files = [path for path in rig.directory.parent.rglob("*") if path.is_file()]
+        assert [path for path in files if wanted in path.read_bytes()] == []
+        lines = [Path(f"/proc/{entry}/cmdline") for entry in os.listdir("/proc") if entry.isdigit()]
+        for line in lines:
+            with contextlib.suppress(OSError):
+                assert wanted not in line.read_bytes()
+        gate.write_text("go\n")
+        assert rig.wait(Ended, job_id).exit_code == 0
+        assert rig.read(job_id).split()[0].decode() == hashlib.sha256(secret.encode()).hexdigest()
 
     def test_its_arguments_are_not_touched(self, rig: Rig) -> None:
         job_id = rig.start("printf", "%s|", "a b", "$HOME", "${A}", "%h", "", "'\"\\", "\u00e9", ";", "line\nfeed")

@@ -21,8 +21,8 @@ PURE = (
     *(
         f"scheduler.{name}"
         for name in (
-            "model", "rights.users", "rights.entries", "rights.token_records", "access", "events", "elements",
-            "settings", "decide", "state", "store.lead", "event_log.commands", "event_log.happenings",
+            "model", "rights.users", "rights.entries", "rights.token_records", "rights.vaults", "access", "events",
+            "elements", "settings", "decide", "state", "store.lead", "event_log.commands", "event_log.happenings",
             "history.model", "history.collector", "history.series", "history.report",
             "history.chunks", "history.extras", "history.savings",
             "trial.forward", "trial.load", "trial.remedy", "trial.rounds", "answers.calibration",
@@ -101,6 +101,7 @@ HOME = {
     "click": {"cpumond.cli"},
     "rich": {"cpumond.cli"},
     "grpc": {"cpumond.host.engine.cri"},
+    "cryptography": {"cpumond.scheduler.program.vault_keys"},
     "lark": {"cpumond.scheduler.settings.nodes_filter"},
     "psycopg": {"cpumond.scheduler.store.postgresql", "cpumond.scheduler.store.postgresql_session"},
     "sqlite3": {"cpumond.scheduler.store", "cpumond.scheduler.history"},

@@ -41,7 +41,7 @@ from cpumond.agent.jobs.files import (
     set_aside,
     write_job_file,
 )
-from cpumond.agent.jobs.job import OVERDRAFT, AssignedJob, EndState, Usage, find_signal
+from cpumond.agent.jobs.job import NO_SECRETS, OVERDRAFT, AssignedJob, EndState, Usage, find_signal
 from cpumond.agent.jobs.launch import find_account, make_argv, make_environment
 from cpumond.agent.jobs.memory import MemoryFiles, find_room
 from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
@@ -296,7 +296,9 @@ class AssignedJobs:
             log.error("order_refused", job_id=order.job_id, error="a job id must be letters, digits and -_.")
             return
         directory = os.path.join(self._jobs_dir.path, order.job_id)
-        self.jobs[order.job_id] = AssignedJob(JobFile(order, self._boot_id), directory, now_s, sent_at_s)
+        kept = msgspec.structs.replace(order, secrets={})
+        job = AssignedJob(JobFile(kept, self._boot_id), directory, now_s, sent_at_s, order.secrets)
+        self.jobs[order.job_id] = job
         self._remember(order.job_id, directory)
 
     def _remember(self, job_id: str, directory: str) -> None:
@@ -389,7 +391,7 @@ class AssignedJobs:
         ended = ended or Ended(order.job_id, self.clock.wall_s())
         finished = job.describe_end(state, reason, ended)
         self._update_file(job, state="ended", finished=finished, stderr_size=ended.stderr_size)
-        job.kill_at_s = math.inf
+        job.kill_at_s, job.secrets = math.inf, NO_SECRETS
         self.counters[state] += 1
         log.info("job_ended", job_id=order.job_id, operation_id=order.operation_id, state=state,
                  exit_code=finished.exit_code, reason=reason or None, cpu_seconds=finished.cpu_seconds)  # fmt: skip
@@ -494,6 +496,7 @@ class AssignedJobs:
         except OSError as error:
             raise from_os_error(error, f"make {job.directory}", "free space or fix the rights of jobs_dir") from error
         self._update_file(job, strict=True, state="starting")
+        secrets, job.secrets = dict(job.secrets), NO_SECRETS
         return Launch(
             job_id=order.job_id,
             argv=argv,
@@ -508,6 +511,7 @@ class AssignedJobs:
             has_ceiling=order.has_ceiling,
             reclaimed=order.reclaimed,
             max_stderr_bytes=min(order.max_stderr_bytes, self.config.executor.max_log_bytes),
+            secrets=secrets,
         )
 
     def found_jobs(self) -> list[FoundJob]:

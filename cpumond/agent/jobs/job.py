@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-from typing import Any, Literal
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 import msgspec
 import structlog
@@ -40,15 +42,28 @@ SUMS = CPU_COUNTERS[1:]
 """Fields of ``Usage`` that begin anew with each run of the agent; ``JobFile`` keeps those of earlier runs."""
 
 
+NO_SECRETS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 class AssignedJob:
     """One job. ``sent_at_s``: when the heartbeat was sent whose answer brought the order (monotonic seconds)."""
 
     __slots__ = (
-        "checkpoint_at", "directory", "earlier", "file", "found", "kill_at_s", "received_at_s", "sent_at_s", "usage",
+        "checkpoint_at", "directory", "earlier", "file", "found", "kill_at_s", "received_at_s", "secrets", "sent_at_s",
+        "usage",
     )  # fmt: skip
 
-    def __init__(self, file: JobFile, directory: str, received_at_s: float, sent_at_s: float) -> None:
+    def __init__(
+        self,
+        file: JobFile,
+        directory: str,
+        received_at_s: float,
+        sent_at_s: float,
+        secrets: Mapping[str, str] = NO_SECRETS,
+    ) -> None:
         self.file = file
+        self.secrets = secrets
+        """Those of its order until it is started: the order in its file has none."""
         self.directory = directory
         self.received_at_s = received_at_s
         self.sent_at_s = sent_at_s

@@ -24,7 +24,7 @@ def make_executor(kind: str, runtime_dir: str, cgroups: JobCgroupTree) -> Execut
         return CgroupExecutor(cgroups, runtime_dir)
     from cpumond.host.executor.systemd.executor import SystemdExecutor  # only this kind needs the bus library
 
-    return SystemdExecutor(cgroups)
+    return SystemdExecutor(cgroups, runtime_dir)
 
 
 def find_idle_class(kind: str, cgroups: JobCgroupTree) -> IdleClass:

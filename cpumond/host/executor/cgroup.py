@@ -149,7 +149,8 @@ class CgroupExecutor(Executor):
             record.not_started = NotStarted(job_id, problem, node_fault=True)
             self._events.wake()
             return
-        job.start = {**msgspec.to_builtins(launch), "id": job_id, "directory": directory, "procs": procs}
+        order = {**msgspec.to_builtins(launch), "environment": {**launch.environment, **launch.secrets}, "secrets": {}}
+        job.start = {**order, "id": job_id, "directory": directory, "procs": procs}
         if not self._keeper.send("start", job.start):
             self._events.wake()
 

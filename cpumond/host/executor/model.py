@@ -28,6 +28,7 @@ class Launch(msgspec.Struct, frozen=True):
     the user does not have. ``reclaimed``: the cgroup is in the idle class. ``directory`` exists, belongs to the agent's
     user, and is the executor's for whatever it keeps of the job; it removes nothing but its own files there.
     ``max_log_bytes``: of each of stdout and stderr, on disk, at any time; ``max_stderr_bytes``: of stderr, 0 for those.
+    ``secrets``: more of the environment, which wins; no file, unit, log or command line shows them.
     """
 
     job_id: str
@@ -43,6 +44,7 @@ class Launch(msgspec.Struct, frozen=True):
     has_ceiling: bool = True
     reclaimed: bool = False
     max_stderr_bytes: int = 0
+    secrets: dict[str, str] = {}
 
 
 class Started(msgspec.Struct, frozen=True):

@@ -10,12 +10,13 @@ from typing import Final, Literal, NamedTuple
 
 from cpumond.fairshare.resources import CPU, UNLIMITED, Vector
 from cpumond.scheduler.decide.admission import find_full
-from cpumond.scheduler.decide.placement import ONLY_RECLAIMED
+from cpumond.scheduler.decide.placement import NO_KEY, ONLY_RECLAIMED
 from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Tree, usage_share
 from cpumond.scheduler.model import OperationRecord, OperationState
 
 CauseKind = Literal[
-    "cannot_start", "working", "suspended", "pool_full", "queue", "no_nodes", "gang", "limit", "reclaimed", "filter",
+    "cannot_start", "working", "suspended", "secrets", "pool_full", "queue", "no_nodes", "gang", "limit", "reclaimed",
+    "filter",
     "share", "room",
 ]  # fmt: skip
 
@@ -25,6 +26,7 @@ _TEXTS: Final[dict[CauseKind, str]] = {
     "cannot_start": "cannot start: no node of the tree is large enough, or a gang is too large for all of them",
     "working": "all jobs are started",
     "suspended": "suspended: no job is started until that is taken back",
+    "secrets": NO_KEY,
     "pool_full": "pool {pool} is full: as many operations run in it as may (max_running_operation_count)",
     "queue": "runs as soon as the scheduler has looked at it",
     "no_nodes": "no node of the tree is online and takes jobs",
@@ -138,6 +140,8 @@ class Causes:
         record = element.operation.record
         if record.suspended:
             return _FIXED["suspended"].cause
+        if element.operation.lacks_secrets:
+            return _FIXED["secrets"].cause
         if not element.is_running:
             full = find_full(element)
             return _FIXED["queue"].cause if full is None else Cause("pool_full", full.name)

@@ -64,8 +64,8 @@ def is_full(pool: PoolElement) -> bool:
 
 
 def waiting_cores(element: OperationElement) -> float:
-    """What the jobs of an operation that are still to be started order; 0 while it is suspended."""
-    if element.operation.record.suspended:
+    """What the jobs of an operation that are still to be started order; 0 while it is held."""
+    if element.operation.is_held:
         return 0.0
     return sum(order[CPU] * number for order, number in element.operation.needed_orders)
 
@@ -188,7 +188,7 @@ def list_outside(state: State, tree: Tree) -> list[Node]:
 
 def _has_waiting(tree: Tree) -> bool:
     return bool(tree.queue) or any(
-        each.operation.needed and not each.operation.record.suspended for each in tree.operations.values()
+        each.operation.needed and not each.operation.is_held for each in tree.operations.values()
     )
 
 

@@ -297,7 +297,7 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
     if not needed:
         yield "all its jobs are started"
         return
-    if operation.record.suspended:
+    if operation.is_held:
         return
     yield f"{count(needed, 'job')} of it {'is' if needed == 1 else 'are'} still to be started"
     tree = element.tree

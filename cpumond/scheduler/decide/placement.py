@@ -25,6 +25,7 @@ ONLY_RECLAIMED = "only_reclaimed_cpu_left"
 """Reason of an operation with ``allow_reclaimed = false`` where other jobs ordered what is free (1.10)."""
 UNMATCHED = "unmatched_scheduling_tag"
 """Reason of an operation that may not use a node by a filter on its way (2.13)."""
+NO_KEY = "has secrets that this scheduler cannot read: an administrator puts their key back (secrets_key_file)"
 GANG_WAITS = "gang_room"
 """Reason of a gang whose jobs do not all fit at once."""
 
@@ -77,9 +78,11 @@ def pool_key(pool: PoolElement, least: float) -> Key:
 
 
 def wants_jobs(element: OperationElement) -> bool:
-    """Whether an operation takes part in placement: it runs in the tree, is not suspended, and has jobs to start."""
+    """Whether an operation takes part in placement: it runs in the tree, is not held, and has jobs to start."""
     operation = element.operation
-    return element.is_running and not operation.record.suspended and bool(operation.needed)
+    return (
+        element.is_running and not operation.record.suspended and not operation.lacks_secrets and bool(operation.needed)
+    )
 
 
 def _top(heap: list[Entry]) -> Entry | None:
@@ -255,6 +258,8 @@ def find_stuck_tasks(live: Operation) -> list[str]:
 
 def list_alerts(live: Operation) -> list[tuple[str, str]]:
     """What is told of a live operation of which nothing can start: code and sentence."""
+    if live.lacks_secrets:
+        return [("secrets_not_readable", f"it {NO_KEY}")]
     if live.stuck is not None and live.stuck.is_told and not live.active_job_count:
         return [("operation_stuck", f"it is stuck: {live.stuck.why}")]
     return [("job_fits_no_node", sentence) for sentence in find_stuck_tasks(live)]

@@ -311,15 +311,15 @@ def operation_weight(element: OperationElement) -> float:
 
 
 def operation_demand(element: OperationElement) -> Vector:
-    """Usage and what the jobs still to be started order; a suspended operation wants no more (5.2)."""
+    """Usage and what the jobs still to be started order; an operation that is held wants no more (5.2)."""
     return add(element.usage, _wanted(element)) if element.is_running else element.usage
 
 
 def _wanted(element: OperationElement) -> Vector:
-    """What its jobs still to be started order; nothing while it is suspended, nor, but for a tree's option, for jobs
+    """What its jobs still to be started order; nothing while it is held, nor, but for a tree's option, for jobs
     that no node could hold (5.2)."""
     wanted, operation, tree = ZERO, element.operation, element.tree
-    if operation.record.suspended:
+    if operation.is_held:
         return wanted
     orders = operation.needed_orders
     if not tree.config.settings.count_unplaceable_jobs_in_demand:

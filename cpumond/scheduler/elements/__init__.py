@@ -224,10 +224,14 @@ class Stuck:
 class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
 
-    __slots__ = ("record", "needed", "elements", "active", "stuck", "restarted", "numbers", "next_index")
+    __slots__ = (
+        "record", "needed", "elements", "active", "stuck", "restarted", "numbers", "next_index", "lacks_secrets",
+    )  # fmt: skip
 
     def __init__(self, record: OperationRecord) -> None:
         self.record = record
+        self.lacks_secrets = False
+        """Whether it has secrets that this scheduler has no key for (12.6): it starts no job, as if suspended."""
         self.needed: dict[str, int] = {}
         """Task -> jobs still to be started."""
         self.elements: dict[str, OperationElement] = {}
@@ -247,6 +251,11 @@ class Operation:
         if numbers is None:
             numbers = self.numbers[task] = TaskNumbers()
         return numbers
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no job of it is started, whatever room there is."""
+        return self.record.suspended or self.lacks_secrets
 
     @property
     def active_job_count(self) -> int:

@@ -21,6 +21,7 @@ from cpumond.core.wire import CpuUse
 from cpumond.fairshare.resources import RESOURCES, Vector
 from cpumond.scheduler.model.failures import Failure
 from cpumond.scheduler.rights.entries import AccessEntry
+from cpumond.scheduler.rights.vaults import VaultKeys
 
 ROOT_POOL: Final = "<Root>"
 """Name of a tree's root as the documents print it."""
@@ -294,6 +295,8 @@ class Rules:
     max_specification_memory: int = 67_108_864
     read_monitor: Callable[[Any], dict[str, Any]] = dict
     """Checks a section ``job_cpu_monitor``."""
+    vault_keys: VaultKeys | None = None
+    """What secrets are sealed with (12.6); None where none are kept."""
 
 
 OperationState = Literal["pending", "running", "completed", "failed", "aborted"]
@@ -434,6 +437,8 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     """Tree -> the removed pool that its ephemeral pool, which is not named after it, is still in (2.9)."""
     acl: tuple[AccessEntry, ...] = ()
     """Its own access list, beside those of its pools (12.3)."""
+    vault_bytes: int = 0
+    """Of its secrets, which are a record of their own until it ends (12.6); 0 without any."""
 
     @property
     def is_finished(self) -> bool:

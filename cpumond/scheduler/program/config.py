@@ -172,6 +172,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     )
     allowed_node_cpu_overcommit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.05
     min_spare_job_resources_on_node: MinSpareJobResources = MinSpareJobResources()
+    secrets_key_file: str = ""
+    """The keys that secrets of operations are kept with (12.6); "": none are kept."""
     api: Api = Api()
     store: StoreSettings = StoreSettings()
     metrics: PoolMetrics = PoolMetrics()
@@ -223,6 +225,7 @@ def finish_scheduler_config(merged: dict[str, Any], path: str) -> SchedulerConfi
     config = msgspec.structs.replace(
         config,
         state_dir=os.path.abspath(config.state_dir),
+        secrets_key_file=os.path.abspath(config.secrets_key_file) if config.secrets_key_file else "",
         api=msgspec.structs.replace(
             config.api, **{name: os.path.abspath(path) if path else "" for name, path in paths.items()}
         ),
@@ -233,7 +236,7 @@ def finish_scheduler_config(merged: dict[str, Any], path: str) -> SchedulerConfi
 
 def check(config: SchedulerConfig) -> None:
     """Check rules between keys, regular expressions and the address. Raises ConfigError: file, key and what to do."""
-    rules = (_check_regexes, _check_listen, _check_tls, _check_proxies, _check_advertised, _check_store)
+    rules = (_check_regexes, _check_listen, _check_tls, _check_proxies, _check_advertised, _check_store, _check_secrets)
     with Mistakes() as mistakes:
         for rule in rules:
             with mistakes.apart():
@@ -297,3 +300,28 @@ def _check_store(config: SchedulerConfig) -> None:
         )
     if store.kind == "sqlite" and store.conninfo:
         raise ConfigError(f'{config.where}: store.conninfo: is for store.kind = "postgresql"; remove it, or set kind')
+
+
+def _check_secrets(config: SchedulerConfig) -> None:
+    """Secrets go to nodes in answers to heartbeats: nobody else may read these, or ask for them as a node."""
+    path, where = config.secrets_key_file, f"{config.where}: secrets_key_file"
+    if not path:
+        return
+    if os.path.commonpath((os.path.realpath(path), os.path.realpath(config.state_dir))) == os.path.realpath(
+        config.state_dir
+    ):
+        raise ConfigError(
+            f"{where}: {path} is in state_dir, so that each copy of that would hold secrets and their key: put it "
+            "elsewhere, beside this file, say"
+        )
+    host, _ = parse_listen(config.api.address, f"{config.where}: api.listen")
+    if not (config.api.certificate or is_loopback(host)):
+        raise ConfigError(
+            f"{where}: secrets would go to nodes in the clear, since api.listen {config.api.listen!r} can be reached "
+            "from other machines without TLS: set api.certificate and api.key, or listen on 127.0.0.1"
+        )
+    if config.api.is_open:
+        raise ConfigError(
+            f"{where}: every user of this machine could get the secrets as a node, since whoever connects to "
+            f"{config.api.listen!r} may do everything: set api.tokens_file, or leave api.listen out"
+        )

@@ -46,6 +46,7 @@ from cpumond.scheduler.program.notify import Vitals, tell_manager, vitals_of, vi
 from cpumond.scheduler.program.peer import LOCAL_USERS
 from cpumond.scheduler.program.reload import Reload
 from cpumond.scheduler.program.server import BACKLOG, Server, make_config
+from cpumond.scheduler.program.vault_keys import load_keys
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store import Arbiter, Store
 from cpumond.scheduler.store.lead import LeadView
@@ -71,6 +72,7 @@ def make_rules(config: SchedulerConfig) -> Rules:
         overcommit_duration_s=config.allowed_node_resources_overcommit_duration_s,
         spare=(float(spare.user_slots), spare.cpu, 0.0, float(spare.memory), 0.0),
         read_monitor=read_monitor,
+        vault_keys=load_keys(config.secrets_key_file) if config.secrets_key_file else None,
     )
 
 
@@ -157,7 +159,7 @@ def run_scheduler(
     """
     config = load_scheduler_config(config_path)
     configure_logging(config.log.level, config.log.format)
-    identities = load_identities(config)
+    identities, rules = load_identities(config), make_rules(config)
     is_shared = config.store.kind != "sqlite"
     if is_shared and new_store:
         raise UsageError(
@@ -191,10 +193,10 @@ def run_scheduler(
             assert make_standby is not None
             arbiter = make_arbiter(config.store.conninfo)
             address = find_own_address(config.api, entrance.sockets)
-            service = _share(config, identities, arbiter, address, make_app, make_standby, time_scale)
+            service = _share(config, rules, identities, arbiter, address, make_app, make_standby, time_scale)
             asyncio.run(_serve(service, entrance, config, manager, time_scale))
         else:
-            _run_alone(config, identities, entrance, manager, make_app, time_scale)
+            _run_alone(config, rules, identities, entrance, manager, make_app, time_scale)
     finally:
         entrance.close()
     return 0
@@ -202,6 +204,7 @@ def run_scheduler(
 
 def _run_alone(
     config: SchedulerConfig,
+    rules: Rules,
     identities: Identities,
     entrance: _Entrance,
     manager: ServiceManager,
@@ -218,7 +221,7 @@ def _run_alone(
             # Starting empty where a database was lost must not go unnoticed.
             (log.warning if was_used else log.info)("store_created", path=path, state_dir_was_used=was_used)
         manager.extend("reading the store")
-        scheduler = _make_scheduler(config, store, time_scale, lambda: manager.extend("reading the history"))
+        scheduler = _make_scheduler(config, rules, store, time_scale, lambda: manager.extend("reading the history"))
         metrics = MetricsText(scheduler, config.metrics.max_pools)
         app = make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)
         service = _Service(app, scheduler.run, scheduler.ready, vitals_of(scheduler), lambda: scheduler)
@@ -230,9 +233,13 @@ def _run_alone(
 
 
 def _make_scheduler(
-    config: SchedulerConfig, store: Store, time_scale: float, reads_history: Callable[[], None] = lambda: None
+    config: SchedulerConfig,
+    rules: Rules,
+    store: Store,
+    time_scale: float,
+    reads_history: Callable[[], None] = lambda: None,
 ) -> Scheduler:
-    scheduler = Scheduler(make_rules(config), store, Clock(time_scale), config.fair_share_update_period_s)
+    scheduler = Scheduler(rules, store, Clock(time_scale), config.fair_share_update_period_s)
     scheduler.retention = LogRetention(config.audit.keep_s, config.audit.max_size)
     if config.forecast.enabled:
         told = config.forecast
@@ -260,6 +267,7 @@ def pace_of(scheduler: Scheduler) -> Pace:
 
 def _share(
     config: SchedulerConfig,
+    rules: Rules,
     identities: Identities,
     arbiter: Arbiter,
     address: str,
@@ -270,7 +278,7 @@ def _share(
     """With a store that several schedulers share, of which one leads."""
 
     def open_reign(store: Store) -> tuple[Scheduler, App]:
-        scheduler = _make_scheduler(config, store, time_scale)
+        scheduler = _make_scheduler(config, rules, store, time_scale)
         scheduler.lead = leading.view
         metrics = MetricsText(scheduler, config.metrics.max_pools, lead_metrics)
         return scheduler, make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)

@@ -12,6 +12,7 @@ from cpumond.host.service import ServiceManager
 from cpumond.scheduler.program.config import SchedulerConfig, load_scheduler_config
 from cpumond.scheduler.program.identities import Identities, load_identities
 from cpumond.scheduler.program.listen import Certificate
+from cpumond.scheduler.program.vault_keys import load_keys
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -19,6 +20,8 @@ log = structlog.get_logger("cpumond.scheduler")
 def check_files(config: SchedulerConfig) -> None:
     """Read what the configuration names, as a start does, and keep nothing. Raises ConfigError or AccessError."""
     load_identities(config)
+    if config.secrets_key_file:
+        load_keys(config.secrets_key_file)
     if config.api.certificate:
         Certificate(config.api.certificate, config.api.key)
 

@@ -37,6 +37,7 @@ from cpumond.core.wire import (
     RegistrationAnswer,
     RequestKind,
 )
+from cpumond.core.words import count
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
@@ -58,7 +59,7 @@ from cpumond.scheduler.service.rollout_watch import RolloutWatch
 from cpumond.scheduler.service.stored import MUTATION, encode, encode_starts, load_state
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
-from cpumond.scheduler.state import dispatch, heartbeats, settling, updates
+from cpumond.scheduler.state import State, dispatch, heartbeats, settling, updates
 from cpumond.scheduler.state.changes import apply
 from cpumond.scheduler.state.commands import Command, note_refused, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError, note_refused_node, register_node
@@ -80,6 +81,8 @@ only through those made since the collection before."""
 MUTATION_AGE_S = 900.0
 """How long repeats of commands are recognised: longer than any client goes on trying (yt_protocol.md 8)."""
 MAX_MUTATIONS = 20_000
+MAX_HELD_TOLD = 20
+"""How many operations are named whose secrets cannot be read."""
 _NUMBERS = chain.from_iterable(map(partial(struct.iter_unpack, "4I"), iter(partial(os.urandom, 4096), b"")))
 """Random ones, many at a time: each call of the system lets another thread have the interpreter for a while."""
 
@@ -162,6 +165,7 @@ class Scheduler:
         self._starting: asyncio.Future[None] | None = None
         self.state, self.remembered = load_state(store, rules, self.started_at, new_id)
         """``remembered``: by key, oldest first, the records that ``remember`` made in an earlier run."""
+        _log_unreadable(self.state)
         self.state.period_s = first_period_s(
             len(self.state.nodes), rules.heartbeat_period_s, rules.node_heartbeat_timeout_s
         )
@@ -582,6 +586,19 @@ class Scheduler:
         if progress != kept.stored:
             await self._write([Change("progress", name, progress)])
             kept.stored = progress
+
+
+def _log_unreadable(state: State) -> None:
+    held = [each.id for each in state.operations.values() if each.lacks_secrets]
+    if held:
+        keys = sorted({state.vaults[each].key for each in held if each in state.vaults})
+        log.error(
+            "secrets_not_readable",
+            error=f"secrets of {count(len(held), 'operation')} are sealed with keys that this scheduler has not",
+            operations=held[:MAX_HELD_TOLD],
+            keys=keys,
+            advice="their jobs are not started; put the keys back into secrets_key_file and start it again",
+        )
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:

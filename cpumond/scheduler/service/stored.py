@@ -23,6 +23,7 @@ from cpumond.scheduler.model import (
     encode_record,
 )
 from cpumond.scheduler.rights.token_records import TokenRecord
+from cpumond.scheduler.rights.vaults import SealedVault
 from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
 from cpumond.scheduler.settings.records import changed_records, load_config
 from cpumond.scheduler.settings.rollout import Stage
@@ -76,6 +77,7 @@ def load_state(
         state,
         now,
         operations=records,
+        vaults=read("vault", SealedVault),
         jobs=sorted(read("job", JobRecord), key=lambda record: record.finish_time),
         nodes=read("node", NodeRecord),
         starts=sorted(read("start", StartRecord), key=lambda record: record.sequence),
@@ -131,6 +133,9 @@ def encode(change: Transaction, config: Config) -> list[Change]:
             changes.append(Change(kind, key, None if value is None else encode_record(value)))
         changes += [Change("progress", name, None) for name in config.trees if name not in change.config.trees]
     changes += [Change("operation", record.id, encode_record(record)) for record in change.operations]
+    changes += [Change("vault", vault.operation_id, encode_record(vault)) for vault in change.vaults]
+    gone = (record.id for record in change.operations if record.vault_bytes and record.is_finished)
+    changes += [Change("vault", operation_id, None) for operation_id in gone]
     changes += [Change("job", record.id, encode_record(record)) for record in change.jobs]
     changes += [Change("start", record.id, None) for record in change.jobs]
     changes += [Change("node", record.id, encode_record(record)) for record in (*change.nodes, *change.kept_nodes)]

@@ -42,7 +42,7 @@ from cpumond.scheduler.settings.values import (
     shown,
     to_milliseconds,
 )
-from cpumond.scheduler.settings.vault import SECURE_VAULT, without_vault
+from cpumond.scheduler.settings.vault import read_vault, without_vault
 
 MAX_JOB_COUNT: Final = 100_000
 MAX_TASKS: Final = 100
@@ -168,6 +168,8 @@ class ParsedSpecification(OperationFacts, frozen=True):
     trees: tuple[str, ...] | None
     options: dict[str, dict[str, Any]]
     acl: tuple[AccessEntry, ...]
+    secrets: dict[str, str]
+    """Variables of each job that are kept apart from the specification (12.6)."""
 
 
 ROOT_OPTIONS: Final = honoured("root")
@@ -179,6 +181,7 @@ def read_spec(
 ) -> ParsedSpecification:
     """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``; ``default_memory_limit``
     (bytes) is that of tasks that say none. Raises CommandError."""
+    secrets, spec = read_vault(spec), without_vault(spec)
     table = _normalise(spec, "spec")
     trees, options = _read_places(table)
     several = trees is not None and len(trees) > 1
@@ -190,7 +193,7 @@ def read_spec(
         what = "jobs that run on reclaimed CPU only could never start with allow_reclaimed = false; set one of the two"
         raise _refuse("spec/require_reclaimed", what)
     return ParsedSpecification(
-        tasks=_read_tasks(table, default_memory_limit),
+        tasks=_read_tasks(table, secrets, default_memory_limit),
         trees=trees,
         options=options,
         title=_text(table.get("title", ""), "spec/title", MAX_TEXT),
@@ -209,6 +212,7 @@ def read_spec(
         ),
         job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
         acl=_read_acl(table, "spec"),
+        secrets=secrets,
     )
 
 
@@ -411,14 +415,16 @@ def _read_per_tree(table: Mapping[str, Any], inside: str, *, strict: bool = Fals
     return options
 
 
-def _read_tasks(table: Mapping[str, Any], default_memory_limit: int) -> tuple[Task, ...]:
+def _read_tasks(table: Mapping[str, Any], secrets: Mapping[str, str], default_memory_limit: int) -> tuple[Task, ...]:
+    """``secrets``: variables that each job has besides those of its task."""
     tasks = _table(table.get("tasks"), "spec/tasks", "a map of a task's name to its job_count and command")
     if not tasks:
         raise _refuse("spec/tasks", "at least one task is needed, for example {t={job_count=1;command=...}}")
     if len(tasks) > MAX_TASKS:
         raise _refuse("spec/tasks", f"at most {MAX_TASKS} tasks are allowed, got {len(tasks)}")
     result = tuple(
-        _read_task(_text(name, "spec/tasks", 1000), given, default_memory_limit) for name, given in tasks.items()
+        _read_task(_text(name, "spec/tasks", 1000), given, secrets, default_memory_limit)
+        for name, given in tasks.items()
     )
     if _flag(table.get("fail_on_job_restart", False), "spec/fail_on_job_restart"):
         result = tuple(msgspec.structs.replace(task, fail_on_job_restart=True) for task in result)
@@ -428,7 +434,7 @@ def _read_tasks(table: Mapping[str, Any], default_memory_limit: int) -> tuple[Ta
     return result
 
 
-def _read_task(name: str, given: object, default_memory_limit: int) -> Task:
+def _read_task(name: str, given: object, secrets: Mapping[str, str], default_memory_limit: int) -> Task:
     if not name:
         raise _refuse("spec/tasks", "the name of a task must not be empty")
     where = f"spec/tasks/{name}"
@@ -444,14 +450,14 @@ def _read_task(name: str, given: object, default_memory_limit: int) -> Task:
         for key, value in _table(task.get("environment", {}), f"{where}/environment").items()
     }
     directory = _read_directory(task.get("working_directory", ""), f"{where}/working_directory")
-    _check_size(arguments, environment, directory, where)
+    _check_size(arguments, environment, directory, secrets, where)
     if "job_count" not in task:
         raise _refuse(f"{where}/job_count", "is missing; how many jobs shall run?")
     if not (arguments if isinstance(arguments, str) else "".join(arguments[:1])).strip():
         raise _refuse(f"{where}/command", "is missing or blank; what shall each job run?")
     ceiling = task.get("set_container_cpu_limit")
     interrupts = _read_signal(task.get("interruption_signal"), f"{where}/interruption_signal")
-    rest = set(task) - TASK_OPTIONS - {SECURE_VAULT}
+    rest = set(task) - TASK_OPTIONS
     return Task(
         name=name,
         job_count=_integer(task["job_count"], f"{where}/job_count", 1, MAX_JOB_COUNT),
@@ -502,17 +508,22 @@ def _optional_integer(table: Mapping[str, Any], name: str, where: str, least: in
 
 
 def _check_size(
-    command: str | tuple[str, ...], environment: Mapping[str, str], working_directory: str, where: str
+    command: str | tuple[str, ...],
+    environment: Mapping[str, str],
+    working_directory: str,
+    secrets: Mapping[str, str],
+    where: str,
 ) -> None:
     """Bound the texts that every order of a job carries to its node. Raises CommandError."""
     words = (command,) if isinstance(command, str) else command
-    texts = (*words, *environment.keys(), *environment.values(), working_directory)
+    texts = (*words, *environment.keys(), *environment.values(), working_directory, *secrets, *secrets.values())
     # What is not valid Unicode is refused where it is stored.
     size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
     if size > MAX_TASK_BYTES:
+        told = ", with the variables of secure_vault," if secrets else ""
         what = (
-            f"command, environment and working_directory together may take at most {MAX_TASK_BYTES} bytes (UTF-8), "
-            f"got {size}; put long texts into a file that the job reads"
+            f"command, environment and working_directory together{told} may take at most {MAX_TASK_BYTES} bytes "
+            f"(UTF-8), got {size}; put long texts into a file that the job reads"
         )
         raise _refuse(where, what)
 

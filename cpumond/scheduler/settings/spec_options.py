@@ -139,6 +139,10 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "max_stderr_size", TASK, "5 MiB", "honoured",
         "the end of stderr is kept; max_log_bytes of the node's agent holds besides and is the default",
     ),
+    Option(
+        "secure_vault", ROOT, "none", "honoured",
+        "refused without a secrets_key_file of the scheduler; no answer has it, also none to its owner",
+    ),
     # --- refused: the result would be another one
     Option(
         "gang_options", TASK, "none", "refused",
@@ -151,10 +155,6 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "each job would run alone and believe to be one of several; order one larger job, or one job for each member "
         "in a gang",
         with_zero=True,
-    ),
-    Option(
-        "secure_vault", BOTH, "none", "refused",
-        "secrets are not given to jobs; have the command read them from a file that only its user may read",
     ),
     Option(
         "docker_image", TASK, "none", "refused",

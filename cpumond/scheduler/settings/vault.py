@@ -1,14 +1,26 @@
-"""``secure_vault``: what a user's specification keeps secret.
+"""``secure_vault``: what a user's specification keeps secret, and the variables that jobs get (semantics.md 12.6).
 
 It is in no record's ``spec``, no answer and no sentence: neither its values nor the names of its keys.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.settings.values import FIELD
+
 SECURE_VAULT: Final = "secure_vault"
+VARIABLE: Final = "YT_SECURE_VAULT"
+MAX_VAULT_BYTES: Final = 65_536
+"""Of the whole vault as text: the kernel takes one variable of twice as much."""
+MAX_DEPTH: Final = 64
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_]+")
+_UNSAFE: Final = re.compile(r'[^\x20-\x7e]|["\\]')
 
 
 def is_vault(key: object) -> bool:
@@ -17,15 +29,124 @@ def is_vault(key: object) -> bool:
 
 
 def without_vault(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification without the vault, at its root and in its tasks; what is no map stays as it is."""
+    """A specification without the vault, at its root, among its tasks and in each; what is no map stays as it is."""
     shown = {key: value for key, value in spec.items() if not is_vault(key)}
     tasks = shown.get("tasks")
     if isinstance(tasks, Mapping):
-        shown["tasks"] = {name: _without(task) for name, task in tasks.items()}
+        shown["tasks"] = {
+            name: {key: value for key, value in task.items() if not is_vault(key)}
+            if isinstance(task, Mapping)
+            else task
+            for name, task in tasks.items()
+            if not is_vault(name)
+        }
     return shown
 
 
-def _without(task: Any) -> Any:
-    if not isinstance(task, Mapping):
-        return task
-    return {key: value for key, value in task.items() if not is_vault(key)}
+def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of each job: the whole vault as text YSON, and each key's value. Raises CommandError.
+
+    It stands at the root or, as `yt vanilla` takes it, among the tasks. Neither keys nor values are named in what is
+    refused, but their place: that is told, logged and kept.
+    """
+    where, vault = f"spec/{SECURE_VAULT}", _find_vault(spec)
+    variables: dict[str, str] = {}
+    for number, (key, value) in enumerate(vault.items(), 1):
+        if not isinstance(key, str) or not _NAME.fullmatch(key):
+            what = f"key {number} of {len(vault)} is no name of a variable: letters, digits and _ of ASCII"
+            raise _refuse(where, what)
+        if problem := _find_problem(value, 0):
+            raise _refuse(where, f"the value of key {number} of {len(vault)} {problem}")
+        if value is not None:
+            variables[f"{VARIABLE}_{key}"] = _show(value)
+    if not vault:
+        return {}
+    whole = write_yson(vault)
+    if len(whole) > MAX_VAULT_BYTES:
+        what = (
+            f"takes {len(whole)} bytes as text, at most {MAX_VAULT_BYTES} are given to a job; keep long secrets where "
+            "jobs can fetch them with a short one"
+        )
+        raise _refuse(where, what)
+    return {VARIABLE: whole, **variables}
+
+
+def _find_vault(spec: Mapping[str, Any]) -> Mapping[Any, Any]:
+    """The one vault of a specification; empty where there is none. Raises CommandError."""
+    tasks = spec.get("tasks")
+    tasks = tasks if isinstance(tasks, Mapping) else {}
+    for name, task in tasks.items():
+        if isinstance(task, Mapping) and not is_vault(name) and any(is_vault(key) and task[key] for key in task):
+            where = f"spec/tasks/{name}/{SECURE_VAULT}"
+            raise _refuse(where, "belongs to the root of the specification: every job gets it")
+    found = [part[key] for part in (spec, tasks) for key in part if is_vault(key) and part[key] is not None]
+    where = f"spec/{SECURE_VAULT}"
+    if len(found) > 1:
+        raise _refuse(where, "is given twice; keep one of them")
+    if found and not isinstance(found[0], Mapping):
+        raise _refuse(where, "expected a map of names to secrets")
+    return found[0] if found else {}
+
+
+def _find_problem(value: object, depth: int) -> str:
+    """Why a value cannot be given to a job, as the end of a sentence; "" if it can."""
+    if value is None or isinstance(value, bool | int | float):
+        return ""
+    if isinstance(value, str):
+        if "\0" in value:
+            return "holds a character with the code 0, which cannot be given to a process"
+        return "" if _is_unicode(value) else "is no valid UTF-8; give it in base64, which the job decodes"
+    if depth >= MAX_DEPTH:
+        return f"is nested deeper than {MAX_DEPTH} levels"
+    if isinstance(value, list):
+        parts: list[object] = value
+    elif isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        parts = [*value, *value.values()]
+    else:
+        return "is neither text, a number, true, false, a list nor a map"
+    return next((problem for each in parts if (problem := _find_problem(each, depth + 1))), "")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _show(value: Any) -> str:
+    """The value of a key as that of its variable: text as it is, others without a mark of their kind."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value)
+    return write_yson(value) if isinstance(value, list | Mapping) else str(int(value))
+
+
+def write_yson(value: Any) -> str:
+    """Text YSON in ASCII, of what ``_find_problem`` lets pass."""
+    if value is None:
+        return "#"
+    if isinstance(value, bool):
+        return "%true" if value else "%false"
+    if isinstance(value, int):
+        return f"{int(value)}u" if value >= 2**63 else str(int(value))
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else f"%{value}"
+    if isinstance(value, str):
+        return f'"{_UNSAFE.sub(_escape, value)}"'
+    if isinstance(value, list):
+        return f"[{''.join(f'{write_yson(each)};' for each in value)}]"
+    return f"{{{''.join(f'{write_yson(key)}={write_yson(each)};' for key, each in value.items())}}}"
+
+
+def _escape(found: re.Match[str]) -> str:
+    sign = found[0]
+    return f"\\{sign}" if sign in '"\\' else "".join(f"\\x{byte:02X}" for byte in sign.encode())
+
+
+def _refuse(where: str, what: str) -> CommandError:
+    return CommandError(f"{where}: {what}", attributes={FIELD: where.partition("/")[2]})

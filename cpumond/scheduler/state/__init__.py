@@ -36,6 +36,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.model.forecast import Forecast
 from cpumond.scheduler.rights.token_records import TokenTable
+from cpumond.scheduler.rights.vaults import SealedVault
 from cpumond.scheduler.settings.nodes_filter import NodesFilter
 from cpumond.scheduler.state.gang_table import GangTable
 from cpumond.scheduler.state.refused import RefusedStarts
@@ -79,6 +80,8 @@ class State:
         """Finished operations, the first finished first."""
         self.finished_jobs: dict[str, dict[str, JobRecord]] = {}
         """Operation -> its finished jobs by id, as long as the operation is known."""
+        self.vaults: dict[str, SealedVault] = {}
+        """The secrets of live operations, by operation (12.6)."""
         self.spec_room = SpecRoom(rules.max_specification_memory)
         self.config_bytes = 0
         self.tokens = TokenTable()

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from cpumond.core.levels import SAFE
 from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord, Rules, StartRecord
 from cpumond.scheduler.rights.token_records import TokenRecord
+from cpumond.scheduler.rights.vaults import SealedVault
 from cpumond.scheduler.settings.operations import is_cut_short
 from cpumond.scheduler.settings.rollout import Stage
 from cpumond.scheduler.state import State, install, lifecycle
@@ -33,6 +34,7 @@ def apply(state: State, change: Transaction, now: float) -> None:
         install.sum_totals(state)
     for ended in change.jobs:
         install.install_job(state, ended, now)
+    state.vaults.update({vault.operation_id: vault for vault in change.vaults})
     for record in change.operations:
         install.install_operation(state, record, now)
     if change.jobs or change.operations:
@@ -64,6 +66,7 @@ def load(
     now: float,
     *,
     operations: Iterable[OperationRecord],
+    vaults: Iterable[SealedVault],
     jobs: Iterable[JobRecord],
     nodes: Iterable[NodeRecord],
     starts: Iterable[StartRecord],
@@ -86,8 +89,12 @@ def load(
     install.sum_totals(state)
     state.has_untold_starts = has_untold_starts
     state.await_until = now + state.rules.node_heartbeat_timeout_s
+    state.vaults = {vault.operation_id: vault for vault in vaults}
     for record in operations:
         install.install_operation(state, record, now)
+    for operation_id in sorted(state.vaults.keys() - state.operations.keys()):
+        del state.vaults[operation_id]
+        state.expired["vault", operation_id] = None
     for job in jobs:
         if job.operation_id in state.operations or job.operation_id in state.finished:
             install.keep_job(state, job)

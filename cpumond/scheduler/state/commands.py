@@ -41,7 +41,7 @@ from cpumond.scheduler.settings.spec_patch import apply_patches
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.validation import find_late_guarantees, find_overcommit
 from cpumond.scheduler.settings.values import FIELD, name_field
-from cpumond.scheduler.settings.vault import without_vault
+from cpumond.scheduler.settings.vault import SECURE_VAULT, without_vault
 from cpumond.scheduler.state import lifecycle
 from cpumond.scheduler.state.maintenance import prepare_node
 from cpumond.scheduler.state.node_commands import NodeCommand
@@ -234,8 +234,12 @@ def _prepare_start(
     if command.type != "vanilla":
         text = f'Operation type "{command.type}" is not supported; start a "vanilla" operation'
         raise CommandError(text, attributes={FIELD: "type"})
-    asked = operations.read_spec(command.spec, state.rules.read_monitor, _find_memory_limit(state, command.spec))
-    state.spec_room.check(command.spec, user)
+    spec = without_vault(command.spec)
+    asked = operations.read_spec(command.spec, state.rules.read_monitor, _find_memory_limit(state, spec))
+    if asked.secrets and state.rules.vault_keys is None:
+        what = "this scheduler keeps no secrets; an administrator sets secrets_key_file in its configuration"
+        raise CommandError(f"spec/{SECURE_VAULT}: {what}", attributes={FIELD: SECURE_VAULT})
+    state.spec_room.check([spec, asked.secrets] if asked.secrets else spec, user)
     if len(state.operations) >= state.rules.max_operation_count:
         raise CommandError(
             f"Limit for the number of concurrent operations {state.rules.max_operation_count} of the scheduler has "
@@ -284,8 +288,10 @@ def _prepare_start(
             running.append(name)
     if not chosen:
         raise refused[0] if refused else CommandError("The list of pool trees is empty")
+    operation_id, keys = new_id(), state.rules.vault_keys
+    vaults = (keys.seal(operation_id, asked.secrets),) if keys is not None and asked.secrets else ()
     record = OperationRecord(
-        id=new_id(),
+        id=operation_id,
         sequence=state.sequence + 1,
         user=user,
         start_time=now,
@@ -295,16 +301,17 @@ def _prepare_start(
         state="running" if running else "pending",
         running_in=tuple(running),
         **{name: getattr(asked, name) for name in OperationFacts.__struct_fields__},
-        spec=without_vault(command.spec),
+        spec=spec,
         parents=parents,
         acl=asked.acl,
+        vault_bytes=sum(vault.size for vault in vaults),
     )
     told += find_idle_monitor_options(asked.job_cpu_monitor)
     jobs = [(task, task.job_count) for task in asked.tasks]
     told += _find_shorter_logs(asked.tasks, [state.trees[name] for name in chosen])
     told += placement.find_unplaceable(jobs, asked.is_gang, sizes)
-    warnings = (*operations.unrecognized_warnings(command.spec), *map(str, refused), *told)
-    return Transaction(operations=(record,), id=record.id, warnings=warnings)
+    warnings = (*operations.unrecognized_warnings(spec), *map(str, refused), *told)
+    return Transaction(operations=(record,), vaults=vaults, id=record.id, warnings=warnings)
 
 
 def _find_memory_limit(state: State, spec: Mapping[str, Any]) -> int:

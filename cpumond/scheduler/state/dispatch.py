@@ -16,7 +16,8 @@ from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
 from cpumond.scheduler.model import Task
 from cpumond.scheduler.state import State, TreeWork, gangs, lifecycle
-from cpumond.scheduler.state.heartbeats import Receipt, note_overcommit
+from cpumond.scheduler.state.heartbeats import Receipt, note_overcommit, takes_secrets
+from cpumond.scheduler.state.install import open_vault
 from cpumond.scheduler.state.maintenance import find_drained
 
 MAX_ORDERS = 200
@@ -197,6 +198,8 @@ def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
     total_bytes = 0
     for job in starting:
         order = _make_order(state, job)
+        if order is None:
+            continue
         total_bytes += len(msgspec.json.encode(order))
         if chosen and (len(chosen) == MAX_ORDERS or total_bytes > MAX_ORDER_BYTES):
             break
@@ -209,8 +212,12 @@ def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
     return [order for _, order in chosen]
 
 
-def _make_order(state: State, job: Job) -> JobOrder:
+def _make_order(state: State, job: Job) -> JobOrder | None:
+    """None for a job with secrets that this scheduler cannot read, or that its node would not give to it (12.6)."""
     task, record = job.task, job.element.operation.record
+    secrets = open_vault(state, record)
+    if secrets is None or (secrets and not takes_secrets(job.node)):
+        return None
     return JobOrder(
         job_id=job.id,
         operation_id=record.id,
@@ -234,6 +241,7 @@ def _make_order(state: State, job: Job) -> JobOrder:
         set_container_cpu_limit=job.has_ceiling,
         cpu_monitor_moves=job.element.tree.config.settings.cpu_monitor_moves,
         variables=_list_variables(job),
+        secrets=secrets,
     )
 
 

@@ -9,6 +9,7 @@ from cpumond.fairshare.resources import ZERO
 from cpumond.scheduler.decide.snapshot import SnapshotMaker
 from cpumond.scheduler.elements import Node, Operation, OperationElement, Tree, add_cpu_time, count_cpu_time, end_job
 from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord, OperationTreeOptions, to_vector
+from cpumond.scheduler.rights.vaults import VaultError
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.nodes_filter import parse_nodes_filter
 from cpumond.scheduler.state import State, TreeWork, lifecycle, pools
@@ -70,6 +71,7 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
             if len(state.deadlines) > 2 * len(state.operations) + SPARE_DEADLINES:
                 state.deadlines = sorted(each for each in state.deadlines if each[1] in state.operations)
         state.spec_room.add(record)
+        operation.lacks_secrets = bool(record.vault_bytes) and open_vault(state, record) is None
         operation.needed = operations.needed_jobs(record, {})
     elif record.counts != operation.record.counts or record.tasks is not operation.record.tasks:
         _change_tasks(state, operation, record)
@@ -94,6 +96,19 @@ def _change_tasks(state: State, operation: Operation, record: OperationRecord) -
     for job in state.jobs.values():
         if job.element.operation is operation:
             job.task = tasks[job.task.name]
+
+
+def open_vault(state: State, record: OperationRecord) -> dict[str, str] | None:
+    """The secret variables of an operation's jobs; None where this scheduler cannot read them (12.6)."""
+    if not record.vault_bytes:
+        return {}
+    vault, keys = state.vaults.get(record.id), state.rules.vault_keys
+    if vault is None or keys is None:
+        return None
+    try:
+        return keys.open(vault)
+    except VaultError:
+        return None
 
 
 def _install_element(state: State, operation: Operation, tree: Tree, options: OperationTreeOptions) -> None:
@@ -148,6 +163,7 @@ def _end_operation(state: State, operation: Operation, record: OperationRecord, 
     for element in operation.elements.values():
         _leave_tree(state, element, f"the operation is {record.state}", now)
     del state.operations[record.id]
+    state.vaults.pop(record.id, None)
 
 
 def _keep_finished(state: State, record: OperationRecord) -> None:

@@ -145,11 +145,12 @@ class SpecRoom:
     def add(self, record: OperationRecord) -> None:
         """Count an operation that is kept, live or ended; an ended one may have been counted as live."""
         if record.is_finished:
-            weight = self._forget_live(record) or weigh(record.spec)
+            live = self._forget_live(record)
+            weight = live - record.vault_bytes if live else weigh(record.spec)
             self._ended[record.id] = weight
             self.ended_bytes += weight
         else:
-            weight = self._live[record.id] = weigh(record.spec)
+            weight = self._live[record.id] = weigh(record.spec) + record.vault_bytes
             self.live_bytes += weight
             self._of_user[record.user] += weight
 

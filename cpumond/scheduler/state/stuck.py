@@ -57,7 +57,7 @@ def _is_unmatched(operation: Operation, online: dict[Fitting, bool]) -> bool:
     Not where none is online at all: then it is not for the filter that it waits. ``online``: whether a node of these
     is, as far as it is known.
     """
-    if operation.record.suspended or not operation.needed or operation.active_job_count:
+    if operation.is_held or not operation.needed or operation.active_job_count:
         return False
     elements = operation.elements.values()
     if not any(each.is_running for each in elements):
@@ -102,7 +102,7 @@ class _OnlineSizes:
 
 def _find_why(operation: Operation, sizes: _OnlineSizes) -> tuple[str, bool]:
     """Why an operation is stuck in each of its trees, "" where it is not, and whether limits are why in one of them."""
-    if operation.record.suspended or not operation.needed or operation.active_job_count:
+    if operation.is_held or not operation.needed or operation.active_job_count:
         return "", False
     elements = operation.elements.values()
     told: list[str] = []

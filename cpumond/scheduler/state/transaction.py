@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord
 from cpumond.scheduler.rights.token_records import TokenRecord
+from cpumond.scheduler.rights.vaults import SealedVault
 from cpumond.scheduler.settings.rollout import Stage
 
 
@@ -36,6 +37,8 @@ class Transaction:
 
     config: Config | None = None
     operations: tuple[OperationRecord, ...] = ()
+    vaults: tuple[SealedVault, ...] = ()
+    """Secrets of new operations among ``operations``; those of an operation that ends are gone with its end."""
     jobs: tuple[JobRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     removed_nodes: tuple[str, ...] = ()

@@ -82,7 +82,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     if hierarchies.cpuacct_root != hierarchies.cpu_root:
         # Where cpu and cpuacct are mounted apart, systemd uses the first only.
         hierarchies = msgspec.structs.replace(hierarchies, cpuacct_root=hierarchies.unified_root)
-    opened = UnitRig(lambda: SystemdExecutor(JobCgroupTree(hierarchies, "")), cgroups, hierarchies, tmp_path / "jobs")
+    tree, runtime_dir = JobCgroupTree(hierarchies, ""), str(tmp_path / "run")
+    opened = UnitRig(lambda: SystemdExecutor(tree, runtime_dir), cgroups, hierarchies, tmp_path / "jobs")
     yield opened
     for job_id in cgroups.list_job_ids():
         opened.executor.kill(job_id)

@@ -90,7 +90,7 @@ class Driver:
     """An executor and what it told so far."""
 
     def __init__(self) -> None:
-        self.executor = SystemdExecutor(JobCgroupTree(open_hierarchies(), ""))
+        self.executor = SystemdExecutor(JobCgroupTree(open_hierarchies(), ""), "/run/cpumond-test")
         self.events: list[Event] = []
 
     def recover(self, *job_ids: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from cpumond.host.executor.model import (
 from cpumond.host.executor.systemd.bus import SystemdBus, explain
 from cpumond.host.executor.systemd.idle import SEE, IdleSlice
 from cpumond.host.executor.systemd.journal import JOURNAL_SOCKET, has_spawn_failure, open_journal, read_log
+from cpumond.host.executor.systemd.secrets import SecretFiles, find_problem
 from cpumond.host.executor.systemd.unit import (
     GONE,
     JOB_ID,
@@ -89,11 +90,13 @@ class _Job:
 class SystemdExecutor(Executor):
     """One thread of its own talks to the bus; each job is a task there.
 
-    ``cgroups`` is asked for counters only: systemd makes the cgroups.
+    ``cgroups`` is asked for counters only: systemd makes the cgroups. In ``runtime_dir``: secrets of jobs that are just
+    being started.
     """
 
-    def __init__(self, cgroups: JobCgroupTree) -> None:
+    def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
         self._cgroups = cgroups
+        self._secrets = SecretFiles(runtime_dir)
         self._events = EventQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -125,7 +128,7 @@ class SystemdExecutor(Executor):
         """A job that is there already is left as it is."""
         try:
             unit_name(launch.job_id)
-            problem = check_launch(launch)
+            problem = check_launch(launch) or find_problem(launch.secrets)
         except ExecutorError as error:
             problem = str(error)
         if problem:
@@ -293,6 +296,7 @@ class SystemdExecutor(Executor):
             else:
                 self._events.add(Ended(job_id, time.time(), problem=GONE))
         self._reap_orphan_units(units)
+        self._secrets.keep({job.job_id for job in found})
         started = await asyncio.gather(*(self._adopt(job) for job in found))
         return {one.job_id: one for one in started if one is not None}
 
@@ -358,6 +362,7 @@ class SystemdExecutor(Executor):
         if refused is None:
             await self._follow(job)
         else:
+            self._secrets.remove(job.job_id)
             await self._forget(job)
             self._events.add(refused)
 
@@ -368,8 +373,14 @@ class SystemdExecutor(Executor):
             user = pwd.getpwuid(os.geteuid()).pw_name
         try:
             properties = unit_properties(launch, user, self._bus.version)
+            if launch.secrets:
+                path = self._secrets.write(job.job_id, launch.secrets)
+                properties.append(("EnvironmentFiles", "a(sb)", [[path, False]]))
         except ExecutorError as error:
             return NotStarted(job.job_id, str(error))
+        except OSError as error:
+            problem = f"its secrets cannot be given to systemd: {error.filename}: {describe(error)}"
+            return NotStarted(job.job_id, problem, node_fault=True)
         deadline_s = time.monotonic() + BUS_WAIT_S
         again = False
         while True:
@@ -414,6 +425,7 @@ class SystemdExecutor(Executor):
     async def _follow(self, job: _Job, *, announced: bool = False) -> None:
         """From systemd's promise to start the unit, to the end; ``announced``: the agent knows that it runs or ran."""
         state = await self._wait_for_state(job, lambda s: bool(s.has_run) or s.is_over)
+        self._secrets.remove(job.job_id)
         damaged = await self._is_damaged(job, state)
         if damaged or not (announced or await self._has_run(job, state)):
             if damaged:

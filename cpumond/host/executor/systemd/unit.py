@@ -82,6 +82,7 @@ def check_launch(launch: Launch) -> str:
     if not launch.argv or not launch.argv[0]:
         return NO_COMMAND
     words = [*launch.argv, *launch.environment, *launch.environment.values(), launch.user, launch.working_directory]
+    words += [*launch.secrets, *launch.secrets.values()]
     try:
         size = sum(len(word.encode()) + 1 for word in words)
     except UnicodeEncodeError:

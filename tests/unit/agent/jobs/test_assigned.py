@@ -1109,3 +1109,24 @@ def test_who_says_nothing_of_checkpoints_has_no_file_for_them(world: World) -> N
     world.run("j1")
     assert "CPUMOND_CHECKPOINT" not in world.executor.launches["j1"].environment
     assert checkpoint_of(world) is None
+
+
+def test_secrets_of_a_job_are_for_its_start_alone_and_in_no_file(world: World) -> None:
+    world.obey(make_order("j0", cpu_limit=4.0), make_order("j1", secrets={"KEY": "hunter2"}, memory_limit=0))
+    waiting = world.jobs.jobs["j1"]
+    assert (waiting.file.state, waiting.order.secrets, waiting.secrets) == ("waiting", {}, {"KEY": "hunter2"})
+    world.happen(Ended("j0", 160.0, exit_code=0))
+    launch = world.executor.launches["j1"]
+    assert (launch.secrets, launch.environment.get("KEY"), waiting.secrets) == ({"KEY": "hunter2"}, None, {})
+    world.happen(Started("j1", "cpumond-jobs/j1", 100.0))
+    world.wait_for_workers()
+    files = [path for path in world.directory.rglob("*") if path.is_file()]
+    assert world.directory / "state/jobs/j1/job.json" in files or any(path.name == "job.json" for path in files)
+    assert [path for path in files if b"hunter2" in path.read_bytes()] == []
+    assert "hunter2" not in repr((world.jobs.view(), world.jobs.reports(), waiting.file))
+
+
+def test_a_job_that_does_not_start_leaves_no_secrets(world: World) -> None:
+    world.obey(make_order("j0", cpu_limit=4.0), make_order("j1", secrets={"KEY": "hunter2"}))
+    world.obey(stop=[stop("j1")])
+    assert (world.jobs.jobs["j1"].file.state, world.jobs.jobs["j1"].secrets) == ("ended", {})

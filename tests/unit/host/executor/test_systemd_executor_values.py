@@ -252,7 +252,7 @@ def test_the_journals_export_format():
 
 @pytest.fixture
 def executor():
-    made = SystemdExecutor(None)  # type: ignore[arg-type]
+    made = SystemdExecutor(None, "/run")  # type: ignore[arg-type]
     yield made
     made.close()
     made.close()

@@ -224,3 +224,29 @@ def test_what_both_configurations_have_is_called_the_same() -> None:
     agent = {field.encode_name for field in msgspec.structs.fields(AgentConfig)}
     ours = {field.encode_name for field in msgspec.structs.fields(SchedulerConfig)}
     assert agent & ours == {"state_dir", "metrics", "log", "path"}
+
+
+TOKENS = 'tokens_file = "/etc/tokens"'
+CERTIFICATE = 'certificate = "/etc/c"\nkey = "/etc/k"'
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            'state_dir = "/s"\nsecrets_key_file = "/s/deep/../keys"\n[api]\n',
+            "/s/keys is in state_dir, so that each",
+        ),
+        (f'secrets_key_file = "/k"\n[api]\nlisten = "0.0.0.0:1"\n{TOKENS}', "secrets would go to nodes in the clear"),
+        ('secrets_key_file = "/k"\n[api]\nlisten = "127.0.0.1:1"', "every user of this machine could get the secrets"),
+    ],
+)
+def test_secrets_are_kept_only_where_they_stay_secret(text: str, sentence: str) -> None:
+    assert f"secrets_key_file: {sentence}" in refused(text)
+
+
+@pytest.mark.parametrize(
+    "api", ["", f'listen = "127.0.0.1:1"\n{TOKENS}', f'listen = "0.0.0.0:1"\n{TOKENS}\n{CERTIFICATE}']
+)
+def test_secrets_are_kept_where_nodes_are_known_and_nobody_listens(api: str) -> None:
+    assert load(f'state_dir = "/s"\nsecrets_key_file = "/statement"\n[api]\n{api}').secrets_key_file == "/statement"
