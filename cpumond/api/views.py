@@ -169,6 +169,8 @@ class OperationDetails(OperationView, frozen=True):
     late_cpu_seconds: float
     lost_core_seconds: float
     """What preemptions of these jobs lost (6.9)."""
+    over_reserve_count: int = 0
+    """Jobs that use more memory than they reserve (8.1)."""
 
 
 class OperationList(View, frozen=True):
@@ -214,6 +216,8 @@ class JobView(JobFigures, frozen=True):
     exit_code: int | None = None
     reason: str = ""
     max_memory: int | None = None
+    memory_reserve: int = 0
+    """Bytes that it takes room for; 0: all of its task's ``memory_limit``."""
     preemption: PreemptionRecord | None = None
     node: str = ""
     cgroup: str = ""
@@ -253,6 +257,7 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
         acl=list(record.acl),
         may=may,
         alerts=[*([text for _, text in list_alerts(live)] if live is not None else []), *told],
+        over_reserve_count=sum(job.report.over_reserve for job in living if job.is_active),
         lost_core_seconds=sum(each.lost_core_seconds for each in stopped if each.kind != "aborted"),
         **used,
     )
@@ -548,6 +553,7 @@ def show_living_job(job: Job) -> JobView:
         current_cpu_limit=job.usage[1],
         start_time=job.start_time,
         cpu_monitor_mode=report.mode,
+        memory_reserve=job.memory_reserve,
         job_class=job.job_class,
         has_ceiling=job.has_ceiling,
         preemptibility=PREEMPTIBILITY[job.preemptibility] if job.is_active else "",

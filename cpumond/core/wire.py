@@ -32,6 +32,9 @@ MAX_HEARTBEAT_JOBS = 10_000
 
 OUT_OF_MEMORY: Final = "out of memory: "
 """How the ``reason`` of a job begins that failed at its memory limit."""
+MEMORY_OVERDRAFT: Final = "resource_overdraft: above its memory reserve: "
+"""How the ``reason`` of a job begins that was aborted since its node was short of memory and it used more than it
+reserves."""
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 _Cores = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
@@ -109,6 +112,8 @@ class JobReport(JobFigures, frozen=True, forbid_unknown_fields=True, omit_defaul
     """Relative to the root of the hierarchy of the cpu controller."""
     checkpoint_at: float | None = None
     """When it last told of a checkpoint, by its node's clock; null for never. Schedulers before 0.2 do not know it."""
+    over_reserve: bool = False
+    """Whether it uses more memory than it reserves; only of a job whose order has a ``memory_reserve``."""
 
 
 class FinishedJob(CpuUse, frozen=True, forbid_unknown_fields=True):
@@ -246,7 +251,8 @@ class JobOrder(msgspec.Struct, frozen=True):
     it, with ``signal_root_process_only`` the first. ``max_stderr_bytes``: what is kept of its stderr, 0 for the node's
     own bound. ``cpu_monitor_moves`` "weight": its ceiling stays while its guarantee moves; with all else the actuator
     of its node decides (1.6). ``secrets``: variables that win over all others, and that the node
-    keeps in no file that others can read, nor in one that outlives the job's start (12.6).
+    keeps in no file that others can read, nor in one that outlives the job's start (12.6). ``memory_reserve``: the
+    memory that it takes room for, at most ``memory_limit``, at which it fails; 0: all of that.
     """
 
     job_id: str
@@ -272,11 +278,17 @@ class JobOrder(msgspec.Struct, frozen=True):
     variables: dict[str, str] = {}
     cpu_monitor_moves: str = "quota"
     secrets: dict[str, str] = {}
+    memory_reserve: _Bytes = 0
 
     @property
     def moves_ceiling(self) -> bool:
         """Whether it has a quota that may follow its guarantee."""
         return self.has_ceiling and self.cpu_monitor_moves != "weight"
+
+    @property
+    def reserved_memory(self) -> int:
+        """Bytes of its node that it takes room for."""
+        return self.memory_reserve or self.memory_limit
 
     @property
     def has_ceiling(self) -> bool:

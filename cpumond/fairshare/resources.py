@@ -16,6 +16,7 @@ RESOURCES: Final = ("user_slots", "cpu", "gpu", "memory", "network")
 """Layout of every vector, and the order in which ties are broken. Memory is in bytes, cpu in cores."""
 
 CPU: Final = 1
+MEMORY: Final = 3
 EPS: Final = 1e-9
 """The specification's epsilon, a fraction of the cluster."""
 

@@ -277,3 +277,44 @@ def test_a_node_without_memory_for_all_its_jobs_aborts_the_one_that_was_started_
     assert "resource_overdraft" in aborted["reason"]
     assert "memory_overdraft_timeout" in aborted["reason"]
     assert ([job["id"] for job in own.jobs(first)], own.operation(second)["state"]) == ([kept["id"]], "running")
+
+
+def test_jobs_reserve_less_memory_than_they_may_use_until_their_node_comes_short(own, tmp_path):
+    """MEM-8 and MEM-9, in a quarter of the size."""
+    node, limit, gate = own.nodes[0], 128 * MIB, tmp_path / "gate"
+    configure(node, f'[resources]\nmemory = {2 * limit}\nresource_adjustment_period = "100ms"\n')
+    restart(node)
+
+    def start(command: str, count: int, **options: Any) -> str:
+        task = {"job_count": count, "command": command, "cpu_limit": 0.1, "memory_limit": limit, **options}
+        spec = {"pool": "p", "tasks": {"main": task}, "job_cpu_monitor": KEPT}
+        return str(own.post("/api/v1/operations", {"spec": spec})["id"])
+
+    for options, running in (({}, 4), ({"memory_reserve_factor": 1.0}, 2)):
+        operation = start("sleep 1000", 6, **options)
+        jobs = own.await_running(operation, running)
+        assert {job["memory_reserve"] for job in jobs} == {2 * limit // running}
+        assert len(own.jobs(operation)) == running, "there is no room for more"
+        own.abort(operation)
+        own.await_no_jobs()
+    # Three take 108 MiB of 256, the last one goes; its successor reserves 128 and is within that, so another one goes.
+    hungry = (
+        f"{sys.executable} -S -c \"import os, time\ndata = bytearray(b'x') * {100 * MIB}\n"
+        f"while not os.path.exists('{gate}'): time.sleep(0.05)\""
+    )
+    operation = start(hungry, 3)
+    own.wait(lambda: len(own.jobs(operation, "aborted")) == 2, "two are aborted", WAIT_S)
+    aborted = own.jobs(operation, "aborted")
+    assert all(job["reason"].startswith("resource_overdraft: above its memory reserve: ") for job in aborted)
+    running = own.wait(lambda: len(found := own.jobs(operation, "running")) == 2 and found, "two run", WAIT_S)
+    assert sorted(job["memory_reserve"] for job in running) == [limit // 2, limit]
+    details = own.wait(
+        lambda: (seen := own.operation(operation))["over_reserve_count"] and seen, "one is above", WAIT_S
+    )
+    assert (details["over_reserve_count"], counts(own, operation)) == (1, {"active": 2, "aborted": 2})
+    why = own.run("operation", "why", operation).stdout
+    assert "it waits for memory: reserve 128 MiB of memory_limit 128 MiB" in why
+    assert "1 job of it uses more memory than reserved" in why
+    gate.touch()
+    own.await_state(operation, "completed")
+    assert counts(own, operation) == {"completed": 3, "aborted": 2}

@@ -295,7 +295,7 @@ def test_an_operation_from_start_to_end(server, cpumond):
     assert row.split()[1] == "running"
     assert "training" in row
     shown = cpumond("operation", "show", operation_id)
-    assert "2 jobs of 1.5 cpu, 1 GiB memory: python train.py" in shown
+    assert "2 jobs of 1.5 cpu, 1 GiB memory (0.5 GiB memory reserved): python train.py" in shown
     assert "pending_job_count:" in cpumond("operation", "show", operation_id, "--all")
     assert "fair_share_ratio:" in cpumond("pool", "show", "p", "--all")
     jobs = cpumond("operation", "jobs", operation_id)

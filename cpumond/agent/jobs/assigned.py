@@ -44,11 +44,20 @@ from cpumond.agent.jobs.files import (
 from cpumond.agent.jobs.job import NO_SECRETS, OVERDRAFT, AssignedJob, EndState, Usage, find_signal
 from cpumond.agent.jobs.launch import find_account, make_argv, make_environment
 from cpumond.agent.jobs.memory import MemoryFiles, find_room
-from cpumond.agent.jobs.overdraft import Share, Timer, find_victims
+from cpumond.agent.jobs.overdraft import Share, Timer, find_missing, find_over_reserve, find_victims
 from cpumond.agent.state_file import make_directory, read_boot_id
 from cpumond.core.answers import AssignedView
 from cpumond.core.errors import ConfigError, CpumondError, UnavailableError, from_os_error
-from cpumond.core.wire import FinishedJob, HeartbeatAnswer, JobLog, JobOrder, JobReport, LogRequest, StopOrder
+from cpumond.core.wire import (
+    MEMORY_OVERDRAFT,
+    FinishedJob,
+    HeartbeatAnswer,
+    JobLog,
+    JobOrder,
+    JobReport,
+    LogRequest,
+    StopOrder,
+)
 from cpumond.host.executor.model import Ended, Event, Executor, Launch, NotStarted, Started
 
 log = structlog.get_logger("cpumond.agent")
@@ -408,19 +417,19 @@ class AssignedJobs:
         resources = self.config.resources
         running = [job for job in self.jobs.values() if job.takes_room]
         cpu = (resources.cpu or 0.0) - other_cores - sum(job.current_cores for job in running)
-        memory = (resources.memory or 0) - sum(job.order.memory_limit for job in running)
+        memory = (resources.memory or 0) - sum(job.order.reserved_memory for job in running)
         slots = (resources.user_slots or 0) - sum(job.order.user_slots for job in running)
         for job in self._list_waiting():
             order = job.order
             wanted: tuple[tuple[str, float, float], ...] = (
-                ("cpu", order.cpu_limit, cpu), ("memory", order.memory_limit, memory),
+                ("cpu", order.cpu_limit, cpu), ("memory", order.reserved_memory, memory),
                 ("user_slots", order.user_slots, slots),
             )  # fmt: skip
-            if order.reclaimed and order.memory_limit > 0:
+            if order.reclaimed and order.reserved_memory > 0:
                 if now_s >= self._room_until_s:
                     # Files of all jobs here are read for it.
                     self._room, self._room_until_s = self._find_memory_room(running), now_s + ROOM_S
-                wanted = (wanted[0], ("memory", order.memory_limit, min(memory, self._room)), wanted[2])
+                wanted = (wanted[0], ("memory", order.reserved_memory, min(memory, self._room)), wanted[2])
             missing = [each for each in wanted if each[1] > 0 and each[1] > each[2] + FITS * max(each[1], 1.0)]
             if now_s - job.received_at_s > order.wait_s:
                 # Too late, even if there is room now: the scheduler has placed it elsewhere by this time.
@@ -428,8 +437,8 @@ class AssignedJobs:
                 text = text or "there is now, too late"
                 self._finish(job, "aborted", f"the node had no room for it within {order.wait_s:g} s: {text}")
             elif not missing:
-                cpu, memory, slots = cpu - order.cpu_limit, memory - order.memory_limit, slots - order.user_slots
-                self._room -= order.memory_limit
+                cpu, memory, slots = cpu - order.cpu_limit, memory - order.reserved_memory, slots - order.user_slots
+                self._room -= order.reserved_memory
                 self._start(job, now_s)
 
     def _find_memory_room(self, holders: Iterable[AssignedJob]) -> float:
@@ -438,7 +447,7 @@ class AssignedJobs:
         available, memory = self._memory.read_available(), self._memory
         if available is None:
             return math.inf
-        owners = [(job.order.memory_limit or None, memory.read_use(job.file.cgroup)) for job in holders]
+        owners = [(job.order.reserved_memory or None, memory.read_use(job.file.cgroup)) for job in holders]
         owners += [(memory.read_limit(path), memory.read_use(path)) for path in self.list_owners()]
         return find_room(available, owners)
 
@@ -600,11 +609,34 @@ class AssignedJobs:
         self._abort_on_overdraft(self._cpu_timer, "cpu", cpu, other_cores, resources.cpu or 0.0, now_s)
         self._hold_memory()
         memory = [job.share(float(self._memory.read_use(job.file.cgroup) or 0)) for job in jobs if job.file.cgroup]
+        memory = self._abort_over_reserve(memory, float(resources.memory or 0), now_s)
         self._abort_on_overdraft(self._memory_timer, "memory", memory, 0.0, float(resources.memory or 0), now_s)
         options = self.config.executor
         for job_id in self._jobs_dir.drop_logs(self.clock.wall_s() - options.log_retention_s, options.max_kept_logs):
             self._directories.pop(job_id, None)
         return self._take_changed()
+
+    def _abort_over_reserve(self, shares: list[Share], capacity: float, now_s: float) -> list[Share]:
+        """Where the node is short of memory, abort jobs that use more of it than they reserve, at once; the others."""
+        above = []
+        for share in shares:
+            job = self.jobs[share.job_id]
+            is_over = 0 < job.order.memory_reserve < share.amount
+            self._changed |= is_over is not job.over_reserve
+            job.over_reserve = is_over
+            if is_over:
+                above.append(share)
+        if not above:
+            return shares
+        used, available = sum(share.amount for share in shares), self._memory.read_available()
+        victims = set(find_over_reserve(above, find_missing(used, capacity, available)))
+        for share in above:
+            if share.job_id in victims:
+                reserve = self.jobs[share.job_id].order.memory_reserve
+                why = f"{MEMORY_OVERDRAFT}{share.amount:.0f} of {reserve} bytes: its node is short of memory"
+                self.counters["overdraft"] += 1
+                self._stop(self.jobs[share.job_id], StopOrder(share.job_id, 0.0, OVERDRAFT, why), now_s)
+        return [share for share in shares if share.job_id not in victims]
 
     def _abort_on_overdraft(
         self, timer: Timer, resource: str, shares: list[Share], others: float, capacity: float, now_s: float

@@ -17,7 +17,16 @@ from cpumond.agent.discovery import FoundJob
 from cpumond.agent.jobs.files import JobFile
 from cpumond.agent.jobs.overdraft import Share
 from cpumond.core.errors import ConfigError
-from cpumond.core.wire import CPU_COUNTERS, OUT_OF_MEMORY, FinishedJob, JobFigures, JobOrder, JobReport, list_figures
+from cpumond.core.wire import (
+    CPU_COUNTERS,
+    MEMORY_OVERDRAFT,
+    OUT_OF_MEMORY,
+    FinishedJob,
+    JobFigures,
+    JobOrder,
+    JobReport,
+    list_figures,
+)
 from cpumond.host.executor.model import Ended
 
 log = structlog.get_logger("cpumond.agent")
@@ -25,7 +34,10 @@ log = structlog.get_logger("cpumond.agent")
 MAX_REASON = 1000
 OVERDRAFT = "resource_overdraft"
 """Kind of the order by which the node itself stops a job."""
+NO_MEMORY = "the node ran out of memory"
 MAX_STDERR_LINE = 300
+LIMIT_SLACK = 2**20
+"""A job whose most memory is so many bytes below its limit was not killed at it."""
 
 EndState = Literal["completed", "failed", "aborted", "lost"]
 
@@ -49,8 +61,8 @@ class AssignedJob:
     """One job. ``sent_at_s``: when the heartbeat was sent whose answer brought the order (monotonic seconds)."""
 
     __slots__ = (
-        "checkpoint_at", "directory", "earlier", "file", "found", "kill_at_s", "received_at_s", "secrets", "sent_at_s",
-        "usage",
+        "checkpoint_at", "directory", "earlier", "file", "found", "kill_at_s", "over_reserve", "received_at_s",
+        "secrets", "sent_at_s", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +82,8 @@ class AssignedJob:
         self.kill_at_s = math.inf
         self.found: FoundJob | None = None
         self.usage: Usage | None = None
+        self.over_reserve = False
+        """As in its report."""
         self.checkpoint_at: float | None = None
         """Its last checkpoint, in seconds since 1970."""
         self.earlier: dict[str, float] = {name: getattr(file, name) for name in SUMS}
@@ -150,7 +164,8 @@ class AssignedJob:
             stopping=self.file.stop is not None,
             task=order.task,
             start_time=self.file.start_time,
-            memory=order.memory_limit,
+            memory=order.reserved_memory,
+            over_reserve=self.over_reserve,
             cgroup=self.file.cgroup,
             checkpoint_at=self.checkpoint_at,
             **{**list_figures(usage), **self.sums()},
@@ -191,11 +206,19 @@ class AssignedJob:
             return "aborted", stop.why
         if ended.problem:
             return "lost", ended.problem
-        if ended.oom_killed and not order.memory_limit:
-            return "aborted", "the node ran out of memory"
+        if ended.oom_killed and (not order.memory_limit or self._was_below_limit(ended)):
+            if 0 < order.memory_reserve < (ended.max_memory or 0):
+                return "aborted", f"{MEMORY_OVERDRAFT}{ended.max_memory} of {order.memory_reserve} bytes: {NO_MEMORY}"
+            return "aborted", NO_MEMORY
         if ended.oom_killed:
             return "failed", f"{OUT_OF_MEMORY}it ordered memory_limit = {order.memory_limit} bytes"
         return "failed", _describe_exit(ended)
+
+    def _was_below_limit(self, ended: Ended) -> bool:
+        """Whether the kernel killed a process of it for want of memory on the node, not at its own limit. Where all
+        jobs reserve what they may use, that is not looked at."""
+        used, order = ended.max_memory, self.order
+        return order.memory_reserve > 0 and used is not None and used < order.memory_limit - LIMIT_SLACK
 
 
 def find_signal(order: JobOrder) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 TOLERANCE = 1e-6
 """Sums of limits that exceed the capacity by less than this share of it count as equal to it."""
+LEAST_BYTES, LEAST_RATIO = 64 * 2**20, 0.02
+"""Memory of the host that stays available while jobs use more than they reserve: so much, or that share of what the
+node offers where it is more."""
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -44,6 +47,29 @@ class Timer:
         return False
 
 
+def _latest_first(jobs: Iterable[Share]) -> list[Share]:
+    return sorted(jobs, key=lambda job: (job.start_time, job.job_id), reverse=True)
+
+
+def find_missing(used: float, capacity: float, available: float | None) -> float:
+    """Bytes that the jobs of a node, which use ``used``, must give back: what they use beyond its ``capacity``, or what
+    the host lacks of the room that is to stay ``available``, as it is while the kernel ends nothing yet; negative
+    where there is room left."""
+    over = used - capacity
+    return over if available is None else max(over, max(LEAST_BYTES, LEAST_RATIO * capacity) - available)
+
+
+def find_over_reserve(jobs: Sequence[Share], missing: float) -> list[str]:
+    """Of jobs that use more than they reserve those to abort, latest started first, until ``missing`` is given back."""
+    victims = []
+    for job in _latest_first(jobs):
+        if missing <= 0.0:
+            break
+        victims.append(job.job_id)
+        missing -= job.amount
+    return victims
+
+
 def find_victims(jobs: Sequence[Share], others: float, capacity: float) -> list[str]:
     """The jobs to abort, latest started first, until the rest and ``others`` (what cannot be aborted) fit.
 
@@ -53,7 +79,7 @@ def find_victims(jobs: Sequence[Share], others: float, capacity: float) -> list[
         return []
     used = others + sum(job.amount for job in jobs)
     victims = []
-    for job in sorted(jobs, key=lambda job: (job.start_time, job.job_id), reverse=True):
+    for job in _latest_first(jobs):
         if used <= capacity * (1.0 + TOLERANCE):
             break
         if job.amount > 0.0:

@@ -454,7 +454,8 @@ async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
         raise YtError(f"No such job {job_id}", NO_SUCH_JOB)
     record = state.find_record(job.element.operation.id if isinstance(job, Job) else job.operation_id)
     check_operation(Rights(state, request.user), record, "read")
-    return _take(jobs.job_info(job, record, _address(backend, job)), get_names(request, "attributes"))
+    info = {**jobs.job_info(job, record, _address(backend, job)), "statistics": jobs.show_statistics(job, record)}
+    return _take(info, get_names(request, "attributes"))
 
 
 async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:

@@ -81,5 +81,18 @@ def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, An
     return info
 
 
+def show_statistics(job: AnyJob, record: OperationRecord) -> dict[str, Any]:
+    """``statistics`` of ``get_job``: memory in bytes, and what of it over time, once it has ended (``cumulative_...``,
+    bytes x s); of each the four figures that such a statistic has, of one job all the same."""
+    limit = next((task.memory_limit for task in record.tasks if task.name == job.task_name), 0)
+    values: dict[str, float] = {"memory_limit": limit, "memory_reserve": job.memory_reserve or limit}
+    if isinstance(job, JobRecord):
+        if job.max_memory is not None:
+            values["max_memory"] = job.max_memory
+        took_s = max(job.finish_time - job.start_time, 0.0)
+        values |= {f"cumulative_{name}": round(value * took_s) for name, value in values.items()}
+    return {"user_job": {name: {"sum": x, "count": 1, "min": x, "max": x} for name, x in values.items()}}
+
+
 def show_preemption(record: PreemptionRecord) -> dict[str, Any]:
     return {**msgspec.to_builtins(record), "at": iso_time(record.at)}

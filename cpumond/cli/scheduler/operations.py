@@ -183,6 +183,7 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         ("jobs", ", ".join(counts)),
         ("cpu time", show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)),
         ("lost", f"{answer.lost_core_seconds / 3600:.3g} core-hours" if answer.lost_core_seconds else ""),
+        ("above reserve", _count_above(answer.over_reserve_count)),
         ("gang", "yes" if answer.is_gang else ""),
         ("reclaimed cpu", "" if answer.allow_reclaimed else "refused"),
         ("reclaimed cpu", "required" if answer.require_reclaimed else ""),
@@ -191,7 +192,8 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         words = task.command if isinstance(task.command, str) else " ".join(task.command)
         orders = {"cpu": task.cpu_limit, "memory": float(task.memory_limit), "gpu": task.gpu_limit}
         where = f" in {task.working_directory}" if task.working_directory else ""
-        text = f"{count(task.job_count, 'job')} of {show_amounts(orders)}{where}: {words}"
+        kept = f" ({show_amounts({'memory': float(task.memory_reserve)})} reserved)" if task.memory_reserve else ""
+        text = f"{count(task.job_count, 'job')} of {show_amounts(orders)}{kept}{where}: {words}"
         fields.append((f"task {show_name(task.name)}", show_name(text)))
     for name, pool in answer.pools.items():
         fields.append((f"tree {show_name(name)}", f"pool {show_name(pool)}"))
@@ -202,6 +204,10 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
     print_fields(fields)
     for alert in answer.alerts:
         warn(alert)
+
+
+def _count_above(number: int) -> str:
+    return f"{count(number, 'job')} {'uses' if number == 1 else 'use'} more memory than reserved" if number else ""
 
 
 def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:

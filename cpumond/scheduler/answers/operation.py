@@ -14,7 +14,7 @@ import msgspec
 
 from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count, printable, quoted
-from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates, show_amount
+from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, dominates, show_amount
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.causes import Causes, find_shown_state, tell_cannot_start
 from cpumond.scheduler.answers.standing import find_standing
@@ -36,6 +36,7 @@ SAME_SHARE: Final = 1e-6
 
 SHOWN_RECORDS: Final = 5
 KEPT_RECORDS: Final = 20
+MIB: Final = 2**20
 
 
 class TreeAnswer(msgspec.Struct, frozen=True):
@@ -178,6 +179,11 @@ def _explain_in_tree(
         return TreeAnswer(element.tree.name, pool.name, False, "", [*_tell_queue(element), *_tell_path(element)])
     lines = [*_tell_share(element), *told, *_tell_limits(element), *_tell_starvation(element, now, preemptions_left)]
     lines += _tell_placement(element)
+    if above := sum(job.report.over_reserve for job in element.jobs.values()):
+        lines.append(
+            f"{count(above, 'job')} of it {'uses' if above == 1 else 'use'} more memory than reserved: where a node "
+            "comes short of it, the one that started last is aborted and started again with all of its memory_limit"
+        )
     return TreeAnswer(element.tree.name, pool.name, True, rule, lines)
 
 
@@ -320,11 +326,22 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
             yield f"no node that is online can hold {orders}"
         elif not any(dominates(node.free, task.resources) for node in online):
             yield f"no node has room now for {orders}"
+            if task.memory_reserve and any(_lacks_memory(node.free, task.resources) for node in online):
+                reserve, limit = task.memory_reserve / MIB, task.memory_limit / MIB
+                yield (
+                    f"it waits for memory: reserve {reserve:.0f} MiB of memory_limit {limit:.0f} MiB, by what jobs of "
+                    "the task used before"
+                )
     if operation.record.is_gang and find_places(element, {node: node.capacity for node in online}, ZERO) is None:
         yield f"it is a gang, and no place for all {count(needed, 'job')} at once is found even if all nodes were empty"
     for reason, times in sorted(element.deactivations.items(), key=lambda item: -item[1]):
         text = REASONS.get(reason, f"{reason} leave no room for another job")
         yield f"passed over {count(times, 'time')} since the last update: {text}"
+
+
+def _lacks_memory(free: Vector, order: Vector) -> bool:
+    """Whether it is memory alone that is missing."""
+    return all(f >= o or r == MEMORY for r, (f, o) in enumerate(zip(free, order, strict=True)))
 
 
 def _tell_reservation(element: OperationElement, kept: Reservation | None, now: float) -> Iterator[str]:

@@ -12,7 +12,17 @@ import msgspec
 from cpumond.core.measures import count_cores
 from cpumond.core.words import count
 from cpumond.core.words import number as show_number
-from cpumond.fairshare.resources import CPU, RESOURCES, UNLIMITED, ZERO, Vector, least, positive_part, show_amount
+from cpumond.fairshare.resources import (
+    CPU,
+    MEMORY,
+    RESOURCES,
+    UNLIMITED,
+    ZERO,
+    Vector,
+    least,
+    positive_part,
+    show_amount,
+)
 from cpumond.scheduler.answers.hindrances import (
     CORDON,
     COUNTS,
@@ -220,6 +230,8 @@ def _edit_orders(waits: Collection[str], r: int, size: float) -> Callable[[State
                     more = max(math.floor(needed * order / size + 1e-6), 1) - needed if r == CPU else 0
                     operation.needed[task.name] = needed + more
                     less = {_OPTIONS[r]: _whole(r, size), "job_count": task.job_count + more}
+                    if r == MEMORY:
+                        less["memory_reserve"] = 0
                     tasks.append(msgspec.structs.replace(task, **less))
                 else:
                     tasks.append(task)

@@ -118,9 +118,11 @@ def _options(options: OperationTreeOptions, element: OperationElement | None) ->
     return shown
 
 
+_NO_OPTIONS: Final = frozenset({"name", "spec", "memory_reserve"})
+"""Fields of a task that nobody says in its table."""
+
+
 def _task(task: Task) -> dict[str, Any]:
-    shown = {name: getattr(task, name) for name in task.__struct_fields__ if name not in ("name", "spec")}
-    for name in ("job_time_limit", "min_run_time", "set_container_cpu_limit"):
-        if shown[name] is None:
-            del shown[name]
+    given = {name: getattr(task, name) for name in task.__struct_fields__}
+    shown = {name: value for name, value in given.items() if value is not None and name not in _NO_OPTIONS}
     return {**task.spec, **shown, "command": task.command if isinstance(task.command, str) else list(task.command)}

@@ -16,7 +16,7 @@ from typing import Final, Literal
 from cpumond.core.levels import SAFE, Level
 from cpumond.core.wire import CPU_COUNTERS, AgentAbout, CpuTimes, JobReport, StopOrder
 from cpumond.fairshare import tree as fairshare
-from cpumond.fairshare.resources import CPU, UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
+from cpumond.fairshare.resources import CPU, MEMORY, UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
 from cpumond.scheduler.elements.fitting import Fitting, Fittings
 from cpumond.scheduler.elements.job_numbers import UNKNOWN, Ending, TaskNumbers
 from cpumond.scheduler.elements.node_sizes import NodeSizes
@@ -339,6 +339,11 @@ class Job:
         self.has_ceiling = True
         """Whether its order is its ceiling, too; set at its start (1.10)."""
 
+    def reserve_memory(self, memory: int) -> None:
+        """Have it take room for so many bytes; before it is started."""
+        slots, cpu, gpu, _, network = self.limits
+        self.limits = self.usage = one_of((slots, cpu, gpu, float(memory), network))
+
     @property
     def was_reported(self) -> bool:
         """Whether a heartbeat has reported the job; a node does not report one that still waits there for room."""
@@ -352,6 +357,12 @@ class Job:
     def set_container_cpu_limit(self) -> bool | None:
         """As records have it: None where its class says the same."""
         return None if self.has_ceiling is not self.reclaimed else self.has_ceiling
+
+    @property
+    def memory_reserve(self) -> int:
+        """Bytes that it takes room for where its use decides about that (8.1); 0: all of ``memory_limit``."""
+        reserve = int(self.limits[MEMORY])
+        return reserve if self.task.memory_reserve or reserve != self.task.memory_limit else 0
 
     @property
     def node_id(self) -> str:

@@ -218,6 +218,9 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     fifo_pool_scheduling_order: Literal["fifo", "satisfaction"] = "fifo"
     count_unplaceable_jobs_in_demand: bool = False
     """Whether jobs that no node of the tree could hold demand as others do, as in YTsaurus (5.2)."""
+    enable_memory_reserve: bool = False
+    """Whether jobs take room for the memory that those of their task used before, rather than for ``memory_limit``
+    (8.1); of an operation in several trees where all of them say it."""
     default_memory_limit: _Bytes = 0
     """``memory_limit`` of tasks that say none (2.5); 0: such a job has no limit, and takes no room."""
     set_container_cpu_limit: bool | None = None
@@ -343,12 +346,21 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     restart_completed_jobs: bool = False
     set_container_cpu_limit: bool | None = None
     """Whether ``cpu_limit`` is a ceiling of its jobs, too; None as their pools, tree or class have it (1.10)."""
+    user_job_memory_digest_default_value: float | None = None
+    user_job_memory_digest_lower_bound: float | None = None
+    memory_reserve_factor: float | None = None
+    ignore_memory_reserve_factor_less_than_one: bool = False
+    user_job_resource_overdraft_memory_multiplier: float | None = None
+    """The five as given; what they mean is in ``settings.memory_reserve`` (8.1)."""
     spec: dict[str, Any] = {}
+    memory_reserve: int = 0
+    """Bytes that its next job takes room for, as it follows from the jobs before; 0: all of ``memory_limit``."""
 
     @property
     def resources(self) -> Vector:
-        """What one job orders, in the order of RESOURCES."""
-        return (float(self.user_slots), self.cpu_limit, self.gpu_limit, float(self.memory_limit), self.network)
+        """What one job orders, in the order of RESOURCES; of memory what it reserves."""
+        memory = float(self.memory_reserve or self.memory_limit)
+        return (float(self.user_slots), self.cpu_limit, self.gpu_limit, memory, self.network)
 
 
 class OperationTreeOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -379,6 +391,16 @@ class JobCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     failed: int = 0
     aborted: int = 0
     lost: int = 0
+
+
+class TaskMemory(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """What the jobs of a task used of their ``memory_limit`` (8.1)."""
+
+    samples: dict[int, int] = {}
+    """Bucket of the digest -> how many of them."""
+    overdrafts: dict[int, float] = {}
+    """Cookie of a job that was aborted for want of memory -> the share of ``memory_limit`` that the next one with it
+    reserves; until one has completed."""
 
 
 class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -421,6 +443,8 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     counts: dict[str, JobCounts] = {}
     aborted_for: dict[str, int] = {}
     """The words of ``yt`` for why jobs were aborted, each with how many; of those of version 0.2 it is not known."""
+    memory: dict[str, TaskMemory] = {}
+    """By task."""
     error: str = ""
     """Why it failed or was aborted, in a sentence."""
     failure: Failure | None = None
@@ -527,6 +551,8 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """-1: started by a version without these numbers (7.4)."""
     set_container_cpu_limit: bool | None = None
     """Whether it has a ceiling (1.10); None as its class has it."""
+    memory_reserve: int = 0
+    """As ``Job.memory_reserve``."""
 
 
 class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -545,6 +571,8 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     exit_code: int | None = None
     reason: str = ""
     max_memory: int | None = None
+    memory_reserve: int = 0
+    """Bytes that it took room for; 0: all that it ordered."""
     preemption: PreemptionRecord | None = None
     cgroup: str = ""
     sequence: int = 0

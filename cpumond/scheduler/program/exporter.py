@@ -326,7 +326,12 @@ class _Collector:
         by_class = GaugeMetricFamily(
             "cpumond_tree_class_usage_cores", "CPU allotted to jobs, by their class.", labels=["tree", "class"]
         )
+        text = "Jobs that use more memory than they reserve."
+        above = GaugeMetricFamily("cpumond_tree_jobs_over_memory_reserve", text, labels=["tree"])
         for tree in trees:
+            if tree.config.settings.enable_memory_reserve:
+                jobs = (job for node in tree.nodes.values() for job in node.jobs.values())
+                above.add_metric([tree.name], sum(job.report.over_reserve for job in jobs))
             for name, (figure, _) in TREE_GAUGES.items():
                 families[name].add_metric([tree.name], figures.TREE[figure](tree))
             online = figures.TREE["online_node_count"](tree)
@@ -338,7 +343,7 @@ class _Collector:
                     cores[job.reclaimed] += job.usage[CPU]
             for name, amount in zip(CLASSES, cores, strict=True):
                 by_class.add_metric([tree.name, name], amount)
-        yield from (nodes, *families.values(), by_class, self._idle(), *self._forecasts())
+        yield from (nodes, *families.values(), by_class, above, self._idle(), *self._forecasts())
 
     def _forecasts(self) -> Iterator[Metric]:
         forecasts = self._scheduler.forecasts

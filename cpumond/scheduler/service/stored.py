@@ -34,11 +34,16 @@ from cpumond.scheduler.store import TERM, UNFINISHED, Change, Store, StoreError
 
 DEFAULT_TREE = "default"
 FIRST_TREE: Final = MappingProxyType(
-    {"acl_required": True, "default_memory_limit": 536_870_912, "per_pool_counts_for_leaves_only": True}
+    {
+        "acl_required": True,
+        "default_memory_limit": 536_870_912,
+        "enable_memory_reserve": True,
+        "per_pool_counts_for_leaves_only": True,
+    }
 )
 """Options of the tree of a new store: closed until an administrator says who may do what (semantics.md 12.4), YTsaurus'
-memory of a task that says none, counts of operations that leave room for sub-pools (2.4). Trees that exist keep what
-they had."""
+memory of a task that says none (2.4), of which jobs take room for what those before them used (8.1), counts of
+operations that leave room for sub-pools (2.4). Trees that exist keep what they had."""
 _VAULT: Final = re.compile(rb'"secure[-_]vault"')
 MUTATION = "mutation"
 """The kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""
@@ -113,7 +118,7 @@ def _make_default_tree(new_id: Callable[[], str]) -> Config:
 
 def _read_all(tables: dict[str, dict[str, Any]], kind: str, cls: type[Any]) -> list[Any]:
     try:
-        return [msgspec.convert(value, cls) for value in tables.get(kind, {}).values()]
+        return [msgspec.convert(value, cls, str_keys=True) for value in tables.get(kind, {}).values()]
     except msgspec.ValidationError as error:
         raise _unreadable(kind, error) from None
 

@@ -28,7 +28,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.model.failures import Failure
 from cpumond.scheduler.rights.entries import OPERATION_PERMISSIONS, AccessEntry
-from cpumond.scheduler.settings import failures
+from cpumond.scheduler.settings import failures, memory_reserve
 from cpumond.scheduler.settings.access_lists import read_acl
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter
 from cpumond.scheduler.settings.spec_options import Place, canonical, find_idle, find_refused, honoured
@@ -54,6 +54,8 @@ LEAST_JOB_TIME_LIMIT: Final = 1000.0
 MAX_OPTIONS: Final = 500
 """In a specification and in each of its tasks, known ones and others: all of them are read in the event loop."""
 MAX_TEXT: Final = 65_536
+LEAST_SHARE: Final = 1e-6
+"""Of ``memory_limit`` that an option may say."""
 MAX_PATH: Final = 4095
 MAX_TOLD: Final = 20
 MAX_SHOWN: Final = 80
@@ -485,6 +487,7 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
         restart_completed_jobs=_flag(task.get("restart_completed_jobs", False), f"{where}/restart_completed_jobs"),
         set_container_cpu_limit=None if ceiling is None else _flag(ceiling, f"{where}/set_container_cpu_limit"),
         spec={key: task[key] for key in sorted(rest)},
+        **_read_memory_options(task, where),
     )
 
 
@@ -505,6 +508,19 @@ def _read_signal(value: object, where: str) -> str:
 def _optional_integer(table: Mapping[str, Any], name: str, where: str, least: int, most: int) -> int | None:
     value = table.get(name)
     return None if value is None else _integer(value, f"{where}/{name}", least, most)
+
+
+def _read_memory_options(task: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The options of a task that decide how much memory its jobs reserve (8.1)."""
+    shares = ("user_job_memory_digest_default_value", "user_job_memory_digest_lower_bound", "memory_reserve_factor")
+    found: dict[str, Any] = {
+        name: _number(task[name], f"{where}/{name}", 1.0, LEAST_SHARE) for name in shares if task.get(name) is not None
+    }
+    name = "user_job_resource_overdraft_memory_multiplier"
+    if task.get(name) is not None:
+        found[name] = _number(task[name], f"{where}/{name}", 10.0, 1.0)
+    name = "ignore_memory_reserve_factor_less_than_one"
+    return {**found, name: _flag(task.get(name, False), f"{where}/{name}")}
 
 
 def _check_size(
@@ -682,6 +698,8 @@ def count_job(record: OperationRecord, job: JobRecord, now: float) -> OperationR
     if state == "aborted":
         record = _note_aborted(record, failures.tell_abort_reason(job))
     record = msgspec.structs.replace(record, counts={**record.counts, job.task: counts})
+    if job.memory_reserve and task is not None:
+        record = memory_reserve.note_end(record, task, job)
     if task is not None and task.fail_on_job_restart and _ran_in_vain(job):
         return _fail(record, now, *failures.would_restart(job))
     failed = sum(each.failed for each in record.counts.values())

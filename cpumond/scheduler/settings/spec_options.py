@@ -53,7 +53,7 @@ _NO_TABLES: Final = (
 _OWN_LOGS: Final = "logs are kept as [jobs] of the node's agent has it"
 _NO_TRIES: Final = "the operation runs in its other trees"
 _NO_RIGHTS: Final = "would not be enforced; name who may read or manage the operation in acl"
-_MEMORY: Final = "a job reserves its whole memory_limit"
+_MEMORY: Final = "where the tree says enable_memory_reserve"
 
 OPTIONS: Final[tuple[Option, ...]] = (
     # --- honoured
@@ -143,6 +143,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "secure_vault", ROOT, "none", "honoured",
         "refused without a secrets_key_file of the scheduler; no answer has it, also none to its owner",
     ),
+    Option("user_job_memory_digest_default_value", TASK, "0.5", "honoured", _MEMORY),
+    Option("user_job_memory_digest_lower_bound", TASK, "0.05", "honoured", _MEMORY),
+    Option("memory_reserve_factor", TASK, "none", "honoured", _MEMORY),
+    Option("ignore_memory_reserve_factor_less_than_one", TASK, "false", "honoured", _MEMORY),
+    Option("user_job_resource_overdraft_memory_multiplier", TASK, "none", "honoured", _MEMORY),
     # --- refused: the result would be another one
     Option(
         "gang_options", TASK, "none", "refused",
@@ -247,11 +252,6 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("max_stderr_count", ROOT, "10", "warned", _OWN_LOGS),
     Option("max_core_info_count", ROOT, "10", "warned", "core dumps are not looked for"),
     Option("custom_statistics_count_limit", TASK, "128", "warned", "jobs cannot send statistics of their own"),
-    Option("user_job_memory_digest_default_value", TASK, "0.5", "warned", _MEMORY),
-    Option("user_job_memory_digest_lower_bound", TASK, "0.05", "warned", _MEMORY),
-    Option("memory_reserve_factor", TASK, "0.5", "warned", _MEMORY),
-    Option("ignore_memory_reserve_factor_less_than_one", TASK, "false", "warned", _MEMORY),
-    Option("user_job_resource_overdraft_memory_multiplier", TASK, "none", "warned", _MEMORY),
     Option(
         "allow_idle_cpu_policy", ("root", "pool"), "false", "warned",
         "no job is put into the idle class of its node; require_reclaimed=%true keeps jobs on reclaimed CPU",

@@ -30,7 +30,7 @@ from cpumond.scheduler.model import (
     Task,
     TreeConfig,
 )
-from cpumond.scheduler.settings import commands, operations, preemption_rules, tree_file, undo
+from cpumond.scheduler.settings import commands, memory_reserve, operations, preemption_rules, tree_file, undo
 from cpumond.scheduler.settings.changes import find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, find_idle_options
@@ -306,9 +306,11 @@ def _prepare_start(
         acl=asked.acl,
         vault_bytes=sum(vault.size for vault in vaults),
     )
+    is_reserving = all(state.trees[name].config.settings.enable_memory_reserve for name in chosen)
+    record = memory_reserve.set_reserves(record, is_reserving)
     told += find_idle_monitor_options(asked.job_cpu_monitor)
-    jobs = [(task, task.job_count) for task in asked.tasks]
     told += _find_shorter_logs(asked.tasks, [state.trees[name] for name in chosen])
+    jobs = [(task, task.job_count) for task in record.tasks]
     told += placement.find_unplaceable(jobs, asked.is_gang, sizes)
     warnings = (*operations.unrecognized_warnings(spec), *map(str, refused), *told)
     return Transaction(operations=(record,), vaults=vaults, id=record.id, warnings=warnings)

@@ -242,6 +242,7 @@ def _make_order(state: State, job: Job) -> JobOrder | None:
         cpu_monitor_moves=job.element.tree.config.settings.cpu_monitor_moves,
         variables=_list_variables(job),
         secrets=secrets,
+        memory_reserve=job.memory_reserve,
     )
 
 

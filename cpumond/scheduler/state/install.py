@@ -36,6 +36,9 @@ def install_config(state: State, config: Config, now: float) -> None:
             work = state.work.setdefault(name, TreeWork(SnapshotMaker(), nodes_filter))
             work.filter = nodes_filter
             pools.sync_pools(tree, work)
+            before = old.trees[name].settings.enable_memory_reserve if name in old.trees else None
+            for element in tree.operations.values() if before != tree_config.settings.enable_memory_reserve else ():
+                lifecycle.renew_reserves(element.operation)
     for node in state.nodes.values():
         _assign(state, node, now)
     sum_totals(state)
@@ -84,6 +87,7 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
         tree = state.trees.get(name)
         if tree is not None:
             _install_element(state, operation, tree, options)
+    lifecycle.renew_reserves(operation)
     if record.is_gang:
         state.gangs.live[record.id] = operation
 

@@ -13,6 +13,7 @@ from cpumond.scheduler.elements import Job, Operation, Stop, count_loss, end_job
 from cpumond.scheduler.elements.job_numbers import UNKNOWN, Ending
 from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord, StartRecord
 from cpumond.scheduler.settings import operations
+from cpumond.scheduler.settings.memory_reserve import set_reserves
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.reports import find_task
 
@@ -142,6 +143,16 @@ def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple
     return tuple(changed.values())
 
 
+def renew_reserves(operation: Operation) -> None:
+    """Set how much memory the next jobs of an operation reserve: by those before, if all of its trees say so (8.1)."""
+    elements = operation.elements.values()
+    is_on = bool(elements) and all(each.tree.config.settings.enable_memory_reserve for each in elements)
+    record = set_reserves(operation.record, is_on, lambda task: operation.numbers_of(task).taken)
+    if record is not operation.record:
+        operation.record = record
+        touch(operation)
+
+
 def renew_needed(job: Job) -> None:
     """Set how many jobs of this job's task are still to be started: ``job_count`` less completed and active ones."""
     operation, task = job.element.operation, job.task
@@ -151,6 +162,9 @@ def renew_needed(job: Job) -> None:
         operation.needed[task.name] = left
     else:
         operation.needed.pop(task.name, None)
+    memory = operation.record.memory.get(task.name)
+    if memory is not None and memory.overdrafts:
+        renew_reserves(operation)  # it has, or has not, the place that waits for memory
     touch(operation)
 
 

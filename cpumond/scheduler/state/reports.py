@@ -179,6 +179,7 @@ def job_record(
         exit_code=exit_code,
         reason=reason[:MAX_NODE_FAILURE_REASON],
         max_memory=None if finished is None else finished.max_memory,
+        memory_reserve=job.memory_reserve,
         stderr_size=None if finished is None else known_size(finished),
         preemption=None if stop is None or stop.fails else stop.record,
         cgroup=job.report.cgroup if finished is None or not finished.cgroup else finished.cgroup,

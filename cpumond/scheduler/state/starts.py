@@ -34,6 +34,8 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     job.cookie, job.index, job.task_index = record.cookie, record.job_index, record.task_job_index
     lifecycle.note_indices(element.operation, record)
     job.has_ceiling = lifecycle.recall_ceiling(job, record)
+    if record.memory_reserve:
+        job.reserve_memory(record.memory_reserve)
     lifecycle.start(state, job)
     job.first_sent_at = None if lifecycle.is_held(state, job, now) else now
     if record.stopped:
@@ -133,4 +135,5 @@ def _start_record(job: Job) -> StartRecord:
         job_index=job.index,
         task_job_index=job.task_index,
         set_container_cpu_limit=job.set_container_cpu_limit,
+        memory_reserve=job.memory_reserve,
     )

@@ -156,7 +156,8 @@ function tasks(o) {
     caption: "Tasks and how their jobs ended", rows: o.tasks, rowKey: (task) => task.name, empty: "It has no tasks.", columns: [
       { title: "Task", cell: (t) => t.name },
       { title: "Jobs", align: "right", cell: (t) => number(t.job_count, 6) },
-      { title: "Each orders", cell: (t) => amounts({ cpu: t.cpu_limit ?? 1, memory: t.memory_limit ?? 0, gpu: t.gpu_limit ?? 0 }) },
+      { title: "Each orders", cell: (t) => amounts({ cpu: t.cpu_limit ?? 1, memory: t.memory_limit ?? 0, gpu: t.gpu_limit ?? 0 })
+        + (t.memory_reserve ? ` (${amounts({ memory: t.memory_reserve })} reserved)` : "") },
       ...["completed", "failed", "aborted", "lost"].map((name) => ({ title: capital(name), align: "right",
         cell: (t) => number(o.counts[t.name]?.[name] ?? 0, 6) })),
       { title: "Command", cell: (t) => h("code.long", { title: commandOf(t) }, commandOf(t)) },

@@ -28,7 +28,7 @@ from cpumond.agent.jobs.job import SUMS, AssignedJob, Usage
 from cpumond.agent.jobs.launch import find_account, make_environment
 from cpumond.agent.jobs.memory import MemoryFiles
 from cpumond.core.errors import ConfigError, UnavailableError
-from cpumond.core.wire import HeartbeatAnswer, JobOrder, LogRequest, StopOrder
+from cpumond.core.wire import MEMORY_OVERDRAFT, HeartbeatAnswer, JobOrder, LogRequest, StopOrder
 from cpumond.host.executor.model import Ended, Event, ExecutorError, Launch, NotStarted, Started
 from cpumond.testing import FakeClock
 
@@ -325,6 +325,31 @@ def test_what_an_end_means(
     finished = world.finished("j1")
     assert (finished["state"], finished["exit_code"], finished["finish_time"]) == (state, code, 200.0)
     assert words in finished["reason"]
+
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("most", "state", "words"),
+    [
+        (100 * MIB, "failed", "out of memory: it ordered memory_limit"),
+        (60 * MIB, "aborted", f"{MEMORY_OVERDRAFT}{60 * MIB} of {50 * MIB} bytes: the node ran out of memory"),
+        (40 * MIB, "aborted", "the node ran out of memory"),
+        (None, "failed", "out of memory: it ordered memory_limit"),
+    ],
+)
+def test_whom_the_kernel_kills_below_its_limit_has_not_failed_where_memory_is_reserved(
+    world: World, most: int | None, state: str, words: str
+) -> None:
+    text = world.text.replace("memory = 1000", f"memory = {200 * MIB}")
+    world.jobs.close()
+    world.text = text
+    world.begin_with()
+    world.run("j1", memory_limit=100 * MIB, memory_reserve=50 * MIB)
+    world.happen(Ended("j1", 200.0, signal=9, oom_killed=True, max_memory=most))
+    finished = world.finished("j1")
+    assert (finished["state"], words in finished["reason"]) == (state, True)
 
 
 @pytest.mark.parametrize(("interruptible", "state"), [(True, "completed"), (False, "aborted")])
@@ -1034,6 +1059,55 @@ def test_an_overdraft_that_lasts_takes_the_latest_started_job(world: World) -> N
     assert finished["state"] == "aborted"
     assert finished["reason"].startswith("resource_overdraft: Resource usage overdraft adjustment")
     assert world.jobs.counters["overdraft"] == 1
+
+
+def test_jobs_take_room_for_what_they_reserve_and_may_use_more_while_the_node_has_it(world: World) -> None:
+    """MEM-8, the agent's part: 1000 bytes hold two jobs that reserve 250 of 500 and one that reserves all of it."""
+    reserved = {"memory_limit": 500, "memory_reserve": 250, "cpu_limit": 0.1, "user_slots": 0}
+    for job_id, order in (("a", reserved), ("b", reserved), ("c", {**reserved, "memory_reserve": 500})):
+        world.run(job_id, **order)
+    world.obey(make_order("d", **reserved))
+    assert set(world.executor.launches) == {"a", "b", "c"}
+    assert world.executor.launches["a"].memory_limit == 500
+    assert [report.memory for report in world.jobs.reports()] == [250, 250, 500]
+    world.memory |= {"cpumond-jobs/a": 300, "cpumond-jobs/b": 100, "cpumond-jobs/c": 490}
+    assert world.jobs.adjust(world.clock.monotonic_s(), world.count), "a heartbeat says it"
+    assert [report.over_reserve for report in world.jobs.reports()] == [True, False, False]
+    world.clock.advance(5.0)
+    assert not world.jobs.adjust(world.clock.monotonic_s(), world.count)
+    assert {call for call, _ in world.executor.calls} == {"start"}
+
+
+@pytest.mark.parametrize(
+    ("used", "available", "gone"),
+    [
+        ({"a": 400, "b": 400, "c": 190}, None, []),
+        ({"a": 400, "b": 400, "c": 210}, None, ["b"]),
+        ({"a": 400, "b": 240, "c": 400}, None, ["a"]),
+        ({"a": 240, "b": 250, "c": 600}, None, []),
+        ({"a": 300, "b": 300, "c": 10}, 2**26 - 301, ["a", "b"]),
+        ({"a": 300, "b": 300, "c": 10}, 2**26, []),
+    ],
+)
+def test_a_node_short_of_memory_aborts_the_latest_started_above_its_reserve(
+    world: World, used: dict[str, int], available: int | None, gone: list[str]
+) -> None:
+    """1.9: by what the node offers, or by what its host has left; who keeps to its reserve stays."""
+    for number, job_id in enumerate("abc"):
+        order = make_order(job_id, memory_limit=500, memory_reserve=250, cpu_limit=0.1)
+        world.obey(order if job_id != "c" else msgspec.structs.replace(order, memory_reserve=0))
+        world.happen(Started(job_id, f"cpumond-jobs/{job_id}", 100.0 + number))
+    world.memory |= {f"cpumond-jobs/{job_id}": amount for job_id, amount in used.items()}
+    world.available = available
+    world.jobs.adjust(world.clock.monotonic_s(), world.count)
+    world.advance()
+    assert sorted(job_id for call, job_id in world.executor.calls if call == "kill") == gone
+    assert world.jobs.counters["overdraft"] == len(gone)
+    for job_id in gone:
+        world.happen(Ended(job_id, 900.0, signal=9, max_memory=used[job_id]))
+        finished = world.finished(job_id)
+        assert finished["state"] == "aborted"
+        assert finished["reason"].startswith(f"{MEMORY_OVERDRAFT}{used[job_id]} of 250 bytes")
 
 
 def test_a_job_that_is_still_being_started_is_the_latest_one(world: World) -> None:

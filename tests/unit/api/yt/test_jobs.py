@@ -123,3 +123,17 @@ async def test_a_job_has_both_names_of_its_id(yt):
     operation, [job] = await run_two(yt, 1)
     found = await yt("get_job", operation_id=operation, job_id=job)
     assert (found["id"], found["job_id"], found["pool"], found["controller_state"]) == (job, job, "p", "running")
+
+
+async def test_statistics_of_a_job_tell_its_memory(yt):
+    """semantics.md 8.1: what it reserved, used and might use, in bytes; once it has ended over its time, too."""
+    operation, [job] = await run_two(yt, 1)
+    live = (await yt("get_job", operation_id=operation, job_id=job))["statistics"]["user_job"]
+    values = {"memory_limit": 2**29, "memory_reserve": 2**28}
+    assert live == {name: {"sum": value, "count": 1, "min": value, "max": value} for name, value in values.items()}
+    await end(yt, job, max_memory=1000, start_time=yt.clock.at - 1.5)
+    ended = (await yt("get_job", operation_id=operation, job_id=job))["statistics"]["user_job"]
+    assert {name: figure["max"] for name, figure in ended.items()} == {
+        **values, "max_memory": 1000,
+        "cumulative_memory_limit": 2**30, "cumulative_memory_reserve": 2**29, "cumulative_max_memory": 2000,
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -10,7 +11,7 @@ from watched_store import start
 
 from cpumond.scheduler.program.exporter import PREEMPTION_KINDS, MetricsText
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.settings.commands import CreatePool
+from cpumond.scheduler.settings.commands import ChangeTree, CreatePool, Edit
 from cpumond.scheduler.settings.operations import StartOperation
 
 NAME = "cpumond_preemptions_total"
@@ -112,3 +113,15 @@ async def test_cores_in_use_are_counted_by_the_class_of_their_jobs(scheduler: Sc
     for name in ("ordinary", "reclaimed"):
         assert f'cpumond_tree_class_usage_cores{{class="{name}",tree="default"}} 1.0\n' in text
     assert 'cpumond_tree_ordered_cores{tree="default"} 2.0\n' in text
+
+
+async def test_jobs_above_their_memory_reserve_are_counted_where_memory_is_reserved(scheduler: Scheduler) -> None:
+    node, _ = await run_jobs(scheduler, StartOperation({"tasks": {"t": {"job_count": 2, "command": "true"}}}))
+    heartbeat = node.heartbeat()
+    jobs = [msgspec.structs.replace(report, over_reserve=number == 0) for number, report in enumerate(heartbeat.jobs)]
+    await scheduler.heartbeat(msgspec.structs.replace(heartbeat, jobs=jobs))
+    line = 'cpumond_tree_jobs_over_memory_reserve{tree="default"} 1.0\n'
+    assert line in MetricsText(scheduler, 10).encode().decode()
+    off = ChangeTree("default", (Edit(("enable_memory_reserve",), False),))
+    await scheduler.execute(off, "root")
+    assert "cpumond_tree_jobs_over_memory_reserve{" not in MetricsText(scheduler, 10).encode().decode()

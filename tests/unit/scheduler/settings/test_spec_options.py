@@ -121,7 +121,7 @@ def test_every_option_that_the_client_builds_has_a_row(place, builder, others):
 
 
 def test_what_is_honoured_is_read():
-    assert honoured("task") == frozenset(Task.__struct_fields__) - {"name", "spec"}
+    assert honoured("task") == frozenset(Task.__struct_fields__) - {"name", "spec", "memory_reserve"}
     assert honoured("tree") == TREE_OPTIONS | {"pool"}
     assert honoured("root") >= honoured("tree")
 
