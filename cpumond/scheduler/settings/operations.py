@@ -42,11 +42,12 @@ from cpumond.scheduler.settings.values import (
     shown,
     to_milliseconds,
 )
-from cpumond.scheduler.settings.vault import read_vault, without_vault
+from cpumond.scheduler.settings.vault import read_vault, without_vault, write_yson
 
 MAX_JOB_COUNT: Final = 100_000
 MAX_TASKS: Final = 100
 MAX_FAILED_JOB_COUNT: Final = 10_000
+MAX_ANNOTATIONS_BYTES: Final = 10_240
 MAX_MEMORY_LIMIT: Final = 2**44
 """16 TiB."""
 LEAST_JOB_TIME_LIMIT: Final = 1000.0
@@ -188,6 +189,7 @@ def read_spec(
     trees, options = _read_places(table)
     several = trees is not None and len(trees) > 1
     _refuse_options("root", table, "spec", several_trees=several or bool(table.get("tentative_pool_trees")))
+    _check_annotations(table.get("annotations"))
     monitor = table.get("job_cpu_monitor", {})
     allows = _flag(table.get("allow_reclaimed", True), "spec/allow_reclaimed")
     requires = _flag(table.get("require_reclaimed", False), "spec/require_reclaimed")
@@ -305,6 +307,22 @@ def _read_acl(table: Mapping[str, Any], where: str) -> tuple[AccessEntry, ...]:
     except CommandError as error:
         raise name_field(error, _field_of(str(error.attributes.get(FIELD, place)))) from None
     return msgspec.convert(given, tuple[AccessEntry, ...])
+
+
+def _check_annotations(value: object) -> None:
+    """They are kept and shown as they are, and are a map of at most MAX_ANNOTATIONS_BYTES of text YSON."""
+    where = "spec/annotations"
+    if value is None:
+        return
+    try:
+        size = len(write_yson(_table(value, where)))
+    except UnicodeEncodeError:
+        return  # what is not valid Unicode is refused where it is stored
+    except RecursionError:
+        raise _refuse(where, "are nested too deep") from None
+    if size > MAX_ANNOTATIONS_BYTES:
+        what = f"at most {MAX_ANNOTATIONS_BYTES} bytes of text YSON are kept, got {size}; put long texts into a file"
+        raise _refuse(where, what)
 
 
 def _read_alias(value: object) -> str:

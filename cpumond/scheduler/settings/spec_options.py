@@ -98,7 +98,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("title", ROOT, "none", "honoured"),
     Option("alias", ROOT, "none", "honoured", "begins with `*`"),
     Option("acl", ROOT, "[]", "honoured"),
-    Option("annotations", ROOT, "{}", "honoured", "kept and shown"),
+    Option("annotations", ROOT, "{}", "honoured", "kept and shown; at most 10 KiB"),
     Option("description", ROOT, "none", "honoured", "kept and shown"),
     Option("started_by", ROOT, "none", "honoured", "kept and shown"),
     Option("preemption_mode", ROOT, "normal", "honoured"),

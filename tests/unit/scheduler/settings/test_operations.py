@@ -106,6 +106,17 @@ def test_bounds_of_a_specification(most, above, where):
     assert refusal(**above).startswith(f"spec/{where}: ")
 
 
+def test_annotations_are_a_map_of_10_kib():
+    wish(annotations={"a": "x" * 10_231})  # and eight of {"a"="";}
+    assert refusal(annotations={"a": "x" * 10_232}).startswith("spec/annotations: at most 10240 bytes of text YSON")
+    assert refusal(annotations={"a": "\u00e4" * 1280}).endswith("got 10249; put long texts into a file")
+    assert refusal(annotations=[]) == "spec/annotations: expected a map, got a list"
+    nested: dict[str, Any] = {}
+    for _ in range(5000):
+        nested = {"a": nested}
+    assert refusal(annotations=nested) == "spec/annotations: are nested too deep"
+
+
 def test_memory_is_at_most_16_tib():
     assert task(memory_limit=16 * 2**40).memory_limit == 16 * 2**40
     with pytest.raises(CommandError, match="spec/tasks/t/memory_limit: expected a whole number in"):
