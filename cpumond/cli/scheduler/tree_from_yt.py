@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -15,19 +16,24 @@ from cpumond.scheduler.model import ROOT_POOL, PoolSettings, TreeSettings
 from cpumond.scheduler.settings.attributes import CONFIG, RESERVED, Kind, canonical_name, is_option
 from cpumond.scheduler.settings.tree_file import PoolTable, Table, TreeTables
 
+OF_EVERY_TREE: Final = MappingProxyType({"default_memory_limit": 536_870_912, "enable_memory_reserve": True})
+"""Of tasks that say no ``memory_limit``, in bytes, and that jobs take room for what those before them used of it."""
+
 
 def read_yt_tree(text: str, name: str) -> TreeTables:
     """The tables of a tree in YSON; ``name`` of its file is told in messages. Raises ConfigError.
 
     What every pool has without having been given it, what is empty or the default is left out; attributes that are no
-    options here are kept.
+    options here are kept. What holds there for all trees, and not for every tree here, is said.
     """
     try:
         attributes, pools = _split(read_yson_text(text))
     except YtError as error:
         wanted = "expected what `yt get //sys/pool_trees/TREE` prints without --format"
         raise ConfigError(f"{name}: {error}; {wanted}") from None
-    return TreeTables(_sort("tree", attributes), tuple(_list_pools(pools, ROOT_POOL, name)))
+    own = _sort("tree", attributes)
+    own.options.update({option: value for option, value in OF_EVERY_TREE.items() if option not in attributes})
+    return TreeTables(own, tuple(_list_pools(pools, ROOT_POOL, name)))
 
 
 def _list_pools(pools: Any, parent: str, file: str) -> Iterator[PoolTable]:

@@ -50,6 +50,7 @@ def test_a_tree_of_another_cluster_can_be_applied():
     change = world.do(ApplyTree(found.tree, found.tables))
     tree = world.state.config.trees["gpu"]
     assert (tree.settings.nodes_filter, tree.settings.default_parent_pool) == ("gpu", "research")
+    assert (tree.settings.default_memory_limit, tree.settings.enable_memory_reserve) == (2**29, True)
     assert {name: pool.parent for name, pool in tree.pools.items()} == {
         "research": "<Root>", "nightly": "research", "plain": "research",
     }  # fmt: skip
