@@ -15,6 +15,8 @@ from cpumond.scheduler.settings.values import FIELD
 
 SECURE_VAULT: Final = "secure_vault"
 VARIABLE: Final = "YT_SECURE_VAULT"
+STARTED_BY: Final = "started_by"
+"""What `yt` tells of itself in a specification: its host, its process, its command line."""
 MAX_VAULT_BYTES: Final = 65_536
 """Of the whole vault as text: the kernel takes one variable of twice as much."""
 MAX_DEPTH: Final = 64
@@ -29,18 +31,25 @@ def is_vault(key: object) -> bool:
 
 
 def without_vault(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification without the vault, at its root, among its tasks and in each; what is no map stays as it is."""
+    """A specification without the vault, at its root, among its tasks and in each; what is no map stays as it is.
+
+    Without the command line of the client, too, that `yt` adds: the vault may stand there.
+    """
     shown = {key: value for key, value in spec.items() if not is_vault(key)}
-    tasks = shown.get("tasks")
+    tasks, has_vault = shown.get("tasks"), len(shown) < len(spec)
     if isinstance(tasks, Mapping):
-        shown["tasks"] = {
-            name: {key: value for key, value in task.items() if not is_vault(key)}
-            if isinstance(task, Mapping)
-            else task
-            for name, task in tasks.items()
-            if not is_vault(name)
-        }
+        shown["tasks"] = {name: _without(task) for name, task in tasks.items() if not is_vault(name)}
+        has_vault |= shown["tasks"] != tasks
+    client = shown.get(STARTED_BY)
+    if has_vault and isinstance(client, Mapping):
+        shown[STARTED_BY] = {key: value for key, value in client.items() if key != "command"}
     return shown
+
+
+def _without(task: Any) -> Any:
+    if not isinstance(task, Mapping):
+        return task
+    return {key: value for key, value in task.items() if not is_vault(key)}
 
 
 def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.program.vault_keys import FileKeys
 from cpumond.scheduler.rights.vaults import VaultError
 from cpumond.scheduler.settings.operations import StartOperation, find_unrecognized, read_spec
-from cpumond.scheduler.settings.vault import MAX_VAULT_BYTES, read_vault, write_yson
+from cpumond.scheduler.settings.vault import MAX_VAULT_BYTES, read_vault, without_vault, write_yson
 
 KEY, SECRET = "PASSKEY", "hunter2"
 ONE = {"command": "true", "job_count": 1}
@@ -153,6 +153,16 @@ def test_an_empty_vault_is_not_unrecognized_and_not_kept():
     assert find_unrecognized(record.spec) == {}
     assert record.spec == {"tasks": {"t": ONE}}
     assert record.tasks[0].spec == {}
+
+
+@pytest.mark.parametrize("place", [("secure_vault",), ("tasks", "secure_vault")])
+def test_the_command_line_of_the_client_is_not_kept_with_it(place):
+    """`yt` adds its arguments to a specification, which is among them."""
+    client = {"pid": 1, "command": ["yt", "vanilla", "--spec", f"{{secure_vault={{{KEY}={SECRET}}}}}"]}
+    spec: dict[str, Any] = {"tasks": {"t": ONE}, "started_by": client}
+    assert without_vault(spec) == spec
+    (spec["tasks"] if len(place) > 1 else spec)["secure_vault"] = {KEY: SECRET}
+    assert without_vault(spec) == {"tasks": {"t": ONE}, "started_by": {"pid": 1}}
 
 
 def test_a_job_gets_it_and_nothing_else_has_it_but_sealed():
