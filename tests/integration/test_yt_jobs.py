@@ -86,12 +86,23 @@ def test_jobs_are_listed_by_what_they_wrote(loop: Loop):
     assert first == {"id": first["id"], "state": "completed"}
 
 
+def found_id(loop: Loop, operation: str) -> str:
+    """Of a job of the operation."""
+    job_id: str = ask(loop, "list-jobs", operation)["jobs"][0]["id"]
+    return job_id
+
+
 def test_the_library_reads_the_stderr_of_all_jobs(loop: Loop):
     """``Operation.get_stderrs`` and ``get_jobs_with_error_or_stderr``."""
     operation = start(loop, "echo x >&2")
     loop.await_state(operation, "completed")
     found = use_library(loop, f"print(json.dumps(yt.Operation('{operation}').get_stderrs()))")
     assert [each["stderr"] for each in found] == ["x\n"]
+    found = use_library(loop, f"print(json.dumps(yt.Operation('{operation}').get_job_statistics()))")
+    assert found["time"]["total"]["$"]["completed"]["vanilla"]["count"] == 1
+    assert ask(loop, "list-operation-events", operation) == []
+    refused = loop.try_yt("get-job-spec", found_id(loop, operation))
+    assert "not supported by" in refused.stderr
 
 
 def test_what_is_not_recognised_reaches_its_user(loop: Loop):

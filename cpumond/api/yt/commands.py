@@ -370,9 +370,23 @@ async def _get_operation(backend: YtBackend, request: YtRequest) -> Any:
     # All attributes come without the secrets; the specification by its name is refused to one who may not read them.
     wants_secrets = not SPECIFICATIONS.isdisjoint(names or ())
     record = backend.find_record(request, "read_secrets" if wants_secrets else "read")
+    turn, statistics = Turn(), None
+    if names is None or "progress" in names:
+        statistics = await _sum_up(backend, record, turn)
+        record = backend.scheduler.state.record_of(record.id) or record
     results = look_once(backend.cypress.results())
-    info = orchid.operation_info(backend.cypress.rights(), record, results, backend.scheduler.clock.now())
-    return await _pick(info, names, Turn())
+    now = backend.scheduler.clock.now()
+    info = orchid.operation_info(backend.cypress.rights(), record, results, now, statistics)
+    return await _pick(info, names, turn)
+
+
+async def _sum_up(backend: YtBackend, record: OperationRecord, turn: Turn) -> jobs.JobStatistics:
+    statistics = jobs.JobStatistics(record)
+    for number, job in enumerate([*backend.scheduler.state.finished_jobs.get(record.id, {}).values()]):
+        statistics.add(job)
+        if number % 500 == 0:
+            await turn.give()
+    return statistics
 
 
 async def _pick(info: Lazy, names: Iterable[str] | None, turn: Turn) -> dict[str, Any]:
@@ -459,7 +473,7 @@ async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
 
 
 async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:
-    """The end of what a job wrote, fetched from its node.
+    """The end of what a job wrote, or the part that the request names, fetched from its node.
 
     A client that tracks an operation asks for the stderr of its failed jobs, and goes on without it when it is told
     that there is no such job; any other error would hide why the operation failed.
@@ -473,12 +487,25 @@ async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:
     operation = live.element.operation.id if live is not None and not named else _operation_id(request)
     state = backend.scheduler.state
     check_operation(Rights(state, request.user), state.find_record(operation), "read_secrets")
+    limit, offset = get_number(request, "limit", MAX_LOG_BYTES, MAX_LOG_BYTES), None
+    if any(request.parameters.get(name) is not None for name in ("limit", "offset")):
+        offset = get_number(request, "offset", 0, 2**62)
     try:
-        return (await backend.scheduler.read_log(operation, job_id, "stderr", MAX_LOG_BYTES)).content
+        return (await backend.scheduler.read_log(operation, job_id, "stderr", limit, offset)).content
     except CommandError as error:
         if error.code not in (NODE_OFFLINE, TIMEOUT):
             raise
         raise YtError(f"No such job {job_id} at the moment: {error}", NO_SUCH_JOB) from None
+
+
+INCARNATION_STARTED: Final = "incarnation_started"
+
+
+async def _list_operation_events(backend: YtBackend, request: YtRequest) -> Any:
+    record, kind = backend.find_record(request), get_text(request, "event_type", INCARNATION_STARTED)
+    if kind != INCARNATION_STARTED:
+        raise YtError(f"list_operation_events: event_type is {INCARNATION_STARTED}, not {quote_text(kind)}")
+    return [orchid.show_incarnation(each) for each in getattr(record, "incarnations", ())]
 
 
 async def _get_version(backend: YtBackend, _: YtRequest) -> Any:
@@ -525,6 +552,7 @@ _HANDLERS: Final[dict[str, Callable[[YtBackend, YtRequest], Awaitable[Any]]]] = 
     "list_jobs": _list_jobs,
     "get_job": _get_job,
     "get_job_stderr": _get_job_stderr,
+    "list_operation_events": _list_operation_events,
     "check_permission": _check_permission,
     "check_operation_permission": _check_operation_permission,
     "get_version": _get_version,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -69,6 +70,9 @@ def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, An
         info["archive_state"], info["finish_time"] = info["state"], iso_time(job.finish_time)
         if job.state != "completed":
             info["error"] = show_failure(failures.of_job(job))
+    info["events"] = [{"time": info["start_time"], "state": "waiting" if info["state"] == "waiting" else "running"}]
+    if not isinstance(job, Job):
+        info["events"].append({"time": info["finish_time"], "state": info["state"]})
     known = zip(("job_cookie", "job_index", "task_job_index"), numbers, strict=True)
     info |= {name: number for name, number in known if number >= 0}
     for name in figures:
@@ -81,17 +85,66 @@ def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, An
     return info
 
 
-def show_statistics(job: AnyJob, record: OperationRecord) -> dict[str, Any]:
-    """``statistics`` of ``get_job``: memory in bytes, and what of it over time, once it has ended (``cumulative_...``,
-    bytes x s); of each the four figures that such a statistic has, of one job all the same."""
-    limit = next((task.memory_limit for task in record.tasks if task.name == job.task_name), 0)
-    values: dict[str, float] = {"memory_limit": limit, "memory_reserve": job.memory_reserve or limit}
+def _list_statistics(job: AnyJob, limits: Mapping[str, int]) -> dict[str, float]:
+    """Path -> figure of a job: memory in bytes and, once it has ended, times in milliseconds and memory over time
+    (``cumulative_...``, bytes x s). CPU time of the system is in that of the user. ``limits``: memory_limit by task."""
+    limit = limits.get(job.task_name, 0)
+    memory: dict[str, float] = {"memory_limit": limit, "memory_reserve": job.memory_reserve or limit}
+    values: dict[str, float] = {}
     if isinstance(job, JobRecord):
         if job.max_memory is not None:
-            values["max_memory"] = job.max_memory
+            memory["max_memory"] = job.max_memory
         took_s = max(job.finish_time - job.start_time, 0.0)
-        values |= {f"cumulative_{name}": round(value * took_s) for name, value in values.items()}
-    return {"user_job": {name: {"sum": x, "count": 1, "min": x, "max": x} for name, x in values.items()}}
+        values = {f"user_job/cumulative_{name}": value * took_s for name, value in memory.items()}
+        values["time/total"] = took_s * 1e3
+        if job.cpu_seconds is not None:
+            values["user_job/cpu/user"] = job.cpu_seconds * 1e3
+    return {**{f"user_job/{name}": value for name, value in memory.items()}, **values}
+
+
+def _list_limits(record: OperationRecord) -> dict[str, int]:
+    return {task.name: task.memory_limit for task in record.tasks}
+
+
+def show_statistics(job: AnyJob, record: OperationRecord) -> dict[str, Any]:
+    """``statistics`` of ``get_job``: of each figure the four that such a statistic has, of one job all the same."""
+    shown: dict[str, Any] = {}
+    for path, value in _list_statistics(job, _list_limits(record)).items():
+        _put(shown, path, _summary(1, value, value, value))
+    return shown
+
+
+class JobStatistics:
+    """The same of the ended jobs of an operation, summed by how they ended."""
+
+    def __init__(self, record: OperationRecord) -> None:
+        self._limits = _list_limits(record)
+        self._figures: dict[str, dict[str, list[float]]] = {}
+        """Path -> state -> count, sum, least and most."""
+
+    def add(self, job: JobRecord) -> None:
+        for path, value in _list_statistics(job, self._limits).items():
+            known = self._figures.setdefault(path, {}).setdefault(job.state, [0, 0.0, value, value])
+            known[0] += 1
+            known[1] += value
+            known[2:] = min(known[2], value), max(known[3], value)
+
+    def show(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {}
+        for path, by_state in self._figures.items():
+            _put(shown, path, {"$": {state: {JOB_TYPE: _summary(*known)} for state, known in by_state.items()}})
+        return shown
+
+
+def _summary(count: float, total: float, least: float, most: float) -> dict[str, int]:
+    return {"sum": round(total), "count": int(count), "min": round(least), "max": round(most)}
+
+
+def _put(shown: dict[str, Any], path: str, value: Any) -> None:
+    *above, name = path.split("/")
+    for key in above:
+        shown = shown.setdefault(key, {})
+    shown[name] = value
 
 
 def show_preemption(record: PreemptionRecord) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from cpumond.api.permissions import hide_secrets, show_acl, without_secrets
 from cpumond.api.updated_tree import LookAt, Results, UpdatedTree, look_once
 from cpumond.api.views import count_jobs, show_outlook
 from cpumond.api.yt.errors import show_error, show_failure
-from cpumond.api.yt.jobs import show_preemption
+from cpumond.api.yt.jobs import JobStatistics, show_preemption
 from cpumond.api.yt.lazy import MISSING, Lazy, amounts, fixed, iso_time, table
 from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
 from cpumond.fairshare.folding import fold_weight
@@ -173,6 +173,22 @@ def _aborted_counts(record: OperationRecord) -> dict[str, Any]:
     return {"total": total, "scheduled": reasons, "non_scheduled": {}}
 
 
+def show_incarnation(begun: Any) -> dict[str, Any]:
+    """One run of all jobs of an operation with ``gang_options``, as ``list_operation_events`` tells of it."""
+    event = {"timestamp": iso_time(begun.at), "event_type": "incarnation_started", "incarnation": begun.id}
+    if not begun.reason:
+        return event
+    if begun.job_id:
+        info: dict[str, Any] = {"trigger_job_id": begun.job_id}
+        if begun.error is not None:
+            info["trigger_job_error"] = show_failure(begun.error)
+        if begun.abort_reason:
+            info["abort_reason"] = begun.abort_reason
+    else:
+        info = {"expected_job_count": begun.expected, "actual_job_count": begun.actual, "task_name": begun.task}
+    return {**event, "incarnation_switch_reason": begun.reason, "incarnation_switch_info": info}
+
+
 def _tasks(record: OperationRecord, live: Operation | None) -> list[dict[str, Any]]:
     active: dict[str, int] = {}
     for element in live.elements.values() if live is not None else ():
@@ -228,8 +244,15 @@ def _brief_spec(record: OperationRecord) -> dict[str, Any]:
     return {name: value for name, value in brief.items() if value}
 
 
-def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt, now: float | None = None) -> Lazy:
-    """An operation, live or finished: what ``get_operation`` answers (yt_protocol.md 10) at ``now``.
+def operation_info(
+    rights: Rights,
+    record: OperationRecord,
+    look_at: LookAt,
+    now: float | None = None,
+    statistics: JobStatistics | None = None,
+) -> Lazy:
+    """An operation, live or finished: what ``get_operation`` answers (yt_protocol.md 10) at ``now``; ``statistics`` are
+    those of its jobs.
 
     It shows no environment to one whose ``rights`` do not allow to read it.
     """
@@ -246,6 +269,7 @@ def operation_info(rights: Rights, record: OperationRecord, look_at: LookAt, now
             {
                 "jobs": lambda: {**job_counts(record, live), "aborted": _aborted_counts(record)},
                 "tasks": lambda: _tasks(record, live),
+                "job_statistics": lambda: MISSING if statistics is None else statistics.show(),
                 "scheduling_info_per_pool_tree": per_tree,
             }
         )

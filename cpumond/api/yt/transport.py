@@ -110,7 +110,7 @@ class Command:
 
 _READING = (
     "get", "list", "exists", "list_operations", "get_operation", "list_jobs", "get_version", "get_supported_features",
-    "check_permission", "check_operation_permission", "get_job",
+    "check_permission", "check_operation_permission", "get_job", "list_operation_events",
 )  # fmt: skip
 _WRITING = (
     "create", "remove", "move", "start_operation", "abort_operation", "update_operation_parameters",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from yt_client import error_of
 
+from cpumond.core.wire import MAX_LOG_BYTES, JobLog
+
 
 async def run_two(yt, count=2, **spec):
     """An operation whose jobs run; its id and theirs."""
@@ -137,3 +139,42 @@ async def test_statistics_of_a_job_tell_its_memory(yt):
         **values, "max_memory": 1000,
         "cumulative_memory_limit": 2**30, "cumulative_memory_reserve": 2**29, "cumulative_max_memory": 2000,
     }  # fmt: skip
+
+
+async def test_statistics_of_ended_jobs(yt):
+    """``Operation.get_job_statistics``."""
+    operation, ids = await run_two(yt, 3)
+    yt.clock.at += 10.0
+    for job, cpu_seconds in zip(ids, (2.0, 3.0, None), strict=True):
+        at = yt.clock.at
+        await end(yt, job, cpu_seconds=cpu_seconds, max_memory=7, start_time=at - 4.0, finish_time=at)
+    found = (await yt("get_operation", operation_id=operation, attributes=["progress"]))["progress"]["job_statistics"]
+    completed = {"count": 3, "sum": 12_000, "min": 4000, "max": 4000}
+    assert found["time"]["total"]["$"]["completed"]["vanilla"] == completed
+    cpu = {"count": 2, "sum": 5000, "min": 2000, "max": 3000}
+    assert found["user_job"]["cpu"]["user"]["$"]["completed"]["vanilla"] == cpu
+    one = await yt("get_job", operation_id=operation, job_id=ids[0])
+    assert one["statistics"]["user_job"]["cpu"] == {"user": {"count": 1, "sum": 2000, "min": 2000, "max": 2000}}
+    assert [event["state"] for event in one["events"]] == ["running", "completed"]
+
+
+async def test_a_part_of_a_log_is_read(yt, monkeypatch):
+    operation, [job] = await run_two(yt, 1)
+    asked = []
+
+    async def read_log(*words):
+        asked.append(words[2:])
+        return JobLog("host", "1", b"x")
+
+    monkeypatch.setattr(yt.scheduler, "read_log", read_log)
+    for given in ({}, {"limit": 5}, {"offset": 3}, {"limit": 5, "offset": 3}):
+        assert await yt("get_job_stderr", operation_id=operation, job_id=job, **given) == b"x"
+    assert asked == [
+        ("stderr", MAX_LOG_BYTES, None), ("stderr", 5, 0), ("stderr", MAX_LOG_BYTES, 3), ("stderr", 5, 3),
+    ]  # fmt: skip
+
+
+async def test_events_of_an_operation(yt):
+    operation = await yt.start(pool="p")
+    assert await yt("list_operation_events", operation_id=operation, event_type="incarnation_started") == []
+    await error_of(yt("list_operation_events", operation_id=operation, event_type="xyz"), 1, "incarnation_started")

@@ -773,6 +773,7 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
         "cpu_monitor_mode": "reclaim",
         "class": "ordinary",
         "controller_state": "running",
+        "events": [{"time": "1970-01-12T13:46:41.000000Z", "state": "running"}],
         "job_cookie": 0,
         "job_index": 0,
         "task_job_index": 0,
