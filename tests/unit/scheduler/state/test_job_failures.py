@@ -10,7 +10,7 @@ from scheduler_world import PlayedNode, World
 from cpumond.api.updated_tree import look_once
 from cpumond.api.yt.lazy import materialise
 from cpumond.api.yt.orchid import operation_info
-from cpumond.core.wire import AgentAbout
+from cpumond.core.wire import AgentAbout, StopOrder
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.model import JobCounts
 from cpumond.scheduler.settings.operations import AbandonJob, AbortJob, StartOperation
@@ -190,6 +190,20 @@ def test_jobs_that_all_run_survive_a_restart_of_the_scheduler(world):
     for job in jobs:
         end(world, node, job, "completed")
     assert world.record(operation).state == "completed"
+
+
+def test_a_job_that_its_node_stops_by_itself_is_not_begun_anew_by_the_next_run_of_the_scheduler(world):
+    node = world.node("n1")
+    operation = begin(world, fail_on_job_restart=True)
+    (job,) = node.jobs
+    node.stopping[job] = StopOrder(job, 10.0, "resource_overdraft", "resource_overdraft: too much memory")
+    world.restart()
+    for _ in range(3):
+        world.step()
+    assert [each.id for each in world.jobs_of(operation)] == list(node.jobs) == [job]
+    node.let_go(job, start_time=world.now - 9.0)
+    world.settle_down()
+    assert error_of(world, operation)["attributes"]["job_abort_reason"] == "resource_overdraft"
 
 
 def test_a_restart_fails_an_operation_that_is_half_begun(world):
