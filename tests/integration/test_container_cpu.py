@@ -70,7 +70,7 @@ class Kernel:
     def __init__(self, loop: Loop, job: dict[str, Any]) -> None:
         self.loop, self.job, self.version = loop, job, loop.hierarchies.cpu_version
         self.place = Path(loop.hierarchies.cpu_root, job["cgroup"])
-        self._before = (time.monotonic(), self.used_s())
+        self._first = self._before = (time.monotonic(), self.used_s())
 
     def used_s(self) -> float:
         if self.version == 1:
@@ -91,6 +91,11 @@ class Kernel:
         """Its weight, as cores that the weight stands for."""
         name, unit = ("cpu.weight", 100) if self.version == 2 else ("cpu.shares", 1024)
         return int((self.place / name).read_text()) / unit
+
+    def average_cores(self) -> float:
+        """What it has used since this was made."""
+        at, used_s = self._first
+        return (self.used_s() - used_s) / (time.monotonic() - at)
 
     def has_used(self, cores: float) -> bool:
         """Whether it used so much on an average of the last half second that is over."""
@@ -131,6 +136,8 @@ def test_cpu_1_5_who_has_a_ceiling_is_held_back_and_who_has_none_is_not(loop, st
     jobs |= start(loop, started, "capped", KEPT, of_pool=(0.1, SPIN, None), of_task=(0.1, SPIN, False))
     kernel = {name: Kernel(loop, job) for name, job in jobs.items()}
     ceilings = {"held", "of_pool"}
+    held = json.loads(loop.yt("get-job", jobs["held"]["id"], jobs["held"]["operation_id"], "--format", "json"))
+    assert [held[name] for name in ("cpu_limit", "current_cpu_limit", "set_container_cpu_limit")] == [0.1, 0.1, True]
     for name, job in jobs.items():
         assert job["set_container_cpu_limit"] is (name in ceilings), name
         assert kernel[name].quota_cores() == (0.1 if name in ceilings else math.inf), name
@@ -140,7 +147,8 @@ def test_cpu_1_5_who_has_a_ceiling_is_held_back_and_who_has_none_is_not(loop, st
             loop.wait(lambda name=name: kernel[name].has_used(0.2), f"{name} uses more than it ordered", WAIT_S)
             assert kernel[name].throttled() == 0
         for name in ceilings:
-            loop.wait(lambda name=name: kernel[name].throttled() > 3, f"{name} is held back", WAIT_S)
+            loop.wait(lambda name=name: kernel[name].throttled() > 20, f"{name} is held back", WAIT_S)
+            assert kernel[name].average_cores() < 0.12
 
 
 def test_cpu_2_6_jobs_share_a_core_by_their_orders_and_without_reclaim_nothing_falls(loop, started):
@@ -153,7 +161,8 @@ def test_cpu_2_6_jobs_share_a_core_by_their_orders_and_without_reclaim_nothing_f
         first = {name: kernel[name].used_s() for name in ("small", "large")}
         loop.wait(lambda: kernel["large"].used_s() > first["large"] + 1.0, "the two have shared a core", WAIT_S)
         small, large = (kernel[name].used_s() - first[name] for name in ("small", "large"))
-    assert 2.0 < large / small < 4.5, "3 to 1, whatever else runs on that core"
+    print(f"two jobs of 0.6 and 0.2 on one core: {large / small:.2f} to 1")
+    assert 2.5 < large / small < 3.5, "3 to 1, whatever else runs on that core"
 
     def is_low_in_shadow() -> bool:
         [told] = [each for each in loop.nodes[0].get("/v1/status")["jobs"] if each["job_id"] == jobs["idle"]["id"]]
