@@ -9,6 +9,7 @@ import pytest
 
 from cpumond.fairshare import Operation, Options, Pool, Snapshot, UpdateResult, Vector
 from cpumond.fairshare import fair_share_update as update
+from cpumond.fairshare.distribution import detail
 
 TOTAL: Vector = (100.0, 100.0, 0.0, 1000.0, 0.0)
 
@@ -63,3 +64,18 @@ def test_promised_shares_are_read_from_the_same_functions_as_the_others(improved
     assert promised_cpu(result, *names[1::2]) == [0.0] * 4
     assert promised_cpu(result, *names[0::2]) == [weight * 0.125 / 16 for weight in (1, 3, 5, 7)]
     assert cpu(result, "a", *names) == [0.68, *(0.05 + n / 100 for n in range(8))]
+
+
+@pytest.mark.parametrize(
+    ("total", "strong", "proposed", "parts"),
+    [
+        (0.5, 0.5, 0.5, (0.5, 0.0, 0.0)),
+        (0.6, 0.5, 0.5, (0.5, 0.1, 0.0)),
+        (1.0, 0.25, 0.5, (0.25, 0.5, 0.25)),
+    ],
+)
+def test_an_integral_guarantee_is_what_the_strong_one_leaves(total, strong, proposed, parts):
+    """12: the parts add up to the share."""
+    share = detail(vec(cpu=total), vec(cpu=strong), vec(cpu=proposed))
+    found = (share.strong_guarantee, share.integral_guarantee, share.weight_proportional)
+    assert [part[1] for part in found] == pytest.approx(parts, abs=1e-9)

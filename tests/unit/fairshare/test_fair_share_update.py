@@ -117,6 +117,16 @@ def test_flows_are_counted_in_whole_units(gpus, errors):
     )
 
 
+def test_a_strong_guarantee_is_no_more_than_the_limits_of_its_pool():
+    """6.1: nor is what its sub-pools are guaranteed of it."""
+    limits = (1e9, 30.0, 1e9, 1e9, 1e9)
+    parts = [strong("p", cpu=50.0, resource_limits=limits), strong("a", "p", cpu=40.0), strong("b", "p", cpu=10.0)]
+    result = run(*parts, Pool("q"), *(Operation(f"o{name}", name, demand=cpu(100.0)) for name in "abq"))
+    shares = [result.elements[name].strong_guarantee_share[1] for name in "pab"]
+    assert shares == pytest.approx([0.3, 0.24, 0.06], abs=1e-9)
+    assert result.elements["q"].fair_share.total[1] == pytest.approx(0.7, abs=1e-9)
+
+
 def test_exactly_the_cluster_is_no_error():
     """6: T dominates S; cpu is counted in hundredths, whatever their doubles sum up to."""
     pools = [strong(f"p{n}", cpu=cpu) for n, cpu in enumerate([33.3, 33.3, 33.4])]

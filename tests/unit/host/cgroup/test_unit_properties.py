@@ -72,7 +72,7 @@ def test_systemd_is_known_by_its_marks(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("cores", "rounded"),
-    [(0.291, 0.3), (0.29, 0.29), (0.57, 0.57), (1.0, 1.0), (1.0001, 1.01), (0.001, 0.01), (0, 0), (math.inf, math.inf)],
+    [(0.291, 0.3), (0.29, 0.29), (0.07, 0.07), (1.0, 1.0), (1.0001, 1.01), (0.001, 0.01), (0, 0), (math.inf, math.inf)],
 )
 def test_limits_of_units_are_whole_percents_rounded_up(cores: float, rounded: float) -> None:
     assert round_up(cores) == pytest.approx(rounded, abs=1e-9)
