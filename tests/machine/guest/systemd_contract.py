@@ -96,6 +96,14 @@ class TestSystemdExecutor(ExecutorContract):
     # The journal has limits of its own, on the size of all logs and on the rate of each.
     test_a_flood_stays_below_the_cap = None  # type: ignore[assignment]
 
+    def test_its_secrets_are_in_no_property(self, rig: Rig) -> None:
+        """Every user of the host can read a unit's environment."""
+        job_id = rig.shell("exec sleep 1000", secrets={"KEY": "hunter2"}, environment={"SHOWN": "shown"})
+        rig.wait(Started, job_id)
+        command = ["systemctl", "show", "--all", unit_name(job_id)]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert ("SHOWN=shown" in told, "hunter2" in told) == (True, False)
+
     def test_counters_of_the_whole_job(self, rig: Rig) -> None:
         """With cpu and cpuacct mounted apart systemd does not count CPU time."""
         job_id = rig.shell("sh -c 'i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done' & wait")
