@@ -5,6 +5,7 @@ semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +62,8 @@ MAX_PATH: Final = 4095
 MAX_TOLD: Final = 20
 MAX_SHOWN: Final = 80
 """How many unknown options are named in warnings, and with how many characters."""
+MAX_COUNTED: Final = 1000
+"""Unknown options that are counted for that, each time that an operation is shown."""
 
 MAX_TASK_BYTES: Final = 262_144
 """Of UTF-8, for a task's command, environment and working_directory together: every order of a job has them."""
@@ -279,9 +282,13 @@ def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def unrecognized_warnings(spec: Mapping[str, Any]) -> list[str]:
     """A sentence for each of ``find_unrecognized``, with the reason or with the option that may be meant."""
-    idle = sorted((place, key, reason) for place, key, _, reason in _list_idle(spec))
-    sentences = [_tell_idle(*each) for each in idle[:MAX_TOLD]]
-    return sentences + [f"{len(idle) - MAX_TOLD} more spec options are not recognized"] * (len(idle) > MAX_TOLD)
+    found = ((place, key, reason) for place, key, _, reason in _list_idle(spec))
+    idle = list(itertools.islice(found, MAX_COUNTED))
+    sentences = [_tell_idle(*each) for each in sorted(idle)[:MAX_TOLD]]
+    if len(idle) > MAX_TOLD:
+        least = "at least " * (len(idle) == MAX_COUNTED)
+        sentences.append(f"{least}{len(idle) - MAX_TOLD} more spec options are not recognized")
+    return sentences
 
 
 def _tell_idle(place: tuple[str, ...], key: str, reason: str) -> str:

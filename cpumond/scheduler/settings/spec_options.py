@@ -315,6 +315,8 @@ _BY_NAME: Final = {(place, option.name): option for option in OPTIONS for place 
 _PATTERNS: Final = tuple(
     (re.compile(option.name.replace("*", ".*")), option) for option in OPTIONS if "*" in option.name
 )
+_ANY_PATTERN: Final = re.compile("|".join(pattern.pattern for pattern, _ in _PATTERNS))
+"""One look for them all: a specification may have thousands of unknown names."""
 
 
 def canonical(key: object) -> str:
@@ -329,7 +331,7 @@ IDLE_OF_POOLS: Final = frozenset(row.name for row in OPTIONS if "pool" in row.pl
 def find_option(place: Place, name: str) -> Option | None:
     """The row of an option by its canonical name, None for an unknown one."""
     found = _BY_NAME.get((place, name))
-    if found is None:
+    if found is None and _ANY_PATTERN.fullmatch(name):
         found = next((row for fits, row in _PATTERNS if place in row.places and fits.fullmatch(name)), None)
     return found
 

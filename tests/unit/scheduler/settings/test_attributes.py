@@ -625,3 +625,12 @@ def test_the_first_unknown_attributes_are_told_the_option_that_may_be_meant():
     _, _, warnings = edit("pool", {}, {}, [*edits, *edits])
     assert len(warnings) == MAX_HINTS + 5
     assert ['did you mean "weight"?' in warning for warning in warnings] == [True] * MAX_HINTS + [False] * 5
+
+
+def test_durations_may_be_text_with_a_unit():
+    assert read_pool({"fair_share_starvation_timeout": "1m"}) == read_pool({"fair_share_starvation_timeout": 60_000})
+    assert normalise("tree", {"job_preemption_timeout": "250ms"})[0] == {"job_preemption_timeout": 250}
+    with pytest.raises(
+        CommandError, match='must be milliseconds, or text with a unit such as "30s" or "1h", in .0, 1e'
+    ):
+        read_pool({"fair_share_starvation_timeout": "60"})

@@ -24,6 +24,7 @@ from cpumond.scheduler.settings.operations import (
     read_changed_acl,
     read_parameters,
     read_spec,
+    unrecognized_warnings,
 )
 
 ONE = {"t": {"command": "true", "job_count": 1}}
@@ -175,6 +176,14 @@ def test_unknown_keys_are_told_of_and_kept():
         "nonsense": {"a": 1}, "wieght": 5, "tasks": {"t": {"comand": "true"}, "u": {"x/y": {"z": 1}}},
         "fair_share_options_per_pool_tree": trees,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("tasks", "rest"), [(1, "80 more"), (20, "at least 980 more")])
+def test_many_unknown_keys_are_counted(tasks, rest):
+    given = {str(number): {**ONE["t"], **{f"x{key:02}": 1 for key in range(100)}} for number in range(tasks)}
+    told = unrecognized_warnings({"tasks": given})
+    assert told[0] == 'spec option "tasks/0/x00" is not recognized'
+    assert told[20:] == [f"{rest} spec options are not recognized"]
 
 
 def test_a_job_that_no_node_can_hold_is_told_of():
