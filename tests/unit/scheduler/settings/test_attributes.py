@@ -630,7 +630,5 @@ def test_the_first_unknown_attributes_are_told_the_option_that_may_be_meant():
 def test_durations_may_be_text_with_a_unit():
     assert read_pool({"fair_share_starvation_timeout": "1m"}) == read_pool({"fair_share_starvation_timeout": 60_000})
     assert normalise("tree", {"job_preemption_timeout": "250ms"})[0] == {"job_preemption_timeout": 250}
-    with pytest.raises(
-        CommandError, match='must be milliseconds, or text with a unit such as "30s" or "1h", in .0, 1e'
-    ):
+    with pytest.raises(CommandError, match="must be milliseconds, or text with a unit such as"):
         read_pool({"fair_share_starvation_timeout": "60"})
