@@ -786,7 +786,9 @@ def cut_short(
 def is_cut_short(record: OperationRecord, needed: Mapping[str, int], active: Mapping[str, int]) -> bool:
     """Whether some jobs of tasks with ``fail_on_job_restart`` have been started, and others have not."""
     names = [task.name for task in record.tasks if task.fail_on_job_restart]
-    has_begun = any(active.get(name, 0) or name in record.counts for name in names)
+    ended = [record.counts[name] for name in names if name in record.counts]
+    # Those that were aborted had not begun: the others failed the operation.
+    has_begun = any(active.get(name, 0) for name in names) or any(each.completed or each.lost for each in ended)
     return has_begun and any(needed.get(name, 0) for name in names)
 
 

@@ -122,6 +122,9 @@ def test_a_job_that_is_preempted_before_it_began_does_not_fail_its_operation(wor
     assert world.record(operation).state == "running"
     assert world.job_counts(operation) == JobCounts(aborted=1)
     assert world.operation(operation).needed == {"t": 1}
+    world.restart()
+    world.settle_down()
+    assert world.record(operation).state == "running"
 
 
 def test_a_preempted_job_that_completes_in_its_time_fails_nothing(world):
