@@ -122,7 +122,10 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("interruptible", TASK, "false", "honoured"),
     Option("job_time_limit", TASK, "none", "honoured", "at least a second", ("exec_time_limit",)),
     Option("checkpoints", TASK, "", "honoured"),
-    Option("set_container_cpu_limit", TASK, "false", "honoured"),
+    Option(
+        "set_container_cpu_limit", TASK, "false", "honoured",
+        "where a task does not say it, its pools and its tree do; where none does, jobs have a quota",
+    ),
     Option("fail_on_job_restart", BOTH, "false", "honoured", "at the root: for all tasks"),
     Option(
         "suspend_on_job_failure", ROOT, "false", "honoured",
