@@ -20,7 +20,7 @@ from cpumond.scheduler.answers.causes import Causes, find_shown_state, tell_cann
 from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.gangs import Reservation, find_places
-from cpumond.scheduler.decide.placement import ONLY_RECLAIMED, UNMATCHED, wants_jobs
+from cpumond.scheduler.decide.placement import NO_SECRETS, ONLY_RECLAIMED, UNMATCHED, wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand, tell_filters
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
@@ -290,6 +290,7 @@ REASONS: Final = {
     "graceful_over_fair_share": "its preemption_mode is graceful and it is allotted its fair share",
     ONLY_RECLAIMED: "on a node that asked for work other jobs ordered the CPU that is free, and its allow_reclaimed is "
     "false; wait until jobs end there, or start it again with allow_reclaimed = true",
+    NO_SECRETS: "the agent of a node that asked for work gives no secrets to jobs, which this one has; upgrade it",
     UNMATCHED: "a node that asked for work does not fit its scheduling_tag_filter, or that of a pool above it",
     "gang_room": "it is a gang, and the free room of all nodes together does not hold all jobs that it needs",
     "gang_stops": "it is a gang, and jobs of its last run have not ended yet",
@@ -313,6 +314,8 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
         rest = f" and not cordoned, as {cordoned} {'is' if cordoned == 1 else 'are'}" if cordoned else ""
         yield f"tree {tree.name!r} has no node that is online{rest}"
         return
+    if operation.record.vault_bytes and (old := sum(not node.takes_secrets for node in online)):
+        yield f"it has secrets: {old} of {count(len(online), 'node')} online left out, whose agents give none to jobs"
     if element.fitting is not None:
         fitting = [node for node in online if element.may_use(node)]
         left_out = len(online) - len(fitting)

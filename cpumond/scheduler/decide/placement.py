@@ -25,6 +25,8 @@ ONLY_RECLAIMED = "only_reclaimed_cpu_left"
 """Reason of an operation with ``allow_reclaimed = false`` where other jobs ordered what is free (1.10)."""
 UNMATCHED = "unmatched_scheduling_tag"
 """Reason of an operation that may not use a node by a filter on its way (2.13)."""
+NO_SECRETS = "no_secrets_on_node"
+"""Reason of an operation with secrets on a node whose agent gives none to jobs (12.6)."""
 NO_KEY = "has secrets that this scheduler cannot read: an administrator puts their key back (secrets_key_file)"
 GANG_WAITS = "gang_room"
 """Reason of a gang whose jobs do not all fit at once."""
@@ -383,6 +385,8 @@ def place_jobs(
         task, reason = None, UNMATCHED
         if element.may_use(node):
             task, reason = find_task(element, free, node.unordered_cores)
+        elif element.operation.record.vault_bytes and not node.takes_secrets:
+            reason = NO_SECRETS
         if task is None:
             element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
             order.set_aside(element)

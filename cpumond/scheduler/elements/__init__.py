@@ -207,6 +207,12 @@ class OperationElement(Element):
         self.entry: fairshare.Operation | None = None
         """As a pool's; None when the next snapshot needs a new one."""
 
+    def may_use(self, node: Node) -> bool:
+        """Whether its jobs may start on a node, by the filters on its way (2.13), and have secrets there (12.6)."""
+        if self.operation.record.vault_bytes and not node.takes_secrets:
+            return False
+        return self.fitting is None or node in self.fitting.nodes
+
     def tell_unplaceable(self) -> str:
         """Why no node of the tree can hold any of its jobs still to be started, of a gang all; "" where one can."""
         return self.sizes.tell_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
@@ -459,6 +465,11 @@ class Node:
         """What its agent tells of itself; None until it does, as older ones never do."""
         self.level: Level = SAFE
         """What the stages of a roll-out tell it."""
+
+    @property
+    def takes_secrets(self) -> bool:
+        """Whether its agent gives jobs the secrets of their orders (12.6)."""
+        return self.about is not None and self.about.knows_secrets
 
     @property
     def cordoned(self) -> bool:

@@ -16,7 +16,7 @@ from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
 from cpumond.scheduler.model import Task
 from cpumond.scheduler.state import State, TreeWork, gangs, lifecycle
-from cpumond.scheduler.state.heartbeats import Receipt, note_overcommit, takes_secrets
+from cpumond.scheduler.state.heartbeats import Receipt, note_overcommit
 from cpumond.scheduler.state.install import open_vault
 from cpumond.scheduler.state.maintenance import find_drained
 
@@ -216,7 +216,7 @@ def _make_order(state: State, job: Job) -> JobOrder | None:
     """None for a job with secrets that this scheduler cannot read, or that its node would not give to it (12.6)."""
     task, record = job.task, job.element.operation.record
     secrets = open_vault(state, record)
-    if secrets is None or (secrets and not takes_secrets(job.node)):
+    if secrets is None or (secrets and not job.node.takes_secrets):
         return None
     return JobOrder(
         job_id=job.id,

@@ -175,7 +175,7 @@ def _find_ended(
         if job.state == "running":
             ended.append(job_record(job, "lost", now, reason=f"it vanished from node {node.id}"))
         elif _is_overdue(state, job, now):
-            if job.element.operation.record.vault_bytes and not takes_secrets(node):
+            if job.element.operation.record.vault_bytes and not node.takes_secrets:
                 reason = f"the agent of node {node.id} is of a version that gives no secrets to jobs: upgrade it"
             elif job.first_sent_at is None:
                 reason = f"no answer to node {node.id} had room for its order within {now - job.ordered_at:.0f} s"
@@ -192,11 +192,6 @@ def _find_ended(
         if job.was_reported or job.first_sent_at is None or _is_overdue(state, job, now):
             ended.append(job_record(job, "aborted", now))
     return _blame_first(state, ended), acknowledged
-
-
-def takes_secrets(node: Node) -> bool:
-    """Whether the agent of a node gives jobs the secrets of their orders (12.6)."""
-    return node.about is not None and node.about.knows_secrets
 
 
 def _is_overdue(state: State, job: Job, now: float) -> bool:

@@ -90,10 +90,10 @@ class _OnlineSizes:
     """What jobs may order at most, by the nodes that are online; made where they are asked for."""
 
     def __init__(self) -> None:
-        self._made: dict[Tree | Fitting, NodeSizes] = {}
+        self._made: dict[tuple[Tree | Fitting, bool], NodeSizes] = {}
 
     def of(self, element: OperationElement) -> NodeSizes:
-        key = element.fitting or element.tree
+        key = (element.fitting or element.tree, bool(element.operation.record.vault_bytes))
         if key not in self._made:
             nodes = (node for node in element.tree.nodes.values() if node.is_online and element.may_use(node))
             self._made[key] = NodeSizes(Counter(node.capacity for node in nodes))

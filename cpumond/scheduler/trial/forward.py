@@ -347,7 +347,8 @@ class Forward:
     def _kind_of(self, node: Node) -> Hashable:
         """Nodes of one kind are open to the same operations."""
         tree = self.state.trees.get(node.tree or "")
-        return (node.tree, tree.fittings.of(node) if tree is not None and tree.fittings else frozenset())
+        fitting = tree.fittings.of(node) if tree is not None and tree.fittings else frozenset()
+        return (node.tree, fitting, node.takes_secrets)
 
     def _is_at_rest(self, node: Node) -> bool:
         """Whether a heartbeat without news would change nothing, as far as can be seen without making it."""

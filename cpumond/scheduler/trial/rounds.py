@@ -68,7 +68,7 @@ def _hear_nodes(state: State, tree: Tree, now: float) -> None:
         if heard == due:
             due += LOOKED_EACH
             wanting = [each for each in wanting if each.operation.needed]
-            largest: dict[Fitting | None, list[Vector]] = {}
+            largest: Rooms = {}
             for each in [each for each in wanting if not _may_start(each, nodes, largest)]:
                 aside[each], each.operation.needed = each.operation.needed, {}
                 tree.changed[each] = None
@@ -83,17 +83,21 @@ def _hear_nodes(state: State, tree: Tree, now: float) -> None:
         tree.changed[each] = None
 
 
-def _may_start(element: OperationElement, nodes: Iterable[Node], largest: dict[Fitting | None, list[Vector]]) -> bool:
+Rooms = dict[tuple[Fitting | None, bool], list[Vector]]
+"""By the filters of an operation, and whether it has secrets."""
+
+
+def _may_start(element: OperationElement, nodes: Iterable[Node], largest: Rooms) -> bool:
     """Whether limits allow another job, of a gang all, and one of the free rooms that it may use holds it; ``largest``:
     those of ``nodes`` that are known, by which nodes may be used."""
     if element.operation.record.is_gang and gangs.find_limit(element):
         return False
-    fitting = element.fitting
-    if fitting not in largest:
-        largest[fitting] = list_largest(node.free for node in nodes if element.may_use(node))
+    kind = (element.fitting, bool(element.operation.record.vault_bytes))
+    if kind not in largest:
+        largest[kind] = list_largest(node.free for node in nodes if element.may_use(node))
     left, _ = room_left(element)
     orders = [task.resources for task in element.operation.next_tasks()]
-    return any(fits(left, order) and any(fits(room, order) for room in largest[fitting]) for order in orders)
+    return any(fits(left, order) and any(fits(room, order) for room in largest[kind]) for order in orders)
 
 
 def list_largest(rooms: Iterable[Vector]) -> list[Vector]:

@@ -16,6 +16,7 @@ from cpumond.api.yt.yson import read_yson
 from cpumond.core.wire import AgentAbout, JobOrder
 from cpumond.scheduler.answers.causes import Cause
 from cpumond.scheduler.answers.operation import explain_operation
+from cpumond.scheduler.decide.placement import NO_SECRETS
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.program.vault_keys import FileKeys
 from cpumond.scheduler.rights.vaults import VaultError
@@ -290,9 +291,19 @@ def test_an_order_of_before_a_restart_without_the_key_is_not_repeated():
 
 
 def test_an_agent_that_would_leave_it_out_gets_no_order():
+    """Also where the agent became an older one between the start and the order."""
     world = make_world(NEW)
-    node, operation = make_node(world, knows_secrets=False), start(world)
-    assert find_orders(world, node) == []
+    node, operation, other = make_node(world, knows_secrets=False), start(world), world.start("p")
+    assert [order.operation_id for order in find_orders(world, node)] == [other]
+    assert world.element(operation).deactivations == {NO_SECRETS: 1}
+    (tree,) = explain_operation(world.state, world.record(operation), world.now, {}).trees
+    assert "it has secrets: 1 of 1 node online left out, whose agents give none to jobs" in tree.lines
+    make_node(world)
+    node.deaf = True
+    assert [order.operation_id for order in find_orders(world, node)] == [operation]
+    world.state.nodes["n"].about = None
+    node.deaf = False
+    assert node.beat().start == []
     world.now += 1000.0
     node.beat()
     (ended,) = world.state.finished_jobs[operation].values()
