@@ -183,12 +183,12 @@ async def memory(c: Cluster) -> Expected:
     await c.add_nodes(16.0, *FOUR, memory=16 * GIB)
 
     async def by_hand(report: IdleReport) -> None:
-        assert "at most 0.25 GiB memory" in report.causes[0].change.text
+        assert "at most 0.33 GiB memory" in report.causes[0].change.text
         more = 40 - len(c.scheduler.state.jobs)
         await c.start("research", jobs=more, task={"memory_limit": GIB // 4})
         assert first in c.scheduler.state.operations
 
-    return Expected("memory", "research", "lack memory", "orders 7 GiB", by_hand=by_hand)
+    return Expected("memory", "research", "lack memory", "reserves 3.5 GiB", by_hand=by_hand)
 
 
 async def slots(c: Cluster) -> Expected:

@@ -497,7 +497,9 @@ def _order_less(look: Look, r: int, started: Started, waits: Collection[str]) ->
     orders = [order for order in look.orders(waits) if order[r] > 0.0]
     name, wanted = RESOURCES[r], min((order[r] for order in orders), default=0.0)
     nodes = [node for node in look.takers if node.free[r] < wanted]
-    why = f"the nodes where CPU is free lack {name}: a waiting job orders {show_amount(r, wanted)}"
+    tasks = (task for each in waits for task in look.waiting[each].element.operation.record.tasks)
+    verb = "reserves" if r == MEMORY and any(task.memory_reserve for task in tasks) else "orders"
+    why = f"the nodes where CPU is free lack {name}: a waiting job {verb} {show_amount(r, wanted)}"
     if name == SCARCE[0]:
         more = f"let {count(len(nodes), 'node')} offer {count(sum(started.jobs.values()), 'more user_slot')} in all"
         return Remedy(
