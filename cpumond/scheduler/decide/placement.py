@@ -11,13 +11,16 @@ from heapq import heapify, heappop, heappush
 
 from cpumond.fairshare.resources import CPU, ZERO, Vector, share, subtract
 from cpumond.scheduler.decide.snapshot import element_name, fifo_order, room_left
-from cpumond.scheduler.elements import OUTSIDE, Element, Job, Node, Operation, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements import Element, Job, Node, Operation, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements.fitting import Kind
 from cpumond.scheduler.elements.node_sizes import ROUNDING, NodeSizes, fits
 from cpumond.scheduler.model import OperationRecord, Task
 
 SHARE_EPS = 1e-9
 """Shares that differ by less count as equal: sums of floats are inexact."""
 NEVER = float("inf")
+MOST_KINDS = 16
+"""Kinds of nodes that have an order of service each."""
 MAX_TOLD = 10
 """How many tasks of one operation are named in warnings."""
 
@@ -87,48 +90,77 @@ def wants_jobs(element: OperationElement) -> bool:
     )
 
 
-def _top(heap: list[Entry]) -> Entry | None:
-    """The first valid entry of a heap; those before it are dropped."""
-    while heap:
-        entry = heap[0]
-        if entry[4].version == entry[3]:
-            return entry
-        heappop(heap)
-    return None
-
-
 class ServiceOrder:
-    """The order in which operations of one tree are served, from one fair-share update to the next (7.1)."""
+    """The order in which operations of one tree are served, from one fair-share update to the next (7.1).
 
-    def __init__(self, tree: Tree) -> None:
+    ``kind``: of the nodes that it is for, where filters leave out some (2.13), so that what they leave out is not
+    passed over again and again; None: it has all operations. All orders of a tree follow each change together.
+    """
+
+    def __init__(self, tree: Tree, kind: Kind | None = None) -> None:
         self.tree = tree
+        self.kind = kind
         self._heaps: dict[PoolElement, list[Entry]] = {}
         """Pool -> its children that want jobs."""
+        self._valid: dict[Element, int] = {}
+        """Child -> the version of its valid entry."""
+        self._ranks: dict[Element, int] = {}
+        """Child -> its place among its siblings; without those that came after this was made."""
         self._version = 0
         self._aside: list[OperationElement] = []
+        self._of_kinds: dict[Kind, ServiceOrder] = {}
         tree.changed.clear()
         self._build(tree.root)
+
+    def of(self, node: Node) -> ServiceOrder:
+        """The order for a node: this one where no filter is in use, or there are too many kinds of nodes."""
+        if not self.tree.fittings:
+            return self
+        kind = self.tree.fittings.of(node)
+        found = self._of_kinds.get(kind)
+        if found is None:
+            if len(self._of_kinds) >= MOST_KINDS:
+                return self
+            self.catch_up()
+            found = self._of_kinds[kind] = ServiceOrder(self.tree, kind)
+        return found
+
+    def _wants(self, element: OperationElement) -> bool:
+        if self.kind is None or element.fitting is None or element.fitting.filters in self.kind:
+            return wants_jobs(element)
+        return False
 
     def _build(self, pool: PoolElement) -> Key | None:
         heap = self._heaps[pool] = []
         for rank, child in enumerate(pool.children.values()):
-            child.rank = rank
-            self._enter(heap, child, self._build(child))
-        for element in pool.operations.values():
-            element.rank = OUTSIDE
+            self._ranks[child] = rank
+            self._enter(heap, child, self._build(child), rank)
         running = fifo_order(pool) if pool.mode == "fifo" else [e for e in pool.operations.values() if e.is_running]
         for rank, element in enumerate(running, len(pool.children)):
-            element.rank = rank
-            self._enter(heap, element, self._key_of(element) if wants_jobs(element) else None)
+            self._ranks[element] = rank
+            if self._wants(element):
+                self._enter(heap, element, self._key_of(element), rank)
+            elif self.kind is not None and wants_jobs(element):
+                element.deactivations[UNMATCHED] = element.deactivations.get(UNMATCHED, 0) + 1
         heapify(heap)
         return self._key_of_pool(pool, heap)
 
-    def _enter(self, heap: list[Entry], child: Element, key: Key | None) -> None:
+    def _enter(self, heap: list[Entry], child: Element, key: Key | None, rank: int) -> None:
         """Add an entry to a heap that is being built; ``key`` None: the child wants no jobs."""
-        self._version += 1
-        child.version = -1 if key is None else self._version
         if key is not None:
-            heap.append((*key, child.rank, self._version, child))
+            self._version += 1
+            self._valid[child] = self._version
+            heap.append((*key, rank, self._version, child))
+
+    def _top(self, heap: list[Entry]) -> Entry | None:
+        """The first valid entry of a heap; those before it are dropped."""
+        valid = self._valid
+        while heap:
+            entry = heap[0]
+            if valid.get(entry[4]) == entry[3]:
+                return entry
+            heappop(heap)
+        return None
 
     def _key_of(self, element: OperationElement) -> Key:
         parent = element.parent
@@ -140,7 +172,7 @@ class ServiceOrder:
 
     def _key_of_pool(self, pool: PoolElement, heap: list[Entry]) -> Key | None:
         """A pool's key, from its best child; None when nothing below wants a job."""
-        top = _top(heap)
+        top = self._top(heap)
         if top is None:
             return None
         child = top[4]
@@ -150,7 +182,7 @@ class ServiceOrder:
         """The operation that is served next, None when none wants a job."""
         pool = self.tree.root
         while True:
-            top = _top(self._heaps[pool])
+            top = self._top(self._heaps[pool])
             if top is None:
                 return None
             child = top[4]
@@ -161,7 +193,7 @@ class ServiceOrder:
 
     def refresh(self, element: OperationElement) -> None:
         """Move an operation whose usage or needs have changed."""
-        self._place(element, self._key_of(element) if wants_jobs(element) else None)
+        self._place(element, self._key_of(element) if self._wants(element) else None)
 
     def set_aside(self, element: OperationElement) -> None:
         """Pass an operation over until ``restore`` (7.1, deactivation)."""
@@ -178,11 +210,13 @@ class ServiceOrder:
             self.refresh(element)
         self._aside.clear()
 
-    def catch_up(self) -> None:
-        """Move all operations that changed since the last call (``Tree.changed``)."""
+    def catch_up(self, but: ServiceOrder | None = None) -> None:
+        """Move all operations that changed since the last call (``Tree.changed``), in the orders of all kinds, too;
+        ``but``: the one that knows already."""
         changed = self.tree.changed
-        for element in list(changed):
-            self.refresh(element)
+        for order in (self, *self._of_kinds.values()):
+            for element in list(changed) if order is not but else ():
+                order.refresh(element)
         changed.clear()
 
     def rank(self, elements: Sequence[OperationElement]) -> list[OperationElement]:
@@ -220,13 +254,15 @@ class ServiceOrder:
         child: Element = element
         pool = element.parent
         while pool is not None:
-            heap = self._heaps.get(pool)
-            if heap is None or child.rank == OUTSIDE:
+            heap, rank = self._heaps.get(pool), self._ranks.get(child)
+            if heap is None or rank is None:
                 return  # the child came or moved after this order was made; the order of the next update has it
-            self._version += 1
-            child.version = -1 if key is None else self._version
-            if key is not None:
-                heappush(heap, (*key, child.rank, self._version, child))
+            if key is None:
+                self._valid.pop(child, None)
+            else:
+                self._version += 1
+                self._valid[child] = self._version
+                heappush(heap, (*key, rank, self._version, child))
             # Even where no operation wants a job the usage of the pools above has changed.
             key = self._key_of_pool(pool, heap)
             child, pool = pool, pool.parent
@@ -368,18 +404,19 @@ def place_jobs(
     """
     started: list[Job] = []
     order.catch_up()
+    own = order.of(node)
     free = room_beside(node.free, reserved())
     while has_spare(node, free, spare):
-        element = order.best()
+        element = own.best()
         if element is None:
             break
         if element.operation.record.is_gang:
             reason = place_gang(element)
             if reason:
                 element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
-                order.leave(element)
+                own.leave(element)
             else:
-                order.refresh(element)
+                own.refresh(element)
             free = room_beside(node.free, reserved())
             continue
         task, reason = None, UNMATCHED
@@ -389,13 +426,13 @@ def place_jobs(
             reason = NO_SECRETS
         if task is None:
             element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
-            order.set_aside(element)
+            own.set_aside(element)
             continue
         job = make_job(element, task, node)
         start(job)
-        order.refresh(element)
+        own.refresh(element)
         started.append(job)
         free = subtract(free, task.resources)
-    order.restore()
-    order.tree.changed.clear()
+    own.restore()
+    order.catch_up(but=own)
     return started

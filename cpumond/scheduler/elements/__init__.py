@@ -45,8 +45,6 @@ PREEMPTIBLE: Final = 2
 Preemptibility = Literal[0, 1, 2]
 """The three lists of section 6.4."""
 
-OUTSIDE: Final = -1
-
 NOTHING: Final = (0.0,) * 5
 """CPU times of a job that has used nothing."""
 
@@ -76,7 +74,7 @@ class Element:
     __slots__ = (
         "name", "parent", "tree", "usage", "demand", "waiting", "limits", "fair_share", "demand_share",
         "strong_guarantee_share", "scheduling_status", "starvation_status", "below_since", "rules", "satisfaction",
-        "rank", "version", "lost_core_seconds", "fitting", *CPU_COUNTERS,
+        "lost_core_seconds", "fitting", *CPU_COUNTERS,
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -101,10 +99,6 @@ class Element:
         """Scheduler time of the first update that found the element below its share; None while it is not."""
         self.rules: PreemptionRules | None = None
         self.satisfaction = 0.0
-        self.rank = OUTSIDE
-        """Its place among its siblings in the order of service; OUTSIDE when it came after that was made."""
-        self.version = -1
-        """Of its valid entry in the order of service, -1 without one."""
         self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
         self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
         """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have reported it."""

@@ -30,6 +30,10 @@ class Tagged(Protocol):
     def is_online(self) -> bool: ...
 
 
+Kind = frozenset[tuple[str, ...]]
+"""Of nodes: the filters that let jobs start on them. Nodes of one kind are alike for all elements."""
+
+
 class Fitting:
     """The nodes that all of ``filters`` fit, what they have together, and what a job may order there at most."""
 
@@ -66,6 +70,7 @@ class Fittings:
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[tuple[str, ...], Fitting] = WeakValueDictionary()
+        self._kinds: dict[Tagged, Kind] = {}
         self.version = 0
         """It grows when what one of them offers changes."""
 
@@ -85,16 +90,22 @@ class Fittings:
         found = self._known.get(filters)
         if found is None:
             found = self._known[filters] = Fitting(filters)
+            self._kinds.clear()
             found.find(nodes)
             found.sum_total()
         return found
 
-    def of(self, node: Tagged) -> frozenset[tuple[str, ...]]:
-        """The filters that let jobs start on a node: nodes of which these are the same are alike for all elements."""
-        return frozenset(each.filters for each in self.list() if node in each.nodes)
+    def of(self, node: Tagged) -> Kind:
+        """Of which kind a node is."""
+        kind = self._kinds.get(node)
+        if kind is None:
+            kind = self._kinds[node] = frozenset(each.filters for each in self.list() if node in each.nodes)
+        return kind
 
     def renew(self, nodes: Mapping[str, Tagged], are_nodes_same: bool) -> None:
         """Follow the nodes; ``are_nodes_same``: nothing but their jobs has changed."""
+        if not are_nodes_same:
+            self._kinds.clear()
         for each in self.list():
             counts = each.sizes.counts
             if not are_nodes_same:

@@ -65,7 +65,9 @@ def is_at_rest(state: State, node: Node, is_barren: bool) -> bool:
     targets = _find_targets(work)
     if targets.gangs or (node.jobs and targets.below):
         return False
-    return node.cordoned or is_barren or order.best() is None or not has_spare(node, node.free, state.rules.spare)
+    return (
+        node.cordoned or is_barren or order.of(node).best() is None or not has_spare(node, node.free, state.rules.spare)
+    )
 
 
 def _start_jobs(state: State, node: Node, tree: Tree, now: float, new_id: Callable[[], str]) -> None:

@@ -342,3 +342,23 @@ def test_an_attribute_of_before_filters_were_options_is_read_or_left_out():
         world.restart()
         settings = world.pool("p").settings
         assert (settings.scheduling_tag_filter, settings.weight) == (text, 2)
+
+
+def test_what_a_node_may_not_hold_is_not_looked_at_on_each_of_its_heartbeats():
+    """Each kind of nodes has an order of service of its own; all of them follow what changes."""
+    world = make()
+    waiting = [world.start(jobs=4, scheduling_tag_filter="ssd") for _ in range(3)]
+    world.settle_down()
+    order = world.state.work["default"].order
+    assert order is not None
+    first, second = (order.of(world.state.nodes[name]) for name in ("n1", "n2"))
+    assert order.best() is not None
+    assert second.best() is None
+    assert [world.element(each).deactivations[UNMATCHED] for each in waiting] == [1, 1, 1]
+    for each in waiting:
+        world.suspend(each)
+    order.catch_up()
+    assert order.best() is first.best() is second.best() is None
+    other = world.start(jobs=9, scheduling_tag_filter="!ssd")
+    world.settle_down()
+    assert places(world, other) == "n2 n2 n2 n2 n2 n2 n2"
