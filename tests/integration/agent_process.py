@@ -92,8 +92,11 @@ class AgentProcess:
             return client.request(method, f"http://agent{path}", json=body)
 
     def get(self, path: str) -> dict[str, Any]:
-        """The JSON answer of the control socket."""
-        answer: dict[str, Any] = self.request("GET", path).json()
+        """The JSON answer of the control socket; asked again while a tick takes longer than the agent waits for it."""
+        for _ in range(6):
+            answer: dict[str, Any] = self.request("GET", path).json()
+            if not str(answer.get("error", "")).endswith("see its log"):
+                break
         return answer
 
     def job(self, name: str) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from cpumond.scheduler.settings.commands import CreatePool
 from cpumond.scheduler.store import FencedError, Store, StoreError
 
 LEASE_S = 0.6
+LONG_LEASE_S = 60.0
+"""One that does not end by itself before the first answer, however busy the machine is."""
 ADDRESS = "here:1"
 OTHER = "there:2"
 
@@ -35,7 +37,7 @@ class World:
     """One process on a database, which answers while ``gate`` is open. ``paused_s`` is added to the clock of the
     process, as a stop of it does."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease_s: float) -> None:
         self.database = Database(time.monotonic)
         self.database.latency = self.pass_gate
         self.gate = threading.Event()
@@ -44,7 +46,7 @@ class World:
         self.paused_s = 0.0
         self.on_request: Callable[[], Awaitable[None]] | None = None
         self.cannot_open: Exception | None = None
-        self.leading = Leading(self.arbiter, self.open, ADDRESS, LEASE_S, self.now)
+        self.leading = Leading(self.arbiter, self.open, ADDRESS, lease_s, self.now)
         standby = make_standby_app(self.leading.view, ADDRESS, LeadMetrics(self.leading).encode)
         self.door = LeaderDoor(self.leading, standby)
         self.stopping = asyncio.Event()
@@ -85,8 +87,8 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[World]:
-    world = World()
+async def running(lease_s: float = LEASE_S) -> AsyncIterator[World]:
+    world = World(lease_s)
     task = asyncio.ensure_future(world.leading.run(world.stopping))
     try:
         yield world
@@ -97,8 +99,8 @@ async def running() -> AsyncIterator[World]:
 
 
 @contextlib.asynccontextmanager
-async def leads() -> AsyncIterator[World]:
-    async with running() as world:
+async def leads(lease_s: float = LEASE_S) -> AsyncIterator[World]:
+    async with running(lease_s) as world:
         await world.lead()
         yield world
 
@@ -110,7 +112,7 @@ def take_from_outside(database: Database) -> None:
 
 
 async def test_it_leads_and_every_answer_has_its_term():
-    async with leads() as world:
+    async with leads(5 * LEASE_S) as world:
         answer = await world.get()
         assert (answer.status_code, answer.text, answer.headers[TERM_HEADER]) == (200, "led", "1")
         assert "leads (term 1)" in describe_lead(world.leading)
@@ -167,23 +169,23 @@ async def test_a_fenced_write_ends_the_reign_at_once():
 
 
 async def test_after_a_pause_longer_than_the_lease_nothing_is_answered_nor_written():
-    async with leads() as world:
+    async with leads(LONG_LEASE_S) as world:
         reign = world.leading.reign
         assert reign is not None
         assert reign.store is not None
         store = reign.store
         world.gate.clear()  # no renewal gets through, either
-        world.paused_s += LEASE_S
+        world.paused_s += LONG_LEASE_S
         assert (await world.get()).status_code == 503
         with pytest.raises(FencedError):
             store.write([])
 
 
 async def test_an_answer_that_is_ready_after_the_lease_is_none():
-    async with leads() as world:
+    async with leads(LONG_LEASE_S) as world:
 
         async def pause() -> None:
-            world.paused_s += LEASE_S
+            world.paused_s += LONG_LEASE_S
 
         world.on_request = pause
         answer = await world.get()
@@ -235,7 +237,7 @@ async def test_a_state_that_cannot_be_loaded_is_left_to_another_one():
 
 
 async def test_a_mistake_in_a_reign_ends_the_process():
-    world = World()
+    world = World(LEASE_S)
     world.cannot_open = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
         await world.leading.run(world.stopping)
@@ -243,7 +245,7 @@ async def test_a_mistake_in_a_reign_ends_the_process():
 
 
 async def test_a_mistake_of_the_arbiter_ends_the_process_and_is_not_repeated_again_and_again():
-    world = World()
+    world = World(LEASE_S)
     calls: list[object] = []
 
     def take(*arguments: object) -> None:
