@@ -243,7 +243,7 @@ def test_specifications_are_bounded_per_user(tmp_path: Path) -> None:
         note = "n" * 100_000
         answers = []
         for _ in range(7):
-            spec = {"pool": "p", "annotations": {"note": note}, "tasks": {"t": {"job_count": 1, "command": "true"}}}
+            spec = {"pool": "p", "x_note": note, "tasks": {"t": {"job_count": 1, "command": "true"}}}
             answers.append(process.request("POST", "operations", {"spec": spec}))
         assert [answer.status_code for answer in answers] == [201] * 5 + [409] * 2
         assert "the operations of user 'root' take" in answers[-1].json()["error"]
