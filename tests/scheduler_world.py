@@ -698,7 +698,7 @@ def _assert_numbers(operation: Operation, state: State) -> None:
         done = [job.cookie for job in completed if not starts_again(task, job)]
         assert len(set(taken + done)) == len(taken + done), f"cookies of {task.name}: {taken}, done {done}"
         is_patched = bool(operation.record.cumulative_spec_patch)  # of fewer jobs those that run stay
-        assert all(0 <= cookie and (is_patched or cookie < task.job_count) for cookie in taken + done)
+        assert all(cookie >= 0 and (is_patched or cookie < task.job_count) for cookie in taken + done)
 
 
 def describe(state: State, with_jobs: bool = True) -> dict[str, Any]:

@@ -178,3 +178,20 @@ async def test_events_of_an_operation(yt):
     operation = await yt.start(pool="p")
     assert await yt("list_operation_events", operation_id=operation, event_type="incarnation_started") == []
     await error_of(yt("list_operation_events", operation_id=operation, event_type="xyz"), 1, "incarnation_started")
+
+
+async def test_who_may_not_manage_an_operation_changes_nothing_of_it(yt):
+    """JOB-1: code 901, also for what would be refused anyway."""
+    entry = {"action": "allow", "subjects": ["ann"], "permissions": ["use", "read"]}
+    await yt.create_pool("closed", acl=[entry])
+    await yt.register()
+    operation = await yt.start(1, pool="closed")
+    await yt.update()
+    await yt.heartbeat()
+    [job] = await list_ids(yt, operation)
+    by_bob = {"by": "bob", "is_admin": False}
+    for command in ("abort_job", "abandon_job"):
+        await error_of(yt(command, job_id=job, **by_bob), 901, "(permission manage)")
+    await error_of(yt("patch_operation_spec", operation_id=operation, patches=[{"path": "/x"}], **by_bob), 901)
+    assert (await yt("get_job", operation_id=operation, job_id=job))["state"] == "waiting"
+    assert await yt("abort_job", job_id=job) == {}
