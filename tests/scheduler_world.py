@@ -681,6 +681,8 @@ def _assert_operation(operation: Operation, state: State) -> None:
     for task in record.tasks:
         completed = record.counts[task.name].completed if task.name in record.counts else 0
         left = max(task.job_count - completed - active.get(task.name, 0), 0)
+        if task.gang_options is not None and completed - record.reserved_done.get(task.name, 0) >= task.gang_size:
+            left = 0
         assert operation.needed.get(task.name, 0) == left, f"needed jobs of operation {record.id}"
     _assert_numbers(operation, state)
 
@@ -695,7 +697,12 @@ def _assert_numbers(operation: Operation, state: State) -> None:
     for task in operation.record.tasks:
         taken = [job.cookie for job in jobs if job.task.name == task.name and job.is_active]
         completed = [job for job in ended if job.task == task.name and job.state == "completed" and job.cookie >= 0]
-        done = [job.cookie for job in completed if not starts_again(task, job)]
+        present = [job for job in completed if job.incarnation == operation.record.incarnation]
+        done = [job.cookie for job in present if not starts_again(task, job)]
+        active = [job for job in jobs if job.task.name == task.name and job.is_active and job.gang_rank >= 0]
+        ranks = [job.gang_rank for job in active] + [job.gang_rank for job in present if job.gang_rank >= 0]
+        assert len(set(ranks)) == len(ranks), f"ranks of {task.name}: {ranks}"
+        assert {job.incarnation for job in active} <= {operation.record.incarnation}
         assert len(set(taken + done)) == len(taken + done), f"cookies of {task.name}: {taken}, done {done}"
         is_patched = bool(operation.record.cumulative_spec_patch)  # of fewer jobs those that run stay
         assert all(cookie >= 0 and (is_patched or cookie < task.job_count) for cookie in taken + done)

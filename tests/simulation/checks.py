@@ -60,6 +60,8 @@ class Ledger:
         """Job -> host."""
         self.begun: dict[str, int] = {}
         """Operation -> how many jobs of it had a process."""
+        self.incarnations: dict[str, str] = {}
+        """Operation with ``gang_options`` -> the incarnation of its job that began last."""
         self.living: dict[str, tuple[Host, Process]] = {}
         self.failed: dict[str, None] = {}
         """Jobs that ended without their work done: what replaces them may be stored before their ends are."""
@@ -109,8 +111,30 @@ class Ledger:
         self.check(cores <= host.cpu + FITS, f"{host.name} runs jobs of {cores} cores and has {host.cpu}")
         is_told = not process.launch.reclaimed or self.classes.get(job_id, True)
         self.check(is_told, f"job {job_id} was started on reclaimed CPU and is ordinary")
+        self._check_numbers(process)
         self.begun[process.operation_id] = self.begun.get(process.operation_id, 0) + 1
         self._check_work(process.operation_id)
+
+    def _check_numbers(self, process: Process) -> None:
+        """A job begins its work only when nothing else works in its place, with its rank, or for an incarnation of
+        before: not even what was told to stop, only what was given up with a node that is cut off."""
+        new, told = process.launch.job_id, process.launch.environment
+        incarnation, rank = told.get("YT_OPERATION_INCARNATION", ""), told.get("YT_GANG_RANK", "")
+        if incarnation:
+            self.note("gang job", incarnation, rank)
+            if self.incarnations.setdefault(process.operation_id, incarnation) != incarnation:
+                self.incarnations[process.operation_id] = incarnation
+                self.note("switched", process.operation_id, incarnation)
+        for job_id, (host, other) in self.living.items():
+            if other.operation_id != process.operation_id or job_id == new or self.job_states.get(job_id) in GIVEN_UP:
+                continue
+            of_other = other.launch.environment
+            where = (
+                f"job {new} of operation {process.operation_id} begins while job {job_id} works on {host.name}, with"
+            )
+            self.check(of_other["YT_JOB_COOKIE"] != told["YT_JOB_COOKIE"], f"{where} the same cookie")
+            self.check(of_other.get("YT_OPERATION_INCARNATION", "") == incarnation, f"{where} another incarnation")
+            self.check(not rank or of_other.get("YT_GANG_RANK", "") != rank, f"{where} the same rank {rank}")
 
     def _check_work(self, operation_id: str) -> None:
         """No more jobs of an operation do its work at one time than it has: those that are told to stop, and those that
@@ -274,7 +298,7 @@ class Ledger:
         if before is None:
             return
         self.check(not before.is_finished or after.is_finished, f"operation {key} had ended and goes on")
-        for name, counts in before.counts.items():
+        for name, counts in before.counts.items() if before.incarnation == after.incarnation else ():
             now = after.counts.get(name)
             self.check(
                 now is not None and now.completed >= counts.completed, f"operation {key}: completed jobs were uncounted"

@@ -30,8 +30,10 @@ class Client:
 
     def __init__(
         self, events: Events, network: Network, addresses: tuple[str, ...], number: int, mood: Mood,
-        until_s: float, watch: Any,
+        until_s: float, watch: Any, gangs: float = 0.0,
     ) -> None:  # fmt: skip
+        self.gangs = gangs
+        """The part of the operations that have ``gang_options``."""
         self.events = events
         self.rng = events.rng
         self.network = network
@@ -100,6 +102,11 @@ class Client:
             spec.update({"allow_reclaimed": False} if len(self.started) % 3 == 1 else {"require_reclaimed": True})
         if len(self.started) % 5 == 2:
             spec["fail_on_job_restart"] = True
+        if self.gangs and rng.random() < self.gangs:
+            spec.pop("fail_on_job_restart", None)
+            size = {"size": rng.randint(1, task["job_count"])} if rng.random() < 0.4 else {}
+            task["gang_options"] = size
+            spec["max_failed_job_count"] = 100
         return StartOperation(spec)
 
     async def _do(self, command: Command) -> None:

@@ -49,6 +49,8 @@ class Options:
     clients: int = 2
     has_faults: bool = True
     lease_s: float = 10.0
+    gangs: float = 0.0
+    """The part of the operations that have ``gang_options``."""
 
 
 @dataclass
@@ -141,7 +143,16 @@ class World:
             later(self.events.rng.uniform(0.0, 3.0), host.start_agent, self.make_agent)
         options = self.options
         self.clients = [
-            Client(self.events, self.network, self.addresses, number, self.mood, options.commands_until_s, self.ledger)
+            Client(
+                self.events,
+                self.network,
+                self.addresses,
+                number,
+                self.mood,
+                options.commands_until_s,
+                self.ledger,
+                options.gangs,
+            )
             for number in range(options.clients)
         ]
         for client in self.clients:

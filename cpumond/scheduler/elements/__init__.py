@@ -18,6 +18,7 @@ from cpumond.core.wire import CPU_COUNTERS, AgentAbout, CpuTimes, JobReport, Sto
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.resources import CPU, MEMORY, UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
 from cpumond.scheduler.elements.fitting import Fitting, Fittings
+from cpumond.scheduler.elements.gang_run import GangRun
 from cpumond.scheduler.elements.job_numbers import UNKNOWN, Ending, TaskNumbers
 from cpumond.scheduler.elements.node_sizes import NodeSizes
 from cpumond.scheduler.model import (
@@ -226,6 +227,7 @@ class Operation:
 
     __slots__ = (
         "record", "needed", "elements", "active", "stuck", "restarted", "numbers", "next_index", "lacks_secrets",
+        "gang",
     )  # fmt: skip
 
     def __init__(self, record: OperationRecord) -> None:
@@ -245,6 +247,8 @@ class Operation:
         """By task, once a job of it was started."""
         self.next_index = 0
         """``job_index`` of the next start."""
+        self.gang = GangRun() if record.incarnations else None
+        """With ``gang_options`` (7.5)."""
 
     def numbers_of(self, task: str) -> TaskNumbers:
         numbers = self.numbers.get(task)
@@ -295,6 +299,7 @@ class Job:
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
         "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "report", "counted",
         "is_stored", "reclaimed", "cookie", "index", "task_index", "after", "has_ceiling",
+        "incarnation", "gang_rank",
     )  # fmt: skip
 
     def __init__(
@@ -335,9 +340,13 @@ class Job:
         self.cookie = self.index = self.task_index = UNKNOWN
         """Its place in its task; how many jobs of the operation, and of the task, were started before it (7.4)."""
         self.after: Ending | None = None
-        """The job whose cookie it has and which may still work: no answer orders this one before that has ended."""
+        """A job that may still work and whose cookie it has, or that is of an earlier incarnation of its gang: no
+        answer orders this one before all such jobs have ended."""
         self.has_ceiling = True
         """Whether its order is its ceiling, too; set at its start (1.10)."""
+        self.incarnation = ""
+        self.gang_rank = -1
+        """Of a gang (7.5); -1 without a rank."""
 
     def reserve_memory(self, memory: int) -> None:
         """Have it take room for so many bytes; before it is started."""
@@ -373,10 +382,15 @@ class Job:
         return self.task.name
 
     @property
+    def must_end(self) -> bool:
+        """Whether it is replaced only after its end has been counted: it must not run twice (3.6), or all jobs of its
+        operation start again then (7.5)."""
+        return self.task.fail_on_job_restart or (self.gang_rank >= 0 and self.task.gang_options is not None)
+
+    @property
     def keeps_place(self) -> bool:
-        """Whether the job was told to stop and is replaced only after its end, if its operation goes on then: it counts
-        as failed, or must not run twice."""
-        return self.stop is not None and (self.stop.fails or self.task.fail_on_job_restart)
+        """Whether the job was told to stop and is replaced only after its end, if its operation goes on then."""
+        return self.stop is not None and self.stop.keeps_place
 
     @property
     def ordinary_cores(self) -> float:
@@ -399,6 +413,8 @@ class Stop:
     since: float
     fails: bool = False
     """Whether the job counts as failed, rather than aborted."""
+    keeps_place: bool = False
+    """Whether it is replaced only after its end: it counts as failed, must not run twice, or ends with its gang."""
 
 
 class Node:

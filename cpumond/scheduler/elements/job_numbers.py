@@ -86,6 +86,12 @@ class TaskNumbers:
         self._free_ending.pop(cookie, None)
         return self.taken.get(cookie, "")
 
+    def begin_anew(self) -> None:
+        """Nothing is done any more: all starts again, in places that those who still end need not leave first."""
+        self.ending, self._free_ending, self.done_count = {}, {}, 0
+        self._done = bytearray(len(self._done))
+        self._free = [cookie for cookie in range(len(self._done)) if cookie not in self.taken]
+
     def is_free(self, cookie: int) -> bool:
         """Whether no active or completed job has it; an unknown one nobody has."""
         return cookie < 0 or not (cookie in self.taken or self.is_done(cookie))

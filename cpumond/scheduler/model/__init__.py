@@ -310,6 +310,12 @@ CLASSES: Final[tuple[JobClass, JobClass]] = ("ordinary", "reclaimed")
 FINISHED_OPERATION_STATES: Final = frozenset({"completed", "failed", "aborted"})
 
 
+class GangOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """``gang_options`` of a task (7.5). ``size``: how many of its jobs have a rank; None for all."""
+
+    size: int | None = None
+
+
 class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """One task of an operation: ``job_count`` equal jobs, and what each orders.
 
@@ -352,9 +358,16 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     ignore_memory_reserve_factor_less_than_one: bool = False
     user_job_resource_overdraft_memory_multiplier: float | None = None
     """The five as given; what they mean is in ``settings.memory_reserve`` (8.1)."""
+    gang_options: GangOptions | None = None
+    """Whether its jobs begin and end as one (7.5)."""
     spec: dict[str, Any] = {}
     memory_reserve: int = 0
     """Bytes that its next job takes room for, as it follows from the jobs before; 0: all of ``memory_limit``."""
+
+    @property
+    def gang_size(self) -> int:
+        """How many of its jobs have a rank in a gang, and are to complete."""
+        return self.job_count if self.gang_options is None else self.gang_options.size or self.job_count
 
     @property
     def resources(self) -> Vector:
@@ -423,6 +436,28 @@ class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
     job_cpu_monitor: dict[str, Any] = {}
 
 
+SwitchReason = Literal["", "job_failed", "job_aborted", "job_interrupted", "job_lack_after_revival"]
+
+
+class Incarnation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """One run of all jobs of an operation with ``gang_options`` (7.5), begun ``at`` (seconds since 1970).
+
+    ``reason``: what ended the one before, "" for the first: the end of job ``job_id`` with ``error``, and
+    ``abort_reason`` where it was aborted; or that a restart of the scheduler found ``actual`` instead of ``expected``
+    ranked jobs of ``task``.
+    """
+
+    id: str
+    at: float
+    reason: SwitchReason = ""
+    job_id: str = ""
+    error: Failure | None = None
+    abort_reason: str = ""
+    task: str = ""
+    expected: int = 0
+    actual: int = 0
+
+
 class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """An operation as it is stored. Times are seconds since 1970; ``sequence`` is the order of arrival.
 
@@ -463,6 +498,15 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     """Its own access list, beside those of its pools (12.3)."""
     vault_bytes: int = 0
     """Of its secrets, which are a record of their own until it ends (12.6); 0 without any."""
+    incarnations: tuple[Incarnation, ...] = ()
+    """With ``gang_options``: the first and the latest, the present one last (7.5)."""
+    reserved_done: dict[str, int] = {}
+    """Task -> jobs without a rank that completed in the present incarnation."""
+
+    @property
+    def incarnation(self) -> str:
+        """Id of the present incarnation, "" for an operation without ``gang_options``."""
+        return self.incarnations[-1].id if self.incarnations else ""
 
     @property
     def is_finished(self) -> bool:
@@ -553,6 +597,9 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """Whether it has a ceiling (1.10); None as its class has it."""
     memory_reserve: int = 0
     """As ``Job.memory_reserve``."""
+    incarnation: str = ""
+    gang_rank: int = -1
+    """"" and -1: of no gang, without a rank (7.5)."""
 
 
 class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -590,6 +637,10 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     """-1: of a job whose start no record of this version names (7.4)."""
     set_container_cpu_limit: bool | None = None
     """As in ``StartRecord``."""
+
+    incarnation: str = ""
+    gang_rank: int = -1
+    """"" and -1: of no gang, without a rank (7.5)."""
 
     @property
     def has_ceiling(self) -> bool:

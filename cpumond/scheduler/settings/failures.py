@@ -19,6 +19,8 @@ from cpumond.scheduler.model.failures import (
 
 _LIMIT_EXCEEDED: Final = "Failed jobs limit exceeded"
 """Programs that start operations look for these words."""
+INCARNATION_CHANGED: Final = "operation_incarnation_changed"
+"""The beginning of the reason of jobs that are aborted with the incarnation of their gang (7.5)."""
 _MUST_NOT_RESTART: Final = "Operation has fail_on_job_restart, and a job would have to be started again"
 _ABORT_REASONS: Final = {
     "preempted": "preemption",
@@ -93,6 +95,8 @@ def tell_abort_reason(job: JobRecord) -> str:
     kind, cause = ("", "") if job.preemption is None else (job.preemption.kind, job.preemption.cause)
     if cause:
         return cause
+    if job.reason.startswith(INCARNATION_CHANGED):
+        return INCARNATION_CHANGED
     if job.reason.startswith("resource_overdraft"):
         return "resource_overdraft"
     return _ABORT_REASONS.get(kind, "other")

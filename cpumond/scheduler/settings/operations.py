@@ -18,6 +18,7 @@ from cpumond.core.errors import ConfigError
 from cpumond.core.words import nearest
 from cpumond.scheduler.model import (
     CommandError,
+    GangOptions,
     JobCounts,
     JobRecord,
     OperationFacts,
@@ -29,7 +30,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.model.failures import Failure
 from cpumond.scheduler.rights.entries import OPERATION_PERMISSIONS, AccessEntry
-from cpumond.scheduler.settings import failures, memory_reserve
+from cpumond.scheduler.settings import failures, incarnations, memory_reserve
 from cpumond.scheduler.settings.access_lists import read_acl
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter
 from cpumond.scheduler.settings.spec_options import Place, canonical, find_idle, find_refused, honoured
@@ -455,6 +456,12 @@ def _read_tasks(table: Mapping[str, Any], secrets: Mapping[str, str], default_me
     )
     if _flag(table.get("fail_on_job_restart", False), "spec/fail_on_job_restart"):
         result = tuple(msgspec.structs.replace(task, fail_on_job_restart=True) for task in result)
+    if incarnations.is_gang(result):
+        strict = next((task for task in result if task.fail_on_job_restart), None)
+        if strict is not None:
+            what = "a gang is started again as a whole, so that it could not be honoured; leave it out, or gang_options"
+            where = "spec" if table.get("fail_on_job_restart") else f"spec/tasks/{strict.name}"
+            raise _refuse(f"{where}/fail_on_job_restart", what)
     total = sum(task.job_count for task in result)
     if total > MAX_JOB_COUNT:
         raise _refuse("spec/tasks", f"at most {MAX_JOB_COUNT} jobs are allowed in one operation, got {total}")
@@ -483,6 +490,7 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
     if not (arguments if isinstance(arguments, str) else "".join(arguments[:1])).strip():
         raise _refuse(f"{where}/command", "is missing or blank; what shall each job run?")
     ceiling = task.get("set_container_cpu_limit")
+    gang = _read_gang(task, where)
     interrupts = _read_signal(task.get("interruption_signal"), f"{where}/interruption_signal")
     rest = set(task) - TASK_OPTIONS
     return Task(
@@ -511,9 +519,29 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
         fail_on_job_restart=_flag(task.get("fail_on_job_restart", False), f"{where}/fail_on_job_restart"),
         restart_completed_jobs=_flag(task.get("restart_completed_jobs", False), f"{where}/restart_completed_jobs"),
         set_container_cpu_limit=None if ceiling is None else _flag(ceiling, f"{where}/set_container_cpu_limit"),
+        gang_options=gang,
         spec={key: task[key] for key in sorted(rest)},
         **_read_memory_options(task, where),
     )
+
+
+def _read_gang(task: Mapping[str, Any], inside: str) -> GangOptions | None:
+    """``gang_options`` of a task, None without. Raises CommandError."""
+    given, where = task.get("gang_options"), f"{inside}/gang_options"
+    if given is None:
+        return None
+    options = _normalise(_table(given, where), where)
+    _refuse_unknown(options, frozenset(GangOptions.__struct_fields__), where)
+    size, most = options.get("size"), task.get("job_count")
+    if task.get("restart_completed_jobs"):
+        what = "what is completed would start again for ever, and the gang never be complete; leave one of the two out"
+        raise _refuse(f"{inside}/restart_completed_jobs", what)
+    if size is None:
+        return GangOptions()
+    number = _integer(size, f"{where}/size", 1, MAX_JOB_COUNT)
+    if isinstance(most, int | float) and number > most:
+        raise _refuse(f"{where}/size", f"{number} jobs are to have a rank, but job_count is {most:g}; lower it")
+    return GangOptions(number)
 
 
 _SIGNALS: Final = frozenset(signal.Signals.__members__) - {"SIGKILL", "SIGSTOP"}
@@ -691,11 +719,20 @@ def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str,
         return {}
     needed: dict[str, int] = {}
     for task in record.tasks:
-        counts = record.counts.get(task.name)
-        left = task.job_count - (counts.completed if counts else 0) - active.get(task.name, 0)
+        left = count_left(record, task, active.get(task.name, 0))
         if left > 0:
             needed[task.name] = left
     return needed
+
+
+def count_left(record: OperationRecord, task: Task, active: int) -> int:
+    """How many jobs of a task are still to be started, not more than 0 if none; ``active`` as in ``needed_jobs``."""
+    counts = record.counts.get(task.name)
+    if counts is None:
+        return task.job_count - active
+    if task.gang_options is not None and incarnations.is_complete(record, task):
+        return 0
+    return task.job_count - counts.completed - active
 
 
 def starts_again(task: Task | None, job: JobRecord) -> bool:
@@ -718,26 +755,36 @@ def count_job(record: OperationRecord, job: JobRecord, now: float) -> OperationR
     if record.is_finished:
         return record
     task = next((task for task in record.tasks if task.name == job.task), None)
-    counts, state = record.counts.get(job.task, JobCounts()), "lost" if starts_again(task, job) else job.state
+    is_again = starts_again(task, job)
+    counts, state = record.counts.get(job.task, JobCounts()), "lost" if is_again else job.state
+    if job.incarnation != record.incarnation and state != "lost":
+        state = "aborted"  # whatever it did is done again
     counts = msgspec.structs.replace(counts, **{state: getattr(counts, state) + 1})
     if state == "aborted":
         record = _note_aborted(record, failures.tell_abort_reason(job))
     record = msgspec.structs.replace(record, counts={**record.counts, job.task: counts})
     if job.memory_reserve and task is not None:
         record = memory_reserve.note_end(record, task, job)
+    if job.incarnation != record.incarnation:
+        return record
+    if state == "completed" and job.gang_rank < 0 and task is not None and task.gang_options is not None:
+        reserved = {**record.reserved_done, task.name: record.reserved_done.get(task.name, 0) + 1}
+        record = msgspec.structs.replace(record, reserved_done=reserved)
     if task is not None and task.fail_on_job_restart and _ran_in_vain(job):
         return _fail(record, now, *failures.would_restart(job))
     failed = sum(each.failed for each in record.counts.values())
     if job.state == "failed" and failed >= record.max_failed_job_count:
         return fail_by_jobs(record, failed, job, now)
     if job.state == "failed" and record.suspend_on_job_failure:
-        return msgspec.structs.replace(record, suspended=True, suspended_for=failures.of_job(job))
+        record = msgspec.structs.replace(record, suspended=True, suspended_for=failures.of_job(job))
+    if incarnations.is_over(record, task, job, is_again):
+        return incarnations.follow_job(record, job, now)
     return finish(record, "completed", now, "") if is_complete(record) else record
 
 
 def is_complete(record: OperationRecord) -> bool:
-    """Whether as many jobs of each task have completed as it has."""
-    return all(record.counts.get(task.name, JobCounts()).completed >= task.job_count for task in record.tasks)
+    """Whether as many jobs of each task have completed as it needs."""
+    return all(incarnations.is_complete(record, task) for task in record.tasks)
 
 
 def fail_by_jobs(

@@ -135,6 +135,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "restart_completed_jobs", TASK, "false", "honoured",
         "the operation ends by yt complete-op or yt abort-op alone",
     ),
+    Option(
+        "gang_options", TASK, "none", "honoured",
+        "ranks, and all start again when one is lost; for jobs that start in one step is_gang besides",
+        ("gang_manager",),
+    ),
     Option("interruption_signal", TASK, "none", "honoured", "its name, such as SIGINT; implies interruptible"),
     Option("signal_root_process_only", TASK, "false", "honoured"),
     Option("restart_exit_code", TASK, "none", "honoured", "1 to 255"),
@@ -152,12 +157,6 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("ignore_memory_reserve_factor_less_than_one", TASK, "false", "honoured", _MEMORY),
     Option("user_job_resource_overdraft_memory_multiplier", TASK, "none", "honoured", _MEMORY),
     # --- refused: the result would be another one
-    Option(
-        "gang_options", TASK, "none", "refused",
-        "its jobs would get no ranks and would not be started again together; for jobs that only start together say "
-        "is_gang=%true at the root",
-        ("gang_manager",), with_zero=True,
-    ),
     Option(
         "collective_options", TASK, "none", "refused",
         "each job would run alone and believe to be one of several; order one larger job, or one job for each member "

@@ -87,6 +87,8 @@ class State:
         self.tokens = TokenTable()
         self.stages = StageTable()
         self.nodes: dict[str, Node] = {}
+        self.reclaimed_of: dict[str, set[str]] = {}
+        """Node that is not known any more -> jobs on reclaimed CPU that an earlier run started there."""
         self.jobs: dict[str, Job] = {}
         """Active and stopping jobs."""
         self.gangs = GangTable()

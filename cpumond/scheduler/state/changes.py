@@ -10,7 +10,7 @@ from cpumond.scheduler.rights.token_records import TokenRecord
 from cpumond.scheduler.rights.vaults import SealedVault
 from cpumond.scheduler.settings.operations import is_cut_short
 from cpumond.scheduler.settings.rollout import Stage
-from cpumond.scheduler.state import State, install, lifecycle
+from cpumond.scheduler.state import State, incarnations, install, lifecycle
 from cpumond.scheduler.state.nodes import keep_lost
 from cpumond.scheduler.state.starts import carry_out, resume
 from cpumond.scheduler.state.transaction import Transaction
@@ -36,6 +36,7 @@ def apply(state: State, change: Transaction, now: float) -> None:
         install.install_job(state, ended, now)
     state.vaults.update({vault.operation_id: vault for vault in change.vaults})
     for record in change.operations:
+        state.gangs.started_count += bool(record.incarnations) and state.record_of(record.id) is None
         install.install_operation(state, record, now)
     if change.jobs or change.operations:
         lifecycle.stop_broken_gangs(state, now)
@@ -109,6 +110,9 @@ def load(
         if is_cut_short(operation.record, operation.needed, operation.active):
             state.cut_short[operation.id] = None
     lifecycle.fill_places(state)
+    for operation in state.operations.values():
+        if operation.gang is not None and (lack := incarnations.find_lack(state, operation)) is not None:
+            state.gangs.lacking[operation.id] = lack
     # An earlier run may have ended between the end of one job and the order to stop the others.
     state.gangs.broken = dict.fromkeys(state.gangs.live, "one of its jobs ended before")
     lifecycle.stop_broken_gangs(state, now)

@@ -30,7 +30,15 @@ from cpumond.scheduler.model import (
     Task,
     TreeConfig,
 )
-from cpumond.scheduler.settings import commands, memory_reserve, operations, preemption_rules, tree_file, undo
+from cpumond.scheduler.settings import (
+    commands,
+    incarnations,
+    memory_reserve,
+    operations,
+    preemption_rules,
+    tree_file,
+    undo,
+)
 from cpumond.scheduler.settings.changes import find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, find_idle_options
@@ -308,6 +316,7 @@ def _prepare_start(
     )
     is_reserving = all(state.trees[name].config.settings.enable_memory_reserve for name in chosen)
     record = memory_reserve.set_reserves(record, is_reserving)
+    record = incarnations.begin_first(record)
     told += find_idle_monitor_options(asked.job_cpu_monitor)
     told += _find_shorter_logs(asked.tasks, [state.trees[name] for name in chosen])
     jobs = [(task, task.job_count) for task in record.tasks]

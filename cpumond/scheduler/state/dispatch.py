@@ -15,6 +15,7 @@ from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
 from cpumond.scheduler.model import Task
+from cpumond.scheduler.settings import incarnations
 from cpumond.scheduler.state import State, TreeWork, gangs, lifecycle
 from cpumond.scheduler.state.heartbeats import Receipt, note_overcommit
 from cpumond.scheduler.state.install import open_vault
@@ -256,6 +257,7 @@ def _list_variables(job: Job) -> dict[str, str]:
         "YT_TASK_JOB_INDEX": str(job.task_index),
         "YT_POOL_TREE": job.element.tree.name,
         "YT_NODE_HOST": job.node.address,
+        **incarnations.list_variables(job.element.operation.record, job.task, job.incarnation, job.gang_rank),
     }
 
 

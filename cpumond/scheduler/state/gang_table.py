@@ -24,6 +24,12 @@ class GangTable:
         """Tree -> since when attempts to place gangs are counted, and their number."""
         self.first: dict[str, int] = {}
         """Tree -> the first gang that the next attempt to make room looks at, since the one before found none."""
+        self.lacking: dict[str, tuple[str, int, int]] = {}
+        """With ``gang_options``: operations of which a restart found not all jobs running, and what of them (7.5)."""
+        self.started_count = 0
+        """Operations with ``gang_options`` that were started since this scheduler was."""
+        self.switches: dict[str, int] = {}
+        """Reason -> how many incarnations have followed another one since."""
         self.preempted_at: dict[str, float] = {}
         """Tree -> when it was last tried to make room for a gang."""
 

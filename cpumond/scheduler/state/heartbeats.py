@@ -88,6 +88,7 @@ def receive(state: State, heartbeat: Heartbeat, now: float) -> Receipt:
             is_too_long = is_over(task, report.start_time, now)
             if (report.stopping and not is_too_long) or not _adopt(state, node, report, now):
                 node.strangers[report.job_id] = report
+                lifecycle.note_stranger(state, report, node)
                 foreign = add(foreign, reported_usage(ZERO if task is None else task.resources, report))
         else:
             node.strangers[report.job_id] = report
@@ -141,7 +142,7 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
             if not stopped.was_reported and not stopped.keeps_place:
                 del node.stopping[stopped.id], state.jobs[stopped.id]
                 _note_class(stopped)
-        elif report.stopping and known is not None and not known.was_reported and not known.task.fail_on_job_restart:
+        elif report.stopping and known is not None and not known.was_reported and not known.must_end:
             end_job(known)
             lifecycle.give_back(known)
             _note_class(known)
@@ -255,6 +256,8 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
         job_index=UNKNOWN if counted is None else counted.job_index,
         task_job_index=UNKNOWN if counted is None else counted.task_job_index,
         set_container_cpu_limit=None if counted is None else counted.set_container_cpu_limit,
+        incarnation="" if counted is None else counted.incarnation,
+        gang_rank=UNKNOWN if counted is None else counted.gang_rank,
         **list_counters(finished),
     )
 
@@ -297,6 +300,8 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
         why = "it was replaced while its node was away"
     elif counted is not None and not operation.numbers_of(task.name).is_free(counted.cookie):
         why = "another job has its cookie by now"
+    elif operation.record.incarnation != ("" if counted is None else counted.incarnation):
+        why = "its gang is in another incarnation by now"
     elif operation.record.is_gang:
         why = "its gang starts again as a whole"
     if why or element is None or task is None:
@@ -315,6 +320,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     job.reclaimed = _was_reclaimed(node, job.id, counted)
     if counted is not None:
         job.cookie, job.index, job.task_index = counted.cookie, counted.job_index, counted.task_job_index
+        job.incarnation, job.gang_rank = counted.incarnation, counted.gang_rank
     job.has_ceiling = lifecycle.recall_ceiling(job, counted)
     lifecycle.start(state, job)
     take_report(job, report, now)

@@ -12,7 +12,7 @@ from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationReco
 from cpumond.scheduler.rights.vaults import VaultError
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.nodes_filter import parse_nodes_filter
-from cpumond.scheduler.state import State, TreeWork, lifecycle, pools
+from cpumond.scheduler.state import State, TreeWork, incarnations, lifecycle, pools
 from cpumond.scheduler.state.reports import find_task
 from cpumond.scheduler.state.spec_room import share_parts, weigh_change
 
@@ -80,7 +80,10 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
         _change_tasks(state, operation, record)
         operation.needed = operations.needed_jobs(record, operation.active)
         lifecycle.touch(operation)
+    is_switched = operation.record.incarnation != record.incarnation
     operation.record = record
+    if is_switched:
+        incarnations.switch(state, operation, now)
     for name in [name for name in operation.elements if name not in record.trees]:
         _leave_tree(state, operation.elements.pop(name), f'the operation left tree "{name}"', now)
     for name, options in record.trees.items():
@@ -245,6 +248,7 @@ def install_node(state: State, record: NodeRecord, now: float) -> None:
     is_new = node is None
     if node is None:
         node = state.nodes[record.id] = Node(record.id)
+        node.reclaimed_strangers = state.reclaimed_of.pop(record.id, set())
         node.tree = record.tree if record.tree in state.trees else None
     state.refused_nodes.pop(record.id, None)
     if state.lost_nodes.pop(record.id, None) is not None:

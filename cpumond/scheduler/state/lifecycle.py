@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import msgspec
 
+from cpumond.core.wire import JobReport
 from cpumond.scheduler.decide import preemption_record
 from cpumond.scheduler.decide.placement import has_ceiling, is_on_reclaimed
-from cpumond.scheduler.elements import Job, Operation, Stop, count_loss, end_job, start_job
+from cpumond.scheduler.elements import Job, Node, Operation, Stop, count_loss, end_job, start_job
 from cpumond.scheduler.elements.job_numbers import UNKNOWN, Ending
-from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord, StartRecord
-from cpumond.scheduler.settings import operations
+from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord, StartRecord, Task
+from cpumond.scheduler.settings import failures, incarnations, operations
 from cpumond.scheduler.settings.memory_reserve import set_reserves
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.reports import find_task
@@ -28,6 +29,10 @@ def start_new(state: State, job: Job) -> None:
     job.reclaimed = is_on_reclaimed(job)
     job.has_ceiling = has_ceiling(job)
     start(state, job)
+    if operation.gang is not None:
+        job.incarnation = operation.record.incarnation
+        if job.gang_rank < 0:
+            job.gang_rank = operation.gang.take_rank(job.task, job.cookie)
 
 
 def recall_ceiling(job: Job, record: StartRecord | JobRecord | None) -> bool:
@@ -42,6 +47,11 @@ def start(state: State, job: Job) -> None:
     numbers = job.element.operation.numbers_of(job.task.name)
     job.cookie = numbers.take(job.id, job.task.job_count, job.cookie)
     job.after = numbers.ending.get(job.cookie)
+    gang = job.element.operation.gang
+    if gang is not None and gang.ending and job.after is None:
+        job.after = Ending(*next(iter(gang.ending.items())))
+    if not is_held(state, job, job.ordered_at):
+        job.first_sent_at = None  # what has ended meanwhile holds nobody up
     state.jobs[job.id] = job
     if not job.is_stored:
         state.unstored[job.id] = job
@@ -72,12 +82,16 @@ def stop(
         record = preemption_record.make_record(job, kind, why, now)
     if fails:
         record = msgspec.structs.replace(record, why=why)  # it is not aborted
-    job.stop = Stop(record, timeout_ms / 1e3, now, fails)
+    gang = job.element.operation.gang
+    is_of_before = job.incarnation != job.element.operation.record.incarnation
+    job.stop = Stop(record, timeout_ms / 1e3, now, fails, (fails or job.must_end) and not is_of_before)
     end_job(job)
     if job.keeps_place:
         job.element.operation.active[job.task.name] += 1
     else:
         give_back(job)
+    if gang is not None and is_of_before:
+        gang.ending[job.id] = job.node.id
     job.state = "stopping"
     job.node.stopping[job.id] = job
     if job.is_stored:
@@ -153,11 +167,29 @@ def renew_reserves(operation: Operation) -> None:
         touch(operation)
 
 
+def blame_switches(state: State, ended: Iterable[JobRecord]) -> Iterator[JobRecord]:
+    """Ends of jobs that are counted together: those of an incarnation that one of them ends are aborted with it."""
+    begun: set[str] = set()
+    for job in ended:
+        operation = state.operations.get(job.operation_id)
+        if operation is None or operation.gang is None:
+            yield job
+            continue
+        record, task = operation.record, find_task(operation.record, job.task)
+        if record.id in begun or job.incarnation != record.incarnation:
+            if job.state in ("completed", "failed"):
+                why = f"{failures.INCARNATION_CHANGED}: all of its jobs start again"
+                yield msgspec.structs.replace(job, state="aborted", reason=why, failure=None)
+                continue
+        elif incarnations.is_over(record, task, job, operations.starts_again(task, job)):
+            begun.add(record.id)
+        yield job
+
+
 def renew_needed(job: Job) -> None:
     """Set how many jobs of this job's task are still to be started: ``job_count`` less completed and active ones."""
     operation, task = job.element.operation, job.task
-    counts = operation.record.counts.get(task.name)
-    left = task.job_count - operation.active.get(task.name, 0) - (counts.completed if counts is not None else 0)
+    left = operations.count_left(operation.record, task, operation.active.get(task.name, 0))
     if left > 0 and not operation.record.is_finished:
         operation.needed[task.name] = left
     else:
@@ -170,7 +202,8 @@ def renew_needed(job: Job) -> None:
 
 def free_place(job: Job) -> None:
     """Have a job replaced that kept its place while it stopped, now that it is gone from ``State.jobs``."""
-    if job.keeps_place:
+    if job.stop is not None and job.stop.keeps_place:
+        job.stop.keeps_place = False
         job.element.operation.active[job.task.name] -= 1
         give_back(job, is_ending=False)
         renew_needed(job)
@@ -190,24 +223,43 @@ def is_held(state: State, job: Job, now: float) -> bool:
     """Whether the job whose place this one has may still work, so that no answer may order this one."""
     if job.after is None:
         return False
-    node = state.nodes.get(job.after.node_id)
-    if node is not None and (job.after.job_id in node.stopping or job.after.job_id in node.strangers):
+    gang = job.element.operation.gang
+    while gang is not None and gang.ending:
+        before = Ending(*next(iter(gang.ending.items())))
+        if _may_work(state, before):
+            return True
+        del gang.ending[before.job_id]
+    if _may_work(state, job.after):
         return True
-    job.after, job.ordered_at = None, now
+    job.after, job.first_sent_at = None, now  # its time to start begins
     return False
+
+
+def _may_work(state: State, job: Ending) -> bool:
+    node = state.nodes.get(job.node_id)
+    return node is not None and (job.job_id in node.stopping or job.job_id in node.strangers)
+
+
+def note_stranger(state: State, report: JobReport, node: Node) -> None:
+    """A node has a job that is not taken over: of a gang, no other incarnation begins its work before it has ended."""
+    operation = state.operations.get(report.operation_id)
+    if operation is not None and operation.gang is not None:
+        operation.gang.ending[report.job_id] = node.id
 
 
 def is_done(state: State, ended: JobRecord) -> bool:
     """Whether another job with the same cookie has completed."""
     operation = state.operations.get(ended.operation_id)
-    return operation is not None and operation.numbers_of(ended.task).is_done(ended.cookie)
+    if operation is None or ended.incarnation != operation.record.incarnation:
+        return False
+    return operation.numbers_of(ended.task).is_done(ended.cookie)
 
 
 def finish_place(state: State, ended: JobRecord, now: float) -> None:
     """A job completed: its place is done, and a replacement that was started meanwhile is told to stop."""
     operation = state.operations.get(ended.operation_id)
     task = None if operation is None else find_task(operation.record, ended.task)
-    if operation is None or task is None or operations.starts_again(task, ended):
+    if operation is None or task is None or not _has_done_work(operation, task, ended):
         return
     other = state.jobs.get(operation.numbers_of(task.name).finish(ended.cookie, task.job_count))
     if other is not None and other.id != ended.id:
@@ -220,8 +272,16 @@ def note_ended(state: State, ended: JobRecord) -> None:
     task = None if operation is None else find_task(operation.record, ended.task)
     if operation is not None and task is not None:
         note_indices(operation, ended)
-        if ended.state == "completed" and ended.cookie >= 0 and not operations.starts_again(task, ended):
+        if ended.cookie >= 0 and _has_done_work(operation, task, ended):
             operation.numbers_of(task.name).finish(ended.cookie, task.job_count)
+            if operation.gang is not None:
+                operation.gang.keep_rank(task, ended.cookie, ended.gang_rank)
+
+
+def _has_done_work(operation: Operation, task: Task, ended: JobRecord) -> bool:
+    if ended.state != "completed" or ended.incarnation != operation.record.incarnation:
+        return False
+    return not operations.starts_again(task, ended)
 
 
 def note_indices(operation: Operation, stored: JobRecord | StartRecord) -> None:

@@ -153,17 +153,18 @@ def job_record(
     or in the time it was given (6.7). The reason is the node's own where the node stopped the job by itself (1.9).
     """
     stop = job.stop
+    is_of_before = job.incarnation != job.element.operation.record.incarnation  # of a gang: done again, whatever it did
     if finished is not None:
         reason = finished.reason
     exit_code = None if finished is None else finished.exit_code
-    if (stop is None or not stop.fails) and is_wanted_again(job.task, state, exit_code, reason):
+    if not is_of_before and (stop is None or not stop.fails) and is_wanted_again(job.task, state, exit_code, reason):
         state, reason = "completed", tell_wanted_again(exit_code)
     # Interrupted by its own signal, it failed by itself.
-    has_failed = state == "failed" and bool(job.task.interruption_signal)
-    if stop is not None and state != "completed" and (stop.fails or not has_failed):
+    has_failed = not is_of_before and state == "failed" and bool(job.task.interruption_signal)
+    if stop is not None and (state != "completed" or is_of_before) and (stop.fails or not has_failed):
         if state == "failed" or stop.fails or finished is None or not reason:
             reason = stop.record.why
-        state = "failed" if stop.fails else "aborted"
+        state = "failed" if stop.fails and not is_of_before else "aborted"
     return JobRecord(
         id=job.id,
         operation_id=job.element.operation.id,
@@ -191,5 +192,7 @@ def job_record(
         job_index=job.index,
         task_job_index=job.task_index,
         set_container_cpu_limit=job.set_container_cpu_limit,
+        incarnation=job.incarnation,
+        gang_rank=job.gang_rank,
         **list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished))),
     )

@@ -21,7 +21,7 @@ from cpumond.scheduler.model import (
     OperationRecord,
     OperationTreeOptions,
 )
-from cpumond.scheduler.settings import operations
+from cpumond.scheduler.settings import incarnations, operations
 from cpumond.scheduler.state import State, lifecycle, stuck
 from cpumond.scheduler.state.lifecycle import count_ended
 from cpumond.scheduler.state.nodes import LOST_S, forget_lost, lost_node
@@ -42,6 +42,12 @@ def settle(state: State, now: float) -> Transaction:
         if not record.is_finished:
             told = " and ".join(tell_filters(each) for each in operation.elements.values())
             changed[operation.id] = operations.fail_unmatched(record, now, told)
+    for name, (task, expected, actual) in list(state.gangs.lacking.items()):
+        live = state.operations.get(name)
+        if live is None:
+            del state.gangs.lacking[name]
+        elif name not in changed:
+            changed[name] = incarnations.follow_revival(live.record, task, expected, actual, now)
     for operation in state.operations.values() if state.settled_config is not state.config else ():
         record = operations.keep_trees(changed.get(operation.id, operation.record), state.config.trees, now)
         if not record.is_finished:
@@ -83,7 +89,7 @@ def is_unsettled(state: State, now: float) -> bool:
     """Whether ``settle`` or ``take_expired`` may find something."""
     if state.deadlines and state.deadlines[0][0] <= now:
         return True
-    if state.settled_config is not state.config or state.expired or state.cut_short:
+    if state.settled_config is not state.config or state.expired or state.cut_short or state.gangs.lacking:
         return True
     if any(stuck.find_unmatched(state, now)):
         return True
@@ -148,7 +154,7 @@ def recount(state: State, change: Transaction, now: float) -> Transaction:
     gone = [state.nodes[node_id] for node_id in change.removed_nodes if node_id in state.nodes]
     back = {node.id for node in gone if node.lost_since is None}
     fresh = {job.id: job for job in change.jobs if _is_news(state, job) and job.node_id not in back}
-    jobs = tuple(_drop_repeated(fresh.values()))
+    jobs = tuple(lifecycle.blame_switches(state, _drop_repeated(fresh.values())))
     removed = [node for node in gone if node.id not in back]
     return replace(
         change,
@@ -163,6 +169,9 @@ def _is_news(state: State, ended: JobRecord) -> bool:
     if ended.state == "completed" and lifecycle.is_done(state, ended):
         return False  # another job has done its work: it is told to stop, or was given up
     counted = state.finished_jobs.get(ended.operation_id, {}).get(ended.id)
+    operation = state.operations.get(ended.operation_id)
+    if counted is not None and operation is not None and counted.incarnation != operation.record.incarnation:
+        return False
     return counted is None or overrules(ended.state, counted)
 
 

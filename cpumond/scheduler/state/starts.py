@@ -9,6 +9,7 @@ import msgspec
 from cpumond.scheduler.decide import preemption_record
 from cpumond.scheduler.elements import Job, Operation
 from cpumond.scheduler.model import StartRecord
+from cpumond.scheduler.settings.failures import INCARNATION_CHANGED
 from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.state.reports import NO_CPU_TIMES, find_task
 from cpumond.scheduler.state.transaction import Stops
@@ -21,8 +22,9 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     task = None if operation is None else find_task(operation.record, record.task)
     if node is None or element is None or task is None or node.tree != record.tree:
         state.expired["start", record.id] = None  # if its node has it, the node is told to stop it
-        if node is not None and record.reclaimed:
-            node.reclaimed_strangers.add(record.id)
+        if record.reclaimed:
+            known = state.reclaimed_of.setdefault(record.node_id, set()) if node is None else node.reclaimed_strangers
+            known.add(record.id)
         return
     if state.finished_jobs.get(record.operation_id, {}).pop(record.id, None) is not None:
         state.expired["job", record.id] = None  # it was given up, and taken over after that
@@ -32,6 +34,7 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     job.counted = NO_CPU_TIMES
     job.reclaimed = record.reclaimed
     job.cookie, job.index, job.task_index = record.cookie, record.job_index, record.task_job_index
+    job.incarnation, job.gang_rank = record.incarnation, record.gang_rank
     lifecycle.note_indices(element.operation, record)
     job.has_ceiling = lifecycle.recall_ceiling(job, record)
     if record.memory_reserve:
@@ -43,6 +46,10 @@ def resume(state: State, record: StartRecord, now: float) -> None:
         told = msgspec.structs.replace(told, why=record.why, cause=record.cause)
         lifecycle.stop(state, job, record.stopped, record.why, now, told, record.fails)
         del state.unstored_stops[job.id]
+    elif job.incarnation != element.operation.record.incarnation:
+        lifecycle.stop(state, job, "aborted", INCARNATION_CHANGED, now, alone=True)
+    if element.operation.gang is not None and job.incarnation == element.operation.record.incarnation:
+        element.operation.gang.keep_rank(task, job.cookie, job.gang_rank)
 
 
 def waits_for_store(state: State, node_id: str) -> bool:
@@ -136,4 +143,6 @@ def _start_record(job: Job) -> StartRecord:
         task_job_index=job.task_index,
         set_container_cpu_limit=job.set_container_cpu_limit,
         memory_reserve=job.memory_reserve,
+        incarnation=job.incarnation,
+        gang_rank=job.gang_rank,
     )

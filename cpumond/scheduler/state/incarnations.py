@@ -1,0 +1,88 @@
+"""An operation with ``gang_options`` goes from one incarnation to the next; pure (semantics.md 7.5)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cpumond.scheduler.decide import preemption_record
+from cpumond.scheduler.decide.placement import find_obstacle
+from cpumond.scheduler.elements import Job, Operation
+from cpumond.scheduler.settings import failures, incarnations
+from cpumond.scheduler.settings.operations import needed_jobs
+from cpumond.scheduler.state import State, lifecycle
+
+
+def switch(state: State, operation: Operation, now: float) -> None:
+    """The operation's record has a new incarnation: all jobs of the one before are told to stop, and those whose rooms
+    can be kept start again in them. None is ordered before all of the others have ended (``lifecycle.is_held``)."""
+    record, gang = operation.record, operation.gang
+    if gang is None:
+        return
+    new = record.incarnations[-1]
+    state.gangs.lacking.pop(record.id, None)
+    state.gangs.switches[new.reason] = state.gangs.switches.get(new.reason, 0) + 1
+    for node in state.nodes.values():
+        for job in node.stopping.values():
+            if job.element.operation is operation:
+                gang.ending[job.id] = node.id
+                lifecycle.free_place(job)
+        strangers = (each for each in node.strangers.values() if each.operation_id == record.id and each.from_scheduler)
+        gang.ending.update((each.job_id, node.id) for each in strangers)
+    jobs = [job for element in operation.elements.values() for job in element.jobs.values()]
+    jobs.sort(key=lambda job: job.sequence)
+    keeps = new.reason != "job_lack_after_revival" and not record.is_gang
+    kept = [job for job in jobs if keeps and _is_kept(state, job)]
+    why = f"{failures.INCARNATION_CHANGED}: {incarnations.tell_switch(new)}"
+    for job in jobs:
+        told = preemption_record.make_record(job, "aborted", why, now)
+        told = msgspec.structs.replace(told, cause=failures.INCARNATION_CHANGED)
+        lifecycle.stop(state, job, "aborted", why, now, told, alone=True)
+    for numbers in operation.numbers.values():
+        numbers.begin_anew()
+    gang.ranks.clear()
+    operation.needed = needed_jobs(record, operation.active)
+    lifecycle.touch(operation)
+    # Who has a rank keeps it; those without take what became free.
+    for old in kept:
+        gang.keep_rank(old.task, old.cookie, old.gang_rank)
+    for old in sorted(kept, key=lambda job: job.gang_rank < 0):
+        _start_again(state, old, now)
+
+
+def _is_kept(state: State, job: Job) -> bool:
+    """Whether the job's node may start a job of the operation now."""
+    node, element = job.node, job.element
+    if node.cordoned or node.matched_trees or not node.is_online or node.sequence < 0:
+        return False
+    record = element.operation.record
+    return state.nodes.get(node.id) is node and element.is_running and not record.suspended and element.may_use(node)
+
+
+def _start_again(state: State, old: Job, now: float) -> None:
+    """Start the next job in the room of one that was told to stop, if that still has room."""
+    element, task, node = old.element, old.task, old.node
+    if not element.operation.needed.get(task.name) or find_obstacle(element, task, node.free, node.unordered_cores):
+        return
+    state.job_sequence += 1
+    new_id = incarnations.derive_id(old.id, element.operation.record.incarnation)
+    job = Job(new_id, element, task, node, now, state.job_sequence)
+    job.cookie, job.gang_rank = old.cookie, old.gang_rank
+    lifecycle.start_new(state, job)
+
+
+def find_lack(state: State, operation: Operation) -> tuple[str, int, int] | None:
+    """After a restart: a task with ``gang_options`` of which not exactly ``size`` jobs with a rank run, with that
+    number and theirs; None where all do, or where no job of this incarnation was started yet."""
+    record = operation.record
+    jobs = [job for element in operation.elements.values() for job in element.jobs.values()]
+    present = [job for job in jobs if job.incarnation == record.incarnation]
+    begun = {job.incarnation for job in state.jobs.values() if job.element.operation is operation}
+    begun |= {job.incarnation for job in state.finished_jobs.get(record.id, {}).values()}
+    if record.incarnation not in begun:
+        return None
+    for task in record.tasks:
+        if task.gang_options is not None:
+            actual = sum(job.task.name == task.name and job.gang_rank >= 0 for job in present)
+            if actual != task.gang_size:
+                return task.name, task.gang_size, actual
+    return None
