@@ -215,7 +215,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "test_job_failures.py": [
         (' or (job.state in ("aborted", "lost") and job.has_run)', ' or job.state in ("aborted", "lost")'),
-        ("(self.stop.fails or self.task.fail_on_job_restart)", "self.stop.fails"),
+        ("(fails or job.must_end) and not", "fails and not"),
         ("may_have_run=job.first_sent_at is not None", "may_have_run=False"),
         (" and not known.task.fail_on_job_restart:", ":"),
         ('finished.start_time is not None or finished.state == "lost"', "finished.start_time is not None"),
@@ -226,7 +226,10 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("suspended=False, suspended_for=None", "suspended=False"),
         ("if len(operation.restarted) > MAX_RESTARTED_JOBS:", "if False:"),
         (" or job.exit_code == task.restart_exit_code", ""),
-        ('has_failed = state == "failed" and bool(job.task.interruption_signal)', "has_failed = False"),
+        (
+            'has_failed = not is_of_before and state == "failed" and bool(job.task.interruption_signal)',
+            "has_failed = False",
+        ),
         ("or record.exit_code:", "or False:"),
     ],
     "test_preemption.py": [

@@ -40,6 +40,7 @@ from cpumond.scheduler.elements import (
 from cpumond.scheduler.model import (
     NO_SUCH_JOB,
     CommandError,
+    Incarnation,
     JobClass,
     JobCounts,
     JobRecord,
@@ -158,6 +159,8 @@ class OperationDetails(OperationView, frozen=True):
     max_failed_job_count: int
     time_limit: float | None
     job_cpu_monitor: dict[str, Any]
+    incarnations: list[Incarnation]
+    """With ``gang_options``: the first and the latest, the present one last (7.5)."""
     spec: dict[str, Any]
     acl: list[AccessEntry]
     may: dict[str, str]
@@ -193,7 +196,8 @@ class JobView(JobFigures, frozen=True):
     ``class``: of its start (1.10): "reclaimed" runs on CPU that others ordered, and goes first where they want it back.
     ``has_ceiling``: whether its cgroup has a quota, at most ``cpu_limit`` (``set_container_cpu_limit``).
     ``spared_until``: until when ``min_run_time`` protects an active one from preemption, null where it does not.
-    ``checkpoint_at``: its last checkpoint, by its node's clock.
+    ``checkpoint_at``: its last checkpoint, by its node's clock. ``cookie``: its place in its task (7.4), -1 where a
+    version without these started it; ``incarnation`` and ``gang_rank`` with ``gang_options`` (7.5), -1 without a rank.
 
     ``node`` is the same as ``node_id``. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before
     the node has told it. CPU times are as of the node's last word, and so is what its monitor sees: ``cpu_usage`` of
@@ -223,6 +227,9 @@ class JobView(JobFigures, frozen=True):
     cgroup: str = ""
     spared_until: float | None = None
     checkpoint_at: float | None = None
+    cookie: int = -1
+    incarnation: str = ""
+    gang_rank: int = -1
     job_class: JobClass = msgspec.field(default="ordinary", name="class")
     has_ceiling: bool = True
 
@@ -254,6 +261,7 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
         now,
         _find_places(state, [record]),
         tasks=list(record.tasks),
+        incarnations=list(record.incarnations),
         acl=list(record.acl),
         may=may,
         alerts=[*([text for _, text in list_alerts(live)] if live is not None else []), *told],

@@ -302,6 +302,7 @@ def operation_info(
             "progress": progress,
             "task_names": lambda: [task.name for task in record.tasks],
             "result": lambda: _result(record),
+            "controller": lambda: {"operation_incarnation": record.incarnation} if record.incarnation else MISSING,
             "alerts": lambda: _alerts(record, live, operations.unrecognized_warnings(given)),
             "alert_events": list,
             "events": list,

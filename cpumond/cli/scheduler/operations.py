@@ -30,6 +30,8 @@ from cpumond.core.measures import count_cores, format_span
 from cpumond.core.wire import MAX_LOG_BYTES, LogStream
 from cpumond.core.words import count, show_cores, show_name, show_number, show_time
 from cpumond.scheduler.answers.operation import OperationAnswer
+from cpumond.scheduler.model import Incarnation
+from cpumond.scheduler.settings.incarnations import tell_switch
 
 STATES: Final = ("pending", "running", "completed", "failed", "aborted")
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
@@ -185,6 +187,7 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         ("lost", f"{answer.lost_core_seconds / 3600:.3g} core-hours" if answer.lost_core_seconds else ""),
         ("above reserve", _count_above(answer.over_reserve_count)),
         ("gang", "yes" if answer.is_gang else ""),
+        ("incarnation", _show_incarnation(answer.incarnations)),
         ("reclaimed cpu", "" if answer.allow_reclaimed else "refused"),
         ("reclaimed cpu", "required" if answer.require_reclaimed else ""),
     ]
@@ -208,6 +211,13 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
 
 def _count_above(number: int) -> str:
     return f"{count(number, 'job')} {'uses' if number == 1 else 'use'} more memory than reserved" if number else ""
+
+
+def _show_incarnation(told: list[Incarnation]) -> str:
+    if not told:
+        return ""
+    since = f"{show_name(told[-1].id)}, since {show_time(told[-1].at)}"
+    return since if len(told) == 1 else f"{since}: {show_name(tell_switch(told[-1]))}"
 
 
 def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:

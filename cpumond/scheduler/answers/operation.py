@@ -27,7 +27,8 @@ from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.settings.failures import innermost
-from cpumond.scheduler.state import State, dispatch
+from cpumond.scheduler.settings.incarnations import tell_switch
+from cpumond.scheduler.state import State, dispatch, lifecycle
 
 Amounts = dict[str, float]
 
@@ -94,6 +95,7 @@ def explain_operation(
         lines.append(_tell_suspended(live.record))
     if live is not None:
         lines += _tell_no_restart(live.record)
+        lines += _tell_incarnation(state, live, now)
     lines += _tell_preemptions(taken, given, now)
     return OperationAnswer(record.id, record.state, lines, trees, taken[:KEPT_RECORDS], given[:KEPT_RECORDS])
 
@@ -123,6 +125,20 @@ def _tell_no_restart(record: OperationRecord) -> list[str]:
         return []
     which = "one of its jobs" if len(names) == len(record.tasks) else f"a job of task {', '.join(map(quoted, names))}"
     return [f"the preemption, abort or loss of {which} fails it: fail_on_job_restart"]
+
+
+def _tell_incarnation(state: State, live: Operation, now: float) -> Iterator[str]:
+    """Of an operation with ``gang_options``: why it began anew, and what its jobs wait for."""
+    if live.gang is None or len(live.record.incarnations) < 2:
+        return
+    new = live.record.incarnations[-1]
+    yield f"all of its jobs started again {format_span(now - new.at)} ago: {printable(tell_switch(new))}"
+    ending = lifecycle.list_ending(state, live)
+    if ending:
+        nodes = sorted({each.node_id for each in ending})
+        where = ", ".join(map(quoted, nodes[:3])) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
+        which = f"{count(len(ending), 'job')} of the incarnation before"
+        yield f"none of them begins before {which} on {where} {'has' if len(ending) == 1 else 'have'} ended"
 
 
 def _tell_state(record: OperationRecord, live: Operation | None, now: float) -> str:

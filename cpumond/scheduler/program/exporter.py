@@ -32,6 +32,7 @@ from cpumond.scheduler.events import KINDS
 from cpumond.scheduler.model import CLASSES
 from cpumond.scheduler.program.leading import Leading
 from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.settings.incarnations import REASONS
 from cpumond.scheduler.state.nodes import list_refused_nodes
 from cpumond.scheduler.store.timings import BOUNDS_S, Timings
 
@@ -286,6 +287,12 @@ class _Collector:
         totals = self._scheduler.event_log.totals
         events = CounterMetricFamily("cpumond_scheduler_events", "Events told, by kind.", labels=["kind"])
         yield _fill(events, {kind: float(totals[kind]) for kind in KINDS})
+        gangs = self._scheduler.state.gangs
+        text = "Operations with gang_options that were started."
+        yield CounterMetricFamily("cpumond_scheduler_gangs_started", text, float(gangs.started_count))
+        text = "Incarnations of operations with gang_options that followed another one, by what ended that."
+        switches = CounterMetricFamily("cpumond_scheduler_incarnation_switches", text, labels=["reason"])
+        yield _fill(switches, {reason: float(gangs.switches.get(reason, 0)) for reason in REASONS})
         yield GaugeMetricFamily("cpumond_scheduler_last_update_seconds", "Length of the last update.", timings.update_s)
         state = self._scheduler.state
         text = "How often nodes are told to send heartbeats: the usual period, or a longer one under load."

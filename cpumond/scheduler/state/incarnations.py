@@ -10,6 +10,7 @@ from cpumond.scheduler.elements import Job, Operation
 from cpumond.scheduler.settings import failures, incarnations
 from cpumond.scheduler.settings.operations import needed_jobs
 from cpumond.scheduler.state import State, lifecycle
+from cpumond.scheduler.state.reports import find_task
 
 
 def switch(state: State, operation: Operation, now: float) -> None:
@@ -60,7 +61,8 @@ def _is_kept(state: State, job: Job) -> bool:
 
 def _start_again(state: State, old: Job, now: float) -> None:
     """Start the next job in the room of one that was told to stop, if that still has room."""
-    element, task, node = old.element, old.task, old.node
+    element, node = old.element, old.node
+    task = find_task(element.operation.record, old.task.name) or old.task
     if not element.operation.needed.get(task.name) or find_obstacle(element, task, node.free, node.unordered_cores):
         return
     state.job_sequence += 1

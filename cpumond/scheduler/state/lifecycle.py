@@ -240,6 +240,12 @@ def _may_work(state: State, job: Ending) -> bool:
     return node is not None and (job.job_id in node.stopping or job.job_id in node.strangers)
 
 
+def list_ending(state: State, operation: Operation) -> list[Ending]:
+    """Jobs of earlier incarnations that may still work."""
+    ending = {} if operation.gang is None else operation.gang.ending
+    return [each for each in (Ending(*item) for item in ending.items()) if _may_work(state, each)]
+
+
 def note_stranger(state: State, report: JobReport, node: Node) -> None:
     """A node has a job that is not taken over: of a gang, no other incarnation begins its work before it has ended."""
     operation = state.operations.get(report.operation_id)
