@@ -217,7 +217,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         (' or (job.state in ("aborted", "lost") and job.has_run)', ' or job.state in ("aborted", "lost")'),
         ("(fails or job.must_end) and not", "fails and not"),
         ("may_have_run=job.first_sent_at is not None", "may_have_run=False"),
-        (" and not known.task.fail_on_job_restart:", ":"),
+        (" and not known.must_end:", ":"),
         ('finished.start_time is not None or finished.state == "lost"', "finished.start_time is not None"),
         ("self.rank = int(job.task.fail_on_job_restart)", "self.rank = 0"),
         ("return (not job.task.fail_on_job_restart, job.start_time,", "return (True, job.start_time,"),

@@ -505,7 +505,7 @@ async def _list_operation_events(backend: YtBackend, request: YtRequest) -> Any:
     record, kind = backend.find_record(request), get_text(request, "event_type", INCARNATION_STARTED)
     if kind != INCARNATION_STARTED:
         raise YtError(f"list_operation_events: event_type is {INCARNATION_STARTED}, not {quote_text(kind)}")
-    return [orchid.show_incarnation(each) for each in getattr(record, "incarnations", ())]
+    return [orchid.show_incarnation(each) for each in record.incarnations]
 
 
 async def _get_version(backend: YtBackend, _: YtRequest) -> Any:

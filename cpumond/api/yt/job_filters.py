@@ -132,7 +132,7 @@ def _make_tests(request: YtRequest, address_of: AddressOf) -> dict[str, Test]:
     def is_chosen(job: AnyJob) -> bool:
         if is_none or (task and task != job.task_name):
             return False
-        if incarnation and getattr(job, "incarnation", "") != incarnation:
+        if incarnation and job.incarnation != incarnation:
             return False
         if since is not None and isinstance(job, JobRecord) and job.finish_time < since:
             return False

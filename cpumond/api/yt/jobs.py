@@ -155,26 +155,3 @@ def _put(shown: dict[str, Any], path: str, value: Any) -> None:
 
 def show_preemption(record: PreemptionRecord) -> dict[str, Any]:
     return {**msgspec.to_builtins(record), "at": iso_time(record.at)}
-
-
-def incarnation_events(record: OperationRecord) -> list[dict[str, Any]]:
-    """``list_operation_events``: each incarnation of an operation that is remembered, the oldest first."""
-    events = []
-    for each in record.incarnations:
-        event: dict[str, Any] = {
-            "timestamp": iso_time(each.at),
-            "event_type": "incarnation_started",
-            "incarnation": each.id,
-        }
-        if each.reason:
-            event["incarnation_switch_reason"] = each.reason
-            info: dict[str, Any] = {"trigger_job_id": each.job_id} if each.job_id else {}
-            if each.error is not None:
-                info["trigger_job_error"] = show_failure(each.error)
-            if each.abort_reason:
-                info["abort_reason"] = each.abort_reason
-            if each.reason == "job_lack_after_revival":
-                info = {"expected_job_count": each.expected, "actual_job_count": each.actual, "task_name": each.task}
-            event["incarnation_switch_info"] = info
-        events.append(event)
-    return events

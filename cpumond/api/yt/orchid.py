@@ -29,6 +29,7 @@ from cpumond.scheduler.elements import Node, Operation, OperationElement, PoolEl
 from cpumond.scheduler.model import (
     ROOT_POOL,
     SUBPOOL_DELIMITER,
+    Incarnation,
     OperationRecord,
     to_vector,
 )
@@ -173,7 +174,7 @@ def _aborted_counts(record: OperationRecord) -> dict[str, Any]:
     return {"total": total, "scheduled": reasons, "non_scheduled": {}}
 
 
-def show_incarnation(begun: Any) -> dict[str, Any]:
+def show_incarnation(begun: Incarnation) -> dict[str, Any]:
     """One run of all jobs of an operation with ``gang_options``, as ``list_operation_events`` tells of it."""
     event = {"timestamp": iso_time(begun.at), "event_type": "incarnation_started", "incarnation": begun.id}
     if not begun.reason:

@@ -7,7 +7,8 @@ from typing import Any
 from scheduler_world import World
 
 from cpumond.api.views import show_operation_details
-from cpumond.api.yt.jobs import incarnation_events, job_info
+from cpumond.api.yt.jobs import job_info
+from cpumond.api.yt.orchid import show_incarnation
 from cpumond.cli.scheduler.operations import _show_incarnation
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.settings.operations import StartOperation
@@ -41,7 +42,7 @@ def test_gang_3_jobs_and_events_have_what_yt_shows() -> None:
     (ranked,) = (job.node.id for job in world.jobs_of(operation) if job.gang_rank == 0)
     job = fail(world, ranked)
     world.settle_down(4)
-    begun, switched = incarnation_events(world.record(operation))
+    begun, switched = map(show_incarnation, world.record(operation).incarnations)
     assert (begun["event_type"], begun["incarnation"]) == ("incarnation_started", first)
     assert "incarnation_switch_reason" not in begun
     assert switched["incarnation"] == world.record(operation).incarnation != first
@@ -63,7 +64,7 @@ def test_gang_9_a_switch_after_a_restart_says_what_was_missing() -> None:
     for node in world.nodes.values():
         node.register()
     world.settle_down(4)
-    event = incarnation_events(world.record(operation))[-1]
+    event = show_incarnation(world.record(operation).incarnations[-1])
     assert event["incarnation_switch_reason"] == "job_lack_after_revival"
     assert event["incarnation_switch_info"] == {"expected_job_count": 2, "actual_job_count": 1, "task_name": "t"}
 
