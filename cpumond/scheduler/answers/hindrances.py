@@ -99,7 +99,7 @@ class _Look:
     def __init__(self, state: State, tree: Tree) -> None:
         self.spare = state.rules.spare
         self.nodes: Rooms = [(node, positive_part(node.free)) for node in list_takers(tree)]
-        self._known: dict[tuple[Fitting | None, Vector], tuple[Hindrance, ...]] = {}
+        self._known: dict[tuple[Fitting | None, bool, Vector], tuple[Hindrance, ...]] = {}
 
     def find_in_way(self, element: OperationElement) -> tuple[Hindrance, ...]:
         """What is in the way of the next job of an operation, of a gang of all."""
@@ -132,12 +132,10 @@ class _Look:
         return fits(free, order) and has_spare(node, free, self.spare)
 
     def _of_order(self, element: OperationElement, order: Vector) -> tuple[Hindrance, ...]:
-        key = (element.fitting, order)
+        key = (element.fitting, bool(element.operation.record.vault_bytes), order)
         if key not in self._known:
-            rooms = self.nodes
-            if element.fitting is not None:
-                rooms = [(node, free) for node, free in rooms if element.may_use(node)]
-            is_elsewhere = len(rooms) < len(self.nodes) and any(
+            rooms = [(node, free) for node, free in self.nodes if element.may_use(node)]
+            is_elsewhere = element.fitting is not None and any(
                 self._has_room(free, node, order) for node, free in self.nodes if not element.may_use(node)
             )
             self._known[key] = (*([FILTER] if is_elsewhere else ()), *_find_of_order(rooms, order))
