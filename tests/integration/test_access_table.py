@@ -235,6 +235,11 @@ CASES: dict[str, Make] = {
     "POST /api/v1/operations/{operation}/jobs/{job}/pin": lambda site, _: _api(
         "POST", f"operations/{site.operation}/jobs/{site.job}/pin", {}
     ),
+    # The one job is left to other requests: these end none.
+    **{
+        f"POST /api/v1/operations/{{operation}}/jobs/{{job}}/{verb}": _of_operation("POST", f"/jobs/1-2-3-4/{verb}")
+        for verb in ("abort", "abandon")
+    },
     "POST /api/v1/rollout/plan": lambda *_: _api("POST", "rollout/plan", {"nodes_filter": "t", "level": "weight"}),
     "POST /api/v1/rollout": lambda site, _: _api(
         "POST", "rollout", {"nodes_filter": next(site.names), "level": "weight"}

@@ -361,7 +361,11 @@ def _manage(state: State, command: Any, _: Rights) -> Iterator[Need]:
 
 
 def _manage_job(state: State, command: operations.JobCommand, _: Rights) -> Iterator[Need]:
-    yield Need("manage", operation=state.find_live_job(command.job_id, command.operation_id).element.operation.record)
+    if command.operation_id:
+        record = state.find_record(command.operation_id)
+    else:
+        record = state.find_live_job(command.job_id).element.operation.record
+    yield Need("manage", operation=record)
 
 
 def _update_operation(state: State, command: operations.UpdateOperation, rights: Rights) -> Iterator[Need]:
