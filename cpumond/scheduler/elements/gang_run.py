@@ -3,34 +3,35 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop
-
 from cpumond.scheduler.model import Task
 
 
 class TaskRanks:
     """The ranks of one task, 0 .. size - 1, each given to one cookie until the incarnation ends."""
 
-    __slots__ = ("given", "free")
+    __slots__ = ("given", "_size", "_taken", "_next")
 
     def __init__(self, size: int) -> None:
         self.given: dict[int, int] = {}
         """Cookie -> rank. A job that takes the cookie of one that still ends has none."""
-        self.free = list(range(size))
-        """A heap."""
+        self._size = size
+        self._taken: set[int] = set()
+        self._next = 0
+        """All lower ranks are taken."""
 
     def keep(self, cookie: int, rank: int) -> None:
         """A job has a rank already."""
-        if rank in self.free:
-            self.free.remove(rank)
-            heapify(self.free)
+        if rank < self._size and rank not in self._taken:
+            self._taken.add(rank)
             self.given[cookie] = rank
 
     def take(self, cookie: int) -> int:
-        """The rank of a job that starts, -1 for none."""
-        if cookie in self.given or not self.free:
+        """The rank of a job that starts, the lowest that is free; -1 for none."""
+        while self._next in self._taken:
+            self._next += 1
+        if cookie in self.given or self._next >= self._size:
             return -1
-        self.given[cookie] = heappop(self.free)
+        self.keep(cookie, self._next)
         return self.given[cookie]
 
 
