@@ -26,6 +26,7 @@ from simulation.hosts import Agent, Host, LinkOptions, played_disks
 from simulation.network import Network
 from simulation.schedulers import Machine, SchedulerProcess
 
+from cpumond.fairshare.resources import CPU
 from cpumond.scheduler import service
 from cpumond.scheduler.program import leading
 from cpumond.scheduler.store import Change
@@ -187,6 +188,9 @@ class World:
                     if agent is None or agent.assigned.problem:  # the latter lasts up to a minute longer than its fault
                         continue
                     used = sum(each.order.cpu_limit for each in agent.assigned.jobs.values())
+                    node = state.nodes.get(host.name) if state is not None else None
+                    # Room of jobs that wait for the end of those before them (semantics.md 7.4).
+                    used += sum(job.limits[CPU] for job in node.jobs.values() if job.after) if node is not None else 0.0
                     holds += int((host.cpu - used) // task.cpu_limit)
                     if host.cpu - used >= task.cpu_limit and not operation.record.is_gang and host.name not in kept:
                         waits.add((operation.id, host.name))
