@@ -194,3 +194,38 @@ def test_the_unmodified_client_starts_jobs_that_share_what_they_do_not_use(loop,
     loop.wait(lambda: not any(loop.pids(job["cgroup"]) for job in jobs), "their processes are gone", WAIT_S)
     loop.await_no_jobs()
     assert {job["state"] for job in loop.jobs(operation)} == {"aborted"}
+
+
+@pytest.mark.parametrize("loop", [2.0], indirect=True)
+def test_env_1_gang_2_gang_3_jobs_find_their_numbers_and_start_again_together(loop):
+    """A gang by the unmodified client, on real processes: what each job has in its environment, before and after."""
+    loop.create_pool("p")
+    names = "$YT_JOB_COOKIE $YT_TASK_JOB_INDEX $YT_GANG_RANK $YT_GANG_SIZE $YT_POOL_TREE $YT_OPERATION_INCARNATION"
+    tasks = f'{{t={{job_count=2;cpu_limit=0.5;gang_options={{}};command="echo {names}; exec sleep 1000"}}}}'
+    operation = loop.yt("vanilla", "--async", "--tasks", tasks, "--spec", "{pool=p}")
+    first = loop.await_running(operation, 2)
+    told = sorted(read_log(loop, operation, job["id"]).split() for job in first)
+    incarnation = told[0][-1]
+    assert told == [[str(n), str(n), str(n), "2", "default", incarnation] for n in range(2)]
+    loop.yt("abort-job", first[0]["id"])
+    old = {job["id"] for job in first}
+    loop.wait(
+        lambda: len({job["id"] for job in loop.jobs(operation, "running")} - old) == 2, "both start again", WAIT_S
+    )
+    told = sorted(read_log(loop, operation, job["id"]).split() for job in loop.jobs(operation, "running"))
+    assert [each[:4] for each in told] == [["0", told[0][1], "0", "2"], ["1", told[1][1], "1", "2"]]
+    assert sorted(each[1] for each in told) == ["2", "3"]
+    assert {each[-1] for each in told} != {incarnation}
+    loop.yt("abort-op", operation)
+    loop.await_no_jobs()
+
+
+def read_log(loop, operation, job_id):
+    """What the job has written, once it has."""
+
+    def ask():
+        with httpx2.Client(trust_env=False, verify=False, timeout=60.0) as client:
+            return client.get(f"{loop.url}/api/v1/operations/{operation}/jobs/{job_id}/log").text
+
+    loop.wait(lambda: ask().endswith("\n"), f"job {job_id} has written its line", WAIT_S)
+    return ask()
