@@ -183,3 +183,12 @@ def test_parameters_that_mean_nothing_here_are_taken_and_shells_are_not(world):
     world.set_operation(operation, options_per_job_shell={})
     with pytest.raises(CommandError, match="parameters/options_per_job_shell: there are no shells in jobs"):
         world.set_operation(operation, options_per_job_shell={"default": {"owners": ["ann"]}})
+
+
+def test_not_of_tasks_whose_jobs_have_ranks(world):
+    """JOB-4, of gang_options."""
+    given = {"command": "true", "job_count": 2, "cpu_limit": 1, "memory_limit": 0, "gang_options": {}}
+    operation = begin(world, 2, tasks={"t": given})
+    with pytest.raises(CommandError, match="the jobs of a gang start and end together"):
+        patch(world, operation, (COUNT, 3))
+    assert world.record(operation).tasks[0].job_count == 2
