@@ -110,9 +110,7 @@ def load(
         if is_cut_short(operation.record, operation.needed, operation.active):
             state.cut_short[operation.id] = None
     lifecycle.fill_places(state)
-    for operation in state.operations.values():
-        if operation.gang is not None and (lack := incarnations.find_lack(state, operation)) is not None:
-            state.gangs.lacking[operation.id] = lack
+    incarnations.note_lacks(state)
     # An earlier run may have ended between the end of one job and the order to stop the others.
     state.gangs.broken = dict.fromkeys(state.gangs.live, "one of its jobs ended before")
     lifecycle.stop_broken_gangs(state, now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import msgspec
 
 from cpumond.scheduler.decide import preemption_record
@@ -72,15 +74,22 @@ def _start_again(state: State, old: Job, now: float) -> None:
     lifecycle.start_new(state, job)
 
 
-def find_lack(state: State, operation: Operation) -> tuple[str, int, int] | None:
-    """After a restart: a task with ``gang_options`` of which not exactly ``size`` jobs with a rank run, with that
+def note_lacks(state: State) -> None:
+    """After a restart: note the operations whose next incarnation begins, since not all of its jobs run."""
+    begun = {job.incarnation for job in state.jobs.values()}
+    for operation in state.operations.values():
+        if operation.gang is not None and (lack := _find_lack(state, operation, begun)) is not None:
+            state.gangs.lacking[operation.id] = lack
+
+
+def _find_lack(state: State, operation: Operation, begun: Set[str]) -> tuple[str, int, int] | None:
+    """A task with ``gang_options`` of which not exactly ``size`` jobs with a rank run, with that
     number and theirs; None where all do, or where no job of this incarnation was started yet."""
     record = operation.record
     jobs = [job for element in operation.elements.values() for job in element.jobs.values()]
     present = [job for job in jobs if job.incarnation == record.incarnation]
-    begun = {job.incarnation for job in state.jobs.values() if job.element.operation is operation}
-    begun |= {job.incarnation for job in state.finished_jobs.get(record.id, {}).values()}
-    if record.incarnation not in begun:
+    ended = state.finished_jobs.get(record.id, {}).values()
+    if record.incarnation not in begun and not any(job.incarnation == record.incarnation for job in ended):
         return None
     for task in record.tasks:
         if task.gang_options is not None:
