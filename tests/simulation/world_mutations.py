@@ -147,6 +147,13 @@ def number_anew(_: World) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def order_before_the_end(_: World) -> Iterator[None]:
+    """A job is ordered while the one whose place it has, or the incarnation before, still ends."""
+    with mock.patch.object(lifecycle, "is_held", lambda *_: False):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "fence": drop_the_fence,
     "clock": forget_the_clock,
@@ -158,4 +165,5 @@ MUTATIONS: dict[str, Mutation] = {
     "later": tell_later,
     "numbers": number_at_the_database,
     "count": number_anew,
+    "hold": order_before_the_end,
 }
