@@ -42,7 +42,7 @@ def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]
     for endpoint in endpoints:
         queries = [] if endpoint.query is None else _query_parameters(components[endpoint.query.__name__])
         paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe(endpoint, schema_of, queries)
-    return {
+    document = {
         "openapi": "3.1.0",
         "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
         "info": {
@@ -57,6 +57,8 @@ def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+    # Defaults in it may be values of Python, such as tuples.
+    return msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any])
 
 
 def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from cpumond.scheduler.model.failures import Failure
+from cpumond.scheduler.model.failures import EndError
 
 
 def show_error(message: str, code: int = 1, attributes: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"code": code, "message": message, "attributes": attributes or {}, "inner_errors": []}
 
 
-def show_failure(failure: Failure) -> dict[str, Any]:
+def show_failure(failure: EndError) -> dict[str, Any]:
     inner = [show_failure(each) for each in failure.inner]
     return {**show_error(failure.message, failure.code, dict(failure.attributes)), "inner_errors": inner}

@@ -19,7 +19,7 @@ import msgspec
 from cpumond.core.errors import CpumondError
 from cpumond.core.wire import CpuUse
 from cpumond.fairshare.resources import RESOURCES, Vector
-from cpumond.scheduler.model.failures import Failure
+from cpumond.scheduler.model.failures import EndError
 from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.rights.vaults import VaultKeys
 
@@ -451,7 +451,7 @@ class Incarnation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
     at: float
     reason: SwitchReason = ""
     job_id: str = ""
-    error: Failure | None = None
+    error: EndError | None = None
     abort_reason: str = ""
     task: str = ""
     expected: int = 0
@@ -482,9 +482,9 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     """By task."""
     error: str = ""
     """Why it failed or was aborted, in a sentence."""
-    failure: Failure | None = None
+    failure: EndError | None = None
     """The same for clients of ``yt``, where its code is not the usual one."""
-    suspended_for: Failure | None = None
+    suspended_for: EndError | None = None
     """The error of the job whose failure suspended it."""
     spec: dict[str, Any] = {}
     """As the user gave it."""
@@ -625,7 +625,7 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     sequence: int = 0
     """Decides between jobs with the same ``start_time``."""
     reclaimed: bool = False
-    failure: Failure | None = None
+    failure: EndError | None = None
     """Why it failed, where that does not follow from its exit code."""
     has_run: bool = True
     """False: it ended before it had a process, as far as is known."""

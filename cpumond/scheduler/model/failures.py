@@ -16,10 +16,10 @@ NON_ZERO_EXIT_CODE: Final = 10_000
 """Codes of the errors of jobs; the last one is within that of a job that failed."""
 
 
-class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class EndError(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """An error as it is stored: ``inner`` are its causes."""
 
     message: str
     code: int = 1
     attributes: dict[str, str | int | float] = {}
-    inner: tuple[Failure, ...] = ()
+    inner: tuple[EndError, ...] = ()

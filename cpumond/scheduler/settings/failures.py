@@ -14,7 +14,7 @@ from cpumond.scheduler.model.failures import (
     MEMORY_LIMIT_EXCEEDED,
     NON_ZERO_EXIT_CODE,
     USER_JOB_FAILED,
-    Failure,
+    EndError,
 )
 
 _LIMIT_EXCEEDED: Final = "Failed jobs limit exceeded"
@@ -32,31 +32,31 @@ _ABORT_REASONS: Final = {
 _TOO_LONG: Final = "Operation is running for too long, aborted"
 
 
-def of_job(job: JobRecord) -> Failure:
+def of_job(job: JobRecord) -> EndError:
     """The error of a job that did not complete."""
     if job.state != "failed":
-        return Failure(job.reason)
+        return EndError(job.reason)
     if job.failure is not None:
         return job.failure
     if job.exit_code is None:
-        return Failure(job.reason, USER_JOB_FAILED)
-    inner = Failure(job.reason, NON_ZERO_EXIT_CODE, {"exit_code": job.exit_code})
-    return Failure("User job failed", USER_JOB_FAILED, inner=(inner,))
+        return EndError(job.reason, USER_JOB_FAILED)
+    inner = EndError(job.reason, NON_ZERO_EXIT_CODE, {"exit_code": job.exit_code})
+    return EndError("User job failed", USER_JOB_FAILED, inner=(inner,))
 
 
-def innermost(failure: Failure) -> Failure:
+def innermost(failure: EndError) -> EndError:
     """The cause at the bottom of an error."""
     while failure.inner:
         failure = failure.inner[0]
     return failure
 
 
-def at_limit(task: Task, reason: str) -> Failure | None:
+def at_limit(task: Task, reason: str) -> EndError | None:
     """The error of a job that failed for ``reason``, if that is a limit of its task."""
     if task.job_time_limit is not None and reason == tell_too_long(task):
-        return Failure(reason, JOB_TIME_LIMIT_EXCEEDED, {"limit": task.job_time_limit})
+        return EndError(reason, JOB_TIME_LIMIT_EXCEEDED, {"limit": task.job_time_limit})
     if reason.startswith(OUT_OF_MEMORY):
-        return Failure(reason, MEMORY_LIMIT_EXCEEDED, {"limit": task.memory_limit})
+        return EndError(reason, MEMORY_LIMIT_EXCEEDED, {"limit": task.memory_limit})
     return None
 
 
@@ -64,28 +64,28 @@ def tell_too_long(task: Task) -> str:
     return f"Job time limit exceeded: it ran for longer than its job_time_limit of {task.job_time_limit:.15g} ms"
 
 
-def too_many_failed(failed: int, limit: int, last: JobRecord) -> tuple[Failure, str]:
+def too_many_failed(failed: int, limit: int, last: JobRecord) -> tuple[EndError, str]:
     """The error of an operation of which so many jobs ``failed``, and the same in a sentence."""
-    failure = Failure(_LIMIT_EXCEEDED, FAILED_JOBS_LIMIT_EXCEEDED, {"max_failed_job_count": limit}, (of_job(last),))
+    failure = EndError(_LIMIT_EXCEEDED, FAILED_JOBS_LIMIT_EXCEEDED, {"max_failed_job_count": limit}, (of_job(last),))
     told = f"{count(failed, 'job')} failed, max_failed_job_count is {limit}; last: {last.reason}"
     return failure, f"{_LIMIT_EXCEEDED}: {told}"
 
 
-def would_restart(job: JobRecord) -> tuple[Failure, str]:
+def would_restart(job: JobRecord) -> tuple[EndError, str]:
     """The same for one with ``fail_on_job_restart`` whose job ended without its work done."""
     reason = f"job_{'failed' if job.state == 'failed' else 'aborted'}"
     told: dict[str, str | int | float] = {"reason": reason, "job_id": job.id}
     if job.state != "failed":
         told["job_abort_reason"] = tell_abort_reason(job)
     text = f"{_MUST_NOT_RESTART}: job {job.id} {'failed' if job.state == 'failed' else 'was aborted'}"
-    return Failure(_MUST_NOT_RESTART, FAILED_ON_JOB_RESTART, told, (of_job(job),)), f"{text}: {job.reason}"
+    return EndError(_MUST_NOT_RESTART, FAILED_ON_JOB_RESTART, told, (of_job(job),)), f"{text}: {job.reason}"
 
 
-def lost_by_restart(missing: int) -> tuple[Failure, str]:
+def lost_by_restart(missing: int) -> tuple[EndError, str]:
     """The same for one of which a restart of the scheduler found so many jobs neither running nor completed."""
     text = f"{count(missing, 'job')} had not been started when the scheduler was started anew"
     told: dict[str, str | int | float] = {"reason": "job_count_mismatch_after_revival"}
-    return Failure(f"{_MUST_NOT_RESTART}: {text}", FAILED_ON_JOB_RESTART, told), f"{_MUST_NOT_RESTART}: {text}"
+    return EndError(f"{_MUST_NOT_RESTART}: {text}", FAILED_ON_JOB_RESTART, told), f"{_MUST_NOT_RESTART}: {text}"
 
 
 def tell_abort_reason(job: JobRecord) -> str:
@@ -102,16 +102,16 @@ def tell_abort_reason(job: JobRecord) -> str:
     return _ABORT_REASONS.get(kind, "other")
 
 
-def running_too_long(time_limit: float) -> tuple[Failure, str]:
+def running_too_long(time_limit: float) -> tuple[EndError, str]:
     """The same for one that ran for longer than its ``time_limit``, in milliseconds."""
     text = f"{_TOO_LONG}: its time_limit of {time_limit:.15g} ms is over"
-    return Failure(_TOO_LONG, attributes={"time_limit": time_limit}), text
+    return EndError(_TOO_LONG, attributes={"time_limit": time_limit}), text
 
 
-def no_node_fits(filters: str) -> Failure:
+def no_node_fits(filters: str) -> EndError:
     """That of one that no node which is online fits; ``filters``: in words."""
-    return Failure(f"No online node fits {filters}")
+    return EndError(f"No online node fits {filters}")
 
 
-def no_trees_left() -> Failure:
-    return Failure("No suitable fair-share trees to schedule operation", POOL_TREES_UNSPECIFIED)
+def no_trees_left() -> EndError:
+    return EndError("No suitable fair-share trees to schedule operation", POOL_TREES_UNSPECIFIED)

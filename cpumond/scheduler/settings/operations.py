@@ -28,7 +28,7 @@ from cpumond.scheduler.model import (
     Task,
     encode_record,
 )
-from cpumond.scheduler.model.failures import Failure
+from cpumond.scheduler.model.failures import EndError
 from cpumond.scheduler.rights.entries import OPERATION_PERMISSIONS, AccessEntry
 from cpumond.scheduler.settings import failures, incarnations, memory_reserve
 from cpumond.scheduler.settings.access_lists import read_acl
@@ -817,7 +817,7 @@ def finish(
     return msgspec.structs.replace(record, state=state, running_in=(), finish_time=now, error=error, counts=counts)
 
 
-def _fail(record: OperationRecord, now: float, failure: Failure, error: str) -> OperationRecord:
+def _fail(record: OperationRecord, now: float, failure: EndError, error: str) -> OperationRecord:
     return msgspec.structs.replace(finish(record, "failed", now, error), failure=failure)
 
 

@@ -11,7 +11,7 @@ from scheduler_world import World, describe
 from cpumond.core.errors import ConfigError
 from cpumond.scheduler.decide.placement import find_stuck_tasks
 from cpumond.scheduler.model import NO_SUCH_OPERATION, CommandError, JobRecord, OperationRecord, Task
-from cpumond.scheduler.model.failures import Failure
+from cpumond.scheduler.model.failures import EndError
 from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.settings.operations import (
     AbortOperation,
@@ -529,9 +529,9 @@ def test_as_many_failed_jobs_as_allowed_is_failed():
     record = count_job(record, ended("a", "failed", "bang"), 6.0)
     assert record.state == "failed"
     assert record.error == "Failed jobs limit exceeded: 3 jobs failed, max_failed_job_count is 3; last: bang"
-    exit_error = Failure("bang", 10_000, {"exit_code": 1})
-    job_error = Failure("User job failed", 1205, inner=(exit_error,))
-    assert record.failure == Failure("Failed jobs limit exceeded", 215, {"max_failed_job_count": 3}, (job_error,))
+    exit_error = EndError("bang", 10_000, {"exit_code": 1})
+    job_error = EndError("User job failed", 1205, inner=(exit_error,))
+    assert record.failure == EndError("Failed jobs limit exceeded", 215, {"max_failed_job_count": 3}, (job_error,))
 
 
 @pytest.mark.parametrize("most_failed", [0, 1])

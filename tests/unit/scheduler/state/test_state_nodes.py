@@ -14,7 +14,7 @@ from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 from cpumond.api import overview
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.model import UNTOLD_STARTS, CommandError, JobCounts, Rules
-from cpumond.scheduler.model.failures import Failure
+from cpumond.scheduler.model.failures import EndError
 from cpumond.scheduler.settings.commands import RemoveTree
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import dispatch, heartbeats, settling
@@ -123,7 +123,7 @@ def test_a_job_that_runs_for_longer_than_its_time_limit_has_failed(world):
     record = world.state.finished_jobs[operation][job]
     assert (record.state, record.exit_code, record.preemption) == ("failed", 143, None)
     assert record.reason.startswith("Job time limit exceeded")
-    assert record.failure == Failure(record.reason, 1202, {"limit": 10_000.0})
+    assert record.failure == EndError(record.reason, 1202, {"limit": 10_000.0})
     assert world.job_counts(operation) == JobCounts(failed=1)
     assert len(node.jobs) == 1  # started anew
     world.step(20.0)
