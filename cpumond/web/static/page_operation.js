@@ -87,6 +87,7 @@ function overview({ operation: o, history, hindered, marks }, app) {
       ["Jobs", tellJobs(o.jobs)],
       ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
       o.is_gang ? ["Gang", "yes: all of its jobs start together or none, and its fair share is its whole demand or nothing"] : null,
+      ...o.incarnations.slice(-1).map((told) => ["Incarnation", `${told.id}, since ${time(told.at)}${told.reason ? `: ${told.reason.replaceAll("_", " ")}` : ""}`]),
       o.allow_reclaimed ? null : ["Reclaimed CPU", "refused: its jobs start only on CPU that no ordinary job ordered"],
       o.require_reclaimed ? ["Reclaimed CPU", "required: its jobs give way to all others"] : null,
     ])),
@@ -208,7 +209,7 @@ export function jobsTable(rows, { caption, empty, titles = null }) {
   const now = serverNow();
   return table({ caption, rows, rowKey: (job) => job.id, empty, columns: [
     { title: "Job", cell: (j) => h("a.mono.id", { title: j.id, href: to("operations", j.operation_id, "jobs", j.id) }, j.id) },
-    titles ? { title: "Operation", cell: (j) => operationLink(j.operation_id, titles[j.operation_id]) } : { title: "Task", cell: (j) => j.task },
+    titles ? { title: "Operation", cell: (j) => operationLink(j.operation_id, titles[j.operation_id]) } : { title: "Task", cell: (j) => j.task + (j.gang_rank < 0 ? "" : `, rank ${j.gang_rank}`) },
     titles ? null : { title: "Node", cell: (j) => h("a", { href: to("nodes", j.node_id) }, j.node_id) },
     { title: "State", cell: (j) => badge(j.state, JOB_TONES[j.state]) },
     { title: "Class", cell: (j) => j.class },
