@@ -20,7 +20,16 @@ from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import FINISHED_OPERATION_STATES, JobRecord, OperationRecord, StartRecord
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool
-from cpumond.scheduler.settings.operations import AbortOperation, CompleteOperation, StartOperation, SuspendOperation
+from cpumond.scheduler.settings.operations import (
+    AbandonJob,
+    AbortJob,
+    AbortOperation,
+    CompleteOperation,
+    PatchOperation,
+    StartOperation,
+    SuspendOperation,
+)
+from cpumond.scheduler.settings.spec_patch import MAX_FAILED
 from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
@@ -48,6 +57,10 @@ class Ledger:
         """Jobs that a scheduler decided to stop: others may do their work from then on."""
         self.aborted: dict[str, None] = {}
         """Jobs whose end a user asked for, and was promised."""
+        self.abandoned: dict[tuple[str, str, str], str] = {}
+        """Operation, incarnation and cookie -> the job with which a user gave up that work, and was promised."""
+        self.most_jobs: dict[str, int] = {}
+        """Operation -> the largest job_count that it ever had, as stored."""
         self.given_up: dict[str, None] = {}
         """Operations with a job that was given up: its work may be done twice if it was not lost after all."""
         self.completed_stopped: dict[str, int] = {}
@@ -125,6 +138,11 @@ class Ledger:
             if self.incarnations.setdefault(process.operation_id, incarnation) != incarnation:
                 self.incarnations[process.operation_id] = incarnation
                 self.note("switched", process.operation_id, incarnation)
+        given_up = self.abandoned.get((process.operation_id, incarnation, told["YT_JOB_COOKIE"]))
+        is_of_before = new in self.stopped or self.job_states.get(new) in GIVEN_UP
+        self.check(
+            given_up is None or is_of_before, f"job {new} begins the work that was abandoned with job {given_up}"
+        )
         for job_id, (host, other) in self.living.items():
             if other.operation_id != process.operation_id or job_id == new or self.job_states.get(job_id) in GIVEN_UP:
                 continue
@@ -144,22 +162,28 @@ class Ledger:
         if record is None or record.state in FINISHED_OPERATION_STATES:
             return
         task, begun = record.tasks[0], self.begun[operation_id]
-        is_once = not task.fail_on_job_restart or begun <= task.job_count
+        is_once = not task.fail_on_job_restart or begun <= self.most_jobs[operation_id]
         self.check(is_once, f"operation {operation_id} began {begun} of {task.job_count} jobs that must not run twice")
         doing = [
             job_id
             for job_id, (host, process) in self.living.items()
             if process.operation_id == operation_id
             and not process.is_stopping
-            and self.job_states.get(job_id) not in GIVEN_UP
+            and self.job_states.get(job_id) not in (*GIVEN_UP, "completed")  # the latter: abandoned
             and job_id not in self.stopped
         ]
         completed = record.counts[task.name].completed if task.name in record.counts else 0
         completed -= self.completed_stopped.get(operation_id, 0)
+        # What is too much after a change of job_count is told to stop once that is stored.
+        most = self.most_jobs[operation_id]
         self.check(
-            len(doing) + completed <= task.job_count,
-            f"operation {operation_id} has {task.job_count} jobs, {completed} completed and {doing} running",
+            len(doing) + completed <= most,
+            f"operation {operation_id} has {most} jobs, {completed} completed and {doing} running",
         )
+
+    def list_living(self, operation_id: str) -> list[str]:
+        """The jobs of an operation that have a process."""
+        return [job_id for job_id, (_, process) in self.living.items() if process.operation_id == operation_id]
 
     def ended(self, host: Host, process: Process, ended: Ended | None) -> None:
         self.note("ended", host.name, process.launch.job_id)
@@ -210,9 +234,26 @@ class Ledger:
             for job_id, (_, process) in self.living.items():
                 if process.operation_id == operation_id and job_id in self.stopped:
                     self.aborted[job_id] = None
+        elif isinstance(command, AbortJob):
+            self.aborted[command.job_id] = None
+        elif isinstance(command, AbandonJob):
+            self._job_abandoned(command.job_id)
+        elif isinstance(command, PatchOperation) and record is not None:
+            shown = {"/tasks/t/job_count": record.tasks[0].job_count, MAX_FAILED: record.max_failed_job_count}
+            for each in command.patches:
+                is_stored = shown[each["path"]] == each["value"]
+                self.check(is_stored, f"a change of {each['path']} of {operation_id} was acknowledged, not stored")
         elif isinstance(command, AbortOperation | CompleteOperation) and record is not None:
             self.acknowledged_ends[operation_id] = None
             self.check(record.is_finished, f"the end of operation {operation_id} was acknowledged and is not stored")
+
+    def _job_abandoned(self, job_id: str) -> None:
+        self.check(self.job_states.get(job_id) == "completed", f"job {job_id} was abandoned, and is not stored so")
+        if job_id in self.living:
+            _, process = self.living[job_id]
+            told = process.launch.environment
+            work = process.operation_id, told.get("YT_OPERATION_INCARNATION", ""), told["YT_JOB_COOKIE"]
+            self.abandoned[work] = job_id
 
     def refused(self, command: Command, body: bytes) -> None:
         self.note("refused", type(command).__name__)
@@ -295,6 +336,7 @@ class Ledger:
             self.check(False, f"operation {key} was removed")
             return
         after = self.operations[key] = msgspec.json.decode(value, type=OperationRecord)
+        self.most_jobs[key] = max(self.most_jobs.get(key, 0), after.tasks[0].job_count)
         if before is None:
             return
         self.check(not before.is_finished or after.is_finished, f"operation {key} had ended and goes on")
@@ -359,6 +401,9 @@ class Ledger:
             completed = operation.record.counts[task.name].completed if task.name in operation.record.counts else 0
             jobs = [job for element in operation.elements.values() for job in element.jobs.values()]
             active = sum(job.is_active and job.id not in self.failed for job in jobs)
+            cookies = [job.cookie for job in jobs]
+            are_places = len(set(cookies)) == len(cookies) and max(cookies, default=0) < self.most_jobs[operation.id]
+            self.check(are_places, f"operation {operation.id} has jobs with the cookies {sorted(cookies)}")
             self.check(
                 active + completed <= task.job_count or operation.id in self.given_up,
                 f"operation {operation.id} has {task.job_count} jobs, {completed} completed and {active} active",

@@ -14,8 +14,11 @@ from cpumond.core.route import Route, Terms, is_standby
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, Edit
 from cpumond.scheduler.settings.operations import (
+    AbandonJob,
+    AbortJob,
     AbortOperation,
     CompleteOperation,
+    PatchOperation,
     ResumeOperation,
     StartOperation,
     SuspendOperation,
@@ -23,6 +26,8 @@ from cpumond.scheduler.settings.operations import (
 from cpumond.scheduler.state.commands import Command
 
 GIVE_UP_S = 120.0
+TOUCHES = 0.15
+"""Which share of the other commands is about one job, or changes a specification."""
 
 
 class Client:
@@ -88,6 +93,8 @@ class Client:
                 self.mine.append(operation_id)
                 return SuspendOperation(operation_id, abort_running_jobs=rng.random() < 0.6)
             return AbortOperation(operation_id) if rng.random() < 0.7 else CompleteOperation(operation_id)
+        if self.mine and rng.random() < TOUCHES:
+            return self._touch(rng.choice(self.mine))
         seconds = rng.choice(self.mood.job_s)
         task = {
             "job_count": rng.choice((1, 1, 2, 3, 8)), "cpu_limit": rng.choice((0.5, 1.0, 2.0)),
@@ -108,6 +115,16 @@ class Client:
             task["gang_options"] = size
             spec["max_failed_job_count"] = 100
         return StartOperation(spec)
+
+    def _touch(self, operation_id: str) -> Command:
+        """A command about one job of an operation, or about its specification."""
+        rng, jobs = self.rng, self.watch.list_living(operation_id)
+        if jobs and rng.random() < 0.6:
+            job_id = rng.choice(jobs)
+            return AbortJob(job_id, operation_id) if rng.random() < 0.5 else AbandonJob(job_id, operation_id)
+        job_count = {"path": "/tasks/t/job_count", "value": rng.choice((1, 2, 3, 5, 8))}
+        most_failed = {"path": "/max_failed_job_count", "value": rng.randint(3, 8)}
+        return PatchOperation(operation_id, rng.choice(([job_count], [most_failed], [job_count, most_failed])))
 
     async def _do(self, command: Command) -> None:
         """Repeat the command under one mutation id until it is known what became of it."""

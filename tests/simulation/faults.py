@@ -144,6 +144,7 @@ class Faults:
         number = self.rng.randrange(2)
         process = self.world.schedulers[number]
         if process is not None:
+            process.is_ending = True
             process.loop.call_soon(process.stopping.set)
         return lambda: self.world.start_scheduler(number)
 

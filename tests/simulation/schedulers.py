@@ -116,6 +116,8 @@ class SchedulerProcess:
         self.loop = VirtualLoop(machine.events, f"{machine.name}/scheduler", machine)
         self.loop.on_kill.append(self._closed_by_kernel)
         self.stopping = asyncio.Event()
+        self.is_ending = False
+        """Whether it was asked to end, which a stopped process hears only once it goes on."""
         arbiter = SimArbiter(database, self)
         self.leading = Leading(arbiter, self._open_reign, address, lease_s, lambda: self.events.now)
         self.door = LeaderDoor(self.leading, self._standby)

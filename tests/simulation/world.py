@@ -124,7 +124,7 @@ class World:
 
     def start_scheduler(self, number: int) -> None:
         known = self.schedulers[number]
-        if known is not None and known.stopping.is_set() and not known.loop.is_dead:
+        if known is not None and known.is_ending and not known.loop.is_dead:
             self.events.world_loop.call_later(1.0, self.start_scheduler, number)  # it is ending
             return
         if known is None or known.loop.is_dead:
