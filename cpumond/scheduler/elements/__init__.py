@@ -31,6 +31,7 @@ from cpumond.scheduler.model import (
     PoolConfig,
     PoolSettings,
     PreemptionRecord,
+    StartRecord,
     Task,
     TreeConfig,
     to_vector,
@@ -425,7 +426,7 @@ class Node:
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
         "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees", "strangers",
         "cordon", "about", "level", "ordered_cores", "ordinary_cores",
-        "foreign_ordered_cores", "reclaimed_strangers", "agent_tags", "user_tags",
+        "foreign_ordered_cores", "former_starts", "agent_tags", "user_tags",
     )  # fmt: skip
 
     def __init__(self, node_id: str) -> None:
@@ -457,8 +458,8 @@ class Node:
         """Usage that the node reports of other jobs: not the scheduler's, or not taken over and told to stop."""
         self.strangers: dict[str, JobReport] = {}
         """The last reports of those jobs, by id."""
-        self.reclaimed_strangers: set[str] = set()
-        """The ids of those on reclaimed CPU that an earlier run of the scheduler started."""
+        self.former_starts: dict[str, StartRecord] = {}
+        """The starts of those that an earlier run of the scheduler started, as far as they are known, by id."""
         self.last_preemptive_attempt: float | None = None
         self.skipped_searches = 0
         """How many searches the next preemptive attempt skips, since this one made them; 0 when none is left (6.6)."""

@@ -33,6 +33,7 @@ from cpumond.scheduler.model import (
     OperationRecord,
     PreemptionRecord,
     Rules,
+    StartRecord,
 )
 from cpumond.scheduler.model.forecast import Forecast
 from cpumond.scheduler.rights.token_records import TokenTable
@@ -87,8 +88,8 @@ class State:
         self.tokens = TokenTable()
         self.stages = StageTable()
         self.nodes: dict[str, Node] = {}
-        self.reclaimed_of: dict[str, set[str]] = {}
-        """Node that is not known any more -> jobs on reclaimed CPU that an earlier run started there."""
+        self.starts_of: dict[str, dict[str, StartRecord]] = {}
+        """Node that is not known any more -> jobs that an earlier run started there, by id."""
         self.jobs: dict[str, Job] = {}
         """Active and stopping jobs."""
         self.gangs = GangTable()

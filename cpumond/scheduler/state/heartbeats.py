@@ -10,7 +10,7 @@ import msgspec
 from cpumond.core.wire import FinishedJob, Heartbeat, JobReport, NodeHeartbeat, StopOrder, cpu_times
 from cpumond.fairshare.resources import ZERO, add
 from cpumond.scheduler.decide.victims import is_overcommitted
-from cpumond.scheduler.elements import Job, Node, end_job
+from cpumond.scheduler.elements import Job, Node
 from cpumond.scheduler.elements.job_numbers import UNKNOWN
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord
@@ -33,6 +33,7 @@ from cpumond.scheduler.state.reports import (
     take_report,
     tell_wanted_again,
 )
+from cpumond.scheduler.state.starts import make_start_record
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 START_GRACE_PERIODS = 2.0
@@ -132,7 +133,7 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
     taken over, and not told again, which could shorten its time.
     """
     told = {report.job_id for report in heartbeat.jobs} | {ended.job_id for ended in heartbeat.finished_jobs}
-    node.reclaimed_strangers &= told
+    node.former_starts = {job_id: start for job_id, start in node.former_starts.items() if job_id in told}
     for job in node.jobs.values():
         if job.first_sent_at is not None:
             job.first_sent_at = now
@@ -140,23 +141,21 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
         known = node.jobs.get(report.job_id)
         if report.stopping and known is None and (stopped := node.stopping.get(report.job_id)) is not None:
             if not stopped.was_reported and not stopped.keeps_place:
-                del node.stopping[stopped.id], state.jobs[stopped.id]
-                _note_class(stopped)
+                _let_go(state, stopped)
         elif report.stopping and known is not None and not known.was_reported and not known.must_end:
-            end_job(known)
-            lifecycle.give_back(known)
-            _note_class(known)
-            del state.jobs[known.id]
-            state.unstored.pop(known.id, None)
-            lifecycle.renew_needed(known)
+            if is_over(known.task, report.start_time, now):
+                continue  # it is told to stop for that once more, and replaced after its end
+            # The run that told it to stop did not store that, perhaps. The next one must not take it for active.
+            lifecycle.stop(state, known, "aborted", "an earlier run of the scheduler told it to stop", now, alone=True)
+            _let_go(state, known)
             lifecycle.note_broken(state, known)
     lifecycle.stop_broken_gangs(state, now)
 
 
-def _note_class(job: Job) -> None:
-    """Keep the class of a job that is a stranger from now on."""
-    if job.reclaimed:
-        job.node.reclaimed_strangers.add(job.id)
+def _let_go(state: State, job: Job) -> None:
+    """Let a job that was told to stop be a stranger on its node from now on, of which its start is known."""
+    del job.node.stopping[job.id], state.jobs[job.id]
+    job.node.former_starts[job.id] = make_start_record(job)
 
 
 def _find_ended(
@@ -225,6 +224,7 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
     if counted is not None and not overrules(finished.state, counted):
         return None
     # An earlier run started the job, and it ended before it could be taken over; or it was given up.
+    known = node.former_starts.get(finished.job_id) if counted is None else counted
     start_time = finished.start_time or (now if counted is None else counted.start_time)
     finish_time = finished.finish_time or now
     end, reason = finished.state, finished.reason[:MAX_NODE_FAILURE_REASON]
@@ -249,15 +249,15 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
         max_memory=finished.max_memory,
         stderr_size=known_size(finished),
         cgroup=finished.cgroup,
-        reclaimed=_was_reclaimed(node, finished.job_id, counted),
+        reclaimed=known is not None and known.reclaimed,
         failure=failures.at_limit(task, reason) if end == "failed" else None,
         has_run=has_run(finished),
-        cookie=UNKNOWN if counted is None else counted.cookie,
-        job_index=UNKNOWN if counted is None else counted.job_index,
-        task_job_index=UNKNOWN if counted is None else counted.task_job_index,
-        set_container_cpu_limit=None if counted is None else counted.set_container_cpu_limit,
-        incarnation="" if counted is None else counted.incarnation,
-        gang_rank=UNKNOWN if counted is None else counted.gang_rank,
+        cookie=UNKNOWN if known is None else known.cookie,
+        job_index=UNKNOWN if known is None else known.job_index,
+        task_job_index=UNKNOWN if known is None else known.task_job_index,
+        set_container_cpu_limit=None if known is None else known.set_container_cpu_limit,
+        incarnation="" if known is None else known.incarnation,
+        gang_rank=UNKNOWN if known is None else known.gang_rank,
         **list_counters(finished),
     )
 
@@ -289,6 +289,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     element = operation.elements.get(node.tree or "") if operation is not None else None
     task = None if operation is None else find_task(operation.record, report.task)
     counted = state.finished_jobs.get(report.operation_id, {}).get(report.job_id)
+    known = node.former_starts.get(report.job_id) if counted is None else counted
     why = ""
     if operation is None or task is None:
         why = "its operation is not known or has ended"
@@ -298,9 +299,9 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
         why = f"its operation does not run in the node's tree {node.tree!r}"
     elif report.job_id in state.jobs or operation.needed.get(task.name, 0) <= 0:
         why = "it was replaced while its node was away"
-    elif counted is not None and not operation.numbers_of(task.name).is_free(counted.cookie):
+    elif known is not None and not operation.numbers_of(task.name).is_free(known.cookie):
         why = "another job has its cookie by now"
-    elif operation.record.incarnation != ("" if counted is None else counted.incarnation):
+    elif operation.record.incarnation != ("" if known is None else known.incarnation):
         why = "its gang is in another incarnation by now"
     elif operation.record.is_gang:
         why = "its gang starts again as a whole"
@@ -317,11 +318,11 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     job.usage = reported_usage(job.limits, report)
     # What it used before is counted already: by an earlier run, or before it was given up.
     job.counted = NO_CPU_TIMES if counted is None else cpu_times(counted)
-    job.reclaimed = _was_reclaimed(node, job.id, counted)
-    if counted is not None:
-        job.cookie, job.index, job.task_index = counted.cookie, counted.job_index, counted.task_job_index
-        job.incarnation, job.gang_rank = counted.incarnation, counted.gang_rank
-    job.has_ceiling = lifecycle.recall_ceiling(job, counted)
+    if known is not None:
+        job.reclaimed = known.reclaimed
+        job.cookie, job.index, job.task_index = known.cookie, known.job_index, known.task_job_index
+        job.incarnation, job.gang_rank = known.incarnation, known.gang_rank
+    job.has_ceiling = lifecycle.recall_ceiling(job, known)
     lifecycle.start(state, job)
     take_report(job, report, now)
     return True
@@ -333,11 +334,6 @@ def _stop_unknown(state: State, node: Node, report: JobReport, why: str) -> None
     settings = NO_TREE_SETTINGS if tree is None else tree.config.settings
     timeout_s = settings.job_preemption_timeout / 1e3
     node.unwanted[report.job_id] = StopOrder(report.job_id, timeout_s, "aborted", why)
-
-
-def _was_reclaimed(node: Node, job_id: str, counted: JobRecord | None) -> bool:
-    """Whether a job that is a stranger on its node was started on reclaimed CPU, as far as that is known."""
-    return job_id in node.reclaimed_strangers if counted is None else counted.reclaimed
 
 
 def _merge(node: Node, heartbeat: Heartbeat) -> tuple[list[JobReport], set[str]] | None:

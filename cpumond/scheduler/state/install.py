@@ -248,7 +248,7 @@ def install_node(state: State, record: NodeRecord, now: float) -> None:
     is_new = node is None
     if node is None:
         node = state.nodes[record.id] = Node(record.id)
-        node.reclaimed_strangers = state.reclaimed_of.pop(record.id, set())
+        node.former_starts = state.starts_of.pop(record.id, {})
         node.tree = record.tree if record.tree in state.trees else None
     state.refused_nodes.pop(record.id, None)
     if state.lost_nodes.pop(record.id, None) is not None:

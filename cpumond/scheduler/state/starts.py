@@ -22,9 +22,10 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     task = None if operation is None else find_task(operation.record, record.task)
     if node is None or element is None or task is None or node.tree != record.tree:
         state.expired["start", record.id] = None  # if its node has it, the node is told to stop it
-        if record.reclaimed:
-            known = state.reclaimed_of.setdefault(record.node_id, set()) if node is None else node.reclaimed_strangers
-            known.add(record.id)
+        known = state.starts_of.setdefault(record.node_id, {}) if node is None else node.former_starts
+        known[record.id] = record
+        if operation is not None:
+            lifecycle.note_indices(operation, record)
         return
     if state.finished_jobs.get(record.operation_id, {}).pop(record.id, None) is not None:
         state.expired["job", record.id] = None  # it was given up, and taken over after that
@@ -61,9 +62,11 @@ def list_unstored(state: State) -> list[StartRecord]:
     """What is to be stored, then told to ``note_stored``: jobs that were started since, and those that were told to
     stop, whose work they may do."""
     state.unstored = {job.id: job for job in state.unstored.values() if job.is_active}
-    stops = {job.id: job for job in state.unstored_stops.values() if state.jobs.get(job.id) is job}
+    # One that an earlier run told to stop is a stranger on its node until its end.
+    told = state.unstored_stops.values()
+    stops = {job.id: job for job in told if state.jobs.get(job.id) is job or job.id in job.node.strangers}
     state.unstored_stops = stops
-    return [_start_record(job) for job in (*state.unstored.values(), *stops.values())]
+    return [make_start_record(job) for job in (*state.unstored.values(), *stops.values())]
 
 
 def list_stopped(state: State, stops: Stops) -> list[Job]:
@@ -97,7 +100,7 @@ def list_stops_of(state: State, stops: Stops) -> list[StartRecord]:
         if job.is_stored:
             why = preemption_record.make_record(job, "aborted", stops.why, 0.0).why
             cause = stops.cause if stops.job_id in ("", job.id) else ""
-            found.append(msgspec.structs.replace(_start_record(job), stopped="aborted", why=why, cause=cause))
+            found.append(msgspec.structs.replace(make_start_record(job), stopped="aborted", why=why, cause=cause))
     return found
 
 
@@ -123,7 +126,7 @@ def note_stored(state: State, starts: Iterable[StartRecord]) -> None:
                 state.unstored_stops[job.id] = job
 
 
-def _start_record(job: Job) -> StartRecord:
+def make_start_record(job: Job) -> StartRecord:
     stop = job.stop
     return StartRecord(
         id=job.id,

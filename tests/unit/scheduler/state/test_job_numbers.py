@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from scheduler_world import PlayedNode, World, assert_consistent
 
+from cpumond.core.wire import HeartbeatAnswer, StopOrder
 from cpumond.scheduler.elements.job_numbers import Ending, TaskNumbers
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.node_commands import CordonNode
@@ -266,3 +267,64 @@ def test_a_cookie_of_a_job_that_ends_is_given_last():
     assert task.ending == {0: Ending("a", "n1")}
     task.note_ended(0, "a")
     assert task.ending == {}
+
+
+def stop_unstored(world: World, seconds: float = 1.0, **task: float) -> tuple[PlayedNode, PlayedNode, str, str]:
+    """A job with cookie 0 was told to stop by a run of the scheduler that did not store that, and works on; the next
+    run has heard of it. Its node, another one with room, the operation of two jobs, the job."""
+    here = world.node("n1", cpu=2)
+    operation = world.start("p", tasks={"t": {"job_count": 2, "command": "x", **task}})
+    world.settle_down()
+    (job,) = [job.id for job in world.jobs_of(operation) if job.cookie == 0]
+    here.keeps_stopping = True
+    here.obey(HeartbeatAnswer(accepted=True, stop=[StopOrder(job, 60.0, "aborted", "not stored")]))
+    assert list(here.stopping) == [job]
+    world.now += seconds
+    world.restart()
+    there = world.node("n2", cpu=2)
+    world.do(CordonNode("n1"))
+    here.register()
+    world.beat(here)
+    return here, there, operation, job
+
+
+def test_a_stop_that_an_earlier_run_did_not_store_is_known_after_the_next_restart_too(world):
+    """Else that job and its replacement were both active then, with one cookie."""
+    here, there, operation, job = stop_unstored(world)
+    world.settle_down()
+    assert sorted((each.cookie, each.node.id) for each in world.jobs_of(operation)) == [(0, "n2"), (1, "n1")]
+    world.restart()
+    assert sorted((each.cookie, each.node.id) for each in world.jobs_of(operation)) == [(0, "n2"), (1, "n1")]
+    assert_consistent(world.state)
+    for each in (here, there):
+        each.register()
+    world.settle_down()
+    assert there.jobs == {}, "it waits for the end of the one before"
+    here.let_go(job)
+    world.settle_down(6)
+    assert cookies(there) == [0]
+    assert_consistent(world.state)
+
+
+def test_a_job_that_an_earlier_run_stopped_for_its_time_keeps_its_numbers_until_its_end(world):
+    here, there, _, job = stop_unstored(world, 100.0, job_time_limit=90_000)
+    world.settle_down()
+    for _ in range(2):
+        assert world.state.jobs[job].cookie == 0
+        assert world.state.jobs[job].index == 0
+        assert world.state.jobs[job].keeps_place
+        assert there.jobs == {}
+        assert_consistent(world.state)
+        world.restart()
+        here.register()
+        world.beat(here)
+
+
+def test_work_that_an_earlier_run_stopped_and_that_completes_is_done_with_its_cookie(world):
+    here, there, operation, job = stop_unstored(world)
+    world.settle_down()
+    here.let_go(job, "completed")
+    world.settle_down(6)
+    assert (cookies(here), cookies(there)) == ([1], []), "its replacement is needed no more, the other job is"
+    assert world.state.finished_jobs[operation][job].cookie == 0
+    assert_consistent(world.state)
