@@ -209,8 +209,9 @@ class NodeResources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu: _Cores
     memory: _Bytes = 0
     user_slots: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 1_000
-    gpu: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
-    network: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    gpu: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
+    network: Annotated[float, msgspec.Meta(ge=0.0, le=1e15)] = 0.0
+    """Bounded, as the others: sums over nodes must be numbers, or no update of the tree succeeds."""
 
 
 class NodeRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
