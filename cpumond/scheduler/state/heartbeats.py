@@ -13,7 +13,7 @@ from cpumond.scheduler.decide.victims import is_overcommitted
 from cpumond.scheduler.elements import Job, Node
 from cpumond.scheduler.elements.job_numbers import UNKNOWN
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
-from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord
+from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, StartRecord
 from cpumond.scheduler.settings import failures
 from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.state.reports import (
@@ -295,6 +295,8 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
         why = "its operation is not known or has ended"
     elif counted is not None and counted.state not in GIVEN_UP:
         why = f"it was reported as {counted.state} before"
+    elif _was_aborted(known):
+        why = "it was aborted, and has not ended yet"
     elif element is None or not element.is_running:
         why = f"its operation does not run in the node's tree {node.tree!r}"
     elif report.job_id in state.jobs or operation.needed.get(task.name, 0) <= 0:
@@ -326,6 +328,13 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     lifecycle.start(state, job)
     take_report(job, report, now)
     return True
+
+
+def _was_aborted(known: JobRecord | StartRecord | None) -> bool:
+    """Whether a command ended it: that was acknowledged, so that a job which comes back does not go on either."""
+    if isinstance(known, StartRecord):
+        return known.stopped == "aborted"
+    return known is not None and known.preemption is not None and known.preemption.kind == "aborted"
 
 
 def _stop_unknown(state: State, node: Node, report: JobReport, why: str) -> None:

@@ -407,6 +407,21 @@ def test_a_lost_job_that_ends_already_when_its_node_comes_back_is_not_taken_over
     assert world.job_counts(operation) == JobCounts(aborted=1)
 
 
+def test_a_job_that_a_command_aborted_while_its_node_was_away_is_told_to_stop_when_it_comes_back(world):
+    node = world.node("n1", cpu=1)
+    operation = run(world)
+    (job,) = node.jobs
+    world.suspend(operation, abort_running_jobs=True)
+    world.resume(operation)
+    lose(world)
+    node.register()
+    node.beat()
+    assert [(each.job_id, each.why) for each in node.heard.stop] == [(job, "it was aborted, and has not ended yet")]
+    world.settle_down(6)
+    assert [each.id != job for each in world.jobs_of(operation)] == [True], "another one does its work"
+    assert_consistent(world.state)
+
+
 def test_1_9_a_job_that_its_node_ends_by_itself_is_active_until_its_end_is_told(world):
     node, operation, job = run_one(world, cpu=1)
     node.stopping[job] = StopOrder(job, 15.0, "resource_overdraft", "resource_overdraft: too much")
