@@ -180,6 +180,8 @@ class World:
                 task = operation.record.tasks[0]
                 if not operation.needed or operation.record.suspended or operation.record.state != "running":
                     continue
+                # Each incarnation waits anew: for the end of the one before, which may have begun a second ago.
+                name = f"{operation.id} {operation.record.incarnation}".rstrip()
                 reservations = state.gangs.reservations.values() if state else ()
                 kept = {node.id for each in reservations for node in each.rooms}
                 holds = 0
@@ -193,9 +195,9 @@ class World:
                     used += sum(job.limits[CPU] for job in node.jobs.values() if job.after) if node is not None else 0.0
                     holds += int((host.cpu - used) // task.cpu_limit)
                     if host.cpu - used >= task.cpu_limit and not operation.record.is_gang and host.name not in kept:
-                        waits.add((operation.id, host.name))
+                        waits.add((name, host.name))
                 if operation.record.is_gang and not kept and holds >= operation.needed_job_count:
-                    waits.add((operation.id, "all together"))
+                    waits.add((name, "all together"))
         self.idle = waits if self.idle is None else self.idle & waits
 
     def _abort_all(self) -> None:
