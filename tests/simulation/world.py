@@ -29,6 +29,7 @@ from simulation.schedulers import Machine, SchedulerProcess
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler import service
 from cpumond.scheduler.program import leading
+from cpumond.scheduler.service.idle_watch import IdleWatch
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.entries import Row
 
@@ -272,6 +273,8 @@ def _live(seed: int, options: Options, prepare: Preparation | None) -> Outcome:
             played_disks(world.events),
             world.ledger.see_stops(),
             mock.patch.object(service, "time", busy),
+            # Real processes make these, when so much real time is over: a busy machine would have other worlds.
+            mock.patch.object(IdleWatch, "take_if_due"),
             prepare(world) if prepare is not None else contextlib.nullcontext(),
         ):
             try:
