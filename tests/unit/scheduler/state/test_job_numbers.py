@@ -93,7 +93,9 @@ def test_what_is_completed_keeps_its_cookie_and_what_is_given_back_is_given_agai
     assert_consistent(world.state)
 
 
-def test_a_job_waits_for_the_end_of_the_one_whose_cookie_it_has(world):
+def replace_while_it_stops(world: World) -> tuple[PlayedNode, PlayedNode, str, str]:
+    """One job that still stops on its node, and another one that takes its place on the other node; the operation, the
+    first job."""
     node, other = world.node("n1", cpu=1), world.node("n2", cpu=1)
     operation = world.start("p")
     world.settle_down()
@@ -104,6 +106,11 @@ def test_a_job_waits_for_the_end_of_the_one_whose_cookie_it_has(world):
     world.do(CordonNode(here.id))
     world.resume(operation)
     world.settle_down()
+    return here, there, operation, job
+
+
+def test_a_job_waits_for_the_end_of_the_one_whose_cookie_it_has(world):
+    here, there, operation, job = replace_while_it_stops(world)
     (new,) = world.jobs_of(operation)
     assert (new.node.id, new.cookie, there.jobs) == (there.id, 0, {})
     world.restart()
@@ -137,16 +144,7 @@ def test_a_job_takes_another_cookie_than_that_of_one_that_still_ends(world):
 
 
 def test_a_job_that_completes_in_the_time_that_it_was_given_is_not_done_again(world):
-    node, other = world.node("n1", cpu=1), world.node("n2", cpu=1)
-    operation = world.start("p")
-    world.settle_down()
-    here, there = (node, other) if node.jobs else (other, node)
-    (job,) = here.jobs
-    here.keeps_stopping = True
-    world.suspend(operation, abort_running_jobs=True)
-    world.do(CordonNode(here.id))
-    world.resume(operation)
-    world.settle_down()
+    here, there, operation, job = replace_while_it_stops(world)
     assert [each.node.id for each in world.jobs_of(operation)] == [there.id]
     here.let_go(job, "completed")
     world.settle_down()
