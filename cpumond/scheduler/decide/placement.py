@@ -34,6 +34,9 @@ NO_KEY = "has secrets that this scheduler cannot read: an administrator puts the
 GANG_WAITS = "gang_room"
 """Reason of a gang whose jobs do not all fit at once."""
 
+NO_ENTRY = 0
+"""In place of a version: of a child that wants no jobs."""
+
 Key = tuple[float, float]
 """What decides between siblings, lower is earlier; the second number decides between equals."""
 
@@ -103,7 +106,7 @@ class ServiceOrder:
         self._heaps: dict[PoolElement, list[Entry]] = {}
         """Pool -> its children that want jobs."""
         self._valid: dict[Element, int] = {}
-        """Child -> the version of its valid entry."""
+        """Child -> the version of its valid entry, NO_ENTRY for none; all that ever had one are in it."""
         self._ranks: dict[Element, int] = {}
         """Child -> its place among its siblings; without those that came after this was made."""
         self._version = 0
@@ -157,7 +160,7 @@ class ServiceOrder:
         valid = self._valid
         while heap:
             entry = heap[0]
-            if valid.get(entry[4]) == entry[3]:
+            if valid[entry[4]] == entry[3]:
                 return entry
             heappop(heap)
         return None
@@ -258,7 +261,7 @@ class ServiceOrder:
             if heap is None or rank is None:
                 return  # the child came or moved after this order was made; the order of the next update has it
             if key is None:
-                self._valid.pop(child, None)
+                self._valid[child] = NO_ENTRY
             else:
                 self._version += 1
                 self._valid[child] = self._version

@@ -7,7 +7,7 @@ and to its node at once (semantics.md 8).
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -242,7 +242,7 @@ class Operation:
         """Task -> jobs that count as usage, in all trees, and those that stop and keep their place."""
 
         self.stuck: Stuck | None = None
-        self.restarted: deque[str] = deque()
+        self.restarted: list[str] = []
         """Jobs that completed and are started again, oldest first, while they are known."""
         self.numbers: dict[str, TaskNumbers] = {}
         """By task, once a job of it was started."""

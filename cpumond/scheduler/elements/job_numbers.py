@@ -24,18 +24,18 @@ class TaskNumbers:
     number of jobs.
     """
 
-    __slots__ = ("next_index", "done_count", "taken", "ending", "_done", "_free", "_free_ending")
+    __slots__ = ("next_index", "done_count", "ending", "_holders", "_done", "_free", "_free_ending")
 
     def __init__(self) -> None:
         self.next_index = 0
         """``task_job_index`` of the next start."""
         self.done_count = 0
-        self.taken: dict[int, str] = {}
-        """Cookie -> id of the job that has it."""
         self.ending: dict[int, Ending] = {}
         """Cookie -> the last job that had it, was told to stop and has not ended."""
+        self._holders: list[str] = []
+        """Id of the job that has each cookie that was ever given, "" for none; those from here on are free."""
         self._done = bytearray()
-        """One byte for each cookie that was ever given; those from here on are free."""
+        """One byte for each of them."""
         self._free: list[int] = []
         """A heap of cookies that were given back; some of them may be taken or done since."""
         self._free_ending: dict[int, None] = {}
@@ -47,14 +47,14 @@ class TaskNumbers:
             cookie = self._find_free(job_count)
         self._reach(cookie)
         self._free_ending.pop(cookie, None)
-        self.taken[cookie] = job_id
+        self._holders[cookie] = job_id
         return cookie
 
     def give_back(self, cookie: int, job_id: str) -> None:
         """The job is not active any more."""
-        if self.taken.get(cookie) != job_id:
+        if self._holder_of(cookie) != job_id:
             return
-        del self.taken[cookie]
+        self._holders[cookie] = ""
         if self._done[cookie]:
             return
         if cookie in self.ending:
@@ -64,7 +64,7 @@ class TaskNumbers:
 
     def note_ending(self, cookie: int, ending: Ending) -> None:
         """A job that has the cookie is told to stop, and gives it back."""
-        if self.taken.get(cookie) == ending.job_id:
+        if self._holder_of(cookie) == ending.job_id:
             self.ending[cookie] = ending
 
     def note_ended(self, cookie: int, job_id: str) -> None:
@@ -84,17 +84,21 @@ class TaskNumbers:
         self.done_count += not self._done[cookie]
         self._done[cookie] = 1
         self._free_ending.pop(cookie, None)
-        return self.taken.get(cookie, "")
+        return self._holders[cookie]
 
     def begin_anew(self) -> None:
         """Nothing is done any more: all starts again, in places that those who still end need not leave first."""
         self.ending, self._free_ending, self.done_count = {}, {}, 0
         self._done = bytearray(len(self._done))
-        self._free = [cookie for cookie in range(len(self._done)) if cookie not in self.taken]
+        self._free = [cookie for cookie, job_id in enumerate(self._holders) if not job_id]
 
     def is_free(self, cookie: int) -> bool:
         """Whether no active or completed job has it; an unknown one nobody has."""
-        return cookie < 0 or not (cookie in self.taken or self.is_done(cookie))
+        return cookie < 0 or not (self.is_taken(cookie) or self.is_done(cookie))
+
+    def is_taken(self, cookie: int) -> bool:
+        """Whether an active job has it."""
+        return bool(self._holder_of(cookie))
 
     def is_done(self, cookie: int) -> bool:
         return 0 <= cookie < len(self._done) and bool(self._done[cookie])
@@ -102,7 +106,7 @@ class TaskNumbers:
     def _find_free(self, job_count: int) -> int:
         while self._free:
             cookie = heappop(self._free)
-            if cookie not in self.taken and not self._done[cookie]:
+            if not self._holders[cookie] and not self._done[cookie]:
                 return cookie
         if len(self._done) >= job_count and self._free_ending:
             return next(iter(self._free_ending))
@@ -112,4 +116,8 @@ class TaskNumbers:
         while len(self._done) <= cookie:
             if len(self._done) < cookie:
                 heappush(self._free, len(self._done))
+            self._holders.append("")
             self._done.append(0)
+
+    def _holder_of(self, cookie: int) -> str:
+        return self._holders[cookie] if 0 <= cookie < len(self._holders) else ""

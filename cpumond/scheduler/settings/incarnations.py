@@ -101,9 +101,7 @@ def is_complete(record: OperationRecord, task: Task) -> bool:
 
 
 def list_variables(record: OperationRecord, task: Task, incarnation: str, rank: int) -> dict[str, str]:
-    """What the environment of a job tells of its gang; nothing where it is in none."""
-    if not incarnation:
-        return {}
+    """What the environment of a job tells of its gang."""
     variables = {
         "YT_OPERATION_INCARNATION": incarnation,
         "YT_JOB_COUNT": str(sum(each.job_count for each in record.tasks)),

@@ -7,7 +7,8 @@ each is 1 % wider than the one before, the first of them at the lower bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -58,24 +59,24 @@ def find_bounds(task: Task) -> tuple[float, float]:
     return lower, max(DEFAULT_VALUE if default is None else default, lower)
 
 
-def find_reserve(task: Task, memory: TaskMemory, taken: Collection[int]) -> int:
-    """Bytes that the next job of a task reserves. ``taken``: the cookies of its jobs that live.
+def find_reserve(task: Task, memory: TaskMemory, is_taken: Callable[[int], bool]) -> int:
+    """Bytes that the next job of a task reserves. ``is_taken``: whether one of its jobs that live has a cookie.
 
     While a place is free whose job was aborted for want of memory, the next job is the one that gets it.
     """
     factor = find_quantile(memory.samples, *find_bounds(task))
-    waiting = (share for cookie, share in memory.overdrafts.items() if cookie not in taken)
+    waiting = (share for cookie, share in memory.overdrafts.items() if not is_taken(cookie))
     return round(task.memory_limit * max(factor, *waiting, 0.0))
 
 
 def set_reserves(
-    record: OperationRecord, is_on: bool, taken: Callable[[str], Collection[int]] = lambda _: ()
+    record: OperationRecord, is_on: bool, is_taken: Callable[[str, int], bool] = lambda *_: False
 ) -> OperationRecord:
     """The record with what the next job of each task reserves; the same one where nothing changes."""
     if not is_on and not any(task.memory_reserve for task in record.tasks):
         return record
     reserves = [
-        find_reserve(task, record.memory.get(task.name, NOTHING), taken(task.name)) if is_on else 0
+        find_reserve(task, record.memory.get(task.name, NOTHING), partial(is_taken, task.name)) if is_on else 0
         for task in record.tasks
     ]
     if reserves == [task.memory_reserve for task in record.tasks]:

@@ -251,14 +251,16 @@ def _make_order(state: State, job: Job) -> JobOrder | None:
 
 def _list_variables(job: Job) -> dict[str, str]:
     """What YTsaurus tells each job of itself in its environment, but for what its node adds."""
-    return {
+    variables = {
         "YT_JOB_COOKIE": str(job.cookie),
         "YT_JOB_INDEX": str(job.index),
         "YT_TASK_JOB_INDEX": str(job.task_index),
         "YT_POOL_TREE": job.element.tree.name,
         "YT_NODE_HOST": job.node.address,
-        **incarnations.list_variables(job.element.operation.record, job.task, job.incarnation, job.gang_rank),
     }
+    if job.incarnation:
+        variables |= incarnations.list_variables(job.element.operation.record, job.task, job.incarnation, job.gang_rank)
+    return variables
 
 
 def _may_preempt(element: OperationElement, level: TargetPriority) -> bool:

@@ -199,7 +199,7 @@ def keep_job(state: State, record: JobRecord) -> None:
         return
     operation.restarted.append(record.id)
     if len(operation.restarted) > MAX_RESTARTED_JOBS:
-        oldest = operation.restarted.popleft()
+        oldest = operation.restarted.pop(0)
         if ended.pop(oldest, None) is not None:
             state.expired["job", oldest] = None
 

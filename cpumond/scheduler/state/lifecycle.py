@@ -161,7 +161,7 @@ def renew_reserves(operation: Operation) -> None:
     """Set how much memory the next jobs of an operation reserve: by those before, if all of its trees say so (8.1)."""
     elements = operation.elements.values()
     is_on = bool(elements) and all(each.tree.config.settings.enable_memory_reserve for each in elements)
-    record = set_reserves(operation.record, is_on, lambda task: operation.numbers_of(task).taken)
+    record = set_reserves(operation.record, is_on, lambda task, cookie: operation.numbers_of(task).is_taken(cookie))
     if record is not operation.record:
         operation.record = record
         touch(operation)

@@ -252,7 +252,7 @@ def test_each_step_costs_the_same_for_any_number_of_jobs():
     for cookie in range(0, most, 2):
         task.give_back(cookie, f"a{cookie}")
     assert [task.take(f"b{number}", most) for number in range(most // 2)] == list(range(0, most, 2))
-    assert len(task.taken) == most
+    assert all(task.is_taken(cookie) for cookie in range(most))
 
 
 def test_a_cookie_of_a_job_that_ends_is_given_last():
