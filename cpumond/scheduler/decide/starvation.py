@@ -41,7 +41,13 @@ def find_limit(element: Element) -> Element | None:
     """The element, or the nearest pool above it, whose limits, or nodes that it may use, leave no room for another job
     of the element, even if nobody else had a job below that; None where there is room, or it wants no job (6.2)."""
     path: list[Element] = [element, *element.ancestors()]
-    limited = [(above, bounds) for above in path if (bounds := _bounds_of(above)) is not UNLIMITED]
+    # Called for each operation and pool of an update: most have neither limits nor a filter.
+    limited = [
+        (above, bounds)
+        for above in path
+        if (above.limits is not UNLIMITED or above.fitting is not None)
+        and (bounds := _bounds_of(above)) is not UNLIMITED
+    ]
     found: Element | None = None
     for order in _orders_below(element) if limited else ():
         found = next((each for each, bounds in limited if not fits(subtract(bounds, element.usage), order)), None)

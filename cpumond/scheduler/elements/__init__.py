@@ -570,6 +570,9 @@ def fit(element: PoolElement | OperationElement) -> None:
     """Find on which nodes jobs of an element may start, by its filter and those above it (2.13)."""
     options = element.settings if isinstance(element, PoolElement) else element.options
     tree, above = element.tree, None if element.parent is None else element.parent.fitting
+    if above is None and not options.scheduling_tag_filter:
+        element.fitting = None
+        return
     element.fitting = tree.fittings.narrow(above, options.scheduling_tag_filter, tree.nodes)
 
 

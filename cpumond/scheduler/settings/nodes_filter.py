@@ -129,8 +129,9 @@ def parse_nodes_filter(text: str, option: str = "nodes_filter") -> NodesFilter:
     return NodesFilter(text, tuple(postfix))  # type: ignore[arg-type]
 
 
+@functools.lru_cache(maxsize=1024)
 def parse_tag_filter(text: str, option: str = TAG_FILTER) -> NodesFilter:
-    """Read a ``scheduling_tag_filter``. Raises ConfigError."""
+    """Read a ``scheduling_tag_filter``; cached, since each change of a tree looks at all. Raises ConfigError."""
     parsed = parse_nodes_filter(text, option)
     if parsed.token_count > MAX_TOKENS:
         raise ConfigError(

@@ -93,8 +93,8 @@ def find_warnings(tree: TreeConfig) -> list[str]:
     for pool in tree.pools.values():
         if pool.settings.integral_guarantees.guarantee_type == "burst":
             warnings += _burst_warnings(pool)
-        idle = {name: pool.attributes[name] for name in IDLE_OF_POOLS & pool.attributes.keys()}
-        for name, _, reason in find_idle("pool", idle):
+        idle = IDLE_OF_POOLS & pool.attributes.keys()
+        for name, _, reason in find_idle("pool", {name: pool.attributes[name] for name in idle}) if idle else ():
             warnings.append(f"{named('pool', pool.name)}: {name} has no effect: {reason}")
     rules = {ROOT_POOL: root_rules(tree.settings)}
     for pool in tree.pools.values():
@@ -263,10 +263,11 @@ def _check_pool(pool: PoolConfig, main_resource: str) -> None:
         option = "create_ephemeral_subpools"
         what = f"{option} cannot be true in a pool with mode fifo, which has no sub-pools"
         raise _refuse("pool", pool.name, option, what)
-    try:
-        parse_tag_filter(settings.scheduling_tag_filter)
-    except ConfigError as error:
-        raise _refuse("pool", pool.name, TAG_FILTER, str(error)) from None
+    if settings.scheduling_tag_filter:
+        try:
+            parse_tag_filter(settings.scheduling_tag_filter)
+        except ConfigError as error:
+            raise _refuse("pool", pool.name, TAG_FILTER, str(error)) from None
     integral = settings.integral_guarantees
     if integral.guarantee_type == "relaxed" and integral.burst_guarantee_resources:
         what = (
