@@ -240,7 +240,7 @@ class RegistrationAnswer(msgspec.Struct, frozen=True):
     warning: str = ""
 
 
-class JobOrder(msgspec.Struct, frozen=True):
+class JobOrder(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job to start. ``command`` is a shell command or an argument list; ``job_cpu_monitor`` the operation's section.
 
     ``wait_s``: how long the job may wait on the node for resources that other jobs still hold. ``working_directory``
@@ -253,7 +253,8 @@ class JobOrder(msgspec.Struct, frozen=True):
     own bound. ``cpu_monitor_moves`` "weight": its ceiling stays while its guarantee moves; with all else the actuator
     of its node decides (1.6). ``secrets``: variables that win over all others, and that the node
     keeps in no file that others can read, nor in one that outlives the job's start (12.6). ``memory_reserve``: the
-    memory that it takes room for, at most ``memory_limit``, at which it fails; 0: all of that.
+    memory that it takes room for, at most ``memory_limit``, at which it fails; 0: all of that. What is as its default
+    says is left out: most jobs use few of these.
     """
 
     job_id: str
