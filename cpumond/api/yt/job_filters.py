@@ -37,7 +37,7 @@ AddressOf = Callable[[AnyJob], str]
 
 
 @dataclass(frozen=True)
-class JobsQuery:
+class JobFilters:
     """What a request of ``list_jobs`` asks for. ``names``: the attributes that are wanted, None for all."""
 
     parameters: dict[str, Any]
@@ -60,7 +60,7 @@ _LISTED: Final = (
 _TOKEN: Final = "continuation_token"  # noqa: S105 - the name of a parameter
 
 
-def read_query(request: YtRequest, address_of: AddressOf, now: float) -> JobsQuery:
+def read_query(request: YtRequest, address_of: AddressOf, now: float) -> JobFilters:
     """Raises YtError for unknown words, and for a continuation of something else."""
     given = {name: plain(request.parameters[name]) for name in _LISTED if request.parameters.get(name) is not None}
     offset = get_number(request, "offset", 0, 2**31)
@@ -74,7 +74,7 @@ def read_query(request: YtRequest, address_of: AddressOf, now: float) -> JobsQue
         given = kept
         request = replace(request, parameters={**request.parameters, **kept})
     order = _word(request, "sort_order", ("ascending", "descending"), "ascending")
-    return JobsQuery(
+    return JobFilters(
         parameters=given,
         tests=_make_tests(request, address_of),
         key=_make_keys(address_of, now)[_word(request, "sort_field", tuple(_make_keys(address_of, now)), "none")],
@@ -157,7 +157,7 @@ def _get_choice(request: YtRequest, name: str) -> bool | None:
     return value
 
 
-def choose_jobs(jobs: Sequence[AnyJob], query: JobsQuery) -> tuple[list[AnyJob], dict[str, Any]]:
+def choose_jobs(jobs: Sequence[AnyJob], query: JobFilters) -> tuple[list[AnyJob], dict[str, Any]]:
     """The jobs that a request asks for, one page of them, and the rest of the answer."""
     failing = [(job, [name for name, test in query.tests.items() if not test(job)]) for job in jobs]
     chosen = [job for job, names in failing if not names]

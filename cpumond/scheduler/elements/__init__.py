@@ -19,7 +19,7 @@ from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.resources import CPU, MEMORY, UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
 from cpumond.scheduler.elements.fitting import Fitting, Fittings
 from cpumond.scheduler.elements.gang_run import GangRun
-from cpumond.scheduler.elements.job_numbers import UNKNOWN, Ending, TaskNumbers
+from cpumond.scheduler.elements.job_numbers import UNKNOWN, EndingJob, TaskNumbers
 from cpumond.scheduler.elements.node_sizes import NodeSizes
 from cpumond.scheduler.model import (
     CLASSES,
@@ -340,7 +340,7 @@ class Job:
         """Whether it runs on reclaimed CPU; set at its start, as long as it lives (1.10)."""
         self.cookie = self.index = self.task_index = UNKNOWN
         """Its place in its task; how many jobs of the operation, and of the task, were started before it (7.4)."""
-        self.after: Ending | None = None
+        self.after: EndingJob | None = None
         """A job that may still work and whose cookie it has, or that is of an earlier incarnation of its gang: no
         answer orders this one before all such jobs have ended."""
         self.has_ceiling = True

@@ -9,7 +9,7 @@ UNKNOWN: Final = -1
 """Of a job that a version without these numbers started."""
 
 
-class Ending(NamedTuple):
+class EndingJob(NamedTuple):
     """A job that was told to stop, and the node on which it may still work."""
 
     job_id: str
@@ -30,7 +30,7 @@ class TaskNumbers:
         self.next_index = 0
         """``task_job_index`` of the next start."""
         self.done_count = 0
-        self.ending: dict[int, Ending] = {}
+        self.ending: dict[int, EndingJob] = {}
         """Cookie -> the last job that had it, was told to stop and has not ended."""
         self._holders: list[str] = []
         """Id of the job that has each cookie that was ever given, "" for none; those from here on are free."""
@@ -62,7 +62,7 @@ class TaskNumbers:
         else:
             heappush(self._free, cookie)
 
-    def note_ending(self, cookie: int, ending: Ending) -> None:
+    def note_ending(self, cookie: int, ending: EndingJob) -> None:
         """A job that has the cookie is told to stop, and gives it back."""
         if self._holder_of(cookie) == ending.job_id:
             self.ending[cookie] = ending

@@ -11,7 +11,7 @@ from cpumond.core.wire import JobReport
 from cpumond.scheduler.decide import preemption_record
 from cpumond.scheduler.decide.placement import has_ceiling, is_on_reclaimed
 from cpumond.scheduler.elements import Job, Node, Operation, Stop, count_loss, end_job, start_job
-from cpumond.scheduler.elements.job_numbers import UNKNOWN, Ending
+from cpumond.scheduler.elements.job_numbers import UNKNOWN, EndingJob
 from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord, StartRecord, Task
 from cpumond.scheduler.settings import failures, incarnations, operations
 from cpumond.scheduler.settings.memory_reserve import set_reserves
@@ -49,7 +49,7 @@ def start(state: State, job: Job) -> None:
     job.after = numbers.ending.get(job.cookie)
     gang = job.element.operation.gang
     if gang is not None and gang.ending and job.after is None:
-        job.after = Ending(*next(iter(gang.ending.items())))
+        job.after = EndingJob(*next(iter(gang.ending.items())))
     if not is_held(state, job, job.ordered_at):
         job.first_sent_at = None  # what has ended meanwhile holds nobody up
     state.jobs[job.id] = job
@@ -215,7 +215,7 @@ def give_back(job: Job, is_ending: bool = True) -> None:
     """Free the place of a job that is not active any more. ``is_ending``: it may still work."""
     numbers = job.element.operation.numbers_of(job.task.name)
     if is_ending and job.after is None:  # else it has not begun, as the one before it may still work
-        numbers.note_ending(job.cookie, Ending(job.id, job.node.id))
+        numbers.note_ending(job.cookie, EndingJob(job.id, job.node.id))
     numbers.give_back(job.cookie, job.id)
 
 
@@ -225,7 +225,7 @@ def is_held(state: State, job: Job, now: float) -> bool:
         return False
     gang = job.element.operation.gang
     while gang is not None and gang.ending:
-        before = Ending(*next(iter(gang.ending.items())))
+        before = EndingJob(*next(iter(gang.ending.items())))
         if _may_work(state, before):
             return True
         del gang.ending[before.job_id]
@@ -235,15 +235,15 @@ def is_held(state: State, job: Job, now: float) -> bool:
     return False
 
 
-def _may_work(state: State, job: Ending) -> bool:
+def _may_work(state: State, job: EndingJob) -> bool:
     node = state.nodes.get(job.node_id)
     return node is not None and (job.job_id in node.stopping or job.job_id in node.strangers)
 
 
-def list_ending(state: State, operation: Operation) -> list[Ending]:
+def list_ending(state: State, operation: Operation) -> list[EndingJob]:
     """Jobs of earlier incarnations that may still work."""
     ending = {} if operation.gang is None else operation.gang.ending
-    return [each for each in (Ending(*item) for item in ending.items()) if _may_work(state, each)]
+    return [each for each in (EndingJob(*item) for item in ending.items()) if _may_work(state, each)]
 
 
 def note_stranger(state: State, report: JobReport, node: Node) -> None:

@@ -9,7 +9,7 @@ import pytest
 from scheduler_world import PlayedNode, World, assert_consistent
 
 from cpumond.core.wire import HeartbeatAnswer, StopOrder
-from cpumond.scheduler.elements.job_numbers import Ending, TaskNumbers
+from cpumond.scheduler.elements.job_numbers import EndingJob, TaskNumbers
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state.node_commands import CordonNode
 
@@ -258,11 +258,11 @@ def test_each_step_costs_the_same_for_any_number_of_jobs():
 def test_a_cookie_of_a_job_that_ends_is_given_last():
     task = TaskNumbers()
     assert [task.take(name, 3) for name in "ab"] == [0, 1]
-    task.note_ending(0, Ending("a", "n1"))
+    task.note_ending(0, EndingJob("a", "n1"))
     task.give_back(0, "a")
     assert task.take("c", 3) == 2
     assert task.take("d", 3) == 0
-    assert task.ending == {0: Ending("a", "n1")}
+    assert task.ending == {0: EndingJob("a", "n1")}
     task.note_ended(0, "a")
     assert task.ending == {}
 
