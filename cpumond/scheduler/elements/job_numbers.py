@@ -16,6 +16,20 @@ class EndingJob(NamedTuple):
     node_id: str
 
 
+class Returned:
+    """Cookies of jobs that ended otherwise than completed, or are about to."""
+
+    __slots__ = ("free", "ending", "free_ending")
+
+    def __init__(self) -> None:
+        self.free: list[int] = []
+        """A heap of cookies that were given back; some of them may be taken or done since."""
+        self.ending: dict[int, EndingJob] = {}
+        """Cookie -> the last job that had it, was told to stop and has not ended."""
+        self.free_ending: dict[int, None] = {}
+        """Those of them that were given back."""
+
+
 class TaskNumbers:
     """A cookie is a job's place in its task, 0 .. job_count - 1: taken by one active job, done once that completed.
 
@@ -24,21 +38,18 @@ class TaskNumbers:
     number of jobs.
     """
 
-    __slots__ = ("next_index", "done_count", "ending", "_holders", "_done", "_free", "_free_ending")
+    __slots__ = ("next_index", "done_count", "_holders", "_done", "_returned")
 
     def __init__(self) -> None:
         self.next_index = 0
         """``task_job_index`` of the next start."""
         self.done_count = 0
-        self.ending: dict[int, EndingJob] = {}
-        """Cookie -> the last job that had it, was told to stop and has not ended."""
         self._holders: list[str] = []
         """Id of the job that has each cookie that was ever given, "" for none; those from here on are free."""
         self._done = bytearray()
         """One byte for each of them."""
-        self._free: list[int] = []
-        """A heap of cookies that were given back; some of them may be taken or done since."""
-        self._free_ending: dict[int, None] = {}
+        self._returned: Returned | None = None
+        """Most tasks have few jobs, and none of these: there are many of them."""
 
     def take(self, job_id: str, job_count: int, wanted: int = UNKNOWN) -> int:
         """Give a job the cookie that it wants, or the least free one."""
@@ -46,7 +57,8 @@ class TaskNumbers:
         if cookie < 0 or not self.is_free(cookie):
             cookie = self._find_free(job_count)
         self._reach(cookie)
-        self._free_ending.pop(cookie, None)
+        if self._returned is not None:
+            self._returned.free_ending.pop(cookie, None)
         self._holders[cookie] = job_id
         return cookie
 
@@ -57,24 +69,25 @@ class TaskNumbers:
         self._holders[cookie] = ""
         if self._done[cookie]:
             return
-        if cookie in self.ending:
-            self._free_ending[cookie] = None
+        returned = self._get_returned()
+        if cookie in returned.ending:
+            returned.free_ending[cookie] = None
         else:
-            heappush(self._free, cookie)
+            heappush(returned.free, cookie)
 
     def note_ending(self, cookie: int, ending: EndingJob) -> None:
         """A job that has the cookie is told to stop, and gives it back."""
         if self._holder_of(cookie) == ending.job_id:
-            self.ending[cookie] = ending
+            self._get_returned().ending[cookie] = ending
 
     def note_ended(self, cookie: int, job_id: str) -> None:
         """A job that was told to stop is gone."""
-        ending = self.ending.get(cookie)
-        if ending is not None and ending.job_id == job_id:
-            del self.ending[cookie]
-            if cookie in self._free_ending:
-                del self._free_ending[cookie]
-                heappush(self._free, cookie)
+        ending, returned = self.find_ending(cookie), self._returned
+        if returned is not None and ending is not None and ending.job_id == job_id:
+            del returned.ending[cookie]
+            if cookie in returned.free_ending:
+                del returned.free_ending[cookie]
+                heappush(returned.free, cookie)
 
     def finish(self, cookie: int, job_count: int) -> str:
         """A job with the cookie completed; the id of the one that has it, which is that job or its replacement."""
@@ -83,14 +96,19 @@ class TaskNumbers:
         self._reach(cookie)
         self.done_count += not self._done[cookie]
         self._done[cookie] = 1
-        self._free_ending.pop(cookie, None)
+        if self._returned is not None:
+            self._returned.free_ending.pop(cookie, None)
         return self._holders[cookie]
 
     def begin_anew(self) -> None:
         """Nothing is done any more: all starts again, in places that those who still end need not leave first."""
-        self.ending, self._free_ending, self.done_count = {}, {}, 0
-        self._done = bytearray(len(self._done))
-        self._free = [cookie for cookie, job_id in enumerate(self._holders) if not job_id]
+        self.done_count, self._done = 0, bytearray(len(self._done))
+        self._returned = Returned()
+        self._returned.free = [cookie for cookie, job_id in enumerate(self._holders) if not job_id]
+
+    def find_ending(self, cookie: int) -> EndingJob | None:
+        """The last job that had the cookie, if it was told to stop and has not ended."""
+        return None if self._returned is None else self._returned.ending.get(cookie)
 
     def is_free(self, cookie: int) -> bool:
         """Whether no active or completed job has it; an unknown one nobody has."""
@@ -104,18 +122,24 @@ class TaskNumbers:
         return 0 <= cookie < len(self._done) and bool(self._done[cookie])
 
     def _find_free(self, job_count: int) -> int:
-        while self._free:
-            cookie = heappop(self._free)
+        returned = self._returned
+        while returned is not None and returned.free:
+            cookie = heappop(returned.free)
             if not self._holders[cookie] and not self._done[cookie]:
                 return cookie
-        if len(self._done) >= job_count and self._free_ending:
-            return next(iter(self._free_ending))
+        if len(self._done) >= job_count and returned is not None and returned.free_ending:
+            return next(iter(returned.free_ending))
         return len(self._done)
+
+    def _get_returned(self) -> Returned:
+        if self._returned is None:
+            self._returned = Returned()
+        return self._returned
 
     def _reach(self, cookie: int) -> None:
         while len(self._done) <= cookie:
             if len(self._done) < cookie:
-                heappush(self._free, len(self._done))
+                heappush(self._get_returned().free, len(self._done))
             self._holders.append("")
             self._done.append(0)
 

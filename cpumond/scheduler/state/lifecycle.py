@@ -46,7 +46,7 @@ def start(state: State, job: Job) -> None:
     start_job(job)
     numbers = job.element.operation.numbers_of(job.task.name)
     job.cookie = numbers.take(job.id, job.task.job_count, job.cookie)
-    job.after = numbers.ending.get(job.cookie)
+    job.after = numbers.find_ending(job.cookie)
     gang = job.element.operation.gang
     if gang is not None and gang.ending and job.after is None:
         job.after = EndingJob(*next(iter(gang.ending.items())))

@@ -262,9 +262,9 @@ def test_a_cookie_of_a_job_that_ends_is_given_last():
     task.give_back(0, "a")
     assert task.take("c", 3) == 2
     assert task.take("d", 3) == 0
-    assert task.ending == {0: EndingJob("a", "n1")}
+    assert task.find_ending(0) == EndingJob("a", "n1")
     task.note_ended(0, "a")
-    assert task.ending == {}
+    assert task.find_ending(0) is None
 
 
 def stop_unstored(world: World, seconds: float = 1.0, **task: float) -> tuple[PlayedNode, PlayedNode, str, str]:
