@@ -476,6 +476,8 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     suspended: bool = False
     finish_time: float | None = None
     counts: dict[str, JobCounts] = {}
+    uncounted_failures: int = 0
+    """Failed jobs that do not count towards ``max_failed_job_count``."""
     aborted_for: dict[str, int] = {}
     """The words of ``yt`` for why jobs were aborted, each with how many; of those of version 0.2 it is not known."""
     memory: dict[str, TaskMemory] = {}

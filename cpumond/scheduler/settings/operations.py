@@ -746,11 +746,11 @@ def _ran_in_vain(job: JobRecord) -> bool:
     return job.state == "failed" or (job.state in ("aborted", "lost") and job.has_run)
 
 
-def count_job(record: OperationRecord, job: JobRecord, now: float) -> OperationRecord:
+def count_job(record: OperationRecord, job: JobRecord, now: float, *, is_excused: bool = False) -> OperationRecord:
     """The record after a job ended: completed, failed, aborted or lost (3.6).
 
     All jobs completed: the operation is completed. As many failed ones as ``max_failed_job_count``, or one that must
-    not be started again: it failed.
+    not be started again: it failed. ``is_excused``: a failure does not count towards that number.
     """
     if record.is_finished:
         return record
@@ -772,14 +772,21 @@ def count_job(record: OperationRecord, job: JobRecord, now: float) -> OperationR
         record = msgspec.structs.replace(record, reserved_done=reserved)
     if task is not None and task.fail_on_job_restart and _ran_in_vain(job):
         return _fail(record, now, *failures.would_restart(job))
-    failed = sum(each.failed for each in record.counts.values())
-    if job.state == "failed" and failed >= record.max_failed_job_count:
+    if job.state == "failed" and is_excused:
+        record = msgspec.structs.replace(record, uncounted_failures=record.uncounted_failures + 1)
+    failed = count_failures(record)
+    if job.state == "failed" and not is_excused and failed >= record.max_failed_job_count:
         return fail_by_jobs(record, failed, job, now)
     if job.state == "failed" and record.suspend_on_job_failure:
         record = msgspec.structs.replace(record, suspended=True, suspended_for=failures.of_job(job))
     if incarnations.is_over(record, task, job, is_again):
         return incarnations.follow_job(record, job, now)
     return finish(record, "completed", now, "") if is_complete(record) else record
+
+
+def count_failures(record: OperationRecord) -> int:
+    """How many failed jobs count towards ``max_failed_job_count``."""
+    return sum(each.failed for each in record.counts.values()) - record.uncounted_failures
 
 
 def is_complete(record: OperationRecord) -> bool:

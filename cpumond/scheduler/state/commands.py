@@ -124,7 +124,7 @@ def _prepare_job(state: State, command: operations.JobCommand, user: str, now: f
 def _prepare_patch(state: State, record: OperationRecord, patches: Sequence[Any], now: float) -> Transaction:
     changed = apply_patches(record, patches)
     active = state.operations[record.id].active
-    failed = sum(counts.failed for counts in changed.counts.values())
+    failed = operations.count_failures(changed)
     if failed and failed >= changed.max_failed_job_count:
         ended = state.finished_jobs.get(record.id, {}).values()
         last = max((job for job in ended if job.state == "failed"), key=lambda job: job.finish_time)
