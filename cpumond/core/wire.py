@@ -36,6 +36,9 @@ MEMORY_OVERDRAFT: Final = "resource_overdraft: above its memory reserve: "
 """How the ``reason`` of a job begins that was aborted since its node was short of memory and it used more than it
 reserves."""
 
+NO_ROOM: Final = "the node had no room for it within "
+"""How the ``reason`` of a job begins that was aborted since it waited for too long on its node."""
+
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
 _Cores = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 _CoreSeconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]

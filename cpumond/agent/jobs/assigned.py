@@ -50,6 +50,7 @@ from cpumond.core.answers import AssignedView
 from cpumond.core.errors import ConfigError, CpumondError, UnavailableError, from_os_error
 from cpumond.core.wire import (
     MEMORY_OVERDRAFT,
+    NO_ROOM,
     FinishedJob,
     HeartbeatAnswer,
     JobLog,
@@ -435,7 +436,7 @@ class AssignedJobs:
                 # Too late, even if there is room now: the scheduler has placed it elsewhere by this time.
                 text = ", ".join(f"{amount:g} {what} of {left:g} free" for what, amount, left in missing)
                 text = text or "there is now, too late"
-                self._finish(job, "aborted", f"the node had no room for it within {order.wait_s:g} s: {text}")
+                self._finish(job, "aborted", f"{NO_ROOM}{order.wait_s:g} s: {text}")
             elif not missing:
                 cpu, memory, slots = cpu - order.cpu_limit, memory - order.reserved_memory, slots - order.user_slots
                 self._room -= order.reserved_memory

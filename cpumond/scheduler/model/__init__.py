@@ -478,6 +478,8 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     counts: dict[str, JobCounts] = {}
     uncounted_failures: int = 0
     """Failed jobs that do not count towards ``max_failed_job_count``."""
+    blamed_failures: int = 0
+    """The others of them, as long as all failures are on one node that is blamed (2.14)."""
     aborted_for: dict[str, int] = {}
     """The words of ``yt`` for why jobs were aborted, each with how many; of those of version 0.2 it is not known."""
     memory: dict[str, TaskMemory] = {}
@@ -504,6 +506,8 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     """With ``gang_options``: the first and the latest, the present one last (7.5)."""
     reserved_done: dict[str, int] = {}
     """Task -> jobs without a rank that completed in the present incarnation."""
+    failed_on: dict[str, int] = {}
+    """Node -> how many jobs failed or could not be started there; of the first few nodes (3.6)."""
 
     @property
     def incarnation(self) -> str:
@@ -631,6 +635,8 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     """Why it failed, where that does not follow from its exit code."""
     has_run: bool = True
     """False: it ended before it had a process, as far as is known."""
+    not_started: bool = False
+    """Whether its node says that it could not be started: no such directory, user or cgroup."""
     stderr_size: int | None = None
     """Bytes that it wrote to stderr; None where its node did not tell."""
     cookie: int = -1

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from cpumond.core.wire import OUT_OF_MEMORY
-from cpumond.core.words import count
-from cpumond.scheduler.model import POOL_TREES_UNSPECIFIED, JobRecord, Task
+from cpumond.core.words import count, quoted
+from cpumond.scheduler.model import POOL_TREES_UNSPECIFIED, JobRecord, OperationRecord, Task
 from cpumond.scheduler.model.failures import (
     FAILED_JOBS_LIMIT_EXCEEDED,
     FAILED_ON_JOB_RESTART,
@@ -29,6 +31,8 @@ _ABORT_REASONS: Final = {
     "overcommit": "node_resource_overcommit",
 }
 """By kind of the preemption's record."""
+MAX_FAILED_ON: Final = 8
+"""Nodes on which an operation's failures are counted one by one."""
 _TOO_LONG: Final = "Operation is running for too long, aborted"
 
 
@@ -64,11 +68,47 @@ def tell_too_long(task: Task) -> str:
     return f"Job time limit exceeded: it ran for longer than its job_time_limit of {task.job_time_limit:.15g} ms"
 
 
-def too_many_failed(failed: int, limit: int, last: JobRecord) -> tuple[EndError, str]:
-    """The error of an operation of which so many jobs ``failed``, and the same in a sentence."""
+def is_failure(job: JobRecord) -> bool:
+    """Whether a job failed or could not be started, and was not told to stop."""
+    return job.preemption is None and (job.state == "failed" or job.not_started)
+
+
+def note_failure(record: OperationRecord, job: JobRecord, blames_node: bool) -> OperationRecord:
+    """The record, with the counts after the end of ``job``, after a failure: as long as all were on one node that is
+    blamed, none of them counts towards ``max_failed_job_count``; a failure on a second node lets all count."""
+    failed_on, blamed = record.failed_on, record.blamed_failures
+    if job.node_id in failed_on or len(failed_on) < MAX_FAILED_ON:
+        failed_on = {**failed_on, job.node_id: failed_on.get(job.node_id, 0) + 1}
+    if len(failed_on) > 1:
+        blamed = 0
+    elif blames_node:
+        blamed = _count_failed(record) - record.uncounted_failures
+    return msgspec.structs.replace(record, failed_on=failed_on, blamed_failures=blamed)
+
+
+def count_failures(record: OperationRecord) -> int:
+    """Failed jobs that count towards ``max_failed_job_count``."""
+    return _count_failed(record) - record.uncounted_failures - record.blamed_failures
+
+
+def _count_failed(record: OperationRecord) -> int:
+    return sum(each.failed for each in record.counts.values())
+
+
+def tell_where(record: OperationRecord) -> str:
+    """``all 10 failures were on node "n1"``; "" where there was one, they were on several nodes, or it is not known."""
+    (node, number), *others = record.failed_on.items() or (("", 0),)
+    if others or number < max(_count_failed(record), 2):
+        return ""
+    return f"all {number} failures were on node {quoted(node)}"
+
+
+def too_many_failed(record: OperationRecord, last: JobRecord) -> tuple[EndError, str]:
+    """The error of an operation of which too many jobs failed, and the same in a sentence."""
+    failed, limit, where = count_failures(record), record.max_failed_job_count, tell_where(record)
     failure = EndError(_LIMIT_EXCEEDED, FAILED_JOBS_LIMIT_EXCEEDED, {"max_failed_job_count": limit}, (of_job(last),))
-    told = f"{count(failed, 'job')} failed, max_failed_job_count is {limit}; last: {last.reason}"
-    return failure, f"{_LIMIT_EXCEEDED}: {told}"
+    parts = [f"{count(failed, 'job')} failed, max_failed_job_count is {limit}", where, f"last: {last.reason}"]
+    return failure, f"{_LIMIT_EXCEEDED}: {'; '.join(filter(None, parts))}"
 
 
 def would_restart(job: JobRecord) -> tuple[EndError, str]:

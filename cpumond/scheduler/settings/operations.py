@@ -746,11 +746,14 @@ def _ran_in_vain(job: JobRecord) -> bool:
     return job.state == "failed" or (job.state in ("aborted", "lost") and job.has_run)
 
 
-def count_job(record: OperationRecord, job: JobRecord, now: float, *, is_excused: bool = False) -> OperationRecord:
+def count_job(
+    record: OperationRecord, job: JobRecord, now: float, *, is_excused: bool = False, blames_node: bool = False
+) -> OperationRecord:
     """The record after a job ended: completed, failed, aborted or lost (3.6).
 
     All jobs completed: the operation is completed. As many failed ones as ``max_failed_job_count``, or one that must
-    not be started again: it failed. ``is_excused``: a failure does not count towards that number.
+    not be started again: it failed. ``is_excused``: a failure does not count towards that number; ``blames_node``: it
+    does not as long as no other node agrees (2.14).
     """
     if record.is_finished:
         return record
@@ -774,19 +777,16 @@ def count_job(record: OperationRecord, job: JobRecord, now: float, *, is_excused
         return _fail(record, now, *failures.would_restart(job))
     if job.state == "failed" and is_excused:
         record = msgspec.structs.replace(record, uncounted_failures=record.uncounted_failures + 1)
-    failed = count_failures(record)
-    if job.state == "failed" and not is_excused and failed >= record.max_failed_job_count:
-        return fail_by_jobs(record, failed, job, now)
+    if failures.is_failure(job):
+        record = failures.note_failure(record, job, blames_node)
+    failed = failures.count_failures(record)
+    if job.state == "failed" and not is_excused and failed and failed >= record.max_failed_job_count:
+        return fail_by_jobs(record, job, now)
     if job.state == "failed" and record.suspend_on_job_failure:
         record = msgspec.structs.replace(record, suspended=True, suspended_for=failures.of_job(job))
     if incarnations.is_over(record, task, job, is_again):
         return incarnations.follow_job(record, job, now)
     return finish(record, "completed", now, "") if is_complete(record) else record
-
-
-def count_failures(record: OperationRecord) -> int:
-    """How many failed jobs count towards ``max_failed_job_count``."""
-    return sum(each.failed for each in record.counts.values()) - record.uncounted_failures
 
 
 def is_complete(record: OperationRecord) -> bool:
@@ -795,10 +795,10 @@ def is_complete(record: OperationRecord) -> bool:
 
 
 def fail_by_jobs(
-    record: OperationRecord, failed: int, last: JobRecord, now: float, stopped: Mapping[str, int] = MappingProxyType({})
+    record: OperationRecord, last: JobRecord, now: float, stopped: Mapping[str, int] = MappingProxyType({})
 ) -> OperationRecord:
-    """The record of an operation of which too many jobs ``failed``."""
-    failure, error = failures.too_many_failed(failed, record.max_failed_job_count, last)
+    """The record of an operation of which too many jobs failed."""
+    failure, error = failures.too_many_failed(record, last)
     return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
 
 

@@ -41,6 +41,7 @@ from cpumond.scheduler.settings import (
 )
 from cpumond.scheduler.settings.changes import find_renamed, rename_pool
 from cpumond.scheduler.settings.commands import ConfigCommand
+from cpumond.scheduler.settings.failures import count_failures
 from cpumond.scheduler.settings.idle_options import find_idle_monitor_options, find_idle_options
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter
 from cpumond.scheduler.settings.operations import OperationCommand
@@ -124,11 +125,11 @@ def _prepare_job(state: State, command: operations.JobCommand, user: str, now: f
 def _prepare_patch(state: State, record: OperationRecord, patches: Sequence[Any], now: float) -> Transaction:
     changed = apply_patches(record, patches)
     active = state.operations[record.id].active
-    failed = operations.count_failures(changed)
+    failed = count_failures(changed)
     if failed and failed >= changed.max_failed_job_count:
         ended = state.finished_jobs.get(record.id, {}).values()
         last = max((job for job in ended if job.state == "failed"), key=lambda job: job.finish_time)
-        return Transaction(operations=(operations.fail_by_jobs(changed, failed, last, now, active),))
+        return Transaction(operations=(operations.fail_by_jobs(changed, last, now, active),))
     if operations.is_complete(changed):
         return Transaction(operations=(operations.finish(changed, "completed", now, "", active),))
     most = {task.name: task.job_count for task in changed.tasks}

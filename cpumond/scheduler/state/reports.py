@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cpumond.core.wire import CPU_COUNTERS, OUT_OF_MEMORY, CpuTimes, CpuUse, FinishedJob, JobReport, cpu_times
+from cpumond.core.wire import CPU_COUNTERS, NO_ROOM, OUT_OF_MEMORY, CpuTimes, CpuUse, FinishedJob, JobReport, cpu_times
 from cpumond.fairshare.resources import CPU, Vector
 from cpumond.scheduler.elements import Job, Node, change_usage, count_cpu_time
 from cpumond.scheduler.model import JobRecord, JobState, OperationRecord, Task
@@ -37,6 +37,13 @@ def find_task(record: OperationRecord, name: str) -> Task | None:
 def has_run(finished: FinishedJob) -> bool:
     """Whether a job may have had a process: of one that is lost its node does not know."""
     return finished.start_time is not None or finished.state == "lost"
+
+
+def _is_not_started(finished: FinishedJob | None) -> bool:
+    """Whether a node says that it tried to start a job and could not."""
+    if finished is None or finished.start_time is not None or finished.exit_code is not None:
+        return False
+    return finished.state in ("failed", "aborted") and not finished.reason.startswith(NO_ROOM)
 
 
 def is_wanted_again(task: Task, end: JobState, exit_code: int | None, reason: str) -> bool:
@@ -188,6 +195,7 @@ def job_record(
         reclaimed=job.reclaimed,
         failure=failures.at_limit(job.task, reason) if state == "failed" else None,
         has_run=may_have_run or job.was_reported or (finished is not None and has_run(finished)),
+        not_started=stop is None and job.report.start_time is None and _is_not_started(finished),
         cookie=job.cookie,
         job_index=job.index,
         task_job_index=job.task_index,

@@ -528,7 +528,8 @@ def test_as_many_failed_jobs_as_allowed_is_failed():
     assert not record.is_finished
     record = count_job(record, ended("a", "failed", "bang"), 6.0)
     assert record.state == "failed"
-    assert record.error == "Failed jobs limit exceeded: 3 jobs failed, max_failed_job_count is 3; last: bang"
+    told = '3 jobs failed, max_failed_job_count is 3; all 3 failures were on node "n1"; last: bang'
+    assert record.error == f"Failed jobs limit exceeded: {told}"
     exit_error = EndError("bang", 10_000, {"exit_code": 1})
     job_error = EndError("User job failed", 1205, inner=(exit_error,))
     assert record.failure == EndError("Failed jobs limit exceeded", 215, {"max_failed_job_count": 3}, (job_error,))
