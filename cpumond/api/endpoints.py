@@ -279,6 +279,10 @@ ENDPOINTS: Final = (
         "`manage`",
     ),
     _command(
+        "POST", _OPERATION + "/patch", "patch_operation_spec", "Change how many jobs it has, or how many may fail",
+        of_operations.PatchOperation, "`manage`", carried.PatchBody,
+    ),
+    _command(
         "POST", _OPERATION + "/abort", "abort_operation", "Stop an operation and its jobs",
         of_operations.AbortOperation, "`manage`", carried.AbortBody, needs_body=False,
     ),
@@ -314,6 +318,10 @@ ENDPOINTS: Final = (
     _command(
         "POST", _NODE + "/uncordon", "uncordon_node", "Start jobs on it again", node_commands.UncordonNode,
         "`administer` on the tree", carried.WhyBody, needs_body=False,
+    ),
+    _command(
+        "POST", _NODE + "/tags", "change_node_tags", "Give tags to it, or take them back",
+        node_commands.ChangeNodeTags, "`administer` on the tree", carried.TagsBody,
     ),
     _command(
         "POST", _NODE + "/drain", "drain_node", "Start no more jobs on it, and those that it has elsewhere",

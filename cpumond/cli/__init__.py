@@ -43,7 +43,7 @@ COMMAND_GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         ),
         "operation": (
             "scheduler.operations",
-            "Operations: start, wait, list, show, why, jobs, log, set, abort, suspend, resume, complete.",
+            "Operations: start, wait, list, show, why, jobs, log, set, patch, abort, suspend, resume, complete.",
         ),
         "why": ("scheduler.why", "Why CPU stands idle while operations wait, and what to change."),
     },
@@ -56,7 +56,7 @@ COMMAND_GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "undo": ("scheduler.events", "Take back a change of pools or trees."),
     },
     "Nodes and roll-out": {
-        "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show, cordon, uncordon, drain."),
+        "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show, cordon, uncordon, drain, tag."),
         "fleet": ("scheduler.rollout", "The agents of all nodes: version, what they do to limits, problems."),
         "rollout": ("scheduler.rollout", "What groups of nodes may do to limits, a canary first."),
         "kubernetes": ("kubernetes.publish", "Offer reclaimed CPU to pods as a resource of their node: publish."),

@@ -96,9 +96,10 @@ ANSWERS: Final[dict[str, Any]] = {
     **dict.fromkeys(
         (
             "tree create", "tree set", "tree remove", "pool create", "pool set", "pool move", "pool remove",
-            "operation start", "operation set", "operation abort", "operation suspend", "operation resume",
+            "operation start", "operation set", "operation patch", "operation abort-job",
+            "operation abandon-job", "operation abort", "operation suspend", "operation resume",
             "operation complete", "operation pin", "operation unpin", "token revoke", "node cordon", "node uncordon",
-            "tree apply", "rollout advance", "rollout stop", "rollout remove",
+            "node tag", "tree apply", "rollout advance", "rollout stop", "rollout remove",
         ),
         views.Done,
     ),

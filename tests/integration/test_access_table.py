@@ -228,6 +228,9 @@ CASES: dict[str, Make] = {
         "POST", "operations", {"spec": {"pool": POOL, "tasks": {"t": {"job_count": 1, "command": "true"}}}}
     ),
     "PATCH /api/v1/operations/{operation}": _of_operation("PATCH", "", {"parameters": {"weight": 2.0}}),
+    "POST /api/v1/operations/{operation}/patch": _of_operation(
+        "POST", "/patch", {"patches": [{"path": "/max_failed_job_count", "value": 7}]}
+    ),
     "POST /api/v1/operations/{operation}/abort": _of_operation("POST", "/abort"),
     "POST /api/v1/operations/{operation}/suspend": _of_operation("POST", "/suspend"),
     "POST /api/v1/operations/{operation}/resume": _of_operation("POST", "/resume", suspended=True),
@@ -240,6 +243,7 @@ CASES: dict[str, Make] = {
         f"POST /api/v1/operations/{{operation}}/jobs/{{job}}/{verb}": _of_operation("POST", f"/jobs/1-2-3-4/{verb}")
         for verb in ("abort", "abandon")
     },
+    "POST /api/v1/nodes/{node}/tags": lambda site, _: _api("POST", "nodes/n1/tags", {"add": [f"t-{next(site.names)}"]}),
     "POST /api/v1/rollout/plan": lambda *_: _api("POST", "rollout/plan", {"nodes_filter": "t", "level": "weight"}),
     "POST /api/v1/rollout": lambda site, _: _api(
         "POST", "rollout", {"nodes_filter": next(site.names), "level": "weight"}

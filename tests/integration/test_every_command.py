@@ -86,6 +86,9 @@ OF_SCHEDULER = {
     "operation when": Case("operation when {operation}"),
     "operation simulate": Case("operation simulate -f {spec}"),
     "operation set": Case("operation set {operation} weight=2", is_change=True),
+    "operation patch": Case("operation patch {operation} max_failed_job_count=7", is_change=True),
+    "operation abort-job": Case("operation abort-job {operation} {job}", is_change=True),
+    "operation abandon-job": Case("operation abandon-job {operation} {job2}", is_change=True),
     "operation wait": Case("operation wait {operation} --state running"),
     "operation suspend": Case("operation suspend {operation}", is_change=True),
     "operation resume": Case("operation resume {operation}", is_change=True),
@@ -96,6 +99,7 @@ OF_SCHEDULER = {
     "why": Case("why"),
     "node cordon": Case(f"node cordon {LONG_NODE} --why kernel", is_change=True),
     "node uncordon": Case(f"node uncordon {LONG_NODE}", is_change=True),
+    "node tag": Case(f"node tag {LONG_NODE} ssd --why disks", is_change=True),
     "node drain": Case(f"node drain {LONG_NODE} --plan"),
     "fleet": Case("fleet"),
     "rollout set": Case("rollout set %true weight --canary 0.5", is_change=True),
@@ -201,6 +205,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         operation = server.start(LONG_POOL, job_count=3, title=WIDE_TITLE, alias="*long")
         wait_until(lambda: node.beat() and len(node.jobs) == 3, "three jobs")
         node.beat()
+        job, job2, _ = node.jobs
         spare, spare2 = server.start("small", title="short"), server.start("small", job_count=99)
         server.ask("PATCH", f"{pools}/small", {"edits": [{"path": ["weight"], "value": 3}]})
         trace, tree = directory / "trace.csv", directory / "tree.json"
@@ -219,7 +224,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         wait_until(lambda: server.call(lambda scheduler: scheduler.state.foretold.get(operation)), "a forecast")
         change = next(e["number"] for e in server.get("/events", kind="command")["events"] if e["can_undo"])
         yield {
-            "url": server.url, "operation": operation, "spare": spare, "spare2": spare2, "change": str(change),
+            "url": server.url, "operation": operation, "spare": spare, "spare2": spare2,
+            "change": str(change), "job": job, "job2": job2,
             "trace": str(trace), "tree": str(tree), "file": str(file), "token": token,
             "spec": str(spec), "home": str(directory), "store": str(directory / "store.db"),
             "copy": str(directory / "copy.db"), "agent": str(directory / "agent.toml"),

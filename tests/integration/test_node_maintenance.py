@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -91,8 +92,17 @@ def test_a_cordoned_node_gets_no_job_before_and_after_a_restart(scheduler: Sched
     cpumond(scheduler.url, "node", "uncordon", "n1")
     first.beat_until(lambda: len(first.jobs) == 4, "it gets jobs again")
     assert set(first.jobs) == set(first.jobs_of(operation))
+    cpumond(scheduler.url, "node", "tag", "n1", "ssd", "old")
+    cpumond(scheduler.url, "node", "tag", "n1", "--remove", "old", "--why", "new disks")
+    listed, _ = cpumond(scheduler.url, "node", "list")
+    assert [line.endswith("ssd") for line in listed.splitlines()[1:]] == [True, False]
+    page, _ = cpumond(scheduler.url, "node", "show", "n1")
+    assert re.search(r"given by hand:\s+ssd\n", page)
     told_of = {each["command"]: each["text"].partition(" ")[2] for each in events(scheduler, node="n1", kind="command")}
-    assert told_of == {"CordonNode": 'cordoned node "n1": bad fan', "UncordonNode": 'uncordoned node "n1"'}
+    assert told_of == {
+        "CordonNode": 'cordoned node "n1": bad fan', "UncordonNode": 'uncordoned node "n1"',
+        "ChangeNodeTags": 'changed the tags of node "n1": +ssd +old',
+    }  # fmt: skip
     audit, _ = cpumond(scheduler.url, "audit", "--node", "n1")
     assert "bad fan" in audit
 

@@ -198,6 +198,8 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler
         (("top", "--cluster", "--once", "--tree", "none"), 67, "there is no tree none; known trees: default"),
         (("operation", "start", "--job-cpu-monitor", "[1]", "--", "true"), 64, "a map in YSON or JSON"),
         (("node", "show", "none"), 67, "not registered"),
+        (("node", "tag", "none"), 64, "nothing to change; name tags, or --remove TAG"),
+        (("node", "tag", "none", "ssd"), 67, "not registered"),
         (("tree", "list", "--scheduler", "ftp://x"), 64, "expected an address"),
         (("tree", "list", "--token", "two words"), 78, "one word"),
     ],
@@ -326,6 +328,28 @@ def test_an_operation_is_steered(server, cpumond):
     other = cpumond("operation", "start", "--pool", "p", "--", "true").strip()
     cpumond("operation", "complete", other)
     assert cpumond.json("operation", "show", other)["state"] == "completed"
+
+
+def test_jobs_are_aborted_and_abandoned_and_a_specification_is_patched(server, cpumond):
+    node = make_node(server, "n1")
+    node.register()
+    operation_id = cpumond("operation", "start", "--pool", "p", "--job-count", "2", "--", "true").strip()
+    wait_until(lambda: node.beat() and len(node.jobs) == 2, "two jobs")
+    first, second = node.jobs
+    cpumond("operation", "abort-job", operation_id, first, "--interrupt-timeout", "1s", code=78)
+    assert f"Job {first} cannot be interrupted" in cpumond.err
+    cpumond("operation", "abort-job", operation_id, first)
+    cpumond("operation", "abandon-job", operation_id, second)
+    wait_until(lambda: node.beat() and node.jobs.keys().isdisjoint((first, second)), "their ends")
+    node.beat()
+    jobs = cpumond.json("operation", "show", operation_id)["jobs"]
+    assert (jobs["total"], jobs["completed"], jobs["aborted"]) == (2, 1, 1)
+    cpumond("operation", "patch", operation_id, "/max_failed_job_count=3", "tasks/main/job_count=5")
+    assert cpumond.json("operation", "show", operation_id)["jobs"]["total"] == 5
+    cpumond("operation", "patch", operation_id, "max_failed_job_count=2", "title=x", code=78)
+    assert "only /max_failed_job_count and /tasks/NAME/job_count may change" in cpumond.err
+    texts = [each["text"] for each in server.get("/events", kind="command", operation=operation_id)["events"]]
+    assert any(text.endswith("/max_failed_job_count = 3, /tasks/main/job_count = 5") for text in texts)
 
 
 def test_the_spec_carries_what_the_options_say(server, cpumond):

@@ -175,6 +175,13 @@ class AbortJobBody(RequestBody, frozen=True):
     interrupt_timeout: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] | None = None
 
 
+class PatchBody(RequestBody, frozen=True):
+    """Changes of what an operation was started with, all or none: maps of ``path`` ("/max_failed_job_count",
+    "/tasks/NAME/job_count") and ``value``."""
+
+    patches: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=1000)]
+
+
 class PinBody(RequestBody, frozen=True):
     """``cpu_limit`` in cores, null for all that the job may have; ``ttl_s`` in seconds, null until it is unpinned."""
 
@@ -202,6 +209,13 @@ class WhyBody(RequestBody, frozen=True):
     """``why``: a sentence for those who look at the node and at the audit log."""
 
     why: Why = ""
+
+
+class TagsBody(WhyBody, frozen=True):
+    """``add``, ``remove``: tags that an operator gives to a node, or takes back."""
+
+    add: Annotated[list[_Name], msgspec.Meta(max_length=1000)] = []
+    remove: Annotated[list[_Name], msgspec.Meta(max_length=1000)] = []
 
 
 class DrainBody(WhyBody, frozen=True):

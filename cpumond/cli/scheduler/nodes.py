@@ -113,6 +113,7 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             ("node", show_name(answer.id)),
             ("address", show_name(answer.address)),
             ("tags", show_name(", ".join(answer.tags))),
+            ("given by hand", show_name(", ".join(answer.user_tags))),
             ("tree", show_name(tree)),
             ("state", show_node_state(answer)[0]),
             ("cordon", _tell_cordon(answer)),
@@ -156,6 +157,23 @@ def cordon_command(client: SchedulerClient, node: str, why: str) -> None:
 def uncordon_command(client: SchedulerClient, node: str, why: str) -> None:
     """Start jobs on a node again: takes back cordon and drain."""
     client.change(f"node {show_name(node)} gets jobs again", "POST", f"{_path(node)}/uncordon", {"why": why})
+
+
+@node_command.command("tag", epilog="Example: cpumond node tag host-17 ssd fast --remove old")
+@node_argument
+@click.argument("tags", metavar="[TAG]...", nargs=-1)
+@click.option("--remove", metavar="TAG", multiple=True, help="Take a tag back; may be repeated.")
+@why_option
+@scheduler_options
+def tag_command(client: SchedulerClient, node: str, tags: tuple[str, ...], remove: tuple[str, ...], why: str) -> None:
+    """Give tags to a node, beside those of its agent's configuration, for nodes_filter and scheduling_tag_filter.
+
+    They stay until they are taken back. Jobs run on, but for those of a tree that the node leaves.
+    """
+    if not tags and not remove:
+        raise UsageError("nothing to change; name tags, or --remove TAG")
+    body = {"add": tags, "remove": remove, "why": why}
+    client.change(f"the tags of node {show_name(node)} are changed", "POST", f"{_path(node)}/tags", body)
 
 
 @node_command.command("drain", epilog='Example: cpumond node drain host-17 --why "new disks" --timeout 10m')

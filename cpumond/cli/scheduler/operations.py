@@ -10,11 +10,12 @@ import click
 from cpumond.api.finding import NEWEST
 from cpumond.api.json.requests import DEFAULT_TAIL_BYTES, TOTAL_BYTES
 from cpumond.api.views import Done, JobList, JobView, OperationDetails, OperationInTree, OperationList, OperationView
+from cpumond.api.yt.ypath import escape_literal
 from cpumond.cli.agent.explain import draw_explain
 from cpumond.cli.options import CoresType, DurationType, given, quote_name
 from cpumond.cli.output import print_fields, print_items, print_text, terminal_width, use_colour, warn
 from cpumond.cli.render.grid import Cell, Column, column
-from cpumond.cli.scheduler.arguments import read_attributes
+from cpumond.cli.scheduler.arguments import read_attributes, read_edits
 from cpumond.cli.scheduler.client import connection_options, scheduler_options
 from cpumond.cli.scheduler.finding import JOB, POOL, TREE, find_name, job_argument, operation_argument, operation_path
 from cpumond.cli.scheduler.follow import follow_log, write_output
@@ -303,6 +304,23 @@ def operation_set_command(
     client.change(done, "PATCH", operation_path(operation), {"parameters": parameters})
 
 
+@operation_command.command("patch", epilog="Example: cpumond operation patch 1a-2b-3c-4d tasks/train/job_count=8")
+@operation_argument
+@click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
+@scheduler_options
+def operation_patch_command(client: SchedulerClient, operation: str, assignments: tuple[str, ...]) -> None:
+    """Change max_failed_job_count and tasks/NAME/job_count of a live operation: all that is given, or nothing.
+
+    With fewer jobs those that have completed count first, and running ones that are too many are aborted.
+    """
+    edits = read_edits([each.removeprefix("/") for each in assignments])
+    patches = [
+        {"path": "".join(f"/{escape_literal(key)}" for key in edit["path"]), "value": edit["value"]} for edit in edits
+    ]
+    done = f"operation {show_name(operation)} is changed"
+    client.change(done, "POST", operation_path(operation, "patch"), {"patches": patches})
+
+
 operation_command.add_command(wait_command)
 
 
@@ -366,6 +384,31 @@ def explain_command(client: SchedulerClient, operation: str, job: str, last: int
     """
     answer = client.show(operation_path(operation, f"jobs/{quote_name(job)}/explain"), ExplainAnswer)
     click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
+
+
+@operation_command.command("abort-job", epilog="Example: cpumond operation abort-job 1a-2b-3c-4d 5e-6f-7a-8b")
+@operation_argument
+@job_argument
+@click.option(
+    "--interrupt-timeout", "timeout_s", type=DurationType(),
+    help='Interrupt it and give it so long to end, such as "30s"; default: it is killed at once.',
+)  # fmt: skip
+@scheduler_options
+def abort_job_command(client: SchedulerClient, operation: str, job: str, timeout_s: float | None) -> None:
+    """Stop a job; it is started again, unless its operation has fail_on_job_restart, which fails then."""
+    body = given({"interrupt_timeout": None if timeout_s is None else timeout_s * 1e3})
+    done = f"job {show_name(job)} is aborted"
+    client.change(done, "POST", operation_path(operation, f"jobs/{quote_name(job)}/abort"), body)
+
+
+@operation_command.command("abandon-job", epilog="Example: cpumond operation abandon-job 1a-2b-3c-4d 5e-6f-7a-8b")
+@operation_argument
+@job_argument
+@scheduler_options
+def abandon_job_command(client: SchedulerClient, operation: str, job: str) -> None:
+    """Stop a job and count it as completed: it is not started again."""
+    path = operation_path(operation, f"jobs/{quote_name(job)}/abandon")
+    client.change(f"job {show_name(job)} counts as completed", "POST", path)
 
 
 @operation_command.command(

@@ -32,7 +32,14 @@ from cpumond.scheduler.settings.changes import describe_change
 from cpumond.scheduler.settings.rollout import AdvanceStage, RemoveStage, SetStage, StopStage
 from cpumond.scheduler.settings.tree_file import ApplyTree, make_target
 from cpumond.scheduler.settings.undo import Undo, list_reverse_commands, reverse
-from cpumond.scheduler.state.node_commands import CordonNode, DrainNode, NodeCommand, SetNodeTags, UncordonNode
+from cpumond.scheduler.state.node_commands import (
+    ChangeNodeTags,
+    CordonNode,
+    DrainNode,
+    NodeCommand,
+    SetNodeTags,
+    UncordonNode,
+)
 
 if TYPE_CHECKING:
     from cpumond.scheduler.state import State
@@ -460,6 +467,7 @@ _NEEDS: Final[Mapping[type, Callable[[State, Any, Rights], Iterator[Need]]]] = {
     UncordonNode: _maintain,
     DrainNode: _maintain,
     SetNodeTags: _maintain,
+    ChangeNodeTags: _maintain,
     **dict.fromkeys((SetStage, AdvanceStage, StopStage, RemoveStage), _of_administrators),
     operations.StartOperation: _start,
     operations.AbortOperation: _manage,

@@ -11,7 +11,14 @@ from cpumond.scheduler.model import RESOLVE, CommandError, Cordon, LostNode, Nod
 from cpumond.scheduler.settings.nodes_filter import TAG_RULE, is_tag
 from cpumond.scheduler.settings.values import FIELD
 from cpumond.scheduler.state import State
-from cpumond.scheduler.state.node_commands import Maintenance, NodeCommand, SetNodeTags, make_cordon, tell_why
+from cpumond.scheduler.state.node_commands import (
+    ChangeNodeTags,
+    Maintenance,
+    NodeCommand,
+    SetNodeTags,
+    make_cordon,
+    tell_why,
+)
 from cpumond.scheduler.state.nodes import check_names
 from cpumond.scheduler.state.transaction import Transaction
 
@@ -31,7 +38,7 @@ def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> T
             changed = msgspec.structs.replace(record, cordon=cordon)
         what = "not cordoned" if cordon is None else "drained" if cordon.drain else "cordoned"
     else:
-        changed = msgspec.structs.replace(record, user_tags=_read_tags(command))
+        changed = msgspec.structs.replace(record, user_tags=_read_tags(command, record))
         what = "tagged so"
         if isinstance(known, Node) and isinstance(changed, NodeRecord) and changed != record:
             warnings = _check_trees(state, known, changed)
@@ -42,12 +49,20 @@ def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> T
     return Transaction(kept_nodes=(changed,), id=known.id, warnings=tuple(warnings))
 
 
-def _read_tags(command: SetNodeTags) -> tuple[str, ...]:
-    """The tags in order, each once. Raises CommandError for what no formula could name."""
-    for tag in command.tags:
+def _read_tags(command: SetNodeTags | ChangeNodeTags, record: LostNode | NodeRecord) -> tuple[str, ...]:
+    """The tags of an operator in order, each once. Raises CommandError for what no formula could name, and for what
+    cannot be taken back."""
+    tags = set(command.tags if isinstance(command, SetNodeTags) else (*record.user_tags, *command.add))
+    for tag in sorted(tags):
         if not is_tag(tag):
             raise CommandError(f"user_tags: {quoted(tag)} is no tag: {TAG_RULE}", attributes={FIELD: "user_tags"})
-    return tuple(sorted(set(command.tags)))
+    for tag in command.remove if isinstance(command, ChangeNodeTags) else ():
+        if tag not in tags:
+            own = isinstance(record, NodeRecord) and tag in record.all_tags
+            what = "its agent's own; change [scheduler] tags there" if own else f"not one of {sorted(record.user_tags)}"
+            raise CommandError(f"user_tags: {quoted(tag)} is {what}", attributes={FIELD: "user_tags"})
+        tags.discard(tag)
+    return tuple(sorted(tags))
 
 
 def _check_trees(state: State, node: Node, new: NodeRecord) -> list[str]:

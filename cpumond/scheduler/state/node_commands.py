@@ -36,8 +36,15 @@ class SetNodeTags(_Command, frozen=True):
     tags: tuple[str, ...] = ()
 
 
+class ChangeNodeTags(_Command, frozen=True):
+    """An operator gives tags to a node, and takes back others."""
+
+    add: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
 Maintenance = CordonNode | UncordonNode | DrainNode
-NodeCommand = Maintenance | SetNodeTags
+NodeCommand = Maintenance | SetNodeTags | ChangeNodeTags
 
 
 def make_cordon(command: Maintenance, user: str, now: float) -> Cordon | None:
@@ -54,6 +61,9 @@ def say_node(command: NodeCommand) -> str:
     if isinstance(command, SetNodeTags):
         what = f"gave node {quoted(command.node)} the tags {', '.join(map(show_name, command.tags))}"
         return f"{what if command.tags else f'took the tags of node {quoted(command.node)}'}{tell_why(command.why)}"
+    if isinstance(command, ChangeNodeTags):
+        signed = [f"+{show_name(tag)}" for tag in command.add] + [f"-{show_name(tag)}" for tag in command.remove]
+        return f"changed the tags of node {quoted(command.node)}: {' '.join(signed)}{tell_why(command.why)}"
     verb = {CordonNode: "cordoned", UncordonNode: "uncordoned", DrainNode: "drained"}[type(command)]
     return f"{verb} node {quoted(command.node)}{tell_why(command.why)}"
 

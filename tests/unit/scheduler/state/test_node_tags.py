@@ -9,7 +9,7 @@ from cpumond.scheduler.access.required import decide
 from cpumond.scheduler.event_log.commands import Asked, tell_command
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.rights.users import User
-from cpumond.scheduler.state.node_commands import CordonNode, SetNodeTags
+from cpumond.scheduler.state.node_commands import ChangeNodeTags, CordonNode, SetNodeTags
 from cpumond.scheduler.state.nodes import LOST_S
 
 
@@ -30,6 +30,20 @@ def test_they_stand_beside_those_of_the_agent_and_outlive_registrations_and_rest
     world.do(CordonNode("n1"))
     world.do(SetNodeTags("n1"))
     assert (node.user_tags, node.tags, node.cordoned) == ((), {"agent", "n1"}, True)
+
+
+def test_some_are_given_and_taken_back_beside_the_others(world):
+    world.do(SetNodeTags("n1", tags=("hdd", "fast")))
+    command = ChangeNodeTags("n1", why="new disks", add=("ssd", "fast"), remove=("hdd",))
+    told = tell_command(world.state, command, Asked(User("ann")), world.do(command), world.now)
+    assert told.event.text == 'ann changed the tags of node "n1": +ssd +fast -hdd: new disks'
+    assert world.state.nodes["n1"].user_tags == ("fast", "ssd")
+    for tag, what in (("agent", "is its agent's own; change"), ("hdd", r"is not one of \['fast', 'ssd'\]")):
+        with pytest.raises(CommandError, match=f'user_tags: "{tag}" {what}'):
+            world.do(ChangeNodeTags("n1", add=("new",), remove=("ssd", tag)))
+    assert world.state.nodes["n1"].user_tags == ("fast", "ssd")
+    world.set_tree(acl_required=True)
+    assert not any(each.allowed for each in decide(world.state, command, User("bob")))
 
 
 def test_they_outlive_the_loss_of_the_node_and_can_be_given_meanwhile(world):
