@@ -45,8 +45,8 @@ def get(loop: Loop, operation: str, *attributes: str) -> Any:
     return json.loads(loop.yt("get-operation", operation, *words, "--format", "json"))
 
 
-def list_jobs(loop: Loop, operation: str) -> list[dict[str, Any]]:
-    jobs: list[dict[str, Any]] = json.loads(loop.yt("list-jobs", operation, "--format", "json"))["jobs"]
+def list_jobs(loop: Loop, operation: str, *filters: str) -> list[dict[str, Any]]:
+    jobs: list[dict[str, Any]] = json.loads(loop.yt("list-jobs", operation, *filters, "--format", "json"))["jobs"]
     return jobs
 
 
@@ -144,6 +144,9 @@ def test_a_job_that_is_interrupted_by_its_own_signal(
         )
         again = ["ready 0"] if code else []
         loop.wait(lambda: lines(told) == ["ready 0", "INT", *again], f"what came is {lines(told)}", WAIT_S)
+        [stopped] = list_jobs(loop, operation, "--with-interruption-info")
+        info = {"interruption_reason": "jobs_disabled_on_node", "interruption_timeout": 10_000}
+        assert (stopped["id"], stopped["interruption_info"]) == (job["id"], info)
     finally:
         loop.run("node", "uncordon", job["node_id"])
     if code:

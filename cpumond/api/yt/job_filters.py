@@ -111,9 +111,7 @@ def _make_keys(address_of: AddressOf, now: float) -> dict[str, Callable[[AnyJob]
     }
 
 
-_ABSENT: Final = (
-    "with_fail_context", "with_spec", "with_competitors", "with_monitoring_descriptor", "with_interruption_info",
-)  # fmt: skip
+_ABSENT: Final = ("with_fail_context", "with_spec", "with_competitors", "with_monitoring_descriptor")
 """Filters for what no job here has."""
 
 
@@ -124,6 +122,7 @@ def _make_tests(request: YtRequest, address_of: AddressOf) -> dict[str, Test]:
     task, address = get_text(request, "task_name", ""), get_text(request, "address", "")
     since, until = get_time(request, "from_time"), get_time(request, "to_time")
     with_stderr = _get_choice(request, "with_stderr")
+    interrupted = _get_choice(request, "with_interruption_info")
     is_none = any(_get_choice(request, name) for name in _ABSENT) or any(
         get_text(request, name, "") for name in ("job_competition_id", "monitoring_descriptor")
     )
@@ -139,6 +138,8 @@ def _make_tests(request: YtRequest, address_of: AddressOf) -> dict[str, Test]:
         if until is not None and job.start_time > until:
             return False
         if with_stderr is not None and with_stderr != (isinstance(job, JobRecord) and bool(job.stderr_size)):
+            return False
+        if interrupted is not None and interrupted != bool(job.interruption_timeout):
             return False
         return not address or address_of(job).startswith(address)
 

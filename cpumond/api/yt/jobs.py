@@ -19,6 +19,12 @@ _STATES: Final = {"starting": "waiting", "stopping": "aborting"}
 _FIGURES: Final = ("smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds")
 _FIGURES_OF_ENDED: Final = ("exit_code", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory", "stderr_size")
 """Shown where they are known."""
+NO_DATA: Final = {
+    f"processed_{way}_{what}": 0
+    for way in ("input", "output")
+    for what in ("row_count", "compressed_data_size", "uncompressed_data_size")
+}
+"""What a job of a vanilla operation reads and writes of tables."""
 
 AnyJob = Job | JobRecord
 
@@ -63,6 +69,7 @@ def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, An
         "has_competitors": False,
         "core_infos": [],
         "exec_attributes": {},
+        "brief_statistics": NO_DATA,
     }
     if job.cookie >= 0:
         info["job_cookie"] = job.cookie
@@ -88,6 +95,20 @@ def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, An
         info["cgroup"] = told.cgroup
     if preemption is not None:
         info["why_preempted"] = show_preemption(preemption)
+        if job.interruption_timeout:
+            info["interruption_info"] = _show_interruption(preemption, job.interruption_timeout)
+    return info
+
+
+def _show_interruption(told: PreemptionRecord, timeout_ms: float) -> dict[str, Any]:
+    reason = told.cause if told.cause in ("user_request", failures.JOBS_DISABLED) else "unknown"
+    info: dict[str, Any] = {"interruption_reason": reason, "interruption_timeout": round(timeout_ms)}
+    if told.kind != "aborted":
+        info |= {"interruption_reason": "preemption", "preemption_reason": told.why}
+    if told.preemptor_job_id:
+        info["preempted_for"] = {
+            "allocation_id": told.preemptor_job_id, "operation_id": told.preemptor_operation_id,
+        }  # fmt: skip
     return info
 
 

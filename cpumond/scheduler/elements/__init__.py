@@ -355,6 +355,11 @@ class Job:
         self.limits = self.usage = one_of((slots, cpu, gpu, float(memory), network))
 
     @property
+    def interruption_timeout(self) -> float:
+        """As records have it."""
+        return self.stop.timeout_s * 1e3 if self.stop is not None and self.task.interruptible else 0.0
+
+    @property
     def was_reported(self) -> bool:
         """Whether a heartbeat has reported the job; a node does not report one that still waits there for room."""
         return self.report is not NO_REPORT

@@ -650,6 +650,9 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     gang_rank: int = -1
     """"" and -1: of no gang, without a rank (7.5)."""
 
+    interruption_timeout: float = 0.0
+    """The milliseconds that it got to end when it was told to; 0: it was not interrupted."""
+
     @property
     def has_ceiling(self) -> bool:
         return not self.reclaimed if self.set_container_cpu_limit is None else self.set_container_cpu_limit

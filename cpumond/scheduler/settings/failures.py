@@ -23,6 +23,8 @@ _LIMIT_EXCEEDED: Final = "Failed jobs limit exceeded"
 """Programs that start operations look for these words."""
 INCARNATION_CHANGED: Final = "operation_incarnation_changed"
 """The beginning of the reason of jobs that are aborted with the incarnation of their gang (7.5)."""
+JOBS_DISABLED: Final = "jobs_disabled_on_node"
+"""The reason of jobs whose node is drained."""
 _MUST_NOT_RESTART: Final = "Operation has fail_on_job_restart, and a job would have to be started again"
 _ABORT_REASONS: Final = {
     "preempted": "preemption",

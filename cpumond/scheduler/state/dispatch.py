@@ -15,7 +15,7 @@ from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
 from cpumond.scheduler.model import Task
-from cpumond.scheduler.settings import incarnations
+from cpumond.scheduler.settings import failures, incarnations
 from cpumond.scheduler.state import State, TreeWork, gangs, lifecycle
 from cpumond.scheduler.state.heartbeats import Receipt, note_overcommit
 from cpumond.scheduler.state.install import open_vault
@@ -92,7 +92,10 @@ def _start_jobs(state: State, node: Node, tree: Tree, now: float, new_id: Callab
 
 def _drain(state: State, job: Job, why: str, now: float) -> None:
     """Tell a job to stop because its node is drained."""
-    lifecycle.stop(state, job, "aborted", why, now)
+    record = msgspec.structs.replace(
+        preemption_record.make_record(job, "aborted", why, now), cause=failures.JOBS_DISABLED
+    )
+    lifecycle.stop(state, job, "aborted", why, now, record)
     cordon = job.node.cordon
     if cordon is not None and cordon.drain == "graceful" and job.stop is not None:
         lifecycle.give_time(state, job.stop, job.element.tree.config.settings.job_graceful_preemption_timeout / 1e3)

@@ -202,5 +202,6 @@ def job_record(
         set_container_cpu_limit=job.set_container_cpu_limit,
         incarnation=job.incarnation,
         gang_rank=job.gang_rank,
+        interruption_timeout=job.interruption_timeout,
         **list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished))),
     )

@@ -121,6 +121,21 @@ async def test_a_continuation_keeps_what_the_first_request_asked_for(yt):
     await error_of(other, 1, "sort_order differs from that of the request which continuation_token continues")
 
 
+async def test_a_job_that_was_interrupted_says_why_and_for_whom(yt):
+    """``interruption_info``: only of a job that got time to end."""
+    tasks = {"t": {"job_count": 2, "command": "x", "interruptible": True}}
+    operation, [killed, job] = await run_two(yt, tasks=tasks)
+    await yt("abort_job", job_id=killed)
+    await yt("abort_job", job_id=job, interrupt_timeout=2500)
+    info = {"interruption_reason": "user_request", "interruption_timeout": 2500}
+    for has_ended in (False, True):
+        if has_ended:
+            await end(yt, job, "aborted")
+        [found] = (await yt("list_jobs", operation_id=operation, with_interruption_info=True))["jobs"]
+        assert (found["id"], found["interruption_info"]) == (job, info)
+        assert killed in await list_ids(yt, operation, with_interruption_info=False)
+
+
 async def test_a_job_has_both_names_of_its_id(yt):
     operation, [job] = await run_two(yt, 1)
     found = await yt("get_job", operation_id=operation, job_id=job)

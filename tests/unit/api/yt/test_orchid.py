@@ -8,7 +8,7 @@ from scheduler_world import World, burst
 from cpumond.api.updated_tree import UpdatedTree, look_once
 from cpumond.api.views import show_operation_details
 from cpumond.api.yt.formats import write_json
-from cpumond.api.yt.jobs import job_info
+from cpumond.api.yt.jobs import NO_DATA, job_info
 from cpumond.api.yt.lazy import Lazy, materialise
 from cpumond.api.yt.orchid import operation_info, scheduler_orchid
 from cpumond.api.yt.orchid_attributes import MAX_SATISFACTION, OPERATION_ATTRIBUTES, POOL_ATTRIBUTES
@@ -784,6 +784,7 @@ def test_a_failed_operation_has_its_reason_and_its_jobs_theirs():
         "has_competitors": False,
         "core_infos": [],
         "exec_attributes": {},
+        "brief_statistics": NO_DATA,
         "cgroup": f"jobs/{failed}",
     }
     cluster.heartbeat(finished=[(failed, "failed")])
