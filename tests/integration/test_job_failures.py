@@ -73,6 +73,20 @@ def test_a_failed_job_of_an_operation_that_must_not_run_twice(loop: Loop, tmp_pa
     assert (job["state"], job["error"]["code"], job["error"]["inner_errors"][0]["code"]) == ("failed", 1205, 10_000)
 
 
+@pytest.mark.parametrize(("strict", "state", "runs"), [("b", "completed", 2), ("a", "failed", 1)])
+def test_only_some_tasks_must_not_run_twice(loop: Loop, tmp_path: Path, strict: str, state: str, runs: int) -> None:
+    """FOJR-2: a job of task a fails once."""
+    ran = tmp_path / "ran"
+    shared = {"job_count": 1, "cpu_limit": 0.2, "memory_limit": 16 * 2**20}
+    fails_once = f"echo 1 >> {ran}; [ $(wc -l < {ran}) = 2 ]"
+    tasks = {"a": {**shared, "command": fails_once}, "b": {**shared, "command": "true"}}
+    tasks[strict]["fail_on_job_restart"] = True
+    spec = "{pool=p;max_failed_job_count=2}"
+    operation = loop.yt("vanilla", "--async", "--tasks", _yson(tasks), "--spec", spec).splitlines()[-1]
+    loop.await_state(operation, state)
+    assert len(lines(ran)) == runs
+
+
 def test_a_job_that_is_aborted_fails_an_operation_that_must_not_run_twice(loop: Loop, tmp_path: Path) -> None:
     """FOJR-3."""
     ran = tmp_path / "ran"

@@ -49,11 +49,12 @@ def get_operation(scheduler: SchedulerProcess, operation: str) -> Any:
 
 
 def test_jobs_follow_the_tags_of_nodes_and_the_filters_of_operations_and_pools(tmp_path: Path) -> None:
-    """TAG-1 to TAG-5, HANG-1."""
+    """TAG-1 to TAG-5, HANG-1 to HANG-3."""
     scheduler = SchedulerProcess(tmp_path)
     scheduler.write_config(
         "min_spare_job_resources_on_node = {user_slots = 0, cpu = 0.0, memory = 0}\n"
         'unmatched_scheduling_tag_timeout = "1s"\noperation_hangup_safe_timeout = "1s"\n'
+        'operation_hangup_due_to_limiting_ancestor_safe_timeout = "1s"\n'
     )
     try:
         scheduler.start()
@@ -104,7 +105,17 @@ def _check_a_live_change(scheduler: SchedulerProcess, nodes: list[PlayedNode]) -
 
 
 def _check_what_never_starts(scheduler: SchedulerProcess, nodes: list[PlayedNode]) -> None:
+    for pool, option in (("narrow", "resource_limits={cpu=0.5}"), ("one", "max_running_operation_count=1")):
+        yt(scheduler, "create", "scheduler_pool", "--attributes", f"{{name={pool};pool_tree=default;{option}}}")
+    start(scheduler, 1, "pool=one", "user_slots=1000")
+    never = {
+        "pending": start(scheduler, 1, "pool=one", "user_slots=1000"),
+        "suspended": start(scheduler, 1, "", "user_slots=1000"),
+        "unchecked": start(scheduler, 1, "pool=narrow;enable_limiting_ancestor_check=%false"),
+    }
+    yt(scheduler, "suspend-op", never["suspended"])
     operation = start(scheduler, 1, 'scheduling_tag_filter="ssd & gpu"')
+    narrow = start(scheduler, 1, "pool=narrow")
     large = start(scheduler, 1, task="user_slots=1000")
     nodes[0].beat_until(lambda: scheduler.state_of(operation) == "failed", "the failure of the operation")
     message = f'No online node fits scheduling_tag_filter "ssd & gpu" of operation {operation}'
@@ -118,3 +129,7 @@ def _check_what_never_starts(scheduler: SchedulerProcess, nodes: list[PlayedNode
     (event,) = scheduler.get(f"events?operation={large}&kind=operation_stuck")["events"]
     assert event["text"].endswith("is stuck: 1000 user slots, largest node 100")
     assert scheduler.state_of(large) == "running"
+    for each in never.values():
+        assert "operation_stuck" not in get_operation(scheduler, each)["alerts"]
+    alert = get_operation(scheduler, narrow)["alerts"]["operation_stuck"]["message"]
+    assert alert == 'it is stuck: its smallest job orders 1 cpu, and resource_limits of pool "narrow" allow 0.5'

@@ -127,6 +127,7 @@ def test_what_is_not_recognised_reaches_its_user(loop: Loop):
         ("tasks/t/tmpfs_path", {"tmpfs_path": "tmp", "tmpfs_size": 1024}, "let it use /dev/shm"),
         ("tasks/t/output_table_paths", {"output_table_paths": ["//tmp/t"]}, "results would be lost"),
         ("tasks/t/job_time_limit", {"job_time_limit": "3"}, 'text with a unit such as "30s"'),
+        ("tasks/t/interruption_signal", {"interruption_signal": "SIGFOO"}, "expected the name of a signal"),
         ("tasks/t/environment", {"environment": {"a-b": "c"}}, "letters, digits and underscores"),
     ],
 )
