@@ -678,13 +678,31 @@ def _assert_operation(operation: Operation, state: State) -> None:
         if job.keeps_place and job.element.operation is operation:
             active[job.task.name] = active.get(job.task.name, 0) + 1
     assert operation.active_job_count == sum(active.values())
+    run = operation.retries
+    waits = Counter(name for name, _ in run.later) if run is not None else Counter()
     for task in record.tasks:
         completed = record.counts[task.name].completed if task.name in record.counts else 0
-        left = max(task.job_count - completed - active.get(task.name, 0), 0)
+        left = max(task.job_count - completed - active.get(task.name, 0) - waits[task.name], 0)
+        if waits and (record.is_gang or record.incarnations):
+            left = 0
         if task.gang_options is not None and completed - record.reserved_done.get(task.name, 0) >= task.gang_size:
             left = 0
         assert operation.needed.get(task.name, 0) == left, f"needed jobs of operation {record.id}"
     _assert_numbers(operation, state)
+    _assert_retries(operation, state)
+
+
+def _assert_retries(operation: Operation, state: State) -> None:
+    """Each job that is to be started again has its place kept, and nobody else has it (3.9)."""
+    run = operation.retries
+    kept = {} if run is None else {**dict.fromkeys(run.ready, 0.0), **run.later}
+    for (task, cookie), due in kept.items():
+        entry = operation.record.retries[task][cookie]
+        assert not due or due == entry.due
+        assert not any(
+            job.is_active and (job.task.name, job.cookie) == (task, cookie) and job.element.operation is operation
+            for job in state.jobs.values()
+        )
 
 
 def _assert_numbers(operation: Operation, state: State) -> None:

@@ -44,6 +44,7 @@ MORE_FOR = {
     "cpumond.scheduler.history.chunks": {"zlib"},
     "cpumond.scheduler.trial.load": {"random"},  # the caller's generator, with a seed
     "cpumond.scheduler.settings.operations": {"signal"},  # names of signals
+    "cpumond.scheduler.settings.retries": {"signal"},  # names of signals
     "cpumond.scheduler.settings.rollout": {"zlib"},  # a checksum of names
     "cpumond.scheduler.store.lead": {"cpumond.scheduler.store"},  # the value Lease
     "cpumond.scheduler.state.spec_room": {"sys"},  # sys.getsizeof

@@ -28,6 +28,7 @@ from cpumond.scheduler.elements import (
 )
 from cpumond.scheduler.model import Resources, to_amounts
 from cpumond.scheduler.settings.preemption_rules import PreemptionRules
+from cpumond.scheduler.state.retries import find_policy
 
 MAX_SATISFACTION: Final = 1e9
 """Shown for an element without a fair share, whose satisfaction is infinite (7.2)."""
@@ -272,6 +273,11 @@ def _ceiling_rule(view: UpdatedTree, pool: PoolElement) -> Any:
     return MISSING if rule is None else rule
 
 
+def _max_retry_memory(_: UpdatedTree, pool: PoolElement) -> Any:
+    bound = pool.settings.max_retry_memory
+    return MISSING if bound is None else bound
+
+
 def _burst_duration(_: UpdatedTree, pool: PoolElement) -> Any:
     burst, flow, volume = (figures.POOL[name](pool) for name in ("burst_ratio", "flow_ratio", "volume"))
     return MISSING if burst is None or burst <= flow else volume / (burst - flow)
@@ -306,6 +312,8 @@ _POOL: Final[Mapping[str, Reader]] = {
         else pool.settings.forbid_immediate_operations
     ),
     "set_container_cpu_limit": _ceiling_rule,
+    "retry_policy": lambda _, pool: list(find_policy(None, pool)) or MISSING,
+    "max_retry_memory": _below_root(_max_retry_memory),
     "create_ephemeral_subpools": lambda _, pool: pool.settings.create_ephemeral_subpools,
     "child_pool_count": _figure("child_count"),
     "enabled": _always(True),

@@ -58,13 +58,13 @@ WORDS: Final[Mapping[Permission, str]] = {
 
 GUARANTEES: Final = frozenset({
     "weight", "max_share_ratio", "strong_guarantee_resources", "integral_guarantees", "resource_limits",
-    "max_operation_count", "max_running_operation_count", "resource_limits_overcommit_tolerance",
+    "max_operation_count", "max_running_operation_count", "resource_limits_overcommit_tolerance", "max_retry_memory",
 })  # fmt: skip
 """What a pool gets from its parent: giving more of it needs ``write`` there."""
 
 OF_OWNERS: Final = frozenset({
     "mode", "fifo_sort_parameters", "forbid_immediate_operations", "create_ephemeral_subpools",
-    "ephemeral_subpool_config", "allow_children_guarantees", "set_container_cpu_limit",
+    "ephemeral_subpool_config", "allow_children_guarantees", "set_container_cpu_limit", "retry_policy",
 })  # fmt: skip
 """What a pool does within what it has got. All options that are in neither set need ``administer``."""
 

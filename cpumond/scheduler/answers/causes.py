@@ -126,15 +126,14 @@ class Causes:
         if not needed:
             return _FIXED["suspended" if operation.record.suspended else "working"]
         wanted, first = 0.0, None
-        for task in operation.record.tasks:
-            if count := needed.get(task.name, 0):
-                first = first or task
-                wanted += task.resources[CPU] * count
+        for order, count in operation.needed_orders:
+            first = first or order
+            wanted += order[CPU] * count
         if first is None:
             return _FIXED["working"]
         if excess := element.tell_unplaceable():
             return Waiting(_FIXED["cannot_start"].cause, wanted, excess)
-        return Waiting(self._find_cause(element, first.resources), wanted)
+        return Waiting(self._find_cause(element, first), wanted)
 
     def _find_cause(self, element: OperationElement, wanted: Vector) -> Cause:
         record = element.operation.record

@@ -51,18 +51,17 @@ class Reservation:
 
 def list_needed(element: OperationElement) -> list[Task]:
     """The task of each job that the operation still needs, those that order most first."""
-    needed = element.operation.needed
     total = element.tree.total
-    tasks = sorted(
-        element.operation.next_tasks(),
-        key=lambda task: -max((r / t for r, t in zip(task.resources, total, strict=True) if t), default=0.0),
+    jobs = sorted(
+        element.operation.next_jobs(),
+        key=lambda job: -max((r / t for r, t in zip(job[0].resources, total, strict=True) if t), default=0.0),
     )
-    return [task for task in tasks for _ in range(needed[task.name])]
+    return [task for task, number in jobs for _ in range(number)]
 
 
 def sum_needed(element: OperationElement) -> Vector:
-    tasks = [(element.operation.needed[task.name], task.resources) for task in element.operation.next_tasks()]
-    return sum_vectors([as_vector(number * amount for amount in order) for number, order in tasks]) if tasks else ZERO
+    orders = element.operation.needed_orders
+    return sum_vectors([as_vector(number * amount for amount in order) for order, number in orders]) if orders else ZERO
 
 
 def find_limit(element: OperationElement) -> str:
@@ -175,15 +174,14 @@ def find_reservation(element: OperationElement, nodes: Iterable[Node], until: fl
     if not free or not fits(sum_vectors(list(empty.values())), sum_needed(element)):
         return None
     rooms: dict[Node, Vector] = {}
-    for task in element.operation.next_tasks():
-        order = task.resources
+    for order, number in element.operation.needed_orders:
 
         def entry(node: Node, order: Vector = order) -> tuple[float, float, str, Node]:
             return (_lack(free[node], order, node.capacity), -free[node][1], node.id, node)
 
         heap = [entry(node) for node in free if fits(empty[node], order)]
         heapify(heap)
-        for _ in range(element.operation.needed[task.name]):
+        for _ in range(number):
             if not heap:
                 return None
             node = heap[0][-1]

@@ -293,7 +293,7 @@ def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Col
 
 def find_stuck_tasks(live: Operation) -> list[str]:
     """``find_unplaceable`` for a live operation: of its tasks that have jobs to start and none that lives."""
-    jobs = [(task, live.needed[task.name]) for task in live.next_tasks() if not live.active.get(task.name)]
+    jobs = [(task, number) for task, number in live.next_jobs() if not live.active.get(task.name)]
     return find_unplaceable(jobs, live.record.is_gang, [each.sizes for each in live.elements.values()])
 
 

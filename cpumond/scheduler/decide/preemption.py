@@ -61,7 +61,9 @@ class Targets:
                 continue
             table = self.below.setdefault(priority, {})
             own = table[element] = _Below()
-            own.orders = dict.fromkeys(task.resources for task in element.operation.record.tasks)
+            operation = element.operation
+            grown = operation.next_tasks() if operation.retries is not None else ()
+            own.orders = dict.fromkeys(task.resources for task in (*operation.record.tasks, *grown))
             side: Element = element
             for pool in element.ancestors():
                 below = table.get(pool)

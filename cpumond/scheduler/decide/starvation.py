@@ -74,11 +74,11 @@ def list_wanting(element: Element) -> Iterator[OperationElement]:
 def _orders_below(element: Element) -> Iterator[Vector]:
     """What jobs order that could start next: one of each task, of a gang all together."""
     for each in list_wanting(element):
-        tasks, needed = list(each.operation.next_tasks()), each.operation.needed
+        orders = each.operation.needed_orders
         if each.operation.record.is_gang:
-            yield sum_vectors([task.resources for task in tasks for _ in range(needed[task.name])])
+            yield sum_vectors([order for order, number in orders for _ in range(number)])
         else:
-            yield from (task.resources for task in tasks)
+            yield from (order for order, _ in orders)
 
 
 def _find_status_now(element: Element) -> SchedulingStatus:

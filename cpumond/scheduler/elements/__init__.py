@@ -8,7 +8,7 @@ and to its node at once (semantics.md 8).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
@@ -21,6 +21,7 @@ from cpumond.scheduler.elements.fitting import Fitting, Fittings
 from cpumond.scheduler.elements.gang_run import GangRun
 from cpumond.scheduler.elements.job_numbers import UNKNOWN, EndingJob, TaskNumbers
 from cpumond.scheduler.elements.node_sizes import NodeSizes
+from cpumond.scheduler.elements.retry_run import RetryRun
 from cpumond.scheduler.model import (
     CLASSES,
     Cordon,
@@ -228,7 +229,7 @@ class Operation:
 
     __slots__ = (
         "record", "needed", "elements", "active", "stuck", "restarted", "numbers", "next_index", "lacks_secrets",
-        "gang",
+        "gang", "retries",
     )  # fmt: skip
 
     def __init__(self, record: OperationRecord) -> None:
@@ -250,6 +251,21 @@ class Operation:
         """``job_index`` of the next start."""
         self.gang = GangRun() if record.incarnations else None
         """With ``gang_options`` (7.5)."""
+
+        self.retries: RetryRun | None = None
+        """Jobs that are started again by a retry policy (3.9), once there was one."""
+
+    @property
+    def taken(self) -> Mapping[str, int]:
+        """Task -> jobs that are not to be started now: ``active`` ones, and those that wait to be started again."""
+        later = None if self.retries is None or not self.retries.later else self.retries.count_later()
+        return self.active if later is None else later + Counter(self.active)
+
+    @property
+    def waits_whole(self) -> bool:
+        """Whether it is a gang of which a job waits to be started again: the others wait with it."""
+        is_gang = self.record.is_gang or self.gang is not None
+        return is_gang and self.retries is not None and bool(self.retries.later)
 
     def numbers_of(self, task: str) -> TaskNumbers:
         numbers = self.numbers.get(task)
@@ -278,10 +294,19 @@ class Operation:
     @property
     def needed_orders(self) -> list[tuple[Vector, int]]:
         """What jobs still to be started order, and how many of each task there are."""
-        return [(task.resources, self.needed[task.name]) for task in self.next_tasks()]
+        return [(task.resources, number) for task, number in self.next_jobs()]
+
+    def next_jobs(self) -> list[tuple[Task, int]]:
+        """Tasks as their next jobs order it, and how many of these do."""
+        if self.retries is not None:
+            return self.retries.split(self.record, self.needed)
+        return [(task, self.needed[task.name]) for task in self.next_tasks()]
 
     def next_tasks(self) -> Iterator[Task]:
-        """Tasks that need a job, in the order of the specification."""
+        """Tasks that need a job, in the order of the specification, as their next jobs order it."""
+        if self.retries is not None:
+            yield from (task for task, _ in self.next_jobs())
+            return
         for task in self.record.tasks:
             if self.needed.get(task.name, 0) > 0:
                 yield task
@@ -378,6 +403,11 @@ class Job:
         """Bytes that it takes room for where its use decides about that (8.1); 0: all of ``memory_limit``."""
         reserve = int(self.limits[MEMORY])
         return reserve if self.task.memory_reserve or reserve != self.task.memory_limit else 0
+
+    @property
+    def grown_memory(self) -> int:
+        """``memory_limit`` as records have it: 0 where no job of its operation may have got more than the others."""
+        return 0 if self.element.operation.retries is None else self.task.memory_limit
 
     @property
     def node_id(self) -> str:

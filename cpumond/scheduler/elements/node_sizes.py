@@ -11,7 +11,7 @@ from typing import Final
 
 from cpumond.core.measures import count_cores, format_cores
 from cpumond.core.words import count
-from cpumond.fairshare.resources import CPU, RESOURCES, ZERO, Vector, dominates, show_amount, sum_vectors
+from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, dominates, show_amount, sum_vectors
 
 ROUNDING: Final = 1e-9
 MOST_KEPT: Final = 10_000
@@ -41,6 +41,12 @@ class NodeSizes:
             if not any(dominates(other, each) for other in self._largest):
                 self._largest.append(each)
         self._known: dict[tuple[Vector, int], str] = {}
+
+    def find_most_memory(self, order: Vector) -> float:
+        """The memory of the largest node that has the rest of an order; 0 for none."""
+        slots, cpu, gpu, _, network = order
+        rest = (slots, cpu, gpu, 0.0, network)
+        return max((each[MEMORY] for each in self._largest if fits(each, rest)), default=0.0)
 
     @property
     def _that_fit(self) -> str:

@@ -142,6 +142,10 @@ class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     """On which of the tree's nodes jobs of it start: a formula as ``nodes_filter`` (2.13)."""
     set_container_cpu_limit: bool | None = None
     """For tasks that do not say it (1.10); None is inherited."""
+    retry_policy: tuple[str, ...] | None = None
+    """For tasks that have none (3.9); None is inherited."""
+    max_retry_memory: _Bytes | None = None
+    """What ``memory_growth`` of a rule may reach; the least one on the way to the root holds."""
     acl: AccessList = None
     inherit_acl: bool = True
     owner: str = ""
@@ -358,6 +362,8 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     ignore_memory_reserve_factor_less_than_one: bool = False
     user_job_resource_overdraft_memory_multiplier: float | None = None
     """The five as given; what they mean is in ``settings.memory_reserve`` (8.1)."""
+    retry_policy: tuple[str, ...] | None = None
+    """Rules by which its jobs are started again (3.9); None for those of the pool."""
     gang_options: GangOptions | None = None
     """Whether its jobs begin and end as one (7.5)."""
     spec: dict[str, Any] = {}
@@ -414,6 +420,39 @@ class TaskMemory(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
     overdrafts: dict[int, float] = {}
     """Cookie of a job that was aborted for want of memory -> the share of ``memory_limit`` that the next one with it
     reserves; until one has completed."""
+
+
+class Retry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """How a job is started again by rules of a retry policy (3.9), until one with its cookie has completed."""
+
+    used: dict[str, int] = {}
+    """Rule -> how often it started this job again."""
+    due: float = 0.0
+    """Seconds since 1970 before which it is not started."""
+    memory: int = 0
+    """Bytes that it orders; 0: as its task says."""
+
+
+class RetryNote(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """What a rule of a retry policy made of the end of a job (3.9); ``at`` and ``due``: seconds since 1970."""
+
+    job_id: str
+    task: str
+    cookie: int
+    at: float
+    rule: str
+    kind: str
+    """Of failure, in words."""
+    outcome: Literal["retried", "used_up", "failed"]
+    due: float = 0.0
+    memory: int = 0
+    """As in ``Retry``."""
+    left: int = 0
+    """Retries of the job that the rule still allows."""
+    why: str = ""
+    """Why the rule is used up, in a sentence."""
+    is_counted: bool = True
+    """False: another job of its gang ended with it, and its end was counted."""
 
 
 class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -502,6 +541,12 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     """Its own access list, beside those of its pools (12.3)."""
     vault_bytes: int = 0
     """Of its secrets, which are a record of their own until it ends (12.6); 0 without any."""
+    retries: dict[str, dict[int, Retry]] = {}
+    """Task -> cookie -> how the job with it is started again (3.9)."""
+    retry_counts: dict[str, int] = {}
+    """Rule -> how many jobs it started again."""
+    retried: tuple[RetryNote, ...] = ()
+    """What rules made of the latest failures, the last one last."""
     incarnations: tuple[Incarnation, ...] = ()
     """With ``gang_options``: the first and the latest, the present one last (7.5)."""
     reserved_done: dict[str, int] = {}
@@ -603,6 +648,8 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """Whether it has a ceiling (1.10); None as its class has it."""
     memory_reserve: int = 0
     """As ``Job.memory_reserve``."""
+    memory_limit: int = 0
+    """Bytes that it ordered, where its operation has jobs that are started again; 0: as its task says."""
     incarnation: str = ""
     gang_rank: int = -1
     """"" and -1: of no gang, without a rank (7.5)."""
@@ -626,6 +673,8 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     max_memory: int | None = None
     memory_reserve: int = 0
     """Bytes that it took room for; 0: all that it ordered."""
+    memory_limit: int = 0
+    """As in ``StartRecord``."""
     preemption: PreemptionRecord | None = None
     cgroup: str = ""
     sequence: int = 0

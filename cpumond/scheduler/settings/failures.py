@@ -8,7 +8,7 @@ import msgspec
 
 from cpumond.core.wire import OUT_OF_MEMORY
 from cpumond.core.words import count, quoted
-from cpumond.scheduler.model import POOL_TREES_UNSPECIFIED, JobRecord, OperationRecord, Task
+from cpumond.scheduler.model import POOL_TREES_UNSPECIFIED, JobRecord, OperationRecord, RetryNote, Task
 from cpumond.scheduler.model.failures import (
     FAILED_JOBS_LIMIT_EXCEEDED,
     FAILED_ON_JOB_RESTART,
@@ -26,7 +26,7 @@ INCARNATION_CHANGED: Final = "operation_incarnation_changed"
 JOBS_DISABLED: Final = "jobs_disabled_on_node"
 """The reason of jobs whose node is drained."""
 _MUST_NOT_RESTART: Final = "Operation has fail_on_job_restart, and a job would have to be started again"
-_ABORT_REASONS: Final = {
+ABORT_REASONS: Final = {
     "preempted": "preemption",
     "graceful": "preemption",
     "limit_violated": "preemption",
@@ -113,6 +113,12 @@ def too_many_failed(record: OperationRecord, last: JobRecord) -> tuple[EndError,
     return failure, f"{_LIMIT_EXCEEDED}: {'; '.join(filter(None, parts))}"
 
 
+def by_rule(note: RetryNote, job: JobRecord) -> tuple[EndError, str]:
+    """The same for one whose retry policy says that such a failure fails it at once."""
+    text = f"Job {job.id} ended ({note.kind}), and retry rule {note.rule} fails the operation at once"
+    return EndError(text, FAILED_JOBS_LIMIT_EXCEEDED, inner=(of_job(job),)), f"{text}: {job.reason}"
+
+
 def would_restart(job: JobRecord) -> tuple[EndError, str]:
     """The same for one with ``fail_on_job_restart`` whose job ended without its work done."""
     reason = f"job_{'failed' if job.state == 'failed' else 'aborted'}"
@@ -141,7 +147,7 @@ def tell_abort_reason(job: JobRecord) -> str:
         return INCARNATION_CHANGED
     if job.reason.startswith("resource_overdraft"):
         return "resource_overdraft"
-    return _ABORT_REASONS.get(kind, "other")
+    return ABORT_REASONS.get(kind, "other")
 
 
 def running_too_long(time_limit: float) -> tuple[EndError, str]:

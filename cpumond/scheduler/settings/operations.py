@@ -30,7 +30,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.model.failures import EndError
 from cpumond.scheduler.rights.entries import OPERATION_PERMISSIONS, AccessEntry
-from cpumond.scheduler.settings import failures, incarnations, memory_reserve
+from cpumond.scheduler.settings import failures, incarnations, memory_reserve, retries
 from cpumond.scheduler.settings.access_lists import read_acl
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter
 from cpumond.scheduler.settings.spec_options import Place, canonical, find_idle, find_refused, honoured
@@ -462,6 +462,7 @@ def _read_tasks(table: Mapping[str, Any], secrets: Mapping[str, str], default_me
             what = "a gang is started again as a whole, so that it could not be honoured; leave it out, or gang_options"
             where = "spec" if table.get("fail_on_job_restart") else f"spec/tasks/{strict.name}"
             raise _refuse(f"{where}/fail_on_job_restart", what)
+    result = _share_retries(table, result)
     total = sum(task.job_count for task in result)
     if total > MAX_JOB_COUNT:
         raise _refuse("spec/tasks", f"at most {MAX_JOB_COUNT} jobs are allowed in one operation, got {total}")
@@ -518,11 +519,45 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
         checkpoints=_flag(task.get("checkpoints", False), f"{where}/checkpoints"),
         fail_on_job_restart=_flag(task.get("fail_on_job_restart", False), f"{where}/fail_on_job_restart"),
         restart_completed_jobs=_flag(task.get("restart_completed_jobs", False), f"{where}/restart_completed_jobs"),
+        retry_policy=_read_retries(task, where),
         set_container_cpu_limit=None if ceiling is None else _flag(ceiling, f"{where}/set_container_cpu_limit"),
         gang_options=gang,
         spec={key: task[key] for key in sorted(rest)},
         **_read_memory_options(task, where),
     )
+
+
+def _read_retries(table: Mapping[str, Any], inside: str) -> tuple[str, ...] | None:
+    """``retry_policy`` of a task, or of all tasks. Raises CommandError."""
+    given, where = table.get(retries.RETRY_POLICY), f"{inside}/{retries.RETRY_POLICY}"
+    if given is None:
+        return None
+    policy = tuple(_text(rule, where, 1000) for rule in _list(given, where))
+    try:
+        retries.check_policy(policy, where)
+    except CommandError as error:
+        raise name_field(error, _field_of(where)) from None
+    return policy
+
+
+def _share_retries(table: Mapping[str, Any], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """Tasks with the policy of the root where they have none. Raises CommandError for what could not be honoured."""
+    shared = _read_retries(table, "spec")
+    if shared is not None:
+        tasks = tuple(msgspec.structs.replace(t, retry_policy=shared) if t.retry_policy is None else t for t in tasks)
+    for task in tasks:
+        if not task.retry_policy:
+            continue
+        where = (
+            f"spec/{retries.RETRY_POLICY}" if shared == task.retry_policy else f"spec/tasks/{task.name}/retry_policy"
+        )
+        if task.fail_on_job_restart:
+            what = "with fail_on_job_restart no job of the task is ever started again; leave one of the two out"
+            raise _refuse(where, what)
+        if (table.get("is_gang") or incarnations.is_gang(tasks)) and retries.is_for_preempted(task.retry_policy):
+            what = "a gang that is preempted starts again as a whole, without a rule; leave the kind preempted out"
+            raise _refuse(where, what)
+    return tasks
 
 
 def _read_gang(task: Mapping[str, Any], inside: str) -> GangOptions | None:
@@ -747,13 +782,19 @@ def _ran_in_vain(job: JobRecord) -> bool:
 
 
 def count_job(
-    record: OperationRecord, job: JobRecord, now: float, *, is_excused: bool = False, blames_node: bool = False
+    record: OperationRecord,
+    job: JobRecord,
+    now: float,
+    terms: retries.Terms | None = None,
+    *,
+    is_excused: bool = False,
+    blames_node: bool = False,
 ) -> OperationRecord:
     """The record after a job ended: completed, failed, aborted or lost (3.6).
 
     All jobs completed: the operation is completed. As many failed ones as ``max_failed_job_count``, or one that must
-    not be started again: it failed. ``is_excused``: a failure does not count towards that number; ``blames_node``: it
-    does not as long as no other node agrees (2.14).
+    not be started again: it failed. ``is_excused``: a failure does not count towards that number; nor does one that the
+    retry policy of ``terms`` allows (3.9). ``blames_node``: it does not as long as no other node agrees (2.14).
     """
     if record.is_finished:
         return record
@@ -775,14 +816,18 @@ def count_job(
         record = msgspec.structs.replace(record, reserved_done=reserved)
     if task is not None and task.fail_on_job_restart and _ran_in_vain(job):
         return _fail(record, now, *failures.would_restart(job))
+    record, note = retries.follow_end(record, task, job, terms, now, is_done=state == "completed")
+    if note is not None and note.outcome == "failed":
+        return _fail(record, now, *failures.by_rule(note, job))
+    is_excused = is_excused or retries.is_retried(note)
     if job.state == "failed" and is_excused:
         record = msgspec.structs.replace(record, uncounted_failures=record.uncounted_failures + 1)
     if failures.is_failure(job):
         record = failures.note_failure(record, job, blames_node)
     failed = failures.count_failures(record)
     if job.state == "failed" and not is_excused and failed and failed >= record.max_failed_job_count:
-        return fail_by_jobs(record, job, now)
-    if job.state == "failed" and record.suspend_on_job_failure:
+        return fail_by_jobs(record, job, now, why=retries.tell_used_up(note))
+    if job.state == "failed" and not is_excused and record.suspend_on_job_failure:
         record = msgspec.structs.replace(record, suspended=True, suspended_for=failures.of_job(job))
     if incarnations.is_over(record, task, job, is_again):
         return incarnations.follow_job(record, job, now)
@@ -795,10 +840,15 @@ def is_complete(record: OperationRecord) -> bool:
 
 
 def fail_by_jobs(
-    record: OperationRecord, last: JobRecord, now: float, stopped: Mapping[str, int] = MappingProxyType({})
+    record: OperationRecord,
+    last: JobRecord,
+    now: float,
+    stopped: Mapping[str, int] = MappingProxyType({}),
+    why: str = "",
 ) -> OperationRecord:
-    """The record of an operation of which too many jobs failed."""
+    """The record of an operation of which too many jobs failed; ``why`` the last one was not started again."""
     failure, error = failures.too_many_failed(record, last)
+    error = f"{error}; {why}" if why else error
     return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
 
 

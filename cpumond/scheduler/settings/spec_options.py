@@ -103,6 +103,10 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("started_by", ROOT, "none", "honoured", "kept and shown"),
     Option("preemption_mode", ROOT, "normal", "honoured"),
     Option("is_gang", ROOT, "false", "honoured", "all jobs start in one step or none"),
+    Option(
+        "retry_policy", BOTH, "", "honoured",
+        "rules by which jobs are started again; at the root: for tasks without one; else that of the pool",
+    ),
     Option("max_failed_job_count", ROOT, "10", "honoured", "0 to 10 000; 0 is as 1"),
     Option("time_limit", ROOT, "none", "honoured", "from the start, pending included"),
     Option("job_cpu_monitor", ROOT, "{}", "honoured"),

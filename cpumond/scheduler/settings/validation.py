@@ -26,6 +26,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter, read_filter
 from cpumond.scheduler.settings.preemption_rules import find_cut_settings, pool_rules, root_rules
+from cpumond.scheduler.settings.retries import RETRY_POLICY, check_policy
 from cpumond.scheduler.settings.spec_options import IDLE_OF_POOLS, find_idle
 from cpumond.scheduler.settings.values import FIELD
 
@@ -268,6 +269,11 @@ def _check_pool(pool: PoolConfig, main_resource: str) -> None:
             parse_tag_filter(settings.scheduling_tag_filter)
         except ConfigError as error:
             raise _refuse("pool", pool.name, TAG_FILTER, str(error)) from None
+    if settings.retry_policy is not None:
+        try:
+            check_policy(settings.retry_policy, RETRY_POLICY)
+        except CommandError as error:
+            raise _refuse("pool", pool.name, RETRY_POLICY, str(error)) from None
     integral = settings.integral_guarantees
     if integral.guarantee_type == "relaxed" and integral.burst_guarantee_resources:
         what = (

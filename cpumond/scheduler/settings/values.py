@@ -163,9 +163,10 @@ def _to_word(value: Any, kind: inspect.LiteralType) -> str | None:
 
 
 def _to_words(value: Any, kind: inspect.VarTupleType, where: str) -> list[str] | None:
-    assert isinstance(kind.item_type, inspect.LiteralType)
     if not isinstance(value, (list, tuple)) or len(value) < (kind.min_length or 0):
         return None
+    if not isinstance(kind.item_type, inspect.LiteralType):
+        return list(value) if all(isinstance(item, str) for item in value) else None
     words = [word for item in value if (word := _to_word(item, kind.item_type)) is not None]
     if len(words) < len(value):
         return None
@@ -241,7 +242,7 @@ def allowed_words(kind: Type) -> str:
     if isinstance(kind, inspect.LiteralType):
         return "one of " + ", ".join(f'"{word}"' for word in sorted(map(str, kind.values)))
     if isinstance(kind, inspect.VarTupleType):
-        return f"a list, not empty, each of it {allowed_words(kind.item_type)}"
+        return f"a list{', not empty' * bool(kind.min_length)}, each of it {allowed_words(kind.item_type)}"
     return "a printable text"
 
 

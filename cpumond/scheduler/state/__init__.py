@@ -115,6 +115,8 @@ class State:
         """The configuration that the last ``settle`` saw."""
         self.deadlines: list[tuple[float, str]] = []
         """A heap: when the ``time_limit`` of an operation is over, and its id; some of them may have ended."""
+        self.retries: list[tuple[float, str]] = []
+        """A heap: when a job of an operation is to be started again, and its id; some of them are over (3.9)."""
         self.cut_short: dict[str, None] = {}
         """Operations that fail since a restart of the scheduler came before all of their jobs had been started."""
         self.unmatched: dict[str, float] = {}

@@ -10,7 +10,7 @@ from cpumond.scheduler.rights.token_records import TokenRecord
 from cpumond.scheduler.rights.vaults import SealedVault
 from cpumond.scheduler.settings.operations import is_cut_short
 from cpumond.scheduler.settings.rollout import Stage
-from cpumond.scheduler.state import State, incarnations, install, lifecycle
+from cpumond.scheduler.state import State, incarnations, install, lifecycle, retries
 from cpumond.scheduler.state.nodes import keep_lost
 from cpumond.scheduler.state.starts import carry_out, resume
 from cpumond.scheduler.state.transaction import Transaction
@@ -107,6 +107,7 @@ def load(
     for start in sorted(starts, key=lambda start: start.cookie < 0):
         resume(state, start, now)
     for operation in state.operations.values():
+        retries.follow(state, operation, now)
         if is_cut_short(operation.record, operation.needed, operation.active):
             state.cut_short[operation.id] = None
     lifecycle.fill_places(state)

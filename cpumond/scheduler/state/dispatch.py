@@ -16,7 +16,7 @@ from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
 from cpumond.scheduler.model import Task
 from cpumond.scheduler.settings import failures, incarnations
-from cpumond.scheduler.state import State, TreeWork, gangs, lifecycle
+from cpumond.scheduler.state import State, TreeWork, gangs, lifecycle, retries
 from cpumond.scheduler.state.heartbeats import Receipt, note_overcommit
 from cpumond.scheduler.state.install import open_vault
 from cpumond.scheduler.state.maintenance import find_drained
@@ -32,6 +32,7 @@ def schedule(state: State, node_id: str, now: float, new_id: Callable[[], str]) 
     tree = state.trees.get(node.tree or "")
     if tree is None or not tree.update_count or _is_awaiting(state, tree, now):
         return
+    retries.end_waits(state, now)
     for job, why in find_drained(node):
         _drain(state, job, why, now)
     lifecycle.stop_broken_gangs(state, now)

@@ -12,10 +12,11 @@ from cpumond.fairshare.resources import ZERO, add
 from cpumond.scheduler.decide.victims import is_overcommitted
 from cpumond.scheduler.elements import Job, Node
 from cpumond.scheduler.elements.job_numbers import UNKNOWN
+from cpumond.scheduler.elements.retry_run import grow
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, StartRecord
 from cpumond.scheduler.settings import failures
-from cpumond.scheduler.state import State, lifecycle
+from cpumond.scheduler.state import State, lifecycle, retries
 from cpumond.scheduler.state.reports import (
     GIVEN_UP,
     MAX_NODE_FAILURE_REASON,
@@ -258,6 +259,7 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
         set_container_cpu_limit=None if known is None else known.set_container_cpu_limit,
         incarnation="" if known is None else known.incarnation,
         gang_rank=UNKNOWN if known is None else known.gang_rank,
+        memory_limit=0 if known is None else known.memory_limit,
         **list_counters(finished),
     )
 
@@ -290,7 +292,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     task = None if operation is None else find_task(operation.record, report.task)
     counted = state.finished_jobs.get(report.operation_id, {}).get(report.job_id)
     known = node.former_starts.get(report.job_id) if counted is None else counted
-    why = ""
+    why, is_awaited = "", operation is not None and retries.is_awaited(operation, report.task, known)
     if operation is None or task is None:
         why = "its operation is not known or has ended"
     elif counted is not None and counted.state not in GIVEN_UP:
@@ -299,9 +301,9 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
         why = "it was aborted, and has not ended yet"
     elif element is None or not element.is_running:
         why = f"its operation does not run in the node's tree {node.tree!r}"
-    elif report.job_id in state.jobs or operation.needed.get(task.name, 0) <= 0:
+    elif report.job_id in state.jobs or (operation.needed.get(task.name, 0) <= 0 and not is_awaited):
         why = "it was replaced while its node was away"
-    elif known is not None and not operation.numbers_of(task.name).is_free(known.cookie):
+    elif known is not None and not is_awaited and not operation.numbers_of(task.name).is_free(known.cookie):
         why = "another job has its cookie by now"
     elif operation.record.incarnation != ("" if known is None else known.incarnation):
         why = "its gang is in another incarnation by now"
@@ -316,6 +318,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
         state.expired["job", report.job_id] = None
     state.job_sequence += 1
     start_time = now if report.start_time is None else min(report.start_time, now)
+    task = task if known is None else grow(task, known.memory_limit)
     job = Job(report.job_id, element, task, node, start_time, state.job_sequence)
     job.usage = reported_usage(job.limits, report)
     # What it used before is counted already: by an earlier run, or before it was given up.

@@ -10,9 +10,7 @@ from cpumond.scheduler.decide import preemption_record
 from cpumond.scheduler.decide.placement import find_obstacle
 from cpumond.scheduler.elements import Job, Operation
 from cpumond.scheduler.settings import failures, incarnations
-from cpumond.scheduler.settings.operations import needed_jobs
-from cpumond.scheduler.state import State, lifecycle
-from cpumond.scheduler.state.reports import find_task
+from cpumond.scheduler.state import State, lifecycle, retries
 
 
 def switch(state: State, operation: Operation, now: float) -> None:
@@ -33,7 +31,7 @@ def switch(state: State, operation: Operation, now: float) -> None:
         gang.ending.update((each.job_id, node.id) for each in strangers)
     jobs = [job for element in operation.elements.values() for job in element.jobs.values()]
     jobs.sort(key=lambda job: job.sequence)
-    keeps = new.reason != "job_lack_after_revival" and not record.is_gang
+    keeps = new.reason != "job_lack_after_revival" and not record.is_gang and not operation.waits_whole
     kept = [job for job in jobs if keeps and _is_kept(state, job)]
     why = f"{failures.INCARNATION_CHANGED}: {incarnations.tell_switch(new)}"
     for job in jobs:
@@ -43,8 +41,7 @@ def switch(state: State, operation: Operation, now: float) -> None:
     for numbers in operation.numbers.values():
         numbers.begin_anew()
     gang.ranks.clear()
-    operation.needed = needed_jobs(record, operation.active)
-    lifecycle.touch(operation)
+    retries.renew_needed(operation)
     # Who has a rank keeps it; those without take what became free.
     for old in kept:
         gang.keep_rank(old.task, old.cookie, old.gang_rank)
@@ -64,7 +61,7 @@ def _is_kept(state: State, job: Job) -> bool:
 def _start_again(state: State, old: Job, now: float) -> None:
     """Start the next job in the room of one that was told to stop, if that still has room."""
     element, node = old.element, old.node
-    task = find_task(element.operation.record, old.task.name) or old.task
+    task = next((each for each in element.operation.next_tasks() if each.name == old.task.name), old.task)
     if not element.operation.needed.get(task.name) or find_obstacle(element, task, node.free, node.unordered_cores):
         return
     state.job_sequence += 1

@@ -8,11 +8,12 @@ from cpumond.core.wire import cpu_times
 from cpumond.fairshare.resources import ZERO
 from cpumond.scheduler.decide.snapshot import SnapshotMaker
 from cpumond.scheduler.elements import Node, Operation, OperationElement, Tree, add_cpu_time, count_cpu_time, end_job
+from cpumond.scheduler.elements.retry_run import grow
 from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord, OperationTreeOptions, to_vector
 from cpumond.scheduler.rights.vaults import VaultError
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.nodes_filter import parse_nodes_filter
-from cpumond.scheduler.state import State, TreeWork, incarnations, lifecycle, pools
+from cpumond.scheduler.state import State, TreeWork, incarnations, lifecycle, pools, retries
 from cpumond.scheduler.state.reports import find_task
 from cpumond.scheduler.state.spec_room import share_parts, weigh_change
 
@@ -76,12 +77,15 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
         state.spec_room.add(record)
         operation.lacks_secrets = bool(record.vault_bytes) and open_vault(state, record) is None
         operation.needed = operations.needed_jobs(record, {})
-    elif record.counts != operation.record.counts or record.tasks is not operation.record.tasks:
+    else:
         _change_tasks(state, operation, record)
-        operation.needed = operations.needed_jobs(record, operation.active)
-        lifecycle.touch(operation)
-    is_switched = operation.record.incarnation != record.incarnation
+    old = operation.record
+    is_switched = old.incarnation != record.incarnation
     operation.record = record
+    if old.retries != record.retries:
+        retries.follow(state, operation, now)
+    elif record.counts != old.counts or record.tasks is not old.tasks:
+        retries.renew_needed(operation)
     if is_switched:
         incarnations.switch(state, operation, now)
     for name in [name for name in operation.elements if name not in record.trees]:
@@ -102,7 +106,7 @@ def _change_tasks(state: State, operation: Operation, record: OperationRecord) -
     tasks = {task.name: task for task in record.tasks}
     for job in state.jobs.values():
         if job.element.operation is operation:
-            job.task = tasks[job.task.name]
+            job.task = grow(tasks[job.task.name], job.task.memory_limit)
 
 
 def open_vault(state: State, record: OperationRecord) -> dict[str, str] | None:

@@ -15,13 +15,15 @@ from cpumond.scheduler.elements.job_numbers import UNKNOWN, EndingJob
 from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord, StartRecord, Task
 from cpumond.scheduler.settings import failures, incarnations, operations
 from cpumond.scheduler.settings.memory_reserve import set_reserves
-from cpumond.scheduler.state import State
+from cpumond.scheduler.state import State, retries
 from cpumond.scheduler.state.reports import find_task
 
 
 def start_new(state: State, job: Job) -> None:
     """Start a job, with the class, the ceiling and the numbers that it has from now on."""
     operation = job.element.operation
+    if operation.retries is not None and job.cookie < 0:
+        retries.choose_place(operation, job)
     numbers = operation.numbers_of(job.task.name)
     job.index, job.task_index = operation.next_index, numbers.next_index
     operation.next_index += 1
@@ -44,6 +46,8 @@ def recall_ceiling(job: Job, record: StartRecord | JobRecord | None) -> bool:
 
 def start(state: State, job: Job) -> None:
     start_job(job)
+    if job.element.operation.retries is not None:
+        job.element.operation.retries.release((job.task.name, job.cookie))
     numbers = job.element.operation.numbers_of(job.task.name)
     job.cookie = numbers.take(job.id, job.task.job_count, job.cookie)
     job.after = numbers.find_ending(job.cookie)
@@ -84,7 +88,8 @@ def stop(
         record = msgspec.structs.replace(record, why=why)  # it is not aborted
     gang = job.element.operation.gang
     is_of_before = job.incarnation != job.element.operation.record.incarnation
-    job.stop = Stop(record, timeout_ms / 1e3, now, fails, (fails or job.must_end) and not is_of_before)
+    must_end = fails or job.must_end or retries.is_for_end(job, record)
+    job.stop = Stop(record, timeout_ms / 1e3, now, fails, must_end and not is_of_before)
     end_job(job)
     if job.keeps_place:
         job.element.operation.active[job.task.name] += 1
@@ -119,7 +124,7 @@ def stop_broken_gangs(state: State, now: float) -> None:
     while state.gangs.broken:
         operation_id, why = state.gangs.broken.popitem()
         operation = state.gangs.live.get(operation_id)
-        if operation is not None and operation.needed:
+        if operation is not None and (operation.needed or operation.waits_whole):
             _stop_rest(state, operation, "aborted", f"its gang starts again as a whole: {why}", now)
 
 
@@ -146,7 +151,8 @@ def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple
         operation = state.operations.get(job.operation_id)
         record = changed.get(job.operation_id) or (operation.record if operation else None)
         if record is not None:
-            changed[record.id] = operations.count_job(record, job, now)
+            terms = None if operation is None else retries.find_terms(operation, job)
+            changed[record.id] = operations.count_job(record, job, now, terms)
     for record in [record for record in changed.values() if record.is_finished]:
         stopped = dict(state.operations[record.id].active)
         for job in ended:
@@ -189,8 +195,8 @@ def blame_switches(state: State, ended: Iterable[JobRecord]) -> Iterator[JobReco
 def renew_needed(job: Job) -> None:
     """Set how many jobs of this job's task are still to be started: ``job_count`` less completed and active ones."""
     operation, task = job.element.operation, job.task
-    left = operations.count_left(operation.record, task, operation.active.get(task.name, 0))
-    if left > 0 and not operation.record.is_finished:
+    left = operations.count_left(operation.record, task, operation.taken.get(task.name, 0))
+    if left > 0 and not operation.record.is_finished and not operation.waits_whole:
         operation.needed[task.name] = left
     else:
         operation.needed.pop(task.name, None)
@@ -217,6 +223,7 @@ def give_back(job: Job, is_ending: bool = True) -> None:
     if is_ending and job.after is None:  # else it has not begun, as the one before it may still work
         numbers.note_ending(job.cookie, EndingJob(job.id, job.node.id))
     numbers.give_back(job.cookie, job.id)
+    retries.keep_place(job)
 
 
 def is_held(state: State, job: Job, now: float) -> bool:

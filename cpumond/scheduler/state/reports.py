@@ -188,6 +188,7 @@ def job_record(
         reason=reason[:MAX_NODE_FAILURE_REASON],
         max_memory=None if finished is None else finished.max_memory,
         memory_reserve=job.memory_reserve,
+        memory_limit=job.grown_memory,
         stderr_size=None if finished is None else known_size(finished),
         preemption=None if stop is None or stop.fails else stop.record,
         cgroup=job.report.cgroup if finished is None or not finished.cgroup else finished.cgroup,

@@ -8,6 +8,7 @@ import msgspec
 
 from cpumond.scheduler.decide import preemption_record
 from cpumond.scheduler.elements import Job, Operation
+from cpumond.scheduler.elements.retry_run import grow
 from cpumond.scheduler.model import StartRecord
 from cpumond.scheduler.settings.failures import INCARNATION_CHANGED
 from cpumond.scheduler.state import State, lifecycle
@@ -30,6 +31,7 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     if state.finished_jobs.get(record.operation_id, {}).pop(record.id, None) is not None:
         state.expired["job", record.id] = None  # it was given up, and taken over after that
     state.job_sequence = max(state.job_sequence, record.sequence)
+    task = grow(task, record.memory_limit)
     job = Job(record.id, element, task, node, record.start_time, record.sequence)
     job.is_stored = True
     job.counted = NO_CPU_TIMES
@@ -146,6 +148,7 @@ def make_start_record(job: Job) -> StartRecord:
         task_job_index=job.task_index,
         set_container_cpu_limit=job.set_container_cpu_limit,
         memory_reserve=job.memory_reserve,
+        memory_limit=job.grown_memory,
         incarnation=job.incarnation,
         gang_rank=job.gang_rank,
     )

@@ -11,10 +11,11 @@ from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.placement import find_ceiling_rule
 from cpumond.scheduler.decide.victims import find_limit_violators
 from cpumond.scheduler.elements import PreemptionRules
-from cpumond.scheduler.model import CommandError, OperationTreeOptions, PoolSettings
+from cpumond.scheduler.model import CommandError, JobRecord, OperationTreeOptions, PoolSettings
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.commands import ChangePool, Edit
 from cpumond.scheduler.settings.operations import StartOperation, UpdateOperation
+from cpumond.scheduler.state.retries import find_terms
 
 
 def rules(of: PreemptionRules | None) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def attempt(world: World, *args: Any, **spec: Any) -> str:
 def make_world() -> World:
     """A full node: one pool inside another, with more wanted than there is, and two users."""
     world = World(fair_share_starvation_tolerance=0.5, fair_share_starvation_timeout=10_000)
-    world.node("n1", cpu=20)
+    world.node("n1", cpu=20, memory=2**34)
     world.create_pool("top", min_share_resources={"cpu": 20}, integral_guarantees={"resource_flow": {"cpu": 5}})
     world.create_pool("p", "top", min_share_resources={"cpu": 4}, integral_guarantees={"resource_flow": {"cpu": 2}})
     world.create_pool("other", "top", weight=2)
@@ -54,6 +55,10 @@ def observe(world: World) -> dict[str, Any]:
         [round(x, 9) for x in share] for share in (pool.fair_share, pool.strong_guarantee_share, *shares)
     ]
     found["volume"] = pool.volume
+    operation = next(iter(pool.operations.values())).operation
+    name = operation.record.tasks[0].name
+    ended = JobRecord("j", operation.id, name, "default", "n1", "failed", 0.0, 0.0, 1.0, 1.0)
+    found["retries"] = find_terms(operation, ended)
     found["ceiling"] = find_ceiling_rule(pool, world.tree())
     found["rules"] = rules(pool.rules)
     found["rules of operations"] = [rules(element.rules) for element in pool.operations.values()]
@@ -91,6 +96,8 @@ POOL: dict[str, tuple[Any, dict[str, Any]]] = {
     "resource_limits_overcommit_tolerance": ({"cpu": 100}, {"resource_limits": {"cpu": 1}}),
     "allow_children_guarantees": (False, {}),
     "set_container_cpu_limit": (False, {}),
+    "retry_policy": (["exit:2"], {}),
+    "max_retry_memory": (2**29, {"retry_policy": ["oom:2,memory_growth=2"]}),
     "fair_share_starvation_timeout": (60_000, {}),
     "fair_share_starvation_tolerance": (0.4, {}),
     "min_share_preemption_timeout": (60_000, {}),

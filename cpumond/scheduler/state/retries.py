@@ -1,0 +1,113 @@
+"""Jobs that a retry policy starts again: which policy holds, whose place is kept, whose time has come; pure
+(semantics.md 3.9)."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from cpumond.core.words import quoted
+from cpumond.fairshare.resources import MEMORY, show_amount
+from cpumond.scheduler.elements import Job, Operation, PoolElement
+from cpumond.scheduler.elements.job_numbers import UNKNOWN
+from cpumond.scheduler.elements.retry_run import RetryRun
+from cpumond.scheduler.model import JobRecord, PreemptionRecord, StartRecord, Task
+from cpumond.scheduler.settings import failures, operations
+from cpumond.scheduler.settings.retries import Terms, is_for_preempted, parse_rule
+from cpumond.scheduler.state import State
+from cpumond.scheduler.state.reports import find_task
+
+
+def find_policy(task: Task | None, pool: PoolElement | None) -> tuple[str, ...]:
+    """The policy of a task, else of the nearest pool that has one; () for none."""
+    policy = None if task is None else task.retry_policy
+    while policy is None and pool is not None:
+        policy, pool = pool.settings.retry_policy, pool.parent
+    return policy or ()
+
+
+def find_terms(operation: Operation, job: JobRecord) -> Terms | None:
+    """By which rules a job that ended is started again; None without a policy."""
+    task, element = find_task(operation.record, job.task), operation.elements.get(job.tree)
+    policy = () if task is None else find_policy(task, None if element is None else element.parent)
+    if task is None or not policy:
+        return None
+    rules = tuple(map(parse_rule, policy))
+    if all(rule.memory_growth == 1.0 for rule in rules):
+        return Terms(rules)
+    return Terms(rules, *_find_bound(operation, task))
+
+
+def _find_bound(operation: Operation, task: Task) -> tuple[float, str]:
+    """How much memory a job may order that is started again: what the largest node of its trees has that can hold the
+    rest of its order, and no pool above forbids."""
+    elements = operation.elements.values()
+    most = max((each.sizes.find_most_memory(task.resources) for each in elements), default=0.0)
+    told = f"so much has the largest node that can hold it, {show_amount(MEMORY, most)}"
+    for element in elements:
+        for pool in element.ancestors():
+            bound = pool.settings.max_retry_memory
+            if bound is not None and bound < most:
+                most, told = float(bound), f"max_retry_memory of pool {quoted(pool.name)}"
+    return most, told
+
+
+def is_for_end(job: Job, record: PreemptionRecord) -> bool:
+    """Whether a job that is told to stop is replaced only after its end, when a rule says how."""
+    if record.kind not in failures.ABORT_REASONS or job.element.operation.record.is_gang:
+        return False
+    policy = find_policy(job.task, job.element.parent)
+    return bool(policy) and is_for_preempted(policy)
+
+
+def choose_place(operation: Operation, job: Job) -> None:
+    """Let a job that is about to start be one that is started again, if one waits for that."""
+    task, run = find_task(operation.record, job.task.name), operation.retries
+    if run is not None and task is not None:
+        is_gang = operation.record.is_gang or operation.gang is not None
+        job.cookie = run.choose(job.task, task.memory_limit, is_gang)
+
+
+def keep_place(job: Job) -> None:
+    """A job gave its place back: one that was started again by a rule before starts again as such."""
+    operation = job.element.operation
+    retry = operation.record.retries.get(job.task.name, {}).get(job.cookie) if operation.retries is not None else None
+    is_free = operation.numbers_of(job.task.name).is_free(job.cookie)
+    if operation.retries is not None and retry is not None and is_free:
+        operation.retries.keep((job.task.name, job.cookie), job.task.job_count, 0.0, retry.memory, 0.0)
+
+
+def follow(state: State, operation: Operation, now: float) -> None:
+    """Take over what an operation's record says of jobs that are started again."""
+    if operation.retries is None:
+        if not operation.record.retries:
+            return
+        operation.retries = RetryRun(operation.numbers_of)
+    operation.retries.follow(operation.record, now)
+    if operation.retries.later:
+        heappush(state.retries, (min(operation.retries.later.values()), operation.id))
+    renew_needed(operation)
+
+
+def renew_needed(operation: Operation) -> None:
+    """Set how many jobs of each task are still to be started now."""
+    needed = {} if operation.waits_whole else operations.needed_jobs(operation.record, operation.taken)
+    if needed != operation.needed:
+        operation.needed = needed
+    for element in operation.elements.values():
+        element.entry = None
+        element.tree.changed[element] = None
+
+
+def end_waits(state: State, now: float) -> None:
+    """Let those start whose time has come."""
+    while state.retries and state.retries[0][0] <= now:
+        operation = state.operations.get(heappop(state.retries)[1])
+        if operation is not None and operation.retries is not None:
+            follow(state, operation, now)
+
+
+def is_awaited(operation: Operation, task: str, known: JobRecord | StartRecord | None) -> bool:
+    """Whether a job that comes back with its node is one that is to be started again, and has not been yet."""
+    run = operation.retries
+    place = (task, UNKNOWN if known is None else known.cookie)
+    return run is not None and (place in run.later or place in run.ready)
