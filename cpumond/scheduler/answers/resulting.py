@@ -74,6 +74,8 @@ def resulting_specification(record: OperationRecord, live: Operation | None) -> 
         },
         "preemption_mode": record.preemption_mode,
         "is_gang": record.is_gang,
+        "suspend_on_job_failure": record.suspend_on_job_failure,
+        "enable_limiting_ancestor_check": record.enable_limiting_ancestor_check,
         "max_failed_job_count": record.max_failed_job_count,
         "allow_reclaimed": record.allow_reclaimed,
         "require_reclaimed": record.require_reclaimed,
@@ -89,7 +91,7 @@ def full_spec(record: OperationRecord, live: Operation | None) -> dict[str, Any]
     return {**for_all_trees, **resulting_specification(record, live)}
 
 
-_READ: Final = ROOT_OPTIONS - {"annotations", "description", "started_by"}
+_READ: Final = ROOT_OPTIONS - {"annotations", "description", "started_by", "schedule_in_single_tree"}
 """Options whose values the record has in its own fields."""
 
 
@@ -123,6 +125,6 @@ _NO_OPTIONS: Final = frozenset({"name", "spec", "memory_reserve"})
 
 
 def _task(task: Task) -> dict[str, Any]:
-    given = {name: getattr(task, name) for name in task.__struct_fields__}
+    given = {name: msgspec.to_builtins(getattr(task, name)) for name in task.__struct_fields__}
     shown = {name: value for name, value in given.items() if value is not None and name not in _NO_OPTIONS}
     return {**task.spec, **shown, "command": task.command if isinstance(task.command, str) else list(task.command)}

@@ -136,6 +136,17 @@ async def test_a_job_that_was_interrupted_says_why_and_for_whom(yt):
         assert killed in await list_ids(yt, operation, with_interruption_info=False)
 
 
+async def test_the_full_specification_of_a_gang(yt):
+    """All that the client asks for by default can be written."""
+    task = {"job_count": 2, "command": "x"}
+    sizes = {"a": {"size": 1}, "b": {}}
+    tasks = {name: {**task, "gang_options": size} for name, size in sizes.items()}
+    operation = await yt.start(tasks=tasks, pool="p", suspend_on_job_failure=True)
+    shown = (await yt("get_operation", operation_id=operation))["full_spec"]
+    assert {name: found["gang_options"] for name, found in shown["tasks"].items()} == sizes
+    assert (shown["suspend_on_job_failure"], shown["enable_limiting_ancestor_check"]) == (True, True)
+
+
 async def test_a_job_has_both_names_of_its_id(yt):
     operation, [job] = await run_two(yt, 1)
     found = await yt("get_job", operation_id=operation, job_id=job)
