@@ -298,6 +298,7 @@ def operation_info(
                 "owners": [],
                 "acl": show_acl(record.acl),
                 "annotations": _annotations(record),
+                "erased_trees": operations.list_erased_trees(record),
             },
             "brief_progress": lambda: _brief_progress(rights.state, record, live, now),
             "progress": progress,

@@ -114,6 +114,7 @@ class SnapshotMaker:
             pool.fair_share = shares.fair_share.total
             pool.demand_share = shares.demand_share
             pool.strong_guarantee_share = shares.strong_guarantee_share
+            pool.estimated_guarantee_share = shares.estimated_guarantee_share
             if was_integral and is_integral(pool):
                 pool.volume = shares.accumulated_volume
                 pool.last_integral_ratio = shares.last_share_ratio

@@ -138,7 +138,7 @@ class PoolElement(Element):
     __slots__ = (
         "config", "settings", "children", "operations", "operation_count", "running_operation_count",
         "max_operation_count", "max_running_operation_count", "volume", "last_integral_ratio", "entry",
-        "idle_cores", "held_cores",
+        "idle_cores", "held_cores", "estimated_guarantee_share",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -158,6 +158,8 @@ class PoolElement(Element):
         self.volume: Vector = ZERO
         """Accumulated volume, resource*seconds (9)."""
         self.last_integral_ratio = 0.0
+        self.estimated_guarantee_share: Vector = ZERO
+        """What it would have if all pools wanted everything, as of the last update."""
         self.idle_cores = self.held_cores = 0.0
         """CPU that no job has, of the root only; the part of it that the pool's waiting work would use. As of the last
         report (``idle_watch``)."""

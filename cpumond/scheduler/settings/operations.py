@@ -5,6 +5,7 @@ semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import signal
@@ -175,6 +176,8 @@ class ParsedSpecification(OperationFacts, frozen=True):
     trees: tuple[str, ...] | None
     options: dict[str, dict[str, Any]]
     acl: tuple[AccessEntry, ...]
+    schedule_in_single_tree: bool
+    """Whether one of the trees is chosen when it starts (2.5)."""
     secrets: dict[str, str]
     """Variables of each job that are kept apart from the specification (12.6)."""
 
@@ -200,6 +203,9 @@ def read_spec(
     if requires and not allows:
         what = "jobs that run on reclaimed CPU only could never start with allow_reclaimed = false; set one of the two"
         raise _refuse("spec/require_reclaimed", what)
+    in_one = _flag(table.get("schedule_in_single_tree", False), "spec/schedule_in_single_tree")
+    if in_one and table.get("tentative_pool_trees"):
+        raise _refuse("spec/schedule_in_single_tree", "contradicts tentative_pool_trees; leave one of the two out")
     return ParsedSpecification(
         tasks=_read_tasks(table, secrets, default_memory_limit),
         trees=trees,
@@ -220,6 +226,7 @@ def read_spec(
         ),
         job_cpu_monitor=_read_monitor(monitor, read_monitor) if monitor else {},
         acl=_read_acl(table, "spec"),
+        schedule_in_single_tree=in_one,
         secrets=secrets,
     )
 
@@ -231,6 +238,13 @@ Places = tuple[tuple[str, ...] | None, dict[str, dict[str, Any]]]
 def read_places(spec: Mapping[str, Any]) -> Places:
     """Where a specification wants its operation: the part of ``read_spec`` that is about trees and pools."""
     return _read_places(_normalise(spec, "spec"))
+
+
+def list_erased_trees(record: OperationRecord) -> list[str]:
+    """The trees that a specification names and in which its operation does not run, or not any more."""
+    with contextlib.suppress(CommandError):
+        return [name for name in read_places(without_vault(record.spec))[0] or () if name not in record.trees]
+    return []
 
 
 def _read_places(table: Mapping[str, Any]) -> Places:

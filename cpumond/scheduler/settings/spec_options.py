@@ -61,6 +61,10 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("pool", TREES, "the user's name", "honoured"),
     Option("pool_trees", ROOT, "the default tree", "honoured"),
     Option(
+        "schedule_in_single_tree", ROOT, "false", "honoured",
+        "chosen at the start; not beside tentative_pool_trees",
+    ),
+    Option(
         "scheduling_options_per_pool_tree", ROOT, "{}", "honoured",
         "without pool_trees its keys are the trees of the operation; a tree that is not among pool_trees is refused",
         ("fair_share_options_per_pool_tree",),
@@ -237,13 +241,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "the job would have no token; give it one that was made for it (cpumond token create)",
     ),
     Option(
-        "schedule_in_single_tree", ROOT, "false", "refused",
-        "its jobs would run in all of its trees; name one tree in pool_trees",
-        several_trees=True,
-    ),
-    Option(
         "consider_guarantees_for_single_tree", ROOT, "false", "refused",
-        "its jobs would run in all of its trees; name one tree in pool_trees",
+        "the tree is chosen by what pools are guaranteed and want, and by nothing else; leave it out",
         several_trees=True,
     ),
     Option("owners", ROOT, "[]", "refused", _NO_RIGHTS),

@@ -6,6 +6,7 @@ CommandError that names the pool, the rule and the value (semantics.md 2.6 to 2.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import msgspec
 
 from cpumond.core.errors import CpumondError
 from cpumond.core.words import did_you_mean
-from cpumond.fairshare.resources import CPU
+from cpumond.fairshare.resources import CPU, scale, share, sum_vectors
 from cpumond.scheduler.decide import admission, placement
 from cpumond.scheduler.elements import PoolElement, Tree
 from cpumond.scheduler.elements.node_sizes import NodeSizes
@@ -268,6 +269,7 @@ def _prepare_start(
                 {FIELD: "pool_trees"},
             )
         names = (state.config.default_tree,)
+    choices: dict[str, _Choice] = {}
     chosen: dict[str, OperationTreeOptions] = {}
     parents: dict[str, str] = {}
     refused: list[CommandError] = []
@@ -288,6 +290,8 @@ def _prepare_start(
                 raise name_field(error, "pool") from None
             refused.append(error)
             continue
+        choices[name] = tree, choice, wanted
+    for name, (tree, choice, wanted) in _keep_best(choices, asked).items():
         chosen[name] = operations.tree_options(asked.options, name, choice.name)
         parents |= with_parent(None, name, choice.pool, tree.config)
         told += _note_new_pool(tree, choice, wanted)
@@ -324,6 +328,30 @@ def _prepare_start(
     told += placement.find_unplaceable(jobs, asked.is_gang, sizes)
     warnings = (*operations.unrecognized_warnings(spec), *map(str, refused), *told)
     return Transaction(operations=(record,), vaults=vaults, id=record.id, warnings=warnings)
+
+
+_Choice = tuple[Tree, admission.PoolChoice, str]
+"""A tree, the pool there, and which pool was asked for."""
+
+
+def _keep_best(choices: dict[str, _Choice], asked: operations.ParsedSpecification) -> dict[str, _Choice]:
+    """With ``schedule_in_single_tree`` the tree whose pool has most left of its guarantee when the operation wants all
+    that it orders; of those in which it would run, if there are some."""
+    if not asked.schedule_in_single_tree or not choices:
+        return choices
+    running = {name: each for name, each in choices.items() if admission.may_run(*each[:2])} or choices
+    wanted = sum_vectors([scale(task.resources, float(task.job_count)) for task in asked.tasks])
+
+    def reserve(name: str) -> float:
+        tree, choice, _ = running[name]
+        pool, total = choice.pool or choice.parent, tree.total
+        if any(amount and not total[k] for k, amount in enumerate(wanted)):
+            return -math.inf
+        own, guaranteed, demanded = share(wanted, total), pool.estimated_guarantee_share, pool.demand_share
+        return min(guaranteed[k] - demanded[k] - own[k] for k in range(len(total)) if total[k])
+
+    best = max(running, key=reserve)
+    return {best: choices[best]}
 
 
 def _find_memory_limit(state: State, spec: Mapping[str, Any]) -> int:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scheduler_world import World
+from scheduler_world import TREE, World
 from yt.wrapper.spec_builders import TaskSpecBuilder, VanillaSpecBuilder
 
 from cpumond.scheduler.model import CommandError, PoolSettings, Task
 from cpumond.scheduler.settings.commands import ChangePool, Edit
-from cpumond.scheduler.settings.operations import TREE_OPTIONS, StartOperation, find_unrecognized
+from cpumond.scheduler.settings.operations import TREE_OPTIONS, StartOperation, find_unrecognized, list_erased_trees
 from cpumond.scheduler.settings.spec_options import (
     IDLE_OF_POOLS,
     OPTIONS,
@@ -170,6 +170,32 @@ def test_trees_that_are_only_tried_are_left_out():
         )
     with pytest.raises(CommandError, match=r"^spec/schedule_in_single_tree: "):
         world.do(StartOperation({**spec, "schedule_in_single_tree": True}))
+
+
+def test_an_operation_is_scheduled_in_the_tree_that_has_most_left_of_what_its_pool_is_guaranteed():
+    """10.2, TREE-1: guarantees of 0.5 and 0.6, demands of 0.4 and 0.2."""
+    world = World(nodes_filter="a")
+    world.create_tree("b", nodes_filter="b")
+    for tree, guaranteed, wanted in ((TREE, 5, 4), ("b", 6, 2)):
+        world.node(f"of-{tree}", cpu=10.0, tags=("b" if tree == "b" else "a",))
+        world.create_pool("p", tree=tree, strong_guarantee_resources={"cpu": guaranteed})
+        world.create_pool("other", tree=tree, strong_guarantee_resources={"cpu": 10 - guaranteed})
+        world.start("p", jobs=wanted, pool_trees=[tree])
+    world.settle_down()
+    spec: dict[str, Any] = {"pool_trees": [TREE, "b"], "schedule_in_single_tree": True}
+    operation = world.start("p", jobs=4, **spec)
+    world.settle_down()
+    assert [job.node.id for job in world.jobs_of(operation)] == ["of-b"] * 4
+    assert list_erased_trees(world.record(operation)) == [TREE]
+    world.restart()
+    assert tuple(world.record(operation).trees) == ("b",)
+    world.set_pool("p", tree="b", max_running_operation_count=1)
+    assert tuple(world.record(world.start("p", **spec)).trees) == (TREE,), "only where it would run"
+    world.set_pool("p", tree="b", max_running_operation_count=9)
+    world.node("with-memory", cpu=0.1, memory=2**30, tags=("a",))
+    world.settle_down()
+    task = {"command": "true", "job_count": 1, "memory_limit": 2**20}
+    assert tuple(world.record(world.start("p", tasks={"t": task}, **spec)).trees) == (TREE,), "the other has no memory"
 
 
 def test_the_document_asks_an_old_cluster_for_all_options_of_pools():
