@@ -19,6 +19,7 @@ from cpumond.scheduler.elements import (
 )
 from cpumond.scheduler.history.model import HistoryStatus
 from cpumond.scheduler.model import ROOT_POOL
+from cpumond.scheduler.model.node_failures import GUARD
 from cpumond.scheduler.settings.validation import find_overcommit, find_warnings
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.nodes import list_refused_nodes
@@ -73,7 +74,7 @@ def _tree_alerts(tree: Tree) -> Iterator[Alert]:
     online = [node for node in tree.nodes.values() if node.is_online]
     if tree.operations and all(node.cordoned for node in online):
         operations = count(len(tree.operations), "operation")
-        what = "all nodes that are online are cordoned" if online else "no node that is online"
+        what = "all nodes that are online are cordoned or held off" if online else "no node that is online"
         message = f'pool tree "{tree.name}": has {operations} and {what}'
         yield Alert("no_nodes", "error", tree.name, message)
 
@@ -93,6 +94,11 @@ def _node_alerts(state: State, now: float) -> Iterator[Alert]:
         if not node.is_online:
             message = f"node {node.id}: silent for {now - node.last_seen:.0f} s; its jobs are held lost after a while"
             yield Alert("node_offline", "warning", node.id, message)
+        if node.failing is not None and node.failing.is_told:
+            yield Alert("node_failing", "warning", node.id, f"node {node.id}: {node.failing.tell(now)}")
+        if node.cordon is not None and node.cordon.user == GUARD:
+            message = f"node {node.id}: cordoned, since jobs fail on it: {node.cordon.why}; mend it, then uncordon it"
+            yield Alert("node_failing", "error", node.id, message)
         if node.overcommitted_since is not None:
             over = greatest(subtract(ZERO, node.free), ZERO)
             amounts = ", ".join(f"{x:g} {name}" for name, x in zip(RESOURCES, over, strict=True) if x > 0.0)

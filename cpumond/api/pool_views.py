@@ -42,6 +42,7 @@ class TreeView(View, frozen=True):
     node_count: int
     online_node_count: int
     cordoned_node_count: int
+    held_off_node_count: int
     update_count: int
     errors: list[str]
     may: dict[str, str]

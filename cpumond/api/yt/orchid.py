@@ -347,7 +347,7 @@ def node_info(node: Node) -> dict[str, Any]:
         "stopping_job_count": len(node.stopping),
         "overcommit_count": node.overcommit_count,
         "is_overcommitted": node.overcommitted_since is not None,
-        "disable_scheduler_jobs": node.cordoned,
+        "disable_scheduler_jobs": node.cordon is not None,
     }
 
 

@@ -32,13 +32,16 @@ def node_command() -> None:
 
 
 def show_node_state(node: NodeView) -> tuple[str, str]:
-    """Whether a node is online, cordoned or overcommitted, with a style."""
+    """Whether a node is online, cordoned, held off or overcommitted, with a style."""
     if node.lost_at is not None:
         return f"lost {format_span(time.time() - node.lost_at)} ago", "dim"
     if not node.is_online:
         return f"silent for {format_span(node.silent_s)}", "red"
     if node.cordon is not None:
         return "draining" if node.cordon.drain and node.job_count + node.stopping_job_count else "cordoned", "yellow"
+    if node.failing is not None:
+        until = node.failing.held_until
+        return "jobs fail" if until is None else f"held off for {format_span(max(until - time.time(), 0.0))}", "yellow"
     if node.overcommitted_s is not None:
         return f"overcommitted for {format_span(node.overcommitted_s)}", "yellow"
     return "online", ""
@@ -117,6 +120,7 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             ("tree", show_name(tree)),
             ("state", show_node_state(answer)[0]),
             ("cordon", _tell_cordon(answer)),
+            ("failing", "" if answer.failing is None else show_name(answer.failing.text)),
             ("last heard of", f"{format_span(answer.silent_s)} ago"),
             ("capacity", show_amounts(answer.capacity)),
             ("allotted", show_amounts(answer.usage)),
@@ -155,7 +159,7 @@ def cordon_command(client: SchedulerClient, node: str, why: str) -> None:
 @why_option
 @scheduler_options
 def uncordon_command(client: SchedulerClient, node: str, why: str) -> None:
-    """Start jobs on a node again: takes back cordon and drain."""
+    """Start jobs on a node again: takes back cordon and drain, and that it is held off since jobs fail on it."""
     client.change(f"node {show_name(node)} gets jobs again", "POST", f"{_path(node)}/uncordon", {"why": why})
 
 

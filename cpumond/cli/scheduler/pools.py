@@ -132,7 +132,8 @@ def tell_counts_of_pools(tree: TreeSettings) -> str:
 
 def _tell_nodes(answer: TreeView) -> str:
     cordoned = f", {answer.cordoned_node_count} cordoned" if answer.cordoned_node_count else ""
-    return f"{answer.online_node_count} of {answer.node_count} online{cordoned}"
+    held_off = f", {answer.held_off_node_count} held off" if answer.held_off_node_count else ""
+    return f"{answer.online_node_count} of {answer.node_count} online{cordoned}{held_off}"
 
 
 def _operation_counts(answer: TreeView | PoolView) -> str:

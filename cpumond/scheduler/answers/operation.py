@@ -20,13 +20,13 @@ from cpumond.scheduler.answers.causes import Causes, find_shown_state, tell_cann
 from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.gangs import Reservation, find_places
-from cpumond.scheduler.decide.placement import NO_SECRETS, ONLY_RECLAIMED, UNMATCHED, wants_jobs
+from cpumond.scheduler.decide.placement import NO_SECRETS, ONLY_RECLAIMED, OTHER_NODE, UNMATCHED, wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand, tell_filters
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
-from cpumond.scheduler.settings.failures import innermost
+from cpumond.scheduler.settings.failures import innermost, tell_where
 from cpumond.scheduler.settings.incarnations import tell_switch
 from cpumond.scheduler.state import State, dispatch, lifecycle
 
@@ -96,6 +96,7 @@ def explain_operation(
     if live is not None:
         lines += _tell_no_restart(live.record)
         lines += _tell_incarnation(state, live, now)
+    lines += _tell_failures(state, record, now)
     lines += _tell_preemptions(taken, given, now)
     return OperationAnswer(record.id, record.state, lines, trees, taken[:KEPT_RECORDS], given[:KEPT_RECORDS])
 
@@ -125,6 +126,17 @@ def _tell_no_restart(record: OperationRecord) -> list[str]:
         return []
     which = "one of its jobs" if len(names) == len(record.tasks) else f"a job of task {', '.join(map(quoted, names))}"
     return [f"the preemption, abort or loss of {which} fails it: fail_on_job_restart"]
+
+
+def _tell_failures(state: State, record: OperationRecord, now: float) -> Iterator[str]:
+    """Where all of its jobs that failed did so on one node."""
+    where = tell_where(record)
+    if not where or where in record.error:
+        return
+    node = state.nodes.get(next(iter(record.failed_on)))
+    told = f" ({node.failing.tell(now)})" if node is not None and node.failing is not None else ""
+    counts = "; they do not count towards max_failed_job_count as long as no other node agrees"
+    yield f"{where}{told}{counts if record.blamed_failures else ''}"
 
 
 def _tell_incarnation(state: State, live: Operation, now: float) -> Iterator[str]:
@@ -308,6 +320,7 @@ REASONS: Final = {
     "false; wait until jobs end there, or start it again with allow_reclaimed = true",
     NO_SECRETS: "the agent of a node that asked for work gives no secrets to jobs, which this one has; upgrade it",
     UNMATCHED: "a node that asked for work does not fit its scheduling_tag_filter, or that of a pool above it",
+    OTHER_NODE: "its jobs to start failed on a node that asked for work, and another node has room for them",
     "gang_room": "it is a gang, and the free room of all nodes together does not hold all jobs that it needs",
     "gang_stops": "it is a gang, and jobs of its last run have not ended yet",
     "resource_limits": "its resource limits leave no room for another job",
@@ -327,7 +340,8 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
     online = [node for node in tree.nodes.values() if node.is_online and not node.cordoned]
     if not online:
         cordoned = sum(node.cordoned for node in tree.nodes.values())
-        rest = f" and not cordoned, as {cordoned} {'is' if cordoned == 1 else 'are'}" if cordoned else ""
+        what = "cordoned or held off" if any(node.is_held_off for node in tree.nodes.values()) else "cordoned"
+        rest = f" and not {what}, as {cordoned} {'is' if cordoned == 1 else 'are'}" if cordoned else ""
         yield f"tree {tree.name!r} has no node that is online{rest}"
         return
     if operation.record.vault_bytes and (old := sum(not node.takes_secrets for node in online)):

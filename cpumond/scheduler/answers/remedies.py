@@ -594,8 +594,9 @@ def _lift_filters(tree_name: str, waits: Collection[str]) -> Callable[[State], N
 
 def _uncordon(look: Look, started: Started) -> Remedy:
     nodes = _used((each for each in look.tree.nodes.values() if each.cordoned and each.is_online), started)
+    how = "held off, since jobs fail there" if all(each.is_held_off for each in nodes) else "cordoned"
     return Remedy(
-        f"{_names(nodes)} {'is' if len(nodes) == 1 else 'are'} cordoned",
+        f"{_names(nodes)} {'is' if len(nodes) == 1 else 'are'} {how}",
         f"uncordon {_names(nodes)}",
         lines=tuple(command_line("node", "uncordon", each.id) for each in nodes),
         tried=tuple(UncordonNode(each.id) for each in nodes),

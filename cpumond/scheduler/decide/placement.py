@@ -28,6 +28,7 @@ ONLY_RECLAIMED = "only_reclaimed_cpu_left"
 """Reason of an operation with ``allow_reclaimed = false`` where other jobs ordered what is free (1.10)."""
 UNMATCHED = "unmatched_scheduling_tag"
 """Reason of an operation that may not use a node by a filter on its way (2.13)."""
+OTHER_NODE = "other_node"
 NO_SECRETS = "no_secrets_on_node"
 """Reason of an operation with secrets on a node whose agent gives none to jobs (12.6)."""
 NO_KEY = "has secrets that this scheduler cannot read: an administrator puts their key back (secrets_key_file)"
@@ -398,12 +399,13 @@ def place_jobs(
     start: Callable[[Job], None],
     place_gang: Callable[[OperationElement], str] = lambda _: GANG_WAITS,
     reserved: Callable[[], Vector] = lambda: ZERO,
+    shuns: Callable[[OperationElement, Task], bool] = lambda _, __: False,
 ) -> list[Job]:
     """One regular stage: start jobs on the node, the least satisfied operation first, while there is room (7.1).
 
     Each start is counted on the whole path at once, so that the next choice sees it; one that any level refuses is
     not counted anywhere. ``place_gang`` starts all jobs of a gang on any nodes, or says why not (7.3); ``reserved`` of
-    this node's free room is kept for one.
+    this node's free room is kept for one. ``shuns``: whether an operation with failures waits for another node (2.14).
     """
     started: list[Job] = []
     order.catch_up()
@@ -425,6 +427,8 @@ def place_jobs(
         task, reason = None, UNMATCHED
         if element.may_use(node):
             task, reason = find_task(element, free, node.unordered_cores)
+            if task is not None and element.operation.shuns and shuns(element, task):
+                task, reason = None, OTHER_NODE
         elif element.operation.record.vault_bytes and not node.takes_secrets:
             reason = NO_SECRETS
         if task is None:

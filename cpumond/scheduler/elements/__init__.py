@@ -17,6 +17,7 @@ from cpumond.core.levels import SAFE, Level
 from cpumond.core.wire import CPU_COUNTERS, AgentAbout, CpuTimes, JobReport, StopOrder
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.resources import CPU, MEMORY, UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
+from cpumond.scheduler.elements.failing import Failing
 from cpumond.scheduler.elements.fitting import Fitting, Fittings
 from cpumond.scheduler.elements.gang_run import GangRun
 from cpumond.scheduler.elements.job_numbers import UNKNOWN, EndingJob, TaskNumbers
@@ -231,7 +232,7 @@ class Operation:
 
     __slots__ = (
         "record", "needed", "elements", "active", "stuck", "restarted", "numbers", "next_index", "lacks_secrets",
-        "gang", "retries",
+        "gang", "retries", "shuns",
     )  # fmt: skip
 
     def __init__(self, record: OperationRecord) -> None:
@@ -253,6 +254,8 @@ class Operation:
         """``job_index`` of the next start."""
         self.gang = GangRun() if record.incarnations else None
         """With ``gang_options`` (7.5)."""
+        self.shuns: dict[str, tuple[int, float]] = {}
+        """Node -> how many jobs that failed there wait to be replaced, and until when other nodes go first (2.14)."""
 
         self.retries: RetryRun | None = None
         """Jobs that are started again by a retry policy (3.9), once there was one."""
@@ -462,7 +465,7 @@ class Node:
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
         "lost_since", "jobs", "stopping", "used", "foreign_usage", "last_preemptive_attempt", "overcommitted_since",
         "overcommit_count", "unwanted", "replaced", "skipped_searches", "key_hash", "matched_trees", "strangers",
-        "cordon", "about", "level", "ordered_cores", "ordinary_cores",
+        "cordon", "failing", "about", "level", "ordered_cores", "ordinary_cores",
         "foreign_ordered_cores", "former_starts", "agent_tags", "user_tags",
     )  # fmt: skip
 
@@ -509,6 +512,8 @@ class Node:
         self.matched_trees: tuple[str, ...] = ()
         """The trees that its tags fit, if several: its jobs in ``tree`` run on, none is started (2.2)."""
         self.cordon: Cordon | None = None
+        self.failing: Failing | None = None
+        """Where jobs failed and none completed since (2.14)."""
         self.about: AgentAbout | None = None
         """What its agent tells of itself; None until it does, as older ones never do."""
         self.level: Level = SAFE
@@ -521,8 +526,18 @@ class Node:
 
     @property
     def cordoned(self) -> bool:
-        """Whether it gets no new jobs because somebody said so (2.11)."""
-        return self.cordon is not None
+        """Whether it gets no new jobs because somebody said so (2.11), or jobs fail on it (2.14)."""
+        return self.cordon is not None or self.is_held_off
+
+    @property
+    def is_held_off(self) -> bool:
+        """Whether it gets no new jobs for a while since jobs fail on it (2.14)."""
+        return self.failing is not None and self.failing.until is not None
+
+    @property
+    def takes_jobs(self) -> bool:
+        """Whether it gets jobs, if it has room."""
+        return self.is_online and not self.cordoned and not self.matched_trees
 
     @property
     def counted_capacity(self) -> Vector:

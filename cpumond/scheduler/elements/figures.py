@@ -34,7 +34,8 @@ STARVATION_LEVELS: Final = get_args(StarvationStatus)
 TREE: Final[Mapping[str, Read]] = {
     "node_count": lambda t: len(t.nodes),
     "online_node_count": lambda t: sum(node.is_online for node in t.nodes.values()),
-    "cordoned_node_count": lambda t: sum(node.cordoned for node in t.nodes.values()),
+    "cordoned_node_count": lambda t: sum(node.cordon is not None for node in t.nodes.values()),
+    "held_off_node_count": lambda t: sum(node.is_held_off for node in t.nodes.values()),
     "overcommitted_nodes": lambda t: sum(node.overcommitted_since is not None for node in t.nodes.values()),
     "pool_count": lambda t: len(t.pools),
     "pending_operation_count": lambda t: len(t.queue),

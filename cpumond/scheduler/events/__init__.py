@@ -25,13 +25,16 @@ EventKind = Literal[
     "operation_failed",
     "operation_stuck",
     "limit_contested",
+    "node_failing",
+    "node_works",
     "take_over",
     "started",
     "reload",
 ]
 """``command`` and ``refused`` are the audit log; ``started``: the scheduler's own start; ``take_over``: it leads now;
 ``reload``: it has read its tokens or certificates anew. ``node_silent``: no heartbeats come, its jobs wait for it;
-``node_lost``: it was given up with its jobs. ``operation_stuck``: no job of it can start, whoever ends (3.7)."""
+``node_lost``: it was given up with its jobs. ``operation_stuck``: no job of it can start, whoever ends (3.7).
+``node_failing``: jobs fail on it in a row, and it is held off if that may be; ``node_works``: that is over (2.14)."""
 
 KINDS: Final[tuple[EventKind, ...]] = get_args(EventKind)
 AUDITED: Final[frozenset[EventKind]] = frozenset({"command", "refused"})

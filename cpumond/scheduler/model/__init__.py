@@ -20,6 +20,7 @@ from cpumond.core.errors import CpumondError
 from cpumond.core.wire import CpuUse
 from cpumond.fairshare.resources import RESOURCES, Vector
 from cpumond.scheduler.model.failures import EndError
+from cpumond.scheduler.model.node_failures import DEFAULT_NODE_FAILURES, NodeFailures
 from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.rights.vaults import VaultKeys
 
@@ -302,6 +303,7 @@ class Rules:
     max_specification_memory: int = 67_108_864
     read_monitor: Callable[[Any], dict[str, Any]] = dict
     """Checks a section ``job_cpu_monitor``."""
+    node_failures: NodeFailures = DEFAULT_NODE_FAILURES
     vault_keys: VaultKeys | None = None
     """What secrets are sealed with (12.6); None where none are kept."""
 

@@ -19,6 +19,7 @@ from cpumond.core.measures import DURATION
 from cpumond.core.schema import normalise_table
 from cpumond.core.settings import Log, is_loopback, parse_listen, read_layers
 from cpumond.core.wire import MAX_NAME
+from cpumond.scheduler.model.node_failures import DEFAULT_NODE_FAILURES, NodeFailures
 from cpumond.scheduler.rights.users import find_wrong_name
 
 DEFAULT_SCHEDULER_CONFIG_PATH = "/etc/cpumond/scheduler.toml"
@@ -174,6 +175,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     min_spare_job_resources_on_node: MinSpareJobResources = MinSpareJobResources()
     secrets_key_file: str = ""
     """The keys that secrets of operations are kept with (12.6); "": none are kept."""
+    node_failures: NodeFailures = DEFAULT_NODE_FAILURES
     api: Api = Api()
     store: StoreSettings = StoreSettings()
     metrics: PoolMetrics = PoolMetrics()

@@ -52,7 +52,8 @@ TREE_GAUGES: Families = {
     "usage_cores": ("allotted_cores", "CPU allotted to jobs: what they may use now, not what they use."),
     "ordered_cores": ("ordered_on_nodes_cores", "CPU that the jobs ordered."),
     "overcommitted_nodes": ("overcommitted_nodes", "Nodes whose jobs may use more than there is."),
-    "cordoned_nodes": ("cordoned_node_count", "Nodes that get no new jobs."),
+    "cordoned_nodes": ("cordoned_node_count", "Nodes that get no new jobs, by command."),
+    "held_off_nodes": ("held_off_node_count", "Nodes that get no new jobs for a while, since jobs fail on them."),
 }
 POOL_GAUGES: Families = {
     "fair_share_ratio": ("fair_share_ratio", "Fair share, its largest component as a fraction of the tree."),

@@ -50,6 +50,7 @@ from cpumond.scheduler.event_log.happenings import tell_change, tell_refused_nod
 from cpumond.scheduler.events import Told
 from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
+from cpumond.scheduler.model.node_failures import GUARD
 from cpumond.scheduler.rights.tokens import NOBODY, User, hash_token
 from cpumond.scheduler.service.garbage import manual_garbage_collection
 from cpumond.scheduler.service.idle_watch import IdleWatch
@@ -59,7 +60,7 @@ from cpumond.scheduler.service.rollout_watch import RolloutWatch
 from cpumond.scheduler.service.stored import MUTATION, encode, encode_starts, load_state
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
-from cpumond.scheduler.state import State, dispatch, heartbeats, settling, updates
+from cpumond.scheduler.state import State, blame, dispatch, heartbeats, settling, updates
 from cpumond.scheduler.state.changes import apply
 from cpumond.scheduler.state.commands import Command, note_refused, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError, note_refused_node, register_node
@@ -501,6 +502,7 @@ class Scheduler:
                 self.ready.set()
                 self.idle.take_if_due()
                 await self.rollout.look()
+                await self._cordon_failing()
                 if self.forecasts is not None:
                     self.forecasts.take_if_due()
                 if self.history is not None:
@@ -529,6 +531,13 @@ class Scheduler:
                 await each.close()
         if self.history is not None:
             await self.history.close(self.clock.now())
+
+    async def _cordon_failing(self) -> None:
+        for command in list(blame.list_cordons(self.state)):
+            try:
+                await self.execute(command, User(GUARD, admin=True))
+            except CpumondError as error:  # tried again with the next update
+                log.warning("node_not_cordoned", node_id=command.node, error=str(error))
 
     async def close(self) -> None:
         """Close the store, after the write that is under way; later ones are refused."""

@@ -100,6 +100,8 @@ class State:
         """(tree, pool of the victim, kind) -> preemptions since the start."""
         self.happened: deque[Event | PreemptionRecord] = deque(maxlen=0)
         """What nothing stored tells of; the log of events replaces this deque by one that has room, and empties it."""
+        self.held: dict[str, None] = {}
+        """Nodes that are held off since jobs fail on them (2.14)."""
         self.lost_nodes: dict[str, LostNode] = {}
         """Nodes that were given up less than LOST_S ago and have not come back, the first lost first."""
         self.ended_elements: deque[OperationElement] = deque(maxlen=0)

@@ -10,7 +10,7 @@ from cpumond.scheduler.rights.token_records import TokenRecord
 from cpumond.scheduler.rights.vaults import SealedVault
 from cpumond.scheduler.settings.operations import is_cut_short
 from cpumond.scheduler.settings.rollout import Stage
-from cpumond.scheduler.state import State, incarnations, install, lifecycle, retries
+from cpumond.scheduler.state import State, blame, incarnations, install, lifecycle, retries
 from cpumond.scheduler.state.nodes import keep_lost
 from cpumond.scheduler.state.starts import carry_out, resume
 from cpumond.scheduler.state.transaction import Transaction
@@ -28,10 +28,12 @@ def apply(state: State, change: Transaction, now: float) -> None:
         install.install_config(state, change.config, now)
     for node in change.nodes:
         install.install_node(state, node, now)
+    blame.forget_decided(state, change.kept_nodes)
     for node in change.kept_nodes:
         install.install_maintenance(state, node, now)
     if change.nodes or change.kept_nodes:
         install.sum_totals(state)
+    blame.note_ends(state, change.jobs, change.operations, now)
     for ended in change.jobs:
         install.install_job(state, ended, now)
     state.vaults.update({vault.operation_id: vault for vault in change.vaults})

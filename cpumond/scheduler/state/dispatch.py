@@ -16,7 +16,7 @@ from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
 from cpumond.scheduler.model import Task
 from cpumond.scheduler.settings import failures, incarnations
-from cpumond.scheduler.state import State, TreeWork, gangs, lifecycle, retries
+from cpumond.scheduler.state import State, TreeWork, blame, gangs, lifecycle, retries
 from cpumond.scheduler.state.heartbeats import Receipt, note_overcommit
 from cpumond.scheduler.state.install import open_vault
 from cpumond.scheduler.state.maintenance import find_drained
@@ -87,6 +87,7 @@ def _start_jobs(state: State, node: Node, tree: Tree, now: float, new_id: Callab
             lambda job: lifecycle.start_new(state, job),
             lambda element: gangs.place_gang(state, element, now, make_job),
             lambda: gangs.reserved_on(state, node, tree, now),
+            lambda element, task: blame.shuns(state, element, task, node, now),
         )  # fmt: skip
     _preempt(state, node, tree, now, make_job)
 

@@ -177,6 +177,6 @@ def preempt_for_gang(
 def _takes_jobs(node: Node, element: OperationElement) -> bool:
     """Whether a node may be given jobs of a gang before its next heartbeat: it has sent one to this run, and is there,
     and no filter leaves it out."""
-    if node.cordoned or node.matched_trees or not element.may_use(node):
+    if not node.takes_jobs or not element.may_use(node):
         return False
-    return node.is_online and node.sequence >= 0 and element.tree.nodes.get(node.id) is node
+    return node.sequence >= 0 and element.tree.nodes.get(node.id) is node

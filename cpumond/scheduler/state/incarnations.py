@@ -52,7 +52,7 @@ def switch(state: State, operation: Operation, now: float) -> None:
 def _is_kept(state: State, job: Job) -> bool:
     """Whether the job's node may start a job of the operation now."""
     node, element = job.node, job.element
-    if node.cordoned or node.matched_trees or not node.is_online or node.sequence < 0:
+    if not node.takes_jobs or node.sequence < 0:
         return False
     record = element.operation.record
     return state.nodes.get(node.id) is node and element.is_running and not record.suspended and element.may_use(node)

@@ -312,6 +312,7 @@ def _assign(state: State, node: Node, now: float) -> None:
 
 def remove_node(state: State, node: Node) -> None:
     state.awaited.pop(node.id, None)
+    state.held.pop(node.id, None)
     for job in list(node.jobs.values()):
         # The node came back while its removal was written, and has jobs again: they are started elsewhere.
         end_job(job)

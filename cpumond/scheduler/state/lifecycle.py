@@ -15,7 +15,7 @@ from cpumond.scheduler.elements.job_numbers import UNKNOWN, EndingJob
 from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord, StartRecord, Task
 from cpumond.scheduler.settings import failures, incarnations, operations
 from cpumond.scheduler.settings.memory_reserve import set_reserves
-from cpumond.scheduler.state import State, retries
+from cpumond.scheduler.state import State, blame, retries
 from cpumond.scheduler.state.reports import find_task
 
 
@@ -28,6 +28,8 @@ def start_new(state: State, job: Job) -> None:
     job.index, job.task_index = operation.next_index, numbers.next_index
     operation.next_index += 1
     numbers.next_index += 1
+    if operation.shuns:
+        blame.note_start(job)
     job.reclaimed = is_on_reclaimed(job)
     job.has_ceiling = has_ceiling(job)
     start(state, job)
@@ -147,12 +149,13 @@ def _stop_rest(state: State, operation: Operation, kind: Any, why: str, now: flo
 def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple[OperationRecord, ...]:
     """The records of the operations whose jobs ended; jobs that are stopped by an operation's end count, too."""
     changed: dict[str, OperationRecord] = {}
+    blamed = blame.find_blamed(state, ended)
     for job in ended:
         operation = state.operations.get(job.operation_id)
         record = changed.get(job.operation_id) or (operation.record if operation else None)
         if record is not None:
             terms = None if operation is None else retries.find_terms(operation, job)
-            changed[record.id] = operations.count_job(record, job, now, terms)
+            changed[record.id] = operations.count_job(record, job, now, terms, blames_node=job.id in blamed)
     for record in [record for record in changed.values() if record.is_finished]:
         stopped = dict(state.operations[record.id].active)
         for job in ended:

@@ -16,6 +16,7 @@ from cpumond.scheduler.state.node_commands import (
     Maintenance,
     NodeCommand,
     SetNodeTags,
+    UncordonNode,
     make_cordon,
     tell_why,
 )
@@ -42,7 +43,8 @@ def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> T
         what = "tagged so"
         if isinstance(known, Node) and isinstance(changed, NodeRecord) and changed != record:
             warnings = _check_trees(state, known, changed)
-    if changed == record:
+    is_released = isinstance(command, UncordonNode) and isinstance(known, Node) and known.is_held_off
+    if changed == record and not is_released:
         return Transaction(id=known.id, warnings=(f"node {quoted(known.id)} is {what} already; nothing is changed",))
     if isinstance(changed, LostNode):
         return Transaction(lost_nodes=(changed,), id=known.id)

@@ -22,7 +22,7 @@ from cpumond.scheduler.model import (
     OperationTreeOptions,
 )
 from cpumond.scheduler.settings import incarnations, operations
-from cpumond.scheduler.state import State, lifecycle, retries, stuck
+from cpumond.scheduler.state import State, blame, lifecycle, retries, stuck
 from cpumond.scheduler.state.lifecycle import count_ended
 from cpumond.scheduler.state.nodes import LOST_S, forget_lost, lost_node
 from cpumond.scheduler.state.reports import job_record, overrules
@@ -121,6 +121,7 @@ def expire(state: State, now: float) -> Transaction:
         state.expired[UNTOLD_STARTS] = None
     retries.end_waits(state, now)
     stuck.look(state, now)
+    blame.end_pauses(state, now)
     gone: list[str] = []
     ended: list[JobRecord] = []
     for node in state.nodes.values():

@@ -51,7 +51,7 @@ def settle(state: State, now: float) -> None:
 
 def list_takers(tree: Tree) -> list[Node]:
     """The nodes of a tree that get jobs, if they have room."""
-    return [node for node in tree.nodes.values() if node.is_online and not node.cordoned and not node.matched_trees]
+    return [node for node in tree.nodes.values() if node.takes_jobs]
 
 
 def _hear_nodes(state: State, tree: Tree, now: float) -> None:

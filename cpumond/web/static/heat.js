@@ -33,6 +33,7 @@ function signOf(node) {
   if (node.lost_at !== null) return ["✕", "lost"];
   if (!node.is_online) return ["✕", "silent"];
   if (node.overcommitted_s !== null) return ["!", "overcommitted"];
+  if (node.failing) return ["!", "jobs fail on it"];
   return node.cordon ? ["/", "cordoned"] : ["", ""];
 }
 
@@ -78,7 +79,7 @@ export function heatMap(nodes, app) {
 
 const scale = () => h("span.heat-scale", h("span", "0 %"), Array.from({ length: STEPS + 1 }, (_, step) =>
   h("span.heat-step", { key: step, "aria-hidden": "true", style: { "--part": `${100 * step / STEPS}%` } })), h("span", "100 %"),
-  h("span.muted", "! overcommitted, / cordoned, ✕ silent or lost"));
+  h("span.muted", "! overcommitted or failing, / cordoned, ✕ silent or lost"));
 
 const KIND = {
   create(node, props) {

@@ -8,8 +8,8 @@ const MARKS_MS = 10000;
 const PATIENCE_MS = 400;
 const LIMIT = 200; // the newest of each kind are marked
 
-const TONES = { node_lost: "bad", node_silent: "warn", node_returned: "good", preemption: "warn", operation_failed: "bad", operation_stuck: "warn", limit_contested: "bad", take_over: "warn" };
-export const OF_NODES = ["node_lost", "node_silent", "node_returned"];
+const TONES = { node_lost: "bad", node_silent: "warn", node_returned: "good", node_failing: "bad", node_works: "good", preemption: "warn", operation_failed: "bad", operation_stuck: "warn", limit_contested: "bad", take_over: "warn" };
+export const OF_NODES = ["node_lost", "node_silent", "node_returned", "node_failing", "node_works"];
 // Changes of trees and pools.
 export const CHANGES = "command&changes";
 

@@ -33,11 +33,12 @@ export const nodes = {
     const silent = list.filter((node) => !node.is_online && !isLost(node)).length;
     const over = list.filter((node) => node.overcommitted_s !== null).length;
     const cordoned = list.filter((node) => node.cordon && !isLost(node)).length;
+    const failing = list.filter((node) => node.failing).length;
     return [
       h("div.heading", h("h1", "Nodes"), h("span.muted", `${count(list.length - lost, "node")}${tree ? ` of tree ${tree}` : ""}`),
         tree ? h("button.choice", { type: "button", onclick: () => ask(app, { tree: null }) }, "Of all trees") : null,
         lost ? badge(`${lost} lost`, "bad") : null, silent ? badge(`${silent} silent`, "bad") : null, over ? badge(`${over} overcommitted`, "warn") : null,
-        cordoned ? badge(`${cordoned} cordoned`, "warn") : null),
+        cordoned ? badge(`${cordoned} cordoned`, "warn") : null, failing ? badge(`${failing} failing`, "bad") : null),
       list.length ? heatMap(list, app) : null,
       bigTable("nodes", {
         caption: "Nodes", noun: "node", columns: chosenColumns("nodes", COLUMNS), tools: columnMenu("nodes", COLUMNS, app), rows: list, rowKey: (node) => node.id, rowClass: (node) => (isLost(node) ? "gone" : ""), sort: "id", height: "75vh",
@@ -51,11 +52,12 @@ export const nodes = {
 // A node that was given up is kept for a day with the jobs that it had.
 export const isLost = (node) => (node.lost_at ?? null) !== null;
 
-// [words, tone]: whether it is online, cordoned, overcommitted.
+// [words, tone]: whether it is online, cordoned, held off, overcommitted.
 export function nodeState(node) {
   if (isLost(node)) return [`lost ${showSpan(serverNow() - node.lost_at)} ago`, "bad"];
   if (!node.is_online) return [`silent for ${showSpan(node.silent_s)}`, "bad"];
   if (node.cordon) return [node.cordon.drain && node.job_count + node.stopping_job_count ? "draining" : "cordoned", "warn"];
+  if (node.failing) return [node.failing.held_until ? `held off for ${showSpan(Math.max(node.failing.held_until - serverNow(), 0))}` : "jobs fail", "bad"];
   if (node.overcommitted_s !== null) return [`overcommitted for ${showSpan(node.overcommitted_s)}`, "warn"];
   return ["online", "good"];
 }

@@ -158,7 +158,7 @@ def test_an_alert_says_so_when_no_node_takes_jobs(world: World) -> None:
     for name in ("n1", "n2"):
         world.do(CordonNode(name))
     messages = [alert.message for alert in find_alerts(world.state, world.now).alerts if alert.code == "no_nodes"]
-    assert messages == ['pool tree "default": has 2 operations and all nodes that are online are cordoned']
+    assert messages == ['pool tree "default": has 2 operations and all nodes that are online are cordoned or held off']
 
 
 def test_an_operation_that_waits_says_that_nodes_are_cordoned(world: World) -> None:

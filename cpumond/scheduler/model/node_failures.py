@@ -1,0 +1,32 @@
+"""What the scheduler does about nodes on which jobs fail, as configured (semantics.md 2.14). Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+
+from cpumond.core.measures import DURATION
+
+GUARD: Final = "cpumond:node-failures"
+"""In whose name such nodes are cordoned, in the audit log."""
+
+_Pause = Annotated[float, msgspec.Meta(ge=1.0, le=604_800.0, extra=DURATION)]
+
+
+class NodeFailures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[node_failures]``: when a node is held off: failures of jobs of so many different ``operations`` in a row, or
+    so many jobs in a row that it could not start (``starts``). ``pause``: for how long at first, each time twice as
+    long, at most ``max_pause``; after ``max_holds`` of them it is cordoned, 0: never. ``max_held_ratio``: the part of
+    a tree's nodes that may be held off at once, one in any case."""
+
+    enabled: bool = True
+    operations: Annotated[int, msgspec.Meta(ge=2, le=1000)] = 2
+    starts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 3
+    pause_s: _Pause = msgspec.field(name="pause", default=60.0)
+    max_pause_s: _Pause = msgspec.field(name="max_pause", default=3600.0)
+    max_holds: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 5
+    max_held_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.25
+
+
+DEFAULT_NODE_FAILURES: Final = NodeFailures()
