@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from cpumond.api.cursors import cut_page
 from cpumond.api.figures import Amounts, View, make_view
 from cpumond.api.views import JobView, show_job, show_living_job
 from cpumond.fairshare.resources import CPU, ZERO
@@ -98,6 +101,8 @@ class NodeList(View, frozen=True):
 
     nodes: list[NodeView]
     total: int
+    next: str | None = None
+    """The cursor of the next page; None on the last one."""
 
 
 def show_node_details(node: Node | LostNode, now: float, rights: Rights) -> NodeDetails:
@@ -190,8 +195,9 @@ def _show_failing(node: Node, now: float) -> FailingView | None:
 
 
 def show_nodes(
-    state: State, now: float, *, limit: int, offset: int = 0, tree: str = "", tag: str = "", online: bool | None = None
-) -> NodeList:
+    state: State, now: float, *, limit: int, offset: int = 0, cursor: str = "", tree: str = "", tag: str = "",
+    online: bool | None = None,
+) -> NodeList:  # fmt: skip
     """Nodes that fit all filters, by id, those included that were lost within a day."""
     known: dict[str, Node | LostNode] = {**state.lost_nodes, **state.nodes}
     chosen = [
@@ -201,11 +207,11 @@ def show_nodes(
         and (not tag or tag in node.tags)
         and (online is None or (isinstance(node, Node) and node.is_online) == online)
     ]
+    some, then = cut_page(chosen, limit, cursor, attrgetter("id"), operator.lt, offset=offset)
     shown = [
-        _show_lost(NodeView, node, now) if isinstance(node, LostNode) else _show(NodeView, node, now)
-        for node in chosen[offset : offset + limit]
+        _show_lost(NodeView, node, now) if isinstance(node, LostNode) else _show(NodeView, node, now) for node in some
     ]
-    return NodeList(shown, len(chosen))
+    return NodeList(shown, len(chosen), then)
 
 
 def find_node(state: State, node_id: str) -> Node | LostNode:

@@ -8,12 +8,14 @@ times that an element starves in follow semantics.md 6.2, places in the queue se
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from cpumond.api.cursors import cut_page
 from cpumond.api.figures import Amounts, View, choose_figures, make_view
 from cpumond.api.permissions import hide_secrets, show_may_of_operation
 from cpumond.core.wire import CPU_COUNTERS, JobFigures, cpu_times
@@ -181,6 +183,8 @@ class OperationList(View, frozen=True):
 
     operations: list[OperationView]
     total: int
+    next: str | None = None
+    """The cursor of the next page; None on the last one."""
 
 
 PREEMPTIBILITY: Final = {
@@ -240,6 +244,8 @@ class JobList(View, frozen=True):
     operation_id: str
     jobs: list[JobView]
     total: int
+    next: str | None = None
+    """As of ``OperationList``."""
 
 
 def show_operation_details(rights: Rights, record: OperationRecord, now: float) -> OperationDetails:
@@ -375,6 +381,23 @@ def find_operations(
     return chosen
 
 
+def cut_operations(
+    state: State, found: Sequence[OperationRecord], limit: int, cursor: str, sort: OperationOrder, descending: bool,
+    offset: int = 0,
+) -> tuple[Sequence[OperationRecord], str | None]:  # fmt: skip
+    """A page of what ``find_operations`` found in that order; the rest as of ``cut_page``."""
+    order = _order_of(state, sort)
+
+    def precedes(one: Any, other: Any) -> bool:
+        (value, sequence), (then, number) = one, other
+        if value == then:
+            return bool(sequence > number)
+        return bool(value > then if descending else value < then)
+
+    name = f"{sort} {descending}"
+    return cut_page(found, limit, cursor, lambda each: (order(each), each.sequence), precedes, name, offset)
+
+
 def show_operations(state: State, now: float, records: Iterable[OperationRecord]) -> list[OperationView]:
     """Operations as they are listed."""
     shown = [state.record_of(each.id) or each for each in records]
@@ -491,8 +514,9 @@ def list_jobs(state: State, record: OperationRecord) -> list[Job | JobRecord]:
 
 
 def show_jobs(
-    state: State, record: OperationRecord, *, limit: int, offset: int = 0, job_state: str = "", node_id: str = ""
-) -> JobList:
+    state: State, record: OperationRecord, *, limit: int, offset: int = 0, cursor: str = "", job_state: str = "",
+    node_id: str = "",
+) -> JobList:  # fmt: skip
     """The jobs of an operation, living and ended, the last started first."""
     chosen = [
         job
@@ -500,7 +524,8 @@ def show_jobs(
         if (not job_state or job.state == job_state) and (not node_id or node_id == job.node_id)
     ]
     chosen.sort(key=order_of_start, reverse=True)
-    return JobList(record.id, [show_job(job) for job in chosen[offset : offset + limit]], len(chosen))
+    shown, then = cut_page(chosen, limit, cursor, lambda job: list(order_of_start(job)), operator.gt, offset=offset)
+    return JobList(record.id, [show_job(job) for job in shown], len(chosen), then)
 
 
 def order_of_start(job: Job | JobRecord) -> tuple[float, int, str]:

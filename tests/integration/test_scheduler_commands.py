@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -313,6 +315,20 @@ def test_an_operation_from_start_to_end(server, cpumond):
     node.beat()
     assert "completed" in cpumond("operation", "list", "--state", "completed")
     assert "2 of 2 jobs completed" in cpumond("operation", "why", operation_id)
+
+
+def test_a_list_says_in_each_form_how_much_of_it_is_left_out(server, cpumond, monkeypatch):
+    monkeypatch.setattr("cpumond.cli.scheduler.http_client.MAX_PAGE", 2)
+    start = ("operation", "start", "--pool", "p", "--title", "a\r=1+1", "--", "true")
+    started = [cpumond(*start).strip() for _ in range(5)]
+    for words in ((), ("--json",), ("-o", "csv")):
+        text = cpumond("operation", "list", "--limit", "3", *words)
+        assert [each in text for each in started] == [False, False, True, True, True]
+        assert "2 older operations are not shown; --all shows them" in cpumond.err
+    rows = list(csv.DictReader(io.StringIO(cpumond("operation", "list", "--all", "-o", "csv"), newline="")))
+    assert [row["id"] for row in rows] == started[::-1]
+    assert {row["title"] for row in rows} == {"a\r'=1+1"}
+    assert cpumond.err == ""
 
 
 def test_an_operation_is_steered(server, cpumond):

@@ -17,8 +17,8 @@ from cpumond.scheduler.trial.fork import ask
 def list_nodes(call: Call) -> node_views.NodeList:
     query: requests.NodesQuery = call.query
     return node_views.show_nodes(
-        call.state, call.now, limit=query.limit, offset=query.offset, tree=query.tree, tag=query.tag,
-        online=query.online == "true" if query.online else None,
+        call.state, call.now, limit=query.limit, offset=query.offset, cursor=query.cursor, tree=query.tree,
+        tag=query.tag, online=query.online == "true" if query.online else None,
     )  # fmt: skip
 
 

@@ -31,15 +31,19 @@ async def list_operations(call: Call) -> views.OperationList:
     if query.search:
         await _read_texts(call)
     causes = await _find_causes(call, query.tree) if query.cause else {}
+    descending = query.descending == "true"
     found = views.find_operations(
-        call.rights, sort=query.sort, descending=query.descending == "true", cause=query.cause, causes=causes,
+        call.rights, sort=query.sort, descending=descending, cause=query.cause, causes=causes,
         operation_state=query.state, user=query.user, tree=query.tree, pool=query.pool, search=query.search,
         texts=call.shared.texts,
     )  # fmt: skip
+    page, then = views.cut_operations(
+        call.state, found, query.limit, query.cursor, query.sort, descending, query.offset
+    )  # fmt: skip
     shown: list[views.OperationView] = []
-    async for records in in_parts(found[query.offset : query.offset + query.limit], SHOWN_AT_ONCE):
+    async for records in in_parts(page, SHOWN_AT_ONCE):
         shown += views.show_operations(call.state, call.now, records)
-    return views.OperationList(shown, len(found))
+    return views.OperationList(shown, len(found), then)
 
 
 async def group_operations(call: Call) -> OperationGroups:
@@ -70,8 +74,8 @@ async def _find_causes(call: Call, tree: str) -> dict[str, Causes]:
 def list_jobs(call: Call) -> views.JobList:
     query: requests.JobsQuery = call.query
     return views.show_jobs(
-        call.state, call.find_operation(), limit=query.limit, offset=query.offset, job_state=query.state,
-        node_id=query.node,
+        call.state, call.find_operation(), limit=query.limit, offset=query.offset, cursor=query.cursor,
+        job_state=query.state, node_id=query.node,
     )  # fmt: skip
 
 

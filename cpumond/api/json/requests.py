@@ -33,6 +33,9 @@ FIRST_BYTE: Final = "X-Cpumond-First-Byte"
 
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
+"""Of the first one that is shown, where no cursor is given; what comes or goes meanwhile moves the others."""
+_Cursor = Annotated[str, msgspec.Meta(max_length=2000)]
+"""`next` of the page before, "" for the first."""
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 _Since = Annotated[float, msgspec.Meta(gt=0.0, le=34_560_000.0)]
@@ -286,6 +289,7 @@ class OperationsQuery(Query, frozen=True):
 
     limit: _Limit = 100
     offset: _Offset = 0
+    cursor: _Cursor = ""
     state: Literal["", "live", "pending", "running", "completed", "failed", "aborted"] = ""
     user: _Text = ""
     tree: _Text = ""
@@ -301,6 +305,7 @@ class JobsQuery(Query, frozen=True):
 
     limit: _Limit = 100
     offset: _Offset = 0
+    cursor: _Cursor = ""
     state: Literal["", "starting", "running", "stopping", "completed", "failed", "aborted", "lost"] = ""
     node: _Text = ""
 
@@ -318,6 +323,7 @@ class NodesQuery(Query, frozen=True):
 
     limit: _Limit = 1000
     offset: _Offset = 0
+    cursor: _Cursor = ""
     tree: _Text = ""
     tag: _Text = ""
     online: Literal["", "true", "false"] = ""

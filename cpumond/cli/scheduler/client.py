@@ -81,4 +81,21 @@ tree_option = click.option("--tree", metavar="TREE", type=TREE, help="Default: t
 unset_option = click.option(
     "--unset", "unset", metavar="KEY", multiple=True, help="Remove an attribute, as KEY= does; may be repeated."
 )
+
+
+def _take_all(context: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        context.params["limit"] = None
+
+
+def limit_options(default: int) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
+    """Give a command ``--limit`` and ``--all``: its parameter ``limit`` is None for all of them."""
+    return combine(
+        click.option("--limit", type=click.IntRange(1), default=default, show_default=True, is_eager=True),
+        click.option(
+            "--all", is_flag=True, expose_value=False, callback=_take_all, help="All of them, however many."
+        ),
+    )  # fmt: skip
+
+
 why_option = click.option("--why", metavar="TEXT", default="", help="A sentence for others, and for the audit log.")

@@ -150,17 +150,15 @@ class Follower:
 
     def _list_jobs(self) -> list[JobView]:
         """All jobs, the last started first; those of ``jobs`` and some more where only these are wanted."""
-        found: dict[str, JobView] = {}
-        offset = 0
+        found: list[JobView] = []
+        cursor: str | None = None
         while True:
             path = operation_path(self.operation, "jobs")
-            answer = self.client.get(path, JobList, limit=MAX_JOBS, offset=offset)
-            # Where jobs were started since the page before, its last ones are on this one again.
-            found.update((job.id, job) for job in answer.jobs)
-            offset += len(answer.jobs)
-            is_enough = self.jobs is not None and found.keys() >= set(self.jobs)
-            if not answer.jobs or offset >= answer.total or is_enough:
-                return list(found.values())
+            answer = self.client.get(path, JobList, limit=MAX_JOBS, cursor=cursor)
+            found += answer.jobs
+            cursor = answer.next
+            if cursor is None or (self.jobs is not None and {job.id for job in found} >= set(self.jobs)):
+                return found
 
     def _bear(self, error: CpumondError) -> None:
         if time.monotonic() - self._heard_at_s > SILENCE_S:

@@ -12,7 +12,7 @@ from cpumond.cli.options import DurationType, given, quote_name
 from cpumond.cli.output import print_fields, print_items, print_json, print_text, warn
 from cpumond.cli.progress import ProgressLine
 from cpumond.cli.render.grid import Cell, Column, column, pick
-from cpumond.cli.scheduler.client import scheduler_options, why_option
+from cpumond.cli.scheduler.client import limit_options, scheduler_options, why_option
 from cpumond.cli.scheduler.finding import TREE, node_argument
 from cpumond.cli.scheduler.forecast import show_simulation
 from cpumond.cli.scheduler.http_client import SchedulerClient
@@ -75,14 +75,12 @@ NODES: Final[tuple[Column[NodeView], ...]] = (
 @click.option("--tree", metavar="TREE", type=TREE)
 @click.option("--tag", metavar="TAG")
 @click.option("--online/--offline", "online", default=None, help="Only those that send heartbeats, or do not.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=1000, show_default=True)
+@limit_options(1000)
 @scheduler_options
 def node_list_command(client: SchedulerClient, /, **query: Any) -> None:
     """One line per node. Numbers are cores; "others" is what jobs take that are of no operation."""
-    answer = client.show("/nodes", NodeList, given(query))
+    answer = client.show_list("/nodes", NodeList, "nodes", query, "nodes")
     print_items(NODES, answer.nodes, "no node fits; nodes register themselves when their agent runs")
-    if answer.total > len(answer.nodes):
-        warn(f"{answer.total - len(answer.nodes)} nodes are not shown; filter them")
 
 
 def _tell_cordon(node: NodeView) -> str:

@@ -16,7 +16,7 @@ from cpumond.cli.options import CoresType, DurationType, given, quote_name
 from cpumond.cli.output import print_fields, print_items, print_text, terminal_width, use_colour, warn
 from cpumond.cli.render.grid import Cell, Column, column
 from cpumond.cli.scheduler.arguments import read_attributes, read_edits
-from cpumond.cli.scheduler.client import connection_options, scheduler_options
+from cpumond.cli.scheduler.client import connection_options, limit_options, scheduler_options
 from cpumond.cli.scheduler.finding import JOB, POOL, TREE, find_name, job_argument, operation_argument, operation_path
 from cpumond.cli.scheduler.follow import follow_log, write_output
 from cpumond.cli.scheduler.forecast import show_start, simulate_command, when_command
@@ -142,15 +142,13 @@ OPERATIONS: Final[tuple[Column[Part], ...]] = (
 @click.option("--pool", metavar="POOL", type=POOL)
 @click.option("--tree", metavar="TREE", type=TREE)
 @click.option("--user", metavar="USER")
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@limit_options(100)
 @scheduler_options
 def operation_list_command(client: SchedulerClient, /, **query: Any) -> None:
     """One line per operation and tree, the newest first. Numbers are cores."""
-    answer = client.show("/operations", OperationList, given(query))
+    answer = client.show_list("/operations", OperationList, "operations", query, "older operations")
     parts = [(each, tree) for each in answer.operations for tree in each.pools]
     print_items(OPERATIONS, parts, "no operation fits")
-    if answer.total > len(answer.operations):
-        warn(f"{answer.total - len(answer.operations)} older ones are not shown; raise --limit, or filter")
 
 
 operation_command.add_command(when_command)
@@ -327,15 +325,14 @@ operation_command.add_command(wait_command)
 @operation_command.command("jobs", epilog="Example: cpumond operation jobs 1a-2b-3c-4d --state failed")
 @operation_argument
 @click.option("--state", type=click.Choice(JOB_STATES))
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True)
+@limit_options(100)
 @scheduler_options
 def jobs_command(client: SchedulerClient, /, operation: str, **query: Any) -> None:
     """The jobs of an operation, the last started first: what each ordered, may use now, and uses, in cores."""
-    answer = client.show(operation_path(operation, "jobs"), JobList, given(query))
+    path = operation_path(operation, "jobs")
+    answer = client.show_list(path, JobList, "jobs", query, "jobs that started earlier")
     nothing = "no job fits; see `cpumond operation why` for the reason that none is started"
     print_items([each for each in JOBS if each.name not in ("operation", "preemptibility")], answer.jobs, nothing)
-    if answer.total > len(answer.jobs):
-        warn(f"{answer.total - len(answer.jobs)} jobs that started earlier are not shown; raise --limit")
 
 
 @operation_command.command("log", epilog="Example: cpumond operation log 1a-2b-3c-4d --stderr")

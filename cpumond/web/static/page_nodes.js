@@ -17,14 +17,13 @@ export const nodes = {
   title: () => "Nodes",
   async load(_, { signal, query: chosen }) {
     const tree = chosen.get("tree");
-    const part = (offset) => get(`/nodes${query({ tree, limit: PAGE, offset: offset || null })}`, { signal });
-    const list = await part(0);
-    const all = list.nodes.slice();
-    while (all.length < list.total) {
-      const next = (await part(all.length)).nodes;
-      if (!next.length) break;
-      all.push(...next);
-    }
+    const all = [];
+    let cursor = null;
+    do {
+      const { nodes: some, next } = await get(`/nodes${query({ tree, limit: PAGE, cursor })}`, { signal });
+      all.push(...some);
+      cursor = next;
+    } while (cursor);
     this.period = PERIOD_MS + all.length * PERIOD_OF_NODE_MS;
     return { list: all, tree };
   },

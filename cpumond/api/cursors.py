@@ -1,0 +1,52 @@
+"""Pages of lists by cursors: a page begins behind the last item of the page before, whatever came or went meanwhile.
+
+Pure. What is sorted by values that change may be on two pages, or on none, when its value passes the cursor.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from cpumond.scheduler.model import CommandError
+
+T = TypeVar("T")
+
+
+def cut_page(
+    items: Sequence[T], limit: int, cursor: str, key: Callable[[T], Any], precedes: Callable[[Any, Any], bool],
+    order: str = "", offset: int = 0,
+) -> tuple[Sequence[T], str | None]:  # fmt: skip
+    """At most ``limit`` of sorted items, and the cursor of the next page, None at the end.
+
+    ``cursor``: what the page before gave; "" for the first, which begins at ``offset``. ``key``: place of an item in
+    the order called ``order``, of plain values; ``precedes``: whether one key stands before another. Raises
+    CommandError.
+    """
+    if cursor:
+        last = _read(cursor, order)
+        try:
+            offset = bisect_left(range(len(items)), True, key=lambda place: precedes(last, key(items[place])))
+        except (TypeError, ValueError):
+            raise _make_error() from None
+    shown = items[offset : offset + limit]
+    if not shown or offset + len(shown) == len(items):
+        return shown, None
+    return shown, msgspec.json.encode((order, key(shown[-1]))).hex()
+
+
+def _read(cursor: str, order: str) -> Any:
+    try:
+        of_order, key = msgspec.json.decode(bytes.fromhex(cursor), type=tuple[str, Any])
+    except (ValueError, RecursionError):
+        raise _make_error() from None
+    if of_order != order:
+        raise CommandError("query: cursor: it is of a list in another order; begin without a cursor")
+    return key
+
+
+def _make_error() -> CommandError:
+    return CommandError("query: cursor: expected `next` of the page before, as it is; begin without a cursor")
