@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import shutil
 import sys
 import types
@@ -27,7 +28,10 @@ Output = Literal["text", "json", "csv"]
 OUTPUTS: Final[tuple[Output, ...]] = ("text", "json", "csv")
 _OUTPUT: Final = "cpumond.output"
 _WIDE: Final = "cpumond.wide"
-CRLF: Final = "\r\n"
+_BREAKS: Final = "\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
+"""All that some reader takes for the end of a line."""
+_FORMULA: Final = re.compile(rf"\A(?=[=+\-@\t\r\n])|(?<=[{_BREAKS}])(?=[=+\-@\t])")
+_BREAK: Final = re.compile(f"[{_BREAKS}]")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -154,15 +158,14 @@ def print_csv(rows: Sequence[Any], names: Iterable[str] = (), with_header: bool 
     return header
 
 
-def format_csv(rows: Iterable[Sequence[Any]], end: str = "\n") -> str:
+def format_csv(rows: Iterable[Sequence[Any]]) -> str:
     """Rows of cells as CSV, with quotes where they are needed (RFC 4180)."""
     output = io.StringIO(newline="")
-    plain, quoted = (
-        csv.writer(output, lineterminator=end, quoting=quoting) for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
-    )
+    plain, quoted = (csv.writer(output, quoting=quoting) for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))
     for cells in rows:
-        # The module quotes no carriage return unless it ends its lines, and readers take one for the end of a row.
-        (quoted if end == "\n" and any("\r" in cell for cell in cells) else plain).writerow(cells)
+        # Of all breaks the module knows only those of its own ends of lines.
+        has_break = any(isinstance(cell, str) and _BREAK.search(cell) for cell in cells)
+        (quoted if has_break else plain).writerow(cells)
     return output.getvalue()
 
 
@@ -175,8 +178,8 @@ def print_line(value: dict[str, Any], header: list[str] | None = None) -> list[s
 
 
 def guard_cell(text: str) -> str:
-    """A user's text as a cell: with an apostrophe before what a spreadsheet would take for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
+    """A user's text as a cell: with an apostrophe before what a spreadsheet would take for a formula, in each line."""
+    return _FORMULA.sub("'", text)
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

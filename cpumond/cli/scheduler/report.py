@@ -19,7 +19,6 @@ from click.core import ParameterSource
 from cpumond.api.pool_views import TreeList
 from cpumond.cli.options import ChoiceType, DurationType, given
 from cpumond.cli.output import (
-    CRLF,
     draw_table,
     format_csv,
     guard_cell,
@@ -245,7 +244,7 @@ def render_csv(report: ReportView) -> str:
             texts = (line.tree, row.name, row.parent, str(line.depth), row.title, row.user, row.pool, row.state)
             values = [show_digits(line.value(measure)) for measure in (*MEASURES, LIMIT)]
             rows.append((line.kind, *map(guard_cell, texts), *values, row.points, *times))
-    return format_csv(rows, CRLF)
+    return format_csv(rows)
 
 
 def show_digits(value: float | None) -> str:

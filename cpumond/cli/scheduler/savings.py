@@ -7,7 +7,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Final
 
-from cpumond.cli.output import CRLF, draw_table, format_csv, guard_cell
+from cpumond.cli.output import draw_table, format_csv, guard_cell
 from cpumond.cli.render import grid
 from cpumond.cli.scheduler.pools import find_depths
 from cpumond.core.measures import format_span
@@ -75,7 +75,7 @@ def _show_amount(field: str, row: tuple[str, SavingsRow]) -> str:
 
 def render_savings_csv(view: SavingsView) -> str:
     cells = [list(map(_cell, row)) for row in _list_cells(view)]
-    return format_csv([CSV_COLUMNS, *cells], CRLF)
+    return format_csv([CSV_COLUMNS, *cells])
 
 
 def _cell(value: str | float) -> str | float:
