@@ -42,12 +42,14 @@ from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.history.savings import SavingsView
 from cpumond.scheduler.model.forecast import Forecast, Progress
+from cpumond.scheduler.service import Reply
 from cpumond.scheduler.settings import commands, rollout
 from cpumond.scheduler.settings import operations as of_operations
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import UndoChange
 from cpumond.scheduler.state import node_commands
 from cpumond.scheduler.state.commands import Command
+from cpumond.scheduler.store import Change
 
 PREFIX: Final = "/api/v1"
 _TREE: Final = "/trees/{tree}"
@@ -74,9 +76,16 @@ def _command(
 
     async def execute(call: Call) -> views.Done:
         made = make(call)
-        reply = await call.scheduler.execute(made, call.user, plan=call.plan)
-        about = getattr(made, "job_id", "") or getattr(made, "operation_id", reply.id)
-        return views.Done(about, list(reply.warnings))
+
+        def tell(reply: Reply) -> views.Done:
+            about = getattr(made, "job_id", "") or getattr(made, "operation_id", reply.id)
+            return views.Done(about, list(reply.warnings))
+
+        def remember(reply: Reply) -> Change:
+            return call.remember(tell(reply))
+
+        is_kept = call.idempotency is not None
+        return tell(await call.scheduler.execute(made, call.user, remember if is_kept else None, plan=call.plan))
 
     return Endpoint(method, PREFIX + path, name, summary, execute, views.Done, needs, body, refusals=refusals, **more)
 

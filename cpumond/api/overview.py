@@ -219,6 +219,8 @@ class Me(View, frozen=True):
     started_at: float
     now: float
     history_length_s: float
+    takes_idempotency_keys: bool = True
+    """False of schedulers of before: a change must not be sent to them again."""
 
 
 def choose_sentence(reports: Sequence[IdleReport]) -> str:

@@ -59,6 +59,7 @@ def make_app(
                 Rates(limits).take,
                 authenticate_node=gate.find_node,
                 bodies=bodies,
+                replies=replies,
             ),
             *make_yt_routes(
                 YtBackend(scheduler, cluster_name, find_known=gate.find_known),

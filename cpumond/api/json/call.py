@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 
 from cpumond.api import pool_views, views
@@ -14,6 +15,7 @@ from cpumond.api.json.looks import Looks
 from cpumond.api.json.pool_tables import PoolTables
 from cpumond.api.json.prepared import Prepared
 from cpumond.api.overview import RequestTiming
+from cpumond.api.yt.replies import export_reply
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.access.required import check_operation
 from cpumond.scheduler.elements import PoolElement, Tree
@@ -21,7 +23,9 @@ from cpumond.scheduler.model import OperationRecord
 from cpumond.scheduler.rights.entries import Permission
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.service.stored import MUTATION
 from cpumond.scheduler.state import State
+from cpumond.scheduler.store import Change
 
 FileTokens = Callable[[], Iterable[tuple[str, User]]]
 """Gives ids and users of the tokens in the configured file."""
@@ -68,6 +72,8 @@ class Call:
     """The user of a node's request, where the endpoint is for nodes."""
     plan: str = ""
     """What the user was shown before, as the client tells it in the header X-Cpumond-Plan."""
+    idempotency: tuple[str, str] | None = None
+    """The key of a change that may be sent again, and which request it is; None without a key."""
     request: Request = field(default_factory=lambda: Request({"type": "http"}))
     """For what is neither of its values nor of its user: the cookie of a session."""
 
@@ -88,6 +94,14 @@ class Call:
     def rights(self) -> Rights:
         """What the asker may do as things are now; made anew each time."""
         return Rights(self.state, self.user)
+
+    def remember(self, answer: Any) -> Change:
+        """The record by which a scheduler that starts later answers the same change with the same key, as it must
+        have."""
+        assert self.idempotency is not None
+        key, name = self.idempotency
+        entry = export_reply(self.user.name, key, name, self.now, msgspec.to_builtins(answer))
+        return Change(MUTATION, f"{self.user.name} {key}", msgspec.json.encode(entry))
 
     @property
     def given(self) -> dict[str, Any]:

@@ -28,6 +28,14 @@ MEANING: Final = {
     504: "The node, or the disk of the history, did not answer in time",
 }
 
+_KEY_HEADER: Final = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "required": False,
+    "description": "Of the sender's own making: within 15 minutes a repeat gets the first answer, and changes nothing",
+    "schema": {"type": "string", "pattern": "^[-_.:A-Za-z0-9]{1,200}$"},
+}
+
 
 def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
     """The OpenAPI 3.1 document of a table of endpoints."""
@@ -89,8 +97,9 @@ def _describe(endpoint: Endpoint, schema_of: dict[str, Any], queries: list[dict[
             for status, kind in endpoint.statuses.items()
         },
     }
-    if steps or queries:
-        described["parameters"] = [*steps, *queries]
+    keys = [_KEY_HEADER] if endpoint.takes_key else []
+    if steps or queries or keys:
+        described["parameters"] = [*steps, *queries, *keys]
     if endpoint.body is not None:
         described["requestBody"] = {
             "required": endpoint.needs_body,

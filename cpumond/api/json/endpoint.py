@@ -57,6 +57,12 @@ class Endpoint:
         return self.method != "GET"
 
     @property
+    def takes_key(self) -> bool:
+        """Whether a repeat with the same Idempotency-Key gets the same answer."""
+        is_user_change = self.is_change and not self.is_public and not self.is_of_nodes
+        return is_user_change and self.content_type == "application/json"
+
+    @property
     def is_public(self) -> bool:
         """Whether no user is asked for."""
         return self.needs == "nothing"

@@ -5,6 +5,7 @@ Every error is ``{"error": sentence, "code": n, "attributes": {...}}``; the sent
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ from cpumond.api.json.prepared import Prepared, WithStatus, compress, encode
 from cpumond.api.overview import RequestTiming
 from cpumond.api.refusals import tell_refused_request
 from cpumond.api.yt.formats import has_too_many_values
+from cpumond.api.yt.replies import ReplyCache
 from cpumond.api.yt.values import MAX_VALUES
 from cpumond.core.errors import CpumondError
 from cpumond.core.wire import MAX_HEARTBEAT_BYTES, MAX_LOG_BYTES, MAX_REPLY_BYTES, JobLog, JobReply, NodeHeartbeat
@@ -78,6 +80,8 @@ STATUS_OF_CODE: Final = {
 
 Authenticate = Callable[[Request], User]
 AuthenticateNode = Callable[[Request], User]
+IDEMPOTENCY_KEY: Final = "Idempotency-Key"
+_KEY: Final = re.compile(r"[-_.:A-Za-z0-9]{1,200}")
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 SLASH: Final = "\0"
@@ -97,15 +101,17 @@ def make_json_routes(
     *,
     authenticate_node: AuthenticateNode = lambda _: User("", admin=True, node=True),
     bodies: Bodies | None = None,
+    replies: ReplyCache | None = None,
 ) -> list[Route]:
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
     ``authenticate`` names the user of a request, ``authenticate_node`` that of a node's; both raise CommandError.
     ``max_body``: bytes of a request's body; ``max_depth``: how deep its values may be nested. ``count`` is called with
     the user of each request and how many it counts as, and raises CommandError when there were too many before; nodes'
-    requests are not counted.
+    requests are not counted. ``replies``: those to changes with an Idempotency-Key.
     """
-    site = _Site(shared, authenticate, authenticate_node, max_body, max_depth, count, bodies or Bodies())
+    replies = replies or ReplyCache(shared.scheduler.clock.now)
+    site = _Site(shared, authenticate, authenticate_node, max_body, max_depth, count, bodies or Bodies(), replies)
     by_path: dict[str, dict[str, _Served]] = {}
     for endpoint in ENDPOINTS:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = _Served(site, endpoint)
@@ -126,6 +132,7 @@ class _Site:
     max_depth: int
     count_requests: Callable[[str, float], None]
     bodies: Bodies
+    replies: ReplyCache
 
 
 class _Served:
@@ -167,7 +174,7 @@ class _Served:
         call.query = _read_query(request, endpoint)
         call.path = {key: str(name).replace(SLASH, "/") for key, name in request.path_params.items()}
         if self.decoder is None:
-            return await self._act(call)
+            return await self._act(call, b"")
         with site.bodies.hold(call.user.name, endpoint.is_of_nodes) as held:
             data = await held.read(request, self.max_body)
             await held.work_on(data)
@@ -176,15 +183,14 @@ class _Served:
                 _check_depth(call.body, site.max_depth)
             elif not call.node.may_be(call.body.node_id):
                 raise _not_its_node(call.node, call.body.node_id)
-            return await self._act(call)
+            return await self._act(call, data)
 
-    async def _act(self, call: Call) -> Response:
+    async def _act(self, call: Call, data: bytes) -> Response:
         endpoint, request = self.endpoint, call.request
         if call.node is None and not endpoint.is_public:
             self.site.count_requests(call.user.name, endpoint.cost(call))
-        value = endpoint.handler(call)
-        if isawaitable(value):
-            value = await value
+        key = request.headers.get(IDEMPOTENCY_KEY) if endpoint.takes_key else None
+        value = await (self._handle(call) if key is None else self._handle_once(call, key, data))
         if isinstance(value, Response):
             return value
         if isinstance(value, Prepared):
@@ -200,6 +206,20 @@ class _Served:
             content = await compress(content)
             headers["Content-Encoding"] = "gzip"
         return Response(content, status, headers, JSON)
+
+    async def _handle(self, call: Call) -> Any:
+        value = self.endpoint.handler(call)
+        return await value if isawaitable(value) else value
+
+    async def _handle_once(self, call: Call, key: str, data: bytes) -> Any:
+        """The answer to a change that may come again: the same, without another change."""
+        if not _KEY.fullmatch(key):
+            raise HttpError(422, f"{IDEMPOTENCY_KEY}: expected 1 to 200 letters, digits and signs of -_.:")
+        digest = hashlib.sha256(f"{call.request.url.path}?{call.request.url.query}\n".encode() + data).hexdigest()
+        call.idempotency = key, f"{self.endpoint.name} {digest[:16]}"
+        if self.site.replies.is_of_another(call.user.name, *call.idempotency):
+            raise HttpError(422, f"{IDEMPOTENCY_KEY}: {key} was that of another request; make a new one for each")
+        return await self.site.replies.run(call.user.name, *call.idempotency, lambda: self._handle(call))
 
 
 def _send_prepared(request: Request, made: Prepared) -> Response:

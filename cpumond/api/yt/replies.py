@@ -108,6 +108,11 @@ class ReplyCache:
                 self._replies.move_to_end(key)
         return reply.value
 
+    def is_of_another(self, user: str, mutation_id: str, command: str) -> bool:
+        """Whether the id is that of another command."""
+        reply = self._replies.get((user, mutation_id))
+        return reply is not None and reply.command != command
+
     def _forget_old(self, room_for: int = 0) -> None:
         """Drop what is too old or too much, the oldest first; what still runs stays."""
         oldest_s = self._now() - self._max_age_s

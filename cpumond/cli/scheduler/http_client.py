@@ -14,10 +14,12 @@ import os
 import random
 import re
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
+import click
 import msgspec
 
 from cpumond.cli.options import given
@@ -56,6 +58,7 @@ CONNECT_S: Final = 5.0
 PATIENCE_S: Final = 20.0
 """Longer than another scheduler needs to lead after the one that did has stopped."""
 POLL_S: Final = 1.0
+MAX_PAGE: Final = 1000
 RETRY_MAX_S: Final = 2.0
 MAX_TOKEN_CHARS: Final = 4096
 
@@ -143,19 +146,25 @@ class SchedulerClient:
     ) -> tuple[bytes, Mapping[str, str]]:
         """As ``request``, and the headers of the answer by names in any case.
 
-        A change is sent to another address only where the one before has certainly not made it.
+        A change is sent to another address only where the one before has certainly not made it; where its answer got
+        lost it is sent again with the same Idempotency-Key, to a scheduler that knows of these.
         """
         content = None if body is None else _encode(body)
+        headers = {} if method == "GET" else {"Idempotency-Key": str(uuid.uuid4())}
         end_s, found_standby = time.monotonic() + self.patience_s, False
+        lost: UnavailableError | None = None
         tried: dict[str, CpumondError] = {}
         self._route.taken()  # what was found a request ago may not be so any more
         while True:
             url, began_at_s = self.url, time.monotonic()
             try:
-                answer = self._send(url, method, path, content, query)
+                answer = self._send(url, method, path, content, query, headers)
             except UnavailableError as error:
                 if method != "GET" and not isinstance(error, _UnreachedError):
-                    raise
+                    lost = lost or error
+                    if not self._may_send_again(end_s):
+                        raise lost from None
+                    continue
                 tried[url] = error
                 wait_s = self._route.unanswered(began_at_s, time.monotonic())
             else:
@@ -173,12 +182,21 @@ class SchedulerClient:
                 wait_s = self._route.standby(leader, POLL_S, began_at_s, time.monotonic())
             is_over = time.monotonic() + wait_s >= end_s if found_standby else self.url in tried
             if is_over:
-                raise _sum_up(tried)
+                raise lost or _sum_up(tried)
             time.sleep(wait_s)
 
+    def _may_send_again(self, end_s: float) -> bool:
+        """Whether there is a scheduler, before ``end_s``, that makes a change once for its key."""
+        while time.monotonic() < end_s:
+            with contextlib.suppress(UnavailableError):
+                return bool(self.get("/me", dict[str, Any]).get("takes_idempotency_keys"))
+            time.sleep(POLL_S)
+        return False
+
     def _send(
-        self, url: str, method: str, path: str, content: bytes | None, query: dict[str, Any] | None
-    ) -> httpx2.Response:
+        self, url: str, method: str, path: str, content: bytes | None, query: dict[str, Any] | None,
+        headers: Mapping[str, str],
+    ) -> httpx2.Response:  # fmt: skip
         """One request and its answer, of whatever status. Raises UnavailableError."""
         import httpx2
 
@@ -186,7 +204,7 @@ class SchedulerClient:
         connect_s = self.timeout_s if len(self._urls) == 1 else min(self.timeout_s, CONNECT_S)
         try:
             with self._open(url, connect_s) as client:
-                answer = client.request(method, f"/api/v1{path}", content=content, params=query)
+                answer = client.request(method, f"/api/v1{path}", content=content, params=query, headers=headers)
         except httpx2.ConnectTimeout:
             raise _UnreachedError(url, f"no connection in {connect_s:g} s") from None
         except httpx2.TimeoutException:
@@ -255,6 +273,27 @@ class SchedulerClient:
         content = self.request("GET", path, query=query)
         if self.as_json:
             print_json_and_end(content, kind, rows)
+        return self.decode(content, kind)
+
+    def show_list(self, path: str, kind: type[Kind], rows: str, query: dict[str, Any], what: str) -> Kind:
+        """As ``show``, of a list that comes in pages; a warning tells how many of ``what`` are left out.
+
+        ``rows``: the field with the items. ``query`` has ``limit``, None for all there are.
+        """
+        whole: dict[str, Any] = {rows: [], "next": ""}
+        limit = query["limit"]
+        while whole["next"] is not None and (limit is None or len(whole[rows]) < limit):
+            size = MAX_PAGE if limit is None else min(limit - len(whole[rows]), MAX_PAGE)
+            asked = given({**query, "limit": size, "cursor": whole["next"] or None})
+            page = self.decode(self.request("GET", path, query=asked), dict[str, Any])
+            whole = {**page, rows: whole[rows] + page[rows], "next": page.get("next")}
+        content = msgspec.json.encode(whole)
+        if self.as_json:
+            print_json(content, kind, rows)
+        if whole["next"] is not None:
+            warn(f"{whole['total'] - len(whole[rows])} {what} are not shown; --all shows them, or filter")
+        if self.as_json:
+            click.get_current_context().exit()
         return self.decode(content, kind)
 
     def change(self, sentence: str, method: str, path: str, body: object = None, **query: Any) -> None:

@@ -137,3 +137,36 @@ def test_an_answer_in_lines_ends_them_at_newlines_alone(site: Site):
     content = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in lines)
     site.schedulers["a"] = lambda _: httpx2.Response(200, content=content.encode())
     assert [json.loads(line) for line in SchedulerClient([A]).stream("/simulate", {})] == lines
+
+
+class Maker:
+    """Makes a change, and loses the answer to it the first time; ``keys``: of all that it was sent."""
+
+    def __init__(self, knows_keys: bool) -> None:
+        self.knows_keys = knows_keys
+        self.keys: list[str] = []
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        if request.url.path.endswith("/me"):
+            return httpx2.Response(200, json={"takes_idempotency_keys": True} if self.knows_keys else {})
+        self.keys.append(request.headers["idempotency-key"])
+        if len(self.keys) == 1:
+            raise httpx2.RemoteProtocolError("Server disconnected")
+        return httpx2.Response(200, json={"id": "made"})
+
+
+def test_a_change_whose_answer_got_lost_is_sent_again_with_its_key(site: Site):
+    site.schedulers["a"] = maker = Maker(knows_keys=True)
+    client = SchedulerClient(A)
+    assert json.loads(client.request("POST", "/x")) == {"id": "made"}
+    assert len(maker.keys) == 2
+    assert len(set(maker.keys)) == 1
+    client.request("POST", "/x")
+    assert maker.keys[2] != maker.keys[0]
+
+
+def test_a_scheduler_of_before_is_not_sent_a_change_twice(site: Site):
+    site.schedulers["a"] = maker = Maker(knows_keys=False)
+    with pytest.raises(UnavailableError, match="the connection to the scheduler failed"):
+        SchedulerClient(A).request("POST", "/x")
+    assert len(maker.keys) == 1
