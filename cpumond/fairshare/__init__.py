@@ -5,11 +5,12 @@ Section numbers in docstrings are those of fair_share_update.md (docs/specificat
 
 from cpumond.fairshare.resources import RESOURCES, Vector
 from cpumond.fairshare.result import ElementShares, FairShare, UpdateError, UpdateResult
-from cpumond.fairshare.tree import ROOT, IntegralGuarantees, Operation, Options, Pool, Snapshot
+from cpumond.fairshare.tree import ROOT, SCHEDULER_OPTIONS, IntegralGuarantees, Operation, Options, Pool, Snapshot
 from cpumond.fairshare.update import FairShareUpdater, fair_share_update
 
 __all__ = [
     "fair_share_update", "FairShareUpdater",
-    "Snapshot", "Options", "Pool", "Operation", "IntegralGuarantees", "ROOT", "RESOURCES", "Vector",
+    "Snapshot", "Options", "Pool", "Operation", "IntegralGuarantees", "ROOT", "RESOURCES", "SCHEDULER_OPTIONS",
+    "Vector",
     "UpdateResult", "ElementShares", "FairShare", "UpdateError",
 ]  # fmt: skip

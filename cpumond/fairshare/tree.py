@@ -35,6 +35,10 @@ class Options:
     """Accepted without effect: FIFO pools are always computed the fast way, with the same result (9.3)."""
 
 
+SCHEDULER_OPTIONS: Final = Options(step_function_for_gang_operations=True)
+"""What the scheduler computes with, where a tree says nothing else."""
+
+
 @dataclass(frozen=True, slots=True)
 class IntegralGuarantees:
     """Integral guarantee of a pool and its state between updates (1, 5).

@@ -11,11 +11,11 @@ from typing import Any, Final
 import click
 import msgspec
 
-from cpumond.cli.fairshare.input import UpdateInput, read_updates
+from cpumond.cli.fairshare.input import DEFAULT_OPTIONS, UpdateInput, read_updates
 from cpumond.cli.options import ChoiceType
 from cpumond.core.errors import UsageError
 from cpumond.core.words import did_you_mean, quoted, show_name
-from cpumond.fairshare import ROOT, ElementShares, FairShareUpdater, Snapshot, UpdateResult
+from cpumond.fairshare import ROOT, SCHEDULER_OPTIONS, ElementShares, FairShareUpdater, Snapshot, UpdateResult
 from cpumond.fairshare.explain import explain
 
 FIELDS: Final = tuple(ElementShares.__dataclass_fields__)
@@ -48,8 +48,13 @@ class FileOrSimulate(click.Command):
     help="json: an object per line. Default: json, but words for --explain.",
 )
 @click.option("--explain", "element", metavar="ELEMENT", help="Only say why this pool or operation has its share.")
+@click.option(
+    "--as-scheduler", is_flag=True, help="The scheduler's own options where FILE gives none: a gang has all or nothing."
+)
 @click.option("--time", "timed", is_flag=True, help="Seconds each update took, as JSON lines on standard error.")
-def fair_share_command(file: str, format_: str | None, element: str | None, timed: bool) -> None:
+def fair_share_command(
+    file: str, format_: str | None, element: str | None, as_scheduler: bool, timed: bool
+) -> None:  # fmt: skip
     """Compute who gets which share of a cluster: one fair-share update of a tree of pools and operations.
 
     FILE, or - for standard input, holds one JSON object, or one in each line: then each is an update of the same tree
@@ -83,7 +88,7 @@ def fair_share_command(file: str, format_: str | None, element: str | None, time
       cpumond fair-share simulate --help
     """
     updater = FairShareUpdater()
-    for update in _collecting_between(read_updates(file)):
+    for update in _collecting_between(read_updates(file, SCHEDULER_OPTIONS if as_scheduler else DEFAULT_OPTIONS)):
         if element is not None:
             check_element(element, update.snapshot)
         began_s = time.perf_counter()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, BinaryIO, Final, NoReturn, get_args
 
 import msgspec
@@ -157,6 +158,9 @@ WORDS: Final = {
 CHOICES: Final = {"mode": get_args(Mode), "type": get_args(GuaranteeType)}
 
 
+DEFAULT_OPTIONS: Final = Options()
+
+
 class UpdateInput(msgspec.Struct, frozen=True):
     """One update to make: times in seconds, ``previous_update_time`` None for the first one."""
 
@@ -173,7 +177,9 @@ class InputReader:
     recognises without a comparison of its fields.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, options: Options = DEFAULT_OPTIONS) -> None:
+        """``options``: those that an update does not give."""
+        self._options = options
         self._decoder = msgspec.json.Decoder(UpdateForm)
         self._operations: dict[str, tuple[OperationForm, Operation]] = {}
         self._pools: dict[str, Pool] = {}
@@ -197,7 +203,7 @@ class InputReader:
         pools = order_pools(self._reuse_pool(_make_pool(pool, total)) for pool in form.pools or ())
         root = self._reuse_pool(_make_root(form.root))
         operations = [self._reuse_operation(operation) for operation in form.operations or ()]
-        options = Options(**_given(form.options))
+        options = replace(self._options, **_given(form.options))
         snapshot = Snapshot(total, pools, tuple([operation for _, operation in operations]), options, root)
         validate(snapshot)
         self._operations = {pair[0].name: pair for pair in operations}
@@ -370,15 +376,16 @@ def _show(value: Any) -> str:
     return shown if shown.isprintable() else ascii(shown)[1:-1]
 
 
-def read_updates(path: str) -> Iterator[UpdateInput]:
-    """The updates of a file, or of standard input for ``-``, each as soon as its line is there.
+def read_updates(path: str, options: Options = DEFAULT_OPTIONS) -> Iterator[UpdateInput]:
+    """The updates of a file, or of standard input for ``-``, each as soon as its line is there; ``options`` as of
+    ``InputReader``.
 
     A file is one JSON object, over as many lines as it likes, or one such object in each line. Raises AccessError for
     missing rights, UnavailableError for everything else that prevents reading, FairShareInputError (file, line,
     element, key) for what cannot be understood.
     """
     name = "standard input" if path == "-" else path
-    reader, is_empty = InputReader(), True
+    reader, is_empty = InputReader(options), True
     with open_input(path, "a JSON file") as file:
         for where, data in _split(file, name):
             try:

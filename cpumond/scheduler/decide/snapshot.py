@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from cpumond.core.words import quoted
 from cpumond.fairshare import tree as fairshare
@@ -268,11 +269,11 @@ def _optional(amounts: Mapping[str, float]) -> fairshare.OptionalVector:
 
 
 def _options(settings: TreeSettings) -> fairshare.Options:
-    return fairshare.Options(
+    return replace(
+        fairshare.SCHEDULER_OPTIONS,
         main_resource=settings.main_resource,
         integral_pool_capacity_saturation_period_s=settings.integral_guarantees.pool_capacity_saturation_period / 1e3,
         integral_smooth_period_s=settings.integral_guarantees.smooth_period / 1e3,
-        step_function_for_gang_operations=True,
     )
 
 

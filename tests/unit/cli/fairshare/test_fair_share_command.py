@@ -79,6 +79,16 @@ def small(demand: float, **fields: Any) -> dict[str, Any]:
 # ---- JSON
 
 
+def test_a_gang_has_all_or_nothing_as_in_the_scheduler(write, capsys):
+    gang = {"name": "o", "parent": ROOT, "demand": {"cpu": 15}, "gang": True}
+    tree = small(0.0, operations=[gang])
+    found = []
+    for words in ([], ["--as-scheduler"]):
+        assert run(["fair-share", write(tree), *words]) == 0
+        found.append(json.loads(capsys.readouterr().out)["elements"]["o"]["fair_share"]["total"][1])
+    assert found == [pytest.approx(1.0), 0.0]
+
+
 def test_json_is_the_default_with_every_field_of_every_element(write, capsys):
     assert run(["fair-share", write(TREE)]) == 0
     out, err = capsys.readouterr()
