@@ -171,7 +171,7 @@ def test_explain_answers_in_the_first_sentence_and_finds_a_job_by_its_cgroup(run
     )
     for word in ("cap", "floor", "in force", "next check: needs |sum| > 3", "relative_lower_bound = 0.6", "shrink"):
         assert word in text
-    assert re.search(r"^last \d+ of \d+ decisions?, local time:$", text, re.MULTILINE)
+    assert re.search(r"^last \d+ of \d+ decisions?:$", text, re.MULTILINE)
     answer = answered(agent, "explain", f"{cgroups.top}/job-1")
     assert answer["job_id"] == "job-1"
     assert answer["directory"] == cgroups.path("job-1").rstrip("/")

@@ -131,7 +131,7 @@ def _describe_holder(content: bytes) -> str:
         holder = decode_json(content, LockHolder)
     except ContentError:
         return "another agent is running (it did not say its pid)"
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(holder.since))
+    since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(holder.since))
     return f"another agent is running: pid {holder.pid}, since {since}, with {holder.config or 'built-in defaults'}"
 
 

@@ -44,7 +44,7 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
     if not e.decisions:
         parts += ["", "no decision yet"]
     elif shown:
-        parts += lines("", (f"last {len(shown)} of {count(len(e.decisions), 'decision')}, local time:", "bold"))
+        parts += lines("", (f"last {len(shown)} of {count(len(e.decisions), 'decision')}:", "bold"))
         parts.append(table(list_decisions(shown)))
     return "\n".join(parts)
 
@@ -77,7 +77,7 @@ def list_decisions(decisions: Sequence[DecisionAnswer]) -> list[list[Cell]]:
         result = decision.result
         if result == "applied" and not _same(decision.applied_cores, decision.new_cores):
             result = f"applied as {show_measured(decision.applied_cores)}"
-        when = show_time(decision.at, "%b %d %H:%M:%S")
+        when = show_time(decision.at, "%b %d %H:%M:%S %Z")
         cells = (when, decision.kind, change, result, decision.reason)
         rows.append([(show_name(cell), STYLES.get(cell, "")) for cell in cells])
     return rows

@@ -219,7 +219,7 @@ def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
 
 def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, height: int | None) -> str:
     """One frame of ``cpumond top``; at most ``height`` lines, where that is given."""
-    now = time.strftime("%H:%M:%S")
+    now = time.strftime("%H:%M:%S %Z")
     head = f"{show_name(answer.node_id)} {now}: {count(len(answer.jobs), 'job')}, {describe_totals(answer)}"
     notices = list_notices(answer)
     if height is not None and len(notices) > 3:
