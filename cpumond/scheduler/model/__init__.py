@@ -279,14 +279,18 @@ class Config:
     default_tree: str = ""
 
 
+NAME_REGEX: Final = "[-_a-z0-9:A-Z][-_a-z0-9:A-Z.@]*"
+"""What the name of a pool or tree must match as a whole (2.7), where nothing else is configured: names of users do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The part of the scheduler's configuration that decisions read; times in seconds."""
 
     max_operation_count: int = 5000
     require_specified_pools_existence: bool = False
-    ephemeral_pool_name_regex: str = "[-_a-z0-9:A-Z]+"
-    pool_name_regex: str = "[-_a-z0-9:A-Z]+"
+    ephemeral_pool_name_regex: str = NAME_REGEX
+    pool_name_regex: str = NAME_REGEX
     erase_trees_with_pool_limit_violations: bool = False
     heartbeat_period_s: float = 1.0
     node_heartbeat_timeout_s: float = 60.0

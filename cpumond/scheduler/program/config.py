@@ -19,6 +19,7 @@ from cpumond.core.measures import DURATION
 from cpumond.core.schema import normalise_table
 from cpumond.core.settings import Log, is_loopback, parse_listen, read_layers
 from cpumond.core.wire import MAX_NAME
+from cpumond.scheduler.model import NAME_REGEX
 from cpumond.scheduler.model.node_failures import DEFAULT_NODE_FAILURES, NodeFailures
 from cpumond.scheduler.rights.users import find_wrong_name
 
@@ -153,8 +154,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     finished_operation_retention_count: Count = 1000
     max_specification_memory: Annotated[int, msgspec.Meta(ge=1_048_576, le=2**40)] = 67_108_864
     require_specified_pools_existence: bool = False
-    pool_name_regex: Text = "[-_a-z0-9:A-Z]+"
-    ephemeral_pool_name_regex: Text = "[-_a-z0-9:A-Z]+"
+    pool_name_regex: Text = NAME_REGEX
+    ephemeral_pool_name_regex: Text = NAME_REGEX
     erase_trees_with_pool_limit_violations: bool = False
     node_heartbeat_timeout_s: Annotated[float, msgspec.Meta(ge=0.01, le=86_400.0, extra=DURATION)] = msgspec.field(
         name="node_heartbeat_timeout", default=60.0

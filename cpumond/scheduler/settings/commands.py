@@ -17,13 +17,21 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.core.words import did_you_mean, nearest, number, quoted
-from cpumond.scheduler.model import ALREADY_EXISTS, RESOLVE, ROOT_POOL, CommandError, Config, PoolConfig, TreeConfig
+from cpumond.scheduler.model import (
+    ALREADY_EXISTS,
+    NAME_REGEX,
+    RESOLVE,
+    ROOT_POOL,
+    CommandError,
+    Config,
+    PoolConfig,
+    TreeConfig,
+)
 from cpumond.scheduler.settings.attributes import Edit, canonical_path, edit, is_same, normalise, read_pool, read_tree
 from cpumond.scheduler.settings.nodes_filter import read_filter
 from cpumond.scheduler.settings.validation import (
     AT_PARENT,
     BURST,
-    DEFAULT_NAME_PATTERN,
     FLOW,
     STRONG,
     TOLERANCE,
@@ -154,7 +162,7 @@ def apply(
     *,
     new_id: Callable[[], str],
     nodes: Mapping[str, Collection[str]],
-    name_pattern: str = DEFAULT_NAME_PATTERN,
+    name_pattern: str = NAME_REGEX,
 ) -> Outcome:
     """The configuration after ``command``; ``config`` itself never changes.
 
@@ -171,7 +179,7 @@ def check(
     made: Outcome,
     *,
     nodes: Mapping[str, Collection[str]],
-    name_pattern: str = DEFAULT_NAME_PATTERN,
+    name_pattern: str = NAME_REGEX,
     edited: str = "",
 ) -> Outcome:
     """``made`` with all warnings, where the rules allow to have it instead of ``config``; ``edited``: the pool whose

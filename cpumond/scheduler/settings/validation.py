@@ -13,6 +13,7 @@ from cpumond.fairshare.resources import CPU, RESOURCES, Vector, add, greatest, s
 from cpumond.scheduler.model import (
     GENERIC,
     GUARANTEES_OVERCOMMIT,
+    NAME_REGEX,
     ROOT_POOL,
     SUBPOOL_DELIMITER,
     CommandError,
@@ -29,9 +30,6 @@ from cpumond.scheduler.settings.preemption_rules import find_cut_settings, pool_
 from cpumond.scheduler.settings.retries import RETRY_POLICY, check_policy
 from cpumond.scheduler.settings.spec_options import IDLE_OF_POOLS, find_idle
 from cpumond.scheduler.settings.values import FIELD
-
-DEFAULT_NAME_PATTERN: Final = "[-_a-z0-9:A-Z]+"
-"""What the name of a pool or tree must match as a whole (2.7)."""
 
 MAX_NAME: Final = 100
 MAX_DEPTH: Final = 30
@@ -51,7 +49,7 @@ BURST: Final = "integral_guarantees/burst_guarantee_resources"
 FLOW: Final = "integral_guarantees/resource_flow"
 
 
-def validate_tree(tree: TreeConfig, *, name_pattern: str = DEFAULT_NAME_PATTERN) -> list[str]:
+def validate_tree(tree: TreeConfig, *, name_pattern: str = NAME_REGEX) -> list[str]:
     """Check the options of a tree and all its pools together; what is odd but allowed is returned as sentences.
 
     Raises CommandError with the first violation: the pool, the rule, the value, the parent. ``name_pattern`` is a
@@ -156,7 +154,7 @@ def find_late_guarantees(tree: TreeConfig, total: Vector) -> str | None:
     )
 
 
-def check_name(kind: str, name: str, name_pattern: str = DEFAULT_NAME_PATTERN) -> None:
+def check_name(kind: str, name: str, name_pattern: str = NAME_REGEX) -> None:
     """Whether ``name`` may be that of an explicit pool or of a tree (2.7). Raises CommandError."""
     if name == ROOT_POOL:
         raise _refuse(kind, name, "name", "this name is the root's; give another name")

@@ -14,6 +14,7 @@ from cpumond.scheduler.model import (
     ALREADY_EXISTS,
     GENERIC,
     GUARANTEES_OVERCOMMIT,
+    NAME_REGEX,
     RESOLVE,
     ROOT_POOL,
     CommandError,
@@ -44,7 +45,6 @@ from cpumond.scheduler.settings.records import (
     encode_tree,
     load_config,
 )
-from cpumond.scheduler.settings.validation import DEFAULT_NAME_PATTERN
 
 EMPTY = Config(MappingProxyType({}))
 NODES = {"node-1": ["a", "x", "node-1"], "node-2": ["b", "node-2"]}
@@ -67,7 +67,7 @@ class Tried:
         return f"{next(self._ids):x}-0-0-1"
 
     def do(
-        self, command: ConfigCommand, nodes: dict[str, list[str]] = NODES, name_pattern: str = DEFAULT_NAME_PATTERN
+        self, command: ConfigCommand, nodes: dict[str, list[str]] = NODES, name_pattern: str = NAME_REGEX
     ) -> Outcome:
         outcome = apply(self.config, command, new_id=self.new_id, nodes=nodes, name_pattern=name_pattern)
         self.config = outcome.config
@@ -135,8 +135,8 @@ def test_what_is_wrong_with_a_tree_names_it() -> None:
         'pool tree "t": max_operation_count: must'
     )
     assert tried.refuse(CreateTree("t", {"nodes_filter": "&"})).startswith('pool tree "t": nodes_filter: column 1')
-    assert tried.refuse(CreateTree("a.b")).startswith('pool tree "a.b": a name must match')
-    assert tried.do(CreateTree("a.b"), name_pattern="[a-z.]+").changed
+    assert tried.refuse(CreateTree("a b")).startswith('pool tree "a b": a name must match')
+    assert tried.do(CreateTree("a b"), name_pattern="[a-z ]+").changed
 
 
 def test_options_of_a_tree_change() -> None:
@@ -325,7 +325,7 @@ def test_moves_that_are_none() -> None:
     assert tried.refuse(MovePool("t", "b", "c", "b"), RESOLVE) == 'Pool "c" does not exist in tree "t"'
     assert tried.refuse(MovePool("t", "c", "b", "c"), RESOLVE)
     assert tried.refuse(MovePool("t", "b", ROOT_POOL, "a"), ALREADY_EXISTS) == 'Pool "a" already exists in tree "t"'
-    assert tried.refuse(MovePool("t", "b", ROOT_POOL, "a.b")).startswith('pool "a.b": a name must match')
+    assert tried.refuse(MovePool("t", "b", ROOT_POOL, "a b")).startswith('pool "a b": a name must match')
     assert not tried.do(MovePool("t", "b", ROOT_POOL, "b")).changed
     for path in ("name", "parent_name"):
         assert tried.refuse(ChangePool("t", "b", (put(path),))) == (

@@ -199,7 +199,7 @@ def test_2_6_8_guarantees_beyond_the_cluster() -> None:
 # --- 2.7
 
 
-@pytest.mark.parametrize("name", ["a", "A", "9", "-_:", "x" * 100, "t"])
+@pytest.mark.parametrize("name", ["a", "A", "9", "-_:", "x" * 100, "t", "ann.lee@example"])
 def test_2_7_names(name: str) -> None:
     assert validate_tree(tree({name: (ROOT_POOL, {})})) == []
 
@@ -209,7 +209,8 @@ def test_2_7_names(name: str) -> None:
     [
         ("", "a name has 1 to 100 characters, this has 0"),
         ("x" * 101, "a name has 1 to 100 characters, this has 101"),
-        ("a.b", "a name must match [-_a-z0-9:A-Z]+ as a whole"),
+        (".b", "a name must match [-_a-z0-9:A-Z][-_a-z0-9:A-Z.@]* as a whole"),
+        ("@b", "a name must match"),
         ("a\n", "a name must match"),
         ("ü", "a name must match"),
         ("a/b", "a name must match"),
