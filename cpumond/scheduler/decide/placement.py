@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
-from cpumond.fairshare.resources import CPU, ZERO, Vector, share, subtract
+from cpumond.fairshare.resources import CPU, ONE, ZERO, Vector, subtract
 from cpumond.scheduler.decide.snapshot import element_name, fifo_order, room_left
 from cpumond.scheduler.elements import Element, Job, Node, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.elements.fitting import Kind
@@ -48,18 +48,17 @@ Entry = tuple[float, float, int, int, Element]
 def satisfaction(element: Element) -> float:
     """How much of its fair share an element uses: lower is served earlier, 1 is exactly the fair share (7.2).
 
-    Of the element's own usage; where a pool stands in the order also depends on what is below it (``pool_key``).
+    Of the element's own usage; where a pool stands in the order also depends on what is below it (``_key_of_pool``).
     """
-    return satisfaction_of(share(element.usage, element.tree.total), element.fair_share, element.demand_share)
+    return satisfaction_of(element.usage, element.fair_share, element.demand_share, element.tree.total)
 
 
-def satisfaction_of(usage: Vector, fair: Vector, demand: Vector) -> float:
-    """Section 7.2 for shares: of usage, the fair share and the demand."""
-    if max(fair) <= SHARE_EPS:
-        return NEVER
+def satisfaction_of(usage: Vector, fair: Vector, demand: Vector, total: Vector = ONE) -> float:
+    """Section 7.2: of ``usage``, absolute where ``total`` is the cluster's, and shares: the fair one and the demand."""
     # Called for every pool above each job that starts: one plain loop.
     over, open_ratio, blocked = 0.0, -1.0, NEVER
-    for u, f, d in zip(usage, fair, demand, strict=True):
+    for used, t, f, d in zip(usage, total, fair, demand, strict=True):
+        u = used / t if t else 0.0
         if f <= SHARE_EPS:
             if u > f + SHARE_EPS:
                 return NEVER
@@ -74,16 +73,6 @@ def satisfaction_of(usage: Vector, fair: Vector, demand: Vector) -> float:
     if over:
         return over
     return blocked if open_ratio < 0.0 else open_ratio
-
-
-def pool_key(pool: PoolElement, least: float) -> Key:
-    """The key of a pool whose least satisfied child has ``least`` (7.1); its own satisfaction decides between equals.
-
-    A pool above its own fair share is served by its own satisfaction. Each pool with more operations than jobs has a
-    child without any: by the minimum alone the first such pool would get every slot, however far above its share.
-    """
-    own = satisfaction(pool)
-    return (max(least, own) if own > 1.0 + SHARE_EPS else least, own)
 
 
 def wants_jobs(element: OperationElement) -> bool:
@@ -175,12 +164,19 @@ class ServiceOrder:
         return (element.satisfaction, 0.0)
 
     def _key_of_pool(self, pool: PoolElement, heap: list[Entry]) -> Key | None:
-        """A pool's key, from its best child; None when nothing below wants a job."""
+        """A pool's key, from its best child (7.1); its own satisfaction decides between equals. None when nothing below
+        wants a job.
+
+        A pool above its own fair share is served by its own satisfaction. Each pool with more operations than jobs has
+        a child without any: by the minimum alone the first such pool would get every slot, however far above its share.
+        """
         top = self._top(heap)
         if top is None:
             return None
         child = top[4]
-        return pool_key(pool, child.satisfaction if isinstance(child, OperationElement) else top[0])
+        least = child.satisfaction if isinstance(child, OperationElement) else top[0]
+        own = satisfaction(pool)
+        return (max(least, own) if own > 1.0 + SHARE_EPS else least, own)
 
     def best(self) -> OperationElement | None:
         """The operation that is served next, None when none wants a job."""
@@ -268,7 +264,7 @@ class ServiceOrder:
                 self._valid[child] = self._version
                 heappush(heap, (*key, rank, self._version, child))
             # Even where no operation wants a job the usage of the pools above has changed.
-            key = self._key_of_pool(pool, heap)
+            key = None if pool.parent is None else self._key_of_pool(pool, heap)
             child, pool = pool, pool.parent
 
 
@@ -312,7 +308,7 @@ def fits_orders(unordered_cores: float, cores: float) -> bool:
 
     ``unordered_cores``: as ``Node.unordered_cores``.
     """
-    return cores <= unordered_cores + ROUNDING * max(cores, 1.0)
+    return cores <= unordered_cores or cores <= unordered_cores + ROUNDING * max(cores, 1.0)
 
 
 def may_start_within(record: OperationRecord, unordered_cores: float, cores: float) -> bool:
@@ -356,12 +352,13 @@ def has_ceiling(job: Job) -> bool:
 
 def find_obstacle(element: OperationElement, task: Task, free: Vector, unordered_cores: float = NEVER) -> str:
     """Why a job of the task cannot start now with ``free`` on the node; "" if it can (7.1)."""
-    if not fits(free, task.resources):
+    wanted = task.resources
+    if not fits(free, wanted):
         return "node_resources"
     if not may_start_within(element.operation.record, unordered_cores, task.cpu_limit):
         return ONLY_RECLAIMED
     left, tightest = room_left(element)
-    if not fits(left, task.resources):
+    if not fits(left, wanted):
         return f"resource_limits of {element_name(tightest)}" if tightest is not None else "resource_limits"
     return ""
 
@@ -380,7 +377,10 @@ def find_task(element: OperationElement, free: Vector, unordered_cores: float = 
 
 def has_spare(node: Node, free: Vector, spare: Vector) -> bool:
     """Whether the node has at least ``spare`` free of everything that it has at all (7.1)."""
-    return all(f >= s - ROUNDING * max(s, 1.0) or not c for f, s, c in zip(free, spare, node.capacity, strict=True))
+    for f, s, c in zip(free, spare, node.capacity, strict=True):
+        if f < s and c and f < s - ROUNDING * max(s, 1.0):
+            return False
+    return True
 
 
 def room_beside(free: Vector, reserved: Vector) -> Vector:
@@ -439,7 +439,7 @@ def place_jobs(
         start(job)
         own.refresh(element)
         started.append(job)
-        free = subtract(free, task.resources)
+        free = subtract(free, job.limits)
     own.restore()
     order.catch_up(but=own)
     return started

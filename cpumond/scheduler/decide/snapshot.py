@@ -21,6 +21,7 @@ from cpumond.fairshare.resources import (
     add,
     dominates,
     greatest,
+    least,
     scale,
     share,
     subtract,
@@ -391,18 +392,15 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
 def room_left(element: OperationElement) -> tuple[Vector, PoolElement | OperationElement | None]:
     """What the limits on an operation's path still allow, and the nearest element without room in some resource, None
     if all have room in each (7.1)."""
-    left, tightest = subtract(element.limits, element.usage), None
-    above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
-    for each in above:
-        if each.limits is UNLIMITED:
-            continue
-        room = subtract(each.limits, each.usage)
-        if tightest is None and min(room) <= 0.0:
-            tightest = each
-        left = (
-            min(left[0], room[0]), min(left[1], room[1]), min(left[2], room[2]), min(left[3], room[3]),
-            min(left[4], room[4]),
-        )  # fmt: skip
+    left, tightest = UNLIMITED, None
+    each: PoolElement | OperationElement | None = element
+    while each is not None:
+        if each.limits is not UNLIMITED:
+            room = subtract(each.limits, each.usage)
+            if tightest is None and min(room) <= 0.0:
+                tightest = each
+            left = least(left, room)
+        each = each.parent
     return left, tightest
 
 

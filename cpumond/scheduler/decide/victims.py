@@ -200,10 +200,12 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     from other operations, not from a limit: when an element above its limit has no candidate left on any node that is
     online, its other jobs on this node go, too. So a lowered ``resource_limits`` ends jobs whatever their number.
     """
-    jobs = sorted((job for job in node.jobs.values() if job.is_active), key=stop_order, reverse=True)
+    jobs = [job for job in node.jobs.values() if job.is_active]
     above_all = {above for element in _operations_of(jobs) for above in (element, *element.ancestors())}
-    if not any(max(_excess(above, ZERO)) > 0.0 for above in above_all if above.parent is not None):
+    limited = [above for above in above_all if above.limits is not UNLIMITED and above.parent is not None]
+    if not any(max(_excess(above, ZERO)) > 0.0 for above in limited):
         return []
+    jobs.sort(key=stop_order, reverse=True)
     lost: dict[Element, Vector] = {}
     found: list[tuple[Job, Element]] = []
     taken: set[str] = set()

@@ -231,8 +231,8 @@ class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
 
     __slots__ = (
-        "record", "needed", "elements", "active", "stuck", "restarted", "numbers", "next_index", "lacks_secrets",
-        "gang", "retries", "shuns",
+        "record", "needed", "elements", "active", "stuck", "restarted", "next_index", "lacks_secrets", "gang",
+        "_numbers", "_further_numbers", "retries", "shuns",
     )  # fmt: skip
 
     def __init__(self, record: OperationRecord) -> None:
@@ -246,10 +246,11 @@ class Operation:
         """Task -> jobs that count as usage, in all trees, and those that stop and keep their place."""
 
         self.stuck: Stuck | None = None
-        self.restarted: list[str] = []
+        self.restarted: list[str] | None = None
         """Jobs that completed and are started again, oldest first, while they are known."""
-        self.numbers: dict[str, TaskNumbers] = {}
-        """By task, once a job of it was started."""
+        self._numbers: TaskNumbers | None = None
+        """Of the task of which a job was started first; most operations have no other, and need no dictionary."""
+        self._further_numbers: dict[str, TaskNumbers] | None = None
         self.next_index = 0
         """``job_index`` of the next start."""
         self.gang = GangRun() if record.incarnations else None
@@ -273,10 +274,21 @@ class Operation:
         return is_gang and self.retries is not None and bool(self.retries.later)
 
     def numbers_of(self, task: str) -> TaskNumbers:
-        numbers = self.numbers.get(task)
+        first = self._numbers
+        if first is None:
+            first = self._numbers = TaskNumbers(task)
+        if first.task == task:
+            return first
+        if self._further_numbers is None:
+            self._further_numbers = {}
+        numbers = self._further_numbers.get(task)
         if numbers is None:
-            numbers = self.numbers[task] = TaskNumbers()
+            numbers = self._further_numbers[task] = TaskNumbers(task)
         return numbers
+
+    def list_numbers(self) -> list[TaskNumbers]:
+        """Of the tasks of which a job was started."""
+        return [] if self._numbers is None else [self._numbers, *(self._further_numbers or {}).values()]
 
     @property
     def is_held(self) -> bool:

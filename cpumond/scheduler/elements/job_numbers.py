@@ -9,6 +9,10 @@ UNKNOWN: Final = -1
 """Of a job that a version without these numbers started."""
 
 
+_NONE_DONE: Final = bytearray()
+"""Never changed."""
+
+
 class EndingJob(NamedTuple):
     """A job that was told to stop, and the node on which it may still work."""
 
@@ -31,23 +35,23 @@ class Returned:
 
 
 class TaskNumbers:
-    """A cookie is a job's place in its task, 0 .. job_count - 1: taken by one active job, done once that completed.
+    """A cookie is a job's place in its ``task``, 0 .. job_count - 1: taken by one active job, done once that completed.
 
     A job that was told to stop has given its cookie back, but may still work: such a cookie goes to the next job only
     where no other is left, and that job then waits for the end of the one before. Each step costs the same for any
     number of jobs.
     """
 
-    __slots__ = ("next_index", "done_count", "_holders", "_done", "_returned")
+    __slots__ = ("task", "next_index", "_holders", "_done", "_returned")
 
-    def __init__(self) -> None:
+    def __init__(self, task: str) -> None:
+        self.task = task
         self.next_index = 0
         """``task_job_index`` of the next start."""
-        self.done_count = 0
         self._holders: list[str] = []
         """Id of the job that has each cookie that was ever given, "" for none; those from here on are free."""
-        self._done = bytearray()
-        """One byte for each of them."""
+        self._done = _NONE_DONE
+        """One byte for each of them, up to the last one that is done: 1 for done."""
         self._returned: Returned | None = None
         """Most tasks have few jobs, and none of these: there are many of them."""
 
@@ -56,9 +60,12 @@ class TaskNumbers:
         cookie = wanted
         if cookie < 0 or not self.is_free(cookie):
             cookie = self._find_free(job_count)
-        self._reach(cookie)
         if self._returned is not None:
             self._returned.free_ending.pop(cookie, None)
+        if cookie == len(self._holders):
+            self._holders.append(job_id)
+            return cookie
+        self._reach(cookie)
         self._holders[cookie] = job_id
         return cookie
 
@@ -67,7 +74,7 @@ class TaskNumbers:
         if self._holder_of(cookie) != job_id:
             return
         self._holders[cookie] = ""
-        if self._done[cookie]:
+        if self.is_done(cookie):
             return
         returned = self._get_returned()
         if cookie in returned.ending:
@@ -94,7 +101,8 @@ class TaskNumbers:
         if cookie < 0:
             cookie = self._find_free(job_count)
         self._reach(cookie)
-        self.done_count += not self._done[cookie]
+        self._done = self._done or bytearray()
+        self._done += b"\0" * (cookie + 1 - len(self._done))
         self._done[cookie] = 1
         if self._returned is not None:
             self._returned.free_ending.pop(cookie, None)
@@ -102,13 +110,17 @@ class TaskNumbers:
 
     def begin_anew(self) -> None:
         """Nothing is done any more: all starts again, in places that those who still end need not leave first."""
-        self.done_count, self._done = 0, bytearray(len(self._done))
+        self._done = _NONE_DONE
         self._returned = Returned()
         self._returned.free = [cookie for cookie, job_id in enumerate(self._holders) if not job_id]
 
     def find_ending(self, cookie: int) -> EndingJob | None:
         """The last job that had the cookie, if it was told to stop and has not ended."""
         return None if self._returned is None else self._returned.ending.get(cookie)
+
+    @property
+    def done_count(self) -> int:
+        return self._done.count(1)
 
     def is_free(self, cookie: int) -> bool:
         """Whether no active or completed job has it; an unknown one nobody has."""
@@ -125,11 +137,11 @@ class TaskNumbers:
         returned = self._returned
         while returned is not None and returned.free:
             cookie = heappop(returned.free)
-            if not self._holders[cookie] and not self._done[cookie]:
+            if not self._holders[cookie] and not self.is_done(cookie):
                 return cookie
-        if len(self._done) >= job_count and returned is not None and returned.free_ending:
+        if len(self._holders) >= job_count and returned is not None and returned.free_ending:
             return next(iter(returned.free_ending))
-        return len(self._done)
+        return len(self._holders)
 
     def _get_returned(self) -> Returned:
         if self._returned is None:
@@ -137,11 +149,10 @@ class TaskNumbers:
         return self._returned
 
     def _reach(self, cookie: int) -> None:
-        while len(self._done) <= cookie:
-            if len(self._done) < cookie:
-                heappush(self._get_returned().free, len(self._done))
+        while len(self._holders) <= cookie:
+            if len(self._holders) < cookie:
+                heappush(self._get_returned().free, len(self._holders))
             self._holders.append("")
-            self._done.append(0)
 
     def _holder_of(self, cookie: int) -> str:
         return self._holders[cookie] if 0 <= cookie < len(self._holders) else ""

@@ -199,7 +199,7 @@ def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
     starting = [
         job
         for job in node.jobs.values()
-        if job.state == "starting" and job.is_stored and not lifecycle.is_held(state, job, now)
+        if job.state == "starting" and job.is_stored and (job.after is None or not lifecycle.is_held(state, job, now))
     ]
     starting.sort(key=lambda job: -math.inf if job.last_sent_at is None else job.last_sent_at)
     chosen: list[tuple[Job, JobOrder]] = []

@@ -38,7 +38,7 @@ def switch(state: State, operation: Operation, now: float) -> None:
         told = preemption_record.make_record(job, "aborted", why, now)
         told = msgspec.structs.replace(told, cause=failures.INCARNATION_CHANGED)
         lifecycle.stop(state, job, "aborted", why, now, told, alone=True)
-    for numbers in operation.numbers.values():
+    for numbers in operation.list_numbers():
         numbers.begin_anew()
     gang.ranks.clear()
     retries.renew_needed(operation)

@@ -201,6 +201,7 @@ def keep_job(state: State, record: JobRecord) -> None:
     operation = state.operations.get(record.operation_id)
     if operation is None or not operations.starts_again(find_task(operation.record, record.task), record):
         return
+    operation.restarted = operation.restarted or []
     operation.restarted.append(record.id)
     if len(operation.restarted) > MAX_RESTARTED_JOBS:
         oldest = operation.restarted.pop(0)

@@ -56,7 +56,7 @@ def start(state: State, job: Job) -> None:
     gang = job.element.operation.gang
     if gang is not None and gang.ending and job.after is None:
         job.after = EndingJob(*next(iter(gang.ending.items())))
-    if not is_held(state, job, job.ordered_at):
+    if job.after is not None and not is_held(state, job, job.ordered_at):
         job.first_sent_at = None  # what has ended meanwhile holds nobody up
     state.jobs[job.id] = job
     if not job.is_stored:
@@ -313,7 +313,7 @@ def fill_places(state: State) -> None:
             task = find_task(operation.record, name)
             if task is not None and counts.completed:
                 numbers = operation.numbers_of(name)
-                while numbers.done_count < counts.completed:
+                for _ in range(counts.completed - numbers.done_count):
                     numbers.finish(UNKNOWN, task.job_count)
 
 

@@ -129,8 +129,7 @@ def note_stored(state: State, starts: Iterable[StartRecord]) -> None:
 
 
 def make_start_record(job: Job) -> StartRecord:
-    stop = job.stop
-    return StartRecord(
+    record = StartRecord(
         id=job.id,
         operation_id=job.element.operation.id,
         task=job.task.name,
@@ -138,10 +137,6 @@ def make_start_record(job: Job) -> StartRecord:
         node_id=job.node.id,
         start_time=job.start_time,
         sequence=job.sequence,
-        stopped="" if stop is None else stop.record.kind,
-        why="" if stop is None else stop.record.why,
-        cause="" if stop is None else stop.record.cause,
-        fails=stop is not None and stop.fails,
         reclaimed=job.reclaimed,
         cookie=job.cookie,
         job_index=job.index,
@@ -152,3 +147,7 @@ def make_start_record(job: Job) -> StartRecord:
         incarnation=job.incarnation,
         gang_rank=job.gang_rank,
     )
+    if job.stop is None:
+        return record
+    told = job.stop.record
+    return msgspec.structs.replace(record, stopped=told.kind, why=told.why, cause=told.cause, fails=job.stop.fails)

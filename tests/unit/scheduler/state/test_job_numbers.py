@@ -246,7 +246,7 @@ def test_jobs_that_a_version_without_numbers_started_take_the_places_that_are_le
 
 def test_each_step_costs_the_same_for_any_number_of_jobs():
     """100 000 jobs of one task are started, fail and start again, in fewer calls than a scan of one list would take."""
-    task = TaskNumbers()
+    task = TaskNumbers("t")
     most = 100_000
     assert [task.take(f"a{number}", most) for number in range(most)] == list(range(most))
     for cookie in range(0, most, 2):
@@ -256,7 +256,7 @@ def test_each_step_costs_the_same_for_any_number_of_jobs():
 
 
 def test_a_cookie_of_a_job_that_ends_is_given_last():
-    task = TaskNumbers()
+    task = TaskNumbers("t")
     assert [task.take(name, 3) for name in "ab"] == [0, 1]
     task.note_ending(0, EndingJob("a", "n1"))
     task.give_back(0, "a")
