@@ -198,12 +198,22 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_cost.py": [
         ("return lost * max(now - told, 0.0) / ran_s", "return lost"),
         ("not job.began_at <= told <= now + CLOCK_SKEW_S", "not job.began_at <= told"),
-        ("is_permitted(job, self.aggressive) and spared_until(job) <= self.now", "is_permitted(job, self.aggressive)"),
+        ("job.is_active and is_allowed and spared_until(job) <= self.now", "job.is_active and is_allowed"),
         ("jobs.sort(key=_loss_by_size, reverse=True)", "jobs.sort(key=_loss_by_size)"),
         (
             "above.lost_core_seconds += core_seconds\n        above = above.parent",
             "above.lost_core_seconds += core_seconds\n        break",
         ),
+    ],
+    "test_guarantees.py": [
+        ("is_allowed = self.by_guarantee or is_permitted", "is_allowed = is_permitted"),
+        ("return by_guarantee or not is_protected_by_count", "return not is_protected_by_count"),
+        (
+            "return claims_guarantee(branch) and after < max(branch.fair_share) + EPSILON",
+            "return claims_guarantee(branch)",
+        ),
+        ("if not keeps_guarantee(above, add(losses.lost.get(above, ZERO), each.whole)):", "if False:"),
+        ("- EPSILON and not is_below_guarantee(element):", "- EPSILON:"),
     ],
     "test_gangs.py": [
         ('if operation.record.is_gang and kind != "preempted" and not alone:', "if False:"),

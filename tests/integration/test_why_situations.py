@@ -309,6 +309,7 @@ async def leave_a_guarantee_unmet(c: Cluster, dev_jobs: int) -> None:
 
 async def count_rule(c: Cluster) -> Expected:
     """The others' operation has fewer jobs than the count rule protects."""
+    await c.set_tree(guarantee_tolerance=0.0)
     await leave_a_guarantee_unmet(c, 8)
     await c.settle(steps=10, seconds=5.0)
     return Expected(

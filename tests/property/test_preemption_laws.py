@@ -20,8 +20,8 @@ from cpumond.fairshare.resources import ZERO, Vector, add, subtract, sum_vectors
 from cpumond.scheduler.decide.cost import lost_core_seconds
 from cpumond.scheduler.decide.placement import ServiceOrder, satisfaction_of
 from cpumond.scheduler.decide.preemption import PreemptionPlan, Targets, plan_preemption
-from cpumond.scheduler.decide.starvation import priority_of, starving_operations
-from cpumond.scheduler.decide.swap import Swap, SwapStage, TargetPriority
+from cpumond.scheduler.decide.starvation import TargetPriority, is_below_guarantee, list_priorities, starving_operations
+from cpumond.scheduler.decide.swap import Swap, SwapStage
 from cpumond.scheduler.decide.victims import find_limit_violators, find_overcommit_victims, is_protected_by_count
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
@@ -59,6 +59,7 @@ def make_world(seed: int) -> World:
         preempt_cpu_gap_first=rng.random() < 0.3,
         allow_aggressive_preemption=rng.random() < 0.8,
         preempt_cheapest_first=rng.random() < 0.4,
+        guarantee_tolerance=rng.choice([None, None, 0.9, 1.0]),
     )
     nodes = [
         world.node(f"n{i}", float(rng.choice([4, 8, 10])), float(rng.choice([8, 16])))
@@ -142,12 +143,8 @@ def set_states(world: World, rng: random.Random) -> None:
 
 
 def targets_of(world: World) -> list[tuple[OperationElement, TargetPriority]]:
-    found: list[tuple[OperationElement, TargetPriority]] = []
-    for element in ServiceOrder(world.tree).rank(starving_operations(world.tree)):
-        priority = priority_of(element)
-        if priority != "none":
-            found.append((element, priority))
-    return found
+    ranked = ServiceOrder(world.tree).rank(starving_operations(world.tree))
+    return [(element, priority) for element in ranked for priority in list_priorities(element)]
 
 
 def plans(world: World) -> Iterator[tuple[Node, PreemptionPlan]]:
@@ -252,9 +249,24 @@ def test_the_plan_is_the_one_that_asking_each_target_in_turn_finds(seed):
     targets = targets_of(world)
     for node in world.tree.nodes.values():
         plan = plan_preemption(node, Targets(targets), NOW, ZERO)
-        in_turn = sorted(targets, key=lambda target: target[1] != "aggressive")
+        in_turn = sorted(targets, key=lambda target: ("aggressive", "normal", "guarantee").index(target[1]))
         alone = (plan_preemption(node, Targets([target]), NOW, ZERO) for target in in_turn)
         assert plan == next((each for each in alone if each is not None), None)
+
+
+def keeps_what_is_guaranteed(plan: PreemptionPlan, victim: OperationElement) -> None:
+    """No side of a victim ends below its guarantee; who claims one was below it, and stays within its share."""
+    below, _, ours = sides(victim, plan.element)
+    for above in below:
+        gone = sum_vectors([job.usage for job, _ in plan.victims if above in path(job.element)])
+        left = max(u / t if t else 0.0 for u, t in zip(subtract(above.usage, gone), above.tree.total, strict=True))
+        assert left > max(above.strong_guarantee_share) - 2 * EPS or not any(above.strong_guarantee_share)
+    if plan.priority == "guarantee":
+        assert is_below_guarantee(ours)
+        after = add(ours.usage, plan.task.resources)
+        assert (
+            max(u / t if t else 0.0 for u, t in zip(after, ours.tree.total, strict=True)) < max(ours.fair_share) + EPS
+        )
 
 
 @quick
@@ -263,7 +275,7 @@ def test_victims_are_what_the_rules_allow(seed):
     world = make_world(seed)
     options = world.tree.config.settings
     for node, plan in plans(world):
-        aggressive = plan.priority == "aggressive"
+        aggressive, claimed = plan.priority == "aggressive", plan.priority == "guarantee"
         taken: dict[OperationElement, int] = {}
         for job, why in plan.victims:
             element = job.element
@@ -275,13 +287,17 @@ def test_victims_are_what_the_rules_allow(seed):
             assert element.rules is not None
             assert job.began_at is not None
             assert NOW - job.began_at >= element.rules.min_run_time_s
-            if aggressive and element.rules.aggressive_preemption:
+            if options.guarantee_tolerance is not None:
+                keeps_what_is_guaranteed(plan, element)
+            if claimed:
+                pass
+            elif aggressive and element.rules.aggressive_preemption:
                 assert job.preemptibility != NON_PREEMPTIBLE
             else:
                 assert job.preemptibility == PREEMPTIBLE
             taken[element] = taken.get(element, 0) + 1
             assert why
-        for element, count in taken.items():
+        for element, count in taken.items() if not claimed else ():
             assert not is_protected_by_count(element, len(element.jobs) - count + 1)
             below, _, _ = sides(element, plan.element)
             if not options.enable_conditional_preemption:
@@ -299,7 +315,7 @@ def test_victims_are_what_the_rules_allow(seed):
 @quick
 @given(seeds)
 def test_a_swap_raises_the_lesser_of_the_two_satisfactions(seed):
-    for _, plan in plans(make_world(seed)):
+    for _, plan in plans(with_tree(make_world(seed), guarantee_tolerance=None)):
         for job, _ in plan.victims:
             _, theirs, ours = sides(job.element, plan.element)
             lost = sum_vectors([other.usage for other, _ in plan.victims if theirs in path(other.element)])
@@ -359,7 +375,7 @@ def test_random_worlds_are_worth_trying():
     found = [(plan.priority, len(plan.victims)) for seed in range(worlds) for _, plan in plans(make_world(seed))]
     assert sum(count > 0 for _, count in found) > worlds / 10
     assert sum(count > 1 for _, count in found) > worlds / 100
-    assert {priority for priority, count in found if count} == {"normal", "aggressive"}
+    assert {priority for priority, count in found if count} == {"normal", "aggressive", "guarantee"}
 
 
 # --- limits and overcommit
@@ -469,6 +485,7 @@ def make_rivals(seed: int) -> World:
         preempt_cpu_gap_first=rng.random() < 0.2,
         preempt_cheapest_first=rng.random() < 0.4,
         min_run_time=rng.choice([0.0, 0.0, 7000.0]),
+        guarantee_tolerance=rng.choice([None, 1.0]),
     )
     for i in range(rng.choice([1, 1, 2])):
         world.node(f"n{i}", float(rng.choice([4, 7, 10])), 16.0)
@@ -516,6 +533,44 @@ def test_rivals_come_to_rest(seed):
     taken = sum(len(losers) for _, _, losers in told)
     assert taken <= 60, told
     assert all(step < STEPS // 2 for step, _, _ in told), told
+
+
+@long
+@given(seeds)
+def test_guarantees_hold_and_it_comes_to_rest(seed):
+    """Pools that want all, with operations of a few jobs of one core: whoever came first, each has its guarantee."""
+    rng = random.Random(seed)
+    world = World(
+        fair_share_starvation_timeout=rng.choice([0.0, 5000.0]),
+        max_unpreemptible_running_job_count=rng.choice([None, 3, 10]),
+        enable_aggressive_starvation=rng.random() < 0.5,
+        enable_conditional_preemption=rng.random() < 0.8,
+        preempt_cheapest_first=rng.random() < 0.3,
+        guarantee_tolerance=1.0,
+    )
+    for i in range(rng.choice([1, 2])):
+        world.node(f"n{i}", 6.0, 16.0)
+    left, inner = int(world.tree.total[1]), []
+    for i in range(rng.randint(2, 4)):
+        amount_of = rng.randint(0, left)
+        left -= amount_of
+        world.pool(f"p{i}", weight=rng.choice([0.1, 1.0, 5.0]), strong_guarantee_resources={"cpu": float(amount_of)})
+        if rng.random() < 0.4:
+            part = float(rng.randint(0, amount_of))
+            world.pool(f"p{i}a", f"p{i}", strong_guarantee_resources={"cpu": part})
+            world.pool(f"p{i}b", f"p{i}", weight=rng.choice([0.1, 5.0]))
+        inner += [name for name in world.tree.pools if name.startswith(f"p{i}") and not world.tree.pools[name].children]
+    rng.shuffle(inner)
+    for pool in inner:
+        for i in range(rng.choice([1, 4, 12])):
+            world.operation(f"{pool}o{i}", pool, needs=12 if i == 0 else 1)
+        world.update(-1.0)
+        for node in world.tree.nodes.values():
+            world.place(node)
+    told = run(world, STEPS)
+    assert all(step < STEPS * 3 // 4 for step, _, _ in told), told
+    for pool in world.tree.pools.values():
+        assert pool.usage[1] >= pool.settings.strong_guarantee_resources.get("cpu", 0.0) - 1e-6, (pool.name, told)
 
 
 def test_a_fair_share_that_follows_usage_starts_no_loop():

@@ -23,7 +23,7 @@ from cpumond.scheduler.decide.gangs import Reservation, find_places
 from cpumond.scheduler.decide.placement import NO_SECRETS, ONLY_RECLAIMED, OTHER_NODE, UNMATCHED, wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand, tell_filters
-from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
+from cpumond.scheduler.decide.starvation import list_priorities, starves_in_s
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.settings.failures import innermost, tell_where
@@ -286,17 +286,19 @@ def _tell_starvation(element: OperationElement, now: float, preemptions_left: fl
             yield f"{name} {told}"
         elif each is element or (each.parent is not None and find_standing(each).kind in ("tolerance", "limit")):
             yield f"{name} {find_standing(each).text}: it does not starve"
-    priority = priority_of(element)
-    if priority == "none" or not wants_jobs(element):
+    priorities = list_priorities(element)
+    if not priorities or not wants_jobs(element):
         return
-    yield f"it may take jobs from others, with {priority} priority"
+    strongest = priorities[-1]
+    with_it = "for a strong guarantee" if strongest == "guarantee" else f"with {strongest} priority"
+    yield f"it may take jobs from others, {with_it}"
     if preemptions_left <= 0:
         settings = element.tree.config.settings
         yield (
             f"no job is taken at the moment: max_preemptions_per_minute of tree {element.tree.name!r} is "
             f"{settings.max_preemptions_per_minute}, and so many were; raise it"
         )
-    yield from tell_protections(element, priority, now)
+    yield from tell_protections(element, strongest, now)
 
 
 def _starvation_of(element: Element, now: float) -> str:

@@ -12,7 +12,7 @@ from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.decide.admission import find_full
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import element_name
-from cpumond.scheduler.decide.starvation import list_wanting, priority_of, starves_in_s
+from cpumond.scheduler.decide.starvation import list_priorities, list_wanting, starves_in_s
 from cpumond.scheduler.elements import OperationElement, PoolElement
 
 LEAST: Final = 0.005
@@ -47,8 +47,7 @@ def _since(pool: PoolElement, now: float) -> str:
 def _why_starving(pool: PoolElement, now: float) -> str:
     """What protects most of the jobs that it could have the room of."""
     for element in list_wanting(pool):
-        priority = priority_of(element)
-        if priority != "none":
+        for priority in list_priorities(element)[-1:]:
             return "".join(f": {text}" for text in itertools.islice(tell_protections(element, priority, now), 1))
     return ""
 

@@ -15,7 +15,7 @@ from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.answers.hindrances import count_limit
 from cpumond.scheduler.answers.remedies import raise_count
 from cpumond.scheduler.decide.placement import wants_jobs
-from cpumond.scheduler.decide.protection import find_protections
+from cpumond.scheduler.decide.protection import find_protections, tell_cause
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
 from cpumond.scheduler.decide.victims import is_protected_by_count
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
@@ -62,6 +62,16 @@ def _takeable(pool: PoolElement, by_shares: bool) -> float:
     return cores
 
 
+def _beyond(pool: PoolElement) -> float:
+    """What others have beyond their strong guarantees, which a guarantee may take (6.10)."""
+    side, cores, total = pool, 0.0, pool.tree.total[CPU]
+    for above in pool.ancestors():
+        others = (each for each in (*above.children.values(), *above.operations.values()) if each is not side)
+        cores += sum(max(each.usage[CPU] - each.strong_guarantee_share[CPU] * total, 0.0) for each in others)
+        side = above
+    return cores
+
+
 def _whole_jobs(cores: float, element: OperationElement) -> float:
     """As much of it as jobs of the operation can use."""
     order = next((task.resources[CPU] for task in element.operation.next_tasks()), 0.0)
@@ -84,7 +94,8 @@ def _find(state: State, pool: PoolElement, idle: float, missed: float, now: floa
         (each for each in pool.tree.operations.values() if wants_jobs(each) and pool in each.ancestors()), None
     )
     if running > LEAST and target is not None:
-        yield from _held_by_rules(state, pool, target, running, now)
+        held = list(_held_by_rules(state, pool, target, running, now))
+        yield from held or _held_without_tolerance(pool, target, running, now)
     missed = min(missed, idle + _takeable(pool, by_shares=False) + running)
     if pending > LEAST and missed - running > LEAST:
         yield from _held_by_counts(pool, min(pending, missed - running))
@@ -116,7 +127,8 @@ def _held_by_rules(
     """An operation of the pool runs and wants jobs, and others keep theirs."""
     tree = pool.tree
     settings = tree.config.settings
-    could = min(missed, _whole_jobs(_takeable(pool, by_shares=True), target))
+    holds = bool(settings.guarantee_tolerance)
+    could = min(missed, _whole_jobs(_beyond(pool) if holds else _takeable(pool, by_shares=True), target))
     if (
         settings.max_preemptions_per_minute is not None
         and could > LEAST
@@ -128,6 +140,7 @@ def _held_by_rules(
     priority = priority_of(target)
     if priority == "none":
         yield from _held_by_time(pool, target, could, now) if could > LEAST else ()
+    if priority == "none" or holds:
         return
     protections = find_protections(target, priority, now)
     counted = [each.element for each in protections if each.cause == "count"]
@@ -145,6 +158,30 @@ def _held_by_rules(
                 f"allow_aggressive_preemption of {'tree' if element.parent is None else 'pool'} {element.name} is false"
             )
             yield _set_option(element, pool, option, True, min(missed, cores), why)
+
+
+def _held_without_tolerance(pool: PoolElement, target: OperationElement, missed: float, now: float) -> Iterator[Remedy]:
+    """No ordinary rule would give it more: what pools above their guarantees have is protected, or it does not starve.
+
+    With ``guarantee_tolerance`` it takes that all the same (6.10).
+    """
+    tree = pool.tree
+    could = min(missed, _whole_jobs(_beyond(pool), target))
+    if tree.config.settings.guarantee_tolerance or could <= LEAST:
+        return
+    priority = priority_of(target)
+    if priority != "none":
+        protections = find_protections(target, priority, now)
+        why = tell_cause(protections[0].cause, tree) if protections else ""
+    else:
+        tolerance = 1.0 if pool.rules is None else pool.rules.tolerance
+        why = f"starving begins below {tolerance:g} of it (fair_share_starvation_tolerance)"
+        if pool.below_since is not None:
+            return
+    if why:
+        text = "set guarantee_tolerance of the tree to 1"
+        remedy = set_tree(tree.name, [("guarantee_tolerance", 1.0)], why, text)
+        yield replace(remedy, kind="guarantee_tolerance", pool=pool.name, cores=could)
 
 
 def _held_by_count_rule(pool: PoolElement, operations: list[OperationElement], missed: float) -> Iterator[Remedy]:

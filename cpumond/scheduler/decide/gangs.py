@@ -11,7 +11,8 @@ from cpumond.fairshare.resources import ZERO, Vector, add, dominates, subtract, 
 from cpumond.scheduler.decide.placement import fits_orders, has_spare, may_start_within
 from cpumond.scheduler.decide.preemption import tell_victims
 from cpumond.scheduler.decide.snapshot import element_name, room_left
-from cpumond.scheduler.decide.swap import Candidate, Losses, Swap, SwapStage, TargetPriority
+from cpumond.scheduler.decide.starvation import TargetPriority
+from cpumond.scheduler.decide.swap import Candidate, Losses, Swap, SwapStage
 from cpumond.scheduler.decide.victims import ROUNDING, as_vector, room_below_limits
 from cpumond.scheduler.elements import Job, Node, OperationElement
 from cpumond.scheduler.elements.node_sizes import fits
@@ -219,7 +220,7 @@ def plan_for_gang(
             return None
     if not search.victims:
         return None
-    return GangPlan(target, priority, tuple(search.places), tell_victims(target, search.victims, now))
+    return GangPlan(target, priority, tuple(search.places), tell_victims(target, priority, search.victims, now))
 
 
 class _GangSearch:

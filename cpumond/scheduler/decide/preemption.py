@@ -13,8 +13,9 @@ from typing import Final
 
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, dominates
 from cpumond.scheduler.decide.placement import has_spare
-from cpumond.scheduler.decide.preemption_record import tell_shares, tell_starvation
-from cpumond.scheduler.decide.swap import Candidate, Swap, SwapStage, TargetPriority
+from cpumond.scheduler.decide.preemption_record import tell_claim, tell_shares, tell_starvation
+from cpumond.scheduler.decide.starvation import TargetPriority
+from cpumond.scheduler.decide.swap import Candidate, Swap, SwapStage
 from cpumond.scheduler.decide.victims import local_satisfaction, room_below_limits
 from cpumond.scheduler.elements import Element, Job, Node, OperationElement, PoolElement
 from cpumond.scheduler.model import Task
@@ -74,7 +75,7 @@ class Targets:
                     break  # the pools above have these orders, and lead here
                 below.orders |= own.orders
                 side = pool
-        self.gangs.sort(key=lambda gang: gang[1] != "aggressive")
+        self.gangs.sort(key=lambda gang: _STAGES.index(gang[1]))
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +91,8 @@ def plan_preemption(
 ) -> PreemptionPlan | None:
     """The first job of a starving operation that room can be made for on this node, and the jobs that must go for it.
 
-    Targets are tried in the usual order of service, aggressive ones before normal ones. A stage is left out when the
+    Targets are tried in the usual order of service, aggressive ones before normal ones, and last those that claim a
+    strong guarantee (6.10). A stage is left out when the
     node's free resources and all that could be freed do not reach ``spare`` (6.6). At most ``MOST_SEARCHES`` are made;
     ``node.skipped_searches`` is where the next attempt goes on.
 
@@ -128,7 +130,7 @@ def plan_preemption(
     return None
 
 
-_STAGES: Final[tuple[TargetPriority, ...]] = ("aggressive", "normal")
+_STAGES: Final[tuple[TargetPriority, ...]] = ("aggressive", "normal", "guarantee")
 
 
 class _Budget:
@@ -163,7 +165,7 @@ class _Search:
         self.may_preempt = may_preempt
         self.budget = budget
         self.now = now
-        self.failed: dict[tuple[PoolElement, Vector], float] = {}
+        self.failed: dict[tuple[Element, Vector], float] = {}
         self.own = {candidate.element for candidate in stage.candidates}
 
     def visit(self, pool: PoolElement, available: Vector) -> PreemptionPlan | None:
@@ -182,7 +184,9 @@ class _Search:
             if isinstance(child, PoolElement) and child in stage.pools:
                 plan = self.visit(child, available)
             elif orders:
-                plan = self._try(pool, child, orders, local_satisfaction(child))
+                # Whether a guarantee is claimed is a matter of the side.
+                joint = child if self.stage.by_guarantee else pool
+                plan = self._try(joint, child, orders, local_satisfaction(child))
                 orders = [order for order in orders if not self._is_hopeless(pool, order, 0.0)]
             else:
                 continue
@@ -191,7 +195,7 @@ class _Search:
         return None
 
     def _try(
-        self, joint: PoolElement, element: Element, orders: Iterable[Vector], satisfaction: float
+        self, joint: Element, element: Element, orders: Iterable[Vector], satisfaction: float
     ) -> PreemptionPlan | None:
         """Search at or below an element without candidates; ``satisfaction`` is that of the side below ``joint``."""
         if not element.may_use(self.stage.node):
@@ -217,7 +221,7 @@ class _Search:
         return None
 
     def _try_operation(
-        self, joint: PoolElement, target: OperationElement, orders: list[Vector], satisfaction: float
+        self, joint: Element, target: OperationElement, orders: list[Vector], satisfaction: float
     ) -> PreemptionPlan | None:
         stage, budget = self.stage, self.budget
         if not self.may_preempt(target, stage.priority):
@@ -231,18 +235,22 @@ class _Search:
             budget.made += 1
             victims = Swap(stage, target, order).find_victims() if budget.made > budget.first else None
             if victims is not None:
-                told = tell_victims(target, victims, self.now)
+                told = tell_victims(target, stage.priority, victims, self.now)
                 return PreemptionPlan(target, task, stage.priority, told)
             # One that refuses reclaimed CPU needs more room than others.
             if target not in self.own and target.operation.record.allow_reclaimed:
                 self.failed[joint, order] = satisfaction
         return None
 
-    def _is_hopeless(self, joint: PoolElement, order: Vector, satisfaction: float) -> bool:
+    def _is_hopeless(self, joint: Element, order: Vector, satisfaction: float) -> bool:
         least = self.failed.get((joint, order))
         return least is not None and satisfaction >= least
 
 
-def tell_victims(target: OperationElement, victims: Iterable[Candidate], now: float) -> tuple[tuple[Job, str], ...]:
+def tell_victims(
+    target: OperationElement, priority: TargetPriority, victims: Iterable[Candidate], now: float
+) -> tuple[tuple[Job, str], ...]:
+    if priority == "guarantee":
+        return tuple((job, tell_claim(target, each.element)) for each in victims for job in each.jobs)
     reason = tell_starvation(target, now)
     return tuple((job, f"{reason}; {tell_shares(job.element)}") for each in victims for job in each.jobs)

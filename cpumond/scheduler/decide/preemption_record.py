@@ -7,7 +7,7 @@ from typing import Final, Literal
 from cpumond.core.words import GIB, named, printable
 from cpumond.fairshare.resources import RESOURCES, show_dominant
 from cpumond.scheduler.decide.cost import lost_core_seconds
-from cpumond.scheduler.decide.starvation import starving_element
+from cpumond.scheduler.decide.starvation import claims_guarantee, starving_element
 from cpumond.scheduler.elements import Element, Job, OperationElement, PoolElement, usage_share
 from cpumond.scheduler.model import PreemptionRecord, to_amounts
 
@@ -21,7 +21,7 @@ def make_record(
     now: float,
     preemptor_job_id: str = "",
     preemptor: OperationElement | None = None,
-    priority: Literal["", "normal", "aggressive"] = "",
+    priority: Literal["", "normal", "aggressive", "guarantee"] = "",
 ) -> PreemptionRecord:
     """The record of a decision about ``job``; ``now`` is seconds since 1970, ``why`` the reason without the kind.
 
@@ -78,6 +78,18 @@ def tell_starvation(target: OperationElement, now: float) -> str:
         f"{tell_name(element)} is {how}, it has been below its share for {below_s:.0f} s: "
         f"{show_dominant(usage_share(element))} of the cluster is allotted to it, "
         f"its fair share is {show_dominant(element.fair_share)}"
+    )
+
+
+def tell_claim(target: OperationElement, victim: OperationElement) -> str:
+    """Why a job of ``victim`` goes for a pool that is below its strong guarantee (6.10)."""
+    claiming = next((each for each in (target, *target.ancestors()) if claims_guarantee(each)), target)
+    losing = next((each for each in victim.ancestors() if max(each.strong_guarantee_share) > 0.0), victim)
+    has = f"{show_dominant(usage_share(claiming))} of the cluster is allotted to {tell_name(claiming)}"
+    return (
+        f"{has}, its strong guarantee is {show_dominant(claiming.strong_guarantee_share)}; "
+        f"{show_dominant(usage_share(losing))} is allotted to {tell_name(losing)}, and "
+        f"{show_dominant(losing.strong_guarantee_share)} is guaranteed to it"
     )
 
 

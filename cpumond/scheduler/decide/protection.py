@@ -13,8 +13,7 @@ from cpumond.core.measures import format_span
 from cpumond.fairshare.resources import RESOURCES, show_amount, show_dominant
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.snapshot import element_name
-from cpumond.scheduler.decide.starvation import EPSILON
-from cpumond.scheduler.decide.swap import TargetPriority
+from cpumond.scheduler.decide.starvation import EPSILON, TargetPriority, keeps_guarantee
 from cpumond.scheduler.decide.victims import (
     blocks,
     is_protected_by_count,
@@ -31,12 +30,16 @@ from cpumond.scheduler.elements import (
     Job,
     OperationElement,
     PoolElement,
+    Tree,
     usage_share,
 )
 
-Cause = Literal["count", "graceful", "starving", "share", "forbids", "threshold", "list", "aggressive", "time", "free"]
-"""The count rule; ``preemption_mode``; the element is starving, too; it has no more than its share; it would give more
-if it did not forbid aggression; two parts of the non-preemptible list; the list that aggression may take;
+Cause = Literal[
+    "count", "graceful", "starving", "guaranteed", "share", "forbids", "threshold", "list", "aggressive", "time", "free"
+]
+"""The count rule; ``preemption_mode``; the element is starving, too; a job less and it is below its guarantee; it has
+no more than its share; it would give more if it did not forbid aggression; two parts of the non-preemptible list; the
+list that aggression may take;
 ``min_run_time``; nothing."""
 
 SHOWN: Final = 3
@@ -71,12 +74,12 @@ def find_protections(target: OperationElement, priority: TargetPriority, now: fl
         jobs = [job for job in element.jobs.values() if target.may_use(job.node)]
         if element is target or not jobs:
             continue
-        blocker = _find_blocker(element, own, aggressive)
+        blocker = (_find_guaranteed if priority == "guarantee" else _find_blocker)(element, own, aggressive)
         if blocker is not None:
             found[blocker] = found.get(blocker, 0) + len(jobs)
             continue
         sort_jobs(element)
-        for cause, until in _causes_of_jobs(element, jobs, aggressive, now):
+        for cause, until in _causes_of_jobs(element, jobs, priority, now):
             if cause == "time":
                 ends.setdefault(element, []).append(until)
             key = (cause, _forbidder(element) if cause == "forbids" else element)
@@ -91,19 +94,37 @@ def find_protections(target: OperationElement, priority: TargetPriority, now: fl
 
 
 def _causes_of_jobs(
-    element: OperationElement, jobs: Iterable[Job], aggressive: bool, now: float
+    element: OperationElement, jobs: Iterable[Job], priority: TargetPriority, now: float
 ) -> list[tuple[Cause, float]]:
     """What protects each of some active jobs, and until when ``min_run_time`` does; of a gang, which goes whole, all or
     none."""
     causes: list[tuple[Cause, float]] = []
     for job in jobs:
-        cause, until = _cause_of_list(element, job.preemptibility, aggressive), spared_until(job)
+        cause: Cause = "free"
+        if priority != "guarantee":
+            cause = _cause_of_list(element, job.preemptibility, priority == "aggressive")
+        until = spared_until(job)
         causes.append(("time" if cause == "free" and until > now else cause, until))
     if element.operation.record.is_gang:
         # What ends by itself last.
         longest = max(causes, key=lambda each: (each[0] != "free", each[0] != "time", each[1]))
         return [longest] * len(causes)
     return causes
+
+
+def _find_guaranteed(
+    element: OperationElement, own: set[PoolElement], _aggressive: bool
+) -> tuple[Cause, OperationElement | PoolElement] | None:
+    """What protects all jobs of an operation from who is below a strong guarantee (6.10)."""
+    if element.operation.record.preemption_mode == "graceful":
+        return "graceful", element
+    least = min(element.jobs.values(), key=lambda job: max(job.usage)).usage
+    for above in path_of(element):
+        if above in own:
+            break
+        if not keeps_guarantee(above, least):
+            return "guaranteed", above
+    return None
 
 
 def _find_blocker(
@@ -152,6 +173,26 @@ def _forbidder(element: OperationElement | PoolElement) -> OperationElement | Po
         pool = pool.parent
     assert pool is not None
     return pool
+
+
+def tell_cause(cause: Cause, tree: Tree) -> str:
+    """What protects others' jobs, without names of operations; "" for what ends by itself."""
+    settings = tree.config.settings
+    by_share = (
+        "others' jobs are within the fair shares of their operations, protected by "
+        "aggressive_preemption_satisfaction_threshold "
+        f"{settings.aggressive_preemption_satisfaction_threshold:g} and preemption_satisfaction_threshold "
+        f"{settings.preemption_satisfaction_threshold:g}"
+    )
+    limit = settings.max_unpreemptible_running_job_count
+    texts: dict[Cause, str] = {
+        "count": f"max_unpreemptible_running_job_count is {limit} and protects operations of few jobs",
+        "starving": "others starve, too, and preemption_check_starvation protects them",
+        "free": "no swap would leave those better off who lose jobs for it",
+        "graceful": "",
+        "time": "",
+    }
+    return texts.get(cause, by_share)
 
 
 def tell_protections(target: OperationElement, priority: TargetPriority, now: float) -> Iterator[str]:
@@ -212,6 +253,9 @@ def _tell(each: Protection, target: OperationElement) -> str:
         )
     if each.cause == "starving":
         return f"{name} starves itself and keeps its {jobs}: preemption_check_starvation of {tree} is true"
+    if each.cause == "guaranteed":
+        guarantee = show_dominant(element.strong_guarantee_share)
+        return f"{name} has no job beyond its own strong guarantee, {guarantee} of the cluster, and keeps its {jobs}"
     if each.cause == "forbids":
         return f"{_tell_forbidding(element)}: it keeps {jobs} within its fair share; allow it to have them taken"
     if each.cause == "share":

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
-from cpumond.fairshare.resources import UNLIMITED, Vector, subtract, sum_vectors
+from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, share, subtract, sum_vectors
 from cpumond.scheduler.decide.placement import wants_jobs
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, SchedulingStatus, Tree, usage_share
 from cpumond.scheduler.elements.node_sizes import fits
 
+TargetPriority = Literal["normal", "aggressive", "guarantee"]
+"""How jobs are taken from others; the last: for a strong guarantee, whatever protects them (6.10)."""
 Priority = Literal["none", "normal", "aggressive"]
 
 EPSILON: Final = 1e-6
@@ -93,9 +95,46 @@ def _find_status(element: Element) -> SchedulingStatus:
     usage, fair_share = max(usage_share(element)), max(element.fair_share)
     # Where the fair share covers the whole demand, the element must get all of it.
     tolerance = 1.0 if max(element.demand_share) < fair_share + EPSILON else rules.tolerance
-    if usage > fair_share * tolerance - EPSILON:
+    if usage > fair_share * tolerance - EPSILON and not is_below_guarantee(element):
         return "normal"
     return "below_min_share" if usage < max(element.strong_guarantee_share) else "below_fair_share"
+
+
+def is_below_guarantee(element: Element) -> bool:
+    """Whether it has less than its strong guarantee times the tree's ``guarantee_tolerance``, and its fair share says
+    that it wants more; never in trees without the option (6.10)."""
+    tolerance = element.tree.config.settings.guarantee_tolerance
+    if tolerance is None or not any(element.strong_guarantee_share):
+        return False
+    guarantee = min(max(element.strong_guarantee_share), max(element.fair_share))
+    return max(usage_share(element)) < guarantee * tolerance - EPSILON
+
+
+def keeps_guarantee(element: Element, lost: Vector = ZERO) -> bool:
+    """Whether an element has its strong guarantee without ``lost`` of its usage (6.10)."""
+    if not any(element.strong_guarantee_share):
+        return True
+    left = share(subtract(element.usage, lost), element.tree.total)
+    return max(left) > max(element.strong_guarantee_share) - EPSILON
+
+
+def claims_guarantee(element: Element) -> bool:
+    """Whether a pool, or an operation with a guarantee of its own, may take protected jobs to reach it (6.10).
+
+    Once it has starved for a ``preemptive_scheduling_backoff``, in which each node could give it unprotected ones.
+    """
+    if element.starvation_status == "non_starving" or not is_below_guarantee(element):
+        return False
+    tree, since = element.tree, element.below_since
+    wait_s = _timeout_s(element) + tree.config.settings.preemptive_scheduling_backoff / 1e3
+    return since is not None and since < tree.updated_at - wait_s
+
+
+def may_claim(element: OperationElement) -> bool:
+    """Whether an operation may take protected jobs from others, for itself or a pool above it (6.10)."""
+    if element.tree.config.settings.guarantee_tolerance is None:
+        return False
+    return any(map(claims_guarantee, (element, *element.ancestors())))
 
 
 def _move(element: Element, status: SchedulingStatus, now: float) -> None:
@@ -168,8 +207,17 @@ def starving_element(element: OperationElement) -> OperationElement | PoolElemen
     return starving
 
 
-def still_starves(element: OperationElement, priority: Priority) -> bool:
+def list_priorities(element: OperationElement) -> list[TargetPriority]:
+    """At which an operation takes jobs from others, the one that takes fewest first."""
+    usual = priority_of(element)
+    claimed: list[TargetPriority] = ["guarantee"] if may_claim(element) else []
+    return claimed if usual == "none" else [usual, *claimed]
+
+
+def still_starves(element: OperationElement, priority: TargetPriority) -> bool:
     """Whether what gave an operation this priority at the last update is still below its share (6.2, 6.3)."""
+    if priority == "guarantee":
+        return may_claim(element)
     with_ancestors = element.tree.config.settings.scheduling_preemption_priority_scope == "operation_and_ancestors"
     above: Iterable[Element] = (element, *element.ancestors()) if with_ancestors else (element,)
     wanted = ("aggressively_starving",) if priority == "aggressive" else ("aggressively_starving", "starving")
@@ -181,4 +229,4 @@ def starving_operations(tree: Tree) -> list[OperationElement]:
 
     Graceful ones too: the mode is about how their own jobs are taken (6.7). In the order in which the tree holds them.
     """
-    return [element for element in tree.operations.values() if wants_jobs(element) and priority_of(element) != "none"]
+    return [element for element in tree.operations.values() if wants_jobs(element) and list_priorities(element)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final
 
-from cpumond.fairshare.resources import CPU, UNLIMITED, ZERO, Vector, add, greatest, subtract, sum_vectors
+from cpumond.fairshare.resources import CPU, UNLIMITED, ZERO, Vector, add, greatest, share, subtract, sum_vectors
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
 from cpumond.scheduler.decide.placement import may_start_within, room_beside
-from cpumond.scheduler.decide.starvation import EPSILON
+from cpumond.scheduler.decide.starvation import EPSILON, TargetPriority, claims_guarantee, keeps_guarantee
 from cpumond.scheduler.decide.victims import (
     ROUNDING,
     as_vector,
@@ -23,8 +23,6 @@ from cpumond.scheduler.decide.victims import (
     uses,
 )
 from cpumond.scheduler.elements import PREEMPTIBLE, Element, Job, Node, OperationElement, PoolElement, Tree
-
-TargetPriority = Literal["normal", "aggressive"]
 
 LEAST_GAIN: Final = 0.1
 """By which part of itself the lesser satisfaction must rise where the swap leaves the victim's side below its share."""
@@ -66,6 +64,7 @@ class SwapStage:
         self.node = node
         self.priority = priority
         self.aggressive = priority == "aggressive"
+        self.by_guarantee = priority == "guarantee"
         self.now = now
         self.settings = tree.config.settings
         free = room_beside(node.free, reserved)
@@ -83,7 +82,7 @@ class SwapStage:
                 continue
             if element not in blockers:
                 # A node that changed its tree may still have jobs of the other tree.
-                if element.tree is not tree or not may_lose(element):
+                if element.tree is not tree or not may_lose(element, self.by_guarantee):
                     left_out.add(element)
                     continue
                 sort_jobs(element)
@@ -93,7 +92,7 @@ class SwapStage:
             if is_gang:
                 left_out.add(element)  # one candidate for all of its jobs
             if element not in blockers:
-                blockers[element] = next((e for e in path_of(element) if blocks(e, element, self.aggressive)), None)
+                blockers[element] = next((e for e in path_of(element) if self.blocks(e, element)), None)
             blocker = blockers[element]
             if isinstance(blocker, OperationElement) or (blocker is not None and not conditional):
                 continue
@@ -120,14 +119,19 @@ class SwapStage:
         for amount in self.conditional.values():
             self.most = greatest(self.most, add(self.discount, amount))
 
+    def blocks(self, above: Element, victim: OperationElement, lost: Vector = ZERO) -> bool:
+        """Whether an element may lose no more to targets outside of it (6.5; for a guarantee 6.10)."""
+        return not keeps_guarantee(above, lost) if self.by_guarantee else blocks(above, victim, self.aggressive, lost)
+
     def _may_go(self, job: Job) -> bool:
         # A job that this heartbeat starts has not even been sent yet.
         is_new = job.state == "starting" and job.ordered_at >= self.now
-        return not is_new and job.is_active and is_permitted(job, self.aggressive) and spared_until(job) <= self.now
+        is_allowed = self.by_guarantee or is_permitted(job, self.aggressive)
+        return not is_new and job.is_active and is_allowed and spared_until(job) <= self.now
 
     def _sort(self) -> None:
         settings = self.settings
-        if settings.preempt_cpu_gap_first or settings.preempt_cheapest_first:
+        if self.by_guarantee or settings.preempt_cpu_gap_first or settings.preempt_cheapest_first:
             for each in self.candidates:
                 if any(job.preemptibility != PREEMPTIBLE for job in each.jobs):
                     each.rank += 2 if settings.preempt_cpu_gap_first and each.jobs[0].has_cpu_gap else 4
@@ -329,15 +333,24 @@ class Swap:
     def _may_go(self, each: Candidate, side: Element, depth: int) -> bool:
         """Whether this one, too, may be taken after the victims so far (see ``plan_preemption``)."""
         element, losses = each.element, self.losses
-        if is_protected_by_count(element, losses.counts.get(element, len(element.jobs))):
+        by_guarantee = self.stage.by_guarantee
+        if not by_guarantee and is_protected_by_count(element, losses.counts.get(element, len(element.jobs))):
             return self._refuse(element)
         conditional = self.stage.settings.enable_conditional_preemption
         for above in path_of(element):
             lost = losses.lost.get(above)
-            if lost is not None and blocks(above, element, self.stage.aggressive, lost):
+            if lost is not None and self.stage.blocks(above, element, lost):
                 return self._refuse(above)
             if above is side and conditional:
                 break
+        if self.stage.settings.guarantee_tolerance is not None:
+            for above in path_of(element):
+                if not keeps_guarantee(above, add(losses.lost.get(above, ZERO), each.whole)):
+                    return self._refuse(above)
+                if above is side:
+                    break
+            if by_guarantee:
+                return self._claims(self.branches[depth])
         after = local_satisfaction(side, add(losses.lost.get(side, ZERO), each.whole))
         if depth not in self.satisfactions:
             self.satisfactions[depth] = local_satisfaction(self.branches[depth])
@@ -345,6 +358,12 @@ class Swap:
         if after > now + EPSILON and (after > 1.0 - EPSILON or after > now * (1.0 + LEAST_GAIN)):
             return True
         return self._refuse(side)
+
+    def _claims(self, branch: Element) -> bool:
+        """Whether the target's side is below its guarantee, and within its fair share once it has the order (6.10)."""
+        order = add(self.order, self.before.ordered)
+        after = max(share(add(branch.usage, order), branch.tree.total))
+        return claims_guarantee(branch) and after < max(branch.fair_share) + EPSILON
 
     def _refuse(self, element: Element) -> bool:
         self.was_refused_for_losses |= element in self.losses.lost

@@ -151,10 +151,11 @@ def is_permitted(job: Job, aggressive: bool) -> bool:
     return aggressive and job.preemptibility == AGGRESSIVELY_PREEMPTIBLE and rules.aggressive_preemption
 
 
-def may_lose(element: OperationElement) -> bool:
+def may_lose(element: OperationElement, by_guarantee: bool = False) -> bool:
+    """Whether its kind and number let it lose jobs; for a guarantee numbers protect nobody (6.10)."""
     if element.operation.record.preemption_mode == "graceful":
         return False
-    return not is_protected_by_count(element, len(element.jobs))
+    return by_guarantee or not is_protected_by_count(element, len(element.jobs))
 
 
 def stop_order(job: Job) -> tuple[bool, float, int]:

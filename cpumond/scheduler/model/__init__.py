@@ -203,6 +203,9 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     scheduling_preemption_priority_scope: Literal["operation_only", "operation_and_ancestors"] = (
         "operation_and_ancestors"
     )
+    guarantee_tolerance: _Share | None = None
+    """Of its strong guarantee what a pool is to have whatever protects the jobs of pools above theirs; None: as in
+    YTsaurus, where it starves below the part of its fair share that it tolerates (6.10)."""
     preemption_check_starvation: bool = True
     preemption_check_satisfaction: bool = True
     preempt_cpu_gap_first: bool = False
@@ -586,7 +589,7 @@ class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     preemptor_job_id: str = ""
     preemptor_operation_id: str = ""
     preemptor_pool: str = ""
-    priority: Literal["", "normal", "aggressive"] = ""
+    priority: Literal["", "normal", "aggressive", "guarantee"] = ""
     lost_core_seconds: float = 0.0
     """The work that the job has to do again (6.9)."""
     cause: str = ""

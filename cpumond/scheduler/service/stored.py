@@ -38,12 +38,13 @@ FIRST_TREE: Final = MappingProxyType(
         "acl_required": True,
         "default_memory_limit": 536_870_912,
         "enable_memory_reserve": True,
+        "guarantee_tolerance": 1.0,
         "per_pool_counts_for_leaves_only": True,
     }
 )
 """Options of the tree of a new store: closed until an administrator says who may do what (semantics.md 12.4), YTsaurus'
 memory of a task that says none (2.4), of which jobs take room for what those before them used (8.1), counts of
-operations that leave room for sub-pools (2.4). Trees that exist keep what they had."""
+operations that leave room for sub-pools (2.4), guarantees that hold (6.10). Trees that exist keep what they had."""
 _VAULT: Final = re.compile(rb'"secure[-_]vault"')
 MUTATION = "mutation"
 """The kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""

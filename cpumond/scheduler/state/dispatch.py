@@ -11,7 +11,6 @@ from cpumond.core.wire import HeartbeatAnswer, JobOrder, StopOrder
 from cpumond.scheduler.decide import preemption, preemption_record, starvation
 from cpumond.scheduler.decide.cost import next_unspared
 from cpumond.scheduler.decide.placement import ServiceOrder, has_spare, is_in_idle_class, place_jobs, wants_jobs
-from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
 from cpumond.scheduler.model import Task
@@ -145,8 +144,7 @@ def _find_targets(work: TreeWork) -> preemption.Targets:
     if work.targets is None:
         assert work.order is not None
         ranked = work.order.rank(starvation.starving_operations(work.order.tree))
-        levels = ((element, starvation.priority_of(element)) for element in ranked)
-        pairs = [(element, level) for element, level in levels if level != "none"]
+        pairs = [(element, level) for element in ranked for level in starvation.list_priorities(element)]
         work.targets = preemption.Targets(pairs, _may_preempt)
     return work.targets
 
@@ -268,7 +266,7 @@ def _list_variables(job: Job) -> dict[str, str]:
     return variables
 
 
-def _may_preempt(element: OperationElement, level: TargetPriority) -> bool:
+def _may_preempt(element: OperationElement, level: starvation.TargetPriority) -> bool:
     """Whether an operation of ``TreeWork.targets`` still wants jobs in the tree and has not got its share meanwhile."""
     is_there = element.tree.operations.get(element.name) is element
     return is_there and wants_jobs(element) and starvation.still_starves(element, level)

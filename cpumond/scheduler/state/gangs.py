@@ -153,7 +153,8 @@ def preempt_for_gang(
     for element, priority in targets[first : first + MOST_TRIES]:
         if tree.operations.get(element.name) is not element or not wants_jobs(element):
             continue
-        if not still_starves(element, priority) or priority_of(element) == "none" or _is_stopping(state, element):
+        is_none = priority != "guarantee" and priority_of(element) == "none"
+        if is_none or not still_starves(element, priority) or _is_stopping(state, element):
             continue
         plan = gangs.plan_for_gang(element, priority, _find_rooms(state, element, now), now, state.rules.spare)
         if plan is None or len(plan.victims) > budget:

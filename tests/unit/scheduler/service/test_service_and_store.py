@@ -30,6 +30,7 @@ def test_an_empty_store_gets_one_tree_that_is_the_default(scheduler, store):
         "acl_required": True,
         "default_memory_limit": 536_870_912,
         "enable_memory_reserve": True,
+        "guarantee_tolerance": 1.0,
         "per_pool_counts_for_leaves_only": True,
     }
     again = make_scheduler(store)
