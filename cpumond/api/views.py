@@ -50,10 +50,11 @@ from cpumond.scheduler.model import (
     OperationRecord,
     OperationState,
     PreemptionRecord,
+    RetryNote,
     Task,
 )
 from cpumond.scheduler.rights.entries import AccessEntry
-from cpumond.scheduler.settings.operations import unrecognized_warnings
+from cpumond.scheduler.settings.operations import needed_jobs, unrecognized_warnings
 from cpumond.scheduler.state import State
 
 V = TypeVar("V", bound="OperationView")
@@ -163,6 +164,10 @@ class OperationDetails(OperationView, frozen=True):
     job_cpu_monitor: dict[str, Any]
     incarnations: list[Incarnation]
     """With ``gang_options``: the first and the latest, the present one last (7.5)."""
+    retried: list[RetryNote]
+    """What rules of its retry policy made of the latest failures, the last one last (3.9)."""
+    next_retry: float | None
+    """When the next job that waits for it is started again, in seconds since 1970."""
     spec: dict[str, Any]
     acl: list[AccessEntry]
     may: dict[str, str]
@@ -268,6 +273,8 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
         _find_places(state, [record]),
         tasks=list(record.tasks),
         incarnations=list(record.incarnations),
+        retried=list(record.retried),
+        next_retry=min(live.retries.later.values(), default=None) if live is not None and live.retries else None,
         acl=list(record.acl),
         may=may,
         alerts=[*([text for _, text in list_alerts(live)] if live is not None else []), *told],
@@ -330,9 +337,14 @@ def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
     return JobTotals(
         total=sum(task.job_count for task in record.tasks),
         active=0 if live is None else live.active_job_count,
-        pending=0 if live is None else live.needed_job_count,
+        pending=0 if live is None else _count_pending(live),
         **{name: sum(getattr(each, name) for each in counts) for name in JobCounts.__struct_fields__},
     )
+
+
+def _count_pending(live: Operation) -> int:
+    """Jobs still to be started, also those that wait to be started again."""
+    return live.needed_job_count if live.retries is None else sum(needed_jobs(live.record, live.active).values())
 
 
 def _in_tree(element: OperationElement, now: float, places: Places, looks: dict[Tree, Causes]) -> OperationInTree:

@@ -111,6 +111,13 @@ _options = combine(
         help="A job that runs for longer has failed.",
     ),
     click.option(
+        "--retry",
+        "retry_policy",
+        metavar="RULE",
+        multiple=True,
+        help="Such as 'oom:3,memory_growth=1.5', exit=75:5,delay=30s or exit=2:fail; may be repeated.",
+    ),
+    click.option(
         "--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Any other option of a specification."
     ),
     click.argument("command", nargs=-1, metavar="[-- COMMAND [ARGS]...]"),
@@ -134,7 +141,7 @@ def spec_options(
 NAMES: Final = (
     "file", "pool", "trees", "job_count", "cpu_limit", "memory_limit", "weight", "title", "is_gang", "monitor",
     "variables", "working_directory", "interruptible", "time_limit_s", "job_time_limit_s", "min_run_time_s",
-    "checkpoints", "assignments", "command",
+    "checkpoints", "retry_policy", "assignments", "command",
 )  # fmt: skip
 
 
@@ -162,6 +169,7 @@ def make_spec(values: Mapping[str, Any]) -> dict[str, Any]:
         "is_gang": values["is_gang"],
         "min_run_time": milliseconds("min_run_time_s"),
         "time_limit": milliseconds("time_limit_s"),
+        "retry_policy": list(values["retry_policy"]) or None,
         "job_cpu_monitor": None if values["monitor"] is None else _read_monitor(values["monitor"]),
     }
     more = read_attributes(values["assignments"])

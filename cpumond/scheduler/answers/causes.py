@@ -15,9 +15,8 @@ from cpumond.scheduler.elements import Operation, OperationElement, PoolElement,
 from cpumond.scheduler.model import OperationRecord, OperationState
 
 CauseKind = Literal[
-    "cannot_start", "working", "suspended", "secrets", "pool_full", "queue", "no_nodes", "gang", "limit", "reclaimed",
-    "filter",
-    "share", "room",
+    "cannot_start", "working", "retry", "suspended", "secrets", "pool_full", "queue", "no_nodes", "gang", "limit",
+    "reclaimed", "filter", "share", "room",
 ]  # fmt: skip
 
 SAME: Final = 1e-6
@@ -25,6 +24,7 @@ SAME: Final = 1e-6
 _TEXTS: Final[dict[CauseKind, str]] = {
     "cannot_start": "cannot start: no node of the tree is large enough, or a gang is too large for all of them",
     "working": "all jobs are started",
+    "retry": "its jobs have failed and wait to be started again, as their retry rules say",
     "suspended": "suspended: no job is started until that is taken back",
     "secrets": NO_KEY,
     "pool_full": "pool {pool} is full: as many operations run in it as may (max_running_operation_count)",
@@ -123,6 +123,8 @@ class Causes:
     def _find(self, element: OperationElement) -> Waiting:
         operation = element.operation
         needed = operation.needed
+        if not needed and operation.retries is not None and operation.retries.later and not operation.active_job_count:
+            return _FIXED["retry"]
         if not needed:
             return _FIXED["suspended" if operation.record.suspended else "working"]
         wanted, first = 0.0, None

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from cpumond.core.measures import count_cores, format_span
-from cpumond.core.words import count, printable, quoted
+from cpumond.core.words import count, printable, quoted, show_utc
 from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, dominates, show_amount
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.causes import Causes, find_shown_state, tell_cannot_start
@@ -95,7 +95,7 @@ def explain_operation(
         lines.append(_tell_suspended(live.record))
     if live is not None:
         lines += _tell_no_restart(live.record)
-        lines += _tell_incarnation(state, live, now)
+        lines += [*_tell_incarnation(state, live, now), *_tell_retries(live, now)]
     lines += _tell_failures(state, record, now)
     lines += _tell_preemptions(taken, given, now)
     return OperationAnswer(record.id, record.state, lines, trees, taken[:KEPT_RECORDS], given[:KEPT_RECORDS])
@@ -151,6 +151,22 @@ def _tell_incarnation(state: State, live: Operation, now: float) -> Iterator[str
         where = ", ".join(map(quoted, nodes[:3])) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
         which = f"{count(len(ending), 'job')} of the incarnation before"
         yield f"none of them begins before {which} on {where} {'has' if len(ending) == 1 else 'have'} ended"
+
+
+def _tell_retries(live: Operation, now: float) -> Iterator[str]:
+    """Which jobs are not started again yet, because of which rules."""
+    waits: dict[str, list[float]] = {}
+    for (task, cookie), due in live.retries.later.items() if live.retries is not None else ():
+        rule = next(reversed(live.record.retries[task][cookie].used), "")
+        waits.setdefault(rule, []).append(due)
+    for rule, dues in waits.items():
+        number, first = len(dues), min(dues)
+        yield (
+            f"{count(number, 'job')} of it {'waits' if number == 1 else 'wait'} until {show_utc(first)} (for "
+            f"{format_span(max(first - now, 0.0))} more){' or later' * (number > 1)} because of retry rule {rule}"
+        )
+    if live.waits_whole:
+        yield "it is a gang: its other jobs wait with it"
 
 
 def _tell_state(record: OperationRecord, live: Operation | None, now: float) -> str:
@@ -333,7 +349,8 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
     operation = element.operation
     needed = operation.needed_job_count
     if not needed:
-        yield "all its jobs are started"
+        if operation.retries is None or not operation.retries.later:
+            yield "all its jobs are started"
         return
     if operation.is_held:
         return

@@ -435,7 +435,7 @@ class Retry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, o
     """How a job is started again by rules of a retry policy (3.9), until one with its cookie has completed."""
 
     used: dict[str, int] = {}
-    """Rule -> how often it started this job again."""
+    """Rule -> how often it started this job again; the last one that did stands last."""
     due: float = 0.0
     """Seconds since 1970 before which it is not started."""
     memory: int = 0

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cpumond.core.words import nearest
+from cpumond.core.words import nearest, quoted, show_utc
+from cpumond.fairshare.resources import MEMORY, show_amount
 from cpumond.scheduler.model import CommandError, JobRecord, OperationRecord, Retry, RetryNote, Task
 from cpumond.scheduler.model.failures import JOB_TIME_LIMIT_EXCEEDED, MEMORY_LIMIT_EXCEEDED
 from cpumond.scheduler.settings import failures
@@ -272,7 +273,8 @@ def _note_end(
     if is_done:
         after.pop(job.cookie, None)
     elif note is not None and note.outcome == "retried":
-        used = {**old.used, note.rule: old.used.get(note.rule, 0) + note.is_counted}
+        others = {rule: times for rule, times in old.used.items() if rule != note.rule}
+        used = {**others, note.rule: old.used.get(note.rule, 0) + note.is_counted}
         after[job.cookie] = Retry(used, note.due, note.memory)
     elif before is not None:
         after[job.cookie] = msgspec.structs.replace(old, due=0.0)
@@ -287,6 +289,19 @@ def _note_end(
 def is_retried(note: RetryNote | None) -> bool:
     """Whether a rule allowed to start a job again."""
     return note is not None and note.outcome == "retried"
+
+
+def tell_note(note: RetryNote) -> str:
+    """What a rule made of the end of a job, in a sentence."""
+    text = f"job {note.job_id} (task {quoted(note.task)}, cookie {note.cookie}): {note.kind}; "
+    if note.outcome == "failed":
+        return f"{text}rule {note.rule} failed the operation"
+    if note.outcome == "used_up":
+        return text + tell_used_up(note)
+    memory = f" with {show_amount(MEMORY, note.memory)}" if note.memory else ""
+    when = f"at {show_utc(note.due)}" if note.due > note.at else "at once"
+    left = f"{note.left or 'no'} {'retry' if note.left == 1 else 'retries'} left"
+    return f"{text}rule {note.rule} started it again {when}{memory}, {left}"
 
 
 def tell_used_up(note: RetryNote | None) -> str:

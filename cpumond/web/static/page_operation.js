@@ -22,7 +22,7 @@ const PATIENCE_MS = 500;
 const WHY_MS = 4000;
 // Sentences of /why that say what keeps an operation from its demand; the first that matches is shown.
 const HINDRANCES = [/ cannot start: /, /^no node that is online can hold/, /has no node that is online/, / is full: /, /it is suspended/, /limits leave no room/,
-  /are protected by their number/, /^no node has room/, / and starves/];
+  /are protected by their number/, /^no node has room/, / and starves/, / because of retry rule /];
 
 export const operation = {
   title: ({ operation: id }, data) => data?.operation.title || `Operation ${id}`,
@@ -88,6 +88,8 @@ function overview({ operation: o, history, hindered, marks }, app) {
       ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
       o.is_gang ? ["Gang", "yes: all of its jobs start together or none, and its fair share is its whole demand or nothing"] : null,
       ...o.incarnations.slice(-1).map((told) => ["Incarnation", `${told.id}, since ${time(told.at)}${told.reason ? `: ${told.reason.replaceAll("_", " ")}` : ""}`]),
+      ...o.retried.slice(-3).map((note) => ["Retry rule", retryOf(note)]),
+      o.next_retry === null ? null : ["Next retry", time(o.next_retry)],
       o.allow_reclaimed ? null : ["Reclaimed CPU", "refused: its jobs start only on CPU that no ordinary job ordered"],
       o.require_reclaimed ? ["Reclaimed CPU", "required: its jobs give way to all others"] : null,
     ])),
@@ -97,6 +99,13 @@ function overview({ operation: o, history, hindered, marks }, app) {
     graphs(o, history, marks),
     tasks(o),
   ];
+}
+
+// What a rule of its retry policy made of the end of a job.
+function retryOf(note) {
+  const done = { failed: "failed the operation", used_up: `is used up: ${note.why}`, retried: `started it again${note.due > note.at
+    ? ` at ${time(note.due)}` : ""}${note.memory ? ` with ${amounts({ memory: note.memory })}` : ""}, ${note.left} left` };
+  return `${note.rule} ${done[note.outcome]} (job ${note.job_id}: ${note.kind})`;
 }
 
 /** When it starts and ends in eight of ten runs ahead, and in the middle; nothing where that is not known. */

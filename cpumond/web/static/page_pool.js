@@ -39,6 +39,8 @@ const OPTIONS = {
   forbid_immediate_operations: ["", "forbid_immediate_operations"],
   create_ephemeral_subpools: ["", "create_ephemeral_subpools"],
   set_container_cpu_limit: ["", "set_container_cpu_limit"],
+  retry_policy: ["", "retry_policy"],
+  max_retry_memory: ["", "max_retry_memory"],
   fair_share_starvation_tolerance: ["share", "effective_fair_share_starvation_tolerance"],
   fair_share_starvation_timeout: ["ms", "effective_fair_share_starvation_timeout"],
   min_share_preemption_timeout: ["ms", "effective_min_share_preemption_timeout"],

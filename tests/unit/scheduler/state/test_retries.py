@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 from scheduler_world import GIB, World, assert_consistent
 
+from cpumond.api.views import show_operation_details
+from cpumond.core.measures import format_span
+from cpumond.core.words import show_utc
+from cpumond.scheduler.access import Rights
+from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.commands import ChangePool, Edit
 from cpumond.scheduler.settings.operations import AbortJob, StartOperation
 
@@ -172,6 +178,7 @@ def test_a_preempted_job_is_started_again_after_its_end_and_its_wait(world):
     other = world.start("rich", jobs=1)
     world.settle_down(4)
     (victim,) = world.nodes["n1"].stopping
+    assert world.state.operations[operation].needed == {}, "it may still work"
     world.settle_down(2)
     world.nodes["n1"].let_go(victim)
     world.settle_down(2)
@@ -232,3 +239,22 @@ def test_a_policy_that_could_not_be_honoured_is_refused(world, spec, sentence):
         start(world, **spec)
     with pytest.raises(CommandError, match=r"^pool \"p\": retry_policy: rule 'oom': expected how often"):
         world.do(ChangePool("default", "p", (Edit(("retry_policy",), ["oom"]),)))
+
+
+def test_it_is_said_what_waits_how_long_and_because_of_which_rule(world):
+    operation = start(world, "exit:2,delay=100s", jobs=2)
+    fail(world, 0)
+    fail(world, 1)
+    live = world.state.operations[operation]
+    first, now = min(note.due for note in live.record.retried), world.now
+    answer = explain_operation(world.state, live.record, now, {})
+    assert (
+        f"2 jobs of it wait until {show_utc(first)} (for {format_span(first - now)} more) or later because of retry "
+        "rule exit:2,delay=100s"
+    ) in answer.lines
+    assert answer.lines[0].endswith(
+        "; it waits: its jobs have failed and wait to be started again, as their retry rules say"
+    )
+    assert "all its jobs are started" not in answer.trees[0].lines
+    shown = show_operation_details(Rights(world.state, User("root", admin=True)), live.record, now)
+    assert (shown.next_retry, shown.jobs.pending, len(shown.retried)) == (first, 2, 2)
