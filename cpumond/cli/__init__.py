@@ -51,7 +51,7 @@ COMMAND_GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "pool": ("scheduler.pools", "Pools of the running scheduler: list, show, create, set, move, remove, plan."),
         "tree": (
             "scheduler.pools",
-            "Pool trees of the scheduler: list, show, create, set, remove, export, plan, apply.",
+            "Pool trees of the scheduler: list, show, create, set, remove, export, import, plan, apply.",
         ),
         "undo": ("scheduler.events", "Take back a change of pools or trees."),
     },

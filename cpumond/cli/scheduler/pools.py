@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
+from cpumond.cli.imports.command import import_command
 from cpumond.cli.options import given, quote_name
 from cpumond.cli.output import print_fields, print_items, print_json, warn
 from cpumond.cli.render.grid import Cell, Column, column
@@ -68,7 +69,7 @@ def tree_command() -> None:
     """Show, make, change and remove the pool trees of the scheduler, and keep them as files."""
 
 
-for each in pool_file.COMMANDS:
+for each in (*pool_file.COMMANDS, import_command):
     tree_command.add_command(each)
 
 

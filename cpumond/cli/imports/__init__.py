@@ -1,0 +1,1 @@
+"""Configurations of other schedulers as tree files: ``tree import``."""

@@ -1,0 +1,78 @@
+"""``tree import``: the configuration of another scheduler as a file for ``tree plan`` and ``tree apply``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, get_args
+
+import click
+
+from cpumond.cli.options import open_input
+from cpumond.cli.scheduler.tree_text import Form, write_tree
+from cpumond.core.decode import ContentError, decode_text
+from cpumond.core.errors import ConfigError
+from cpumond.core.toml_text import MAX_CHARACTERS
+
+if TYPE_CHECKING:
+    from cpumond.cli.imports.making import Making
+
+KINDS: Final = {
+    "slurm": "slurm:read",
+    "yarn": "yarn:read",
+    "yunikorn": "manifests:read_yunikorn",
+    "kueue": "manifests:read_kueue",
+}
+"""Kind -> module and function that read it, imported when they are needed."""
+
+
+@click.command("import", epilog="Example: cpumond tree import yarn fair-scheduler.xml > default.toml")
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.option("--tree", default="default", show_default=True, help="The name of the tree that the file is for.")
+@click.option("--total", metavar="AMOUNTS", help="What the cluster has, for percentages: cpu=1000,memory=4Ti,gpu=8.")
+@click.option("--format", "form", type=click.Choice(get_args(Form)), default="toml", show_default=True)
+def import_command(kind: str, files: tuple[str, ...], tree: str, total: str | None, form: Form) -> None:
+    """Write the queues of Slurm, YARN, YuniKorn or Kueue as a tree file; say what it cannot say.
+
+    The file is for `cpumond tree plan` and `apply`; nothing is changed by this. On standard error is what became
+    something else or nothing, each with its place and what comes nearest (docs/coming-from.md has all options).
+
+    \b
+    slurm     what `sacctmgr dump CLUSTER` or `sacctmgr -P show assoc tree` wrote, slurm.conf, `sacctmgr -P show qos`
+    yarn      fair-scheduler.xml or capacity-scheduler.xml, yarn-site.xml
+    yunikorn  queues.yaml
+    kueue     ClusterQueues, Cohorts, LocalQueues, ResourceFlavors: files, or `kubectl get ... -o yaml`
+    """
+    from cpumond.cli.imports.making import read_total
+
+    try:
+        making = find_reader(kind)(_read(files), read_total(total or ""))
+        tables = making.finish(tree)
+    except RecursionError:
+        raise ConfigError(f"{', '.join(files)}: its queues are nested too deep") from None
+    click.echo(write_tree(tree, tables, form), nl=False)
+    for line in making.report():
+        click.echo(line, err=True)
+
+
+def find_reader(kind: str) -> Callable[[Mapping[str, str], Mapping[str, float]], Making]:
+    module, _, name = KINDS[kind].partition(":")
+    found: Callable[[Mapping[str, str], Mapping[str, float]], Making]
+    found = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    return found
+
+
+def _read(files: tuple[str, ...]) -> dict[str, str]:
+    """Raises ConfigError, AccessError, UnavailableError."""
+    texts: dict[str, str] = {}
+    for name in files:
+        with open_input(name, "a configuration to import") as file:
+            content = file.read(4 * MAX_CHARACTERS + 1)
+        try:
+            texts[name] = decode_text(content)
+        except ContentError as error:
+            raise ConfigError(f"{name}: {error}") from None
+        if len(texts[name]) > MAX_CHARACTERS:
+            raise ConfigError(f"{name}: it is longer than {MAX_CHARACTERS // 2**20} MiB")
+    return texts

@@ -1,0 +1,261 @@
+"""A tree file in the making: pools of a foreign configuration, and what of it could not be said. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+from cpumond.cli.imports.options import DAEMONS, Option, find_option
+from cpumond.core.errors import ConfigError, UsageError
+from cpumond.core.words import count, quoted
+from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.settings.attributes import is_option
+from cpumond.scheduler.settings.tree_file import ApplyTree, PoolTable, Table, TreeTables, list_changes
+from cpumond.scheduler.settings.values import shown
+
+CONSTANTS: Final[Mapping[str, Any]] = {"1e15": 1e15, "cpu": {"cpu": 1e15}, "true": True, "0": 0}
+"""Values that ``options`` names; the others are texts."""
+IN_MIB: Final = ("slurm", "fair", "capacity")
+"""Where memory without a unit is in MiB."""
+LEAST_WEIGHT: Final = 1e-6
+OF_ALL: Final = {
+    "guarantee_tolerance": 1,
+    "max_operation_count_per_pool": 50_000,
+    "max_running_operation_count_per_pool": 2000,
+    "per_pool_counts_for_leaves_only": True,
+}
+"""Of each tree, unless the configuration says it: a guarantee means all of it, a pool that says no count has none."""
+
+RESOURCES: Final = {
+    "cpu": "cpu", "vcore": "cpu", "vcores": "cpu", "memory": "memory", "mem": "memory", "memory-mb": "memory",
+    "mb": "memory", "pods": "user_slots", "user_slots": "user_slots", "network": "network",
+}  # fmt: skip
+SUFFIXES: Final = {"": 1.0, "m": 1e-3, "k": 1e3, "K": 1e3} | {
+    unit + end: base**power
+    for power, unit in enumerate("KMGTPE", 1)
+    for end, base in (("", 1000.0), ("i", 1024.0))
+    if unit + end != "K"
+}
+AMOUNT: Final = re.compile(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([a-zA-Z]*)(%?)")
+
+
+class Note(NamedTuple):
+    """What could not be said as it was: ``where`` is the file and line, ``subject`` the queue or account."""
+
+    verdict: str
+    option: str
+    sentence: str
+    where: str
+    subject: str
+    value: str
+
+
+class At(NamedTuple):
+    """Where something stands: ``where`` is the file and line."""
+
+    where: str
+    subject: str
+
+
+@dataclass(slots=True)
+class Making:
+    """Pools, options of the tree and notes, as they are found. ``total``: what the cluster has, where it is known.
+
+    ``split``: resources and amounts of a text, ``read_s``: a duration as text, both as this system has them.
+    ``beside``: pools whose guarantee adds to those below. ``above``: pool -> how much more than its guarantee it may
+    have, by resource; None: nothing.
+    """
+
+    table: str
+    total: Mapping[str, float]
+    split: Callable[[str], list[tuple[str, str]]] = lambda _: []
+    read_s: Callable[[str], float] = float
+    options: dict[str, Any] = field(default_factory=dict)
+    pools: dict[str, PoolTable] = field(default_factory=dict)
+    notes: list[Note] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    beside: set[str] = field(default_factory=set)
+    above: dict[str, dict[str, float] | None] = field(default_factory=dict)
+
+    def add_pool(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
+        """A pool for a queue; its name is the last of ``path``, as far as needed with those before it."""
+        names = [clean(name) for name in path]
+        name = names[-1]
+        for above in reversed(names[:-1]):
+            if name not in self.pools:
+                break
+            name = f"{above}:{name}"
+        if name in self.pools:
+            raise ConfigError(f"{at.where}: {at.subject} is there twice")
+        if name != path[-1]:
+            self.note("approximated", "name", "names are unique in a tree, of letters, digits and -_.@", at, name)
+        self.pools[name] = PoolTable(name=name, parent=parent, options={})
+        return self.pools[name]
+
+    def note(self, verdict: str, option: str, sentence: str, at: At, value: object = "") -> None:
+        text = " ".join(str(value).split())
+        self.notes.append(Note(verdict, option, sentence, *at, text if len(text) <= 60 else text[:57] + "..."))
+
+    def say(self, place: str, name: str, value: Any, at: At, target: dict[str, Any], resource: str = "") -> None:
+        """Put what an option says into ``target``, options of a pool or of the tree, and note what it does not say.
+
+        ``resource``: whose amount ``value`` is, where it is one of one resource.
+        """
+        row = find_option(self.table, place, name, value)
+        if row is None:
+            self.note("not known", name, "no option that is known here; nothing was made of it", at, value)
+            return
+        self.counts[row.verdict] += 1
+        if row.verdict in ("expressible", "approximated"):
+            try:
+                for option in filter(None, row.becomes.split(", ")):
+                    self._put(option, value, resource, target, name, at)
+            except (ValueError, TypeError, AttributeError, OverflowError):
+                text = f"{at.where}: {at.subject}: {name} cannot be read: {shown(value)}"
+                raise ConfigError(text) from None
+        if row.verdict != "expressible":
+            self.note(row.verdict, name, _describe(row), at, value)
+
+    def _put(self, option: str, value: Any, resource: str, target: dict[str, Any], name: str, at: At) -> None:
+        option, _, constant = option.partition("=")
+        option, _, permission = option.partition(":")
+        last = option.rpartition("/")[2]
+        text = str(value).strip()
+        given: Any
+        if option.startswith("(") or (text in ("-1", "") and not constant and not permission):
+            return
+        if constant:
+            given = CONSTANTS.get(constant, constant)
+        elif permission:
+            given = _read_access(text, permission)
+        elif last.endswith(("resources", "resource_limits", "lending_limit")):
+            pairs = [(resource, text)] if resource else self.split(text)
+            given = self.read_amounts(pairs, name, at)
+        elif last.endswith(("timeout", "run_time")):
+            given = self.read_s(text) * 1000
+        elif last == "weight":
+            given = max(self.read_amounts([("cpu", text.removesuffix("w"))], name, at)["cpu"], LEAST_WEIGHT)
+        elif last == "max_share_ratio":
+            given = float(text) / 100
+        else:
+            given = min(float(text), 1.0) if last.endswith("tolerance") else int(text)
+        table, _, inner = option.rpartition("/")
+        if target is self.options and not is_option("tree", table or option):
+            self.note("not expressible", name, f"a tree has no {option} of its own", at, value)
+        elif given != {}:
+            merge(target, table, {inner: given}) if table else merge(target, option, given)
+
+    def read_amounts(self, pairs: Iterable[tuple[str, str]], option: str, at: At) -> dict[str, float]:
+        """Amounts of resources; what pools have none of is noted. Raises ValueError."""
+        found: dict[str, float] = {}
+        for name, text in pairs:
+            known = RESOURCES.get(name.lower()) or ("gpu" if name.lower().endswith("gpu") else "")
+            match = AMOUNT.fullmatch(text.strip())
+            suffix = match[2] + "i" * (self.table == "slurm" and match[2] != "") if match else "?"
+            if text.strip() == "-1":
+                continue  # there: none
+            if match is None or suffix not in SUFFIXES:
+                raise ValueError(text)
+            if not known or (match[3] and known not in self.total):
+                why = "what the cluster has is not known: give --total" if known else "pools have no such resource"
+                self.note("not expressible", option, why, at, f"{name}={text}")
+                continue
+            unit = 2.0**20 if known == "memory" and not suffix and self.table in IN_MIB else 1.0
+            factor = self.total[known] / 100 if match[3] else unit * SUFFIXES[suffix]
+            found[known] = float(match[1]) * factor
+        return found
+
+    def finish(self, tree: str) -> TreeTables:
+        """The tables of a tree that a scheduler takes. Raises ConfigError."""
+        below: dict[str, list[dict[str, Any]]] = {}
+        for pool in reversed(self.pools.values()):
+            self._fit(pool, below.get(pool.name, []))
+            below.setdefault(pool.parent, []).append(pool.options)
+        for name, above in self.above.items():
+            options = self.pools[name].options
+            for resource, amount in options.get("strong_guarantee_resources", {}).items():
+                if above is None or resource in above:
+                    options.setdefault("resource_limits", {})[resource] = amount + (above or {}).get(resource, 0.0)
+        tables = TreeTables(Table(options=OF_ALL | self.options), tuple(self.pools.values()))
+        try:
+            list_changes(None, ApplyTree(tree, tables))
+        except CommandError as error:
+            raise ConfigError(f"what was made of it would be refused: {error}") from None
+        return tables
+
+    def _fit(self, pool: PoolTable, below: list[dict[str, Any]]) -> None:
+        """Let a pool keep what holds here: those above have the guarantees below, FIFO pools have none below."""
+        at, options = At("", f"pool {quoted(pool.name)}"), pool.options
+        if options.get("mode") == "fifo" and (below or options.get("create_ephemeral_subpools")):
+            del options["mode"]
+            self.note("approximated", "mode", "a FIFO pool has no pools below it, so it shares fairly", at)
+        sums: Counter[str] = Counter()
+        for each in below:
+            sums.update(each.get("strong_guarantee_resources", {}))
+        own = options.get("strong_guarantee_resources", {})
+        if not own and not sums:
+            return
+        made = {"cpu": 0.0} | {
+            name: own.get(name, 0.0) + sums[name] if pool.name in self.beside else max(own.get(name, 0.0), sums[name])
+            for name in own | sums
+        }
+        if pool.name not in self.beside and any(made[name] > own[name] for name in own):
+            self.note("approximated", "guarantee", "raised to the sum of those below, which are within it", at, own)
+        options["strong_guarantee_resources"] = made
+
+    def report(self) -> Iterator[str]:
+        """What is not said as it was, each option once with all its places; at last the sums."""
+        notes = sorted(self.notes, key=lambda note: (note.verdict, note.option, note.sentence))
+        for (verdict, option, sentence), found in groupby(notes, key=lambda note: note[:3]):
+            if verdict != DAEMONS:
+                yield f"{verdict}: {option}: {sentence}"
+                yield from (f"  {': '.join(filter(None, note[3:]))}" for note in found)
+        left = sorted({note.option for note in notes if note.verdict == DAEMONS})
+        if left:
+            yield f"{DAEMONS}, and left out: {', '.join(left)}"
+        counts = ", ".join(f"{number} {verdict}" for verdict, number in sorted(self.counts.items()))
+        yield f"{count(len(self.pools), 'pool')}; options: {counts or 'none'}"
+
+
+def read_total(text: str) -> dict[str, float]:
+    """``cpu=1000,memory=4Ti``. Raises UsageError."""
+    making = Making("kueue", {})
+    try:
+        pairs = [(name, amount) for name, amount in (part.split("=") for part in text.split(",") if part)]
+        found = making.read_amounts(pairs, "--total", At("", ""))
+    except ValueError:
+        raise UsageError(f"--total: expected amounts such as cpu=1000,memory=4Ti, got {text}") from None
+    if making.notes:
+        raise UsageError("--total: resources are cpu, memory, gpu, user_slots, network")
+    return found
+
+
+def clean(name: str) -> str:
+    """A name with what pools' names may hold; : stands between those of a pool and the ones above it."""
+    return re.sub(r"^[.@]|[^-_a-z0-9A-Z.@]", "-", name)
+
+
+def merge(target: dict[str, Any], key: str, value: Any) -> None:
+    """Set an option; tables and lists take up what comes."""
+    if isinstance(value, dict):
+        inside = target.setdefault(key, {})
+        for name, each in value.items():
+            merge(inside, name, each)
+    else:
+        target[key] = [*target.get(key, ()), *value] if isinstance(value, list) else value
+
+
+def _describe(row: Option) -> str:
+    if row.verdict in ("not expressible", "not yet expressible") and row.becomes:
+        return f"{row.sentence}; nearest: {row.becomes}"
+    return row.sentence
+
+
+def _read_access(text: str, permission: str) -> list[dict[str, Any]]:
+    """Entries for ``user,user group,group``, ``*`` for everyone, a blank for nobody."""
+    subjects = ["everyone"] if "*" in text else re.findall(r"[^\s,]+", text)
+    return [{"action": "allow", "subjects": subjects, "permissions": [permission]}] if subjects else []

@@ -1,0 +1,223 @@
+"""YuniKorn's queues.yaml, and Kueue's ClusterQueue, Cohort, LocalQueue and ResourceFlavor. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cpumond.cli.imports.making import At, Making, clean
+from cpumond.cli.scheduler.tree_text import read_yaml
+from cpumond.core.decode import ContentError
+from cpumond.core.errors import ConfigError, UsageError
+from cpumond.core.measures import parse_duration_s
+from cpumond.core.toml_text import Path
+from cpumond.scheduler.model import ROOT_POOL
+
+KINDS: Final = ("ResourceFlavor", "Cohort", "ClusterQueue", "LocalQueue")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A table of a document; ``path`` is its own in it, ``lines`` has the line of each path."""
+
+    file: str
+    value: dict[str, Any]
+    path: Path
+    lines: Mapping[Path, int]
+
+    def at(self, subject: str, *inside: str) -> At:
+        path = (*self.path, *inside)
+        while path and path not in self.lines:
+            path = path[:-1]
+        return At(f"{self.file}:{self.lines.get(path, 1)}" if self.file else "", subject)
+
+    def go(self, key: str) -> _Table:
+        value = self.value.get(key) or {}
+        if not isinstance(value, dict):
+            raise ConfigError(f"{self.at('', key).where}: {key} must be a table")
+        return _Table(self.file, value, (*self.path, key), self.lines)
+
+    def items(self, key: str) -> list[_Table]:
+        """The tables of a list. Raises ConfigError."""
+        found = self.value.get(key) or []
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            raise ConfigError(f"{self.at('', key).where}: {key} must be a list of tables")
+        return [_Table(self.file, each, (*self.path, key, str(at)), self.lines) for at, each in enumerate(found)]
+
+    def leaves(self, *skip: str) -> Iterator[tuple[str, str, Any, Path]]:
+        """Each value: its name with dots, the last part of it, the value and the path inside."""
+        for key, value in self.value.items():
+            if key in skip:
+                continue
+            if isinstance(value, dict) and value:
+                inner = _Table(self.file, value, (*self.path, key), self.lines)
+                yield from ((f"{key}.{name}", last, each, (key, *path)) for name, last, each, path in inner.leaves())
+            else:
+                text = str(value).lower() if isinstance(value, bool) else value
+                yield str(key), str(key), text, (str(key),)
+
+    def say(self, making: Making, place: str, subject: str, options: dict[str, Any], *skip: str) -> None:
+        for name, last, value, path in self.leaves(*skip):
+            making.say(place, name, value, self.at(subject, *path), options, last)
+
+
+def _read(texts: Mapping[str, str]) -> Iterator[_Table]:
+    for file, text in texts.items():
+        before = 0
+        for part in re.split(r"^---(?=\s|$)", text, flags=re.MULTILINE):
+            lines: dict[Path, int] = {}
+            try:
+                value = read_yaml("\n" * before + part, lines)
+            except ContentError as error:
+                raise ConfigError(f"{file}: {error}") from None
+            except UsageError:
+                raise UsageError(f"{file}: YAML needs PyYAML: pip install pyyaml") from None
+            before += part.count("\n")
+            if not isinstance(value, dict):
+                raise ConfigError(f"{file}: expected a table")
+            yield _Table(file, value, (), lines)
+
+
+# --- YuniKorn
+
+
+def read_yunikorn(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
+    """Pools of the one partition. Raises ConfigError."""
+    making = Making("yunikorn", total, read_s=parse_duration_s)
+    partitions = [each for table in _read(texts) for each in table.items("partitions")]
+    if len(partitions) != 1:
+        raise ConfigError(f"{', '.join(texts)}: expected `partitions` with one of them, not {len(partitions)}")
+    partitions[0].say(making, "partition", "the partition", making.options, "queues", "name")
+    for queue in partitions[0].items("queues"):
+        _read_queue(making, queue, (), ROOT_POOL)
+    return making
+
+
+def _read_queue(making: Making, queue: _Table, above: tuple[str, ...], parent: str) -> None:
+    path = (*above, str(queue.value.get("name", "")))
+    at = queue.at(f"queue {'.'.join(path)}")
+    below, options, name = queue.items("queues"), making.options, ROOT_POOL
+    if path == ("root",):
+        path = ()
+    else:
+        pool = making.add_pool(path, parent, at)
+        options, name = pool.options, pool.name
+        if not below and not queue.value.get("parent"):
+            options["mode"] = "fifo"
+    queue.say(making, "queue", at.subject, options, "name", "queues", "limits", *["parent"] * bool(below))
+    for limit in queue.items("limits"):
+        for_all = limit.value.get("users") == ["*"] and not limit.value.get("groups")
+        place = "limit for all users" if for_all else "limit"
+        limit.say(making, place, at.subject, options, "limit", "users", "groups")
+    if path:
+        limits = options.get("resource_limits", making.total)
+        weight = options.get("strong_guarantee_resources", {}).get("cpu") or limits.get("cpu")
+        options |= {"weight": weight} if weight else {}
+    for each in below:
+        _read_queue(making, each, path, name)
+
+
+# --- Kueue
+
+
+@dataclass(frozen=True, slots=True)
+class _Kueue:
+    making: Making
+    found: Mapping[str, Mapping[str, _Table]]
+
+    def make_cohort(self, name: str, below: tuple[str, ...] = ()) -> str:
+        """The name of a cohort's pool, which is made, with those above it, where it is not yet there."""
+        pool_name = clean(name)
+        if name in below:
+            raise ConfigError(f"cohort {name} is above itself")
+        if name and pool_name not in self.making.pools:
+            table = self.found["Cohort"].get(name, _Table("", {}, (), {}))
+            above = str(table.value.get("parentName") or table.value.get("parent") or "")
+            pool = self.making.add_pool((name,), self.make_cohort(above, (*below, name)), table.at(f"Cohort {name}"))
+            self.making.beside.add(pool.name)
+            self.say_all("Cohort", name, table, pool.name, is_root=not above)
+        return pool_name or ROOT_POOL
+
+    def say_all(self, kind: str, name: str, table: _Table, pool: str, *, is_root: bool) -> list[str]:
+        """Say what an object says; quotas are summed over flavors, whose names are given."""
+        options, subject = self.making.pools[pool].options, f"{kind} {name}"
+        table.say(self.making, kind, subject, options, "resourceGroups")
+        flavors = [each for group in table.items("resourceGroups") for each in group.items("flavors")]
+        sums: dict[str, dict[str, list[float]]] = {}
+        for flavor in flavors:
+            for quota in flavor.items("resources"):
+                for key, _, value, path in quota.leaves("name"):
+                    one: dict[str, Any] = {}
+                    at = quota.at(f"{subject} flavor {flavor.value.get('name')}", *path)
+                    resource = str(quota.value.get("name"))
+                    self.making.say(kind, key, value, at, one, resource)
+                    if key == "borrowingLimit":
+                        one = {key: self.making.read_amounts([(resource, str(value))], key, at)}
+                    for option, amounts in one.items():
+                        for known, amount in amounts.items():
+                            sums.setdefault(option, defaultdict(list))[known].append(amount)
+        nothing: dict[str, list[float]] = {}
+        borrowed = sums.pop("borrowingLimit", nothing)
+        options |= {option: {known: sum(each) for known, each in by.items()} for option, by in sums.items()}
+        quotas = sums.get("strong_guarantee_resources", nothing)
+        # A flavor without a limit may lend everything.
+        limited = {known: sum(each) for known, each in borrowed.items() if len(each) == len(quotas.get(known, ()))}
+        self.making.above[pool] = None if is_root else limited
+        return [str(flavor.value.get("name")) for flavor in flavors]
+
+
+def _sort_objects(making: Making, texts: Mapping[str, str]) -> dict[str, dict[str, _Table]]:
+    """What objects of each kind say, by their names. Raises ConfigError."""
+    found: dict[str, dict[str, _Table]] = {kind: {} for kind in KINDS}
+    for document in _read(texts):
+        for each in document.items("items") if "items" in document.value else [document]:
+            kind, meta = str(each.value.get("kind", "")), each.go("metadata").value
+            name = "/".join(str(meta[key]) for key in ("namespace", "name") if key in meta)
+            if kind not in found:
+                if each.value:
+                    making.note("not known", kind, "such an object makes no pool", each.at(f"{kind} {name}"))
+            elif name in found[kind]:
+                raise ConfigError(f"{each.at('').where}: {kind} {name} is there twice")
+            else:
+                found[kind][name] = each.go("spec")
+    return found
+
+
+def read_kueue(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
+    """Pools of cohorts and queues. Raises ConfigError."""
+    making = Making("kueue", total)
+    found = _sort_objects(making, texts)
+    kueue, pools, filters = _Kueue(making, found), {}, {}
+    for name, table in found["ResourceFlavor"].items():
+        table.say(making, "ResourceFlavor", f"ResourceFlavor {name}", {})
+        filters[name] = " & ".join(f"{key}:{value}" for key, value in sorted(table.go("nodeLabels").value.items()))
+    for name in found["Cohort"]:
+        kueue.make_cohort(name)
+    for name, table in found["ClusterQueue"].items():
+        cohort = str(table.value.get("cohort") or table.value.get("cohortName") or "")
+        parent, at = kueue.make_cohort(cohort), table.at(f"ClusterQueue {name}")
+        pool = making.add_pool((cohort, name) if cohort else (name,), parent, at)
+        flavors = kueue.say_all("ClusterQueue", name, table, pool.name, is_root=not cohort)
+        fits = [filters.get(each, "") for each in flavors]
+        if fits and all(fits):
+            pool.options["scheduling_tag_filter"] = " | ".join(f"({each})" for each in dict.fromkeys(fits))
+        if "admissionScope" not in table.value:
+            pool.options["mode"] = "fifo"
+        if not table.go("preemption").value.get("reclaimWithinCohort"):
+            pool.options["fair_share_starvation_timeout"] = 1e15
+            making.note("approximated", "preemption", "none in the cohort, which is the default there", at)
+        pools[name] = pool
+    for name, table in found["LocalQueue"].items():
+        queue, at = str(table.value.get("clusterQueue", "")), table.at(f"LocalQueue {name}")
+        if queue not in pools:
+            raise ConfigError(f"{at.where}: {at.subject}: its ClusterQueue {queue} is not among the files")
+        options: dict[str, Any] = {}
+        if "admissionScope" in found["ClusterQueue"][queue].value:
+            options = making.add_pool((queue, *name.split("/")), pools[queue].name, at).options
+        table.say(making, "LocalQueue", at.subject, options)
+    if not making.pools:
+        raise ConfigError(f"{', '.join(texts)}: no ClusterQueue")
+    return making

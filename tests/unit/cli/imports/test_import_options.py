@@ -1,0 +1,76 @@
+"""The table of options: each that is called expressible or approximated is put into a pool or tree that takes it, each
+other one is told, with its place and why; ``docs/coming-from.md`` has all of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cpumond.cli.imports.making import At, Making
+from cpumond.cli.imports.options import TABLES, Option, find_option
+from cpumond.cli.imports.slurm import _read_s, _split
+from cpumond.cli.imports.yarn import _split as split_vcores
+from cpumond.core.measures import parse_duration_s
+from cpumond.scheduler.settings.attributes import is_option, read_pool, read_tree
+
+ROWS = [(table, row) for table, rows in TABLES.items() for row in rows]
+MADE_BY = {
+    "slurm": {"split": _split, "read_s": _read_s},
+    "fair": {"split": split_vcores},
+    "capacity": {"split": split_vcores},
+    "yunikorn": {"read_s": parse_duration_s},
+}
+OF_A_TREE = ("allocations", "slurm.conf", "property")
+
+
+def make_example(table: str, row: Option) -> tuple[str, str, str]:
+    """A name that fits the row, a value as that system writes it, and the resource that it is of."""
+    pattern, _, word = row.name.partition("=")
+    name = re.sub(r"\[(.).*?\]", r"\1", pattern).replace("*", "memory" if pattern.endswith(".*") else "x")
+    if word:
+        return name, re.sub(r"\[(\[)\]\*", "[memory=1024,vcores=2]", word).replace("?*[0-9w]", "2w"), ""
+    if pattern.startswith(("maxresources", "resources", "childtemplate.res")):
+        return name, "8", name.rpartition(".")[2]
+    option = row.becomes.partition(",")[0]
+    if "resource" in option and "." not in option:
+        texts = {"slurm": "cpu=8,mem=16G,gres/gpu=2", "kueue": "8"}
+        return name, texts.get(table, "[memory=1024,vcores=2]"), "cpu" if table == "kueue" else ""
+    texts = {"acl": "alice,bob users", "time": "15", "tolerance": "0.9"}
+    text = next((text for part, text in texts.items() if part in option), "3")
+    return name, "15s" if table == "yunikorn" and "time" in option else text, ""
+
+
+@pytest.mark.parametrize(("table", "row"), ROWS, ids=lambda each: each if isinstance(each, str) else each.name)
+def test_each_option_becomes_what_its_row_says(table: str, row: Option) -> None:
+    making = Making(table, {}, **MADE_BY.get(table, {}))
+    name, value, resource = make_example(table, row)
+    found = find_option(table, row.place, name, value)
+    assert found is row
+    given: dict[str, Any] = making.options if row.place in OF_A_TREE and "of each" not in row.sentence else {}
+    making.say(row.place, name, value, At("file:7", "queue q"), given, resource)
+    wanted = [re.split("[=:/]", option)[0] for option in row.becomes.split(", ") if option and option[0] != "("]
+    if row.verdict in ("expressible", "approximated"):
+        assert sorted(given) == sorted(set(wanted))
+        (read_tree if given is making.options else read_pool)(given)
+    else:
+        assert given == {}
+    if row.verdict != "expressible":
+        assert (making.notes[0].verdict, making.notes[0].where, making.notes[0].option) == (row.verdict, "file:7", name)
+    if row.verdict == "not yet expressible":
+        there = [option for option in wanted if "/" not in row.becomes and is_option("pool", option)]
+        assert not there, "it is an option now: give the row another sign"
+
+
+def test_the_document_has_the_options_as_they_are() -> None:
+    path = Path(__file__).resolve().parents[4] / "packaging" / "import_options.py"
+    specification = importlib.util.spec_from_file_location("import_options", path)
+    assert specification is not None
+    assert specification.loader is not None
+    script = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(script)
+    text = script.DOCUMENT.read_text(encoding="utf-8")
+    assert script.write_document(text) == text, "run: python packaging/import_options.py"
