@@ -630,7 +630,9 @@ def _assert_fitting(element: PoolElement | OperationElement) -> None:
         for node in element.tree.nodes.values()
         if all(parse_tag_filter(text).matches(node.tags) for text in filters)
     ]
-    assert {node.id for node in element.tree.nodes.values() if element.may_use(node)} == {node.id for node in nodes}
+    has_vault = not isinstance(element, PoolElement) and element.operation.record.vault_bytes
+    may_use = {node.id for node in nodes if node.takes_secrets or not has_vault}
+    assert {node.id for node in element.tree.nodes.values() if element.may_use(node)} == may_use
     if element.fitting is not None:
         assert element.fitting.sizes.counts == Counter(node.capacity for node in nodes)
         free = sum_vectors([node.counted_capacity for node in nodes if not node.cordoned and not node.matched_trees])

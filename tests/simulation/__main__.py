@@ -1,4 +1,4 @@
-"""``python -m simulation [SEED|FIRST-LAST] [--hosts N] [--gangs PART] [--calm] [-v]`` in tests/: lives through them."""
+"""``python -m simulation [SEED|FIRST-LAST] [OPTION]...`` in tests/: lives through them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--calm", action="store_true", help="no faults")
+    parser.add_argument("--vaults", action="store_true", help="some operations have secrets")
     parser.add_argument("--gangs", type=float, default=0.0, help="the part of operations with gang_options")
     parser.add_argument("--mutate", choices=list(MUTATIONS), default="", help="make a mistake on purpose")
     parser.add_argument("-v", "--verbose", action="store_true")
     given = parser.parse_args()
     first, _, last = given.seeds.partition("-")
-    options = Options(hosts=given.hosts, seconds=given.seconds, gangs=given.gangs)
+    options = Options(hosts=given.hosts, seconds=given.seconds, gangs=given.gangs, vaults=given.vaults)
     if given.calm:
         options = dataclasses.replace(options, has_faults=False)
     bad = 0

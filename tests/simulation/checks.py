@@ -37,6 +37,8 @@ from cpumond.scheduler.store.entries import Row
 
 GIVEN_UP = ("aborted", "lost")
 FITS = 1e-6
+SECRET = "hunter2 of "  # noqa: S105
+"""What the vaults of operations hold, each with its operation's title behind it; operations without one have none."""
 
 
 class ViolationError(AssertionError):
@@ -125,6 +127,7 @@ class Ledger:
         is_told = not process.launch.reclaimed or self.classes.get(job_id, True)
         self.check(is_told, f"job {job_id} was started on reclaimed CPU and is ordinary")
         self._check_numbers(process)
+        self._check_secrets(process)
         self.begun[process.operation_id] = self.begun.get(process.operation_id, 0) + 1
         self._check_work(process.operation_id)
 
@@ -153,6 +156,16 @@ class Ledger:
             self.check(of_other["YT_JOB_COOKIE"] != told["YT_JOB_COOKIE"], f"{where} the same cookie")
             self.check(of_other.get("YT_OPERATION_INCARNATION", "") == incarnation, f"{where} another incarnation")
             self.check(not rank or of_other.get("YT_GANG_RANK", "") != rank, f"{where} the same rank {rank}")
+
+    def _check_secrets(self, process: Process) -> None:
+        record = self.operations.get(process.operation_id)
+        title = "" if record is None else record.title
+        if title:
+            self.note("has secrets", process.launch.job_id)
+        found = {**process.launch.environment, **process.launch.secrets}.get("YT_SECURE_VAULT_word", "")
+        of_it = f"job {process.launch.job_id} of operation {process.operation_id}"
+        self.check(found == (SECRET + title if title else ""), f"{of_it} begins without its secrets")
+        self.check(SECRET not in str(process.launch.environment), f"{of_it} has its secrets where others see them")
 
     def _check_work(self, operation_id: str) -> None:
         """No more jobs of an operation do its work at one time than it has: those that are told to stop, and those that
@@ -271,6 +284,8 @@ class Ledger:
         self.check(
             not self.sees_terms or term == self.database.term, f"term {term} wrote while {self.database.term} led"
         )
+        stored = [row.value for row in rows] + [value for _, _, value in changes if value is not None]
+        self.check(not any(SECRET.encode() in each for each in stored), "a secret is stored as it is")
         for row in rows:
             self._entry_written(row)
         for kind, key, value in changes:

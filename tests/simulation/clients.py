@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+from simulation.checks import SECRET
 from simulation.events import Events, VirtualLoop
 from simulation.faults import Mood
 from simulation.network import Network
@@ -35,10 +36,11 @@ class Client:
 
     def __init__(
         self, events: Events, network: Network, addresses: tuple[str, ...], number: int, mood: Mood,
-        until_s: float, watch: Any, gangs: float = 0.0,
+        until_s: float, watch: Any, gangs: float = 0.0, vaults: bool = False,
     ) -> None:  # fmt: skip
         self.gangs = gangs
         """The part of the operations that have ``gang_options``."""
+        self.vaults = vaults
         self.events = events
         self.rng = events.rng
         self.network = network
@@ -109,6 +111,9 @@ class Client:
             spec.update({"allow_reclaimed": False} if len(self.started) % 3 == 1 else {"require_reclaimed": True})
         if len(self.started) % 5 == 2:
             spec["fail_on_job_restart"] = True
+        if self.vaults and len(self.started) % 3 == 1:
+            spec["title"] = f"{self.name}-{len(self.started)}"
+            spec["secure_vault"] = {"word": SECRET + spec["title"]}
         if self.gangs and rng.random() < self.gangs:
             spec.pop("fail_on_job_restart", None)
             size = {"size": rng.randint(1, task["job_count"])} if rng.random() < 0.4 else {}

@@ -26,10 +26,11 @@ from cpumond.agent.report.scheduler import MAX_TOLD_PERIOD_S
 from cpumond.core.difference import Differences
 from cpumond.core.route import Route, Terms, is_standby, standby_period_s
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
-from cpumond.core.wire import Heartbeat, HeartbeatAnswer, NodeRegistration, NodeResources
+from cpumond.core.wire import AgentAbout, Heartbeat, HeartbeatAnswer, NodeHeartbeat, NodeRegistration, NodeResources
 from cpumond.host.executor.model import Ended, Event, ExecutorError, Launch, Started
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
+ABOUT = AgentAbout("0", "shadow", "shadow", knows_secrets=True)
 NO_USAGE: dict[str, Usage] = {}
 
 
@@ -233,7 +234,7 @@ class Agent:
         self.route = Route([f"http://{address}" for address in options.addresses], options.retry_max_s, self.rng)
         self.differences = Differences()
         self.period_s = 0.0
-        self._taken_since_demand = True
+        self._taken_since_demand, self._asks_about = True, False
         self.registered: NodeRegistration | None = None
         self.wanted = self._registration()
         self.taken_at_s = -1e9
@@ -320,6 +321,9 @@ class Agent:
                 self.registered, verdict = wanted, "again"
             return verdict, leader
         sent_at_s, told = self.events.now, self.differences.make(heartbeat)
+        if self._asks_about:
+            told = NodeHeartbeat(**{**msgspec.structs.asdict(told), "about": ABOUT})
+        self._asks_about = False
         verdict, leader, body = await self._ask("/api/v1/heartbeats", told)
         if verdict != "taken":
             return verdict, leader
@@ -328,6 +332,7 @@ class Agent:
             return "again", None
         if answer.accepted:
             self.differences.taken(heartbeat, answer)
+            self._asks_about = answer.knows_about is False
             self.period_s = min(answer.period_s or 0.0, MAX_TOLD_PERIOD_S)
             self.taken_at_s = self.events.now
             self.host.watch.answered(self.host, answer)

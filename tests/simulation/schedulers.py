@@ -19,6 +19,7 @@ from cpumond.core.wire import NodeHeartbeat, NodeRegistration
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.program.door import REFUSAL, LeaderDoor, describe_standby, standby_headers
 from cpumond.scheduler.program.leading import App, Leading, Receive, Scope, Send
+from cpumond.scheduler.program.vault_keys import FileKeys
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.service import Reply as Done
 from cpumond.scheduler.service.stored import MUTATION
@@ -30,7 +31,11 @@ USER = "u"
 COMMANDS: msgspec.json.Decoder[OperationCommand] = msgspec.json.Decoder(OperationCommand)
 POOL_COMMANDS: msgspec.json.Decoder[ConfigCommand] = msgspec.json.Decoder(ConfigCommand)
 RULES = Rules(
-    spare=(0.0, 0.0, 0.0, 0.0, 0.0), node_heartbeat_timeout_s=20.0, waiting_job_timeout_s=10.0, heartbeat_period_s=1.0
+    spare=(0.0, 0.0, 0.0, 0.0, 0.0),
+    node_heartbeat_timeout_s=20.0,
+    waiting_job_timeout_s=10.0,
+    heartbeat_period_s=1.0,
+    vault_keys=FileKeys([b"k" * 32]),
 )
 
 

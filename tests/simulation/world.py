@@ -53,6 +53,8 @@ class Options:
     lease_s: float = 10.0
     gangs: float = 0.0
     """The part of the operations that have ``gang_options``."""
+    vaults: bool = False
+    """Whether some operations have secrets."""
 
 
 @dataclass
@@ -154,6 +156,7 @@ class World:
                 options.commands_until_s,
                 self.ledger,
                 options.gangs,
+                options.vaults,
             )
             for number in range(options.clients)
         ]

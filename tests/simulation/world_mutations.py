@@ -14,9 +14,9 @@ from simulation.database import SimStore
 from cpumond.core.route import Terms
 from cpumond.scheduler import service
 from cpumond.scheduler.elements import Job
-from cpumond.scheduler.model import StartRecord
+from cpumond.scheduler.model import OperationRecord, StartRecord
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.state import State, lifecycle
+from cpumond.scheduler.state import State, dispatch, install, lifecycle
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.entries import LogEnd, Row
 from cpumond.scheduler.store.lead import Lead
@@ -154,6 +154,22 @@ def order_before_the_end(_: World) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def forget_vaults(_: World) -> Iterator[None]:
+    """A scheduler that takes over does not read the vaults, and takes operations for such without secrets."""
+    load, open_vault = SimStore.load, dispatch.open_vault
+
+    def open_known(state: State, record: OperationRecord) -> dict[str, str] | None:
+        return open_vault(state, record) if record.id in state.vaults else {}
+
+    with (
+        mock.patch.object(SimStore, "load", lambda self: [each for each in load(self) if each[0] != "vault"]),
+        mock.patch.object(install, "open_vault", open_known),
+        mock.patch.object(dispatch, "open_vault", open_known),
+    ):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "fence": drop_the_fence,
     "clock": forget_the_clock,
@@ -166,4 +182,5 @@ MUTATIONS: dict[str, Mutation] = {
     "numbers": number_at_the_database,
     "count": number_anew,
     "hold": order_before_the_end,
+    "vault": forget_vaults,
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
+import secrets
 import statistics
 import subprocess
 import sys
@@ -150,3 +152,47 @@ def test_a_leader_whose_session_is_ended_starts_nothing_more_and_agents_refuse_i
             late.scheduler = new
             started = wait_until(lambda: late.beat()["start"], "the one that leads starts it")
             assert [order["operation_id"] for order in started] == [operation]
+
+
+def test_a_scheduler_without_the_key_takes_over_and_starts_nothing_of_an_operation_with_secrets(
+    tmp_path: Path, needs_postgresql: None
+):
+    """It holds such operations, says so, and what runs goes on; the next one that has the key starts the rest."""
+    keys, gate, values = tmp_path / "keys", tmp_path / "gate", tmp_path / "values"
+    keys.touch(mode=0o600)
+    mine, another = (base64.b64encode(secrets.token_bytes(32)) for _ in range(2))
+    keys.write_bytes(mine)
+    cluster = Cluster(
+        tmp_path / "cluster", 1, cpu=2.0, schedulers=2, lease=f"{LEASE_S:g}s", token="a-token",  # noqa: S106
+        scheduler_config=f'secrets_key_file = "{keys}"\n', cgroup_prefix=f"{CLUSTER_PREFIX}{os.getpid()}-keys",
+    )  # fmt: skip
+    with cluster:
+        cluster.create_pool("p")
+        keys.write_bytes(another)
+        first, second = cluster.schedulers
+        second.kill()
+        second.start()
+        script = f"echo $YT_SECURE_VAULT_word >> {values}; until [ -e {gate} ]; do sleep 0.1; done"
+        operation = cluster.start_operation("p", script, 2, 1.5, secure_vault={"word": "swordfish"})
+        cluster.wait(values.exists, "its first job has its secret")
+        first.kill()
+        cluster.wait(lambda: cluster.find_leader() is second, "the other one leads")
+        codes = cluster.wait(lambda: [each["code"] for each in cluster.get("/api/v1/alerts")["alerts"]], "an alert")
+        assert "secrets_not_readable" in codes
+        [job] = cluster.wait(lambda: cluster.jobs(operation, "running"), "the node has told of its job")
+        gate.touch()
+        cluster.wait(lambda: cluster.jobs(operation, "completed"), "that job ends as it would have")
+        other = cluster.start_operation("p", "true")
+        cluster.wait(lambda: cluster.get(f"/api/v1/operations/{other}")["state"] == "completed", "others are run")
+        assert [each["id"] for each in cluster.jobs(operation)] == [job["id"]]
+        keys.write_bytes(mine)
+        first.start()
+        second.kill()
+        cluster.wait(
+            lambda: (
+                cluster.find_leader() is first
+                and cluster.get(f"/api/v1/operations/{operation}")["state"] == "completed"
+            ),
+            "the rest of it is run by the scheduler that has the key",
+        )
+    assert values.read_text() == "swordfish\n" * 2
