@@ -104,6 +104,7 @@ HOME = {
     "rich": {"cpumond.cli"},
     "grpc": {"cpumond.host.engine.cri"},
     "cryptography": {"cpumond.scheduler.program.vault_keys"},
+    "opentelemetry": {"cpumond.scheduler.program.traces"},
     "lark": {"cpumond.scheduler.settings.nodes_filter"},
     "psycopg": {"cpumond.scheduler.store.postgresql", "cpumond.scheduler.store.postgresql_session"},
     "sqlite3": {"cpumond.scheduler.store", "cpumond.scheduler.history"},

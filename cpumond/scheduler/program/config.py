@@ -133,6 +133,12 @@ class Forecasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     )
 
 
+class TraceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[traces]``: where a trace of each operation is sent at its end, over OTLP/HTTP; "" for nowhere."""
+
+    endpoint: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+
+
 class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[audit]``: how far back the log of commands and events goes, in the store; ``max_size``: bytes of it there."""
 
@@ -183,6 +189,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     history: History = History()
     forecast: Forecasting = Forecasting()
     audit: Audit = Audit()
+    traces: TraceSettings = TraceSettings()
     groups: dict[str, tuple[str, ...]] = {}
     """Group -> its users, in whatever way they are known."""
     log: Log = Log()
@@ -239,7 +246,10 @@ def finish_scheduler_config(merged: dict[str, Any], path: str) -> SchedulerConfi
 
 def check(config: SchedulerConfig) -> None:
     """Check rules between keys, regular expressions and the address. Raises ConfigError: file, key and what to do."""
-    rules = (_check_regexes, _check_listen, _check_tls, _check_proxies, _check_advertised, _check_store, _check_secrets)
+    rules = (
+        _check_regexes, _check_listen, _check_tls, _check_proxies, _check_advertised, _check_store, _check_secrets,
+        _check_traces,
+    )  # fmt: skip
     with Mistakes() as mistakes:
         for rule in rules:
             with mistakes.apart():
@@ -303,6 +313,14 @@ def _check_store(config: SchedulerConfig) -> None:
         )
     if store.kind == "sqlite" and store.conninfo:
         raise ConfigError(f'{config.where}: store.conninfo: is for store.kind = "postgresql"; remove it, or set kind')
+
+
+def _check_traces(config: SchedulerConfig) -> None:
+    if config.traces.endpoint and not re.fullmatch(r"https?://[^/\s]+/\S*", config.traces.endpoint):
+        raise ConfigError(
+            f"{config.where}: traces.endpoint: {config.traces.endpoint!r}: expected an address such as "
+            '"http://localhost:4318/v1/traces"'
+        )
 
 
 def _check_secrets(config: SchedulerConfig) -> None:

@@ -32,6 +32,7 @@ from cpumond.host.service import (
 from cpumond.monitor.model import MonitorSettings
 from cpumond.scheduler.answers.forecasts import Forecasts
 from cpumond.scheduler.answers.resulting import MONITOR_DURATIONS
+from cpumond.scheduler.answers.spans import Watched
 from cpumond.scheduler.events import Event
 from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.history.store import HistoryStore
@@ -46,6 +47,7 @@ from cpumond.scheduler.program.notify import Vitals, tell_manager, vitals_of, vi
 from cpumond.scheduler.program.peer import LOCAL_USERS
 from cpumond.scheduler.program.reload import Reload
 from cpumond.scheduler.program.server import BACKLOG, Server, make_config
+from cpumond.scheduler.program.traces import TraceSender
 from cpumond.scheduler.program.vault_keys import load_keys
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.store import Arbiter, Store
@@ -181,6 +183,7 @@ def run_scheduler(
     # Updates, long requests and large answers run in threads: the loop's thread gets its turn after this long.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     manager = ServiceManager(os.environ)
+    sender = TraceSender(config.traces.endpoint, config.cluster_name) if config.traces.endpoint else None
     entrance = _open_entrance(config, identities, manager)
     if config.api.is_open:
         log.warning(
@@ -193,12 +196,14 @@ def run_scheduler(
             assert make_standby is not None
             arbiter = make_arbiter(config.store.conninfo)
             address = find_own_address(config.api, entrance.sockets)
-            service = _share(config, rules, identities, arbiter, address, make_app, make_standby, time_scale)
+            service = _share(config, rules, identities, arbiter, address, make_app, make_standby, time_scale, sender)
             asyncio.run(_serve(service, entrance, config, manager, time_scale))
         else:
-            _run_alone(config, rules, identities, entrance, manager, make_app, time_scale)
+            _run_alone(config, rules, identities, entrance, manager, make_app, time_scale, sender)
     finally:
         entrance.close()
+        if sender is not None:
+            sender.close()
     return 0
 
 
@@ -210,6 +215,7 @@ def _run_alone(
     manager: ServiceManager,
     make_app: AppMaker,
     time_scale: float,
+    sender: TraceSender | None,
 ) -> None:
     path = os.path.join(config.state_dir, STORE_FILE)
     # Opening a large store takes a while, and so does its copy before a new version migrates it.
@@ -221,7 +227,9 @@ def _run_alone(
             # Starting empty where a database was lost must not go unnoticed.
             (log.warning if was_used else log.info)("store_created", path=path, state_dir_was_used=was_used)
         manager.extend("reading the store")
-        scheduler = _make_scheduler(config, rules, store, time_scale, lambda: manager.extend("reading the history"))
+        scheduler = _make_scheduler(
+            config, rules, store, time_scale, sender, lambda: manager.extend("reading the history")
+        )
         metrics = MetricsText(scheduler, config.metrics.max_pools)
         app = make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)
         service = _Service(app, scheduler.run, scheduler.ready, vitals_of(scheduler), lambda: scheduler)
@@ -237,6 +245,7 @@ def _make_scheduler(
     rules: Rules,
     store: Store,
     time_scale: float,
+    sender: TraceSender | None,
     reads_history: Callable[[], None] = lambda: None,
 ) -> Scheduler:
     scheduler = Scheduler(rules, store, Clock(time_scale), config.fair_share_update_period_s)
@@ -251,6 +260,9 @@ def _make_scheduler(
             told.max_load,
             told.horizon_s,
         )
+    if sender is not None:
+        watched = Watched(scheduler.state)
+        scheduler.trace = lambda: sender.send(watched, scheduler.clock.now())
     if config.history.length_s:
         reads_history()
         scheduler.history = open_history(scheduler, config)
@@ -274,11 +286,12 @@ def _share(
     make_app: AppMaker,
     make_standby: StandbyMaker,
     time_scale: float,
+    sender: TraceSender | None,
 ) -> _Service:
     """With a store that several schedulers share, of which one leads."""
 
     def open_reign(store: Store) -> tuple[Scheduler, App]:
-        scheduler = _make_scheduler(config, rules, store, time_scale)
+        scheduler = _make_scheduler(config, rules, store, time_scale, sender)
         scheduler.lead = leading.view
         metrics = MetricsText(scheduler, config.metrics.max_pools, lead_metrics)
         return scheduler, make_app(scheduler, config.api, identities, metrics.encode, config.cluster_name)

@@ -177,6 +177,8 @@ class Scheduler:
         """None where no history is kept."""
         self.forecasts: Forecasts | None = None
         """None where nothing is foretold."""
+        self.trace: Callable[[], None] | None = None
+        """Sends traces of operations that have ended; None where none are sent."""
         self.retention: LogRetention | None = None
         """None where the store's log is never cut."""
         self.lead: Callable[[], LeadView] | None = None
@@ -507,6 +509,8 @@ class Scheduler:
                     self.forecasts.take_if_due()
                 if self.history is not None:
                     self.history.take_if_due(self.clock.now())
+                if self.trace is not None:
+                    self.trace()
                 if self.retention is not None:
                     await self.retention.cut_if_due(self.store, self._writing, self.clock.now())
                 now = loop.time()
@@ -529,6 +533,8 @@ class Scheduler:
         for each in (self.idle, self.forecasts):
             if each is not None:
                 await each.close()
+        if self.trace is not None:
+            self.trace()
         if self.history is not None:
             await self.history.close(self.clock.now())
 

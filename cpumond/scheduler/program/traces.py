@@ -1,0 +1,73 @@
+"""Traces of operations over OTLP/HTTP, by OpenTelemetry's own exporter, in a thread of it (`[traces]`)."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+from cpumond.core.errors import ConfigError
+from cpumond.scheduler.answers.spans import Span, Watched
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+
+TIMEOUT_S: Final = 5.0
+"""For one batch with all tries, and so for the end of the process."""
+
+
+class TraceSender:
+    """Sends spans of operations that have ended. What the endpoint does not take is dropped, not waited for."""
+
+    def __init__(self, endpoint: str, cluster_name: str) -> None:
+        """``endpoint``: where traces are sent, such as http://localhost:4318/v1/traces. Raises ConfigError."""
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError:
+            raise ConfigError("traces.endpoint: needs OpenTelemetry: pip install 'cpumond[traces]'") from None
+        self._resource = Resource.create({"service.name": "cpumond", "cpumond.cluster": cluster_name})
+        self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=TIMEOUT_S))
+
+    def send(self, watched: Watched, now: float) -> None:
+        """What has ended since the last look; costs a walk over the live jobs."""
+        for spans in watched.look(now):
+            for each in make_readable(spans, self._resource):
+                self._processor.on_end(each)
+
+    def close(self) -> None:
+        """Send what is left, which may take some seconds."""
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
+
+
+def make_readable(spans: list[Span], resource: Any) -> list[ReadableSpan]:
+    """An operation's spans as the library has them; the trace's id is made of the operation's."""
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+    first, made = spans[0], []
+    digest = hashlib.sha256(first.attributes["cpumond.operation.id"].encode()).digest()
+    trace_id = int.from_bytes(digest[:16], "big")
+    root = None
+    for number, span in enumerate(spans):
+        context = SpanContext(
+            trace_id, int.from_bytes(digest[16:24], "big") ^ number, False, TraceFlags(TraceFlags.SAMPLED)
+        )  # fmt: skip
+        state = span.attributes.get("cpumond.operation.state")
+        made.append(
+            ReadableSpan(
+                span.name,
+                context,
+                root,
+                resource,
+                span.attributes,
+                [Event(name, timestamp=round(at * 1e9)) for name, at in span.events],
+                kind=SpanKind.INTERNAL,
+                status=Status(StatusCode.ERROR if state in ("failed", "aborted") else StatusCode.UNSET),
+                start_time=round(span.start * 1e9),
+                end_time=round(span.end * 1e9),
+            )
+        )
+        root = root or context
+    return made
