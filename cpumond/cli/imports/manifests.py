@@ -70,15 +70,15 @@ def _read(texts: Mapping[str, str]) -> Iterator[_Table]:
         for part in re.split(r"^---(?=\s|$)", text, flags=re.MULTILINE):
             lines: dict[Path, int] = {}
             try:
-                value = read_yaml("\n" * before + part, lines)
+                value = read_yaml(part, lines)
             except ContentError as error:
-                raise ConfigError(f"{file}: {error}") from None
+                raise ConfigError(f"{file}: in what begins in line {before + 1}: {error}") from None
             except UsageError:
                 raise UsageError(f"{file}: YAML needs PyYAML: pip install pyyaml") from None
-            before += part.count("\n")
             if not isinstance(value, dict):
-                raise ConfigError(f"{file}: expected a table")
-            yield _Table(file, value, (), lines)
+                raise ConfigError(f"{file}:{before + 1}: expected a table")
+            yield _Table(file, value, (), {path: line + before for path, line in lines.items()})
+            before += part.count("\n")
 
 
 # --- YuniKorn
