@@ -381,6 +381,11 @@ class Scheduler:
                 "node's agent keeps it",
                 NODE_OFFLINE,
             )
+        record = self.state.find_record(operation_id)
+        job = self.state.jobs.get(job_id) or self.state.finished_jobs[record.id][job_id]
+        bound = next((task.max_stderr_size for task in record.tasks if task.name == job.task_name), None)
+        if bound is not None and stream == "stderr" and offset is None:
+            tail_bytes = min(tail_bytes, bound)  # a journal keeps more
         wanted = LogRequest("", job_id, stream, tail_bytes, offset)
         read = await self._ask(self.logs, node, wanted, "its log can be read")
         if read.error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from yt_client import error_of
 
@@ -198,6 +200,17 @@ async def test_a_part_of_a_log_is_read(yt, monkeypatch):
     assert asked == [
         ("stderr", MAX_LOG_BYTES, None), ("stderr", 5, 0), ("stderr", MAX_LOG_BYTES, 3), ("stderr", 5, 3),
     ]  # fmt: skip
+
+
+async def test_no_more_of_stderr_is_asked_for_than_its_task_wants_to_keep(yt):
+    """Also where the node's journal has more."""
+    tasks = {"t": {"job_count": 1, "command": "x", "max_stderr_size": 7}}
+    operation, [job] = await run_two(yt, tasks=tasks)
+    reading = asyncio.ensure_future(yt("get_job_stderr", operation_id=operation, job_id=job))
+    while not (logs := (await yt.heartbeat()).logs):
+        await asyncio.sleep(0)  # the reader's turn
+    assert [each.tail_bytes for each in logs] == [7]
+    reading.cancel()
 
 
 async def test_events_of_an_operation(yt):
