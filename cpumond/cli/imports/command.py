@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, get_args
 import click
 
 from cpumond.cli.options import open_input
+from cpumond.cli.replacement import Replacement
 from cpumond.cli.scheduler.tree_text import Form, write_tree
 from cpumond.core.decode import ContentError, decode_text
 from cpumond.core.errors import ConfigError
@@ -32,7 +33,10 @@ KINDS: Final = {
 @click.option("--tree", default="default", show_default=True, help="The name of the tree that the file is for.")
 @click.option("--total", metavar="AMOUNTS", help="What the cluster has, for percentages: cpu=1000,memory=4Ti,gpu=8.")
 @click.option("--format", "form", type=click.Choice(get_args(Form)), default="toml", show_default=True)
-def import_command(kind: str, files: tuple[str, ...], tree: str, total: str | None, form: Form) -> None:
+@click.option("--output", metavar="FILE", help="Write there, whole or not at all.  [default: standard output]")
+def import_command(
+    kind: str, files: tuple[str, ...], tree: str, total: str | None, form: Form, output: str | None
+) -> None:
     """Write the queues of Slurm, YARN, YuniKorn or Kueue as a tree file; say what it cannot say.
 
     The file is for `cpumond tree plan` and `apply`; nothing is changed by this. On standard error is what became
@@ -51,7 +55,12 @@ def import_command(kind: str, files: tuple[str, ...], tree: str, total: str | No
         tables = making.finish(tree)
     except RecursionError:
         raise ConfigError(f"{', '.join(files)}: its queues are nested too deep") from None
-    click.echo(write_tree(tree, tables, form), nl=False)
+    text = write_tree(tree, tables, form)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        with Replacement(output, "--output") as file:
+            file.write(text)
     for line in making.report():
         click.echo(line, err=True)
 

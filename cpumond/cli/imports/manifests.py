@@ -194,12 +194,15 @@ def read_kueue(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
     for name, table in found["ResourceFlavor"].items():
         table.say(making, "ResourceFlavor", f"ResourceFlavor {name}", {})
         filters[name] = " & ".join(f"{key}:{value}" for key, value in sorted(table.go("nodeLabels").value.items()))
-    for name in found["Cohort"]:
+    cohorts = {
+        name: str(table.value.get("cohort") or table.value.get("cohortName") or "")
+        for name, table in found["ClusterQueue"].items()
+    }
+    for name in (*found["Cohort"], *cohorts.values()):
         kueue.make_cohort(name)
     for name, table in found["ClusterQueue"].items():
-        cohort = str(table.value.get("cohort") or table.value.get("cohortName") or "")
-        parent, at = kueue.make_cohort(cohort), table.at(f"ClusterQueue {name}")
-        pool = making.add_pool((cohort, name) if cohort else (name,), parent, at)
+        cohort, at = cohorts[name], table.at(f"ClusterQueue {name}")
+        pool = making.add_pool((cohort, name) if cohort else (name,), kueue.make_cohort(cohort), at)
         flavors = kueue.say_all("ClusterQueue", name, table, pool.name, is_root=not cohort)
         fits = [filters.get(each, "") for each in flavors]
         if fits and all(fits):

@@ -124,6 +124,15 @@ def test_what_is_not_known_is_told(kind: str, text: str, note: tuple[str, str]) 
     assert note in [(each.verdict, each.option) for each in making.notes]
 
 
+def test_a_cohort_may_have_the_name_of_a_queue() -> None:
+    """Also one that is only named, by a queue after the one that has its name."""
+    text = QUEUE.format("b", "a") + "---\n" + QUEUE.format("x", "b")
+    pools = find_reader("kueue")({"k.yaml": text}, {}).pools
+    assert {pool.name: pool.parent for pool in pools.values()} == {
+        "a": "<Root>", "b": "<Root>", "a:b": "a", "x": "b",
+    }  # fmt: skip
+
+
 def test_guarantees_of_parents_are_raised_to_those_below() -> None:
     inner = "<minResources>vcores=1</minResources><queue name='b'><minResources>1 mb, 2 vcores</minResources></queue>"
     making = find_reader("yarn")({"f": FAIR.format(inner)}, {})
@@ -136,6 +145,18 @@ def test_guarantees_of_parents_are_raised_to_those_below() -> None:
 def test_a_wrong_total_is_refused(total: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(["tree", "import", "yarn", str(DATA / "fair-scheduler.xml"), "--total", total]) == 64
     assert "--total: " in capfd.readouterr().err
+
+
+def test_a_file_is_written_whole_or_stays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    output, wrong = tmp_path / "tree.yaml", tmp_path / "wrong.xml"
+    wrong.write_text("<html/>", encoding="utf-8")
+    options = ["--output", str(output), "--format", "yaml"]
+    assert run(["tree", "import", "kueue", str(DATA / "kueue.yaml"), *options]) == 0
+    assert capfd.readouterr().out == ""
+    text = output.read_text(encoding="utf-8")
+    assert len(read_tree_text(text, "tree.yaml", "yaml").tables.pools or ()) == 18
+    assert run(["tree", "import", "yarn", str(wrong), *options]) == 78
+    assert output.read_text(encoding="utf-8") == text
 
 
 def test_a_file_of_many_megabytes_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
