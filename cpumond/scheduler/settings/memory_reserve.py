@@ -64,6 +64,8 @@ def find_reserve(task: Task, memory: TaskMemory, is_taken: Callable[[int], bool]
 
     While a place is free whose job was aborted for want of memory, the next job is the one that gets it.
     """
+    if memory is NOTHING:
+        return round(task.memory_limit * find_bounds(task)[1])
     factor = find_quantile(memory.samples, *find_bounds(task))
     waiting = (share for cookie, share in memory.overdrafts.items() if not is_taken(cookie))
     return round(task.memory_limit * max(factor, *waiting, 0.0))

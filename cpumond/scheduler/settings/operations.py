@@ -187,10 +187,12 @@ TASK_OPTIONS: Final = honoured("task")
 
 
 def read_spec(
-    spec: Mapping[str, Any], read_monitor: Callable[[object], dict[str, Any]], default_memory_limit: int = 0
+    spec: Mapping[str, Any],
+    read_monitor: Callable[[object], dict[str, Any]],
+    default_memory_limit: Callable[[tuple[str, ...] | None], int] = lambda _: 0,
 ) -> ParsedSpecification:
-    """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``; ``default_memory_limit``
-    (bytes) is that of tasks that say none. Raises CommandError."""
+    """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``; ``default_memory_limit``:
+    that of tasks that say none, in bytes, by its ``trees``. Raises CommandError."""
     secrets, spec = read_vault(spec), without_vault(spec)
     table = _normalise(spec, "spec")
     trees, options = _read_places(table)
@@ -207,7 +209,7 @@ def read_spec(
     if in_one and table.get("tentative_pool_trees"):
         raise _refuse("spec/schedule_in_single_tree", "contradicts tentative_pool_trees; leave one of the two out")
     return ParsedSpecification(
-        tasks=_read_tasks(table, secrets, default_memory_limit),
+        tasks=_read_tasks(table, secrets, default_memory_limit(trees)),
         trees=trees,
         options=options,
         title=_text(table.get("title", ""), "spec/title", MAX_TEXT),
@@ -273,9 +275,10 @@ def _list_idle(spec: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, 
     spec = without_vault(spec)
     for key, value, reason in find_idle("root", spec):
         yield (), key, value, reason
+    names = {part: canonical(part) for part in spec}
     for place, table in _PARTS.items():
-        for part, inside in spec.items():
-            for name, given in inside.items() if canonical(part) == table else ():
+        for part in [part for part, name in names.items() if name == table]:
+            for name, given in spec[part].items():
                 for key, value, reason in find_idle(place, given):
                     yield (part, name), key, value, reason
 
@@ -504,40 +507,23 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
         raise _refuse(f"{where}/job_count", "is missing; how many jobs shall run?")
     if not (arguments if isinstance(arguments, str) else "".join(arguments[:1])).strip():
         raise _refuse(f"{where}/command", "is missing or blank; what shall each job run?")
-    ceiling = task.get("set_container_cpu_limit")
     gang = _read_gang(task, where)
     interrupts = _read_signal(task.get("interruption_signal"), f"{where}/interruption_signal")
-    rest = set(task) - TASK_OPTIONS
+    # Most tasks have few of them.
+    options = {option: read(task[option], f"{where}/{option}") for option, read in _READERS.items() if option in task}
+    options.setdefault("memory_limit", default_memory_limit)
+    if interrupts:
+        options["interruptible"] = True
     return Task(
         name=name,
-        job_count=_integer(task["job_count"], f"{where}/job_count", 1, MAX_JOB_COUNT),
-        cpu_limit=_number(task.get("cpu_limit", 1.0), f"{where}/cpu_limit", 1e9),
-        memory_limit=_integer(
-            task.get("memory_limit", default_memory_limit), f"{where}/memory_limit", 0, MAX_MEMORY_LIMIT
-        ),
-        user_slots=_integer(task.get("user_slots", 1), f"{where}/user_slots", 0, 10**6),
-        gpu_limit=_number(task.get("gpu_limit", 0.0), f"{where}/gpu_limit", 1e6),
-        network=_number(task.get("network", 0.0), f"{where}/network", 1e12),
         command=arguments,
         environment=environment,
-        interruptible=_flag(task.get("interruptible", False), f"{where}/interruptible") or bool(interrupts),
         interruption_signal=interrupts,
-        signal_root_process_only=_flag(
-            task.get("signal_root_process_only", False), f"{where}/signal_root_process_only"
-        ),
-        restart_exit_code=_optional_integer(task, "restart_exit_code", where, 1, 255),
-        max_stderr_size=_optional_integer(task, "max_stderr_size", where, 1, 2**30),
         working_directory=directory,
-        job_time_limit=_duration(task.get("job_time_limit"), f"{where}/job_time_limit", LEAST_JOB_TIME_LIMIT),
-        min_run_time=_duration(task.get("min_run_time"), f"{where}/min_run_time", 0.0),
-        checkpoints=_flag(task.get("checkpoints", False), f"{where}/checkpoints"),
-        fail_on_job_restart=_flag(task.get("fail_on_job_restart", False), f"{where}/fail_on_job_restart"),
-        restart_completed_jobs=_flag(task.get("restart_completed_jobs", False), f"{where}/restart_completed_jobs"),
         retry_policy=_read_retries(task, where),
-        set_container_cpu_limit=None if ceiling is None else _flag(ceiling, f"{where}/set_container_cpu_limit"),
         gang_options=gang,
-        spec={key: task[key] for key in sorted(rest)},
-        **_read_memory_options(task, where),
+        spec={key: task[key] for key in sorted(task.keys() - TASK_OPTIONS)},
+        **options,
     )
 
 
@@ -607,24 +593,6 @@ def _read_signal(value: object, where: str) -> str:
     return str(value)
 
 
-def _optional_integer(table: Mapping[str, Any], name: str, where: str, least: int, most: int) -> int | None:
-    value = table.get(name)
-    return None if value is None else _integer(value, f"{where}/{name}", least, most)
-
-
-def _read_memory_options(task: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The options of a task that decide how much memory its jobs reserve (8.1)."""
-    shares = ("user_job_memory_digest_default_value", "user_job_memory_digest_lower_bound", "memory_reserve_factor")
-    found: dict[str, Any] = {
-        name: _number(task[name], f"{where}/{name}", 1.0, LEAST_SHARE) for name in shares if task.get(name) is not None
-    }
-    name = "user_job_resource_overdraft_memory_multiplier"
-    if task.get(name) is not None:
-        found[name] = _number(task[name], f"{where}/{name}", 10.0, 1.0)
-    name = "ignore_memory_reserve_factor_less_than_one"
-    return {**found, name: _flag(task.get(name, False), f"{where}/{name}")}
-
-
 def _check_size(
     command: str | tuple[str, ...],
     environment: Mapping[str, str],
@@ -635,6 +603,8 @@ def _check_size(
     """Bound the texts that every order of a job carries to its node. Raises CommandError."""
     words = (command,) if isinstance(command, str) else command
     texts = (*words, *environment.keys(), *environment.values(), working_directory, *secrets, *secrets.values())
+    if 4 * sum(map(len, texts)) <= MAX_TASK_BYTES:
+        return
     # What is not valid Unicode is refused where it is stored.
     size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
     if size > MAX_TASK_BYTES:
@@ -719,6 +689,37 @@ def _integer(value: object, where: str, least: int, most: int) -> int:
     if not least <= number <= most:
         raise _refuse(where, f"expected a whole number in [{least}, {most}], got {number}")
     return number
+
+
+def _bounded(read: Callable[..., Any], *bounds: float, optional: bool = False) -> Callable[[object, str], Any]:
+    """Reads a value and its place in a specification; an ``optional`` one may be an entity (``#``)."""
+    return lambda value, where: None if optional and value is None else read(value, where, *bounds)
+
+
+_READERS: Final[Mapping[str, Callable[[object, str], Any]]] = {
+    "job_count": _bounded(_integer, 1, MAX_JOB_COUNT),
+    "cpu_limit": _bounded(_number, 1e9),
+    "memory_limit": _bounded(_integer, 0, MAX_MEMORY_LIMIT),
+    "user_slots": _bounded(_integer, 0, 10**6),
+    "gpu_limit": _bounded(_number, 1e6),
+    "network": _bounded(_number, 1e12),
+    "interruptible": _flag,
+    "signal_root_process_only": _flag,
+    "restart_exit_code": _bounded(_integer, 1, 255, optional=True),
+    "max_stderr_size": _bounded(_integer, 1, 2**30, optional=True),
+    "job_time_limit": _bounded(_duration, LEAST_JOB_TIME_LIMIT),
+    "min_run_time": _bounded(_duration, 0.0),
+    "checkpoints": _flag,
+    "fail_on_job_restart": _flag,
+    "restart_completed_jobs": _flag,
+    "set_container_cpu_limit": _bounded(_flag, optional=True),
+    "user_job_memory_digest_default_value": _bounded(_number, 1.0, LEAST_SHARE, optional=True),
+    "user_job_memory_digest_lower_bound": _bounded(_number, 1.0, LEAST_SHARE, optional=True),
+    "memory_reserve_factor": _bounded(_number, 1.0, LEAST_SHARE, optional=True),
+    "user_job_resource_overdraft_memory_multiplier": _bounded(_number, 10.0, 1.0, optional=True),
+    "ignore_memory_reserve_factor_less_than_one": _flag,
+}
+"""Options of a task whose value alone says whether they are right, in the order in which they are looked at."""
 
 
 def _kind(value: object) -> str:

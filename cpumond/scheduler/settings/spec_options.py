@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 Place = Literal["root", "task", "tree", "pool"]
 """The root of a specification, an entry of its ``tasks``, one of ``scheduling_options_per_pool_tree``; the attributes
@@ -315,7 +315,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
 )  # fmt: skip
 
-_BY_ALIAS: Final = {alias: option.name for option in OPTIONS for alias in option.aliases}
+_BY_SPELLING: Final = {name: option.name for option in OPTIONS for name in (option.name, *option.aliases)}
 _BY_NAME: Final = {(place, option.name): option for option in OPTIONS for place in option.places}
 _PATTERNS: Final = tuple(
     (re.compile(option.name.replace("*", ".*")), option) for option in OPTIONS if "*" in option.name
@@ -324,10 +324,25 @@ _ANY_PATTERN: Final = re.compile("|".join(pattern.pattern for pattern, _ in _PAT
 """One look for them all: a specification may have thousands of unknown names."""
 
 
-def canonical(key: object) -> str:
+_WITH_EFFECT: Final[Mapping[Place, frozenset[str]]] = {
+    place: frozenset(
+        name
+        for option in OPTIONS
+        if option.verdict == "honoured" and place in option.places
+        for name in (option.name, *option.aliases)
+    )
+    for place in get_args(Place)
+}
+"""The spellings, of those with underscores, of what there is nothing to say about."""
+
+
+def canonical(key: Any) -> str:
     """The name used here for an option in any accepted spelling."""
-    name = str(key).replace("-", "_")
-    return _BY_ALIAS.get(name, name)
+    found = _BY_SPELLING.get(key)
+    if found is None:
+        name = str(key).replace("-", "_")
+        found = _BY_SPELLING.get(name, name)
+    return found
 
 
 IDLE_OF_POOLS: Final = frozenset(row.name for row in OPTIONS if "pool" in row.places and row.verdict == "warned")
@@ -351,6 +366,8 @@ def find_refused(
 ) -> Iterator[tuple[str, Option]]:
     """Of options by canonical names: those that would change the result of the operation, and cannot here."""
     for name, value in given.items():
+        if name in _WITH_EFFECT[place]:
+            continue
         option = find_option(place, name)
         if option is None or option.verdict != "refused" or not option.is_wish(value):
             continue
@@ -362,6 +379,8 @@ def find_idle(place: Place, given: Mapping[str, Any]) -> Iterator[tuple[str, Any
     """Of options in any spelling: key, value and reason of those without effect that their user should know of, the
     reason "" for unknown ones. Refused ones are those of an older scheduler, which did not refuse them."""
     for key, value in given.items():
+        if key in _WITH_EFFECT[place]:
+            continue
         name = canonical(key)
         option = find_option(place, name)
         if option is None:

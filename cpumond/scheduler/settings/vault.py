@@ -27,14 +27,26 @@ _UNSAFE: Final = re.compile(r'[^\x20-\x7e]|["\\]')
 
 def is_vault(key: object) -> bool:
     """Whether an option of a specification is the vault, in any accepted spelling."""
-    return str(key).replace("-", "_") == SECURE_VAULT
+    return key in _SPELLINGS
+
+
+_SPELLINGS: Final = frozenset({SECURE_VAULT, SECURE_VAULT.replace("_", "-")})
+
+
+def _has_vault(spec: Mapping[str, Any]) -> bool:
+    tasks = spec.get("tasks")
+    parts = [spec, tasks, *tasks.values()] if isinstance(tasks, Mapping) else [spec]
+    return any(isinstance(part, Mapping) and not _SPELLINGS.isdisjoint(part) for part in parts)
 
 
 def without_vault(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification without the vault, at its root, among its tasks and in each; what is no map stays as it is.
+    """A specification without the vault, at its root, among its tasks and in each; what is no map stays as it is, and
+    one without a vault the same object.
 
     Without the command line of the client, too, that `yt` adds: the vault may stand there.
     """
+    if not _has_vault(spec):
+        return spec if isinstance(spec, dict) else dict(spec)
     shown = {key: value for key, value in spec.items() if not is_vault(key)}
     tasks, has_vault = shown.get("tasks"), len(shown) < len(spec)
     if isinstance(tasks, Mapping):
@@ -58,7 +70,7 @@ def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:
     It stands at the root or, as `yt vanilla` takes it, among the tasks. Neither keys nor values are named in what is
     refused, but their place: that is told, logged and kept.
     """
-    where, vault = f"spec/{SECURE_VAULT}", _find_vault(spec)
+    where, vault = f"spec/{SECURE_VAULT}", _find_vault(spec) if _has_vault(spec) else {}
     variables: dict[str, str] = {}
     for number, (key, value) in enumerate(vault.items(), 1):
         if not isinstance(key, str) or not _NAME.fullmatch(key):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -245,7 +246,7 @@ def _prepare_start(
         text = f'Operation type "{command.type}" is not supported; start a "vanilla" operation'
         raise CommandError(text, attributes={FIELD: "type"})
     spec = without_vault(command.spec)
-    asked = operations.read_spec(command.spec, state.rules.read_monitor, _find_memory_limit(state, spec))
+    asked = operations.read_spec(command.spec, state.rules.read_monitor, partial(_find_memory_limit, state))
     if asked.secrets and state.rules.vault_keys is None:
         what = "this scheduler keeps no secrets; an administrator sets secrets_key_file in its configuration"
         raise CommandError(f"spec/{SECURE_VAULT}: {what}", attributes={FIELD: SECURE_VAULT})
@@ -354,9 +355,9 @@ def _keep_best(choices: dict[str, _Choice], asked: operations.ParsedSpecificatio
     return {best: choices[best]}
 
 
-def _find_memory_limit(state: State, spec: Mapping[str, Any]) -> int:
+def _find_memory_limit(state: State, trees: tuple[str, ...] | None) -> int:
     """``memory_limit`` of tasks that say none, in bytes: the largest default of the trees that the operation names."""
-    names = operations.read_places(spec)[0] or (state.config.default_tree,)
+    names = trees or (state.config.default_tree,)
     named = [state.trees[name].config.settings for name in names if name in state.trees]
     return max((settings.default_memory_limit for settings in named), default=0)
 

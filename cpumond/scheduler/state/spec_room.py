@@ -40,7 +40,7 @@ def weigh(value: Any) -> int:
     while values:
         each = values.pop()
         if isinstance(each, dict):
-            total += CONTAINER_BYTES + sum(SCALAR_BYTES + sys.getsizeof(key) for key in each)
+            total += CONTAINER_BYTES + SCALAR_BYTES * len(each) + sum(map(sys.getsizeof, each))
             values += each.values()
         elif isinstance(each, list | tuple):
             total += CONTAINER_BYTES
@@ -63,7 +63,8 @@ def share_parts(record: OperationRecord, trees: Mapping[str, Tree]) -> Operation
     parts: list[msgspec.Struct] = [record, *record.tasks, *record.trees.values()]
     for each in parts:
         for name in _MAPS[type(each)]:
-            _share(each, name, EMPTY)
+            if not getattr(each, name):
+                msgspec.structs.force_setattr(each, name, EMPTY)
     return record
 
 
