@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
 from cpumond.fairshare.resources import CPU, UNLIMITED, Vector
-from cpumond.scheduler.decide.admission import find_full
+from cpumond.scheduler.decide.admission import count_running, find_full, is_user_full
 from cpumond.scheduler.decide.placement import NO_KEY, ONLY_RECLAIMED
 from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Tree, usage_share
 from cpumond.scheduler.model import OperationRecord, OperationState
 
 CauseKind = Literal[
-    "cannot_start", "working", "retry", "suspended", "secrets", "pool_full", "queue", "no_nodes", "gang", "limit",
-    "reclaimed", "filter", "share", "room",
+    "cannot_start", "working", "retry", "suspended", "secrets", "pool_full", "user_full", "queue", "no_nodes", "gang",
+    "limit", "reclaimed", "filter", "share", "room",
 ]  # fmt: skip
 
 SAME: Final = 1e-6
@@ -28,6 +28,7 @@ _TEXTS: Final[dict[CauseKind, str]] = {
     "suspended": "suspended: no job is started until that is taken back",
     "secrets": NO_KEY,
     "pool_full": "pool {pool} is full: as many operations run in it as may (max_running_operation_count)",
+    "user_full": "as many operations of its user run as may (max_running_operation_count_per_user of the tree)",
     "queue": "runs as soon as the scheduler has looked at it",
     "no_nodes": "no node of the tree is online and takes jobs",
     "gang": "a gang: waits for room for all of its jobs at once",
@@ -109,6 +110,7 @@ class Causes:
         self._has_nodes = any(node.is_online and not node.cordoned for node in tree.nodes.values())
         self._limited: dict[PoolElement, list[PoolElement]] = {}
         self._known: dict[str, Waiting] = {}
+        self._running = count_running(tree)
 
     def add(self, elements: Iterable[OperationElement]) -> None:
         """Find and keep what some operations wait for."""
@@ -145,7 +147,9 @@ class Causes:
             return _FIXED["secrets"].cause
         if not element.is_running:
             full = find_full(element)
-            return _FIXED["queue"].cause if full is None else Cause("pool_full", full.name)
+            if full is not None:
+                return Cause("pool_full", full.name)
+            return _FIXED["user_full" if is_user_full(element.tree, self._running[record.user]) else "queue"].cause
         if not self._has_nodes:
             return _FIXED["no_nodes"].cause
         if ONLY_RECLAIMED in element.deactivations:

@@ -18,7 +18,7 @@ from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, do
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.causes import Causes, find_shown_state, tell_cannot_start
 from cpumond.scheduler.answers.standing import find_standing
-from cpumond.scheduler.decide.admission import find_full
+from cpumond.scheduler.decide.admission import count_running, find_full, is_user_full
 from cpumond.scheduler.decide.gangs import Reservation, find_places
 from cpumond.scheduler.decide.placement import NO_SECRETS, ONLY_RECLAIMED, OTHER_NODE, UNMATCHED, wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
@@ -242,6 +242,13 @@ def _tell_queue(element: OperationElement) -> Iterator[str]:
     place = f"it is number {len(before) + 1} of {len(tree.queue)} in the queue of tree {tree.name!r}"
     yield f"{place}; {same} of those before it wait for the same pool" if before else place
     full = find_full(element)
+    running = count_running(tree)[element.operation.record.user]
+    if full is None and is_user_full(tree, running):
+        yield (
+            f"{count(running, 'operation')} of its user {'runs' if running == 1 else 'run'} in the tree, as many as "
+            "max_running_operation_count_per_user lets; one of them must end, or the option be raised"
+        )
+        return
     if full is None:
         yield "no pool above it is full: it runs as soon as the scheduler has looked at it"
         return

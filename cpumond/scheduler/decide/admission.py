@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -208,10 +209,25 @@ def find_full(element: OperationElement) -> PoolElement | None:
     return None
 
 
-def may_run(tree: Tree, choice: PoolChoice) -> bool:
-    """Whether an operation that starts now runs at once: no pool on its way to the root is full (3.2)."""
+def count_running(tree: Tree) -> Counter[str]:
+    """User -> operations of theirs that run in the tree; empty where that is not bounded."""
+    if tree.config.settings.max_running_operation_count_per_user is None:
+        return Counter()
+    return Counter(each.operation.record.user for each in tree.operations.values() if each.is_running)
+
+
+def is_user_full(tree: Tree, running: int) -> bool:
+    """Whether a user with so many running operations may run no more of them (3.2)."""
+    most = tree.config.settings.max_running_operation_count_per_user
+    return most is not None and running >= most
+
+
+def may_run(tree: Tree, choice: PoolChoice, user: str) -> bool:
+    """Whether an operation that starts now runs at once: neither a pool on its way to the root nor its user has as many
+    that run as may (3.2)."""
     _, most = operation_limits(choice.settings, tree.config.settings)
-    return most > 0 and all(pool.running_operation_count < pool.max_running_operation_count for pool in choice.path())
+    has_room = all(pool.running_operation_count < pool.max_running_operation_count for pool in choice.path())
+    return most > 0 and has_room and not is_user_full(tree, count_running(tree)[user])
 
 
 def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:
@@ -221,12 +237,16 @@ def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[Oper
     """
     added: dict[PoolElement, int] = {}
     found: list[OperationElement] = []
+    of_users = count_running(tree)
     for element in pending:
         if tree.root.running_operation_count + len(found) >= tree.root.max_running_operation_count:
             break
-        path = list(element.ancestors())
-        if all(pool.running_operation_count + added.get(pool, 0) < pool.max_running_operation_count for pool in path):
+        path, user = list(element.ancestors()), element.operation.record.user
+        if not is_user_full(tree, of_users[user]) and all(
+            pool.running_operation_count + added.get(pool, 0) < pool.max_running_operation_count for pool in path
+        ):
             found.append(element)
+            of_users[user] += 1
             for pool in path:
                 added[pool] = added.get(pool, 0) + 1
     return found

@@ -190,6 +190,8 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     enable_pool_starvation: bool = True
     forbid_immediate_operations_in_root: bool = True
     max_ephemeral_pools_per_user: _Positive = 1
+    max_running_operation_count_per_user: _Positive | None = None
+    """Over all pools of the tree; None for no bound (3.2)."""
     max_unpreemptible_running_job_count: _Count | None = 10
     strict_unpreemptible_running_job_count: bool = True
     """True: fewer jobs than the value are protected (the documents); False: as many, too (6.4)."""

@@ -292,13 +292,13 @@ def _prepare_start(
             refused.append(error)
             continue
         choices[name] = tree, choice, wanted
-    for name, (tree, choice, wanted) in _keep_best(choices, asked).items():
+    for name, (tree, choice, wanted) in _keep_best(choices, asked, user).items():
         chosen[name] = operations.tree_options(asked.options, name, choice.name)
         parents |= with_parent(None, name, choice.pool, tree.config)
         told += _note_new_pool(tree, choice, wanted)
         told += _check_options(tree, choice, chosen[name])
         sizes.append(_find_sizes(tree, choice, chosen[name]))
-        if admission.may_run(tree, choice):
+        if admission.may_run(tree, choice, user):
             running.append(name)
     if not chosen:
         raise refused[0] if refused else CommandError("The list of pool trees is empty")
@@ -335,12 +335,12 @@ _Choice = tuple[Tree, admission.PoolChoice, str]
 """A tree, the pool there, and which pool was asked for."""
 
 
-def _keep_best(choices: dict[str, _Choice], asked: operations.ParsedSpecification) -> dict[str, _Choice]:
+def _keep_best(choices: dict[str, _Choice], asked: operations.ParsedSpecification, user: str) -> dict[str, _Choice]:
     """With ``schedule_in_single_tree`` the tree whose pool has most left of its guarantee when the operation wants all
     that it orders; of those in which it would run, if there are some."""
     if not asked.schedule_in_single_tree or not choices:
         return choices
-    running = {name: each for name, each in choices.items() if admission.may_run(*each[:2])} or choices
+    running = {name: each for name, each in choices.items() if admission.may_run(*each[:2], user)} or choices
     wanted = sum_vectors([scale(task.resources, float(task.job_count)) for task in asked.tasks])
 
     def reserve(name: str) -> float:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from scheduler_world import EASY, World, assert_consistent, describe
 
+from cpumond.scheduler.answers.causes import Causes
+from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, TOO_MANY_OPERATIONS, CommandError, Rules
 from cpumond.scheduler.settings.commands import RemovePool, RemoveTree
 from cpumond.scheduler.settings.operations import StartOperation
@@ -43,7 +45,7 @@ REFUSED: dict[str, tuple[dict[str, dict[str, Any]], dict[str, Any], str]] = {
     "2.3 unknown tree": ({}, {"pool_trees": ["default", "nowhere"]}, 'Pool tree "nowhere" does not exist'),
     "2.3 no trees": ({}, {"pool_trees": []}, "no pool tree is specified"),
     "2.8 forbidden": ({"p": FORBIDDEN}, {}, 'Starting operations immediately in pool "p" is forbidden'),
-    **{f"2.9 name {name:.9}": ({}, {"pool": name}, NO_NAME) for name in ("with blank", "dot.", "ä", "a/b", "x" * 101)},
+    **{f"2.9 name {name:.9}": ({}, {"pool": name}, NO_NAME) for name in ("with blank", ".dot", "ä", "a/b", "x" * 101)},
     "2.9 two delimiters": ({"p": OF_USERS}, {"pool": "p$a$b"}, "delimiter '$' is found more than once"),
     **{
         f"2.9 child {name}": ({"p": OF_USERS, "plain": {}}, {"pool": name}, name)
@@ -645,3 +647,20 @@ def test_3_5_a_move_in_one_of_several_trees(world):
     world.set_operation(operation, scheduling_options_per_pool_tree={"other": {"pool": "b"}})
     assert world.element(operation).parent.name == "a"
     assert world.element(operation, "other").parent.name == "b"
+
+
+def test_a_user_runs_so_many_operations_over_all_pools() -> None:
+    world = World(max_running_operation_count_per_user=2)
+    for name in ("a", "b"):
+        world.create_pool(name)
+    first, second, third, fourth = (world.start(pool, user="u") for pool in ("a", "b", "a", "b"))
+    other = world.start("a", user="v")
+    assert world.states((first, second, third, fourth, other)) == "rrppr"
+    assert Causes(world.tree()).of(world.element(third)).cause.kind == "user_full"
+    record = world.record(third)
+    told = explain_operation(world.state, record, world.now, {}, world.rights)
+    assert any("2 operations of its user run in the tree" in line for part in told.trees for line in part.lines)
+    world.complete(first)
+    assert world.states((second, third, fourth)) == "rrp"
+    world.set_tree(max_running_operation_count_per_user=3)
+    assert world.states((second, third, fourth)) == "rrr"
