@@ -329,6 +329,16 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
             "if len(window) <= s.vote_window_size:\n        return window, None",
         ),
     ],
+    "test_gang_remainders.py": [
+        ("not any(each[0].operations[each[1]].usage_share)", "any(each[0].operations[each[1]].usage_share)"),
+        ("ends = is_step or (function.horizon == 1.0 and segment == len(function.starts) - 1)", "ends = node is root"),
+        ("return NOTHING if n in self.passed else self.operations[n].function", "return self.operations[n].function"),
+        ("(node.whole, node.passed)  # its", "(node.whole,)  # its"),
+    ],
+    "test_gang_shares.py": [
+        ("weights * (needed - strong) / (room - needed + strong)", "weights * (needed - strong) / room"),
+        ("room = left - max(strong - own.total, 0.0) + sum(", "room = sum("),
+    ],
     "test_fair_share_update.py": [
         ("float(math.trunc(scaled))", "float(round(scaled))"),
         ("bound = add(node.strong, MARGIN)", "bound = node.strong"),

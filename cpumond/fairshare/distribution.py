@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cpumond.fairshare.functions import Group
+from cpumond.fairshare.functions import NOTHING, Group
 from cpumond.fairshare.nodes import PoolNode, make_path
 from cpumond.fairshare.paths import Path
 from cpumond.fairshare.pool_functions import stop_within
@@ -92,6 +92,46 @@ def _follow_changed_children(
     step, x, _ = stop_within(path, greatest(total, start))
     group, jumped = path.jumps.get(step, ((), 0))
     return path, x, group, jumped
+
+
+def find_blocking_gangs(root: PoolNode) -> list[tuple[PoolNode, int]]:
+    """The gangs (pool, index) whose step is where the root's share ends, or that of a pool at its limits (12.3)."""
+    assert root.function is not None
+    found: list[tuple[PoolNode, int]] = []
+    stack = [(root, root.function.segment_at(1.0), 1.0, False)]
+    while stack:
+        node, segment, suggestion, is_step = stack.pop()
+        function, path = node.function, node.path
+        if path is None or function is None:
+            continue
+        x, group, jumped = function.position_at(segment, suggestion)
+        ends = is_step or (function.horizon == 1.0 and segment == len(function.starts) - 1)
+        steps = {child for child, _ in group[jumped:]} if ends else set()
+        if is_step and not steps:  # its step needs no more suggestion than what was before
+            found += [(below, n) for below in _below(node) for n in list_gangs_without(below)]
+            continue
+        pools = len(node.pools)
+        segments, suggestions = path.places_at(x, group, jumped)
+        stack += [(node.pools[n], segments[n], suggestions[n], n in steps) for n in range(pools)]
+        order = node.order if path.factors is None else range(len(node.operations))
+        found += [(node, order[n - pools]) for n in steps if n >= pools]
+    return [each for each in found if each[0].operations[each[1]].gang]
+
+
+def list_gangs_without(node: PoolNode) -> list[int]:
+    """The gangs of a pool that demand something and get nothing, and were not passed over."""
+    return [
+        n
+        for n, (record, total) in enumerate(zip(node.operations, node.operation_totals, strict=False))
+        if record.gang and record.function is not NOTHING and total == ZERO and n not in node.passed
+    ]
+
+
+def _below(node: PoolNode) -> list[PoolNode]:
+    found = [node]
+    for each in found:
+        found += each.pools
+    return found
 
 
 def total_of_root(root: PoolNode) -> None:

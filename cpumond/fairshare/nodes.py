@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from cpumond.fairshare.functions import ShareFunction, gang_function, operation_function
+from cpumond.fairshare.functions import NOTHING, ShareFunction, gang_function, operation_function
 from cpumond.fairshare.paths import Path, fifo_path, settle, weighted_path
 from cpumond.fairshare.resources import (
     EPS,
@@ -99,7 +99,8 @@ class PoolNode:
 
     Shares are fractions of the cluster, guarantees and demand absolute, volumes resource*seconds. ``function`` must be
     known up to the suggestion ``need``; ``path`` is made up to the fit factor ``reach``, which ``tries`` times was too
-    little; ``whole``: both are made in full. ``end``: the ``index`` after the last pool below it, in pre-order.
+    little; ``whole``: both are made in full. ``passed``: gangs that get nothing. ``end``: the ``index`` after the last
+    pool below it, in pre-order.
     """
 
     __slots__ = (
@@ -110,7 +111,7 @@ class PoolNode:
         "burst_ratio", "flow_ratio", "total_burst_ratio", "total_flow_ratio",
         "volume", "last_share_ratio", "volume_overflow", "acceptable_volume", "accepted_free_volume",
         "children_volume_overflow", "memory", "effective_order", "effective_index",
-        "whole", "factors", "need", "reach", "tries", "path", "function",
+        "whole", "passed", "factors", "need", "reach", "tries", "path", "function",
         "fair_share", "promised", "operation_totals", "promised_totals",
     )  # fmt: skip
 
@@ -138,6 +139,7 @@ class PoolNode:
         self.effective_index: list[int] = []
         self.factors: list[float] = []
         self.whole = False
+        self.passed: frozenset[int] = frozenset()
         self.need = self.reach = 0.0
         self.tries = 0
         self.path: Path | None = None
@@ -165,11 +167,16 @@ class PoolNode:
     def children_functions(self) -> list[ShareFunction]:
         """The functions of its children as far as its reach, in the order of the path (9)."""
         if self.pool.mode == "fifo":
-            return [self.operations[n].function for n in self.order[: math.ceil(self.reach)]]
+            return [self._function_of(n) for n in self.order[: math.ceil(self.reach)]]
         functions = [record.function for record in self.operations]
+        for n in self.passed:
+            functions[n] = NOTHING
         if self.pools:
             return [child.function for child in self.pools if child.function is not None] + functions
         return functions
+
+    def _function_of(self, n: int) -> ShareFunction:
+        return NOTHING if n in self.passed else self.operations[n].function
 
     def path_to_root(self) -> list[PoolNode]:
         """This pool and its ancestors without the root, from below."""

@@ -31,6 +31,8 @@ class Options:
     improved_fair_share_by_fit_factor: bool = False
     improved_distribution_gap: bool = False
     """Accepted without effect: shares are handed out by position, which leaves no gap to close (12.2)."""
+    share_gang_remainders: bool = False
+    """Whether what the step of a gang that does not fit cuts off is shared out among the others (12.3)."""
     fast_fifo: bool = False
     """Accepted without effect: FIFO pools are always computed the fast way, with the same result (9.3)."""
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Final
 
-from cpumond.fairshare.distribution import MARGIN, assign, assign_promised_shares, total_of_root
+from cpumond.fairshare.distribution import (
+    MARGIN,
+    assign,
+    assign_promised_shares,
+    find_blocking_gangs,
+    list_gangs_without,
+    total_of_root,
+)
 from cpumond.fairshare.functions import NOTHING
 from cpumond.fairshare.guarantees import adjust_guarantees, check_overcommit, estimate_guarantees, infer_guarantees
 from cpumond.fairshare.integral import (
@@ -48,6 +56,9 @@ from cpumond.fairshare.result import (
     UpdateResult,
 )
 from cpumond.fairshare.tree import ROOT, Options, Snapshot
+
+MOST_ROUNDS: Final = 16
+"""How many gangs are passed over one by one."""
 
 
 def fair_share_update(snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
@@ -112,6 +123,8 @@ class FairShareUpdater:
         propose_relaxed_shares(relaxed_pools, root, total, options, prepare)
         prepare(root, 1.0)
         assign(root, 1.0, options)
+        if options.share_gang_remainders and not nested and any(record.gang for record in self._records.values()):
+            self._share_remainders(preorder, options)
         assign_promised_shares(root, options)
         total_of_root(root)
         for node in preorder:
@@ -198,15 +211,37 @@ class FairShareUpdater:
                     min(node.reach * 4.0**node.tries / 2.0, node.full_reach) if node.tries < 4 else node.full_reach
                 )
 
+    def _share_remainders(self, preorder: list[PoolNode], options: Options) -> None:
+        """Share out what the steps of gangs cut off, without those gangs, one left out after the other (12.3).
+
+        After ``MOST_ROUNDS`` of them all that have nothing are left out at once.
+        """
+        root = preorder[0]
+        for left in reversed(range(MOST_ROUNDS + 1)):
+            found = find_blocking_gangs(root)
+            if not found:
+                return
+            node, last = max(
+                found, key=lambda each: (not any(each[0].operations[each[1]].usage_share), each[0].index, each[1])
+            )
+            chosen = {node: [last]} if left else {each: list_gangs_without(each) for each in preorder}
+            for pool, gangs in chosen.items():
+                if gangs:
+                    pool.passed |= frozenset(gangs)
+                    for above in (*pool.path_to_root(), root):
+                        above.function, above.reach, above.tries = None, above.full_reach if above.whole else 0.0, 0
+            self._prepare(root, 1.0, options)
+            assign(root, 1.0, options)
+
     def _make_function(self, node: PoolNode, options: Options) -> None:
         """Give a pool its path and function, its children having theirs; kept ones if nothing has changed for them."""
         if not (node.pools or node.operations):
             node.function = NOTHING
             return
         memory = node.memory
-        path_of: tuple[object, ...] = (node.whole,)  # its operations are those of ``memory``
+        path_of: tuple[object, ...] = (node.whole, node.passed)  # its operations are those of ``memory``
         if node.pools or node.pool.mode == "fifo":
-            path_of = (node.children_functions(), node.factors, node.pool.mode, node.whole)
+            path_of = (node.children_functions(), node.factors, node.pool.mode, node.whole, node.passed)
         if memory.path is None or memory.path_of != path_of or memory.path_reach < node.reach:
             path = make_path(node, node.children_functions(), options)
             memory.path_of, memory.path_reach, memory.path = path_of, node.reach, path

@@ -27,6 +27,7 @@ enable_memory_reserve = true
 guarantee_tolerance = 1.0
 max_running_operation_count = 100
 per_pool_counts_for_leaves_only = true
+share_gang_remainders = true
 
 [pools.research]
 strong_guarantee_resources = { cpu = 4 }
@@ -149,7 +150,7 @@ def test_a_wrong_file_changes_nothing_and_says_where_it_is_wrong(
 ) -> None:
     file.write_text(FILE.replace("weight = 0.5", "weihgt = 0.5"))
     _, told = cpumond("tree", "apply", file, "--yes", code=EXIT_CONFIG)
-    assert f'{file}:17: pool "nightly": weihgt: is no option of a pool; did you mean "weight"?' in told
+    assert f'{file}:18: pool "nightly": weihgt: is no option of a pool; did you mean "weight"?' in told
     file.write_text(FILE + "strong_guarantee_resources = { cpu = 5 }\n")
     _, told = cpumond("tree", "apply", file, "--yes", code=EXIT_CONFIG)
     assert "the change would be refused" in told

@@ -43,7 +43,7 @@ def edit(rng: random.Random, case: dict) -> None:
         case["now"] += 30.0
     elif what == "option":
         options = case.setdefault("options", {})
-        name = "improved_fair_share_by_fit_factor"
+        name = rng.choice(["improved_fair_share_by_fit_factor", "share_gang_remainders"])
         options[name] = not options.get(name, False)
     elif what == "flag" and pools:
         pool = rng.choice(pools)

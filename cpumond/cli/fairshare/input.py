@@ -63,6 +63,7 @@ class OptionsForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fifo_reordering: bool | None = None
     improved_fair_share_by_fit_factor: bool | None = None
     improved_distribution_gap: bool | None = None
+    share_gang_remainders: bool | None = None
     fast_fifo: bool | None = None
 
 

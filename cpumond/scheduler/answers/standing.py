@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from cpumond.core.measures import count_cores
-from cpumond.fairshare.resources import CPU, Vector, show_dominant
-from cpumond.scheduler.decide.snapshot import element_name
+from cpumond.fairshare.explain import Side, tell_step
+from cpumond.fairshare.resources import CPU, Vector, share, show_dominant
+from cpumond.scheduler.decide.snapshot import element_name, operation_weight
 from cpumond.scheduler.decide.starvation import EPSILON, find_limit, list_wanting
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, usage_share
 
@@ -29,6 +30,11 @@ def find_standing(element: OperationElement | PoolElement) -> ShareStanding:
     demanded = _cores(element, element.demand_share)
     if demand <= EPSILON:
         return ShareStanding("idle", "wants nothing" + _tell_unused(element))
+    if fair <= EPSILON and (step := _tell_step(element)):
+        has = f"gets nothing of the {demanded} it demands"
+        if usage > demand - EPSILON:
+            has = f"is allotted all that it demands, {demanded}, and others may take it"
+        return ShareStanding("gang", f"{has}: a gang starts whole or not at all, and {step}")
     if usage > demand - EPSILON:
         return ShareStanding("covered", f"is allotted all that it demands, {demanded}" + _tell_unused(element))
     if limit is not None:
@@ -52,6 +58,34 @@ def find_standing(element: OperationElement | PoolElement) -> ShareStanding:
         tolerance = f"fair_share_starvation_tolerance, {element.rules.tolerance:g} for it"
         return ShareStanding("tolerance", f"{text}, and starving begins below {tolerance}")
     return ShareStanding("below", text)
+
+
+def _tell_step(element: OperationElement | PoolElement) -> str:
+    """What keeps the step of its first gang from a share, where only gangs run in it; else ""."""
+    running = (each for each in element.tree.operations.values() if each.is_running)
+    gangs = [each for each in running if element in (each, *each.ancestors())]
+    if not gangs or not all(each.operation.record.is_gang for each in gangs):
+        return ""
+    step = gangs[0].demand_share
+    r = step.index(max(step))
+    at: OperationElement | PoolElement = gangs[0]
+    for parent in gangs[0].ancestors():
+        inside: list[OperationElement | PoolElement] = [*parent.children.values(), *parent.operations.values()]
+        rivals = [each for each in inside if each is not at and each.demand_share[r] > each.fair_share[r] + EPSILON]
+        limit = min(share(parent.bounds, element.tree.total)[r], 1.0)
+        left = limit - parent.fair_share[r] if parent.is_root or limit < 1.0 else 0.0
+        told = tell_step(step[r], element_name(at), _side(at, r), [_side(each, r) for each in rivals], left)
+        if told and parent.mode != "fifo":
+            return told
+        at = parent
+    return ""
+
+
+def _side(element: PoolElement | OperationElement, r: int) -> Side:
+    if isinstance(element, OperationElement):
+        return Side(operation_weight(element), element.fair_share[r], None)
+    weight = element.entry.weight if element.entry is not None else 1.0
+    return Side(weight, element.fair_share[r], element.strong_guarantee_share[r])
 
 
 def _tell_unused(element: Element) -> str:

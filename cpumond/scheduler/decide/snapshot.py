@@ -275,6 +275,7 @@ def _options(settings: TreeSettings) -> fairshare.Options:
         main_resource=settings.main_resource,
         integral_pool_capacity_saturation_period_s=settings.integral_guarantees.pool_capacity_saturation_period / 1e3,
         integral_smooth_period_s=settings.integral_guarantees.smooth_period / 1e3,
+        share_gang_remainders=settings.share_gang_remainders,
     )
 
 

@@ -218,6 +218,8 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     """The most that a ``min_run_time`` protects (6.4)."""
     gang_reservation_timeout: _Milliseconds = 60_000.0
     """How long room may be kept free for one gang; 0: never (7.3)."""
+    share_gang_remainders: bool = False
+    """Whether what the step of a gang that does not fit cuts off is shared out among the others (4)."""
     integral_guarantees: TreeIntegralGuarantees = TreeIntegralGuarantees()
     should_distribute_free_volume_among_children: bool = False
     main_resource: str = "cpu"

@@ -40,11 +40,13 @@ FIRST_TREE: Final = MappingProxyType(
         "enable_memory_reserve": True,
         "guarantee_tolerance": 1.0,
         "per_pool_counts_for_leaves_only": True,
+        "share_gang_remainders": True,
     }
 )
 """Options of the tree of a new store: closed until an administrator says who may do what (semantics.md 12.4), YTsaurus'
 memory of a task that says none (2.4), of which jobs take room for what those before them used (8.1), counts of
-operations that leave room for sub-pools (2.4), guarantees that hold (6.10). Trees that exist keep what they had."""
+operations that leave room for sub-pools (2.4), guarantees that hold (6.10), what gangs leave (4). Trees
+that exist keep what they had."""
 _VAULT: Final = re.compile(rb'"secure[-_]vault"')
 MUTATION = "mutation"
 """The kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""

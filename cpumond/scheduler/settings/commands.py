@@ -41,10 +41,11 @@ from cpumond.scheduler.settings.validation import (
 from cpumond.scheduler.settings.values import FIELD, name_field, shown
 
 OF_FURTHER_TREES: Final = frozenset(
-    {"acl_required", "default_memory_limit", "enable_memory_reserve", "guarantee_tolerance"}
+    {"acl_required", "default_memory_limit", "enable_memory_reserve", "guarantee_tolerance", "share_gang_remainders"}
 )
 """Options of the default tree that a further one has, too, unless it says its own: it is not open where that is closed
-(12.4), its jobs' memory is not without bound where that of the others is not (2.4), guarantees mean the same (6.10)."""
+(12.4), its jobs' memory is not without bound where that of the others is not (2.4), guarantees and gangs mean the same
+(6.10, 4)."""
 NOT_EMPTY: Final = "Cannot remove non-empty composite node"
 """How the refusal to remove a pool or tree with pools inside begins."""
 

@@ -32,6 +32,7 @@ def test_an_empty_store_gets_one_tree_that_is_the_default(scheduler, store):
         "enable_memory_reserve": True,
         "guarantee_tolerance": 1.0,
         "per_pool_counts_for_leaves_only": True,
+        "share_gang_remainders": True,
     }
     again = make_scheduler(store)
     assert again.state.config == scheduler.state.config

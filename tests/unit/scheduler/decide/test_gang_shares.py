@@ -1,0 +1,46 @@
+"""A gang of 60 % in a pool of 50 %, on played nodes (semantics.md 4; fair_share_update.md 12.1, 12.3)."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_world import World
+
+from cpumond.fairshare.explain import explain
+from cpumond.scheduler.answers.pool import tell_pool
+
+STEP = (
+    'the step of 60.0 % is more than the 50.0 % that the weight of pool "mpi", 1 of 2 with those that want more, comes '
+    "to: raise that weight above 1.5, guarantee it 60.0 %, or let fewer jobs begin at once"
+)
+
+
+@pytest.mark.parametrize(("shares", "of_batch"), [(False, 0.6), (True, 1.0)])
+@pytest.mark.parametrize("runs_first", [False, True])
+def test_its_sentence_names_the_step_and_the_weight_and_what_it_says_lets_it_run(shares, of_batch, runs_first):
+    world = World(max_unpreemptible_running_job_count=0 if not runs_first else 10, share_gang_remainders=shares)
+    for name in ("mpi", "batch"):
+        world.create_pool(name)
+    world.node("n1", cpu=10)
+    if runs_first:
+        gang = world.start("mpi", jobs=6, is_gang=True)
+        world.settle_down()
+        world.start("batch", jobs=100)
+    else:
+        world.start("batch", jobs=100)
+        world.settle_down()
+        gang = world.start("mpi", jobs=6, is_gang=True)
+    world.settle_down(40)
+    assert len(world.jobs_of(gang)) == (6 if runs_first else 0)
+    assert world.share("batch") == pytest.approx(of_batch)
+    has = "is allotted all that it demands, 6 cores, and others may take it"
+    has = has if runs_first else "gets nothing of the 6 cores it demands"
+    assert tell_pool(world.pool("mpi"), world.now) == (
+        f"not starving: it {has}: a gang starts whole or not at all, and {STEP}"
+    )
+    told = explain(*world.updates["default"], f"#{gang}").lines[0]
+    assert STEP.replace('pool "mpi"', "mpi") in told
+    world.set_pool("mpi", weight=1.6)
+    world.settle_down(60)
+    assert len(world.jobs_of(gang)) == 6
+    assert world.share("mpi") == pytest.approx(0.6)
+    assert world.share("batch") >= 0.375
