@@ -93,11 +93,11 @@ def found_id(loop: Loop, operation: str) -> str:
 
 
 def test_the_library_reads_the_stderr_of_all_jobs(loop: Loop):
-    """``Operation.get_stderrs`` and ``get_jobs_with_error_or_stderr``."""
-    operation = start(loop, "echo x >&2")
+    """``Operation.get_stderrs`` and ``get_jobs_with_error_or_stderr``; with ``redirect_stdout_to_stderr`` all of it."""
+    operation = start(loop, "echo y; echo x >&2", redirect_stdout_to_stderr=True)
     loop.await_state(operation, "completed")
     found = use_library(loop, f"print(json.dumps(yt.Operation('{operation}').get_stderrs()))")
-    assert [each["stderr"] for each in found] == ["x\n"]
+    assert [each["stderr"] for each in found] == ["y\nx\n"]
     found = use_library(loop, f"print(json.dumps(yt.Operation('{operation}').get_job_statistics()))")
     assert found["time"]["total"]["$"]["completed"]["vanilla"]["count"] == 1
     assert ask(loop, "list-operation-events", operation) == []

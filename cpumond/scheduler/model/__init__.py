@@ -356,6 +356,7 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     """A job that ends with it has not failed, and its work is begun again."""
     max_stderr_size: int | None = None
     """Bytes of stderr that are kept of a job at most; None for the node's own bound, which holds in any case."""
+    redirect_stdout_to_stderr: bool = False
     working_directory: str = ""
     """Absolute; "" for a fresh directory of each job's own."""
     job_time_limit: float | None = None

@@ -705,6 +705,7 @@ _READERS: Final[Mapping[str, Callable[[object, str], Any]]] = {
     "network": _bounded(_number, 1e12),
     "interruptible": _flag,
     "signal_root_process_only": _flag,
+    "redirect_stdout_to_stderr": _flag,
     "restart_exit_code": _bounded(_integer, 1, 255, optional=True),
     "max_stderr_size": _bounded(_integer, 1, 2**30, optional=True),
     "job_time_limit": _bounded(_duration, LEAST_JOB_TIME_LIMIT),

@@ -218,6 +218,15 @@ def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
     return [order for _, order in chosen]
 
 
+def _find_command(task: Task) -> str | list[str]:
+    """What a node runs, text by a shell."""
+    if not task.redirect_stdout_to_stderr:
+        return task.command if isinstance(task.command, str) else list(task.command)
+    if isinstance(task.command, str):
+        return f"exec >&2\n{task.command}"
+    return ["/bin/sh", "-c", 'exec "$0" "$@" >&2', *task.command]
+
+
 def _make_order(state: State, job: Job) -> JobOrder | None:
     """None for a job with secrets that this scheduler cannot read, or that its node would not give to it (12.6)."""
     task, record = job.task, job.element.operation.record
@@ -232,7 +241,7 @@ def _make_order(state: State, job: Job) -> JobOrder | None:
         cpu_limit=task.cpu_limit,
         memory_limit=task.memory_limit,
         user_slots=task.user_slots,
-        command=task.command if isinstance(task.command, str) else list(task.command),
+        command=_find_command(task),
         environment=task.environment,
         user=record.user,
         job_cpu_monitor=record.job_cpu_monitor,

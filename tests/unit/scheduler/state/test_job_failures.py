@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import pytest
@@ -447,6 +448,19 @@ def test_an_order_says_how_its_job_is_interrupted_and_what_is_kept_of_stderr(wor
     order = job.order
     assert (order.interruption_signal, order.signal_root_process_only, order.interruptible) == ("SIGINT", True, True)
     assert order.max_stderr_bytes == 100
+
+
+@pytest.mark.parametrize("command", ["echo y; echo x >&2", ["sh", "-c", "echo $1; echo x >&2", "-", "y"]])
+def test_what_a_job_writes_to_stdout_is_in_its_stderr(world, command):
+    """``redirect_stdout_to_stderr``."""
+    node = world.node("n1")
+    begin(world, {"t": task(redirect_stdout_to_stderr=True, command=command)})
+    [job] = node.jobs.values()
+    ordered = job.order.command
+    done = subprocess.run(
+        ordered if isinstance(ordered, list) else ["sh", "-c", ordered], capture_output=True, check=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("", "y\nx\n")
 
 
 def test_a_task_that_wants_more_of_stderr_than_nodes_keep_is_warned_of(world):
