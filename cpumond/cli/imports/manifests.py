@@ -90,7 +90,8 @@ def read_yunikorn(texts: Mapping[str, str], total: Mapping[str, float]) -> Makin
     partitions = [each for table in _read(texts) for each in table.items("partitions")]
     if len(partitions) != 1:
         raise ConfigError(f"{', '.join(texts)}: expected `partitions` with one of them, not {len(partitions)}")
-    partitions[0].say(making, "partition", "the partition", making.options, "queues", "name")
+    partitions[0].say(making, "partition", "the partition", making.options, "queues", "name", "limits")
+    _say_limits(making, partitions[0], "the partition", making.options)
     for queue in partitions[0].items("queues"):
         _read_queue(making, queue, (), ROOT_POOL)
     return making
@@ -108,16 +109,21 @@ def _read_queue(making: Making, queue: _Table, above: tuple[str, ...], parent: s
         if not below and not queue.value.get("parent"):
             options["mode"] = "fifo"
     queue.say(making, "queue", at.subject, options, "name", "queues", "limits", *["parent"] * bool(below))
-    for limit in queue.items("limits"):
-        for_all = limit.value.get("users") == ["*"] and not limit.value.get("groups")
-        place = "limit for all users" if for_all else "limit"
-        limit.say(making, place, at.subject, options, "limit", "users", "groups")
+    _say_limits(making, queue, at.subject, options)
     if path:
         limits = options.get("resource_limits", making.total)
         weight = options.get("strong_guarantee_resources", {}).get("cpu") or limits.get("cpu")
         options |= {"weight": weight} if weight else {}
     for each in below:
         _read_queue(making, each, path, name)
+
+
+def _say_limits(making: Making, table: _Table, subject: str, options: dict[str, Any]) -> None:
+    for limit in table.items("limits"):
+        place = "limit of the root" if options is making.options else "limit"
+        for_all = limit.value.get("users") == ["*"] and not limit.value.get("groups")
+        place = f"{place} for all users" if for_all else "limit"
+        limit.say(making, place, subject, options, "limit", "users", "groups")
 
 
 # --- Kueue

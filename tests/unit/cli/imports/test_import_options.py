@@ -24,7 +24,7 @@ MADE_BY = {
     "capacity": {"split": split_vcores},
     "yunikorn": {"read_s": parse_duration_s},
 }
-OF_A_TREE = ("allocations", "slurm.conf", "property")
+OF_A_TREE = ("allocations", "slurm.conf", "property", "limit of the root for all users")
 
 
 def make_example(table: str, row: Option) -> tuple[str, str, str]:
