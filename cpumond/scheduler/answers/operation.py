@@ -24,6 +24,7 @@ from cpumond.scheduler.decide.placement import NO_SECRETS, ONLY_RECLAIMED, OTHER
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand, tell_filters
 from cpumond.scheduler.decide.starvation import list_priorities, starves_in_s
+from cpumond.scheduler.decide.usage_history import tell
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.settings.failures import innermost, tell_where
@@ -221,6 +222,7 @@ def _explain_in_tree(
         return TreeAnswer(element.tree.name, pool.name, element.is_running, rule, [cannot, *_tell_share(element)])
     if not element.is_running:
         return TreeAnswer(element.tree.name, pool.name, False, "", [*_tell_queue(element), *_tell_path(element)])
+    told = [*told, *(f"{element_name(each)}: {line}" for each in element.ancestors() if (line := tell(each)))]
     lines = [*_tell_share(element), *told, *_tell_limits(element), *_tell_starvation(element, now, preemptions_left)]
     lines += _tell_placement(element)
     if above := sum(job.report.over_reserve for job in element.jobs.values()):

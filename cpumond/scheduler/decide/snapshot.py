@@ -137,7 +137,7 @@ class SnapshotMaker:
         entry = fairshare.Pool(
             name=pool.name,
             parent=_name(parent),
-            weight=fold_weight(pool.name, settings.weight, self._inferred_weight(pool)),
+            weight=fold_weight(pool.name, settings.weight, self._inferred_weight(pool)) * pool.weight_factor,
             mode=settings.mode,
             resource_limits=pool.bounds,
             strong_guarantee_resources=_optional(strong) if strong else fairshare.UNSET,

@@ -139,7 +139,7 @@ class PoolElement(Element):
     __slots__ = (
         "config", "settings", "children", "operations", "operation_count", "running_operation_count",
         "max_operation_count", "max_running_operation_count", "volume", "last_integral_ratio", "entry",
-        "idle_cores", "held_cores", "estimated_guarantee_share",
+        "idle_cores", "held_cores", "estimated_guarantee_share", "history", "weight_factor",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -164,6 +164,10 @@ class PoolElement(Element):
         self.idle_cores = self.held_cores = 0.0
         """CPU that no job has, of the root only; the part of it that the pool's waiting work would use. As of the last
         report (``idle_watch``)."""
+        self.history: dict[str, float] | None = None
+        """Child -> mean of its share of the cluster, newer time counting more; None where it is not kept (5.5)."""
+        self.weight_factor = 1.0
+        """What its weight is multiplied with by its parent's ``history``."""
         self.entry: fairshare.Pool | None = None
         """The pool's entry in the last snapshot; the same object again while nothing changes."""
 

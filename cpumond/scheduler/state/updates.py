@@ -9,7 +9,7 @@ import msgspec
 
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
-from cpumond.scheduler.decide import starvation
+from cpumond.scheduler.decide import starvation, usage_history
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, is_integral
 from cpumond.scheduler.state import State
 
@@ -24,6 +24,7 @@ def accept_update(state: State, tree: Tree, result: UpdateResult, now: float) ->
     """Take over an update: shares, volumes, starvation, a new order of service."""
     work = state.work[tree.name]
     work.maker.accept(tree, result)
+    usage_history.follow(tree, now)
     starvation.update_starvation(tree, now)
     for element in tree.operations.values():
         element.deactivations.clear()
@@ -40,7 +41,14 @@ def progress_of(tree: Tree) -> dict[str, Any]:
     }
     elements: list[PoolElement | OperationElement] = [*tree.pools.values(), *tree.operations.values()]
     since = {_key_of(each): each.below_since for each in elements if each.below_since is not None}
-    return {"volumes": volumes, "below_since": since}
+    told: dict[str, Any] = {"volumes": volumes, "below_since": since}
+    # Rounded: what hardly changes is not stored each second.
+    histories = {
+        _key_of(pool): {name: round(mean, 3) for name, mean in pool.history.items()}
+        for pool in (tree.root, *tree.pools.values())
+        if pool.history
+    }
+    return {**told, "histories": histories} if histories else told
 
 
 def restore_progress(tree: Tree, progress: Mapping[str, Any]) -> None:
@@ -51,6 +59,11 @@ def restore_progress(tree: Tree, progress: Mapping[str, Any]) -> None:
         pool = elements.get(key)
         if isinstance(pool, PoolElement) and is_integral(pool):
             pool.volume = msgspec.convert(volume, tuple[float, float, float, float, float])
+    for key, history in progress.get("histories", {}).items():
+        pool = tree.root if key == tree.root.name else elements.get(key)
+        if isinstance(pool, PoolElement):
+            pool.history = dict(history)
+            usage_history.set_factors(pool)
     for key, since in progress.get("below_since", {}).items():
         if key in elements:
             elements[key].below_since = since

@@ -1,0 +1,74 @@
+"""Weights that fall with what a pool used lately: ``usage_half_life`` (semantics.md 5.5).
+
+As Slurm's fair-share factor: 2 to the power of minus used over due, both as parts of all siblings.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from cpumond.scheduler.elements import PoolElement, Tree, usage_share
+
+MOST_S: Final = 60.0
+"""Between two updates no more is counted, however the clock was set."""
+LEAST: Final = 1e-4
+"""A mean share below that is forgotten."""
+MOST_OVERUSE: Final = 5.0
+"""A weight falls to 1/32 of that of a pool that used nothing, not further."""
+STEPS: Final = 64.0
+"""Of the exponent: a weight that hardly moves stays the same, and with it what is computed of it."""
+
+
+def half_life_s(pool: PoolElement) -> float:
+    """That of the usage of a pool's children; 0 where it is not counted."""
+    settings = pool.tree.config.settings if pool.parent is None else pool.settings
+    return (settings.usage_half_life or 0.0) / 1e3
+
+
+def follow(tree: Tree, now: float) -> None:
+    """Bring the mean usage of all pools up to ``now``, since the update before."""
+    span_s = min(max(now - tree.updated_at, 0.0), MOST_S)
+    for pool in (tree.root, *tree.pools.values()):
+        if not (half_s := half_life_s(pool)):
+            if pool.history is not None:
+                pool.history = None
+                set_factors(pool)
+            continue
+        kept = 0.5 ** (span_s / half_s)
+        used = {key_of(child): max(usage_share(child)) for child in pool.children.values()}
+        means = {name: mean * kept for name, mean in (pool.history or {}).items()}
+        for name, share in used.items():
+            means[name] = means.get(name, 0.0) + share * (1.0 - kept)
+        pool.history = {name: mean for name, mean in means.items() if mean > LEAST or name in used}
+        set_factors(pool)
+
+
+def set_factors(pool: PoolElement) -> None:
+    """What the weights of a pool's children are multiplied with, by what is known of their usage."""
+    history, children = pool.history or {}, pool.children.values()
+    total = sum(history.values())
+    weights = sum(child.settings.weight or 1.0 for child in children)
+    for child in children:
+        child.weight_factor = 1.0
+        if total > LEAST:
+            due = (child.settings.weight or 1.0) / weights
+            overuse = min(history.get(key_of(child), 0.0) / total / due, MOST_OVERUSE)
+            child.weight_factor = 2.0 ** (math.floor((1.0 - overuse) * STEPS) / STEPS)
+
+
+def key_of(pool: PoolElement) -> str:
+    """By what its usage is kept: an explicit pool that is renamed keeps it, as does one of a user who comes back."""
+    return pool.name if pool.config is None else pool.config.id
+
+
+def tell(pool: PoolElement) -> str:
+    """Why its weight is another than the one that is set, in a sentence; "" where it is that."""
+    history = None if pool.parent is None else pool.parent.history
+    if not history or pool.weight_factor == 1.0:
+        return ""
+    part = history.get(key_of(pool), 0.0) / sum(history.values())
+    return (
+        f"its weight counts {pool.weight_factor:.2f} times, since it had {part:.0%} of what it and its siblings used "
+        "lately (usage_half_life)"
+    )
