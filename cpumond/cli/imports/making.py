@@ -135,7 +135,7 @@ class Making:
         elif last.endswith(("resources", "resource_limits", "lending_limit")):
             pairs = [(resource, text)] if resource else self.split(text)
             given = self.read_amounts(pairs, name, at)
-        elif last.endswith(("timeout", "run_time")):
+        elif last.endswith(("timeout", "run_time", "half_life")):
             given = self.read_s(text) * 1000
         elif last == "weight":
             given = max(self.read_amounts([("cpu", text.removesuffix("w"))], name, at)["cpu"], LEAST_WEIGHT)

@@ -21,16 +21,22 @@ STEPS: Final = 64.0
 
 
 def half_life_s(pool: PoolElement) -> float:
-    """That of the usage of a pool's children; 0 where it is not counted."""
-    settings = pool.tree.config.settings if pool.parent is None else pool.settings
-    return (settings.usage_half_life or 0.0) / 1e3
+    """That of the usage of a pool's children, of the nearest one that says it; 0 where it is not counted."""
+    for each in (pool, *pool.ancestors()):
+        settings = pool.tree.config.settings if each.parent is None else each.settings
+        if settings.usage_half_life is not None:
+            return settings.usage_half_life / 1e3
+    return 0.0
 
 
 def follow(tree: Tree, now: float) -> None:
     """Bring the mean usage of all pools up to ``now``, since the update before."""
+    pools = (tree.root, *tree.pools.values())
+    is_counted = bool(tree.config.settings.usage_half_life) or any(pool.settings.usage_half_life for pool in pools)
     span_s = min(max(now - tree.updated_at, 0.0), MOST_S)
-    for pool in (tree.root, *tree.pools.values()):
-        if not (half_s := half_life_s(pool)):
+    for pool in pools:
+        half_s = half_life_s(pool) if is_counted else 0.0
+        if not half_s:
             if pool.history is not None:
                 pool.history = None
                 set_factors(pool)

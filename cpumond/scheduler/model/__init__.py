@@ -74,7 +74,6 @@ _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 _Positive = Annotated[int, msgspec.Meta(gt=0, le=2**31)]
 _Milliseconds = Annotated[float, msgspec.Meta(ge=0.0, le=1e15)]
-_HalfLife = Annotated[float, msgspec.Meta(ge=60_000.0, le=1e15)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 _Amounts = dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=1e30)]]
 _Weight = Annotated[float, msgspec.Meta(ge=0.0, le=2.0**26)]
@@ -146,8 +145,8 @@ class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     """For tasks that do not say it (1.10); None is inherited."""
     retry_policy: tuple[str, ...] | None = None
     """For tasks that have none (3.9); None is inherited."""
-    usage_half_life: _HalfLife | None = None
-    """Of the usage by which the weights of its children fall (5.5); None: they do not."""
+    usage_half_life: _Milliseconds | None = None
+    """Of the usage by which the weights of its children fall (5.5); None is inherited, 0: they do not."""
     max_retry_memory: _Bytes | None = None
     """What ``memory_growth`` of a rule may reach; the least one on the way to the root holds."""
     acl: AccessList = None
@@ -192,8 +191,8 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     default_parent_pool: str = ROOT_POOL
     enable_pool_starvation: bool = True
     forbid_immediate_operations_in_root: bool = True
-    usage_half_life: _HalfLife | None = None
-    """As of a pool, for those right below the root."""
+    usage_half_life: _Milliseconds | None = None
+    """For pools that have none above them that says it."""
     max_ephemeral_pools_per_user: _Positive = 1
     max_running_operation_count_per_user: _Positive | None = None
     """Over all pools of the tree; None for no bound (3.2)."""

@@ -9,6 +9,7 @@ from scheduler_world import World
 
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.decide.placement import find_ceiling_rule
+from cpumond.scheduler.decide.usage_history import half_life_s
 from cpumond.scheduler.decide.victims import find_limit_violators
 from cpumond.scheduler.elements import PreemptionRules
 from cpumond.scheduler.model import CommandError, JobRecord, OperationTreeOptions, PoolSettings
@@ -59,6 +60,7 @@ def observe(world: World) -> dict[str, Any]:
     name = operation.record.tasks[0].name
     ended = JobRecord("j", operation.id, name, "default", "n1", "failed", 0.0, 0.0, 1.0, 1.0)
     found["retries"] = find_terms(operation, ended)
+    found["half-life"] = half_life_s(pool)
     found["ceiling"] = find_ceiling_rule(pool, world.tree())
     found["rules"] = rules(pool.rules)
     found["rules of operations"] = [rules(element.rules) for element in pool.operations.values()]
@@ -96,6 +98,7 @@ POOL: dict[str, tuple[Any, dict[str, Any]]] = {
     "resource_limits_overcommit_tolerance": ({"cpu": 100}, {"resource_limits": {"cpu": 1}}),
     "allow_children_guarantees": (False, {}),
     "set_container_cpu_limit": (False, {}),
+    "usage_half_life": (3_600_000, {}),
     "retry_policy": (["exit:2"], {}),
     "max_retry_memory": (2**29, {"retry_policy": ["oom:2,memory_growth=2"]}),
     "fair_share_starvation_timeout": (60_000, {}),
