@@ -56,10 +56,10 @@ from cpumond.scheduler.settings.operations import (
     UpdateOperation,
     starts_again,
 )
-from cpumond.scheduler.state import State, changes, dispatch, heartbeats, settling, updates
+from cpumond.scheduler.state import State, budgets, changes, dispatch, heartbeats, settling, updates
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError, note_refused_node, register_node
-from cpumond.scheduler.state.starts import list_stops_of, list_unstored, note_stored
+from cpumond.scheduler.state.starts import list_settled, list_stops_of, list_unstored, note_stored
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 from cpumond.scheduler.store import Change, Store
 
@@ -221,6 +221,7 @@ class PlayedNode:
         job = self.jobs.pop(job_id)
         self.stopping.pop(job_id, None)
         known = {"cpu_seconds": job.cpu_seconds, "reclaimed_cpu_seconds": job.reclaimed_cpu_seconds}
+        known["ordered_cpu_seconds"] = job.ordered_cpu_seconds
         self._end(job.order, state, "" if state == "completed" else state, **{**known, **facts})
 
     def _end(self, order: JobOrder, state: JobEnd, why: str, **facts: Any) -> None:
@@ -351,11 +352,16 @@ class World:
 
     def commit(self, change: Transaction) -> None:
         """Keep the records as bytes, as a store does, then apply."""
-        self._write(encode(change, self.state.config))
-        if change.stops is not None:
-            self._write(encode_starts(list_stops_of(self.state, change.stops)))
+        change = budgets.settle(self.state, change)
+        stops = [] if change.stops is None else list_stops_of(self.state, change.stops)
+        starts = encode_starts(list_settled(self.state, change.settled, stops))
+        self._write([*encode(change, self.state.config), *starts])
+        self.written()
         changes.apply(self.state, change, self.now)
         self._forget()
+
+    def written(self) -> None:
+        """What is done between a write and its effect; one that raises is a kill."""
 
     def write(self, records: Iterable[Change]) -> None:
         """What ``load_state`` stores."""
@@ -512,7 +518,10 @@ class World:
     # --- time
 
     def update(self) -> None:
-        """A fair-share update of every tree; what must survive of it is kept."""
+        """A look at budgets and a fair-share update of every tree; what must survive of them is kept."""
+        change = budgets.look(self.state, self.now)
+        if not change.is_empty:
+            self.commit(change)
         for name, tree in self.state.trees.items():
             updater = self._updaters.setdefault(name, FairShareUpdater())
             snapshot = updates.make_snapshot(self.state, tree)

@@ -111,7 +111,7 @@ async def _send_document(call: Call) -> Prepared:
 
 ENDPOINTS: Final = (
     _get(
-        "/trees", "list_trees", "All pool trees", lambda c: pool_views.show_trees(c.rights), pool_views.TreeList,
+        "/trees", "list_trees", "All pool trees", lambda c: pool_views.show_trees(c.rights, c.now), pool_views.TreeList,
         cost=per(operations=2, nodes=2),
     ),
     _command(
@@ -119,7 +119,7 @@ ENDPOINTS: Final = (
         carried.CreateTreeBody, status=201,
     ),
     _get(
-        _TREE, "get_tree", "One pool tree", lambda c: pool_views.show_tree(c.rights, c.tree), pool_views.TreeView,
+        _TREE, "get_tree", "One tree", lambda c: pool_views.show_tree(c.rights, c.tree, c.now), pool_views.TreeView,
         cost=per(operations=2, nodes=2),
     ),
     _command(

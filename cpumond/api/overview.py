@@ -17,9 +17,11 @@ from cpumond.scheduler.elements import (
     Tree,
     figures,
 )
+from cpumond.scheduler.elements.account import show_budget
 from cpumond.scheduler.history.model import HistoryStatus
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.model.node_failures import GUARD
+from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.validation import find_overcommit, find_warnings
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.nodes import list_refused_nodes
@@ -46,15 +48,25 @@ class AlertList(View, frozen=True):
 
 
 def find_alerts(
-    state: State, now: float, service: Sequence[Alert] = (), operations: Sequence[Alert] | None = None
+    state: State,
+    now: float,
+    service: Sequence[Alert] = (),
+    operations: Sequence[Alert] | None = None,
+    user: User | None = None,
 ) -> AlertList:
     """What is odd in the state; ``service`` is what the running service adds of itself, ``operations`` the alerts about
-    operations where these were found before."""
+    operations where these were found before, ``user`` who asks, None for an administrator."""
     if operations is None:
         operations = list(find_operation_alerts(state.operations.values()))
     found = [*service, *_node_alerts(state, now), *operations[:MOST_OPERATION_ALERTS]]
     for tree in state.trees.values():
         found += _tree_alerts(tree)
+    for account in state.budgets.values():
+        is_own = account.record.kind == "pool" or user is None or user.admin or user.name == account.name
+        if account.record.level and is_own:
+            told = show_budget(account, now)
+            message = f"budget of {told.kind} {told.name} in tree {told.tree}: {told.text}"
+            found.append(Alert(f"budget_{told.level}", "warning", told.tree, message))
     if not state.config.default_tree:
         message = "there is no default pool tree; operations must name their pool_trees"
         found.append(Alert("no_default_tree", "warning", "", message))

@@ -14,6 +14,7 @@ from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.pool import tell_pool
 from cpumond.scheduler.decide.starvation import starves_in_s
 from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree, figures
+from cpumond.scheduler.elements.account import BudgetView, show_budget
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Mode, to_amounts
 from cpumond.scheduler.settings.tree_file import TreeTables, make_tables, revision_of
 
@@ -46,6 +47,8 @@ class TreeView(View, frozen=True):
     update_count: int
     errors: list[str]
     may: dict[str, str]
+    budgets: list[BudgetView]
+    """Of pools, and of users: for administrators all, for others their own."""
 
 
 class TreeList(View, frozen=True):
@@ -107,6 +110,7 @@ class PoolView(View, frozen=True):
     """As of a tree; empty in lists, GET .../rights has it for all pools."""
     state_text: str
     """Whether it starves, or why it has less than its guarantee without that; "" in lists and for the root."""
+    budget: BudgetView | None
     inherited_acl: list[InheritedEntry]
     """What counts besides the own ``acl``; empty in lists."""
 
@@ -130,7 +134,7 @@ _TREE: Final = choose_figures(TreeView, figures.TREE)
 _POOL: Final = choose_figures(PoolView, figures.POOL)
 
 
-def show_tree(rights: Rights, tree: Tree) -> TreeView:
+def show_tree(rights: Rights, tree: Tree, now: float) -> TreeView:
     """A tree with its totals and counts."""
     root, state = tree.root, rights.state
     return make_view(
@@ -147,8 +151,16 @@ def show_tree(rights: Rights, tree: Tree) -> TreeView:
         update_count=tree.update_count,
         errors=list(tree.errors),
         may=show_may_of_pool(rights, root),
+        budgets=list_budgets(rights, tree.name, now),
         **{name: read(tree) for name, read in _TREE.items()},
     )
+
+
+def list_budgets(rights: Rights, tree: str, now: float) -> list[BudgetView]:
+    """The budgets of a tree that the asker may see, most spent first."""
+    found = [show_budget(each, now) for each in rights.state.budgets.values() if each.tree == tree]
+    mine = [each for each in found if each.kind == "pool" or rights.user.admin or each.name == rights.user.name]
+    return sorted(mine, key=lambda each: (-each.spent_core_hours / max(each.core_hours, 1e-9), each.name))
 
 
 def show_tree_file(tree: Tree) -> TreeFile:
@@ -156,9 +168,9 @@ def show_tree_file(tree: Tree) -> TreeFile:
     return TreeFile(tree.name, revision_of(tree.config), make_tables(tree.config))
 
 
-def show_trees(rights: Rights) -> TreeList:
+def show_trees(rights: Rights, now: float) -> TreeList:
     state = rights.state
-    return TreeList(state.config.default_tree, [show_tree(rights, tree) for tree in state.trees.values()])
+    return TreeList(state.config.default_tree, [show_tree(rights, tree, now) for tree in state.trees.values()])
 
 
 def find_pool(tree: Tree, name: str) -> PoolElement:
@@ -185,6 +197,7 @@ def show_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> Po
         may={} if rights is None else show_may_of_pool(rights, pool),
         inherited_acl=[] if rights is None else show_inherited(rights, pool),
         starves_in_s=starves_in_s(pool, now),
+        budget=None if pool.account is None else show_budget(pool.account, now),
     )
 
 

@@ -52,6 +52,7 @@ MORE_FOR = {
     "cpumond.scheduler.rights.users": {"fnmatch"},  # patterns of names
     "cpumond.scheduler.trial.remedy": {"shlex"},  # command lines
     "cpumond.core.measures": {"sys"},  # sys.float_info
+    "cpumond.scheduler.model.budget": {"datetime", "zoneinfo"},  # days of a calendar in a zone
     "cpumond.core.words": {"datetime", "difflib"},  # times as people read them, suggestions for misspelt names
     "cpumond.host.systemd.properties": {"os"},  # os.path, names only
     "cpumond.scheduler.settings.tree_file": {"hashlib"},  # a name of a tree's content

@@ -96,7 +96,9 @@ async def make_report(call: Call) -> ReportView:
     found = await _history_of(call.scheduler).report(now - query.since_s, now, query.tree or None, query.top)
     if query.tree and not found.trees:
         call.state.find_tree(query.tree)
-    return rights.show_readable_report(found, call.rights)
+    budgets = {tree.tree: pool_views.list_budgets(call.rights, tree.tree, now) for tree in found.trees}
+    trees = [msgspec.structs.replace(tree, budgets=budgets[tree.tree]) for tree in found.trees]
+    return rights.show_readable_report(msgspec.structs.replace(found, trees=trees), call.rights)
 
 
 async def make_savings(call: Call) -> SavingsView:

@@ -74,7 +74,7 @@ async def list_alerts(call: Call) -> overview.AlertList:
         found += overview.find_operation_alerts(operations, call.rights)
         if len(found) >= overview.MOST_OPERATION_ALERTS:
             break
-    return overview.find_alerts(call.state, call.now, list(_own_alerts(call.scheduler)), found)
+    return overview.find_alerts(call.state, call.now, list(_own_alerts(call.scheduler)), found, call.user)
 
 
 def _own_alerts(scheduler: Scheduler) -> Iterator[overview.Alert]:

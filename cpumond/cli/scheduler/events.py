@@ -26,7 +26,7 @@ TIMELINE_KINDS: Final = [kind for kind in KINDS if kind != "refused"]
 POLL_S: Final = 2.0
 STYLES: Final = {
     "refused": "yellow", "node_silent": "yellow", "node_lost": "red", "operation_failed": "red",
-    "operation_stuck": "yellow", "limit_contested": "yellow", "node_failing": "red",
+    "operation_stuck": "yellow", "budget": "yellow", "limit_contested": "yellow", "node_failing": "red",
 }  # fmt: skip
 
 _filters = combine(

@@ -26,6 +26,7 @@ from cpumond.cli.scheduler.plans import (
     show_value,
     tell_warnings,
 )
+from cpumond.cli.scheduler.report_rows import describe_budgets
 from cpumond.cli.scheduler.tree_text import is_tree_file
 from cpumond.core.errors import UsageError
 from cpumond.core.measures import format_span
@@ -113,6 +114,7 @@ def tree_show_command(client: SchedulerClient, tree: str) -> None:
             ("pools", str(answer.pool_count)),
             ("operations", _operation_counts(answer)),
             ("a pool", tell_counts_of_pools(read_tree(answer.attributes))),
+            *(("budgets" if not n else "", line) for n, line in enumerate(describe_budgets(answer.budgets))),
             *_option_fields(answer.attributes),
         ]
     )
@@ -274,6 +276,15 @@ POOLS: Final[tuple[Column[PoolView], ...]] = (
 )
 
 
+def _show_budget(pool: PoolView) -> Cell:
+    """What is spent of it, in percent, or the core-hours where it has none."""
+    if pool.budget is None:
+        return "", ""
+    spent, most = pool.budget.spent_core_hours, pool.budget.core_hours
+    shown = f"{show_percent(spent / most)} %" if most else f"{show_cores(spent)} h"
+    return shown, {"within": "", "low": "yellow", "spent": "red"}[pool.budget.level]
+
+
 @pool_command.command("list", epilog="Example: cpumond pool list")
 @tree_option
 @scheduler_options
@@ -286,7 +297,8 @@ def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     pools = client.show(pool_path(client.find_tree(tree)), PoolList).pools
     depths = find_depths(pools)
     name: Column[PoolView] = column("pool", 0, lambda pool: _show_pool(pool, "  " * depths[pool.name]))
-    print_items([name, *POOLS[1:]], pools)
+    spent = column("budget", 2, _show_budget) if any(pool.budget for pool in pools) else None
+    print_items([name, *POOLS[1:], *([spent] if spent else [])], pools)
 
 
 @pool_command.command("show", epilog="Example: cpumond pool show research")
@@ -319,6 +331,7 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
             ("limits", show_limits(answer.limits)),
             ("operations", _operation_counts(answer)),
             ("state", show_name(answer.state_text)),
+            *([] if answer.budget is None else [("budget", answer.budget.text)]),
             *_option_fields(answer.attributes),
         ]
     )

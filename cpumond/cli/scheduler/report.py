@@ -39,6 +39,7 @@ from cpumond.cli.scheduler.report_rows import (
     Line,
     Measure,
     add_up,
+    describe_budgets,
     describe_left_out,
     describe_time,
     is_by_day,
@@ -112,7 +113,7 @@ def report_command(
     themselves.
 
     \b
-    text  two tables for each tree, for people
+    text  two tables for each tree, and its budgets with the day on which each is spent, for people
     csv   a row per tree, pool, operation and user; amounts in core-hours, a text that a
           spreadsheet would take for a formula begins with an apostrophe
     json  the scheduler's answer
@@ -306,6 +307,7 @@ def render_text(report: ReportView, since_s: float, top: int, width: int | None,
             parts += ["", *_draw_users(tree, top, width, colour)]
         else:
             parts += ["", *_draw_operations(tree, width, colour)]
+        parts += [grid.fold(line, width) for line in describe_budgets(tree.budgets)]
     parts.append("")
     widest = max(len(each.heading) for each in MEASURES)
     parts += [grid.fold(f"{each.heading:<{widest}}  {each.meaning}", width, "  ") for each in MEASURES]

@@ -5,7 +5,7 @@ Pure but for the local time zone. Amounts are core-hours, limits cores, times se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -13,7 +13,8 @@ import msgspec
 
 from cpumond.core.errors import NoSuchError
 from cpumond.core.measures import format_span
-from cpumond.core.words import count, did_you_mean, quoted, show_time
+from cpumond.core.words import count, did_you_mean, quoted, show_name, show_time
+from cpumond.scheduler.elements.account import BudgetView
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
 
 Kind = Literal["total", "pool", "operation", "user", "sum"]
@@ -155,8 +156,14 @@ def _keep_pool(tree: ReportTree, pool: str, top: int) -> PoolTree:
         pools=[row for row in tree.pools if row.name in kept],
         operations=operations[:top],
         left_out_operations=len(operations[top:]),
+        budgets=[each for each in tree.budgets if each.kind == "pool" and each.name in kept],
         uncertain_operations=tree.left_out_operations + sum(not row.pool for row in tree.operations),
     )
+
+
+def describe_budgets(budgets: Iterable[BudgetView]) -> Iterator[str]:
+    """What is spent of core-hour budgets, and the day on which they are spent if use goes on as it is."""
+    return (f"budget of {each.kind} {show_name(each.name)}: {each.text}" for each in budgets)
 
 
 def describe_time(report: ReportView, since_s: float) -> Iterator[str]:

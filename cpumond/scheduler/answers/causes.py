@@ -16,7 +16,7 @@ from cpumond.scheduler.model import OperationRecord, OperationState
 
 CauseKind = Literal[
     "cannot_start", "working", "retry", "suspended", "secrets", "pool_full", "user_full", "queue", "no_nodes", "gang",
-    "limit", "reclaimed", "filter", "share", "room",
+    "limit", "reclaimed", "filter", "budget", "share", "room",
 ]  # fmt: skip
 
 SAME: Final = 1e-6
@@ -35,6 +35,7 @@ _TEXTS: Final[dict[CauseKind, str]] = {
     "limit": "resource limits of {pool} leave no room for another job",
     "reclaimed": "refuses reclaimed CPU (allow_reclaimed = false): waits for CPU that no ordinary job has ordered",
     "filter": "waits for room on the nodes that scheduling_tag_filter, its own or that of a pool above, fits",
+    "budget": "the core-hour budget of {pool} is spent: no new job starts before its next period, or a larger budget",
     "share": "is allotted its fair share: more jobs start where others leave room",
     "room": "is allotted less than its fair share and waits for room on a node",
 }
@@ -54,7 +55,8 @@ class Cause(NamedTuple):
     @property
     def text(self) -> str:
         """It as a sentence."""
-        pool = self.pool if self.kind == "pool_full" else f"pool {self.pool}" if self.pool else "the operation"
+        whole = self.kind in ("pool_full", "budget")
+        pool = self.pool if whole else f"pool {self.pool}" if self.pool else "the operation"
         return _TEXTS[self.kind].format(pool=pool)
 
 
@@ -145,6 +147,8 @@ class Causes:
             return _FIXED["suspended"].cause
         if element.operation.lacks_secrets:
             return _FIXED["secrets"].cause
+        if element.spent is not None:
+            return Cause("budget", f"{element.spent.record.kind} {element.spent.name}")
         if not element.is_running:
             full = find_full(element)
             if full is not None:

@@ -65,7 +65,7 @@ def is_full(pool: PoolElement) -> bool:
 
 def waiting_cores(element: OperationElement) -> float:
     """What the jobs of an operation that are still to be started order; 0 while it is held."""
-    if element.operation.is_held:
+    if element.operation.is_held or element.spent is not None:
         return 0.0
     return sum(order[CPU] * number for order, number in element.operation.needed_orders)
 

@@ -26,6 +26,7 @@ from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, op
 from cpumond.scheduler.decide.starvation import list_priorities, starves_in_s
 from cpumond.scheduler.decide.usage_history import tell
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
+from cpumond.scheduler.elements.account import show_budget
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.settings.failures import innermost, tell_where
 from cpumond.scheduler.settings.incarnations import tell_switch
@@ -225,6 +226,8 @@ def _explain_in_tree(
     told = [*told, *(f"{element_name(each)}: {line}" for each in element.ancestors() if (line := tell(each)))]
     lines = [*_tell_share(element), *told, *_tell_limits(element), *_tell_starvation(element, now, preemptions_left)]
     lines += _tell_placement(element)
+    spent = [each for each in element.accounts if each.record.level]
+    lines += [f"budget of {each.record.kind} {quoted(each.name)}: {show_budget(each, now).text}" for each in spent]
     if above := sum(job.report.over_reserve for job in element.jobs.values()):
         lines.append(
             f"{count(above, 'job')} of it {'uses' if above == 1 else 'use'} more memory than reserved: where a node "
@@ -361,7 +364,7 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
         if operation.retries is None or not operation.retries.later:
             yield "all its jobs are started"
         return
-    if operation.is_held:
+    if operation.is_held or element.spent is not None:
         return
     yield f"{count(needed, 'job')} of it {'is' if needed == 1 else 'are'} still to be started"
     tree = element.tree

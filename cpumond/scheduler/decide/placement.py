@@ -79,7 +79,11 @@ def wants_jobs(element: OperationElement) -> bool:
     """Whether an operation takes part in placement: it runs in the tree, is not held, and has jobs to start."""
     operation = element.operation
     return (
-        element.is_running and not operation.record.suspended and not operation.lacks_secrets and bool(operation.needed)
+        element.is_running
+        and not operation.record.suspended
+        and not operation.lacks_secrets
+        and element.spent is None
+        and bool(operation.needed)
     )
 
 

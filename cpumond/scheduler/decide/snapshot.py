@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from cpumond.core.words import quoted
 from cpumond.fairshare import tree as fairshare
-from cpumond.fairshare.folding import fold_weight, infer_weight, limits_of_parent
+from cpumond.fairshare.folding import MIN_WEIGHT, fold_weight, infer_weight, limits_of_parent
 from cpumond.fairshare.resources import (
     RESOURCES,
     UNLIMITED,
@@ -66,7 +66,7 @@ class SnapshotMaker:
         if settings.infer_weight_from_guarantees_share_multiplier is not None:
             self._guaranteed = guaranteed_shares(tree)
         pools = tuple(self._pool_entry(pool) for pool in tree.pools.values())
-        self._sent = {name: (pool, is_integral(pool)) for name, pool in tree.pools.items()}
+        self._sent = {name: (pool, is_integral(pool) and not pool.yields) for name, pool in tree.pools.items()}
         operations: list[fairshare.Operation] = []
         guarantees: list[fairshare.Pool] = []
         self._with_guarantee = []
@@ -133,11 +133,13 @@ class SnapshotMaker:
             pool.limits = limits
             for element in pool.operations.values():
                 element.entry = None
-        strong = settings.strong_guarantee_resources
+        strong = {} if pool.yields else settings.strong_guarantee_resources
         entry = fairshare.Pool(
             name=pool.name,
             parent=_name(parent),
-            weight=fold_weight(pool.name, settings.weight, self._inferred_weight(pool)) * pool.weight_factor,
+            weight=MIN_WEIGHT
+            if pool.yields == "weight"
+            else fold_weight(pool.name, settings.weight, self._inferred_weight(pool)) * pool.weight_factor,
             mode=settings.mode,
             resource_limits=pool.bounds,
             strong_guarantee_resources=_optional(strong) if strong else fairshare.UNSET,
@@ -165,7 +167,7 @@ def _integral_entry(pool: PoolElement, of_tree: TreeSettings) -> fairshare.Integ
         given.can_accept_free_volume is not False,
         of_tree.should_distribute_free_volume_among_children if distributes is None else distributes,
     )
-    if given.guarantee_type == "none":
+    if given.guarantee_type == "none" or pool.yields:
         # Volume that is free flows through such pools, too (fair_share_update.md 5.2, 5.3).
         return _FLOWS_THROUGH[free_volume]
     multiplier = given.relaxed_share_multiplier_limit
@@ -203,7 +205,9 @@ def has_guarantee(element: OperationElement) -> bool:
     return (
         bool(element.options.min_share_resources)
         and element.is_running
+        and not element.yields
         and parent is not None
+        and not parent.yields
         and parent.mode != "fifo"
     )
 
@@ -305,13 +309,13 @@ def fifo_order(pool: PoolElement) -> list[OperationElement]:
                 values.append(element.operation.record.start_time)
             else:
                 values.append(float(element.operation.needed_job_count))
-        return (*values, element.name)
+        return (float(element.yields), *values, element.name)
 
     return sorted((element for element in pool.operations.values() if element.is_running), key=key)
 
 
 def operation_weight(element: OperationElement) -> float:
-    return fold_weight(element.name, element.options.weight)
+    return MIN_WEIGHT if element.yields else fold_weight(element.name, element.options.weight)
 
 
 def operation_demand(element: OperationElement) -> Vector:
@@ -323,7 +327,7 @@ def _wanted(element: OperationElement) -> Vector:
     """What its jobs still to be started order; nothing while it is held, nor, but for a tree's option, for jobs
     that no node could hold (5.2)."""
     wanted, operation, tree = ZERO, element.operation, element.tree
-    if operation.is_held:
+    if operation.is_held or element.spent is not None:
         return wanted
     orders = operation.needed_orders
     if not tree.config.settings.count_unplaceable_jobs_in_demand:

@@ -17,6 +17,7 @@ from cpumond.core.levels import SAFE, Level
 from cpumond.core.wire import CPU_COUNTERS, AgentAbout, CpuTimes, JobReport, StopOrder
 from cpumond.fairshare import tree as fairshare
 from cpumond.fairshare.resources import CPU, MEMORY, UNLIMITED, ZERO, Vector, add, least, ratio, subtract, sum_vectors
+from cpumond.scheduler.elements.account import Account
 from cpumond.scheduler.elements.failing import Failing
 from cpumond.scheduler.elements.fitting import Fitting, Fittings
 from cpumond.scheduler.elements.gang_run import GangRun
@@ -38,6 +39,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_vector,
 )
+from cpumond.scheduler.model.budget import NOTHING_COUNTED, CorePair
 from cpumond.scheduler.settings.preemption_rules import PreemptionRules
 
 SchedulingStatus = Literal["normal", "below_min_share", "below_fair_share"]
@@ -139,7 +141,7 @@ class PoolElement(Element):
     __slots__ = (
         "config", "settings", "children", "operations", "operation_count", "running_operation_count",
         "max_operation_count", "max_running_operation_count", "volume", "last_integral_ratio", "entry",
-        "idle_cores", "held_cores", "estimated_guarantee_share", "history", "weight_factor",
+        "idle_cores", "held_cores", "estimated_guarantee_share", "history", "weight_factor", "account", "yields",
     )  # fmt: skip
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
@@ -168,6 +170,11 @@ class PoolElement(Element):
         """Child -> mean of its share of the cluster, newer time counting more; None where it is not kept (5.5)."""
         self.weight_factor = 1.0
         """What its weight is multiplied with by its parent's ``history``."""
+        self.account: Account | None = None
+        """Of its own budget (2.15)."""
+        self.yields: Literal["", "guarantee", "weight"] = ""
+        """Whether a budget leaves it only what others do not want: a pool above it has lost its weight to that, and all
+        below it their guarantees, or it itself has."""
         self.entry: fairshare.Pool | None = None
         """The pool's entry in the last snapshot; the same object again while nothing changes."""
 
@@ -193,7 +200,10 @@ class PoolElement(Element):
 class OperationElement(Element):
     """An operation in one tree: its options and its jobs there."""
 
-    __slots__ = ("operation", "options", "jobs", "is_running", "lists_are_old", "fifo_index", "deactivations", "entry")
+    __slots__ = (
+        "operation", "options", "jobs", "is_running", "lists_are_old", "fifo_index", "deactivations", "entry",
+        "accounts", "spent", "yields",
+    )  # fmt: skip
 
     def __init__(self, operation: Operation, options: OperationTreeOptions, parent: PoolElement, tree: Tree) -> None:
         super().__init__(operation.id, parent, tree)
@@ -208,6 +218,12 @@ class OperationElement(Element):
         self.fifo_index: int | None = None
         self.deactivations: dict[str, int] = {}
         """Reason -> how often the operation was passed over on a heartbeat since the last update (7.1)."""
+        self.accounts: tuple[Account, ...] = ()
+        """Of the budgets that its jobs count for (2.15)."""
+        self.spent: Account | None = None
+        """One of them that lets no more jobs start."""
+        self.yields = False
+        """Whether its user's budget leaves it only what others do not want."""
         self.entry: fairshare.Operation | None = None
         """As a pool's; None when the next snapshot needs a new one."""
 
@@ -346,7 +362,7 @@ class Job:
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
         "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "report", "counted",
         "is_stored", "reclaimed", "cookie", "index", "task_index", "after", "has_ceiling",
-        "incarnation", "gang_rank",
+        "incarnation", "gang_rank", "settled", "is_resumed",
     )  # fmt: skip
 
     def __init__(
@@ -394,6 +410,10 @@ class Job:
         self.incarnation = ""
         self.gang_rank = -1
         """Of a gang (7.5); -1 without a rank."""
+        self.settled: CorePair = NOTHING_COUNTED
+        """What it ordered and used, as far as stored sums of budgets have that (2.15)."""
+        self.is_resumed = False
+        """Whether an earlier run started it, by a clock that may have been set since."""
 
     def reserve_memory(self, memory: int) -> None:
         """Have it take room for so many bytes; before it is started."""
@@ -762,6 +782,15 @@ def count_loss(element: OperationElement, core_seconds: float) -> None:
     while above is not None:
         above.lost_core_seconds += core_seconds
         above = above.parent
+
+
+def told_core_seconds(job: Job) -> CorePair:
+    """What a job ordered and used, by its last report."""
+    report, (ordered, used) = job.report, job.settled
+    return (
+        ordered if report.ordered_cpu_seconds is None else report.ordered_cpu_seconds,
+        used if report.cpu_seconds is None else report.cpu_seconds,
+    )
 
 
 def used_now(job: Job) -> float:

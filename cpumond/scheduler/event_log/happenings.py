@@ -13,10 +13,12 @@ from cpumond.core.measures import count_cores
 from cpumond.core.wire import NodeRegistration
 from cpumond.core.words import count, printable, quoted
 from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.elements.account import CONSEQUENCES, Account
 from cpumond.scheduler.event_log.commands import name_operation
 from cpumond.scheduler.events import Event, Subjects, Told
 from cpumond.scheduler.events.noticed import tell_returned
 from cpumond.scheduler.model import CommandError, NodeRecord, OperationRecord, PreemptionRecord
+from cpumond.scheduler.model.budget import HOUR_S, SPENT, BudgetRecord
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import Transaction
 
@@ -56,6 +58,29 @@ def tell_change(state: State, change: Transaction, now: float) -> Iterator[Told]
     for record in change.operations:
         if record.state == "failed" and record.id in state.operations:
             yield _tell_failed(state.trees, record, now)
+    for budget in change.budgets:
+        account = state.budgets.get(budget.key)
+        if account is not None and (text := _tell_budget(account, budget, now)):
+            pool = account.name if budget.kind == "pool" else ""
+            event = Event(at=now, kind="budget", text=text, tree=account.tree, pool=pool)
+            told = Subjects(event).add_pools(state.trees, [(account.tree, pool)] if pool else ()).tell()
+            yield told if pool else Told(event, (*told.subjects, f"user:{account.name}"))
+
+
+def _tell_budget(account: Account, record: BudgetRecord, now: float) -> str:
+    """What a new record of a budget says of it; "" for nothing but that more is spent."""
+    before, budget = account.record, account.budget
+    what = f"the budget of {record.kind} {quoted(account.name)} in tree {quoted(account.tree)}"
+    if before.period and before.period != record.period and before.budget.period == budget.period != "rolling":
+        spent = before.budget.sum_from(before.period, account.grow(*account.live)) / HOUR_S
+        limit = before.budget.core_hours or 0.0
+        return f"{what} is counted anew from {record.period}; {spent:.6g} of {limit:.6g} core-hours were spent before"
+    amounts = f"{account.spent_s(now) / HOUR_S:.6g} of {budget.core_hours or 0.0:.6g} core-hours {budget.counts}"
+    if record.level == before.level:
+        return ""
+    if record.level == SPENT:
+        return f"{what} is spent, {amounts}: {CONSEQUENCES[budget.when_spent]}"
+    return f"{what} is {'low' if record.level > before.level else 'enough again'}: {amounts}"
 
 
 def _tell_registered(state: State, record: NodeRecord, now: float) -> Event | None:

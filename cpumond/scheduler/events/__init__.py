@@ -27,6 +27,7 @@ EventKind = Literal[
     "limit_contested",
     "node_failing",
     "node_works",
+    "budget",
     "take_over",
     "started",
     "reload",
@@ -34,7 +35,8 @@ EventKind = Literal[
 """``command`` and ``refused`` are the audit log; ``started``: the scheduler's own start; ``take_over``: it leads now;
 ``reload``: it has read its tokens or certificates anew. ``node_silent``: no heartbeats come, its jobs wait for it;
 ``node_lost``: it was given up with its jobs. ``operation_stuck``: no job of it can start, whoever ends (3.7).
-``node_failing``: jobs fail on it in a row, and it is held off if that may be; ``node_works``: that is over (2.14)."""
+``node_failing``: jobs fail on it in a row, and it is held off if that may be; ``node_works``: that is over (2.14).
+``budget``: one of core-hours is low, spent or counted anew (2.15)."""
 
 KINDS: Final[tuple[EventKind, ...]] = get_args(EventKind)
 AUDITED: Final[frozenset[EventKind]] = frozenset({"command", "refused"})

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from cpumond.scheduler.elements.account import BudgetView
 from cpumond.scheduler.model import CommandError
 
 KINDS: Final = ("pool", "node", "operation", "job")
@@ -112,6 +113,8 @@ class ReportTree(msgspec.Struct, frozen=True):
     operations: list[ReportRow]
     left_out_operations: int
     users: list[ReportRow] = []
+    budgets: list[BudgetView] = []
+    """As they are now, most spent first."""
 
 
 class ReportView(msgspec.Struct, frozen=True):

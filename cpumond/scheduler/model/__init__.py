@@ -19,6 +19,7 @@ import msgspec
 from cpumond.core.errors import CpumondError
 from cpumond.core.wire import CpuUse
 from cpumond.fairshare.resources import RESOURCES, Vector
+from cpumond.scheduler.model.budget import NO_BUDGET, NOTHING_COUNTED, Budget, CorePair
 from cpumond.scheduler.model.failures import EndError
 from cpumond.scheduler.model.node_failures import DEFAULT_NODE_FAILURES, NodeFailures
 from cpumond.scheduler.rights.entries import AccessEntry
@@ -149,6 +150,7 @@ class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     """Of the usage by which the weights of its children fall (5.5); None is inherited, 0: they do not."""
     max_retry_memory: _Bytes | None = None
     """What ``memory_growth`` of a rule may reach; the least one on the way to the root holds."""
+    budget: Budget = NO_BUDGET
     acl: AccessList = None
     inherit_acl: bool = True
     owner: str = ""
@@ -243,6 +245,8 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     """For tasks and pools that do not say it; None: each job as its class has it (1.10)."""
     cpu_monitor_moves: Literal["quota", "weight"] = "quota"
     """Of jobs with a ceiling: "weight" leaves it as ordered, "quota" is as their nodes' actuator has it (1.6)."""
+    user_budgets: dict[str, Budget] = {}
+    """User -> the budget of all their jobs in the tree (2.15)."""
     acl: AccessList = None
     inherit_acl: bool = True
     """Without an effect: there is nothing above a tree."""
@@ -671,6 +675,8 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     incarnation: str = ""
     gang_rank: int = -1
     """"" and -1: of no gang, without a rank (7.5)."""
+    counted: CorePair = NOTHING_COUNTED
+    """The part of what it ordered and used that is in stored sums of budgets (2.15)."""
 
 
 class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -716,6 +722,8 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     incarnation: str = ""
     gang_rank: int = -1
     """"" and -1: of no gang, without a rank (7.5)."""
+    held_core_seconds: float | None = None
+    """Its order times the time that it ran, where a budget may count that (2.15)."""
 
     interruption_timeout: float = 0.0
     """The milliseconds that it got to end when it was told to; 0: it was not interrupted."""

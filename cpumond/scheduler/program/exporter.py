@@ -30,6 +30,7 @@ from cpumond.scheduler.answers.idle import idle_reasons
 from cpumond.scheduler.elements import PoolElement, Tree, figures
 from cpumond.scheduler.events import KINDS
 from cpumond.scheduler.model import CLASSES
+from cpumond.scheduler.model.budget import HOUR_S
 from cpumond.scheduler.program.leading import Leading
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.incarnations import REASONS
@@ -311,7 +312,18 @@ class _Collector:
         refused = len(list_refused_nodes(state, self._scheduler.clock.now()))
         several = sum(bool(node.matched_trees) for node in nodes) + refused
         yield _fill(idle, {"no_tree": without, "several_trees": several})
+        yield from self._budgets()
         yield from self._history()
+
+    def _budgets(self) -> Iterator[Metric]:
+        state, now, labels = self._scheduler.state, self._scheduler.clock.now(), ["tree", "kind", "name"]
+        limit = GaugeMetricFamily("cpumond_budget_core_hours", "Core-hours of a period.", labels=labels)
+        spent = GaugeMetricFamily("cpumond_budget_spent_core_hours", "Spent of it in this one.", labels=labels)
+        for each in state.budgets.values():
+            label = [each.tree, each.record.kind, each.name]
+            limit.add_metric(label, each.budget.core_hours or 0.0)
+            spent.add_metric(label, each.spent_s(now) / HOUR_S)
+        yield from (limit, spent) if state.budgets else ()
 
     def _history(self) -> Iterator[Metric]:
         history = self._scheduler.history

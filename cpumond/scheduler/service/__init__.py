@@ -60,13 +60,13 @@ from cpumond.scheduler.service.rollout_watch import RolloutWatch
 from cpumond.scheduler.service.stored import MUTATION, encode, encode_starts, load_state
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
-from cpumond.scheduler.state import State, blame, dispatch, heartbeats, settling, updates
+from cpumond.scheduler.state import State, blame, budgets, dispatch, heartbeats, settling, updates
 from cpumond.scheduler.state.changes import apply
 from cpumond.scheduler.state.commands import Command, note_refused, prepare
 from cpumond.scheduler.state.nodes import SeveralTreesError, note_refused_node, register_node
-from cpumond.scheduler.state.starts import list_stops_of, list_unstored, note_stored, waits_for_store
+from cpumond.scheduler.state.starts import list_settled, list_stops_of, list_unstored, note_stored, waits_for_store
 from cpumond.scheduler.state.token_commands import TokenCommand, decide_token, prepare_token
-from cpumond.scheduler.state.transaction import Stops, Transaction
+from cpumond.scheduler.state.transaction import NOTHING, Transaction
 from cpumond.scheduler.store import Change, Entry, FencedError, Store, StoreError
 from cpumond.scheduler.store.lead import LeadView
 from cpumond.scheduler.store.retention import LogRetention
@@ -260,10 +260,11 @@ class Scheduler:
 
     async def _commit(self, change: Transaction, also: Iterable[Change] = (), told: Iterable[Told] = ()) -> None:
         """Store, with the events that tell of it, then apply. A store that refuses leaves everything as it was."""
+        change = budgets.settle(self.state, change)
         changes = [*encode(change, self.state.config), *also]
         entries = [self.event_log.encode(each) for each in (*told, *tell_change(self.state, change, self.clock.now()))]
         if changes or entries:
-            await self._write(changes, entries, change.stops)
+            await self._write(changes, entries, change)
         apply(self.state, change, self.clock.now())
         for name in [name for name in self.updates if self.updates[name].tree is not self.state.trees.get(name)]:
             del self.updates[name]
@@ -273,13 +274,14 @@ class Scheduler:
                 await self._write([Change(kind, key, None) for kind, key in expired])
 
     async def _write(
-        self, changes: Sequence[Change], entries: Sequence[Entry] = (), stops: Stops | None = None
+        self, changes: Sequence[Change], entries: Sequence[Entry] = (), change: Transaction = NOTHING
     ) -> None:
         # A store is used by one thread at a time; volumes are written without holding up changes for long.
         async with self._writing:
-            if stops is not None:
+            if change.stops is not None or change.settled:
                 # Whoever takes over must find the order with its reason; now no start is being stored.
-                changes = [*changes, *encode_starts(list_stops_of(self.state, stops))]
+                stops = [] if change.stops is None else list_stops_of(self.state, change.stops)
+                changes = [*changes, *encode_starts(list_settled(self.state, change.settled, stops))]
             await self._write_now(changes, entries)
 
     async def _write_now(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
@@ -572,6 +574,8 @@ class Scheduler:
                 await self._end_jobs(expired)
         except StoreError:
             pass  # logged; tried again with the next update
+        if self.state.budgets:
+            await self._look_at_budgets()
         names, broken, slowest = list(self.state.trees), 0, (0.0, "")
         for name in names:
             begun_tree = time.perf_counter()
@@ -589,6 +593,13 @@ class Scheduler:
         self.timings.good_updates += broken < max(len(names), 1)
         self.timings.update_s = time.perf_counter() - begun
         self.timings.update.observe(self.timings.update_s, slowest[1])
+
+    async def _look_at_budgets(self) -> None:
+        async with self._changing:
+            change = budgets.look(self.state, self.clock.now())
+            if not change.is_empty:
+                with contextlib.suppress(StoreError):  # logged; tried again with the next update
+                    await self._commit(change)
 
     async def _update(self, name: str) -> None:
         tree = self.state.trees.get(name)

@@ -22,6 +22,7 @@ from cpumond.scheduler.model import (
     StartRecord,
     encode_record,
 )
+from cpumond.scheduler.model.budget import BudgetRecord
 from cpumond.scheduler.rights.token_records import TokenRecord
 from cpumond.scheduler.rights.vaults import SealedVault
 from cpumond.scheduler.settings.commands import CreateTree, SetDefaultTree, apply
@@ -93,6 +94,7 @@ def load_state(
         tokens=sorted(read("token", TokenRecord), key=lambda record: record.created_at),
         lost_nodes=sorted(read("lost_node", LostNode), key=lambda lost: lost.lost_at),
         stages=read("stage", Stage),
+        of_budgets=read("budget", BudgetRecord),
     )
     for name, progress in tables.get("progress", {}).items():
         if name in state.trees:
@@ -146,6 +148,7 @@ def encode(change: Transaction, config: Config) -> list[Change]:
     changes += [Change("vault", operation_id, None) for operation_id in gone]
     changes += [Change("job", record.id, encode_record(record)) for record in change.jobs]
     changes += [Change("start", record.id, None) for record in change.jobs]
+    changes += [Change("budget", record.key, encode_record(record)) for record in change.budgets]
     changes += [Change("node", record.id, encode_record(record)) for record in (*change.nodes, *change.kept_nodes)]
     changes += [Change("node", node_id, None) for node_id in change.removed_nodes]
     changes += [Change("lost_node", lost.id, encode_record(lost)) for lost in change.lost_nodes]

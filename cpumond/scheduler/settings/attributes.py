@@ -31,6 +31,7 @@ from cpumond.scheduler.settings.values import (
     copy_plain,
     cut,
     fields_of,
+    fold_key,
     is_list,
     items_of,
     known_key,
@@ -128,7 +129,7 @@ def canonical_path(kind: Kind, path: Sequence[str]) -> tuple[str, ...]:
     result = [name]
     inside = members_of(_FIELDS[kind][name]) if name in _FIELDS[kind] else None
     for key in path[1:]:
-        folded = key.replace("-", "_")
+        folded = key if inside is None else fold_key(key, inside)
         is_known = inside is not None and folded in inside
         result.append(folded if is_known else key)
         inside = members_of(inside[folded]) if is_known and inside is not None else None

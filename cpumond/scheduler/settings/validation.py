@@ -25,6 +25,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
     to_vector,
 )
+from cpumond.scheduler.model.budget import NO_BUDGET, Budget, find_zone
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter, read_filter
 from cpumond.scheduler.settings.preemption_rules import find_cut_settings, pool_rules, root_rules
 from cpumond.scheduler.settings.retries import RETRY_POLICY, check_policy
@@ -240,6 +241,8 @@ def _check_tree_options(tree: TreeConfig) -> None:
         what = f"must not be above preemption_satisfaction_threshold ({number(normal)}), got {number(aggressive)}"
         raise _refuse("pool tree", tree.name, option, f"{option}: {what}")
     _check_timeouts("pool tree", tree.name, settings)
+    for user, budget in settings.user_budgets.items():
+        _check_budget("pool tree", tree.name, f"user_budgets/{user}", budget)
 
 
 def _check_timeouts(kind: str, name: str, settings: PreemptionSettings) -> None:
@@ -272,6 +275,7 @@ def _check_pool(pool: PoolConfig, main_resource: str) -> None:
             check_policy(settings.retry_policy, RETRY_POLICY)
         except CommandError as error:
             raise _refuse("pool", pool.name, RETRY_POLICY, str(error)) from None
+    _check_budget("pool", pool.name, "budget", settings.budget)
     integral = settings.integral_guarantees
     if integral.guarantee_type == "relaxed" and integral.burst_guarantee_resources:
         what = (
@@ -283,6 +287,15 @@ def _check_pool(pool: PoolConfig, main_resource: str) -> None:
         if amounts and main_resource not in amounts:
             what = f"{kind}: must include the tree's main resource {main_resource}, got {_listed(amounts)}"
             raise _refuse("pool", pool.name, f"{kind}/{main_resource}", what)
+
+
+def _check_budget(kind: str, name: str, option: str, budget: Budget) -> None:
+    if find_zone(budget.zone) is None:
+        what = f'must be a time zone that this machine knows, such as "UTC" or "Europe/Paris"; got "{budget.zone}"'
+        raise _refuse(kind, name, f"{option}/zone", f"{option}/zone: {what}")
+    if budget.core_hours is None and budget != NO_BUDGET:
+        what = "must be given, since other keys of the budget are; remove the budget as a whole to have none"
+        raise _refuse(kind, name, f"{option}/core_hours", f"{option}/core_hours: {what}")
 
 
 def _check_counts(name: str, inside: str, settings: PoolSettings | EphemeralSubpoolConfig) -> None:

@@ -115,8 +115,23 @@ def _normalise_members(value: Any, members: Mapping[str, Type], where: str) -> d
     return result
 
 
+class AnyNames(dict[str, Type]):
+    """The keys of a dictionary with names of people's own: all, each with the type that ``""`` has."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: str) -> Type:
+        return self[""]
+
+
+def fold_key(raw: str, members: Mapping[str, Type]) -> str:
+    """A key as options are spelled; a name that somebody chose is left as it is."""
+    return raw if isinstance(members, AnyNames) else raw.replace("-", "_")
+
+
 def known_key(raw: str, members: Mapping[str, Type], where: str) -> str:
-    key = raw.replace("-", "_")
+    key = fold_key(raw, members)
     if key not in members:
         near = quote_near(key, members)
         hint = f"did you mean {near}?" if near else f"known keys: {', '.join(sorted(members))}"
@@ -220,6 +235,8 @@ def members_of(kind: Type) -> Mapping[str, Type] | None:
     kind = _without_none(kind)
     if isinstance(kind, inspect.StructType):
         return {field.encode_name: field.type for field in kind.fields}
+    if isinstance(kind, inspect.DictType) and isinstance(kind.value_type, inspect.StructType):
+        return AnyNames({"": kind.value_type})
     if isinstance(kind, inspect.DictType):
         return dict.fromkeys(RESOURCES, kind.value_type)
     return None

@@ -21,6 +21,7 @@ from cpumond.scheduler.decide import preemption
 from cpumond.scheduler.decide.placement import ServiceOrder
 from cpumond.scheduler.decide.snapshot import SnapshotMaker
 from cpumond.scheduler.elements import Job, Node, Operation, OperationElement, Tree
+from cpumond.scheduler.elements.account import Account
 from cpumond.scheduler.events import Event
 from cpumond.scheduler.model import (
     NO_SUCH_JOB,
@@ -87,6 +88,10 @@ class State:
         self.config_bytes = 0
         self.tokens = TokenTable()
         self.stages = StageTable()
+        self.budgets: dict[str, Account] = {}
+        """By ``BudgetRecord.key``."""
+        self.budgets_settled_at = 0.0
+        """When live jobs were last settled (2.15)."""
         self.nodes: dict[str, Node] = {}
         self.starts_of: dict[str, dict[str, StartRecord]] = {}
         """Node that is not known any more -> jobs that an earlier run started there, by id."""

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from cpumond.core.levels import SAFE
 from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord, Rules, StartRecord
+from cpumond.scheduler.model.budget import BudgetRecord
 from cpumond.scheduler.rights.token_records import TokenRecord
 from cpumond.scheduler.rights.vaults import SealedVault
 from cpumond.scheduler.settings.operations import is_cut_short
 from cpumond.scheduler.settings.rollout import Stage
-from cpumond.scheduler.state import State, blame, incarnations, install, lifecycle, retries
+from cpumond.scheduler.state import State, blame, budgets, incarnations, install, lifecycle, retries
 from cpumond.scheduler.state.nodes import keep_lost
 from cpumond.scheduler.state.starts import carry_out, resume
 from cpumond.scheduler.state.transaction import Transaction
@@ -24,6 +25,8 @@ def make_state(rules: Rules, config: Config) -> State:
 
 
 def apply(state: State, change: Transaction, now: float) -> None:
+    if state.budgets or change.settled:
+        budgets.take(state, change)
     if change.config is not None:
         install.install_config(state, change.config, now)
     for node in change.nodes:
@@ -77,6 +80,7 @@ def load(
     tokens: Iterable[TokenRecord],
     lost_nodes: Iterable[LostNode],
     stages: Iterable[Stage],
+    of_budgets: Iterable[BudgetRecord] = (),
 ) -> None:
     """Take over what an earlier run stored besides the configuration, each kind in the order in which it came.
 
@@ -84,6 +88,7 @@ def load(
     nothing is started in a tree until its stored nodes have reported their jobs, or are silent for too long.
     """
     _change_stages(state, stages)
+    budgets.restore(state, of_budgets)
     for node in nodes:
         install.install_node(state, node, now)
         if has_untold_starts:

@@ -17,10 +17,12 @@ from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_ret
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, StartRecord
 from cpumond.scheduler.settings import failures
 from cpumond.scheduler.state import State, lifecycle, retries
+from cpumond.scheduler.state.budgets import counted_of
 from cpumond.scheduler.state.reports import (
     GIVEN_UP,
     MAX_NODE_FAILURE_REASON,
     NO_CPU_TIMES,
+    count_held,
     drop_implausible,
     find_task,
     has_run,
@@ -210,7 +212,7 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
     """The record of a job that the node says has ended; None if it is counted already or not known."""
     job = node.jobs.get(finished.job_id) or node.stopping.get(finished.job_id)
     start_time = (finished.start_time or now) if job is None else job.start_time
-    finished = drop_implausible(finished, node, start_time, now)
+    finished = drop_implausible(finished, node, start_time, now, job is None or job.is_resumed)
     if job is not None:
         is_too_long = is_over(job.task, finished.start_time, finished.finish_time or now)
         if finished.state == "aborted" and job.stop is None and is_too_long:
@@ -260,6 +262,9 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
         incarnation="" if known is None else known.incarnation,
         gang_rank=UNKNOWN if known is None else known.gang_rank,
         memory_limit=0 if known is None else known.memory_limit,
+        held_core_seconds=count_held(task.cpu_limit, finished.ordered_cpu_seconds, finished, now - start_time)
+        if state.budgets
+        else None,
         **list_counters(finished),
     )
 
@@ -314,8 +319,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
         return False
     # It stays counted as lost, which it was for a while; how it ends now is counted besides.
     if counted is not None:
-        del state.finished_jobs[report.operation_id][report.job_id]
-        state.expired["job", report.job_id] = None
+        del state.finished_jobs[report.operation_id][report.job_id]  # stored until its start is
     state.job_sequence += 1
     start_time = now if report.start_time is None else min(report.start_time, now)
     task = task if known is None else grow(task, known.memory_limit)
@@ -323,7 +327,12 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     job.usage = reported_usage(job.limits, report)
     # What it used before is counted already: by an earlier run, or before it was given up.
     job.counted = NO_CPU_TIMES if counted is None else cpu_times(counted)
+    if counted is not None:
+        job.settled = counted_of(counted)
     if known is not None:
+        if isinstance(known, StartRecord):
+            job.settled = known.counted
+        job.is_resumed = True
         job.reclaimed = known.reclaimed
         job.cookie, job.index, job.task_index = known.cookie, known.job_index, known.task_job_index
         job.incarnation, job.gang_rank = known.incarnation, known.gang_rank

@@ -13,7 +13,7 @@ from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationReco
 from cpumond.scheduler.rights.vaults import VaultError
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.nodes_filter import parse_nodes_filter
-from cpumond.scheduler.state import State, TreeWork, incarnations, lifecycle, pools, retries
+from cpumond.scheduler.state import State, TreeWork, budgets, incarnations, lifecycle, pools, retries
 from cpumond.scheduler.state.reports import find_task
 from cpumond.scheduler.state.spec_room import share_parts, weigh_change
 
@@ -43,6 +43,7 @@ def install_config(state: State, config: Config, now: float) -> None:
     for node in state.nodes.values():
         _assign(state, node, now)
     sum_totals(state)
+    budgets.sync(state, now)
 
 
 def _remove_tree(state: State, tree: Tree, now: float) -> None:
@@ -95,6 +96,8 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
         if tree is not None:
             _install_element(state, operation, tree, options)
     lifecycle.renew_reserves(operation)
+    if state.budgets:
+        budgets.place(state, operation)
     if record.is_gang:
         state.gangs.live[record.id] = operation
 
@@ -314,14 +317,18 @@ def _assign(state: State, node: Node, now: float) -> None:
 def remove_node(state: State, node: Node) -> None:
     state.awaited.pop(node.id, None)
     state.held.pop(node.id, None)
+    if node.former_starts:
+        state.starts_of[node.id] = node.former_starts
     for job in list(node.jobs.values()):
         # The node came back while its removal was written, and has jobs again: they are started elsewhere.
+        budgets.forget(job)
         end_job(job)
         lifecycle.give_back(job, is_ending=False)
         del state.jobs[job.id]
         lifecycle.renew_needed(job)
         lifecycle.note_broken(state, job)
     for job in node.stopping.values():
+        budgets.forget(job)
         del state.jobs[job.id]
         lifecycle.free_place(job)
     tree = state.trees.get(node.tree or "")

@@ -8,7 +8,7 @@ import msgspec
 
 from cpumond.core.wire import CPU_COUNTERS, NO_ROOM, OUT_OF_MEMORY, CpuTimes, CpuUse, FinishedJob, JobReport, cpu_times
 from cpumond.fairshare.resources import CPU, Vector
-from cpumond.scheduler.elements import Job, Node, change_usage, count_cpu_time
+from cpumond.scheduler.elements import Job, Node, change_usage, count_cpu_time, told_core_seconds
 from cpumond.scheduler.model import JobRecord, JobState, OperationRecord, Task
 from cpumond.scheduler.settings import failures
 
@@ -17,6 +17,8 @@ MAX_NODE_FAILURE_REASON = 1000
 MOST_CORES, MOST_OF_CAPACITY, LATE_S = 1024.0, 16.0, 60.0
 """A job used, or was held back on, at most MOST_CORES cores, or MOST_OF_CAPACITY times its node's where that is more; a
 report is at most LATE_S late."""
+STEP_S = 86_400.0
+"""What the clocks of two runs of the scheduler may differ by."""
 NO_CPU_TIMES = cpu_times(CpuUse())
 USUAL_MODE = "reclaim"
 GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
@@ -62,11 +64,11 @@ def overrules(state: JobState, counted: JobRecord) -> bool:
     return state == "completed" and counted.state in GIVEN_UP
 
 
-def drop_implausible(told: Told, node: Node, start_time: float, now: float) -> Told:
+def drop_implausible(told: Told, node: Node, start_time: float, now: float, is_resumed: bool = False) -> Told:
     """What a node reports of a job, without times and usage that no host can have had: one wrong number would distort
-    every graph and sum of its pools for as long as they are kept."""
+    every graph and sum of its pools for as long as they are kept. ``is_resumed``: another clock gave ``start_time``."""
     cores = max(MOST_CORES, MOST_OF_CAPACITY * node.capacity[CPU])
-    most = cores * (max(now - start_time, 0.0) + LATE_S)
+    most = cores * (max(now - start_time, 0.0) + (STEP_S if is_resumed else LATE_S))
     wrong = []
     # Called for each job of each heartbeat: one plain loop.
     for number, value in enumerate(cpu_times(told)):
@@ -104,13 +106,19 @@ def take_report(job: Job, report: JobReport, now: float) -> bool:
     """
     if report == job.report:
         return False
-    report = drop_implausible(report, job.node, job.start_time, now)
+    report = drop_implausible(report, job.node, job.start_time, now, job.is_resumed)
     times = cpu_times(report)
     if job.began_at is None:
         # The node's clock may differ; the start of a job that was taken over comes from its node.
         job.began_at = now if report.start_time is None else min(max(report.start_time, job.ordered_at), now)
+    accounts = job.element.accounts
+    counted = told_core_seconds(job) if accounts else ()
     before, job.report = job.report, _keep_known(job.report, report, times)
     count_cpu_time(job, times)
+    if counted:
+        ordered, used = told_core_seconds(job)
+        for account in accounts:
+            account.count(ordered - counted[0], used - counted[1])
     if job.is_active:
         job.state = "running"
         change_usage(job, reported_usage(job.limits, report))
@@ -146,6 +154,19 @@ def reported_usage(limits: Vector, report: JobReport) -> Vector:
     return (slots, report.current_cpu_limit, gpu, memory if report.memory is None else float(report.memory), network)
 
 
+def count_held(cores: float, counted: float | None, finished: FinishedJob | None, own_s: float) -> float:
+    """Core-seconds that a job held: its order times the time that it ran (2.15).
+
+    The agent has ``counted`` them by a clock that nobody sets, but for its first and last moments. Those follow from
+    the times of its end, bounded by ``own_s``, how long this scheduler has known it: either clock may have been set.
+    """
+    counted = counted or 0.0
+    if finished is None or finished.start_time is None or finished.finish_time is None:
+        return counted
+    held = cores * max(min(finished.finish_time - finished.start_time, own_s), 0.0)
+    return max(counted, min(held, counted + cores * LATE_S) if counted else held)
+
+
 def job_record(
     job: Job,
     state: JobState,
@@ -172,6 +193,14 @@ def job_record(
         if state == "failed" or stop.fails or finished is None or not reason:
             reason = stop.record.why
         state = "failed" if stop.fails and not is_of_before else "aborted"
+    counters = list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished)))
+    held = None
+    if job.element.accounts:
+        counted = told_core_seconds(job)
+        if counters["cpu_seconds"] is None:
+            counters["cpu_seconds"] = counted[1]
+        known = counters["ordered_cpu_seconds"]
+        held = count_held(job.limits[CPU], counted[0] if known is None else known, finished, now - job.start_time)
     return JobRecord(
         id=job.id,
         operation_id=job.element.operation.id,
@@ -204,5 +233,6 @@ def job_record(
         incarnation=job.incarnation,
         gang_rank=job.gang_rank,
         interruption_timeout=job.interruption_timeout,
-        **list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished))),
+        held_core_seconds=held,
+        **counters,
     )

@@ -10,6 +10,7 @@ from cpumond.scheduler.decide import preemption_record
 from cpumond.scheduler.elements import Job, Operation
 from cpumond.scheduler.elements.retry_run import grow
 from cpumond.scheduler.model import StartRecord
+from cpumond.scheduler.model.budget import NOTHING_COUNTED, CorePair
 from cpumond.scheduler.settings.failures import INCARNATION_CHANGED
 from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.state.reports import NO_CPU_TIMES, find_task
@@ -22,7 +23,8 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     element = None if operation is None else operation.elements.get(record.tree)
     task = None if operation is None else find_task(operation.record, record.task)
     if node is None or element is None or task is None or node.tree != record.tree:
-        state.expired["start", record.id] = None  # if its node has it, the node is told to stop it
+        if record.counted == NOTHING_COUNTED or state.record_of(record.operation_id) is None:
+            state.expired["start", record.id] = None  # if its node has it, the node is told to stop it
         known = state.starts_of.setdefault(record.node_id, {}) if node is None else node.former_starts
         known[record.id] = record
         if operation is not None:
@@ -33,8 +35,8 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     state.job_sequence = max(state.job_sequence, record.sequence)
     task = grow(task, record.memory_limit)
     job = Job(record.id, element, task, node, record.start_time, record.sequence)
-    job.is_stored = True
-    job.counted = NO_CPU_TIMES
+    job.is_stored = job.is_resumed = True
+    job.counted, job.settled = NO_CPU_TIMES, record.counted
     job.reclaimed = record.reclaimed
     job.cookie, job.index, job.task_index = record.cookie, record.job_index, record.task_job_index
     job.incarnation, job.gang_rank = record.incarnation, record.gang_rank
@@ -124,8 +126,22 @@ def note_stored(state: State, starts: Iterable[StartRecord]) -> None:
         job = state.unstored.pop(record.id, None)
         if job is not None:
             job.is_stored = True
+            if job.is_resumed:
+                state.expired["job", job.id] = None  # it was given up, and taken over after that
             if not job.is_active and state.jobs.get(job.id) is job:
                 state.unstored_stops[job.id] = job
+
+
+def list_settled(state: State, settled: Mapping[str, CorePair], stops: Iterable[StartRecord]) -> list[StartRecord]:
+    """``stops`` and the starts of live jobs with the part that stored sums of budgets have of them (2.15)."""
+    records = {record.id: record for record in stops}
+    for job_id in settled:
+        if job_id not in records and job_id in state.jobs:
+            records[job_id] = make_start_record(state.jobs[job_id])
+    return [
+        msgspec.structs.replace(record, counted=settled[record.id]) if record.id in settled else record
+        for record in records.values()
+    ]
 
 
 def make_start_record(job: Job) -> StartRecord:
@@ -146,6 +162,7 @@ def make_start_record(job: Job) -> StartRecord:
         memory_limit=job.grown_memory,
         incarnation=job.incarnation,
         gang_rank=job.gang_rank,
+        counted=job.settled,
     )
     if job.stop is None:
         return record

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord
+from cpumond.scheduler.model.budget import BudgetRecord, CorePair
 from cpumond.scheduler.rights.token_records import TokenRecord
 from cpumond.scheduler.rights.vaults import SealedVault
 from cpumond.scheduler.settings.rollout import Stage
@@ -55,6 +56,9 @@ class Transaction:
     id: str = ""
     warnings: tuple[str, ...] = ()
     stops: Stops | None = None
+    budgets: tuple[BudgetRecord, ...] = ()
+    settled: Mapping[str, CorePair] = field(default_factory=dict)
+    """Live job -> the part of it that is in ``budgets`` (2.15)."""
 
     @property
     def is_empty(self) -> bool:
@@ -70,6 +74,8 @@ class Transaction:
             or self.stages
             or self.removed_stages
             or self.stops
+            or self.budgets
+            or self.settled
         )
 
 

@@ -25,6 +25,8 @@ const POOL_FIELDS = [
   [["integral_guarantees", "guarantee_type"], "Integral guarantee", "none, burst or relaxed", "select:none,burst,relaxed"],
   [["integral_guarantees", "resource_flow", "cpu"], "Flow, cores", "integral_guarantees/resource_flow/cpu", "number"],
   [["integral_guarantees", "burst_guarantee_resources", "cpu"], "Burst, cores", "integral_guarantees/burst_guarantee_resources/cpu", "number"],
+  [["budget", "core_hours"], "Budget, core-hours", "budget/core_hours: of each period, a calendar month unless budget/period says another", "number"],
+  [["budget", "when_spent"], "When it is spent", "warn, leftover: it gets only what others do not want, or stop: no new jobs", "select:warn,leftover,stop"],
   [["forbid_immediate_operations"], "No operations of its own", "forbid_immediate_operations", "flag"],
   [["create_ephemeral_subpools"], "A sub-pool for each user", "create_ephemeral_subpools", "flag"],
 ];

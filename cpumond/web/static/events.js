@@ -20,7 +20,7 @@ const SHORT_ID = 17;
 const KINDS = {
   command: ["command"], refused: ["refused", "bad"],
   node_registered: ["node registered", "good"], node_silent: ["node silent", "warn"], node_lost: ["node lost", "bad"], node_returned: ["node returned", "good"],
-  preemption: ["preemption", "warn"], operation_failed: ["operation failed", "bad"], operation_stuck: ["operation stuck", "warn"], limit_contested: ["limit contested", "warn"],
+  preemption: ["preemption", "warn"], operation_failed: ["operation failed", "bad"], operation_stuck: ["operation stuck", "warn"], budget: ["budget", "warn"], limit_contested: ["limit contested", "warn"],
   node_failing: ["node fails", "bad"], node_works: ["node works", "good"],
   take_over: ["take-over", "warn"], started: ["started"], reload: ["reload"],
 };

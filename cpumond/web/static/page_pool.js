@@ -110,6 +110,7 @@ function badges(data, orchid) {
   return [
     starves ? h("span", { key: "starving", title: orchid.starving_since ? `since ${orchid.starving_since}` : null }, starves) : null,
     !starves && data.starves_in_s !== null ? h("span", { key: "soon" }, badge(`starves in ${duration(data.starves_in_s)}`, "warn")) : null,
+    data.budget && data.budget.level !== "within" ? h("span", { key: "budget", title: data.budget.text }, badge(data.budget.level === "spent" ? "budget spent" : "budget low", "warn")) : null,
     h("span", { key: "mode" }, badge(data.mode.replace("_", " "))),
     type !== "none" ? h("span", { key: "type" }, badge(`integral: ${type}`)) : null,
     data.is_ephemeral ? h("span", { key: "ephemeral", title: EPHEMERAL }, badge("ephemeral")) : null,
@@ -126,6 +127,7 @@ function glance(data, orchid, row) {
     ["Demand", both(amounts(data.demand), orchid.demand_ratio ?? row?.demand_ratio, row?.demand_resource)],
     data.waiting && hasAny(data.waiting) ? ["Waiting", `${amounts(data.waiting)}, wanted by operations that do not run`] : null,
     data.state_text ? ["Starving", data.state_text] : null,
+    data.budget ? ["Budget", data.budget.text] : null,
     ["Strong guarantee", hasAny(data.strong_guarantee) ? both(amounts(data.strong_guarantee), orchid.min_share_ratio ?? row?.strong_guarantee_ratio, row?.strong_guarantee_resource) : "none"],
     typeOf(orchid, row) === "none" ? null : ["Integral guarantee", integralText(typeOf(orchid, row), orchid)],
     data.parent === null ? null : ["Weight", data.weight === null ? `not set, counts as ${number(orchid.weight ?? 1)}` : number(data.weight)],

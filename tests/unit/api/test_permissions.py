@@ -198,7 +198,7 @@ def test_pools_and_trees_are_shown_with_what_one_may_do_there(asked):
     assert pool_views.show_pool(pool, 0.0).may == {}
     assert list_permissions(asked.rights(BOB), pool) == ["use", "modify_children", "write", "administer"]
     assert list_permissions(asked.rights(ANN), asked.tree().root) == []
-    (tree,) = pool_views.show_trees(asked.rights(ANN)).trees
+    (tree,) = pool_views.show_trees(asked.rights(ANN), 0.0).trees
     assert tree.may["use"] == 'no access list allows use to ann, and pool tree "default" says acl_required'
 
 

@@ -70,7 +70,7 @@ def test_a_share_names_its_resource_in_answers_tables_and_lists(living):
     assert {part.pool: (part.fair_share_resource, part.usage_resource) for part in parts} == {
         pool: names[pool] for pool in ("cores", "bytes")
     }
-    picture = cluster_top.ClusterPicture(pool_views.show_tree(living.rights, living.tree()), pools, [], [])
+    picture = cluster_top.ClusterPicture(pool_views.show_tree(living.rights, living.tree(), living.now), pools, [], [])
     lines = cluster_top.draw_view(picture, "pools", "share", None, False).split("\n")
     [line] = [line for line in lines if "(by" in line]
     assert "50.0 % (by memory)" in line, lines

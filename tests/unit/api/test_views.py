@@ -74,7 +74,7 @@ def test_a_tree_shows_totals_and_counts(living):
     for _ in range(3):
         living.begin("a")
     living.work()
-    shown = plain(pool_views.show_trees(living.rights))
+    shown = plain(pool_views.show_trees(living.rights, living.now))
     assert shown["default_tree"] == TREE
     tree = shown["trees"][0]
     assert tree["total_resources"]["cpu"] == 4.0

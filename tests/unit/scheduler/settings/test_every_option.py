@@ -101,6 +101,7 @@ POOL: dict[str, tuple[Any, dict[str, Any]]] = {
     "usage_half_life": (3_600_000, {}),
     "retry_policy": (["exit:2"], {}),
     "max_retry_memory": (2**29, {"retry_policy": ["oom:2,memory_growth=2"]}),
+    "budget": ({"core_hours": 0, "when_spent": "leftover"}, {}),
     "fair_share_starvation_timeout": (60_000, {}),
     "fair_share_starvation_tolerance": (0.4, {}),
     "min_share_preemption_timeout": (60_000, {}),

@@ -1,0 +1,90 @@
+"""The living part of a core-hour budget, and what is shown of it. Pure (semantics.md 2.15)."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from cpumond.scheduler.model.budget import HOUR_S, NOTHING_COUNTED, SPENT, Budget, BudgetRecord, CorePair
+
+CONSEQUENCES: Final = {
+    "warn": "nothing is kept from it", "leftover": "it gets only what others do not want", "stop": "no new job starts",
+}  # fmt: skip
+_PERIODS: Final = {"month": "this month", "week": "this week", "day": "today"}
+_LEVELS: Final[tuple[Literal["within", "low", "spent"], ...]] = ("within", "low", "spent")
+
+
+class Account:
+    """A budget of a pool or a user. ``tree`` and ``name`` are those that are shown.
+
+    ``live``: what live jobs came to beyond their ``Job.settled``; it counts for the newest day.
+    """
+
+    __slots__ = ("_known", "_sum_s", "budget", "live", "name", "record", "tree")
+
+    def __init__(self, record: BudgetRecord) -> None:
+        self.record = record
+        self.budget = record.budget
+        self.tree = self.name = ""
+        self.live: CorePair = NOTHING_COUNTED
+        self._known: object = None
+        self._sum_s = 0.0
+
+    def count(self, ordered: float, used: float) -> None:
+        self.live = (self.live[0] + ordered, self.live[1] + used)
+
+    def holds_back(self, how: str) -> bool:
+        """Whether it is spent, and ``how`` is what follows."""
+        return self.record.level == SPENT and self.budget.when_spent == how
+
+    def grow(self, ordered: float, used: float) -> dict[str, CorePair]:
+        """The stored sums by day, and so much more on the newest."""
+        days, day = self.record.days, self.record.day
+        before = days.get(day, NOTHING_COUNTED)
+        return {**days, day: (before[0] + ordered, before[1] + used)}
+
+    def day(self, now: float) -> str:
+        return self.budget.find_day(self.record.day, now)
+
+    def spent_s(self, now: float) -> float:
+        """Core-seconds of the present period."""
+        known = (self.record, self.budget, day := self.day(now))
+        if self._known != known:  # asked at each update
+            self._known, self._sum_s = known, self.budget.sum_from(self.budget.first_day(day), self.record.days)
+        return self._sum_s + self.live[self.budget.counts == "used"]
+
+
+class BudgetView(msgspec.Struct, frozen=True):
+    """A core-hour budget. ``level``: low from ``warn_ratio`` on, spent at all of it.
+
+    ``first_day``: of its present period, in its zone. ``forecast_day``: on which it is spent if use goes on as in the
+    last week, null for on none of the period, or not known yet. ``text`` is all of it as a sentence.
+    """
+
+    tree: str
+    kind: Literal["pool", "user"]
+    name: str
+    budget: Budget
+    first_day: str
+    core_hours: float
+    spent_core_hours: float
+    level: Literal["within", "low", "spent"]
+    forecast_day: str | None
+    text: str
+
+
+def show_budget(account: Account, now: float) -> BudgetView:
+    budget, record, day = account.budget, account.record, account.day(now)
+    hours, spent = budget.core_hours or 0.0, account.spent_s(now) / HOUR_S
+    forecast = budget.forecast_day(account.grow(*account.live), day, record.since, now)
+    period = _PERIODS.get(budget.period, f"in {budget.rolling_days} days")
+    text = f"{spent:.6g} of {hours:.6g} core-hours {budget.counts} {period}" + (
+        f" ({spent / hours:.0%})" if hours else ""
+    )
+    if record.level == SPENT:
+        text += f", spent: {CONSEQUENCES[budget.when_spent]}"
+    elif forecast is not None:
+        text += f", spent on {forecast} at the present use"
+    level, first = _LEVELS[record.level], budget.first_day(day)
+    return BudgetView(account.tree, record.kind, account.name, budget, first, hours, spent, level, forecast, text)

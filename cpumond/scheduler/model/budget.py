@@ -1,0 +1,123 @@
+"""Core-hour budgets of pools and users: option, record, periods, forecast (semantics.md 2.15). Pure.
+
+Amounts are core-seconds, in pairs (ordered, used). Days are dates of the budget's zone, as text: ``2026-11-29``.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta, tzinfo
+from functools import lru_cache
+from typing import Annotated, Final, Literal
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+CorePair = tuple[float, float]
+NOTHING_COUNTED: Final[CorePair] = (0.0, 0.0)
+HOUR_S: Final = 3600.0
+DAY: Final = timedelta(days=1)
+BACK_DAYS: Final = 2
+"""A clock that is back by at most so many days counts for the newest known day; by more, that day was wrong."""
+KEPT_DAYS: Final = 400
+RECENT_DAYS: Final = 7
+"""A forecast is made of the use of so many days, and of an hour at least."""
+Level = Literal[0, 1, 2]
+LOW: Final = 1
+SPENT: Final = 2
+"""0: less than ``warn_ratio`` is spent."""
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``budget`` of a pool, and each of ``user_budgets`` of a tree. ``core_hours`` None: there is none."""
+
+    core_hours: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] | None = None
+    period: Literal["month", "week", "day", "rolling"] = "month"
+    rolling_days: Annotated[int, msgspec.Meta(ge=1, le=366)] = 30
+    zone: str = "UTC"
+    counts: Literal["ordered", "used"] = "ordered"
+    warn_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.8
+    when_spent: Literal["warn", "leftover", "stop"] = "warn"
+
+    @property
+    def limit_s(self) -> float:
+        return (self.core_hours or 0.0) * HOUR_S
+
+    def end_of(self, day: str) -> float:
+        """Seconds since 1970."""
+        after = date.fromisoformat(day) + DAY
+        return datetime(after.year, after.month, after.day, tzinfo=read_zone(self.zone)).timestamp()
+
+    def first_day(self, day: str) -> str:
+        """Of the period that ``day`` is in."""
+        at = date.fromisoformat(day)
+        back = {"month": at.day - 1, "week": at.weekday(), "day": 0, "rolling": self.rolling_days - 1}[self.period]
+        return add_days(day, -back)
+
+    def find_day(self, known: str, now: float) -> str:
+        """The day for which is counted now, ``known`` the newest one: a clock that was set back begins none anew."""
+        today = datetime.fromtimestamp(now, read_zone(self.zone)).date().isoformat()
+        return known if today < known <= add_days(today, BACK_DAYS) else today
+
+    def sum_from(self, first: str, days: dict[str, CorePair]) -> float:
+        """What counts of the days since ``first``."""
+        return sum(pair[self.counts == "used"] for name, pair in days.items() if name >= first)
+
+    def forecast_day(self, days: dict[str, CorePair], day: str, since: float, now: float) -> str | None:
+        """The day on which it is spent if use goes on as in the last days, counted ``since``; None: on none of this
+        period, of a rolling one on none at all, or it is not known yet."""
+        if self.sum_from(self.first_day(day), days) >= self.limit_s:
+            return day
+        recent = add_days(day, -RECENT_DAYS)
+        known_s = now - max(since, self.end_of(add_days(recent, -1)))
+        rate = self.sum_from(recent, days) / known_s if known_s >= HOUR_S else 0.0
+        for ahead in range(self.rolling_days + 1 if self.period == "rolling" else 31):
+            then = add_days(day, ahead)
+            first = self.first_day(then)
+            if self.period != "rolling" and first > day:
+                return None
+            coming_s = self.end_of(then) - max(now, self.end_of(add_days(first, -1)))
+            if rate > 0.0 and self.sum_from(first, days) + rate * coming_s >= self.limit_s:
+                return then
+        return None
+
+
+NO_BUDGET: Final = Budget()
+
+
+class BudgetRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is stored of a budget. ``tree`` is the tree's id, ``owner`` the id of a pool or the name of a user.
+
+    ``days``: what was counted, but for what live jobs came to since ``StartRecord.counted``. ``day`` is the newest one.
+    ``level``: of ``budget`` in the period that began on ``period``, as last looked at.
+    """
+
+    tree: str
+    kind: Literal["pool", "user"]
+    owner: str
+    since: float
+    days: dict[str, CorePair] = {}
+    day: str = ""
+    period: str = ""
+    level: Level = 0
+    budget: Budget = NO_BUDGET
+
+    @property
+    def key(self) -> str:
+        return f"{self.tree} {self.kind} {self.owner}"
+
+
+def add_days(day: str, number: int) -> str:
+    return (date.fromisoformat(day) + number * DAY).isoformat()
+
+
+@lru_cache(maxsize=64)
+def read_zone(name: str) -> tzinfo:
+    """The zone of that name; UTC where this machine does not know it, as another one did that led before."""
+    return find_zone(name) or UTC
+
+
+def find_zone(name: str) -> tzinfo | None:
+    try:
+        return UTC if name == "UTC" else ZoneInfo(name)
+    except (KeyError, OSError, ValueError):
+        return None
