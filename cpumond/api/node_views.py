@@ -32,18 +32,6 @@ class CordonView(View, frozen=True):
     drain: Literal["", "usual", "graceful"]
 
 
-class FailingView(View, frozen=True):
-    """Jobs that failed on a node in a row, and what follows for it, in a sentence; ``held_until``: until when it gets
-    no new jobs, null where it does. Times are seconds since 1970."""
-
-    text: str
-    since: float
-    last_job_id: str
-    holds: int
-    """How often it was held off for that."""
-    held_until: float | None
-
-
 class NodeView(View, frozen=True):
     """A node. ``tree`` null: no tree's filter fits its tags; ``matched_trees``: those that fit, where they are several:
     its jobs run on, none is started. ``usage`` is allotted to the scheduler's jobs (of CPU their
@@ -85,8 +73,10 @@ class NodeView(View, frozen=True):
     it had; null for a node that is there."""
     cordon: CordonView | None
     """Of a node that gets no new jobs, or would get none if it came back."""
-    failing: FailingView | None
-    """Of a node on which jobs fail."""
+    failing: str
+    """Jobs that fail on it in a row, and what follows for it, in a sentence; "" where they do not."""
+    held_until: float | None
+    """Until when it gets no new jobs for that, in seconds since 1970; null where it is not held off."""
 
 
 class NodeDetails(NodeView, frozen=True):
@@ -142,7 +132,8 @@ def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
         matched_trees=list(node.matched_trees),
         lost_at=None,
         cordon=_show_cordon(node),
-        failing=_show_failing(node, now),
+        failing="" if node.failing is None else node.failing.tell(now),
+        held_until=None if node.failing is None else node.failing.until,
         **more,
     )
 
@@ -177,21 +168,14 @@ def _show_lost(kind: type[V], node: LostNode, now: float, **more: Any) -> V:
         idle_class="",
         matched_trees=[],
         cordon=_show_cordon(node),
-        failing=None,
+        failing="",
+        held_until=None,
         **more,
     )
 
 
 def _show_cordon(node: Node | LostNode) -> CordonView | None:
     return None if node.cordon is None else make_view(CordonView, node.cordon)
-
-
-def _show_failing(node: Node, now: float) -> FailingView | None:
-    failing = node.failing
-    if failing is None or not failing.is_told:
-        return None
-    streak = failing.streak
-    return FailingView(failing.tell(now), streak.since, streak.last_job, failing.holds, failing.until)
 
 
 def show_nodes(

@@ -39,9 +39,10 @@ def show_node_state(node: NodeView) -> tuple[str, str]:
         return f"silent for {format_span(node.silent_s)}", "red"
     if node.cordon is not None:
         return "draining" if node.cordon.drain and node.job_count + node.stopping_job_count else "cordoned", "yellow"
-    if node.failing is not None:
-        until = node.failing.held_until
-        return "jobs fail" if until is None else f"held off for {format_span(max(until - time.time(), 0.0))}", "yellow"
+    if node.held_until is not None:
+        return f"held off for {format_span(max(node.held_until - time.time(), 0.0))}", "red"
+    if node.failing:
+        return "jobs fail", "yellow"
     if node.overcommitted_s is not None:
         return f"overcommitted for {format_span(node.overcommitted_s)}", "yellow"
     return "online", ""
@@ -118,7 +119,7 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             ("tree", show_name(tree)),
             ("state", show_node_state(answer)[0]),
             ("cordon", _tell_cordon(answer)),
-            ("failing", "" if answer.failing is None else show_name(answer.failing.text)),
+            ("failing", show_name(answer.failing)),
             ("last heard of", f"{format_span(answer.silent_s)} ago"),
             ("capacity", show_amounts(answer.capacity)),
             ("allotted", show_amounts(answer.usage)),

@@ -136,9 +136,9 @@ def _tell_failures(state: State, record: OperationRecord, now: float) -> Iterato
     if not where or where in record.error:
         return
     node = state.nodes.get(next(iter(record.failed_on)))
-    told = f" ({node.failing.tell(now)})" if node is not None and node.failing is not None else ""
+    told = "" if node is None or node.failing is None else node.failing.tell(now)
     counts = "; they do not count towards max_failed_job_count as long as no other node agrees"
-    yield f"{where}{told}{counts if record.blamed_failures else ''}"
+    yield f"{where}{told and f' ({told})'}{counts if record.blamed_failures else ''}"
 
 
 def _tell_incarnation(state: State, live: Operation, now: float) -> Iterator[str]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from cpumond.core.measures import format_span
 from cpumond.core.words import count, printable, quoted
 from cpumond.scheduler.elements import Job, Node, Operation
 from cpumond.scheduler.events import Event
-from cpumond.scheduler.model.node_failures import NodeFailures
 
 CONTESTED: Final = frozenset({"contested", "overridden"})
 """Modes of a job's reports that say: another program sets the limit."""
@@ -24,21 +22,13 @@ def tell_returned(node: Node, now: float) -> Event:
     return Event(at=now, kind="node_returned", text=text, node=node.id, tree=node.tree or "")
 
 
-def tell_failing(node: Node, rules: NodeFailures, held: tuple[int, int, int], now: float) -> Event:
-    """``held``: nodes of its tree that are held off by now, all of them, and how many may be at most."""
-    failing = node.failing
-    assert failing is not None
-    number, nodes, most = held
-    bound = f"{number} of {count(nodes, 'node')} {'is' if number == 1 else 'are'} held off, {most} at most may be"
-    what = f"it is not held off, since {bound}: the operations themselves may be at fault"
-    if failing.until is not None:
-        what = f"it gets no new jobs for {format_span(failing.until - now)} ({bound})"
-    text = f"node {quoted(node.id)}: {failing.streak.tell()}; {what}"
-    if failing.until is not None and rules.max_holds:
-        text += f"; hold {failing.holds}, it is cordoned after {rules.max_holds}"
-    return Event(
-        at=now, kind="node_failing", text=text, node=node.id, tree=node.tree or "", job=failing.streak.last_job
-    )
+def tell_failing(node: Node, held: int, nodes: int, most: int, now: float) -> Event:
+    """``held`` of the ``nodes`` of its tree are held off by now, ``most`` may be."""
+    assert node.failing is not None
+    bound = f"{held} of {count(nodes, 'node')} {'is' if held == 1 else 'are'} held off, at most {most} may be"
+    text = f"node {quoted(node.id)}: {node.failing.tell(now)} ({bound})"
+    last = node.failing.streak.last_job
+    return Event(at=now, kind="node_failing", text=text, node=node.id, tree=node.tree or "", job=last)
 
 
 def tell_works(node: Node, why: str, now: float) -> Event:

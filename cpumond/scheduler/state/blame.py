@@ -5,21 +5,12 @@ What is seen of a node is kept in memory only: whoever takes over begins anew, b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from cpumond.scheduler.decide.placement import has_spare
-from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
-from cpumond.scheduler.elements.failing import (
-    NO_STREAK,
-    Failing,
-    Streak,
-    count_holdable,
-    follow,
-    is_evidence,
-    is_own_fault,
-    is_suspect,
-)
+from cpumond.scheduler.elements import Job, Node, OperationElement
+from cpumond.scheduler.elements.failing import NO_STREAK, Failing, Streak, follow, is_own_fault, is_suspect
 from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.events.noticed import tell_failing, tell_works
 from cpumond.scheduler.model import MAX_WHY, JobRecord, NodeRecord, OperationRecord, Task
@@ -31,62 +22,70 @@ from cpumond.scheduler.state.reports import find_task
 
 OTHER_NODE_S: Final = 15.0
 """How long the replacement of a job that failed waits at most for another node that has room."""
+MOST_BLAMED: Final = 2
+"""So many times ``max_failed_job_count`` do failures of one operation on one node not count, if no more is known."""
 
 
 class _Judge:
-    """Which operations speak against nodes, with the records that they have after the ends of some jobs."""
+    """What speaks against nodes after the ends of some jobs, with the new records of their operations if there are."""
 
-    def __init__(self, state: State, ended: Iterable[JobRecord], records: Mapping[str, OperationRecord]) -> None:
-        self.state, self.records = state, records
-        self.failed_on: dict[str, set[str]] = {}
+    def __init__(self, state: State, ended: Iterable[JobRecord], records: Iterable[OperationRecord] = ()) -> None:
+        self.state, self.rules = state, state.rules.node_failures
+        self.records = {record.id: record for record in records}
+        self.failed_on: dict[str, list[str]] = {}
         for job in ended:
             if is_failure(job):
-                self.failed_on.setdefault(job.operation_id, set()).add(job.node_id)
+                self.failed_on.setdefault(job.operation_id, []).append(job.node_id)
 
     def find(self, operation_id: str) -> OperationRecord | None:
         return self.records.get(operation_id) or self.state.record_of(operation_id)
 
-    def speaks(self, operation_id: str) -> bool:
-        return not is_own_fault(self.find(operation_id), self.failed_on.get(operation_id, ()))
+    def find_limit(self, operation_id: str) -> int:
+        """How many failures of an operation on one node speak against that; 0: none does."""
+        record = self.find(operation_id)
+        if record is None or is_own_fault(record, self.failed_on.get(operation_id, ())):
+            return 0
+        return max(record.max_failed_job_count, 1)
 
     def is_suspect(self, streak: Streak) -> bool:
-        return is_suspect(streak, self.state.rules.node_failures, self.speaks)
+        return is_suspect(streak, self.rules, self.find_limit)
 
     def is_evidence(self, job: JobRecord) -> bool:
-        """Whether a job's failure is held against its node: where the job can run nowhere else, only by the node's own
-        word."""
-        return is_evidence(job) and (job.state == "aborted" or _fits_elsewhere(self.state, job))
+        """Whether a failure may be the node's fault: not at a limit of the task, nor, but by the node's own word, where
+        the job can run nowhere else."""
+        if job.failure is not None or not is_failure(job):
+            return False
+        return job.state == "aborted" or _fits_elsewhere(self.state, job)
 
 
 def find_blamed(state: State, ended: Collection[JobRecord]) -> frozenset[str]:
-    """Ids of the failed jobs among those that end now for which their nodes are to blame, as long as no second one
-    agrees: they could not be started, or their node is suspected and can be held off, or was."""
+    """Ids of those of the jobs that end now that failed and do not count before a second node agrees (3.6)."""
     if not state.rules.node_failures.enabled or not any(job.state == "failed" for job in ended):
         return frozenset()
-    judge = _Judge(state, ended, {})
-    blamed = []
+    judge, blamed = _Judge(state, ended), list[str]()
     for node_id in {job.node_id for job in ended if job.state == "failed"} & state.nodes.keys():
-        node = state.nodes[node_id]
-        failing = node.failing or Failing()
         told = [job for job in ended if job.node_id == node_id and (job.state == "completed" or judge.is_evidence(job))]
-        streak = follow(failing.streak, told)
-        is_bad = streak is not NO_STREAK and (
-            node.cordoned or failing.holds > 0 or (judge.is_suspect(streak) and _may_hold(state, node))
-        )
-        blamed += [
-            job.id
-            for job in told
-            if job.state == "failed" and (is_bad or job.not_started) and _fits_elsewhere(state, job)
-        ]
+        node, failing = state.nodes[node_id], state.nodes[node_id].failing or Failing()
+        is_bad = node.cordoned or failing.holds > 0 or judge.is_suspect(follow(failing.streak, told))
+        for job in told:
+            if job.state == "failed" and (is_bad or job.not_started or _asks_another(judge, job)):
+                blamed += [job.id] if _fits_elsewhere(state, job) else []
     return frozenset(blamed)
+
+
+def _asks_another(judge: _Judge, job: JobRecord) -> bool:
+    """Whether an operation that may have several failures is not ended by those of one node alone yet."""
+    record = judge.find(job.operation_id)
+    limit = 0 if record is None else record.max_failed_job_count
+    failed = 0 if record is None else record.failed_on.get(job.node_id, 0)
+    return limit > 1 and failed + len(judge.failed_on[job.operation_id]) <= MOST_BLAMED * limit
 
 
 def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[OperationRecord], now: float) -> None:
     """Take in jobs that are about to be known as ended, with the new ``records`` of their operations."""
     if not ended or not state.rules.node_failures.enabled:
         return
-    judge = _Judge(state, ended, {record.id: record for record in records})
-    failed: dict[str, set[str]] = {}
+    judge, failed = _Judge(state, ended, records), dict[str, set[str]]()
     for job in ended:
         node = state.nodes.get(job.node_id)
         if job.state == "completed":
@@ -110,42 +109,26 @@ def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[Oper
 
 def _judge_node(judge: _Judge, node: Node, operations: Collection[str], now: float) -> None:
     """Hold a node off after failures of ``operations``, if they speak against it."""
-    state, failing, rules = judge.state, node.failing, judge.state.rules.node_failures
-    tree = state.trees.get(node.tree or "")
+    failing, rules, tree = node.failing, judge.rules, judge.state.trees.get(node.tree or "")
     if failing is None or node.cordoned or tree is None:
         return
-    again = failing.holds > 0 and any(map(judge.speaks, operations))
+    again = failing.holds > 0 and any(map(judge.find_limit, operations))
     if not again and not judge.is_suspect(failing.streak):
         return
-    held, most, nodes = _count_held(state, tree)
+    nodes = [each for each in tree.nodes.values() if each.is_online and not each.matched_trees]
+    nodes = [each for each in nodes if each.cordon is None or each.cordon.user == GUARD]
+    held = sum(each.cordoned for each in nodes)
+    most = min(max(1, int(len(nodes) * rules.max_held_ratio)), len(nodes) - 1)
     if held < most:
         failing.holds += 1
         failing.until = now + min(rules.pause_s * 2.0 ** (failing.holds - 1), rules.max_pause_s)
-        state.held[node.id] = None
+        judge.state.held[node.id] = None
         tree.sum_total()
     elif failing.is_spared:
         return
     failing.is_spared = held >= most
-    state.happened.append(tell_failing(node, rules, (held + (held < most), nodes, most), now))
-
-
-def _count_held(state: State, tree: Tree) -> tuple[int, int, int]:
-    """How many of a tree's nodes are held off, or cordoned for that, how many may be, and of how many nodes."""
-    nodes = [
-        node
-        for node in tree.nodes.values()
-        if node.is_online and not node.matched_trees and (node.cordon is None or node.cordon.user == GUARD)
-    ]
-    held = sum(node.cordoned for node in nodes)
-    return held, count_holdable(len(nodes), state.rules.node_failures.max_held_ratio), len(nodes)
-
-
-def _may_hold(state: State, node: Node) -> bool:
-    tree = state.trees.get(node.tree or "")
-    if tree is None:
-        return False
-    held, most, _ = _count_held(state, tree)
-    return held < most
+    told = tell_failing(node, held + (held < most), len(nodes), most, now)
+    judge.state.happened.append(told)
 
 
 def _trust(state: State, node: Node, why: str, now: float) -> None:
@@ -157,9 +140,13 @@ def _trust(state: State, node: Node, why: str, now: float) -> None:
 def forget(state: State, node: Node) -> None:
     """Let nothing be known against a node: it gets jobs, if nobody cordoned it."""
     node.failing = None
-    if node.id in state.held:
-        del state.held[node.id]
-        _sum_total(state, node)
+    _release(state, node)
+
+
+def _release(state: State, node: Node) -> None:
+    tree = state.trees.get(node.tree or "")
+    if state.held.pop(node.id, 0) is None and tree is not None:
+        tree.sum_total()
 
 
 def forget_decided(state: State, nodes: Iterable[NodeRecord]) -> None:
@@ -174,23 +161,16 @@ def end_pauses(state: State, now: float) -> None:
     for node in [state.nodes[node_id] for node_id in state.held]:
         if node.failing is not None and node.failing.until is not None and node.failing.until <= now:
             node.failing.until = None
-            del state.held[node.id]
-            _sum_total(state, node)
-
-
-def _sum_total(state: State, node: Node) -> None:
-    tree = state.trees.get(node.tree or "")
-    if tree is not None:
-        tree.sum_total()
+            _release(state, node)
 
 
 def list_cordons(state: State) -> Iterator[CordonNode]:
     """The commands that cordon nodes which were held off too often. One operation alone does not lead to that, unless
     the node itself says that it cannot start jobs."""
     rules = state.rules.node_failures
-    for node in [state.nodes[node_id] for node_id in state.held] if rules.max_holds else ():
+    for node in [state.nodes[node_id] for node_id in state.held]:
         failing = node.failing
-        if failing is None or failing.holds <= rules.max_holds or node.cordon is not None:
+        if failing is None or not 0 < rules.max_holds < failing.holds or node.cordon is not None:
             continue
         if failing.streak.reason or len(failing.streak.by_operation) >= rules.operations:
             why = f"held off {rules.max_holds} times, and again {failing.streak.tell()}"
@@ -220,11 +200,11 @@ def _prefer_others(state: State, job: JobRecord, now: float) -> None:
 
 def note_start(job: Job) -> None:
     """A job of an operation with failures was started: one of those that failed elsewhere has its replacement."""
-    shuns = job.element.operation.shuns
-    for node_id in [node_id for node_id in shuns if node_id != job.node.id][:1]:
-        number, until = shuns.pop(node_id)
+    shunned = job.element.operation.shuns
+    for node_id in [node_id for node_id in shunned if node_id != job.node.id][:1]:
+        number, until = shunned.pop(node_id)
         if number > 1:
-            shuns[node_id] = number - 1, until
+            shunned[node_id] = number - 1, until
 
 
 def shuns(state: State, element: OperationElement, task: Task, node: Node, now: float) -> bool:
@@ -233,15 +213,11 @@ def shuns(state: State, element: OperationElement, task: Task, node: Node, now: 
     number, until = shunned.get(node.id, (0, 0.0))
     if now >= until:
         shunned.pop(node.id, None)
-        return False
-    if element.operation.needed_job_count > number:
+    if now >= until or element.operation.needed_job_count > number:
         return False
     spare = state.rules.spare
     return any(
-        other.id not in shunned
-        and other.takes_jobs
-        and element.may_use(other)
-        and fits(other.free, task.resources)
-        and has_spare(other, other.free, spare)
+        other.id not in shunned and other.takes_jobs and element.may_use(other)
+        and fits(other.free, task.resources) and has_spare(other, other.free, spare)
         for other in element.tree.nodes.values()
-    )
+    )  # fmt: skip

@@ -355,7 +355,7 @@ export function nodeActions(node, app, rights) {
   if ((node.lost_at ?? null) !== null) return [];
   const reason = node.tree === null ? (app.me?.is_admin === false ? "It is in no tree: that takes an administrator." : "")
     : mayOn(rights, node.tree, ROOT, "administer") ? "" : `It takes administer on the tree ${node.tree}, which you do not have.`;
-  const offered = node.cordon ? (node.cordon.drain ? ["uncordon"] : ["uncordon", "drain"]) : node.failing?.held_until ? ["uncordon", "cordon", "drain"] : ["cordon", "drain"];
+  const offered = node.cordon ? (node.cordon.drain ? ["uncordon"] : ["uncordon", "drain"]) : node.held_until ? ["uncordon", "cordon", "drain"] : ["cordon", "drain"];
   return offered.map((does) => guarded(NODE_ACTS[does].label, () => openNodeAct(does, node, app), { tone: NODE_ACTS[does].tone ?? "", reason }));
 }
 

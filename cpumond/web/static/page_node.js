@@ -38,7 +38,7 @@ export const node = {
         n.on_reclaimed_cores || n.idle_class ? ["On reclaimed CPU", `${cores(n.on_reclaimed_cores)} cores, ${n.idle_class ? `idle class: ${n.idle_class}` : "its agent has no idle class"}`] : null,
         ["Overcommitted", tellOvercommits(n)],
         ...(n.cordon ? [["Cordon", tellCordon(n.cordon)]] : []),
-        n.failing ? ["Failing", n.failing.text] : null,
+        n.failing ? ["Failing", n.failing] : null,
       ])),
       ledger(n),
       h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app, DAY_S)),

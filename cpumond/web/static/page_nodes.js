@@ -56,7 +56,7 @@ export function nodeState(node) {
   if (isLost(node)) return [`lost ${showSpan(serverNow() - node.lost_at)} ago`, "bad"];
   if (!node.is_online) return [`silent for ${showSpan(node.silent_s)}`, "bad"];
   if (node.cordon) return [node.cordon.drain && node.job_count + node.stopping_job_count ? "draining" : "cordoned", "warn"];
-  if (node.failing) return [node.failing.held_until ? `held off for ${showSpan(Math.max(node.failing.held_until - serverNow(), 0))}` : "jobs fail", "bad"];
+  if (node.failing) return [node.held_until ? `held off for ${showSpan(Math.max(node.held_until - serverNow(), 0))}` : "jobs fail", "bad"];
   if (node.overcommitted_s !== null) return [`overcommitted for ${showSpan(node.overcommitted_s)}`, "warn"];
   return ["online", "good"];
 }

@@ -67,8 +67,34 @@ def test_two_operations_outlive_a_node_that_fails_every_job(enabled, states):
     (event,) = [each for each in world.state.happened if each.kind == "node_failing"]
     assert event.text == (
         'node "bad": 4 jobs of 2 operations failed in a row; it gets no new jobs for 1 min (1 of 2 nodes is held off, '
-        "1 at most may be); hold 1, it is cordoned after 5"
+        "at most 1 may be)"
     )
+
+
+def test_one_operation_asks_a_second_node_before_it_fails():
+    world = make_world(cpu=8.0)
+    operation = world.start(jobs=20, max_failed_job_count=5)
+    assert play(world, 12, fail) == 8
+    assert world.record(operation).state == "completed"
+    world = make_world(cpu=8.0)
+    own = world.start(jobs=20, max_failed_job_count=5)
+    play(world, 3, fail, ("bad", "good"))
+    assert world.record(own).state == "failed"
+    assert not world.state.held, "it failed on both nodes"
+
+
+def test_one_operation_does_not_fail_for_ever_on_a_node_where_others_work():
+    world = make_world(cpu=2.0)
+    world.nodes["good"].has(2.0)
+    bad, failed = world.nodes["bad"], 0
+    operation, _ = world.start(jobs=100, max_failed_job_count=3), world.start(jobs=100)
+    for _ in range(60):
+        world.step()
+        for job in list(bad.jobs):
+            is_own = bad.jobs[job].order.operation_id == operation
+            failed += is_own
+            bad.finish(job, "failed" if is_own else "completed")
+    assert (failed, world.record(operation).state) == (9, "failed")
 
 
 @pytest.mark.parametrize("state", ["failed", "aborted"])
@@ -153,7 +179,7 @@ def test_not_everything_is_held_off_where_the_operations_are_at_fault():
     ids = [world.start(jobs=400, max_failed_job_count=1000) for _ in range(2)]
     play(world, 6, fail, names[:6])
     assert len(world.state.held) == 2
-    told = "not held off, since 2 of 8 nodes are held off, 2 at most may be: the operations themselves may be at fault"
+    told = "the operations themselves may be at fault (2 of 8 nodes are held off, at most 2 may be)"
     assert sum(each.text.endswith(told) for each in world.state.happened) == 4  # type: ignore[union-attr]
     assert world.states(ids) == "rr"
 
