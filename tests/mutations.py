@@ -66,6 +66,19 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ),
         ("            rows.values[number] += rate\n", "            rows.values[number] = rate\n"),
     ],
+    # --- nodes on which jobs fail
+    "test_failing_nodes.py": [
+        ("streak = NO_STREAK if job.sequence >= streak.sequence else streak", "streak = NO_STREAK"),
+        ("if len(failed) >= rules.operations or", "if len(streak.by_operation) >= rules.operations or"),
+        ("> 1 and not any(each.completed for each in record.counts.values())", "> 1"),
+        ("most = min(max(1, int(len(nodes) * rules.max_held_ratio)), len(nodes) - 1)", "most = len(nodes)"),
+        ("rules.pause_s * 2.0 ** (failing.holds - 1)", "rules.pause_s"),
+        ('return job.state == "aborted" or _fits_elsewhere(self.state, job)', "return True"),
+        ("    if len(failed_on) > 1:\n        blamed = 0\n", "    if False:\n        blamed = 0\n"),
+        ("operation.shuns[job.node_id] = number + 1, now + OTHER_NODE_S", "pass"),
+        ("if now >= until or element.operation.needed_job_count > number:", "if now >= until:"),
+        ("if failing.streak.reason or len(failing.streak.by_operation) >= rules.operations:", "if True:"),
+    ],
     # --- nodes under maintenance, trees as files
     "test_cordon.py": [
         ("if not node.cordoned:\n        gangs.place_kept(", "if True:\n        gangs.place_kept("),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -15,9 +15,11 @@ from simulation.events import Events
 from simulation.hosts import Host, Process
 
 from cpumond.core.wire import HeartbeatAnswer
+from cpumond.fairshare.resources import CPU
 from cpumond.host.executor.model import Ended
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import FINISHED_OPERATION_STATES, JobRecord, OperationRecord, StartRecord
+from cpumond.scheduler.model.failures import FAILED_JOBS_LIMIT_EXCEEDED
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool
 from cpumond.scheduler.settings.operations import (
@@ -99,6 +101,8 @@ class Ledger:
         """Run of an agent -> the highest term of an answer that it used."""
         self.leases: dict[int, float] = {}
         """Term -> when its lease ends if it is not renewed, in the world's time."""
+        self.find_state: Callable[[], State | None] = lambda: None
+        """The present state of the scheduler that leads."""
         database.on_write = self.written
         database.on_lease = self._leased
 
@@ -314,9 +318,11 @@ class Ledger:
 
     def _class_written(self, job: StartRecord | JobRecord) -> None:
         """A job has one class, which its operation may require or refuse; nobody lowers limits here."""
+        record = self.operations.get(job.operation_id)
+        if isinstance(job, JobRecord) and (record is None or record.is_finished):
+            return  # its operation had ended: what became of it is not known any more
         known = self.classes.setdefault(job.id, job.reclaimed)
         self.check(known is job.reclaimed, f"job {job.id} was of the other class before")
-        record = self.operations.get(job.operation_id)
         if record is not None and isinstance(job, StartRecord):
             self.check(record.allow_reclaimed or not job.reclaimed, f"job {job.id} is on refused reclaimed CPU")
             self.check(not record.require_reclaimed or job.reclaimed, f"job {job.id} is ordinary")
@@ -355,11 +361,27 @@ class Ledger:
         if before is None:
             return
         self.check(not before.is_finished or after.is_finished, f"operation {key} had ended and goes on")
+        self._check_blame(before, after)
         for name, counts in before.counts.items() if before.incarnation == after.incarnation else ():
             now = after.counts.get(name)
             self.check(
                 now is not None and now.completed >= counts.completed, f"operation {key}: completed jobs were uncounted"
             )
+
+    def _check_blame(self, before: OperationRecord, after: OperationRecord) -> None:
+        """Failures on one node alone end no operation that could run on another one: not before three times as many as
+        it may have."""
+        state, limit = self.find_state(), after.max_failed_job_count
+        if after.state != "failed" or before.is_finished or state is None or len(after.failed_on) != 1:
+            return
+        ((bad, failed),) = after.failed_on.items()
+        task = after.tasks[0]
+        is_by_patch = before.max_failed_job_count != limit
+        is_by_failures = after.failure is not None and after.failure.code == FAILED_JOBS_LIMIT_EXCEEDED
+        if not is_by_failures or is_by_patch or task.job_time_limit is not None or failed >= 3 * limit:
+            return
+        others = [each.id for each in state.nodes.values() if each.takes_jobs and each.capacity[CPU] >= task.cpu_limit]
+        self.check(set(others) <= {bad}, f"operation {after.id} failed by {failed} failures on {bad}, not on {others}")
 
     def _leased(self, term: int, lease_s: float) -> None:
         self.leases[term] = self.events.now + lease_s

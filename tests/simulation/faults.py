@@ -92,6 +92,9 @@ class Faults:
 
     def start(self) -> None:
         self._weights = [weight * self.rng.choice((0.0, 0.0, 1.0, 4.0)) for weight, _ in self.kinds.values()]
+        if self.world.options.has_bad_host:
+            self.kinds["host fails all its jobs"] = 12.0, self._fail_jobs
+            self._weights.append(12.0)
         if any(self._weights):
             self._wait()
         self.events.world_loop.call_at(self.world.options.faults_until_s, self._end)
@@ -215,6 +218,15 @@ class Faults:
         def undo() -> None:
             if executor is not None:
                 executor.is_broken = False
+
+        return undo
+
+    def _fail_jobs(self) -> Undo:
+        host = self.world.hosts[0]  # always the same one: two agree that an operation is at fault
+        host.fails = self.rng.choice(("started", "not started"))
+
+        def undo() -> None:
+            host.fails = ""
 
         return undo
 

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from simulation.events import Events, Killed, VirtualLoop
@@ -27,7 +27,7 @@ from cpumond.core.difference import Differences
 from cpumond.core.route import Route, Terms, is_standby, standby_period_s
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
 from cpumond.core.wire import AgentAbout, Heartbeat, HeartbeatAnswer, NodeHeartbeat, NodeRegistration, NodeResources
-from cpumond.host.executor.model import Ended, Event, ExecutorError, Launch, Started
+from cpumond.host.executor.model import Ended, Event, ExecutorError, Launch, NotStarted, Started
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 ABOUT = AgentAbout("0", "shadow", "shadow", knows_secrets=True)
@@ -56,6 +56,8 @@ class Host:
         self.wall_offset_s = 1.7e9 + events.rng.uniform(-20.0, 20.0)
         self.boot = 1
         self.is_full = False
+        self.fails: Literal["", "started", "not started"] = ""
+        """How all of its jobs fail at once."""
         self.crash_at_write = 0
         """Kill the agent at the so-many-th write of a file from now; 0: never."""
         self.processes: dict[str, Process] = {}
@@ -86,12 +88,15 @@ class Host:
         if self.starting.get(launch.job_id) is not launch or boot != self.boot:
             return
         del self.starting[launch.job_id]
+        if self.fails == "not started":
+            self._tell(NotStarted(launch.job_id, "there is no working directory"))
+            return
         rng = self.events.rng
         operation_id = launch.environment["CPUMOND_OPERATION_ID"]
         process = Process(launch, operation_id, self.wall_s(), rng.random() < 0.7)
         self.processes[launch.job_id] = process
         self.watch.started(self, process)
-        seconds, code = (float(each) for each in launch.argv[-2:])
+        seconds, code = (0.0, 1.0) if self.fails else (float(each) for each in launch.argv[-2:])
         self.events.world_loop.call_later(seconds, self._end, process, boot, int(code), None)
         self._tell(Started(launch.job_id, f"jobs/{launch.job_id}", process.started_at))
 

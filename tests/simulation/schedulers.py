@@ -17,6 +17,7 @@ from cpumond.core.errors import CpumondError
 from cpumond.core.term import TERM_HEADER, parse_term
 from cpumond.core.wire import NodeHeartbeat, NodeRegistration
 from cpumond.scheduler.model import Rules
+from cpumond.scheduler.model.node_failures import NodeFailures
 from cpumond.scheduler.program.door import REFUSAL, LeaderDoor, describe_standby, standby_headers
 from cpumond.scheduler.program.leading import App, Leading, Receive, Scope, Send
 from cpumond.scheduler.program.vault_keys import FileKeys
@@ -36,6 +37,7 @@ RULES = Rules(
     waiting_job_timeout_s=10.0,
     heartbeat_period_s=1.0,
     vault_keys=FileKeys([b"k" * 32]),
+    node_failures=NodeFailures(pause_s=5.0, max_pause_s=20.0, max_holds=3),
 )
 
 

@@ -30,12 +30,15 @@ GANGS = Options(gangs=0.6)
 """Many operations have ``gang_options``: no rank twice in an incarnation, no two incarnations work at once."""
 VAULTS = Options(vaults=True)
 """Jobs of some operations have secrets, also after a take-over, and nothing else has them."""
+BAD_HOST = Options(has_bad_host=True)
+"""One host fails all its jobs now and then: no operation fails by that."""
 WORLDS = [
     *(pytest.param(FIVE, seed, id=f"five hosts {seed}") for seed in SEEDS),
     *(pytest.param(FIVE, seed, id=words) for words, seed in list(FOUND.items())[: None if WHOLE else 1]),
     *(pytest.param(FIFTY, seed, id=f"fifty hosts {seed}") for seed in range(4 if ALL else 2 if WHOLE else 0)),
     *(pytest.param(GANGS, seed, id=f"gangs {seed}") for seed in (20, 12, *range(6 if ALL else 4 if WHOLE else 1))),
     *(pytest.param(VAULTS, seed, id=f"vaults {seed}") for seed in range(6 if ALL else 2 if WHOLE else 1)),
+    *(pytest.param(BAD_HOST, seed, id=f"bad host {seed}") for seed in (13, *range(12 if ALL else 4 if WHOLE else 0))),
 ]
 
 

@@ -30,6 +30,7 @@ from cpumond.fairshare.resources import CPU
 from cpumond.scheduler import service
 from cpumond.scheduler.program import leading
 from cpumond.scheduler.service.idle_watch import IdleWatch
+from cpumond.scheduler.state import State
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.entries import Row
 
@@ -55,6 +56,8 @@ class Options:
     """The part of the operations that have ``gang_options``."""
     vaults: bool = False
     """Whether some operations have secrets."""
+    has_bad_host: bool = False
+    """Whether one of the hosts fails all its jobs, for a while again and again."""
 
 
 @dataclass
@@ -92,6 +95,7 @@ class World:
         self.database.can_reach = self._can_reach
         self.database.later = self._commit_later
         self.ledger = Ledger(events, self.database)
+        self.ledger.find_state = self._find_state
         self.addresses = ("s1:9757", "s2:9757")
         self.machines = [Machine(events, name) for name in ("s1", "s2")]
         self.schedulers: list[SchedulerProcess | None] = [None, None]
@@ -113,6 +117,14 @@ class World:
 
     def _can_reach(self, owner: Any) -> bool:
         return owner is None or self.network.can_pass(owner.machine.name, "db")
+
+    def _find_state(self) -> State | None:
+        """Of the scheduler that leads in the database's term."""
+        for process in self.schedulers:
+            reign = None if process is None else process.leading.reign
+            if reign is not None and reign.term == self.database.term and reign.scheduler is not None:
+                return reign.scheduler.state
+        return None
 
     def _commit_later(self, session: Session | None, changes: Sequence[Change], rows: Sequence[Row], term: int) -> None:
         """A commit under way on a connection that its client has lost."""
@@ -195,6 +207,8 @@ class World:
                         continue
                     used = sum(each.order.cpu_limit for each in agent.assigned.jobs.values())
                     node = state.nodes.get(host.name) if state is not None else None
+                    if node is not None and node.cordoned:
+                        continue
                     # Room of jobs that wait for the end of those before them (semantics.md 7.4).
                     used += sum(job.limits[CPU] for job in node.jobs.values() if job.after) if node is not None else 0.0
                     holds += int((host.cpu - used) // task.cpu_limit)

@@ -16,7 +16,7 @@ from cpumond.scheduler import service
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import OperationRecord, StartRecord
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.state import State, dispatch, install, lifecycle
+from cpumond.scheduler.state import State, blame, dispatch, install, lifecycle
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.entries import LogEnd, Row
 from cpumond.scheduler.store.lead import Lead
@@ -170,6 +170,13 @@ def forget_vaults(_: World) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def blame_no_node(_: World) -> Iterator[None]:
+    """Failures count at once, also where all of them are on one node."""
+    with mock.patch.object(blame, "find_blamed", return_value=frozenset()):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "fence": drop_the_fence,
     "clock": forget_the_clock,
@@ -183,4 +190,5 @@ MUTATIONS: dict[str, Mutation] = {
     "count": number_anew,
     "hold": order_before_the_end,
     "vault": forget_vaults,
+    "blame": blame_no_node,
 }
