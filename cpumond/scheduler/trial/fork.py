@@ -98,9 +98,10 @@ class Child:
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
         file = os.fdopen(self._reading, "rb", buffering=0)
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
         copying = asyncio.ensure_future(asyncio.to_thread(copy_pages))
+        pipe: RawIOBase | asyncio.ReadTransport = file
         try:
+            pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
             while True:
                 try:
                     async with asyncio.timeout(silence_s):
@@ -114,7 +115,7 @@ class Child:
         except asyncio.IncompleteReadError:
             raise ChildError("the process that computes it has ended before it was done") from None
         finally:
-            transport.close()
+            pipe.close()
             self._end()
             # One task to the end: whoever is cancelled once may be so at each step, and a dead child would stay.
             await asyncio.shield(asyncio.ensure_future(self._finish(copying)))

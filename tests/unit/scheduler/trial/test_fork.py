@@ -68,6 +68,23 @@ async def test_whoever_waits_for_a_silent_copy_hears_that_it_lives(tmp_path: Pat
     assert [each for each in heard if each] == [b"x"]
 
 
+@pytest.mark.parametrize("end", [OSError(24, "no room"), asyncio.CancelledError()], ids=["failed", "cancelled"])
+async def test_a_copy_whose_pipe_cannot_be_listened_to_leaves_neither_it_nor_a_process(
+    monkeypatch: pytest.MonkeyPatch, end: BaseException
+) -> None:
+    async def connect_read_pipe(*_: object) -> None:
+        raise end
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "connect_read_pipe", connect_read_pipe)
+    child = Child(lambda _: signal.pause())
+    with pytest.raises(type(end)):
+        [_ async for _ in child.messages()]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child.pid, os.WNOHANG)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(child._reading)
+
+
 async def test_a_copy_that_is_given_up_while_pages_are_copied_leaves_no_dead_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
