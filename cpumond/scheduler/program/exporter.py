@@ -349,18 +349,18 @@ class _Collector:
         text = "Jobs that use more memory than they reserve."
         above = GaugeMetricFamily("cpumond_tree_jobs_over_memory_reserve", text, labels=["tree"])
         for tree in trees:
-            if tree.config.settings.enable_memory_reserve:
-                jobs = (job for node in tree.nodes.values() for job in node.jobs.values())
-                above.add_metric([tree.name], sum(job.report.over_reserve for job in jobs))
             for name, (figure, _) in TREE_GAUGES.items():
                 families[name].add_metric([tree.name], figures.TREE[figure](tree))
             online = figures.TREE["online_node_count"](tree)
             nodes.add_metric([tree.name, "online"], online)
             nodes.add_metric([tree.name, "silent"], len(tree.nodes) - online)
-            cores = [0.0, 0.0]
+            cores, above_count = [0.0, 0.0], 0
             for node in tree.nodes.values():
                 for job in node.jobs.values():
                     cores[job.reclaimed] += job.usage[CPU]
+                    above_count += job.report.over_reserve
+            if tree.config.settings.enable_memory_reserve:
+                above.add_metric([tree.name], above_count)
             for name, amount in zip(CLASSES, cores, strict=True):
                 by_class.add_metric([tree.name, name], amount)
         yield from (nodes, *families.values(), by_class, above, self._idle(), *self._forecasts())
