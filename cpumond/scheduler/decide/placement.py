@@ -138,7 +138,7 @@ class ServiceOrder:
             if self._wants(element):
                 self._enter(heap, element, self._key_of(element), rank)
             elif self.kind is not None and wants_jobs(element):
-                element.deactivations[UNMATCHED] = element.deactivations.get(UNMATCHED, 0) + 1
+                element.note_passed_over(UNMATCHED)
         heapify(heap)
         return self._key_of_pool(pool, heap)
 
@@ -422,7 +422,7 @@ def place_jobs(
         if element.operation.record.is_gang:
             reason = place_gang(element)
             if reason:
-                element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
+                element.note_passed_over(reason)
                 own.leave(element)
             else:
                 own.refresh(element)
@@ -436,7 +436,7 @@ def place_jobs(
         elif element.operation.record.vault_bytes and not node.takes_secrets:
             reason = NO_SECRETS
         if task is None:
-            element.deactivations[reason] = element.deactivations.get(reason, 0) + 1
+            element.note_passed_over(reason)
             own.set_aside(element)
             continue
         job = make_job(element, task, node)

@@ -197,6 +197,11 @@ class PoolElement(Element):
         return self.settings.mode
 
 
+NO_DEACTIVATIONS: Final[dict[str, int]] = {}
+NO_SHUNS: Final[dict[str, tuple[int, float]]] = {}
+"""Never changed: most operations have neither."""
+
+
 class OperationElement(Element):
     """An operation in one tree: its options and its jobs there."""
 
@@ -216,7 +221,7 @@ class OperationElement(Element):
         self.lists_are_old = True
         """The jobs' ``preemptibility`` must be computed again before it is used (6.4)."""
         self.fifo_index: int | None = None
-        self.deactivations: dict[str, int] = {}
+        self.deactivations = NO_DEACTIVATIONS
         """Reason -> how often the operation was passed over on a heartbeat since the last update (7.1)."""
         self.accounts: tuple[Account, ...] = ()
         """Of the budgets that its jobs count for (2.15)."""
@@ -226,6 +231,10 @@ class OperationElement(Element):
         """Whether its user's budget leaves it only what others do not want."""
         self.entry: fairshare.Operation | None = None
         """As a pool's; None when the next snapshot needs a new one."""
+
+    def note_passed_over(self, reason: str) -> None:
+        self.deactivations = self.deactivations or {}
+        self.deactivations[reason] = self.deactivations.get(reason, 0) + 1
 
     def may_use(self, node: Node) -> bool:
         """Whether its jobs may start on a node, by the filters on its way (2.13), and have secrets there (12.6)."""
@@ -275,7 +284,7 @@ class Operation:
         """``job_index`` of the next start."""
         self.gang = GangRun() if record.incarnations else None
         """With ``gang_options`` (7.5)."""
-        self.shuns: dict[str, tuple[int, float]] = {}
+        self.shuns = NO_SHUNS
         """Node -> how many jobs that failed there wait to be replaced, and until when other nodes go first (2.14)."""
 
         self.retries: RetryRun | None = None

@@ -197,9 +197,13 @@ class Collector:
     def _take_named(
         self, rows: _Rows, room: _Room, found: Iterable[_Named], values_of: Callable[[_Named], tuple[float, ...]]
     ) -> None:
+        before = self._names[rows.kind]
         for each in found:
             if room.take():
-                rows.places["", each.id] = len(rows.places)
+                place = len(rows.places)
+                # Most are at the same place as in the tick before: a name is as large as the values beside it.
+                same = place < len(before) and before[place][1] == each.id
+                rows.places[before[place] if same else ("", each.id)] = place
                 rows.values.extend(values_of(each))
 
     def _take_gone(self, state: State, now: float, room: _Room, pools: _Rows, operations: _Rows) -> None:

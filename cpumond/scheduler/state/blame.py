@@ -194,6 +194,7 @@ def _prefer_others(state: State, job: JobRecord, now: float) -> None:
     """Let the replacement of a job go to another node first."""
     operation = state.operations.get(job.operation_id)
     if operation is not None and not operation.record.is_gang:
+        operation.shuns = operation.shuns or {}
         number, _ = operation.shuns.get(job.node_id, (0, 0.0))
         operation.shuns[job.node_id] = number + 1, now + OTHER_NODE_S
 

@@ -10,7 +10,7 @@ import msgspec
 from cpumond.fairshare.result import UpdateResult
 from cpumond.fairshare.tree import Snapshot
 from cpumond.scheduler.decide import starvation, usage_history
-from cpumond.scheduler.elements import OperationElement, PoolElement, Tree, is_integral
+from cpumond.scheduler.elements import NO_DEACTIVATIONS, OperationElement, PoolElement, Tree, is_integral
 from cpumond.scheduler.state import State
 
 
@@ -27,7 +27,7 @@ def accept_update(state: State, tree: Tree, result: UpdateResult, now: float) ->
     usage_history.follow(tree, now)
     starvation.update_starvation(tree, now)
     for element in tree.operations.values():
-        element.deactivations.clear()
+        element.deactivations = NO_DEACTIVATIONS
     work.forget_order()
 
 
