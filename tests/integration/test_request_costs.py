@@ -172,6 +172,8 @@ CASES: dict[str, list[Asked]] = {
     "change_pool": [edits_of(["weight"], 1000), edits_of(["x" * 250] * 32, 100)],
     "create_tree": [Asked(body={"name": "t", "attributes": _MANY})],
     "create_pool": [Asked(body={"name": "made", "attributes": _MANY})],
+    "patch_operation_spec": [Asked(body={"patches": [{"path": "/title", "value": None}] * 1000})],
+    "change_node_tags": [Asked(body={"add": [f"t{number}" for number in range(1000)]})],
     "transfer_resources": [Asked(body={"destination": "p2", "delta": _MANY})],
     "move_pool": [Asked(body={"name": "moved"})],
     "set_default_tree": [Asked(body={"tree": "default"})],
