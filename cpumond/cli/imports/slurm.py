@@ -141,10 +141,8 @@ def _make(account: str, user: str, parent: str, where: str, row: Mapping[str, st
 def _make_pools(making: Making, found: list[_Association]) -> None:
     pools: dict[str, tuple[str, dict[str, Any]]] = {"root": (ROOT_POOL, {})}
     shares: dict[str, Counter[str]] = {}
-    sums: Counter[str] = Counter()
     for each in found:
         shares.setdefault(each.parent, Counter())[each.share] += each.user != ""
-        sums[each.parent] += 0 if each.share == "parent" else float(each.share)  # type: ignore[assignment]
     for each in found:
         if each.parent not in pools:
             raise ConfigError(f"{each.at.where}: {each.at.subject}: account {each.parent} does not stand before it")
@@ -167,8 +165,6 @@ def _make_pools(making: Making, found: list[_Association]) -> None:
         for name, value in each.options.items():
             place = "user" if each.user and find_option("slurm", "user", name, value) else "association"
             making.say(place, name, value, each.at, options)
-        if each.share == "parent" and not each.user and each.account != "root":
-            options["weight"] = sums[each.account] or 1.0
         # Pools that come with the first operation of a user have the weight 1.
         if usual[1] and usual[0] != "parent" and "weight" in options:
             options["weight"] /= float(usual[0]) or 1.0

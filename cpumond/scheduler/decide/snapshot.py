@@ -57,7 +57,8 @@ class SnapshotMaker:
 
     def make(self, tree: Tree) -> fairshare.Snapshot:
         """The tree as it is now; sets ``limits`` and ``demand`` of its elements and sums the pools' usage anew."""
-        basis = (tree.total, tree.config.settings, tree.sizes.counts, tree.fittings.version)
+        flat = [name for name, pool in tree.pools.items() if pool.settings.flatten]
+        basis = (tree.total, tree.config.settings, tree.sizes.counts, tree.fittings.version, flat)
         if basis != self._basis:
             self._basis = basis
             _forget(tree)
@@ -65,8 +66,12 @@ class SnapshotMaker:
         tree.root.limits = UNLIMITED
         if settings.infer_weight_from_guarantees_share_multiplier is not None:
             self._guaranteed = guaranteed_shares(tree)
-        pools = tuple(self._pool_entry(pool) for pool in tree.pools.values())
+        pools = tuple([self._pool_entry(pool) for pool in tree.pools.values()])
         self._sent = {name: (pool, is_integral(pool) and not pool.yields) for name, pool in tree.pools.items()}
+        if flat:
+            pools = tuple([entry for entry in pools if not tree.pools[entry.name].settings.flatten])
+            for name in flat:
+                del self._sent[name]
         operations: list[fairshare.Operation] = []
         guarantees: list[fairshare.Pool] = []
         self._with_guarantee = []
@@ -122,6 +127,9 @@ class SnapshotMaker:
                 pool.last_integral_ratio = shares.last_share_ratio
             else:
                 pool.last_integral_ratio = 0.0
+        for pool in reversed(tree.pools.values()):
+            if pool.settings.flatten:
+                _add_up(pool)
         tree.errors = tuple(error.message for error in result.errors)
         tree.update_count += 1
 
@@ -264,7 +272,20 @@ def _forget(tree: Tree) -> None:
             element.entry = None
 
 
+def _add_up(pool: PoolElement) -> None:
+    """Give a pool that was not in the update what its children have of it (2.16)."""
+    inside: list[Element] = [*pool.children.values(), *pool.operations.values()]
+    pool.fair_share = sum_vectors([each.fair_share for each in inside])
+    pool.demand_share = sum_vectors([each.demand_share for each in inside])
+    pool.strong_guarantee_share = sum_vectors([each.strong_guarantee_share for each in inside])
+    pool.estimated_guarantee_share = sum_vectors([each.estimated_guarantee_share for each in pool.children.values()])
+    pool.last_integral_ratio = 0.0
+
+
 def _name(pool: PoolElement) -> str:
+    """Of the pool in whose share an element has its own."""
+    while pool.settings.flatten and pool.parent is not None:
+        pool = pool.parent
     return fairshare.ROOT if pool.parent is None else pool.name
 
 

@@ -146,6 +146,8 @@ class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     """For tasks that do not say it (1.10); None is inherited."""
     retry_policy: tuple[str, ...] | None = None
     """For tasks that have none (3.9); None is inherited."""
+    flatten: bool = False
+    """Whether its children share as if they were its parent's own (2.16)."""
     usage_half_life: _Milliseconds | None = None
     """Of the usage by which the weights of its children fall (5.5); None is inherited, 0: they do not."""
     max_retry_memory: _Bytes | None = None

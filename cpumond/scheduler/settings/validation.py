@@ -253,6 +253,11 @@ def _check_timeouts(kind: str, name: str, settings: PreemptionSettings) -> None:
         raise _refuse(kind, name, option, f"{option}: {what}")
 
 
+_OF_A_SHARE: Final = (
+    "weight", "max_share_ratio", "strong_guarantee_resources", "resource_limits", "integral_guarantees", "mode",
+)  # fmt: skip
+
+
 def _check_pool(pool: PoolConfig, main_resource: str) -> None:
     settings = pool.settings
     if settings.fair_share_aggressive_starvation_timeout:
@@ -276,6 +281,12 @@ def _check_pool(pool: PoolConfig, main_resource: str) -> None:
         except CommandError as error:
             raise _refuse("pool", pool.name, RETRY_POLICY, str(error)) from None
     _check_budget("pool", pool.name, "budget", settings.budget)
+    if settings.flatten and (said := [name for name in _OF_A_SHARE if name in pool.attributes]):
+        what = f"a pool whose children share as its parent's own has no share itself: leave {said[0]} out"
+        raise _refuse("pool", pool.name, "flatten", what)
+    if settings.flatten and settings.budget is not None and settings.budget.when_spent == "leftover":
+        what = 'it has no share that it could leave to others: budget/when_spent must be "warn" or "stop"'
+        raise _refuse("pool", pool.name, "flatten", what)
     integral = settings.integral_guarantees
     if integral.guarantee_type == "relaxed" and integral.burst_guarantee_resources:
         what = (

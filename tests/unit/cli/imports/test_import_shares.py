@@ -137,7 +137,7 @@ def test_the_long_run_of_slurm_is_the_share_here() -> None:
 
 
 def test_what_slurm_remembers_is_not_here() -> None:
-    """The two documented differences: usage of the past, and Fairshare=parent where a sibling has no work."""
+    """The documented difference, usage of the past; Fairshare=parent is the same, also where a sibling has no work."""
     idle = {"climate$syukuro", "climate$vera"}
     tree = FairTree(list_slurm_accounts(), half_life=20)
     for _ in range(40):
@@ -150,4 +150,4 @@ def test_what_slurm_remembers_is_not_here() -> None:
     assert sum(run["climate"] for run in runs) / len(runs) * 2 == pytest.approx(1000 * 5 / 97, abs=5)
     world = put(read("slurm.dump"), CORES)
     here = share(world, ["physics", "chemistry", "systems", "guests", "climate"], CORES)
-    assert here["climate"] == pytest.approx(80, abs=0.01)
+    assert here["climate"] == pytest.approx(1000 * 5 / 97, abs=0.01)

@@ -98,6 +98,7 @@ POOL: dict[str, tuple[Any, dict[str, Any]]] = {
     "resource_limits_overcommit_tolerance": ({"cpu": 100}, {"resource_limits": {"cpu": 1}}),
     "allow_children_guarantees": (False, {}),
     "set_container_cpu_limit": (False, {}),
+    "flatten": (True, {"strong_guarantee_resources": None, "integral_guarantees": None}),
     "usage_half_life": (3_600_000, {}),
     "retry_policy": (["exit:2"], {}),
     "max_retry_memory": (2**29, {"retry_policy": ["oom:2,memory_growth=2"]}),
