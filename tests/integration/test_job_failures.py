@@ -187,3 +187,41 @@ def test_a_restart_of_the_scheduler_keeps_what_runs_whole_and_fails_what_is_half
     gate.touch()
     loop.await_state(whole, "completed")
     loop.await_no_jobs()
+
+
+def retry(loop: Loop, command: str, *rules: str) -> str:
+    """An operation of one job that may fail once, with a retry policy; the id."""
+    options = [word for rule in rules for word in ("--retry", rule)]
+    words = ("--pool", "p", "--cpu-limit", "0.2", "--memory", "24M", "--set", "max_failed_job_count=1")
+    return loop.run("operation", "start", *words, *options, "--", "sh", "-c", command).stdout.split()[-1]
+
+
+def test_a_job_that_ran_out_of_memory_is_started_again_with_more(loop: Loop, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    rule = "oom:2,memory_growth=4"
+    operation = retry(loop, f"echo $YT_JOB_COOKIE >> {ran}; head -c 50000000 /dev/zero | tail > /dev/null", rule)
+    loop.await_state(operation, "completed")
+    assert lines(ran) == ["0", "0"]
+    [note] = loop.operation(operation)["retried"]
+    assert (note["rule"], note["kind"], note["memory"], note["left"]) == (rule, "out of memory", 96 * 2**20, 1)
+    shown = loop.run("operation", "show", operation).stdout
+    assert f"out of memory; rule {rule} started it again at once with 0.09 GiB, 1 retry left" in shown
+
+
+def test_an_exit_code_is_retried_after_a_wait_and_another_fails_at_once(loop: Loop, tmp_path: Path) -> None:
+    ran, rules = tmp_path / "ran", ("exit=75:3,delay=2s", "exit=2:fail")
+    again = retry(loop, f"date +%s%N >> {ran}; [ $(wc -l < {ran}) = 2 ] || exit 75", *rules)
+    at_once = retry(loop, "exit 2", *rules)
+    waits = retry(loop, "exit 7", "exit:1,delay=1h")
+    loop.await_state(at_once, "failed")
+    assert "(exit code 2), and retry rule exit=2:fail fails the operation at once" in loop.operation(at_once)["error"]
+    loop.await_state(again, "completed")
+    first, second = map(int, lines(ran))
+    assert second - first >= 2e9
+    loop.wait(lambda: loop.operation(waits)["next_retry"], "its job waits", WAIT_S)
+    loop.scheduler.kill()
+    loop.scheduler.start()
+    loop.wait(lambda: loop.operation(waits)["next_retry"], "it waits after a restart, too", WAIT_S)
+    assert "more) because of retry rule exit:1,delay=1h" in loop.run("operation", "why", waits).stdout
+    loop.abort(waits)
+    loop.await_no_jobs()

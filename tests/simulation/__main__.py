@@ -30,12 +30,18 @@ def main() -> int:
     parser.add_argument("--vaults", action="store_true", help="some operations have secrets")
     parser.add_argument("--gangs", type=float, default=0.0, help="the part of operations with gang_options")
     parser.add_argument("--bad-host", action="store_true", help="one host fails all its jobs again and again")
+    parser.add_argument("--retries", type=float, default=0.0, help="the part of operations with a retry policy")
     parser.add_argument("--mutate", choices=list(MUTATIONS), default="", help="make a mistake on purpose")
     parser.add_argument("-v", "--verbose", action="store_true")
     given = parser.parse_args()
     first, _, last = given.seeds.partition("-")
     options = Options(
-        hosts=given.hosts, seconds=given.seconds, gangs=given.gangs, vaults=given.vaults, has_bad_host=given.bad_host
+        hosts=given.hosts,
+        seconds=given.seconds,
+        gangs=given.gangs,
+        vaults=given.vaults,
+        has_bad_host=given.bad_host,
+        retries=given.retries,
     )
     if given.calm:
         options = dataclasses.replace(options, has_faults=False)

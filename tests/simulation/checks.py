@@ -20,7 +20,7 @@ from cpumond.host.executor.model import Ended
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import FINISHED_OPERATION_STATES, JobRecord, OperationRecord, StartRecord
 from cpumond.scheduler.model.failures import FAILED_JOBS_LIMIT_EXCEEDED
-from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool
 from cpumond.scheduler.settings.operations import (
     AbandonJob,
@@ -31,6 +31,7 @@ from cpumond.scheduler.settings.operations import (
     StartOperation,
     SuspendOperation,
 )
+from cpumond.scheduler.settings.retries import parse_rule
 from cpumond.scheduler.settings.spec_patch import MAX_FAILED
 from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.state.commands import Command
@@ -39,6 +40,8 @@ from cpumond.scheduler.store.entries import Row
 
 GIVEN_UP = ("aborted", "lost")
 FITS = 1e-6
+RETRIED_MEMORY, BOUNDED_POOL, BOUND = 200_000_000, "pool0", 1_000_000_000
+"""Bytes that jobs with a policy order; the pool with ``max_retry_memory``, and that."""
 SECRET = "hunter2 of "  # noqa: S105
 """What the vaults of operations hold, each with its operation's title behind it; operations without one have none."""
 
@@ -99,6 +102,10 @@ class Ledger:
         """As stored."""
         self.used_terms: dict[str, int] = {}
         """Run of an agent -> the highest term of an answer that it used."""
+        self.clocks: dict[int, Clock] = {}
+        """Term -> its scheduler's clock."""
+        self.memory: dict[str, int] = {}
+        """Job of an operation with a retry policy -> the memory of its order, as stored."""
         self.leases: dict[int, float] = {}
         """Term -> when its lease ends if it is not renewed, in the world's time."""
         self.find_state: Callable[[], State | None] = lambda: None
@@ -132,6 +139,9 @@ class Ledger:
         self.check(is_told, f"job {job_id} was started on reclaimed CPU and is ordinary")
         self._check_numbers(process)
         self._check_secrets(process)
+        memory = self.memory.get(job_id)
+        is_told = memory in (None, process.launch.memory_limit)
+        self.check(is_told, f"job {job_id} has {process.launch.memory_limit} bytes of memory, its start {memory}")
         self.begun[process.operation_id] = self.begun.get(process.operation_id, 0) + 1
         self._check_work(process.operation_id)
 
@@ -301,7 +311,9 @@ class Ledger:
                 self.check(weight >= self.weights.get(pool["name"], 0.0), f"an older pool {pool['name']} was stored")
                 self.weights[pool["name"]] = weight
             elif kind == "start" and value is not None:
-                self._class_written(msgspec.json.decode(value, type=StartRecord))
+                start = msgspec.json.decode(value, type=StartRecord)
+                self._class_written(start)
+                self._start_written(start, term)
             elif kind == "start" and key not in self.job_states:
                 self.classes.pop(key, None)  # its operation had ended: what becomes of it is not known any more
             elif kind == "job" and value is not None:
@@ -326,6 +338,27 @@ class Ledger:
         if record is not None and isinstance(job, StartRecord):
             self.check(record.allow_reclaimed or not job.reclaimed, f"job {job.id} is on refused reclaimed CPU")
             self.check(not record.require_reclaimed or job.reclaimed, f"job {job.id} is ordinary")
+
+    def _start_written(self, start: StartRecord, term: int) -> None:
+        """A job that a rule starts again does not start before its time, and has the memory that it got; no other job
+        has more than its task says."""
+        record = self.operations.get(start.operation_id)
+        if record is None or not record.tasks[0].retry_policy or start.stopped or start.id in self.stopped:
+            return
+        task, places = record.tasks[0], record.retries.get(start.task, {})
+        memory = self.memory[start.id] = start.memory_limit or task.memory_limit
+        is_gang = record.is_gang or bool(record.incarnations)
+        own = [*places.values()] if is_gang else [places[start.cookie]] if start.cookie in places else []
+        due = max((each.due for each in own), default=0.0)
+        early_s = due - self.clocks[term].now() if term in self.clocks else 0.0
+        self.check(early_s <= FITS, f"job {start.id} starts {early_s:.3f} s before a rule starts it again")
+        grown = max((each.memory for each in own), default=0) or task.memory_limit
+        # Of a gang another one may have completed meanwhile that had got more.
+        is_as_told = memory >= grown if is_gang else memory == grown
+        self.check(is_as_told, f"job {start.id} orders {memory} bytes of memory, not {grown}")
+        self.check(memory <= find_bound(record), f"job {start.id} orders {memory} bytes of memory, more than allowed")
+        if due:
+            self.note("retried", start.id, memory)
 
     def _entry_written(self, row: Row) -> None:
         before = self.database.log.rows.get(row.number)
@@ -362,6 +395,8 @@ class Ledger:
             return
         self.check(not before.is_finished or after.is_finished, f"operation {key} had ended and goes on")
         self._check_blame(before, after)
+        if after.tasks[0].retry_policy:
+            self._retries_written(before, after)
         for name, counts in before.counts.items() if before.incarnation == after.incarnation else ():
             now = after.counts.get(name)
             self.check(
@@ -382,6 +417,32 @@ class Ledger:
             return
         others = [each.id for each in state.nodes.values() if each.takes_jobs and each.capacity[CPU] >= task.cpu_limit]
         self.check(set(others) <= {bad}, f"operation {after.id} failed by {failed} failures on {bad}, not on {others}")
+
+    def _retries_written(self, before: OperationRecord, after: OperationRecord) -> None:
+        """No rule starts a job, or the jobs of the operation, again more often than it says; what it did is kept until
+        the job completes; memory grows up to the bound."""
+        task, places = after.tasks[0], after.retries.get(after.tasks[0].name, {})
+        is_gang = after.is_gang or bool(after.incarnations)
+        bound = find_bound(after)
+        for text, count in after.retry_counts.items():
+            rule = parse_rule(text)
+            most = rule.times if is_gang else rule.per_operation
+            self.check(count <= most, f"operation {after.id}: rule {text} started {count} jobs again")
+        for text, count in before.retry_counts.items():
+            self.check(
+                after.retry_counts.get(text, 0) >= count, f"operation {after.id}: retries by {text} are forgotten"
+            )
+        for cookie, retry in places.items():
+            for text, count in retry.used.items():
+                is_within = count <= parse_rule(text).times
+                self.check(is_within, f"operation {after.id}: {text} started job {cookie} again {count} times")
+            self.check(
+                retry.memory <= bound, f"operation {after.id}: job {cookie} gets {retry.memory} bytes of {bound}"
+            )
+        lost = before.retries.get(task.name, {}).keys() - places.keys()
+        completed = [each.counts[task.name].completed if task.name in each.counts else 0 for each in (before, after)]
+        is_done = completed[1] - completed[0] >= len(lost) or before.incarnation != after.incarnation
+        self.check(is_done, f"operation {after.id}: retries of jobs {sorted(lost)} are forgotten")
 
     def _leased(self, term: int, lease_s: float) -> None:
         self.leases[term] = self.events.now + lease_s
@@ -409,6 +470,7 @@ class Ledger:
     def loaded(self, process: Any, term: int, scheduler: Scheduler) -> None:
         """A reign begins with what is stored."""
         self.note("reigns", process.address, term)
+        self.clocks[term] = scheduler.clock
         self.check_log()
         state = scheduler.state
         for operation_id in self.acknowledged_starts:
@@ -445,6 +507,11 @@ class Ledger:
                 active + completed <= task.job_count or operation.id in self.given_up,
                 f"operation {operation.id} has {task.job_count} jobs, {completed} completed and {active} active",
             )
+
+
+def find_bound(record: OperationRecord) -> int:
+    """The most memory that a job of an operation with a retry policy may get."""
+    return BOUND if record.trees["default"].pool == BOUNDED_POOL else 8 * RETRIED_MEMORY
 
 
 def raise_later(events: Events, error: ViolationError) -> None:

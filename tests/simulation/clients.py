@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
-from simulation.checks import SECRET
+from simulation.checks import BOUND, BOUNDED_POOL, RETRIED_MEMORY, SECRET
 from simulation.events import Events, VirtualLoop
 from simulation.faults import Mood
 from simulation.network import Network
@@ -27,6 +27,13 @@ from cpumond.scheduler.settings.operations import (
 from cpumond.scheduler.state.commands import Command
 
 GIVE_UP_S = 120.0
+POLICY = (
+    "exit=3:2,delay=20s,delay_growth=2",
+    "oom:3,per_operation=6,delay=4s,memory_growth=2",
+    "node_lost:4,delay=15s",
+)
+OF_JOBS = "preempted:3,delay=6s"
+"""Not of gangs."""
 TOUCHES = 0.15
 """Which share of the other commands is about one job, or changes a specification."""
 
@@ -36,11 +43,13 @@ class Client:
 
     def __init__(
         self, events: Events, network: Network, addresses: tuple[str, ...], number: int, mood: Mood,
-        until_s: float, watch: Any, gangs: float = 0.0, vaults: bool = False,
+        until_s: float, watch: Any, gangs: float = 0.0, vaults: bool = False, retries: float = 0.0,
     ) -> None:  # fmt: skip
         self.gangs = gangs
         """The part of the operations that have ``gang_options``."""
         self.vaults = vaults
+        self.retries = retries
+        """The part that have a retry policy, and jobs that fail at random."""
         self.events = events
         self.rng = events.rng
         self.network = network
@@ -62,7 +71,9 @@ class Client:
         self.loop.start(self._main())
 
     async def _main(self) -> None:
-        guarantee = {"strong_guarantee_resources": {"cpu": 2.0}} if self.rng.random() < 0.5 else {}
+        guarantee: dict[str, Any] = {"strong_guarantee_resources": {"cpu": 2.0}} if self.rng.random() < 0.5 else {}
+        if self.retries and self.pool == BOUNDED_POOL:
+            guarantee["max_retry_memory"] = BOUND
         if self.name == "client0" and self.mood.tree:
             edits = tuple(Edit((name,), value) for name, value in self.mood.tree.items())
             await self._do(ChangeTree("default", edits))
@@ -119,6 +130,11 @@ class Client:
             size = {"size": rng.randint(1, task["job_count"])} if rng.random() < 0.4 else {}
             task["gang_options"] = size
             spec["max_failed_job_count"] = 100
+        if self.retries and rng.random() < self.retries:
+            spec.pop("fail_on_job_restart", None)
+            is_gang = "gang_options" in task or spec.get("is_gang")
+            spec["retry_policy"] = [*POLICY] if is_gang else [*POLICY, OF_JOBS]
+            task["memory_limit"], task["command"] = RETRIED_MEMORY, ["flaky", *task["command"][1:]]
         return StartOperation(spec)
 
     def _touch(self, operation_id: str) -> Command:

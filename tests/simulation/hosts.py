@@ -97,15 +97,20 @@ class Host:
         self.processes[launch.job_id] = process
         self.watch.started(self, process)
         seconds, code = (0.0, 1.0) if self.fails else (float(each) for each in launch.argv[-2:])
-        self.events.world_loop.call_later(seconds, self._end, process, boot, int(code), None)
+        signal, is_oom = None, False
+        if not self.fails and launch.argv[-3] == "flaky" and (roll := rng.random()) < 0.45:
+            is_oom = roll < 0.25
+            code, signal = (0, 9) if is_oom else (3, None)
+        told = (None if is_oom else int(code), signal, is_oom)
+        self.events.world_loop.call_later(seconds, self._end, process, boot, *told)
         self._tell(Started(launch.job_id, f"jobs/{launch.job_id}", process.started_at))
 
-    def _end(self, process: Process, boot: int, code: int | None, signal: int | None) -> None:
+    def _end(self, process: Process, boot: int, code: int | None, signal: int | None, is_oom: bool = False) -> None:
         job_id = process.launch.job_id
         if self.processes.get(job_id) is not process or boot != self.boot:
             return
         del self.processes[job_id]
-        ended = self.ended[job_id] = Ended(job_id, self.wall_s(), code, signal, cpu_seconds=1.0)
+        ended = self.ended[job_id] = Ended(job_id, self.wall_s(), code, signal, cpu_seconds=1.0, oom_killed=is_oom)
         self.watch.ended(self, process, ended)
         self._tell(ended)
 

@@ -32,6 +32,9 @@ VAULTS = Options(vaults=True)
 """Jobs of some operations have secrets, also after a take-over, and nothing else has them."""
 BAD_HOST = Options(has_bad_host=True)
 """One host fails all its jobs now and then: no operation fails by that."""
+RETRIES = Options(retries=0.7, gangs=0.2)
+"""Most have a retry policy: never more retries than allowed or before their time, memory within bounds, all of it kept
+by take-overs."""
 WORLDS = [
     *(pytest.param(FIVE, seed, id=f"five hosts {seed}") for seed in SEEDS),
     *(pytest.param(FIVE, seed, id=words) for words, seed in list(FOUND.items())[: None if WHOLE else 1]),
@@ -39,6 +42,7 @@ WORLDS = [
     *(pytest.param(GANGS, seed, id=f"gangs {seed}") for seed in (20, 12, *range(6 if ALL else 4 if WHOLE else 1))),
     *(pytest.param(VAULTS, seed, id=f"vaults {seed}") for seed in range(6 if ALL else 2 if WHOLE else 1)),
     *(pytest.param(BAD_HOST, seed, id=f"bad host {seed}") for seed in (13, *range(12 if ALL else 4 if WHOLE else 0))),
+    *(pytest.param(RETRIES, seed, id=f"retries {seed}") for seed in range(8 if ALL else 4 if WHOLE else 1)),
 ]
 
 

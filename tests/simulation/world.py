@@ -58,6 +58,8 @@ class Options:
     """Whether some operations have secrets."""
     has_bad_host: bool = False
     """Whether one of the hosts fails all its jobs, for a while again and again."""
+    retries: float = 0.0
+    """The part that have a retry policy, and jobs that fail at random."""
 
 
 @dataclass
@@ -169,6 +171,7 @@ class World:
                 self.ledger,
                 options.gangs,
                 options.vaults,
+                options.retries,
             )
             for number in range(options.clients)
         ]

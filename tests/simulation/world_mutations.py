@@ -16,7 +16,7 @@ from cpumond.scheduler import service
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import OperationRecord, StartRecord
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.state import State, blame, dispatch, install, lifecycle
+from cpumond.scheduler.state import State, blame, changes, dispatch, install, lifecycle, retries
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.entries import LogEnd, Row
 from cpumond.scheduler.store.lead import Lead
@@ -177,6 +177,20 @@ def blame_no_node(_: World) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def forget_waits(_: World) -> Iterator[None]:
+    """A scheduler that takes over does not look which jobs wait to be started again."""
+    with mock.patch.object(changes, "retries", mock.Mock()):
+        yield
+
+
+@contextlib.contextmanager
+def grow_without_bound(_: World) -> Iterator[None]:
+    """Memory grows whatever pools and nodes allow."""
+    with mock.patch.object(retries, "_find_bound", return_value=(1e18, "")):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "fence": drop_the_fence,
     "clock": forget_the_clock,
@@ -191,4 +205,6 @@ MUTATIONS: dict[str, Mutation] = {
     "hold": order_before_the_end,
     "vault": forget_vaults,
     "blame": blame_no_node,
+    "waits": forget_waits,
+    "bound": grow_without_bound,
 }

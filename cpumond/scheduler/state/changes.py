@@ -48,7 +48,7 @@ def apply(state: State, change: Transaction, now: float) -> None:
     if change.stops is not None:
         carry_out(state, change.stops, now)
     for node_id in change.removed_nodes:
-        install.remove_node(state, state.nodes.pop(node_id))
+        install.remove_node(state, state.nodes.pop(node_id), now)
     for digest in change.forgotten_tokens:
         state.tokens.drop(digest)
     for token in change.tokens:

@@ -26,7 +26,7 @@ def switch(state: State, operation: Operation, now: float) -> None:
         for job in node.stopping.values():
             if job.element.operation is operation:
                 gang.ending[job.id] = node.id
-                lifecycle.free_place(job)
+                lifecycle.free_place(job, now)
         strangers = (each for each in node.strangers.values() if each.operation_id == record.id and each.from_scheduler)
         gang.ending.update((each.job_id, node.id) for each in strangers)
     jobs = [job for element in operation.elements.values() for job in element.jobs.values()]

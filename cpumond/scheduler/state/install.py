@@ -231,9 +231,9 @@ def install_job(state: State, record: JobRecord, now: float) -> None:
     count_cpu_time(job, cpu_times(record))
     if job.is_active:
         end_job(job)
-        lifecycle.give_back(job, is_ending=False)
+        lifecycle.give_back(job, now, is_ending=False)
         lifecycle.renew_needed(job)
-    lifecycle.free_place(job)
+    lifecycle.free_place(job, now)
     job.node.stopping.pop(job.id, None)
     job.state = record.state
     if record.state != "completed" or record.exit_code:  # completed with another code than 0: restart_exit_code
@@ -314,7 +314,7 @@ def _assign(state: State, node: Node, now: float) -> None:
         state.trees[name].nodes[node.id] = node
 
 
-def remove_node(state: State, node: Node) -> None:
+def remove_node(state: State, node: Node, now: float) -> None:
     state.awaited.pop(node.id, None)
     state.held.pop(node.id, None)
     if node.former_starts:
@@ -323,14 +323,14 @@ def remove_node(state: State, node: Node) -> None:
         # The node came back while its removal was written, and has jobs again: they are started elsewhere.
         budgets.forget(job)
         end_job(job)
-        lifecycle.give_back(job, is_ending=False)
+        lifecycle.give_back(job, now, is_ending=False)
         del state.jobs[job.id]
         lifecycle.renew_needed(job)
         lifecycle.note_broken(state, job)
     for job in node.stopping.values():
         budgets.forget(job)
         del state.jobs[job.id]
-        lifecycle.free_place(job)
+        lifecycle.free_place(job, now)
     tree = state.trees.get(node.tree or "")
     if tree is not None:
         tree.nodes.pop(node.id, None)

@@ -96,7 +96,7 @@ def stop(
     if job.keeps_place:
         job.element.operation.active[job.task.name] += 1
     else:
-        give_back(job)
+        give_back(job, now)
     if gang is not None and is_of_before:
         gang.ending[job.id] = job.node.id
     job.state = "stopping"
@@ -209,24 +209,24 @@ def renew_needed(job: Job) -> None:
     touch(operation)
 
 
-def free_place(job: Job) -> None:
+def free_place(job: Job, now: float) -> None:
     """Have a job replaced that kept its place while it stopped, now that it is gone from ``State.jobs``."""
     if job.stop is not None and job.stop.keeps_place:
         job.stop.keeps_place = False
         job.element.operation.active[job.task.name] -= 1
-        give_back(job, is_ending=False)
+        give_back(job, now, is_ending=False)
         renew_needed(job)
     elif job.stop is not None:
         job.element.operation.numbers_of(job.task.name).note_ended(job.cookie, job.id)
 
 
-def give_back(job: Job, is_ending: bool = True) -> None:
+def give_back(job: Job, now: float, is_ending: bool = True) -> None:
     """Free the place of a job that is not active any more. ``is_ending``: it may still work."""
     numbers = job.element.operation.numbers_of(job.task.name)
     if is_ending and job.after is None:  # else it has not begun, as the one before it may still work
         numbers.note_ending(job.cookie, EndingJob(job.id, job.node.id))
     numbers.give_back(job.cookie, job.id)
-    retries.keep_place(job)
+    retries.keep_place(job, now)
 
 
 def is_held(state: State, job: Job, now: float) -> bool:

@@ -67,13 +67,13 @@ def choose_place(operation: Operation, job: Job) -> None:
         job.cookie = run.choose(job.task, task.memory_limit, is_gang)
 
 
-def keep_place(job: Job) -> None:
-    """A job gave its place back: one that was started again by a rule before starts again as such."""
+def keep_place(job: Job, now: float) -> None:
+    """A job gave its place back: one that was started again by a rule before starts again as such, in its time."""
     operation = job.element.operation
     retry = operation.record.retries.get(job.task.name, {}).get(job.cookie) if operation.retries is not None else None
     is_free = operation.numbers_of(job.task.name).is_free(job.cookie)
     if operation.retries is not None and retry is not None and is_free:
-        operation.retries.keep((job.task.name, job.cookie), job.task.job_count, 0.0, retry.memory, 0.0)
+        operation.retries.keep((job.task.name, job.cookie), job.task.job_count, retry.due, retry.memory, now)
 
 
 def follow(state: State, operation: Operation, now: float) -> None:
@@ -83,8 +83,9 @@ def follow(state: State, operation: Operation, now: float) -> None:
             return
         operation.retries = RetryRun(operation.numbers_of)
     operation.retries.follow(operation.record, now)
-    if operation.retries.later:
-        heappush(state.retries, (min(operation.retries.later.values()), operation.id))
+    entries = (retry.due for places in operation.record.retries.values() for retry in places.values())
+    if next_due := min((due for due in entries if due > now), default=None):
+        heappush(state.retries, (next_due, operation.id))
     renew_needed(operation)
 
 
