@@ -42,6 +42,10 @@ WORLDS = [
     *(pytest.param(GANGS, seed, id=f"gangs {seed}") for seed in (20, 12, *range(6 if ALL else 4 if WHOLE else 1))),
     *(pytest.param(VAULTS, seed, id=f"vaults {seed}") for seed in range(6 if ALL else 2 if WHOLE else 1)),
     *(pytest.param(BAD_HOST, seed, id=f"bad host {seed}") for seed in (13, *range(12 if ALL else 4 if WHOLE else 0))),
+    *(
+        pytest.param(Options(retries=0.7), 63, id="a job that was told to stop before all were aborted went on")
+        for _ in range(WHOLE)
+    ),
     *(pytest.param(RETRIES, seed, id=f"retries {seed}") for seed in range(8 if ALL else 4 if WHOLE else 1)),
 ]
 

@@ -98,8 +98,10 @@ def _list_surplus(operation: Operation, jobs: list[Job], most: Mapping[str, int]
 
 
 def list_stops_of(state: State, stops: Stops) -> list[StartRecord]:
-    """An operation's stored jobs as they are once told to stop, for the write of the command that does it."""
-    found = []
+    """An operation's stored jobs as they are once told to stop, for the write of the command that does it; and those
+    that were told before, which is perhaps not stored."""
+    told = (job for job in state.unstored_stops.values() if job.element.operation.id == stops.operation_id)
+    found = [make_start_record(job) for job in told if state.jobs.get(job.id) is job]
     for job in list_stopped(state, stops):
         if job.is_stored:
             why = preemption_record.make_record(job, "aborted", stops.why, 0.0).why
