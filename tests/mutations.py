@@ -200,7 +200,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "test_placement.py": [
         ("if own > 1.0 + SHARE_EPS else least, own)", "if False else least, own)"),
-        ("        free = subtract(free, task.resources)\n", ""),
+        ("        free = subtract(free, job.limits)\n", ""),
     ],
     "test_starvation.py": [
         ("if since < now - _timeout_s(element):", "if since <= now - _timeout_s(element):"),
@@ -275,7 +275,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("or record.exit_code:", "or False:"),
     ],
     "test_preemption.py": [
-        ('is_new = job.state == "starting" and job.ordered_at >= self.now', "is_new = False"),
+        ('is_new = job.state == "starting" and job.start_time >= self.now', "is_new = False"),
         ("settings.preemption_check_starvation and element", "element"),
         (
             "return aggressive and job.preemptibility == AGGRESSIVELY_PREEMPTIBLE and",

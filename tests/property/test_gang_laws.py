@@ -123,12 +123,12 @@ class Cluster(World):
                 continue
             jobs = self.jobs_of(operation.id)
             assert not jobs or not operation.needed, f"gang {operation.id} runs in part"
-            began = {job.ordered_at for job in jobs}
+            began = {job.start_time for job in jobs}
             # One of the same run is told to stop where the job that it replaced has completed after all (7.4).
             known = [
                 job
                 for job in self.state.jobs.values()
-                if job.stop and job.element.operation is operation and job.ordered_at not in began
+                if job.stop and job.element.operation is operation and job.start_time not in began
             ]
             # A restart brings back for a moment what its node lost while it was stopping.
             old = [job.id for job in known if job.id in self.nodes[job.node.id].jobs]
@@ -136,7 +136,7 @@ class Cluster(World):
             assert len(began) <= 1
             assert len({job.element for job in jobs}) <= 1
             for job in jobs:
-                rounds[job.id] = job.ordered_at
+                rounds[job.id] = job.start_time
         gangs = self.state.gangs
         living = {element for operation in self.state.operations.values() for element in operation.elements.values()}
         assert {kept.element for kept in gangs.reservations.values()} | {*gangs.looked} | {*gangs.rests} <= living

@@ -125,7 +125,7 @@ class SwapStage:
 
     def _may_go(self, job: Job) -> bool:
         # A job that this heartbeat starts has not even been sent yet.
-        is_new = job.state == "starting" and job.ordered_at >= self.now
+        is_new = job.state == "starting" and job.start_time >= self.now
         is_allowed = self.by_guarantee or is_permitted(job, self.aggressive)
         return not is_new and job.is_active and is_allowed and spared_until(job) <= self.now
 

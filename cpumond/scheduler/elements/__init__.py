@@ -364,14 +364,18 @@ def one_of(vector: Vector) -> Vector:
     return vector
 
 
+NO_GANG: Final[tuple[str, int]] = ("", -1)
+"""Incarnation and rank of a job in a gang with ``gang_options`` (7.5), -1 without a rank; most jobs are in none."""
+
+
 class Job:
     """A job from its order to its end. While ``is_active`` its ``usage`` is part of all counters above."""
 
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
-        "is_active", "stop", "began_at", "ordered_at", "first_sent_at", "last_sent_at", "report", "counted",
+        "is_active", "stop", "began_at", "first_sent_at", "last_sent_at", "report", "counted",
         "is_stored", "reclaimed", "cookie", "index", "task_index", "after", "has_ceiling",
-        "incarnation", "gang_rank", "settled", "is_resumed",
+        "in_gang", "settled", "is_resumed",
     )  # fmt: skip
 
     def __init__(
@@ -395,7 +399,6 @@ class Job:
         """Set once the job is told to stop, and thereby not active any more."""
         self.began_at: float | None = None
         """Since when it runs on its node, in this scheduler's time; None before the node has reported it."""
-        self.ordered_at = start_time
         self.first_sent_at: float | None = None
         self.last_sent_at: float | None = None
         """When answers to heartbeats carried the order to start it; None for never, and for a job taken over. The first
@@ -416,13 +419,22 @@ class Job:
         answer orders this one before all such jobs have ended."""
         self.has_ceiling = True
         """Whether its order is its ceiling, too; set at its start (1.10)."""
-        self.incarnation = ""
-        self.gang_rank = -1
-        """Of a gang (7.5); -1 without a rank."""
+        self.in_gang = NO_GANG
         self.settled: CorePair = NOTHING_COUNTED
         """What it ordered and used, as far as stored sums of budgets have that (2.15)."""
         self.is_resumed = False
         """Whether an earlier run started it, by a clock that may have been set since."""
+
+    @property
+    def incarnation(self) -> str:
+        return self.in_gang[0]
+
+    @property
+    def gang_rank(self) -> int:
+        return self.in_gang[1]
+
+    def recall_gang(self, incarnation: str, rank: int) -> None:
+        self.in_gang = (incarnation, rank) if incarnation else NO_GANG
 
     def reserve_memory(self, memory: int) -> None:
         """Have it take room for so many bytes; before it is started."""

@@ -181,7 +181,7 @@ def _find_ended(
             if job.element.operation.record.vault_bytes and not node.takes_secrets:
                 reason = f"the agent of node {node.id} is of a version that gives no secrets to jobs: upgrade it"
             elif job.first_sent_at is None:
-                reason = f"no answer to node {node.id} had room for its order within {now - job.ordered_at:.0f} s"
+                reason = f"no answer to node {node.id} had room for its order within {now - job.start_time:.0f} s"
             else:
                 waited = now - job.first_sent_at
                 reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
@@ -204,7 +204,7 @@ def _is_overdue(state: State, job: Job, now: float) -> bool:
     if lifecycle.is_held(state, job, now):
         return False
     if job.first_sent_at is None:
-        return now - job.ordered_at > max(UNSENT_TIMEOUTS * timeout_s, sent_timeout_s)
+        return now - job.start_time > max(UNSENT_TIMEOUTS * timeout_s, sent_timeout_s)
     return now - job.first_sent_at > sent_timeout_s
 
 
@@ -335,7 +335,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
         job.is_resumed = True
         job.reclaimed = known.reclaimed
         job.cookie, job.index, job.task_index = known.cookie, known.job_index, known.task_job_index
-        job.incarnation, job.gang_rank = known.incarnation, known.gang_rank
+        job.recall_gang(known.incarnation, known.gang_rank)
     job.has_ceiling = lifecycle.recall_ceiling(job, known)
     lifecycle.start(state, job)
     take_report(job, report, now)

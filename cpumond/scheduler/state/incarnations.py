@@ -67,7 +67,7 @@ def _start_again(state: State, old: Job, now: float) -> None:
     state.job_sequence += 1
     new_id = incarnations.derive_id(old.id, element.operation.record.incarnation)
     job = Job(new_id, element, task, node, now, state.job_sequence)
-    job.cookie, job.gang_rank = old.cookie, old.gang_rank
+    job.cookie, job.in_gang = old.cookie, old.in_gang
     lifecycle.start_new(state, job)
 
 

@@ -34,9 +34,8 @@ def start_new(state: State, job: Job) -> None:
     job.has_ceiling = has_ceiling(job)
     start(state, job)
     if operation.gang is not None:
-        job.incarnation = operation.record.incarnation
-        if job.gang_rank < 0:
-            job.gang_rank = operation.gang.take_rank(job.task, job.cookie)
+        rank = job.gang_rank if job.gang_rank >= 0 else operation.gang.take_rank(job.task, job.cookie)
+        job.in_gang = operation.record.incarnation, rank
 
 
 def recall_ceiling(job: Job, record: StartRecord | JobRecord | None) -> bool:
@@ -56,7 +55,7 @@ def start(state: State, job: Job) -> None:
     gang = job.element.operation.gang
     if gang is not None and gang.ending and job.after is None:
         job.after = EndingJob(*next(iter(gang.ending.items())))
-    if job.after is not None and not is_held(state, job, job.ordered_at):
+    if job.after is not None and not is_held(state, job, job.start_time):
         job.first_sent_at = None  # what has ended meanwhile holds nobody up
     state.jobs[job.id] = job
     if not job.is_stored:

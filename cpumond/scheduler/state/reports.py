@@ -110,7 +110,7 @@ def take_report(job: Job, report: JobReport, now: float) -> bool:
     times = cpu_times(report)
     if job.began_at is None:
         # The node's clock may differ; the start of a job that was taken over comes from its node.
-        job.began_at = now if report.start_time is None else min(max(report.start_time, job.ordered_at), now)
+        job.began_at = now if report.start_time is None else min(max(report.start_time, job.start_time), now)
     accounts = job.element.accounts
     counted = told_core_seconds(job) if accounts else ()
     before, job.report = job.report, _keep_known(job.report, report, times)

@@ -39,7 +39,7 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     job.counted, job.settled = NO_CPU_TIMES, record.counted
     job.reclaimed = record.reclaimed
     job.cookie, job.index, job.task_index = record.cookie, record.job_index, record.task_job_index
-    job.incarnation, job.gang_rank = record.incarnation, record.gang_rank
+    job.recall_gang(record.incarnation, record.gang_rank)
     lifecycle.note_indices(element.operation, record)
     job.has_ceiling = lifecycle.recall_ceiling(job, record)
     if record.memory_reserve:

@@ -806,6 +806,6 @@ def test_6_6_who_has_what_it_wants_since_the_update_is_passed_over():
 
 def test_6_6_a_job_that_is_ordered_at_this_very_moment_is_no_victim():
     _, node, jobs, poor = duel([1.0] * 10, 3.0)
-    jobs[9].state, jobs[9].ordered_at = "starting", 100.0
+    jobs[9].state, jobs[9].start_time = "starting", 100.0
     assert victims_of(plan_for(node, poor, now=100.0)) == [jobs[8], jobs[7], jobs[6]]
     assert victims_of(plan_for(node, poor, now=101.0)) == [jobs[9], jobs[8], jobs[7]]
