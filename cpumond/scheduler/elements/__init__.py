@@ -584,7 +584,7 @@ class Node:
     @property
     def cordoned(self) -> bool:
         """Whether it gets no new jobs because somebody said so (2.11), or jobs fail on it (2.14)."""
-        return self.cordon is not None or self.is_held_off
+        return self.cordon is not None or (self.failing is not None and self.failing.until is not None)
 
     @property
     def is_held_off(self) -> bool:
