@@ -155,6 +155,7 @@ class _Kueue:
         sums: dict[str, dict[str, list[float]]] = {}
         for flavor in flavors:
             for quota in flavor.items("resources"):
+                lends_all = "lendingLimit" not in quota.value
                 for key, _, value, path in quota.leaves("name"):
                     one: dict[str, Any] = {}
                     at = quota.at(f"{subject} flavor {flavor.value.get('name')}", *path)
@@ -162,11 +163,15 @@ class _Kueue:
                     self.making.say(kind, key, value, at, one, resource)
                     if key == "borrowingLimit":
                         one = {key: self.making.read_amounts([(resource, str(value))], key, at)}
+                    if key == "nominalQuota" and lends_all:
+                        one["lending_limit"] = one.get("strong_guarantee_resources", {})
                     for option, amounts in one.items():
                         for known, amount in amounts.items():
                             sums.setdefault(option, defaultdict(list))[known].append(amount)
         nothing: dict[str, list[float]] = {}
         borrowed = sums.pop("borrowingLimit", nothing)
+        if not any("lendingLimit" in quota.value for flavor in flavors for quota in flavor.items("resources")):
+            sums.pop("lending_limit", None)
         options |= {option: {known: sum(each) for known, each in by.items()} for option, by in sums.items()}
         quotas = sums.get("strong_guarantee_resources", nothing)
         # A flavor without a limit may lend everything.

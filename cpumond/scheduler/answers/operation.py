@@ -14,7 +14,7 @@ import msgspec
 
 from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count, printable, quoted, show_utc
-from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, dominates, show_amount
+from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, dominates, show_amount, sum_vectors
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.causes import Causes, find_shown_state, tell_cannot_start
 from cpumond.scheduler.answers.standing import find_standing
@@ -22,7 +22,7 @@ from cpumond.scheduler.decide.admission import count_running, find_full, is_user
 from cpumond.scheduler.decide.gangs import Reservation, find_places
 from cpumond.scheduler.decide.placement import NO_SECRETS, ONLY_RECLAIMED, OTHER_NODE, UNMATCHED, wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
-from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, operation_demand, tell_filters
+from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, kept_from, operation_demand, tell_filters
 from cpumond.scheduler.decide.starvation import list_priorities, starves_in_s
 from cpumond.scheduler.decide.usage_history import tell
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
@@ -303,6 +303,8 @@ def _tell_limits(element: OperationElement) -> Iterator[str]:
         ]
         if texts:
             yield f"limit of {'it' if each is element else element_name(each)}: {'; '.join(texts)}"
+    if kept := sum_vectors(list(kept_from(element).values()))[CPU]:
+        yield f"{count_cores(kept)} of guarantees that other pools do not use are lent to nobody (lending_limit)"
 
 
 def _tell_starvation(element: OperationElement, now: float, preemptions_left: float) -> Iterator[str]:

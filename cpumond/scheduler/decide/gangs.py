@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from cpumond.fairshare.resources import ZERO, Vector, add, dominates, subtract, sum_vectors
 from cpumond.scheduler.decide.placement import fits_orders, has_spare, may_start_within
 from cpumond.scheduler.decide.preemption import tell_victims
-from cpumond.scheduler.decide.snapshot import element_name, room_left
+from cpumond.scheduler.decide.snapshot import name_limit, room_left
 from cpumond.scheduler.decide.starvation import TargetPriority
 from cpumond.scheduler.decide.swap import Candidate, Losses, Swap, SwapStage
 from cpumond.scheduler.decide.victims import ROUNDING, as_vector, room_below_limits
@@ -70,7 +70,7 @@ def find_limit(element: OperationElement) -> str:
     left, tightest = room_left(element)
     if fits(left, sum_needed(element)):
         return ""
-    return f"resource_limits of {element_name(tightest)}" if tightest is not None else "resource_limits"
+    return name_limit(tightest)
 
 
 def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:

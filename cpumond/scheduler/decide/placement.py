@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 from cpumond.fairshare.resources import CPU, ONE, ZERO, Vector, subtract
-from cpumond.scheduler.decide.snapshot import element_name, fifo_order, room_left
+from cpumond.scheduler.decide.snapshot import fifo_order, name_limit, room_left
 from cpumond.scheduler.elements import Element, Job, Node, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.elements.fitting import Kind
 from cpumond.scheduler.elements.node_sizes import ROUNDING, NodeSizes, fits
@@ -363,7 +363,7 @@ def find_obstacle(element: OperationElement, task: Task, free: Vector, unordered
         return ONLY_RECLAIMED
     left, tightest = room_left(element)
     if not fits(left, wanted):
-        return f"resource_limits of {element_name(tightest)}" if tightest is not None else "resource_limits"
+        return name_limit(tightest)
     return ""
 
 

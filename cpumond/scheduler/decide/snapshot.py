@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Final, cast
 
 from cpumond.core.words import quoted
 from cpumond.fairshare import tree as fairshare
@@ -37,6 +38,12 @@ OPERATION_PREFIX = "#"
 
 GUARANTEE_PREFIX = "##"
 """Before the id of an operation with ``min_share_resources``: a pool around it that has its guarantee."""
+
+UNLENT_PREFIX = "###"
+"""Before the name of a pool with a ``lending_limit``: an operation that wants what the pool lends to nobody."""
+LENDING: Final = "lending_limit of other pools"
+LAST_S: Final = 1e12
+"""A start after all others."""
 
 _WAITS = fairshare.Operation("", "")
 """In place of the entry of an operation that does not run: its ``waiting`` is known."""
@@ -87,6 +94,8 @@ class SnapshotMaker:
             pool.usage = sum_vectors([each.usage for each in inside])
             pool.demand = sum_vectors([each.demand for each in inside])
             pool.waiting = sum_vectors([each.waiting for each in inside if each.waiting is not ZERO])
+        tree.lenders = {pool: _unlent(pool) for pool in tree.pools.values() if pool.settings.lending_limit}
+        operations += [_unlent_entry(pool, unlent) for pool, unlent in tree.lenders.items()]
         return fairshare.Snapshot(
             total_resources=tree.total,
             pools=(*pools, *guarantees),
@@ -127,6 +136,12 @@ class SnapshotMaker:
                 pool.last_integral_ratio = shares.last_share_ratio
             else:
                 pool.last_integral_ratio = 0.0
+        for lender in tree.lenders:
+            if f"{UNLENT_PREFIX}{lender.name}" in elements:
+                kept = elements[f"{UNLENT_PREFIX}{lender.name}"]
+                for above in (lender, *lender.ancestors()):
+                    above.fair_share = greatest(subtract(above.fair_share, kept.fair_share.total), ZERO)
+                    above.demand_share = greatest(subtract(above.demand_share, kept.demand_share), ZERO)
         for pool in reversed(tree.pools.values()):
             if pool.settings.flatten:
                 _add_up(pool)
@@ -270,6 +285,29 @@ def _forget(tree: Tree) -> None:
         pool.entry = None
         for element in pool.operations.values():
             element.entry = None
+
+
+def _unlent(pool: PoolElement) -> Vector:
+    """What a pool lends to nobody: its guarantee less its ``lending_limit`` (2.17)."""
+    limit = pool.settings.lending_limit
+    guarantee = to_vector({name: pool.settings.strong_guarantee_resources.get(name, 0.0) for name in limit}, 0.0)
+    return greatest(subtract(guarantee, to_vector(limit, 0.0)), ZERO)
+
+
+def _unlent_entry(pool: PoolElement, unlent: Vector) -> fairshare.Operation:
+    """Wants what the pool does not want of it, so that it is no one else's share; last in a FIFO pool."""
+    demand = greatest(subtract(unlent, pool.demand), ZERO)
+    return fairshare.Operation(UNLENT_PREFIX + pool.name, _name(pool), demand=demand, start_time=LAST_S)
+
+
+def kept_from(element: OperationElement) -> dict[PoolElement, Vector]:
+    """Pools above an operation -> what pools below them that are not its own lend to nobody, and do not use (2.17)."""
+    path, kept = set(element.ancestors()), dict[PoolElement, Vector]()
+    for lender, unlent in element.tree.lenders.items():
+        if lender not in path:
+            joint = next(above for above in lender.ancestors() if above in path)
+            kept[joint] = add(kept.get(joint, ZERO), greatest(subtract(unlent, lender.usage), ZERO))
+    return kept
 
 
 def _add_up(pool: PoolElement) -> None:
@@ -418,16 +456,30 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
 def room_left(element: OperationElement) -> tuple[Vector, PoolElement | OperationElement | None]:
     """What the limits on an operation's path still allow, and the nearest element without room in some resource, None
     if all have room in each (7.1)."""
-    left, tightest = UNLIMITED, None
+    left, tightest = UNLIMITED, cast("PoolElement | OperationElement | None", None)
+    kept, held = kept_from(element) if element.tree.lenders else {}, ZERO
     each: PoolElement | OperationElement | None = element
     while each is not None:
+        if kept and isinstance(each, PoolElement):
+            held = add(held, kept.get(each, ZERO))
+            if each.parent is None:
+                left = least(left, subtract(each.tree.total, add(each.usage, held)))
+                if tightest is None and any(room <= 0.0 < amount for room, amount in zip(left, held, strict=True)):
+                    tightest = each
         if each.limits is not UNLIMITED:
-            room = subtract(each.limits, each.usage)
+            room = subtract(each.limits, each.usage if held is ZERO else add(each.usage, held))
             if tightest is None and min(room) <= 0.0:
                 tightest = each
             left = least(left, room)
         each = each.parent
     return left, tightest
+
+
+def name_limit(tightest: PoolElement | OperationElement | None) -> str:
+    """What leaves no room, of what ``room_left`` found: the root itself has no limits."""
+    if tightest is None:
+        return "resource_limits"
+    return LENDING if tightest.parent is None else f"resource_limits of {element_name(tightest)}"
 
 
 def element_name(element: PoolElement | OperationElement) -> str:

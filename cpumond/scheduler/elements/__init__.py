@@ -628,7 +628,7 @@ class Tree:
 
     __slots__ = (
         "config", "root", "pools", "operations", "nodes", "total", "queue", "changed", "errors", "update_count",
-        "updated_at", "trial", "fittings", "_sizes",
+        "updated_at", "trial", "fittings", "lenders", "_sizes",
     )  # fmt: skip
 
     def __init__(self, config: TreeConfig) -> None:
@@ -651,6 +651,8 @@ class Tree:
         self.trial: dict[Arm, TrialArm] = {}
         """Empty where no host has a control group."""
         self.fittings = Fittings()
+        self.lenders: dict[PoolElement, Vector] = {}
+        """Pools with a ``lending_limit`` -> what they lend to nobody, as of the last snapshot (2.17)."""
         self._sizes: NodeSizes | None = None
 
     @property

@@ -146,6 +146,9 @@ class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     """For tasks that do not say it (1.10); None is inherited."""
     retry_policy: tuple[str, ...] | None = None
     """For tasks that have none (3.9); None is inherited."""
+    lending_limit: _Amounts = {}
+    """Of its strong guarantee what others may use while it does not itself; of resources that it does not name all
+    (2.17)."""
     flatten: bool = False
     """Whether its children share as if they were its parent's own (2.16)."""
     usage_half_life: _Milliseconds | None = None

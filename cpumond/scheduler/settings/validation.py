@@ -258,6 +258,20 @@ _OF_A_SHARE: Final = (
 )  # fmt: skip
 
 
+def _check_share(pool: PoolConfig) -> None:
+    """Rules of ``flatten`` and ``lending_limit`` (2.16, 2.17)."""
+    settings = pool.settings
+    if settings.flatten and (said := [name for name in _OF_A_SHARE if name in pool.attributes]):
+        what = f"a pool whose children share as its parent's own has no share itself: leave {said[0]} out"
+        raise _refuse("pool", pool.name, "flatten", what)
+    if settings.flatten and settings.budget is not None and settings.budget.when_spent == "leftover":
+        what = 'it has no share that it could leave to others: budget/when_spent must be "warn" or "stop"'
+        raise _refuse("pool", pool.name, "flatten", what)
+    if beside := [name for name in settings.lending_limit if name not in settings.strong_guarantee_resources]:
+        what = f"lends of what is guaranteed, and strong_guarantee_resources has no {beside[0]}"
+        raise _refuse("pool", pool.name, "lending_limit", what)
+
+
 def _check_pool(pool: PoolConfig, main_resource: str) -> None:
     settings = pool.settings
     if settings.fair_share_aggressive_starvation_timeout:
@@ -281,12 +295,7 @@ def _check_pool(pool: PoolConfig, main_resource: str) -> None:
         except CommandError as error:
             raise _refuse("pool", pool.name, RETRY_POLICY, str(error)) from None
     _check_budget("pool", pool.name, "budget", settings.budget)
-    if settings.flatten and (said := [name for name in _OF_A_SHARE if name in pool.attributes]):
-        what = f"a pool whose children share as its parent's own has no share itself: leave {said[0]} out"
-        raise _refuse("pool", pool.name, "flatten", what)
-    if settings.flatten and settings.budget is not None and settings.budget.when_spent == "leftover":
-        what = 'it has no share that it could leave to others: budget/when_spent must be "warn" or "stop"'
-        raise _refuse("pool", pool.name, "flatten", what)
+    _check_share(pool)
     integral = settings.integral_guarantees
     if integral.guarantee_type == "relaxed" and integral.burst_guarantee_resources:
         what = (

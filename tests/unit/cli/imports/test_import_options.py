@@ -36,7 +36,7 @@ def make_example(table: str, row: Option) -> tuple[str, str, str]:
     if pattern.startswith(("maxresources", "resources", "childtemplate.res")):
         return name, "8", name.rpartition(".")[2]
     option = row.becomes.partition(",")[0]
-    if "resource" in option and "." not in option:
+    if ("resource" in option or option == "lending_limit") and "." not in option:
         texts = {"slurm": "cpu=8,mem=16G,gres/gpu=2", "kueue": "8"}
         return name, texts.get(table, "[memory=1024,vcores=2]"), "cpu" if table == "kueue" else ""
     texts = {"acl": "alice,bob users", "time": "15", "tolerance": "0.9"}

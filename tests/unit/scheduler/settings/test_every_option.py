@@ -60,6 +60,7 @@ def observe(world: World) -> dict[str, Any]:
     name = operation.record.tasks[0].name
     ended = JobRecord("j", operation.id, name, "default", "n1", "failed", 0.0, 0.0, 1.0, 1.0)
     found["retries"] = find_terms(operation, ended)
+    found["keeps"] = world.tree().lenders.get(pool)
     found["half-life"] = half_life_s(pool)
     found["ceiling"] = find_ceiling_rule(pool, world.tree())
     found["rules"] = rules(pool.rules)
@@ -98,6 +99,7 @@ POOL: dict[str, tuple[Any, dict[str, Any]]] = {
     "resource_limits_overcommit_tolerance": ({"cpu": 100}, {"resource_limits": {"cpu": 1}}),
     "allow_children_guarantees": (False, {}),
     "set_container_cpu_limit": (False, {}),
+    "lending_limit": ({"cpu": 1}, {}),
     "flatten": (True, {"strong_guarantee_resources": None, "integral_guarantees": None}),
     "usage_half_life": (3_600_000, {}),
     "retry_policy": (["exit:2"], {}),

@@ -1,0 +1,79 @@
+"""Guarantees of which others may use a part alone: ``lending_limit`` (semantics.md 2.17)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scheduler_world import World, assert_consistent
+
+from cpumond.scheduler.answers.operation import explain_operation
+from cpumond.scheduler.model import CommandError
+
+
+def make(**more: Any) -> World:
+    """Of 200 cores 150 are guaranteed to etl, which lends 50."""
+    world = World(per_pool_counts_for_leaves_only=True, max_running_operation_count_per_pool=50)
+    world.create_pool("etl", strong_guarantee_resources={"cpu": 150}, lending_limit={"cpu": 50}, **more)
+    for name in ("a", "b"):
+        world.create_pool(name)
+    world.node("n", cpu=200)
+    return world
+
+
+def test_others_get_no_more_than_what_is_lent_and_not_guaranteed() -> None:
+    world = make()
+    first = world.start("a", jobs=200)
+    world.start("b", jobs=200)
+    world.settle_down(6)
+    assert world.cores("a") + world.cores("b") == 100
+    assert max(world.pool("a").fair_share) == pytest.approx(0.25)
+    assert world.pool("etl").starvation_status == "non_starving"
+    assert max(world.pool("etl").fair_share) == pytest.approx(0.0, abs=1e-9)
+    told = explain_operation(world.state, world.record(first), world.now, {}, world.rights)
+    assert any("100 cores of guarantees that other pools do not use are lent to nobody" in line
+               for part in told.trees for line in part.lines)  # fmt: skip
+    world.start("etl", jobs=100)
+    world.settle_down(6)
+    assert world.cores("etl") == 100
+    world.set_pool("etl", lending_limit={"cpu": 150})
+    assert_consistent(world.state)
+
+
+def test_without_the_option_all_is_lent() -> None:
+    world = make()
+    world.set_pool("etl", lending_limit=None)
+    world.start("a", jobs=200)
+    world.settle_down(6)
+    assert world.cores("a") == 200
+
+
+def test_those_of_the_same_pool_and_of_one_above_are_told_apart() -> None:
+    world = World(per_pool_counts_for_leaves_only=True, max_running_operation_count_per_pool=50)
+    world.create_pool("top", strong_guarantee_resources={"cpu": 90})
+    world.create_pool("lends", "top", strong_guarantee_resources={"cpu": 40}, lending_limit={"cpu": 0})
+    world.create_pool("sibling", "top")
+    world.create_pool("inside", "lends")
+    world.create_pool("stranger")
+    world.node("n", cpu=100)
+    for name in ("sibling", "stranger"):
+        world.start(name, jobs=100)
+    world.settle_down(6)
+    assert world.cores("sibling") + world.cores("stranger") == 60
+    world.start("inside", jobs=100)
+    world.settle_down(6)
+    assert world.cores("lends") == 40
+
+
+def test_a_gang_of_others_waits_for_what_is_lent() -> None:
+    world = make()
+    gang = world.start("a", jobs=120, is_gang=True)
+    fits = world.start("b", jobs=90, is_gang=True)
+    world.settle_down(8)
+    assert [len(world.jobs_of(each)) for each in (gang, fits)] == [0, 90]
+
+
+def test_what_is_not_guaranteed_cannot_be_lent() -> None:
+    world = World()
+    with pytest.raises(CommandError, match="strong_guarantee_resources has no cpu"):
+        world.create_pool("p", lending_limit={"cpu": 1})
