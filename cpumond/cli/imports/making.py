@@ -250,7 +250,7 @@ def merge(target: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _describe(row: Option) -> str:
-    if row.verdict in ("not expressible", "not yet expressible") and row.becomes:
+    if row.verdict == "not expressible" and row.becomes:
         return f"{row.sentence}; nearest: {row.becomes}"
     return row.sentence
 

@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Final, Literal, NamedTuple
 
-Verdict = Literal["expressible", "approximated", "not yet expressible", "not expressible", "of the daemons"]
+Verdict = Literal["expressible", "approximated", "not expressible", "of the daemons"]
 """of the daemons: about processes, logs and the like, not about who gets what."""
 SIGNS: Final[Mapping[str, Verdict]] = {
-    "=": "expressible", "~": "approximated", "?": "not yet expressible", "x": "not expressible", "-": "of the daemons",
+    "=": "expressible", "~": "approximated", "x": "not expressible", "-": "of the daemons",
 }  # fmt: skip
 DAEMONS: Final = "of the daemons"
 

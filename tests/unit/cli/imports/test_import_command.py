@@ -38,7 +38,7 @@ def test_the_file_can_be_read_and_all_else_is_told(capfd: pytest.CaptureFixture[
     }
     assert (pools["frances"].parent, pools["frances"].options) == ("catalysis", {"weight": 2})
     assert pools["projects"].options == {"flatten": True}
-    assert "not yet expressible: GrpTRESMins: " in err
+    assert "not expressible: GrpTRESMins: " in err
     assert f"  {names[0]}:6: account chemistry: cpu=6000000\n" in err
     assert f"  {names[0]}:38: account vision: node=8\n" in err
     assert "of the daemons, and left out: " in err
