@@ -51,6 +51,21 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("(RANKS[each.kind], not each.is_named)", "RANKS[each.kind]"),
         (" or (job.is_named and path not in named)", ""),
     ],
+    # --- budgets
+    "test_budgets.py": [
+        ("            job.settled = told\n", ""),
+        ("(record.budget, record.period) == (budget, period) and record.level > level", "False"),
+        ('pool.yields == "weight"\n', 'pool.yields == "never"\n'),
+        ("        and element.spent is None\n", ""),
+        ("return known if today < known <= add_days(today, BACK_DAYS) else today", "return today"),
+        ("min(held, counted + cores * LATE_S) if counted else held)", "held)"),
+        ("msgspec.structs.replace(record, counted=settled[record.id]) if record.id in settled else record", "record"),
+        (
+            "coming_s = self.end_of(then) - max(now, self.end_of(add_days(first, -1)))",
+            "coming_s = self.end_of(then) - now",
+        ),
+        (" + (STEP_S if is_resumed else LATE_S))", " + LATE_S)"),
+    ],
     # --- the history
     "test_history_store.py": [
         (

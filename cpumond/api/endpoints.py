@@ -119,7 +119,8 @@ ENDPOINTS: Final = (
         carried.CreateTreeBody, status=201,
     ),
     _get(
-        _TREE, "get_tree", "One tree", lambda c: pool_views.show_tree(c.rights, c.tree, c.now), pool_views.TreeView,
+        _TREE, "get_tree", "One pool tree",
+        lambda c: pool_views.show_tree(c.rights, c.tree, c.now), pool_views.TreeView,
         cost=per(operations=2, nodes=2),
     ),
     _command(

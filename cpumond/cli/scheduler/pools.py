@@ -114,7 +114,7 @@ def tree_show_command(client: SchedulerClient, tree: str) -> None:
             ("pools", str(answer.pool_count)),
             ("operations", _operation_counts(answer)),
             ("a pool", tell_counts_of_pools(read_tree(answer.attributes))),
-            *(("budgets" if not n else "", line) for n, line in enumerate(describe_budgets(answer.budgets))),
+            *(("budgets", line) for line in describe_budgets(answer.budgets)),
             *_option_fields(answer.attributes),
         ]
     )

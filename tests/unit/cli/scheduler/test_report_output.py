@@ -16,8 +16,10 @@ from cpumond.cli.scheduler.report import choose_output, guard_cell, render_csv, 
 from cpumond.cli.scheduler.report_rows import keep_pool, list_pools
 from cpumond.cli.scheduler.savings import render_savings, render_savings_csv
 from cpumond.core.errors import NoSuchError, UsageError
+from cpumond.scheduler.elements.account import BudgetView
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
 from cpumond.scheduler.history.savings import SavingsRow, SavingsTree, SavingsView, SavingsWeek, list_weeks
+from cpumond.scheduler.model.budget import Budget
 
 DAY_S = 86_400.0
 UNTIL = 1_800_000_000.0
@@ -220,6 +222,18 @@ def test_an_unknown_pool_gets_a_suggestion(report):
         keep_pool(report, "reserch", top=20)
     with pytest.raises(NoSuchError, match=r'no pool "zzz" in this time; see `cpumond report` without --pool'):
         keep_pool(report, "zzz", top=20)
+
+
+def test_budgets_of_pools_stand_below_their_tree_with_the_day_on_which_they_are_spent(report):
+    text = "192 of 620 core-hours ordered this month (31%), spent on 2026-11-23 at the present use"
+    view = BudgetView("default", "pool", "deep", Budget(620), "2026-11-01", 620.0, 192.0, "within", "2026-11-23", text)
+    tree = msgspec.structs.replace(report.trees[0], budgets=[view, msgspec.structs.replace(view, name="other")])
+    whole = msgspec.structs.replace(report, trees=[tree])
+    lines = render_text(whole, DAY_S, 20, None, False).splitlines()
+    assert [line for line in lines if "budget" in line] == [
+        f"budget of pool {name}: {text}" for name in ("deep", "other")
+    ]
+    assert [each.name for each in keep_pool(whole, "research", 20).trees[0].budgets] == ["deep"]
 
 
 def test_pools_that_are_gone_or_hang_on_each_other_are_listed():

@@ -11,6 +11,7 @@ from watched_store import make_scheduler
 
 from cpumond.api import overview
 from cpumond.api.pool_views import show_pool, show_tree
+from cpumond.core.wire import FinishedJob
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.causes import Causes
 from cpumond.scheduler.answers.operation import explain_operation
@@ -21,6 +22,7 @@ from cpumond.scheduler.program.exporter import MetricsText
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, CreatePool, Edit, RemovePool
 from cpumond.scheduler.settings.operations import StartOperation, UpdateOperation
+from cpumond.scheduler.state.reports import count_held
 
 HOUR_S = 3600.0
 NOON_S = datetime.datetime(2026, 11, 10, 12, tzinfo=datetime.UTC).timestamp()
@@ -286,3 +288,38 @@ async def test_a_move_leaves_what_was_counted_and_a_budget_that_is_removed_forge
     await cluster.scheduler.execute(RemovePool("default", "a"), "root")
     await cluster.scheduler.update_all()
     assert [key.split()[1] for kind, key, _ in cluster.store.load() if kind == "budget"] == ["pool"]
+
+
+async def test_a_scheduler_whose_clock_is_back_still_believes_the_nodes(cluster):
+    await cluster.begin()
+    await cluster.start("a")
+    await cluster.run()
+    await cluster.run(20.0)
+    cluster.restart(-21 * HOUR_S)
+    for job in cluster.node.jobs.values():  # meanwhile
+        job.ordered_cpu_seconds = 21 * HOUR_S
+    await cluster.node.register()
+    await cluster.node.beat()
+    cluster.end(1)
+    await cluster.node.beat()
+    assert cluster.account().spent_s(cluster.clock.at) == pytest.approx(84 * HOUR_S)
+
+
+HELD: dict[str, tuple[float, tuple[float, float] | None, float, float]] = {
+    "it ended between two checks": (100.0, (5.0, 56.5), 60.0, 103.0),
+    "before the first check": (0.0, (5.0, 5.5), 60.0, 1.0),
+    "its node's clock was set ahead": (100.0, (5.0, 9e4), 9e5, 220.0),
+    "and it was short": (0.0, (5.0, 9e4), 2.0, 4.0),
+    "its node's clock was set back": (100.0, (9e4, 5.0), 60.0, 100.0),
+    "the scheduler's clock was set back": (100.0, (0.0, 51.0), -9e4, 100.0),
+    "it was lost": (100.0, None, 9e5, 100.0),
+}
+"""Core-seconds that the agent counted, start and end by the node, how long the scheduler has known the job; and what
+it held with 2 cores."""
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_a_job_held_follows_from_its_agent_and_clocks_that_are_set_add_nothing(name):
+    counted, times, own_s, held = HELD[name]
+    finished = None if times is None else FinishedJob("j", "o", "failed", start_time=times[0], finish_time=times[1])
+    assert count_held(2.0, counted, finished, own_s) == pytest.approx(held)
