@@ -18,7 +18,8 @@ HOUR_S: Final = 3600.0
 DAY: Final = timedelta(days=1)
 BACK_DAYS: Final = 2
 """A clock that is back by at most so many days counts for the newest known day; by more, that day was wrong."""
-KEPT_DAYS: Final = 400
+KEPT_DAYS: Final = 62
+"""And as long as the period needs."""
 RECENT_DAYS: Final = 7
 """A forecast is made of the use of so many days, and of an hour at least."""
 Level = Literal[0, 1, 2]

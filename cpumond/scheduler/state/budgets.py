@@ -244,6 +244,6 @@ def _look_at(account: Account, record: BudgetRecord, now: float) -> BudgetRecord
     level: Level = SPENT if spent >= budget.limit_s else LOW if spent >= budget.warn_ratio * budget.limit_s else 0
     if (record.budget, record.period) == (budget, period) and record.level > level:
         level = record.level  # jobs that were not heard of since a restart are not in the sum yet
-    oldest = add_days(day, -KEPT_DAYS)
+    oldest = min(period, add_days(day, -KEPT_DAYS))
     days = record.days if day == record.day else {name: pair for name, pair in record.days.items() if name >= oldest}
     return msgspec.structs.replace(record, day=day, period=period, level=level, budget=budget, days=days)
