@@ -532,7 +532,7 @@ def _read_retries(table: Mapping[str, Any], inside: str) -> tuple[str, ...] | No
     given, where = table.get(retries.RETRY_POLICY), f"{inside}/{retries.RETRY_POLICY}"
     if given is None:
         return None
-    policy = tuple(_text(rule, where, 1000) for rule in _list(given, where))
+    policy = tuple(_text(rule, where, MAX_TEXT) for rule in _list(given, where))
     try:
         retries.check_policy(policy, where)
     except CommandError as error:

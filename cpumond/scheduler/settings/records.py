@@ -15,6 +15,7 @@ from cpumond.scheduler.model import CommandError, Config, PoolConfig, TreeConfig
 from cpumond.scheduler.settings.attributes import Kind, canonical_name, read_pool, read_tree
 from cpumond.scheduler.settings.commands import with_pools
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, parse_tag_filter
+from cpumond.scheduler.settings.retries import RETRY_POLICY, check_policy
 
 RecordKind = Literal["tree", "pool", "system"]
 
@@ -82,12 +83,20 @@ def _is_tag_filter(value: object) -> bool:
         return False
 
 
+def _is_policy(value: object) -> bool:
+    try:
+        check_policy(msgspec.convert(value, list[str]), RETRY_POLICY)
+    except (msgspec.ValidationError, CommandError):
+        return False
+    return True
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
 _MADE_OPTIONS: Final[Mapping[Kind, Mapping[str, Callable[[object], bool]]]] = {
-    "pool": {"owner": _is_text, TAG_FILTER: _is_tag_filter},
+    "pool": {"owner": _is_text, TAG_FILTER: _is_tag_filter, RETRY_POLICY: _is_policy},
     "tree": {"owner": _is_text, "acl_required": lambda value: isinstance(value, bool)},
 }
 """Options that an earlier version kept as attributes without meaning -> whether one of its values is one now."""

@@ -6,10 +6,11 @@ A rule is a text, in specifications, options of pools and on the command line: `
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -22,6 +23,7 @@ from cpumond.scheduler.settings.values import FIELD, to_milliseconds
 
 RETRY_POLICY: Final = "retry_policy"
 MAX_RULES: Final = 20
+MAX_TEXT: Final = 200
 MAX_TIMES: Final = 10_000
 PER_OPERATION: Final = 1000
 """Retries of one rule in one operation where the rule does not say it; each that is under way is in the record."""
@@ -40,9 +42,10 @@ KINDS: Final = {
     "time_limit": "job_time_limit exceeded",
 }
 PREEMPTED: Final = "preempted"
-_RANGES: Final = {"exit": (1, 255), "signal": (1, 64)}
 SIGNAL_BASE: Final = 128
 """A job that a signal ended has an exit code above it, as in shells."""
+_RANGES: Final = {"exit": (0, 255), "signal": (SIGNAL_BASE, 64)}
+"""What is added to a number for its exit code, and the greatest number."""
 _PREEMPTED: Final = frozenset(failures.ABORT_REASONS.values())
 NO_RETRY: Final = Retry()
 
@@ -75,87 +78,83 @@ class Terms(NamedTuple):
 @lru_cache(maxsize=1024)
 def parse_rule(text: str) -> Rule:
     """A rule. Raises ValueError, with a sentence."""
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"at most {MAX_TEXT} characters, got {len(text)}")
     kinds_text, colon, rest = text.replace(" ", "").partition(":")
     first, *options = rest.split(",")
     kinds = tuple(_parse_kind(kind) for kind in kinds_text.split("+"))
     if first == "fail" and not options:
         return Rule(text, kinds, fails=True)
-    if not colon or not first.isascii() or not first.isdigit() or not 1 <= int(first[:9]) <= MAX_TIMES:
-        raise ValueError(
-            f"expected how often a job is started again, 1 to {MAX_TIMES}, or fail, after a colon, such as {EXAMPLE}"
-        )
-    given: dict[str, float] = {}
-    for option in options:
-        name, _, value = option.partition("=")
+    if not colon or first == "fail":
+        raise ValueError(f"expected how often a job is started again, or fail, after a colon, such as {EXAMPLE}")
+    if len({option.partition("=")[0] for option in options}) < len(options):
+        raise ValueError("an option is given twice; keep one")
+    given = {"times": _parse_number("times", first)}
+    given["per_operation"] = max(PER_OPERATION, given["times"])
+    for name, _, value in (option.partition("=") for option in options):
         if name not in _OPTIONS:
-            near = nearest(name, _OPTIONS)
-            raise ValueError(f"unknown option {name!r}; " + (f"did you mean {near}?" if near else _KNOWN_OPTIONS))
-        if name in given:
-            raise ValueError(f"{name} is given twice; keep one")
-        given[name] = _parse_option(name, value)
+            raise ValueError(f"unknown option {name!r}; {_tell_known(name, [*_OPTIONS][1:])}")
+        given[_OPTIONS[name].field] = _parse_number(name, value)
     if "memory_growth" in given and not any(name == "oom" for name, _, _ in kinds):
         raise ValueError("memory_growth is for jobs that ran out of memory; add the kind oom, or leave it out")
-    if ("delay_growth" in given or "max_delay" in given) and not given.get("delay"):
+    if given.keys() & {"delay_growth", "max_delay_s"} and not given.get("delay_s"):
         raise ValueError("delay_growth and max_delay need a delay to grow from, such as delay=30s")
-    return Rule(
-        text,
-        kinds,
-        False,
-        int(first),
-        int(given.get("per_operation", max(PER_OPERATION, int(first)))),
-        given.get("delay", 0.0),
-        given.get("delay_growth", 1.0),
-        given.get("max_delay", MAX_DELAY_S),
-        given.get("memory_growth", 1.0),
-    )
+    return Rule(text, kinds, **given)
 
 
-_OPTIONS: Final = ("per_operation", "delay", "delay_growth", "max_delay", "memory_growth")
-_KNOWN_OPTIONS: Final = f"known options: {', '.join(_OPTIONS)}"
+class _Option(NamedTuple):
+    field: str
+    least: float
+    most: float
+    words: str
+
+
+_TIME: Final = "a time with its unit, at most 7 days, such as 30s"
+_OPTIONS: Final = {
+    "times": _Option("times", 1, MAX_TIMES, f"how often a job is started again, 1 to {MAX_TIMES}"),
+    "per_operation": _Option("per_operation", 1, MAX_TIMES, f"a whole number from 1 to {MAX_TIMES}"),
+    "delay": _Option("delay_s", 0, MAX_DELAY_S, _TIME),
+    "max_delay": _Option("max_delay_s", 0, MAX_DELAY_S, _TIME),
+    "delay_growth": _Option("delay_growth", 1, MAX_GROWTH, f"a factor from 1 to {MAX_GROWTH:g}"),
+    "memory_growth": _Option("memory_growth", 1, MAX_GROWTH, f"a factor from 1 to {MAX_GROWTH:g}"),
+}
+
+
+def _tell_known(name: str, known: Iterable[str]) -> str:
+    near = nearest(name, known)
+    return f"did you mean {near}?" if near else f"known: {', '.join(known)}"
 
 
 def _parse_kind(text: str) -> tuple[str, int, int]:
     name, given, value = text.partition("=")
     if name not in KINDS:
-        near = nearest(name, KINDS)
-        raise ValueError(
-            f"unknown kind of failure {name!r}; " + (f"did you mean {near}?" if near else f"known: {', '.join(KINDS)}")
-        )
+        raise ValueError(f"unknown kind of failure {name!r}; {_tell_known(name, KINDS)}")
     if not given:
         # A signal is no exit code that a program chose.
         return (name, 1, SIGNAL_BASE) if name == "exit" else (name, SIGNAL_BASE + 1, SIGNAL_BASE + 64)
     if name not in _RANGES:
         raise ValueError(f"{name} takes no number; write {name}")
-    least, most = _RANGES[name]
-    low, _, high = value.partition("-")
-    numbers = [_number_of(each) for each in (low, high or low)]
-    if not least <= numbers[0] <= numbers[1] <= most:
-        raise ValueError(f"expected {name}={least} to {name}={most}, or a range such as {name}=2-9, got {text!r}")
-    base = SIGNAL_BASE if name == "signal" else 0
-    return name, base + numbers[0], base + numbers[1]
+    base, most = _RANGES[name]
+    ends = value.split("-")
+    numbers = [
+        named.value if (named := signal.Signals.__members__.get(each)) else int(each) if each.isdecimal() else 0
+        for each in ends
+    ]
+    if len(ends) > 2 or not 1 <= numbers[0] <= numbers[-1] <= most:
+        raise ValueError(f"expected {name}=1 to {name}={most}, or a range such as {name}=2-9, got {text!r}")
+    return name, base + numbers[0], base + numbers[-1]
 
 
-def _number_of(text: str) -> int:
-    """The number of a signal's name, or the number that a text is; 0 for neither."""
-    named = signal.Signals.__members__.get(text)
-    return named.value if named is not None else int(text) if text.isascii() and text.isdigit() else 0
-
-
-def _parse_option(name: str, value: str) -> float:
-    if name in ("delay", "max_delay"):
-        milliseconds = to_milliseconds(value)
-        if milliseconds is None or not 0.0 <= milliseconds <= MAX_DELAY_S * 1e3:
-            raise ValueError(f"{name}: expected a time with its unit, at most 7 days, such as 30s, got {value!r}")
-        return milliseconds / 1e3
-    whole = name == "per_operation"
-    least, most = (1.0, float(MAX_TIMES)) if whole else (1.0, MAX_GROWTH)
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not least <= number <= most or (whole and not number.is_integer()):
-        what = "a whole number" if whole else "a factor"
-        raise ValueError(f"{name}: expected {what} from {least:g} to {most:g}, got {value!r}")
+def _parse_number(name: str, text: str) -> Any:
+    option = _OPTIONS[name]
+    number: float | None = None
+    if option.words is _TIME:
+        milliseconds = to_milliseconds(text)
+        number = None if milliseconds is None else milliseconds / 1e3
+    elif re.fullmatch(r"[0-9]{1,9}" if option.most == MAX_TIMES else r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+        number = int(text) if option.most == MAX_TIMES else float(text)
+    if number is None or not option.least <= number <= option.most:
+        raise ValueError(f"{name}: expected {option.words}, got {text!r}")
     return number
 
 
@@ -166,7 +165,7 @@ def check_policy(policy: Iterable[str], where: str) -> None:
         raise CommandError(f"{where}: at most {MAX_RULES} rules, got {len(rules)}", attributes={FIELD: where})
     for text in rules:
         try:
-            parse_rule(text[:1000])
+            parse_rule(text)
         except ValueError as error:
             raise CommandError(f"{where}: rule {text[:80]!r}: {error}", attributes={FIELD: where}) from None
 

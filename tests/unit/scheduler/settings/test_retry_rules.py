@@ -79,8 +79,9 @@ def test_a_rule_fits_its_kinds_and_nothing_else(kinds, ends):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("oom", "expected how often a job is started again, 1 to 10000, or fail, after a colon"),
-        ("oom:0", "expected how often"),
+        ("oom", "expected how often a job is started again, or fail, after a colon"),
+        ("oom:0", "times: expected how often a job is started again, 1 to 10000, got '0'"),
+        ("exit=1+" * 50 + "oom:1", "at most 200 characters, got 355"),
         ("oom:fail,delay=1s", "expected how often"),
         ("oon:1", "unknown kind of failure 'oon'; did you mean oom?"),
         ("exit=0:1", "expected exit=1 to exit=255, or a range such as exit=2-9, got 'exit=0'"),
@@ -95,13 +96,13 @@ def test_a_rule_fits_its_kinds_and_nothing_else(kinds, ends):
         ("exit:1,delay=8d", "delay: expected a time"),
         ("exit:1,max_delay=5s", "delay_growth and max_delay need a delay"),
         ("exit:1,per_operation=1.5", "per_operation: expected a whole number from 1 to 10000"),
-        ("exit:1,delay=1s,delay=2s", "delay is given twice"),
+        ("exit:1,delay=1s,delay=2s", "an option is given twice"),
     ],
 )
 def test_a_rule_that_cannot_be_read_is_refused_with_what_to_write(text, sentence):
     with pytest.raises(CommandError) as refused:
         check_policy([text], "spec/retry_policy")
-    assert str(refused.value).startswith(f"spec/retry_policy: rule {text!r}: {sentence}")
+    assert str(refused.value).startswith(f"spec/retry_policy: rule {text[:80]!r}: {sentence}")
     assert refused.value.attributes == {"field": "spec/retry_policy"}
 
 
