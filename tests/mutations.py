@@ -364,8 +364,11 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("(node.whole, node.passed)  # its", "(node.whole,)  # its"),
     ],
     "test_gang_shares.py": [
-        ("weights * (needed - strong) / (room - needed + strong)", "weights * (needed - strong) / room"),
-        ("room = left - max(strong - own.total, 0.0) + sum(", "room = sum("),
+        (
+            "(weights - own) * (needed - strong) / (room + strong - needed)",
+            "weights * (needed - strong) / (room + strong)",
+        ),
+        ("room = limit - parent.fair_share[r] if parent.is_root or limit < 1.0 else 0.0", "room = 0.0"),
     ],
     "test_fair_share_update.py": [
         ("float(math.trunc(scaled))", "float(round(scaled))"),

@@ -6,9 +6,9 @@ fair_share_update.md; shares are shown in percent of the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from cpumond.core.words import printable, show_percent
 from cpumond.fairshare.resources import (
@@ -286,63 +286,7 @@ def _tell_gang(tree: _Tree, name: str, binding: _Binding) -> str:
     whole = f"it is a gang, which gets its whole demand at once or nothing, and {_demand_text(shares)}"
     if tree.never_fits(name):
         return f"{whole} is more than its own limits allow"
-    scarce = _tell_scarce(tree, name) if tree.find_scarce(name) else ""
-    return f"{whole} does not fit{_tell_steps(tree, name) or scarce}"
-
-
-class Side(NamedTuple):
-    """An element beside its siblings: its weight, its share and its strong guarantee in one resource; the latter None
-    where it can have none."""
-
-    weight: float
-    total: float
-    strong: float | None
-
-
-def tell_step(step: float, name: str, own: Side, rivals: Iterable[Side], left: float) -> str:
-    """Why a gang below ``name`` does not get ``step`` (a fraction of the cluster) at once, and what to change (12.1).
-
-    ``rivals``: the siblings that want more; ``left``: what nobody has of their parent's share. "" where the weights are
-    not what is in the way.
-    """
-    others, strong = list(rivals), own.strong or 0.0
-    room = left - max(strong - own.total, 0.0) + sum(max(x.total - (x.strong or 0.0), 0.0) for x in (own, *others))
-    weights, needed = sum(each.weight for each in others), own.total + step
-    part = strong + room * own.weight / (own.weight + weights)
-    changes = [f"raise that weight above {weights * (needed - strong) / (room - needed + strong):.4g}"] * (
-        room + strong > needed + 1e-6
-    )
-    if own.strong is not None and needed < 1.0:
-        changes.append(f"guarantee it {show_percent(needed)} %")
-    if not weights or part > needed - TOLERANCE or not changes:
-        return ""
-    return (
-        f"the step of {show_percent(step)} % is more than the {show_percent(max(part - own.total, 0.0))} % that the "
-        f"weight of {name}, {own.weight:g} of {own.weight + weights:g} with those that want more, comes to: "
-        f"{', '.join(changes)}, or let fewer jobs begin at once"
-    )
-
-
-def _tell_steps(tree: _Tree, name: str) -> str:
-    """Of a gang: the nearest level at which its step is more than the weight comes to."""
-    r = RESOURCES.index(tree.shares(name).dominant_resource)
-    for at in reversed(tree.path(name)[1:]):
-        parent = tree.element(at).parent
-        if tree.pools[parent].mode == "fifo":
-            continue
-        rivals = [_side(tree, each, r) for each in tree.siblings(at) if tree.wants_more(each)]
-        limit = tree.shares(parent).limits_share[r]
-        left = limit - tree.shares(parent).fair_share.total[r] if parent == ROOT or limit < 1.0 else 0.0
-        told = tell_step(tree.shares(name).demand_share[r], printable(at), _side(tree, at, r), rivals, left)
-        if told:
-            return f": {told}"
-    return ""
-
-
-def _side(tree: _Tree, name: str, r: int) -> Side:
-    shares = tree.shares(name)
-    strong = shares.strong_guarantee_share[r] if name in tree.pools else None
-    return Side(tree.element(name).weight, shares.fair_share.total[r], strong)
+    return f"{whole} does not fit{_tell_scarce(tree, name) if tree.find_scarce(name) else ''}"
 
 
 def _demand_text(shares: ElementShares) -> str:

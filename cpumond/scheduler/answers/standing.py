@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from cpumond.core.measures import count_cores
-from cpumond.fairshare.explain import Side, tell_step
 from cpumond.fairshare.resources import CPU, Vector, share, show_dominant
 from cpumond.scheduler.decide.snapshot import element_name, operation_weight
 from cpumond.scheduler.decide.starvation import EPSILON, find_limit, list_wanting
@@ -70,22 +69,43 @@ def _tell_step(element: OperationElement | PoolElement) -> str:
     r = step.index(max(step))
     at: OperationElement | PoolElement = gangs[0]
     for parent in gangs[0].ancestors():
-        inside: list[OperationElement | PoolElement] = [*parent.children.values(), *parent.operations.values()]
-        rivals = [each for each in inside if each is not at and each.demand_share[r] > each.fair_share[r] + EPSILON]
-        limit = min(share(parent.bounds, element.tree.total)[r], 1.0)
-        left = limit - parent.fair_share[r] if parent.is_root or limit < 1.0 else 0.0
-        told = tell_step(step[r], element_name(at), _side(at, r), [_side(each, r) for each in rivals], left)
-        if told and parent.mode != "fifo":
+        told = "" if parent.mode == "fifo" else _tell_weight(step[r], at, parent, r)
+        if told:
             return told
         at = parent
     return ""
 
 
-def _side(element: PoolElement | OperationElement, r: int) -> Side:
+def _tell_weight(step: float, at: OperationElement | PoolElement, parent: PoolElement, r: int) -> str:
+    """Whether a step (a fraction of the cluster) is more than what the weight of ``at``, which has the gang, comes to
+    among the siblings that want more, and what to change; "" where the weights are not in the way, or nothing helps."""
+    inside: list[OperationElement | PoolElement] = [*parent.children.values(), *parent.operations.values()]
+    wanting = [each for each in inside if each is at or each.demand_share[r] > each.fair_share[r] + EPSILON]
+    limit = min(share(parent.bounds, at.tree.total)[r], 1.0)
+    room = limit - parent.fair_share[r] if parent.is_root or limit < 1.0 else 0.0
+    room += sum(max(each.fair_share[r] - each.strong_guarantee_share[r], 0.0) for each in wanting)
+    own, weights = _weight_of(at), sum(map(_weight_of, wanting))
+    total, strong = at.fair_share[r], at.strong_guarantee_share[r]
+    room -= max(strong - total, 0.0)
+    needed, part = total + step, strong + room * own / weights
+    changes = []
+    if room + strong > needed + EPSILON:
+        changes.append(f"raise that weight above {(weights - own) * (needed - strong) / (room + strong - needed):.4g}")
+    if isinstance(at, PoolElement) and needed < 1.0:
+        changes.append(f"guarantee it {needed:.1%}")
+    if len(wanting) == 1 or part > needed - EPSILON or not changes:
+        return ""
+    return (
+        f"the step of {step:.1%} is more than the {max(part - total, 0.0):.1%} that the weight of {element_name(at)}, "
+        f"{own:g} of {weights:g} with those that want more, comes to: {', '.join(changes)}, or let fewer jobs begin "
+        "at once"
+    )
+
+
+def _weight_of(element: PoolElement | OperationElement) -> float:
     if isinstance(element, OperationElement):
-        return Side(operation_weight(element), element.fair_share[r], None)
-    weight = element.entry.weight if element.entry is not None else 1.0
-    return Side(weight, element.fair_share[r], element.strong_guarantee_share[r])
+        return operation_weight(element)
+    return element.entry.weight if element.entry is not None else 1.0
 
 
 def _tell_unused(element: Element) -> str:

@@ -178,13 +178,11 @@ def _forbidder(element: OperationElement | PoolElement) -> OperationElement | Po
 def tell_cause(cause: Cause, tree: Tree) -> str:
     """What protects others' jobs, without names of operations; "" for what ends by itself."""
     settings = tree.config.settings
+    limit, least = settings.max_unpreemptible_running_job_count, settings.aggressive_preemption_satisfaction_threshold
     by_share = (
-        "others' jobs are within the fair shares of their operations, protected by "
-        "aggressive_preemption_satisfaction_threshold "
-        f"{settings.aggressive_preemption_satisfaction_threshold:g} and preemption_satisfaction_threshold "
-        f"{settings.preemption_satisfaction_threshold:g}"
+        "others' jobs are within the fair shares of their operations, protected by preemption_satisfaction_threshold "
+        f"{settings.preemption_satisfaction_threshold:g} and aggressive_preemption_satisfaction_threshold {least:g}"
     )
-    limit = settings.max_unpreemptible_running_job_count
     texts: dict[Cause, str] = {
         "count": f"max_unpreemptible_running_job_count is {limit} and protects operations of few jobs",
         "starving": "others starve, too, and preemption_check_starvation protects them",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from scheduler_world import World
 
-from cpumond.fairshare.explain import explain
 from cpumond.scheduler.answers.pool import tell_pool
+from cpumond.scheduler.answers.standing import find_standing
 
 STEP = (
-    'the step of 60.0 % is more than the 50.0 % that the weight of pool "mpi", 1 of 2 with those that want more, comes '
-    "to: raise that weight above 1.5, guarantee it 60.0 %, or let fewer jobs begin at once"
+    'the step of 60.0% is more than the 50.0% that the weight of pool "mpi", 1 of 2 with those that want more, comes '
+    "to: raise that weight above 1.5, guarantee it 60.0%, or let fewer jobs begin at once"
 )
 
 
@@ -37,8 +37,7 @@ def test_its_sentence_names_the_step_and_the_weight_and_what_it_says_lets_it_run
     assert tell_pool(world.pool("mpi"), world.now) == (
         f"not starving: it {has}: a gang starts whole or not at all, and {STEP}"
     )
-    told = explain(*world.updates["default"], f"#{gang}").lines[0]
-    assert STEP.replace('pool "mpi"', "mpi") in told
+    assert find_standing(world.element(gang)).text.endswith(STEP)
     world.set_pool("mpi", weight=1.6)
     world.settle_down(60)
     assert len(world.jobs_of(gang)) == 6
