@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--calm", action="store_true", help="no faults")
+    parser.add_argument("--guarantees", action="store_true", help="long jobs take what is guaranteed to others")
     parser.add_argument("--vaults", action="store_true", help="some operations have secrets")
     parser.add_argument("--gangs", type=float, default=0.0, help="the part of operations with gang_options")
     parser.add_argument("--bad-host", action="store_true", help="one host fails all its jobs again and again")
@@ -42,6 +43,7 @@ def main() -> int:
         vaults=given.vaults,
         has_bad_host=given.bad_host,
         retries=given.retries,
+        guarantees=given.guarantees,
     )
     if given.calm:
         options = dataclasses.replace(options, has_faults=False)

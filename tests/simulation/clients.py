@@ -71,7 +71,8 @@ class Client:
         self.loop.start(self._main())
 
     async def _main(self) -> None:
-        guarantee: dict[str, Any] = {"strong_guarantee_resources": {"cpu": 2.0}} if self.rng.random() < 0.5 else {}
+        cores = self.mood.guaranteed_cores
+        guarantee: dict[str, Any] = {"strong_guarantee_resources": {"cpu": cores}} if self.rng.random() < 0.5 else {}
         if self.retries and self.pool == BOUNDED_POOL:
             guarantee["max_retry_memory"] = BOUND
         if self.name == "client0" and self.mood.tree:

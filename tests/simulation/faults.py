@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +40,13 @@ class Mood:
     """How busy a leader is: above a half of its time nodes are told to send less often."""
     steers: float
     """Which share of commands changes operations instead of starting one."""
+    guaranteed_cores: float = 2.0
+    """Of a pool that has a guarantee."""
+
+    def with_guarantees(self) -> Mood:
+        """Long jobs of operations that the count rule protects, and half of the cluster guaranteed."""
+        tree = {**PREEMPTS_SOON, "max_unpreemptible_running_job_count": 10, "enable_aggressive_starvation": False}
+        return replace(self, tree=tree, job_s=(90.0, 150.0), steers=0.2, guaranteed_cores=8.0)
 
     @staticmethod
     def draw(rng: random.Random) -> Mood:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from examples import ALL
 from simulation.world import Options, run_seed
 from simulation.world_mutations import MUTATIONS
 
 FIRST = {
+    "claim": 0,
     "fence": 1,
     "clock": 0,
     "acknowledge": 0,
@@ -33,6 +36,7 @@ NAMES = [*MUTATIONS] if ALL else ["acknowledge", "start", "count", "hold", "blam
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mistake_is_found(name: str) -> None:
     options = Options(retries=0.7 * (name in RETRIES), vaults=name == "vault", has_bad_host=name == "blame")
+    options = replace(options, guarantees=name == "claim")
     for seed in [*range(FIRST[name], 100), *range(FIRST[name])]:
         if run_seed(seed, options, MUTATIONS[name]).violation:
             return

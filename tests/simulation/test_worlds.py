@@ -35,11 +35,15 @@ BAD_HOST = Options(has_bad_host=True)
 RETRIES = Options(retries=0.7, gangs=0.2)
 """Most have a retry policy: never more retries than allowed or before their time, memory within bounds, all of it kept
 by take-overs."""
+GUARANTEES = Options(guarantees=True)
+"""Long jobs of small operations take what is guaranteed to others: who has enough demand gets
+it (semantics.md 6.10)."""
 WORLDS = [
     *(pytest.param(FIVE, seed, id=f"five hosts {seed}") for seed in SEEDS),
     *(pytest.param(FIVE, seed, id=words) for words, seed in list(FOUND.items())[: None if WHOLE else 1]),
     *(pytest.param(FIFTY, seed, id=f"fifty hosts {seed}") for seed in range(4 if ALL else 2 if WHOLE else 0)),
     *(pytest.param(GANGS, seed, id=f"gangs {seed}") for seed in (20, 12, *range(6 if ALL else 4 if WHOLE else 1))),
+    *(pytest.param(GUARANTEES, seed, id=f"guarantees {seed}") for seed in range(12 if ALL else 4 if WHOLE else 1)),
     *(pytest.param(VAULTS, seed, id=f"vaults {seed}") for seed in range(6 if ALL else 2 if WHOLE else 1)),
     *(pytest.param(BAD_HOST, seed, id=f"bad host {seed}") for seed in (13, *range(12 if ALL else 4 if WHOLE else 0))),
     *(

@@ -26,8 +26,9 @@ from simulation.hosts import Agent, Host, LinkOptions, played_disks
 from simulation.network import Network
 from simulation.schedulers import Machine, SchedulerProcess
 
-from cpumond.fairshare.resources import CPU
+from cpumond.fairshare.resources import CPU, Vector, add, subtract
 from cpumond.scheduler import service
+from cpumond.scheduler.decide.placement import may_start_within, wants_jobs
 from cpumond.scheduler.program import leading
 from cpumond.scheduler.service.idle_watch import IdleWatch
 from cpumond.scheduler.state import State
@@ -60,6 +61,8 @@ class Options:
     """Whether one of the hosts fails all its jobs, for a while again and again."""
     retries: float = 0.0
     """The part that have a retry policy, and jobs that fail at random."""
+    guarantees: bool = False
+    """Whether long jobs of small operations take what is guaranteed to others, and preemption comes within seconds."""
 
 
 @dataclass
@@ -106,6 +109,8 @@ class World:
         self.link = LinkOptions(self.addresses)
         rng = events.rng
         self.mood = Mood.draw(rng)
+        if options.guarantees:
+            self.mood = self.mood.with_guarantees()
         self.hosts = [
             Host(events, f"n{number}", directory, rng.choice((2.0, 4.0, 8.0)), self.ledger)
             for number in range(1, options.hosts + 1)
@@ -113,6 +118,7 @@ class World:
         self.clients: list[Client] = []
         self.faults = Faults(self)
         self.idle: set[tuple[str, str]] | None = None
+        self.unmet: set[str] | None = None
 
     def _database_now(self) -> float:
         return self.events.now + self.database_offset_s
@@ -182,6 +188,7 @@ class World:
         later(CHECK_S, self._look)
         for second in range(0, 15, 2):
             later(options.seconds - ABORT_S - 1.0 - second, self._look_for_idle)
+            later(options.seconds - ABORT_S - 1.0 - second, self._look_for_unmet)
         later(options.seconds - ABORT_S, self._abort_all)
 
     def _look(self) -> None:
@@ -221,6 +228,35 @@ class World:
                     waits.add((name, "all together"))
         self.idle = waits if self.idle is None else self.idle & waits
 
+    def _look_for_unmet(self) -> None:
+        """Operations whose pool would reach its strong guarantee by the end of one job of a pool that is above its own,
+        where preemption comes within seconds: each second of the last ones before the end."""
+        found: set[str] = set()
+        for process in self.schedulers:
+            state = None if process is None or process.scheduler is None else process.scheduler.state
+            for operation in () if state is None else state.operations.values():
+                record, element = operation.record, operation.elements["default"]
+                tree, order, pool = element.tree, record.tasks[0].resources, element.parent
+                settings, total = tree.config.settings, tree.total
+                if not settings.guarantee_tolerance or settings.fair_share_starvation_timeout > 3000.0:
+                    continue
+                if not wants_jobs(element) or record.is_gang or record.require_reclaimed:
+                    continue
+                if pool is None or _most(add(pool.usage, order), total) > max(pool.strong_guarantee_share) + 1e-6:
+                    continue
+                if any(
+                    job.is_active and job.element.parent is not pool and not job.element.operation.record.is_gang
+                    and job.element.parent is not None and node.is_online and node.cordon is None
+                    and _most(subtract(job.element.parent.usage, job.usage), total)
+                    > max(job.element.parent.strong_guarantee_share)
+                    and may_start_within(record, node.unordered_cores + job.ordinary_cores, order[CPU])
+                    and min(subtract(add(node.free, job.usage), order)) >= 0.0
+                    for node in tree.nodes.values()
+                    for job in node.jobs.values()
+                ):  # fmt: skip
+                    found.add(operation.id)
+        self.unmet = found if self.unmet is None else self.unmet & found
+
     def _abort_all(self) -> None:
         for client in self.clients:
             client.abort_all()
@@ -249,6 +285,8 @@ class World:
         ledger.check_log()
         if self.idle:
             problems.append(f"operations that could run on a node waited for 14 s: {sorted(self.idle)}")
+        if self.unmet:
+            problems.append(f"pools of operations were kept from their guarantees for 14 s: {sorted(self.unmet)}")
         problems += [f"{each.name} still waits for its command" for each in self.clients if not each.is_done]
         for host in self.hosts:
             agent = host.agent
@@ -272,6 +310,10 @@ class World:
             raise ViolationError(
                 f"after {now:.3f} s, {now - self.options.faults_until_s:g} s without faults: {problems}"
             )
+
+
+def _most(amount: Vector, total: Vector) -> float:
+    return max(x / t if t else 0.0 for x, t in zip(amount, total, strict=True))
 
 
 Preparation = Callable[[World], AbstractContextManager[None]]

@@ -13,6 +13,7 @@ from simulation.database import SimStore
 
 from cpumond.core.route import Terms
 from cpumond.scheduler import service
+from cpumond.scheduler.decide import starvation
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import OperationRecord, StartRecord
 from cpumond.scheduler.service import Scheduler
@@ -191,6 +192,13 @@ def grow_without_bound(_: World) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def claim_nothing(_: World) -> Iterator[None]:
+    """Nobody takes protected jobs for a strong guarantee."""
+    with mock.patch.object(starvation, "may_claim", return_value=False):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "fence": drop_the_fence,
     "clock": forget_the_clock,
@@ -207,4 +215,5 @@ MUTATIONS: dict[str, Mutation] = {
     "blame": blame_no_node,
     "waits": forget_waits,
     "bound": grow_without_bound,
+    "claim": claim_nothing,
 }
