@@ -340,6 +340,9 @@ class Operation:
     @property
     def needed_orders(self) -> list[tuple[Vector, int]]:
         """What jobs still to be started order, and how many of each task there are."""
+        if self.retries is None:
+            needed = self.needed
+            return [(task.resources, needed[task.name]) for task in self.record.tasks if needed.get(task.name, 0) > 0]
         return [(task.resources, number) for task, number in self.next_jobs()]
 
     def next_jobs(self) -> list[tuple[Task, int]]:
