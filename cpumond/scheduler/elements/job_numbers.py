@@ -57,14 +57,14 @@ class TaskNumbers:
 
     def take(self, job_id: str, job_count: int, wanted: int = UNKNOWN) -> int:
         """Give a job the cookie that it wants, or the least free one."""
+        if wanted < 0 and self._returned is None:
+            self._holders.append(job_id)
+            return len(self._holders) - 1
         cookie = wanted
         if cookie < 0 or not self.is_free(cookie):
             cookie = self._find_free(job_count)
         if self._returned is not None:
             self._returned.free_ending.pop(cookie, None)
-        if cookie == len(self._holders):
-            self._holders.append(job_id)
-            return cookie
         self._reach(cookie)
         self._holders[cookie] = job_id
         return cookie

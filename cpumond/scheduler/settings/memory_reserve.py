@@ -59,7 +59,7 @@ def find_bounds(task: Task) -> tuple[float, float]:
     return lower, max(DEFAULT_VALUE if default is None else default, lower)
 
 
-def find_reserve(task: Task, memory: TaskMemory, is_taken: Callable[[int], bool]) -> int:
+def find_reserve(task: Task, memory: TaskMemory = NOTHING, is_taken: Callable[[int], bool] = lambda _: False) -> int:
     """Bytes that the next job of a task reserves. ``is_taken``: whether one of its jobs that live has a cookie.
 
     While a place is free whose job was aborted for want of memory, the next job is the one that gets it.
@@ -77,10 +77,14 @@ def set_reserves(
     """The record with what the next job of each task reserves; the same one where nothing changes."""
     if not is_on and not any(task.memory_reserve for task in record.tasks):
         return record
-    reserves = [
-        find_reserve(task, record.memory.get(task.name, NOTHING), partial(is_taken, task.name)) if is_on else 0
-        for task in record.tasks
-    ]
+    memory, reserves = record.memory, [0] * len(record.tasks)
+    if is_on:
+        reserves = [
+            find_reserve(task, memory[task.name], partial(is_taken, task.name))
+            if task.name in memory
+            else find_reserve(task)
+            for task in record.tasks
+        ]
     if reserves == [task.memory_reserve for task in record.tasks]:
         return record
     both = zip(record.tasks, reserves, strict=True)

@@ -193,8 +193,9 @@ def read_spec(
 ) -> ParsedSpecification:
     """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``; ``default_memory_limit``:
     that of tasks that say none, in bytes, by its ``trees``. Raises CommandError."""
-    secrets, spec = read_vault(spec), without_vault(spec)
-    table = _normalise(spec, "spec")
+    shown = without_vault(spec)
+    secrets = {} if shown is spec else read_vault(spec)
+    table = _normalise(shown, "spec")
     trees, options = _read_places(table)
     several = trees is not None and len(trees) > 1
     _refuse_options("root", table, "spec", several_trees=several or bool(table.get("tentative_pool_trees")))
@@ -275,15 +276,16 @@ def _list_idle(spec: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, 
     spec = without_vault(spec)
     for key, value, reason in find_idle("root", spec):
         yield (), key, value, reason
-    names = {part: canonical(part) for part in spec}
-    for place, table in _PARTS.items():
-        for part in [part for part, name in names.items() if name == table]:
-            for name, given in spec[part].items():
-                for key, value, reason in find_idle(place, given):
-                    yield (part, name), key, value, reason
+    for part, inside in spec.items():
+        place = _PARTS.get(canonical(part))
+        if place is None:
+            continue
+        for name, given in inside.items():
+            for key, value, reason in find_idle(place, given):
+                yield (part, name), key, value, reason
 
 
-_PARTS: Final[Mapping[Place, str]] = {"task": "tasks", "tree": "scheduling_options_per_pool_tree"}
+_PARTS: Final[Mapping[str, Place]] = {"tasks": "task", "scheduling_options_per_pool_tree": "tree"}
 """The options at the root that hold further options, by name of a task or tree."""
 
 
@@ -317,7 +319,7 @@ def _tell_idle(place: tuple[str, ...], key: str, reason: str) -> str:
     return f"{subject} is not recognized" + (f'; did you mean "{near}"?' if near else "")
 
 
-_KNOWN: Final = {"": ROOT_OPTIONS, "tasks": TASK_OPTIONS, _PARTS["tree"]: honoured("tree")}
+_KNOWN: Final = {"": ROOT_OPTIONS, "tasks": TASK_OPTIONS, "scheduling_options_per_pool_tree": honoured("tree")}
 
 
 def _refuse_options(place: Place, table: Mapping[str, Any], where: str, *, several_trees: bool = False) -> None:
@@ -510,7 +512,7 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
     gang = _read_gang(task, where)
     interrupts = _read_signal(task.get("interruption_signal"), f"{where}/interruption_signal")
     # Most tasks have few of them.
-    options = {option: read(task[option], f"{where}/{option}") for option, read in _READERS.items() if option in task}
+    options = {option: _READERS[option](task[option], f"{where}/{option}") for option in task if option in _READERS}
     options.setdefault("memory_limit", default_memory_limit)
     if interrupts:
         options["interruptible"] = True
@@ -720,7 +722,7 @@ _READERS: Final[Mapping[str, Callable[[object, str], Any]]] = {
     "user_job_resource_overdraft_memory_multiplier": _bounded(_number, 10.0, 1.0, optional=True),
     "ignore_memory_reserve_factor_less_than_one": _flag,
 }
-"""Options of a task whose value alone says whether they are right, in the order in which they are looked at."""
+"""Options of a task whose value alone says whether they are right."""
 
 
 def _kind(value: object) -> str:

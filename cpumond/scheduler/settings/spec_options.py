@@ -366,9 +366,7 @@ def find_refused(
     place: Place, given: Mapping[str, Any], *, several_trees: bool = False
 ) -> Iterator[tuple[str, Option]]:
     """Of options by canonical names: those that would change the result of the operation, and cannot here."""
-    for name, value in given.items():
-        if name in _WITH_EFFECT[place]:
-            continue
+    for name, value in given.items() if not given.keys() <= _WITH_EFFECT[place] else ():
         option = find_option(place, name)
         if option is None or option.verdict != "refused" or not option.is_wish(value):
             continue
@@ -379,9 +377,7 @@ def find_refused(
 def find_idle(place: Place, given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """Of options in any spelling: key, value and reason of those without effect that their user should know of, the
     reason "" for unknown ones. Refused ones are those of an older scheduler, which did not refuse them."""
-    for key, value in given.items():
-        if key in _WITH_EFFECT[place]:
-            continue
+    for key, value in given.items() if not given.keys() <= _WITH_EFFECT[place] else ():
         name = canonical(key)
         option = find_option(place, name)
         if option is None:

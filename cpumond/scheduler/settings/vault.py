@@ -34,9 +34,15 @@ _SPELLINGS: Final = frozenset({SECURE_VAULT, SECURE_VAULT.replace("_", "-")})
 
 
 def _has_vault(spec: Mapping[str, Any]) -> bool:
+    if not _SPELLINGS.isdisjoint(spec):
+        return True
     tasks = spec.get("tasks")
-    parts = [spec, tasks, *tasks.values()] if isinstance(tasks, Mapping) else [spec]
-    return any(isinstance(part, Mapping) and not _SPELLINGS.isdisjoint(part) for part in parts)
+    if not isinstance(tasks, dict | Mapping):
+        return False
+    for part in (tasks, *tasks.values()):
+        if isinstance(part, dict | Mapping) and not _SPELLINGS.isdisjoint(part):
+            return True
+    return False
 
 
 def without_vault(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,7 +76,7 @@ def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:
     It stands at the root or, as `yt vanilla` takes it, among the tasks. Neither keys nor values are named in what is
     refused, but their place: that is told, logged and kept.
     """
-    where, vault = f"spec/{SECURE_VAULT}", _find_vault(spec) if _has_vault(spec) else {}
+    where, vault = f"spec/{SECURE_VAULT}", _find_vault(spec)
     variables: dict[str, str] = {}
     for number, (key, value) in enumerate(vault.items(), 1):
         if not isinstance(key, str) or not _NAME.fullmatch(key):

@@ -69,13 +69,13 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
         state.gangs.live.pop(record.id, None)
         return
     if operation is None:
+        state.spec_room.add(record)
         operation = state.operations[record.id] = Operation(share_parts(record, state.trees))
         deadline = operations.deadline(record)
         if deadline is not None:
             heappush(state.deadlines, (deadline, record.id))
             if len(state.deadlines) > 2 * len(state.operations) + SPARE_DEADLINES:
                 state.deadlines = sorted(each for each in state.deadlines if each[1] in state.operations)
-        state.spec_room.add(record)
         operation.lacks_secrets = bool(record.vault_bytes) and open_vault(state, record) is None
         operation.needed = operations.needed_jobs(record, {})
     else:

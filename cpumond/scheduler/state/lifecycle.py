@@ -47,12 +47,12 @@ def recall_ceiling(job: Job, record: StartRecord | JobRecord | None) -> bool:
 
 def start(state: State, job: Job) -> None:
     start_job(job)
-    if job.element.operation.retries is not None:
-        job.element.operation.retries.release((job.task.name, job.cookie))
-    numbers = job.element.operation.numbers_of(job.task.name)
-    job.cookie = numbers.take(job.id, job.task.job_count, job.cookie)
+    operation, task = job.element.operation, job.task
+    if operation.retries is not None:
+        operation.retries.release((task.name, job.cookie))
+    numbers, gang = operation.numbers_of(task.name), operation.gang
+    job.cookie = numbers.take(job.id, task.job_count, job.cookie)
     job.after = numbers.find_ending(job.cookie)
-    gang = job.element.operation.gang
     if gang is not None and gang.ending and job.after is None:
         job.after = EndingJob(*next(iter(gang.ending.items())))
     if job.after is not None and not is_held(state, job, job.start_time):

@@ -127,10 +127,13 @@ class SpecRoom:
         self._of_user: Counter[str] = Counter()
         self._live: dict[str, int] = {}
         self._ended: dict[str, int] = {}
+        self._checked: tuple[object, int] = (None, 0)
+        """The specification that was checked last, and what it takes."""
 
     def check(self, spec: Any, user: str) -> None:
         """Check that there is room for another live operation. Raises CommandError."""
         weight = weigh(spec)
+        self._checked = (spec, weight) if isinstance(spec, dict) else (None, 0)
         for taken, most, whose in (
             (self._of_user[user], self.max_bytes // 2, f"the operations of user {user!r}"),
             (self.live_bytes, self.max_bytes, "all operations"),
@@ -151,7 +154,9 @@ class SpecRoom:
             self._ended[record.id] = weight
             self.ended_bytes += weight
         else:
-            weight = self._live[record.id] = weigh(record.spec) + record.vault_bytes
+            spec, weight = self._checked
+            weight = weight if spec is record.spec else weigh(record.spec)
+            weight = self._live[record.id] = weight + record.vault_bytes
             self.live_bytes += weight
             self._of_user[record.user] += weight
 
