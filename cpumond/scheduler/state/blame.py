@@ -62,9 +62,11 @@ def find_blamed(state: State, ended: Collection[JobRecord]) -> frozenset[str]:
     """Ids of those of the jobs that end now that failed and do not count before a second node agrees (3.6)."""
     if not state.rules.node_failures.enabled or not any(job.state == "failed" for job in ended):
         return frozenset()
-    judge, blamed = _Judge(state, ended), list[str]()
-    for node_id in {job.node_id for job in ended if job.state == "failed"} & state.nodes.keys():
-        told = [job for job in ended if job.node_id == node_id and (job.state == "completed" or judge.is_evidence(job))]
+    judge, blamed, by_node = _Judge(state, ended), list[str](), dict[str, list[JobRecord]]()
+    for job in ended:
+        if job.node_id in state.nodes and (job.state == "completed" or judge.is_evidence(job)):
+            by_node.setdefault(job.node_id, []).append(job)
+    for node_id, told in by_node.items():
         node, failing = state.nodes[node_id], state.nodes[node_id].failing or Failing()
         is_bad = node.cordoned or failing.holds > 0 or judge.is_suspect(follow(failing.streak, told))
         for job in told:
