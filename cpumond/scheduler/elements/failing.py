@@ -43,10 +43,15 @@ class Streak:
 NO_STREAK: Final = Streak()
 
 
+def is_success(job: JobRecord) -> bool:
+    """Whether a job completed by itself: no user abandoned it."""
+    return job.state == "completed" and job.exit_code is not None
+
+
 def follow(streak: Streak, ended: Iterable[JobRecord]) -> Streak:
     """The streak after the ends of jobs: completed ones, and those that may be the node's fault."""
     for job in ended:
-        if job.state == "completed":
+        if is_success(job):
             streak = NO_STREAK if job.sequence >= streak.sequence else streak
             continue
         by_operation, before = streak.by_operation, streak.by_operation.get(job.operation_id, Failed())

@@ -10,7 +10,7 @@ from typing import Final
 
 from cpumond.scheduler.decide.placement import has_spare
 from cpumond.scheduler.elements import Job, Node, OperationElement
-from cpumond.scheduler.elements.failing import NO_STREAK, Failing, Streak, follow, is_own_fault, is_suspect
+from cpumond.scheduler.elements.failing import NO_STREAK, Failing, Streak, follow, is_own_fault, is_success, is_suspect
 from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.events.noticed import tell_failing, tell_works
 from cpumond.scheduler.model import MAX_WHY, JobRecord, NodeRecord, OperationRecord, Task
@@ -64,7 +64,7 @@ def find_blamed(state: State, ended: Collection[JobRecord]) -> frozenset[str]:
         return frozenset()
     judge, blamed, by_node = _Judge(state, ended), list[str](), dict[str, list[JobRecord]]()
     for job in ended:
-        if job.node_id in state.nodes and (job.state == "completed" or judge.is_evidence(job)):
+        if job.node_id in state.nodes and (is_success(job) or judge.is_evidence(job)):
             by_node.setdefault(job.node_id, []).append(job)
     for node_id, told in by_node.items():
         node, failing = state.nodes[node_id], state.nodes[node_id].failing or Failing()
@@ -90,7 +90,7 @@ def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[Oper
     judge, failed = _Judge(state, ended, records), dict[str, set[str]]()
     for job in ended:
         node = state.nodes.get(job.node_id)
-        if job.state == "completed":
+        if is_success(job):
             if node is not None and node.failing is not None and follow(node.failing.streak, [job]) is NO_STREAK:
                 _trust(state, node, f"job {job.id} completed there", now)
         elif job.state in ("failed", "aborted") and job.preemption is None:

@@ -12,6 +12,7 @@ from scheduler_world import EASY, PlayedNode, World, assert_consistent
 
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.model.node_failures import GUARD, NodeFailures
+from cpumond.scheduler.settings.operations import AbandonJob
 from cpumond.scheduler.state import blame
 from cpumond.scheduler.state.node_commands import CordonNode, SetNodeTags, UncordonNode
 
@@ -164,6 +165,21 @@ def test_a_success_ends_the_streak_but_not_of_a_job_from_before():
     assert world.state.nodes["bad"].failing is None
     assert kinds(world) == ["node_failing", "node_works"]
     assert world.states(ids).count("f") == 0
+
+
+def test_a_job_that_a_user_abandons_is_no_success():
+    world = make_world()
+    ids = [world.start(jobs=2), world.start(jobs=2)]
+    world.step(1.0, world.nodes["bad"])
+    world.step(1.0, world.nodes["bad"])
+    last, *others = world.nodes["bad"].jobs
+    for job in others:
+        world.nodes["bad"].finish(job, "failed")
+    world.step(1.0, world.nodes["bad"])
+    assert list(world.state.held) == ["bad"]
+    world.do(AbandonJob(last, world.state.jobs[last].element.name))
+    assert list(world.state.held) == ["bad"]
+    assert world.states(ids) == "rr"
 
 
 def test_not_everything_is_held_off_where_the_operations_are_at_fault():
