@@ -8,7 +8,6 @@ written together, so that a killed scheduler loses nothing and counts nothing tw
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 
 import msgspec
 
@@ -149,7 +148,7 @@ def settle(state: State, change: Transaction, jobs: Iterable[Job] = ()) -> Trans
             settled[job.id] = told
             _add(added, job.element.accounts, told, job.settled)
     records = tuple(msgspec.structs.replace(each.record, days=each.grow(*pair)) for each, pair in added.items())
-    return replace(change, budgets=records, settled=settled)
+    return msgspec.structs.replace(change, budgets=records, settled=settled)
 
 
 def _add(added: dict[Account, CorePair], accounts: Iterable[Account], told: CorePair, before: CorePair) -> None:
@@ -235,7 +234,7 @@ def look(state: State, now: float) -> Transaction:
         looked = _look_at(account, records.get(key, account.record), now)
         if looked != account.record:
             records[key] = looked
-    return replace(change, budgets=tuple(records.values()))
+    return msgspec.structs.replace(change, budgets=tuple(records.values()))
 
 
 def _look_at(account: Account, record: BudgetRecord, now: float) -> BudgetRecord:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from heapq import heappop, heappush
 
 import msgspec
@@ -158,7 +157,7 @@ def recount(state: State, change: Transaction, now: float) -> Transaction:
     fresh = {job.id: job for job in change.jobs if _is_news(state, job) and job.node_id not in back}
     jobs = tuple(lifecycle.blame_switches(state, _drop_repeated(fresh.values())))
     removed = [node for node in gone if node.id not in back]
-    return replace(
+    return msgspec.structs.replace(
         change,
         jobs=jobs,
         operations=count_ended(state, jobs, now),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from cpumond.scheduler.model import Config, JobRecord, LostNode, NodeRecord, OperationRecord
 from cpumond.scheduler.model.budget import BudgetRecord, CorePair
@@ -29,9 +31,9 @@ class Stops:
     most: Mapping[str, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
-    """A change that is stored before it is applied. Records replace those of the same key.
+class Transaction(msgspec.Struct, frozen=True):
+    """A change that is stored before it is applied. Records replace those of the same key. A struct, since some are
+    made for each command, and a dataclass sets each of its fields by a call.
 
     ``id`` and ``warnings`` are for the caller.
     """
@@ -57,7 +59,7 @@ class Transaction:
     warnings: tuple[str, ...] = ()
     stops: Stops | None = None
     budgets: tuple[BudgetRecord, ...] = ()
-    settled: Mapping[str, CorePair] = field(default_factory=dict)
+    settled: Mapping[str, CorePair] = {}
     """Live job -> the part of it that is in ``budgets`` (2.15)."""
 
     @property
