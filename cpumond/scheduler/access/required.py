@@ -66,6 +66,7 @@ GUARANTEES: Final = frozenset({
 OF_OWNERS: Final = frozenset({
     "mode", "fifo_sort_parameters", "forbid_immediate_operations", "create_ephemeral_subpools",
     "ephemeral_subpool_config", "allow_children_guarantees", "set_container_cpu_limit", "retry_policy",
+    "usage_half_life",
 })  # fmt: skip
 """What a pool does within what it has got. All options that are in neither set need ``administer``."""
 
