@@ -59,7 +59,7 @@ WORDS: Final[Mapping[Permission, str]] = {
 GUARANTEES: Final = frozenset({
     "weight", "max_share_ratio", "strong_guarantee_resources", "integral_guarantees", "resource_limits",
     "max_operation_count", "max_running_operation_count", "resource_limits_overcommit_tolerance", "max_retry_memory",
-    "budget",
+    "budget", "flatten", "lending_limit",
 })  # fmt: skip
 """What a pool gets from its parent: giving more of it needs ``write`` there."""
 
@@ -243,7 +243,7 @@ def _gets_more(name: str, old: PoolSettings, new: PoolSettings) -> bool:
     before, after = getattr(old, name), getattr(new, name)
     if name == "integral_guarantees":
         return _is_more_integral(before, after)
-    if name == "budget":
+    if name in ("budget", "flatten", "lending_limit"):
         return bool(before != after)  # what is less depends on too much
     if isinstance(before, Mapping):
         # No guarantee is 0, no limit is all there is.
