@@ -19,6 +19,7 @@ import msgspec
 from cpumond.core.measures import format_span
 from cpumond.core.words import count
 from cpumond.scheduler.answers.calibration import PARTS, quantile
+from cpumond.scheduler.decide.run_times import UNKNOWN_S
 from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRecord
 from cpumond.scheduler.model.forecast import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
 from cpumond.scheduler.state import State, changes
@@ -26,7 +27,7 @@ from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.trial.at_once import tell_starts
 from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send, ask_at_once
 from cpumond.scheduler.trial.forward import Course, Forward, Pace
-from cpumond.scheduler.trial.load import UNKNOWN_S, Drawn, Expected, Experience
+from cpumond.scheduler.trial.load import Drawn, Expected, Experience
 from cpumond.scheduler.trial.rounds import settle
 
 LEAST_RUNS: Final = 5

@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import math
 import random
-import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from statistics import fmean, stdev
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cpumond.scheduler.model import JobRecord, OperationRecord, Task
+from cpumond.scheduler.decide.run_times import ENOUGH, Kind, RunTimes, Seen, left_of
+from cpumond.scheduler.model import OperationRecord, Task
 from cpumond.scheduler.state import State
 
-ENOUGH: Final = 4
-"""So many jobs make a distribution; one is enough of an operation's own."""
-MOST: Final = 400
-"""The latest that are kept of one kind."""
-UNKNOWN_S: Final = 300.0
-"""Expected of a job of which nothing is known, if it has not run for longer."""
 SETTLED_S: Final = 30.0
 """After so long the monitor has found a job's limit; as measured in the lab of limit rules."""
 SPREAD: Final = 0.1
 """Of what is drawn from a few jobs: by which part it may differ from all of them, as a standard deviation."""
-MOST_DOUBT: Final = 0.5
 DAY_S: Final = 86_400.0
 RECENT_S: Final = 6 * 3600.0
 """Where less than two days are known, arrivals are expected to go on as in so long."""
@@ -37,44 +28,21 @@ LEAST_KNOWN_S: Final = 600.0
 """Nobody is expected to start anything before so long is known."""
 BLOCK_S: Final = 1800.0
 
-Kind = tuple[str, ...]
-
-
-@dataclass(slots=True)
-class _Seen:
-    """The jobs of one kind that have completed."""
-
-    run_s: list[float] = field(default_factory=list)
-    """Sorted."""
-    ratios: list[float] = field(default_factory=list)
-    """Their last limits as parts of what they ordered."""
-
-    def doubt(self) -> float:
-        """How far their mean may be from that of all their kind, as a part of it: its standard error."""
-        if len(self.run_s) < 2 or not self.run_s[-1]:
-            return 0.0
-        return min(stdev(self.run_s) / fmean(self.run_s) / math.sqrt(len(self.run_s)), MOST_DOUBT)
-
 
 class Experience:
     """What the state knows of the past: of finished operations, of the finished jobs of live ones."""
 
     def __init__(self, state: State, now: float) -> None:
         self.now = now
-        self._seen: dict[Kind, _Seen] = {}
-        self._found: dict[tuple[str, str], _Seen] = {}
+        self._known = RunTimes()
+        self._found: dict[tuple[str, str], Seen] = {}
         self._doubts: dict[int, float] = {}
         self.arrivals: list[OperationRecord] = []
         """Operations that were started since ``since``, by time."""
         records = [*state.finished.values(), *(each.record for each in state.operations.values())]
         for record in records:
-            tasks = {task.name: task for task in record.tasks}
             for job in state.finished_jobs.get(record.id, {}).values():
-                if job.state == "completed" and job.task in tasks:
-                    self._see(record, tasks[job.task], job)
-        for seen in self._seen.values():
-            seen.run_s = sorted(seen.run_s[-MOST:])
-            seen.ratios = seen.ratios[-MOST:]
+                self._known.see(record, job)
         finished = list(state.finished.values())
         # What finished before the first one that is kept is not known, whenever it was started.
         if len(finished) >= state.rules.finished_operation_retention_count:
@@ -86,65 +54,27 @@ class Experience:
             (each for each in records if each.start_time >= self.since), key=lambda each: each.start_time
         )
 
-    def _see(self, record: OperationRecord, task: Task, job: JobRecord) -> None:
-        for kind in kinds_of(record, task):
-            seen = self._seen.setdefault(kind, _Seen())
-            seen.run_s.append(max(job.finish_time - job.start_time, 0.0))
-            if job.cpu_limit > 0.0:
-                seen.ratios.append(min(job.current_cpu_limit / job.cpu_limit, 1.0))
-
     def run_times(self, record: OperationRecord, task: Task) -> list[float]:
         """Run times of jobs like those of the task, sorted; empty where nothing is known."""
         return self._find(record, task).run_s
 
     def kind_of(self, record: OperationRecord, task: Task) -> tuple[int, float]:
-        """Of the jobs that ``run_times`` are of: a number, the same for the same jobs, and ``_Seen.doubt``."""
+        """Of the jobs that ``run_times`` are of: a number, the same for the same jobs, and ``Seen.doubt``."""
         seen = self._find(record, task)
         if (doubt := self._doubts.get(id(seen))) is None:
             doubt = self._doubts[id(seen)] = seen.doubt()
         return id(seen), doubt
 
-    def ratios(self, record: OperationRecord, task: Task) -> list[float]:
+    def ratios(self, record: OperationRecord, task: Task) -> Sequence[float]:
         """Limits at the end of jobs like those of the task, as parts of what they ordered."""
         return self._find(record, task).ratios
 
-    def _find(self, record: OperationRecord, task: Task) -> _Seen:
+    def _find(self, record: OperationRecord, task: Task) -> Seen:
         key = record.id, task.name
         found = self._found.get(key)
         if found is None:
-            found = self._found[key] = self._look_up(record, task)
+            found = self._found[key] = self._known.find(record, task)
         return found
-
-    def _look_up(self, record: OperationRecord, task: Task) -> _Seen:
-        for number, kind in enumerate(kinds_of(record, task)):
-            seen = self._seen.get(kind)
-            if seen is not None and len(seen.run_s) >= (ENOUGH if number else 1):
-                return seen
-        return _NOTHING
-
-
-_NOTHING: Final = _Seen()
-
-
-def kinds_of(record: OperationRecord, task: Task) -> Iterator[Kind]:
-    """What a job of the task is like, the narrowest first."""
-    yield "operation", record.id, task.name
-    tree, options = next(iter(record.trees.items()))
-    like = re.sub(r"\d+", "#", record.title)
-    yield "like", tree, options.pool, record.user, like, task.name
-    yield "user", tree, options.pool, record.user
-    yield "pool", tree, options.pool
-    yield "tree", tree
-
-
-def _left_of(run_s: list[float], ran_s: float, at: float) -> float:
-    """The run time at the part ``at`` (0 to 1) of those that are longer than ``ran_s``, less that."""
-    first = bisect_right(run_s, ran_s)
-    longer = len(run_s) - first
-    if longer:
-        return run_s[first + min(int(at * longer), longer - 1)] - ran_s
-    # It runs for longer than any before: it is expected to do so for about as long again.
-    return max(ran_s, UNKNOWN_S if not run_s else 0.0) * 2.0 * at
 
 
 class Expected:
@@ -154,7 +84,7 @@ class Expected:
         self._experience = experience
 
     def left_s(self, record: OperationRecord, task: Task, ran_s: float) -> float:
-        return _left_of(self._experience.run_times(record, task), ran_s, 0.5)
+        return left_of(self._experience.run_times(record, task), ran_s, 0.5)
 
     def limit_of(self, record: OperationRecord, task: Task) -> tuple[float, float]:
         ratios = self._experience.ratios(record, task)
@@ -185,7 +115,7 @@ class Drawn:
             # Jobs of one operation differ from others of its kind together.
             scale = self._scale[kind] = self._rng.lognormvariate(0.0, SPREAD) * self._mean[number]
         run_s = self._experience.run_times(record, task)
-        return _left_of(run_s, ran_s / scale, self._rng.random()) * scale
+        return left_of(run_s, ran_s / scale, self._rng.random()) * scale
 
     def limit_of(self, record: OperationRecord, task: Task) -> tuple[float, float]:
         ratios = self._experience.ratios(record, task)

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 from scheduler_world import EASY, World
 
+from cpumond.scheduler.decide.run_times import MOST_DOUBT, Seen
 from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.state import changes
 from cpumond.scheduler.state.commands import prepare
-from cpumond.scheduler.trial.load import BLOCK_S, DAY_S, MOST_DOUBT, Drawn, Expected, Experience, _Seen
+from cpumond.scheduler.trial.load import BLOCK_S, DAY_S, Drawn, Expected, Experience
 
 HOUR_S = 3600.0
 
@@ -84,10 +85,10 @@ def test_the_usual_course_expects_nobody_and_half_of_a_run_time() -> None:
 
 
 def test_the_mean_of_a_few_different_jobs_is_doubtful() -> None:
-    assert _Seen([100.0]).doubt() == 0.0
-    assert _Seen([0.0, 0.0]).doubt() == 0.0
-    assert _Seen([90.0, 110.0] * 50).doubt() == pytest.approx(0.01, rel=0.01)
-    assert _Seen([1.0] * 9 + [1000.0]).doubt() == MOST_DOUBT
+    assert Seen([100.0]).doubt() == 0.0
+    assert Seen([0.0, 0.0]).doubt() == 0.0
+    assert Seen([90.0, 110.0] * 50).doubt() == pytest.approx(0.01, rel=0.01)
+    assert Seen([1.0] * 9 + [1000.0]).doubt() == MOST_DOUBT
 
 
 def test_a_scheduler_that_keeps_no_finished_operation_expects_nobody() -> None:

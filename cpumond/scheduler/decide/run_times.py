@@ -1,0 +1,110 @@
+"""How long jobs that completed ran, by kind: an operation's own, like ones, its user's, its pool's, its tree's. Pure.
+
+The first of these that has enough jobs answers for a task. Times are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator
+from statistics import fmean, stdev
+from typing import Final
+
+from cpumond.scheduler.model import JobRecord, OperationRecord, Task
+
+ENOUGH: Final = 4
+"""So many jobs make a distribution; one is enough of an operation's own."""
+MOST: Final = 400
+"""The latest that are kept of one kind."""
+UNKNOWN_S: Final = 300.0
+"""Expected of a job of which nothing is known, if it has not run for longer."""
+MOST_DOUBT: Final = 0.5
+
+Kind = tuple[str, ...]
+
+
+class Seen:
+    """The latest jobs of one kind that have completed."""
+
+    __slots__ = ("_latest", "_sorted", "ratios")
+
+    def __init__(self, run_s: Iterable[float] = ()) -> None:
+        self._latest = deque(run_s, MOST)
+        self._sorted: list[float] | None = None
+        self.ratios: deque[float] = deque(maxlen=MOST)
+        """Their last limits as parts of what they ordered."""
+
+    def add(self, job: JobRecord) -> None:
+        self._latest.append(max(job.finish_time - job.start_time, 0.0))
+        self._sorted = None
+        if job.cpu_limit > 0.0:
+            self.ratios.append(min(job.current_cpu_limit / job.cpu_limit, 1.0))
+
+    @property
+    def run_s(self) -> list[float]:
+        """Their run times, sorted."""
+        if self._sorted is None:
+            self._sorted = sorted(self._latest)
+        return self._sorted
+
+    def doubt(self) -> float:
+        """How far their mean may be from that of all their kind, as a part of it: its standard error."""
+        run_s = self.run_s
+        if len(run_s) < 2 or not run_s[-1]:
+            return 0.0
+        return min(stdev(run_s) / fmean(run_s) / math.sqrt(len(run_s)), MOST_DOUBT)
+
+
+class RunTimes:
+    """The kinds that were seen; of more than ``most_kinds`` those that were seen longest ago are forgotten."""
+
+    def __init__(self, most_kinds: int | None = None) -> None:
+        self._seen: dict[Kind, Seen] = {}
+        self._most_kinds = most_kinds
+
+    def see(self, record: OperationRecord, job: JobRecord) -> None:
+        """Take in a job that has ended."""
+        task = next((task for task in record.tasks if task.name == job.task), None)
+        if job.state != "completed" or task is None:
+            return
+        for kind in kinds_of(record, task):
+            seen = self._seen.pop(kind) if kind in self._seen else Seen()
+            seen.add(job)
+            self._seen[kind] = seen
+        while self._most_kinds is not None and len(self._seen) > self._most_kinds:
+            del self._seen[next(iter(self._seen))]
+
+    def find(self, record: OperationRecord, task: Task) -> Seen:
+        """The jobs that are most like those of the task; empty where nothing is known."""
+        for number, kind in enumerate(kinds_of(record, task)):
+            seen = self._seen.get(kind)
+            if seen is not None and len(seen.run_s) >= (ENOUGH if number else 1):
+                return seen
+        return _NOTHING
+
+
+_NOTHING: Final = Seen()
+
+
+def kinds_of(record: OperationRecord, task: Task) -> Iterator[Kind]:
+    """What a job of the task is like, the narrowest first."""
+    yield "operation", record.id, task.name
+    tree, options = next(iter(record.trees.items()))
+    like = re.sub(r"\d+", "#", record.title)
+    yield "like", tree, options.pool, record.user, like, task.name
+    yield "user", tree, options.pool, record.user
+    yield "pool", tree, options.pool
+    yield "tree", tree
+
+
+def left_of(run_s: list[float], ran_s: float, at: float) -> float:
+    """The run time at the part ``at`` (0 to 1) of those that are longer than ``ran_s``, less that."""
+    first = bisect_right(run_s, ran_s)
+    longer = len(run_s) - first
+    if longer:
+        return run_s[first + min(int(at * longer), longer - 1)] - ran_s
+    # It runs for longer than any before: it is expected to do so for about as long again.
+    return max(ran_s, UNKNOWN_S if not run_s else 0.0) * 2.0 * at
