@@ -708,7 +708,7 @@ def _assert_retries(operation: Operation, state: State) -> None:
     run = operation.retries
     kept = {} if run is None else {**dict.fromkeys(run.ready, 0.0), **run.later}
     for (task, cookie), due in kept.items():
-        entry = operation.record.retries[task][cookie]
+        entry = operation.record.retried.places[task][cookie]
         assert not due or due == entry.due
         assert not any(
             job.is_active and (job.task.name, job.cookie) == (task, cookie) and job.element.operation is operation

@@ -273,7 +273,7 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
         _find_places(state, [record]),
         tasks=list(record.tasks),
         incarnations=list(record.incarnations),
-        retried=list(record.retried),
+        retried=list(record.retried.notes),
         next_retry=min(live.retries.later.values(), default=None) if live is not None and live.retries else None,
         acl=list(record.acl),
         may=may,

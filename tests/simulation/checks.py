@@ -104,6 +104,8 @@ class Ledger:
         """Run of an agent -> the highest term of an answer that it used."""
         self.clocks: dict[int, Clock] = {}
         """Term -> its scheduler's clock."""
+        self.retried: dict[tuple[str, int], None] = {}
+        """Operation and cookie of jobs that were started again: others of their gang wait for that no more."""
         self.memory: dict[str, int] = {}
         """Job of an operation with a retry policy -> the memory of its order, as stored."""
         self.leases: dict[int, float] = {}
@@ -345,11 +347,13 @@ class Ledger:
         record = self.operations.get(start.operation_id)
         if record is None or not record.tasks[0].retry_policy or start.stopped or start.id in self.stopped:
             return
-        task, places = record.tasks[0], record.retries.get(start.task, {})
+        task, places = record.tasks[0], record.retried.places.get(start.task, {})
         memory = self.memory[start.id] = start.memory_limit or task.memory_limit
         is_gang = record.is_gang or bool(record.incarnations)
         own = [*places.values()] if is_gang else [places[start.cookie]] if start.cookie in places else []
-        due = max((each.due for each in own), default=0.0)
+        waits = (each.due for cookie, each in places.items() if (record.id, cookie) not in self.retried)
+        due = max(waits, default=0.0) if is_gang else own[0].due if own else 0.0
+        self.retried[record.id, start.cookie] = None
         early_s = due - self.clocks[term].now() if term in self.clocks else 0.0
         self.check(early_s <= FITS, f"job {start.id} starts {early_s:.3f} s before a rule starts it again")
         grown = max((each.memory for each in own), default=0) or task.memory_limit
@@ -421,25 +425,27 @@ class Ledger:
     def _retries_written(self, before: OperationRecord, after: OperationRecord) -> None:
         """No rule starts a job, or the jobs of the operation, again more often than it says; what it did is kept until
         the job completes; memory grows up to the bound."""
-        task, places = after.tasks[0], after.retries.get(after.tasks[0].name, {})
+        task, places = after.tasks[0], after.retried.places.get(after.tasks[0].name, {})
         is_gang = after.is_gang or bool(after.incarnations)
         bound = find_bound(after)
-        for text, count in after.retry_counts.items():
+        for text, count in after.retried.counts.items():
             rule = parse_rule(text)
             most = rule.times if is_gang else rule.per_operation
             self.check(count <= most, f"operation {after.id}: rule {text} started {count} jobs again")
-        for text, count in before.retry_counts.items():
+        for text, count in before.retried.counts.items():
             self.check(
-                after.retry_counts.get(text, 0) >= count, f"operation {after.id}: retries by {text} are forgotten"
+                after.retried.counts.get(text, 0) >= count, f"operation {after.id}: retries by {text} are forgotten"
             )
         for cookie, retry in places.items():
+            if retry != before.retried.places.get(task.name, {}).get(cookie):
+                self.retried.pop((after.id, cookie), None)
             for text, count in retry.used.items():
                 is_within = count <= parse_rule(text).times
                 self.check(is_within, f"operation {after.id}: {text} started job {cookie} again {count} times")
             self.check(
                 retry.memory <= bound, f"operation {after.id}: job {cookie} gets {retry.memory} bytes of {bound}"
             )
-        lost = before.retries.get(task.name, {}).keys() - places.keys()
+        lost = before.retried.places.get(task.name, {}).keys() - places.keys()
         completed = [each.counts[task.name].completed if task.name in each.counts else 0 for each in (before, after)]
         is_done = completed[1] - completed[0] >= len(lost) or before.incarnation != after.incarnation
         self.check(is_done, f"operation {after.id}: retries of jobs {sorted(lost)} are forgotten")

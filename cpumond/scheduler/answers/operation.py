@@ -159,7 +159,7 @@ def _tell_retries(live: Operation, now: float) -> Iterator[str]:
     """Which jobs are not started again yet, because of which rules."""
     waits: dict[str, list[float]] = {}
     for (task, cookie), due in live.retries.later.items() if live.retries is not None else ():
-        rule = next(reversed(live.record.retries[task][cookie].used), "")
+        rule = next(reversed(live.record.retried.places[task][cookie].used), "")
         waits.setdefault(rule, []).append(due)
     for rule, dues in waits.items():
         number, first = len(dues), min(dues)

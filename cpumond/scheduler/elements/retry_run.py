@@ -38,7 +38,7 @@ class RetryRun:
     def follow(self, record: OperationRecord, now: float) -> None:
         """Keep the places of all jobs of a record that are to be started again, and of no others."""
         wanted: dict[Place, tuple[float, int]] = {}
-        for name, places in record.retries.items():
+        for name, places in record.retried.places.items():
             numbers = self._numbers_of(name)
             for cookie, retry in places.items():
                 is_kept = (name, cookie) in self.later or (name, cookie) in self.ready
@@ -86,7 +86,7 @@ class RetryRun:
         for task in record.tasks:
             left = needed.get(task.name, 0)
             if left > 0 and (record.is_gang or record.incarnations):
-                most = max((each.memory for each in record.retries.get(task.name, {}).values()), default=0)
+                most = max((each.memory for each in record.retried.places.get(task.name, {}).values()), default=0)
                 found.append((grow(task, most), left))
                 continue
             grown = Counter(memory for (name, _), memory in self.ready.items() if name == task.name)

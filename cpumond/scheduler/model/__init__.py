@@ -482,6 +482,20 @@ class RetryNote(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     """False: another job of its gang ended with it, and its end was counted."""
 
 
+class Retried(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
+    """What rules of a retry policy made of failures of an operation's jobs (3.9)."""
+
+    places: dict[str, dict[int, Retry]] = {}
+    """Task -> cookie -> how the job with it is started again."""
+    counts: dict[str, int] = {}
+    """Rule -> how many jobs it started again."""
+    notes: tuple[RetryNote, ...] = ()
+    """Of the latest failures, the last one last."""
+
+
+NOT_RETRIED: Final = Retried()
+
+
 class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a specification says of an operation as a whole."""
 
@@ -568,12 +582,7 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     """Its own access list, beside those of its pools (12.3)."""
     vault_bytes: int = 0
     """Of its secrets, which are a record of their own until it ends (12.6); 0 without any."""
-    retries: dict[str, dict[int, Retry]] = {}
-    """Task -> cookie -> how the job with it is started again (3.9)."""
-    retry_counts: dict[str, int] = {}
-    """Rule -> how many jobs it started again."""
-    retried: tuple[RetryNote, ...] = ()
-    """What rules made of the latest failures, the last one last."""
+    retried: Retried = NOT_RETRIED
     incarnations: tuple[Incarnation, ...] = ()
     """With ``gang_options``: the first and the latest, the present one last (7.5)."""
     reserved_done: dict[str, int] = {}

@@ -16,7 +16,7 @@ import msgspec
 
 from cpumond.core.words import nearest, quoted, show_utc
 from cpumond.fairshare.resources import MEMORY, show_amount
-from cpumond.scheduler.model import CommandError, JobRecord, OperationRecord, Retry, RetryNote, Task
+from cpumond.scheduler.model import CommandError, JobRecord, OperationRecord, Retried, Retry, RetryNote, Task
 from cpumond.scheduler.model.failures import JOB_TIME_LIMIT_EXCEEDED, MEMORY_LIMIT_EXCEEDED
 from cpumond.scheduler.settings import failures
 from cpumond.scheduler.settings.values import FIELD, to_milliseconds
@@ -222,12 +222,12 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
     note = RetryNote(job.id, task.name, job.cookie, now, rule.text, told, "failed")
     if rule.fails:
         return note
-    before = record.retries.get(task.name, {}).get(job.cookie, NO_RETRY)
-    total = record.retry_counts.get(rule.text, 0)
+    before = record.retried.places.get(task.name, {}).get(job.cookie, NO_RETRY)
+    total = record.retried.counts.get(rule.text, 0)
     times = total if is_gang else before.used.get(rule.text, 0)
     memory, why, is_counted = job.memory_limit or task.memory_limit, "", True
     if is_gang and any(
-        each.at == now and each.outcome == "retried" and each.rule == rule.text for each in record.retried
+        each.at == now and each.outcome == "retried" and each.rule == rule.text for each in record.retried.notes
     ):
         is_counted, times = False, times - 1  # its jobs that end at once are started again at once
     elif times >= rule.times:
@@ -255,7 +255,7 @@ def follow_end(
     record: OperationRecord, task: Task | None, job: JobRecord, terms: Terms | None, now: float, *, is_done: bool
 ) -> tuple[OperationRecord, RetryNote | None]:
     """The record after the end of a job, and what its policy made of that. ``is_done``: its work is."""
-    if task is None or (terms is None and not record.retries):
+    if task is None or (terms is None and not record.retried.places):
         return record, None
     note = None if terms is None else decide(terms, record, task, job, now)
     return _note_end(record, task, job, note, is_done), note
@@ -264,7 +264,7 @@ def follow_end(
 def _note_end(
     record: OperationRecord, task: Task, job: JobRecord, note: RetryNote | None, is_done: bool
 ) -> OperationRecord:
-    places = record.retries.get(task.name, {})
+    places = record.retried.places.get(task.name, {})
     before = places.get(job.cookie)
     if note is None and before is None:
         return record
@@ -277,12 +277,12 @@ def _note_end(
         after[job.cookie] = Retry(used, note.due, note.memory)
     elif before is not None:
         after[job.cookie] = msgspec.structs.replace(old, due=0.0)
-    retries = {**record.retries, task.name: after}
-    counts, notes = record.retry_counts, record.retried
+    counts, notes = record.retried.counts, record.retried.notes
     if note is not None:
         counts = {**counts, note.rule: counts.get(note.rule, 0) + (note.outcome == "retried" and note.is_counted)}
         notes = (*notes[-(MAX_NOTES - 1) :], note)
-    return msgspec.structs.replace(record, retries=retries, retry_counts=counts, retried=notes)
+    retried = Retried({**record.retried.places, task.name: after}, counts, notes)
+    return msgspec.structs.replace(record, retried=retried)
 
 
 def is_retried(note: RetryNote | None) -> bool:

@@ -83,7 +83,7 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
     old = operation.record
     is_switched = old.incarnation != record.incarnation
     operation.record = record
-    if old.retries != record.retries:
+    if old.retried.places != record.retried.places:
         retries.follow(state, operation, now)
     elif record.counts != old.counts or record.tasks is not old.tasks:
         retries.renew_needed(operation)

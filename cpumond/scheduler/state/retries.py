@@ -70,20 +70,21 @@ def choose_place(operation: Operation, job: Job) -> None:
 def keep_place(job: Job, now: float) -> None:
     """A job gave its place back: one that was started again by a rule before starts again as such, in its time."""
     operation = job.element.operation
-    retry = operation.record.retries.get(job.task.name, {}).get(job.cookie) if operation.retries is not None else None
-    is_free = operation.numbers_of(job.task.name).is_free(job.cookie)
-    if operation.retries is not None and retry is not None and is_free:
-        operation.retries.keep((job.task.name, job.cookie), job.task.job_count, retry.due, retry.memory, now)
+    if (run := operation.retries) is None:
+        return
+    retry = operation.record.retried.places.get(job.task.name, {}).get(job.cookie)
+    if retry is not None and operation.numbers_of(job.task.name).is_free(job.cookie):
+        run.keep((job.task.name, job.cookie), job.task.job_count, retry.due, retry.memory, now)
 
 
 def follow(state: State, operation: Operation, now: float) -> None:
     """Take over what an operation's record says of jobs that are started again."""
     if operation.retries is None:
-        if not operation.record.retries:
+        if not operation.record.retried.places:
             return
         operation.retries = RetryRun(operation.numbers_of)
     operation.retries.follow(operation.record, now)
-    entries = (retry.due for places in operation.record.retries.values() for retry in places.values())
+    entries = (retry.due for places in operation.record.retried.places.values() for retry in places.values())
     if next_due := min((due for due in entries if due > now), default=None):
         heappush(state.retries, (next_due, operation.id))
     renew_needed(operation)

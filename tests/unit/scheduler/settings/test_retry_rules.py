@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cpumond.scheduler.model import CommandError, JobRecord, OperationRecord, PreemptionRecord, Retry, Task
+from cpumond.scheduler.model import CommandError, JobRecord, OperationRecord, PreemptionRecord, Retried, Retry, Task
 from cpumond.scheduler.model.failures import EndError
 from cpumond.scheduler.settings.operations import count_job
 from cpumond.scheduler.settings.retries import (
@@ -114,7 +114,11 @@ def test_rules_are_bounded_in_number():
 
 def test_the_first_rule_that_fits_decides_even_when_it_is_used_up():
     note = decide(
-        terms("exit=1:1", "exit:9"), record(retries={"t": {0: Retry({"exit=1:1": 1})}}), TASK, job("exit 1"), 5.0
+        terms("exit=1:1", "exit:9"),
+        record(retried=Retried({"t": {0: Retry({"exit=1:1": 1})}})),
+        TASK,
+        job("exit 1"),
+        5.0,
     )
     assert note is not None
     assert (note.rule, note.outcome, note.why) == ("exit=1:1", "used_up", "the job was started again 1 of 1 times")
@@ -142,7 +146,11 @@ def test_retries_of_an_operation_are_bounded_besides_those_of_each_job():
     seen, now = record(max_failed_job_count=1), terms("exit:5,per_operation=2")
     for cookie in (0, 1):
         seen = count_job(seen, job("exit 1", cookie), 5.0, now)
-    assert (seen.retry_counts, seen.state, seen.retried[-1].left) == ({"exit:5,per_operation=2": 2}, "pending", 0)
+    assert (seen.retried.counts, seen.state, seen.retried.notes[-1].left) == (
+        {"exit:5,per_operation=2": 2},
+        "pending",
+        0,
+    )
     ended = count_job(seen, job("exit 1", 2), 5.0, now)
     assert ended.state == "failed"
     assert ended.error.endswith("is used up: its jobs were started again 2 of 2 times (per_operation)")
@@ -152,24 +160,26 @@ def test_what_a_job_was_allowed_is_forgotten_once_it_completes_and_kept_otherwis
     policy = terms("oom:5,memory_growth=2,delay=30s")
     seen = count_job(record(), job("oom"), 5.0, policy)
     rule = "oom:5,memory_growth=2,delay=30s"
-    assert seen.retries == {"t": {0: Retry({rule: 1}, 35.0, 4 * GIB)}}
-    assert tell_note(seen.retried[-1]) == (
+    assert seen.retried.places == {"t": {0: Retry({rule: 1}, 35.0, 4 * GIB)}}
+    assert tell_note(seen.retried.notes[-1]) == (
         'job j (task "t", cookie 0): out of memory; rule oom:5,memory_growth=2,delay=30s started it again at '
         "1970-01-01 00:00:35 UTC with 4 GiB, 4 retries left"
     )
     lost = count_job(seen, job("lost", memory_limit=4 * GIB), 50.0, policy)
-    assert lost.retries == {"t": {0: Retry({rule: 1}, 0.0, 4 * GIB)}}, "it starts at once, with what it had"
-    assert count_job(lost, job("completed"), 60.0, policy).retries == {"t": {}}
-    assert count_job(lost, job("completed"), 60.0).retries == {"t": {}}, "also when the pool has no policy any more"
+    assert lost.retried.places == {"t": {0: Retry({rule: 1}, 0.0, 4 * GIB)}}, "it starts at once, with what it had"
+    assert count_job(lost, job("completed"), 60.0, policy).retried.places == {"t": {}}
+    assert count_job(lost, job("completed"), 60.0).retried.places == {"t": {}}, (
+        "also when the pool has no policy any more"
+    )
 
 
 def test_jobs_of_a_gang_that_end_in_one_moment_are_one_retry():
     gang = record(is_gang=True)
     for cookie in (0, 1, 2):
         gang = count_job(gang, job("lost", cookie), 5.0, terms("node_lost:2"))
-    assert gang.retry_counts == {"node_lost:2": 1}
+    assert gang.retried.counts == {"node_lost:2": 1}
     gang = count_job(gang, job("lost", 1), 6.0, terms("node_lost:2"))
-    assert gang.retry_counts == {"node_lost:2": 2}
+    assert gang.retried.counts == {"node_lost:2": 2}
     gang = count_job(gang, job("lost", 2), 7.0, terms("node_lost:2"))
-    assert gang.retried[-1].why == "its gang was started again 2 of 2 times"
+    assert gang.retried.notes[-1].why == "its gang was started again 2 of 2 times"
     assert decide(terms("preempted:1"), gang, TASK, job("preempted"), 8.0) is None

@@ -81,7 +81,7 @@ def test_a_retry_that_a_rule_allows_does_not_count_and_its_growing_wait_is_bound
     waits = []
     for _ in range(4):
         fail(world, 0, exit_code=3)
-        (note,) = world.record(operation).retried[-1:]
+        (note,) = world.record(operation).retried.notes[-1:]
         waits.append(round(note.due - note.at))
         assert after(world, note.due - world.now + 0.5) == [("0", GIB)]
     record = world.record(operation)
@@ -143,7 +143,7 @@ def test_a_wait_and_its_memory_survive_a_restart(world, is_late):
     world.now += 120.0
     world.settle_down(2)
     assert places(world) == [both[0], ("1", 4 * GIB)], "it grows from what it had before the restart"
-    assert world.record(operation).retries["t"][1].used == {"oom:2,delay=100s,memory_growth=2": 2}
+    assert world.record(operation).retried.places["t"][1].used == {"oom:2,delay=100s,memory_growth=2": 2}
 
 
 def test_a_rule_may_fail_the_operation_at_once(world):
@@ -183,7 +183,7 @@ def test_a_preempted_job_is_started_again_after_its_end_and_its_wait(world):
     world.nodes["n1"].let_go(victim)
     world.settle_down(2)
     record = world.record(operation)
-    assert [note.kind for note in record.retried] == ["preempted"]
+    assert [note.kind for note in record.retried.notes] == ["preempted"]
     assert len(world.jobs_of(other)) == 1
     assert world.state.operations[operation].needed == {}
     world.now += 51.0
@@ -200,8 +200,8 @@ def test_a_gang_waits_as_a_whole_and_its_jobs_count_together(world, spec):
     assert after(world, 31.0) == [("0", 2 * GIB), ("1", 2 * GIB)]
     fail(world, 1, **OOM)
     assert after(world, 31.0) == [("0", 4 * GIB), ("1", 4 * GIB)]
-    assert world.record(operation).retry_counts == {"oom:2,delay=30s,memory_growth=2": 2}
-    assert world.record(operation).retried[-1].left == 0
+    assert world.record(operation).retried.counts == {"oom:2,delay=30s,memory_growth=2": 2}
+    assert world.record(operation).retried.notes[-1].left == 0
 
 
 def test_a_task_wins_over_its_pool_and_without_a_policy_all_is_as_before(world):
@@ -213,7 +213,7 @@ def test_a_task_wins_over_its_pool_and_without_a_policy_all_is_as_before(world):
     own = start(world, jobs=1, task={"retry_policy": []}, max_failed_job_count=1)
     fail(world, 0)
     assert [world.record(each).state for each in (inherits, own)] == ["failed", "failed"]
-    assert world.record(own).retried == ()
+    assert world.record(own).retried.notes == ()
 
 
 def test_a_job_that_is_aborted_by_a_user_starts_again_at_once_and_keeps_its_memory(world):
@@ -246,7 +246,7 @@ def test_it_is_said_what_waits_how_long_and_because_of_which_rule(world):
     fail(world, 0)
     fail(world, 1)
     live = world.state.operations[operation]
-    first, now = min(note.due for note in live.record.retried), world.now
+    first, now = min(note.due for note in live.record.retried.notes), world.now
     answer = explain_operation(world.state, live.record, now, {})
     assert (
         f"2 jobs of it wait until {show_utc(first)} (for {format_span(first - now)} more) or later because of retry "
