@@ -41,6 +41,7 @@ from cpumond.scheduler.answers.operation import OperationAnswer
 from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.history.savings import SavingsView
+from cpumond.scheduler.history.waste import WasteView
 from cpumond.scheduler.model.forecast import Forecast, Progress
 from cpumond.scheduler.service import Reply
 from cpumond.scheduler.settings import commands, rollout
@@ -417,6 +418,10 @@ ENDPOINTS: Final = (
     _get(
         "/savings", "make_savings", "What reclaimed CPU was worth and cost, by week", history.make_savings, SavingsView,
         query=carried.SavingsQuery, refusals=_ASK_NODE,
+    ),
+    _get(
+        "/waste", "make_waste", "What users and pools ordered and did not use in a week, and which order is enough",
+        history.make_waste, WasteView, "`read`", query=carried.WasteQuery, refusals=_ASK_NODE, cost=per(operations=12),
     ),
     _get(
         "/alerts", "list_alerts", "What needs an operator", status.list_alerts, overview.AlertList,

@@ -25,6 +25,7 @@ from cpumond.scheduler.answers.operation import OperationAnswer
 from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.history.model import ReportView
 from cpumond.scheduler.history.savings import SavingsView
+from cpumond.scheduler.history.waste import WasteView
 from cpumond.scheduler.model.forecast import Forecast, Simulation
 from cpumond.scheduler.settings.rollout import StagePlan
 
@@ -89,7 +90,7 @@ ANSWERS: Final[dict[str, Any]] = {
     "events": event_views.EventView,
     "audit": event_views.AuditView,
     "undo": (views.Done, ChangePlan),
-    "report": (ReportView, SavingsView),
+    "report": (ReportView, SavingsView, WasteView),
     "fleet": (rollout_views.Fleet, list[rollout_views.TargetGroup]),
     "rollout show": rollout_views.Rollout,
     "rollout set": (views.Done, StagePlan),

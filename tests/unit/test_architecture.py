@@ -25,7 +25,7 @@ PURE = (
             "model", "rights.users", "rights.entries", "rights.token_records", "rights.vaults", "access", "events",
             "elements", "settings", "decide", "state", "store.lead", "event_log.commands", "event_log.happenings",
             "history.model", "history.collector", "history.series", "history.report",
-            "history.chunks", "history.extras", "history.savings",
+            "history.chunks", "history.extras", "history.savings", "history.waste",
             "trial.forward", "trial.load", "trial.remedy", "trial.rounds", "answers.calibration",
             "answers.causes", "answers.hindrances", "answers.idle", "answers.operation", "answers.pool",
             "answers.remedies", "answers.resulting", "answers.standing", "answers.unmet",

@@ -15,6 +15,7 @@ from cpumond.scheduler.access.required import check_operation
 from cpumond.scheduler.history.model import HistoryView, ReportView
 from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.history.savings import SavingsView
+from cpumond.scheduler.history.waste import WasteView
 from cpumond.scheduler.model import ACCESS_DENIED, NO_SUCH_JOB, RESOLVE, CommandError, OperationRecord
 from cpumond.scheduler.service import Scheduler
 from cpumond.scheduler.state import State
@@ -104,3 +105,9 @@ async def make_report(call: Call) -> ReportView:
 async def make_savings(call: Call) -> SavingsView:
     query: requests.SavingsQuery = call.query
     return await _history_of(call.scheduler).savings(call.now - query.since_s, call.now, query.tree or None)
+
+
+async def make_waste(call: Call) -> WasteView:
+    asker = "" if call.user.admin else call.user.name
+    found = await _history_of(call.scheduler).waste(call.now, **call.given, readable=call.rights.readable, asker=asker)
+    return rights.show_readable_waste(found, call.rights)

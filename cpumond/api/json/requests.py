@@ -361,6 +361,16 @@ class SavingsQuery(Query, frozen=True):
     tree: _Text = ""
 
 
+class WasteQuery(Query, frozen=True):
+    """``weeks_ago`` 1: the last week from Monday to Monday, UTC; 0: the present one so far. ``tree``, ``user`` and
+    ``pool``: only of these, "" for all."""
+
+    weeks_ago: Annotated[int, msgspec.Meta(ge=0, le=57)] = 1
+    tree: _Text = ""
+    user: _Text = ""
+    pool: _Text = ""
+
+
 class EventsQuery(Query, frozen=True):
     """Filters; those not given let everything through. ``pool`` (of the default tree without ``tree``) includes those
     below. ``before``: only events of lower numbers, 0 for all; ``since_s``: only of that many last seconds, 0 for all;

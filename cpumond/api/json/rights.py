@@ -18,10 +18,12 @@ from cpumond.api.permissions import (
     judge_action,
     list_permissions,
 )
-from cpumond.scheduler.access import Rights
+from cpumond.scheduler.access import Rights, explicit_pool
 from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.history.model import ReportTree, ReportView
+from cpumond.scheduler.history.waste import WasteView
+from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.rights.entries import Permission
 from cpumond.scheduler.rights.users import User
 
@@ -79,3 +81,21 @@ def _readable_part(tree: ReportTree, rights: Rights) -> ReportTree:
     left_out = tree.left_out_operations + len(tree.operations) - len(kept)
     users = [row for row in tree.users if rights.user.admin or row.name == rights.user.name]
     return msgspec.structs.replace(tree, operations=kept, left_out_operations=left_out, users=users)
+
+
+def show_readable_waste(waste: WasteView, rights: Rights) -> WasteView:
+    """Waste of the asker and of pools whose operations the asker may read; all of it for administrators."""
+    if rights.user.admin:
+        return waste
+    return msgspec.structs.replace(
+        waste,
+        users=[each for each in waste.users if each.name == rights.user.name],
+        pools=[each for each in waste.pools if _may_read_pool(rights, each.tree, each.name)],
+    )
+
+
+def _may_read_pool(rights: Rights, tree: str, name: str) -> bool:
+    """Of a pool that is there; what is known of those that are gone is for administrators."""
+    living = rights.state.trees.get(tree)
+    pool = None if living is None else living.root if name == ROOT_POOL else living.pools.get(name)
+    return pool is not None and rights.on_pool(tree, explicit_pool(pool), "read").allowed

@@ -49,11 +49,13 @@ from cpumond.cli.scheduler.report_rows import (
     list_users,
 )
 from cpumond.cli.scheduler.savings import render_savings, render_savings_csv
+from cpumond.cli.scheduler.waste import render_waste, render_waste_csv
 from cpumond.core.errors import NoSuchError, UnavailableError, UsageError
 from cpumond.core.measures import format_span
 from cpumond.core.words import count, did_you_mean, quoted, show_cores, show_json, show_name, show_percent
 from cpumond.scheduler.history.model import ReportTree, ReportView
 from cpumond.scheduler.history.savings import SavingsView, at_price
+from cpumond.scheduler.history.waste import WasteView
 from cpumond.scheduler.model import ROOT_POOL
 
 Format = Literal["text", "csv", "json"]
@@ -98,12 +100,19 @@ MAX_TOP: Final = 1000
 @click.option(
     "--price", type=click.FloatRange(0.0, 1e9), metavar="MONEY", help="With --savings: what a core-hour costs."
 )
+@click.option(
+    "--waste", is_flag=True, help="What users and pools left unused in the last week, and which order is enough."
+)
+@click.option(
+    "--weeks-ago", type=click.IntRange(0, 57), metavar="N", help="With --waste: of an earlier week; 0: this one."
+)
 @wide_option
 @connection_options
 @click.pass_context
 def report_command(
     context: click.Context, client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int,
     format_: Format | None, output: str | None, as_json: bool, savings: bool, price: float | None,
+    waste: bool, weeks_ago: int | None,
 ) -> None:  # fmt: skip
     """Core-hours of pools, and of operations or users: ordered, used, reclaimed, throttled, given back late.
 
@@ -124,12 +133,18 @@ def report_command(
       cpumond report --tree default --pool research --top 50
       cpumond report --since 7d --output week.csv
       cpumond report --savings --price 0.03
+      cpumond report --waste --pool research
     """
     pool = None if pool == ROOT_POOL else pool
     chosen, path = choose_output(format_, output, as_json)
     if price is not None and math.isnan(price):
         raise UsageError("--price: expected a number, got nan")
     is_given = {name: context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in context.params}
+    if waste:
+        if savings or any(is_given[name] for name in ("since_s", "top", "price")):
+            raise UsageError("--waste is about one week: leave --savings, --since, --top and --price out")
+    elif weeks_ago is not None:
+        raise UsageError("--weeks-ago goes with --waste")
     if savings:
         if pool is not None or is_given["top"]:
             raise UsageError("--savings is about all pools: leave --pool and --top out")
@@ -140,7 +155,12 @@ def report_command(
         # Before any request: a file that cannot be written is refused at once.
         page = stack.enter_context(Replacement(path, "--output")) if path else None
         width, colour = (None, False) if page is not None else (terminal_width(), use_colour())
-        if savings:
+        if waste:
+            query = {"tree": tree, "pool": pool, "weeks_ago": weeks_ago}
+            content = _ask(client, "/waste", tree, query)
+            found = client.decode(content, WasteView)
+            as_csv, as_text = partial(render_waste_csv, found), partial(render_waste, found)
+        elif savings:
             view = read_savings(client, since_s, tree, price)
             content = msgspec.json.encode(view)
             as_csv, as_text = partial(render_savings_csv, view), partial(render_savings, view, since_s)

@@ -31,9 +31,10 @@ from cpumond.scheduler.history.model import (
     kind_number,
 )
 from cpumond.scheduler.history.report import list_pools, make_report
-from cpumond.scheduler.history.savings import SavingsView, list_arms, list_weeks, make_savings
+from cpumond.scheduler.history.savings import WEEK_S, SavingsView, list_arms, list_weeks, make_savings, monday_before
 from cpumond.scheduler.history.store import HistoryStore
-from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError
+from cpumond.scheduler.history.waste import JobsOf, WasteView, make_waste
+from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError, OperationRecord
 from cpumond.scheduler.state import State
 from cpumond.scheduler.store import StoreError
 
@@ -174,6 +175,54 @@ class HistoryRecorder:
 
         asked = ("savings", self._round(since), self._round(now), tree)
         return await self._share(REPORT, asked, work)
+
+    async def waste(
+        self,
+        now: float,
+        weeks_ago: int = 1,
+        tree: str = "",
+        user: str = "",
+        pool: str = "",
+        readable: Callable[[list[OperationRecord]], list[OperationRecord]] = list,
+        asker: str = "",
+    ) -> WasteView:
+        """The waste of a week, Monday to Monday in UTC; 0: of the present one so far. ``tree``, ``user``, ``pool``:
+        only of these. Classes are made of the operations that ``readable`` leaves to ``asker``. Raises as
+        ``report``."""
+        since = monday_before(now) - weeks_ago * WEEK_S
+        until = min(since + WEEK_S, now)
+        parents = {name: dict(list_pools(each)) for name, each in self._state.trees.items()}
+        jobs = self._list_jobs(since, until, user, readable)
+
+        def work() -> WasteView:
+            totals = self._store.sum_days(since, until, tree or None)
+            return make_waste(totals, since, until, now, jobs, parents, user, pool)
+
+        return await self._share(REPORT, ("waste", asker, since, self._round(until), tree, user, pool), work)
+
+    def _list_jobs(
+        self,
+        since: float,
+        until: float,
+        user: str,
+        readable: Callable[[list[OperationRecord]], list[OperationRecord]],
+    ) -> JobsOf:
+        """Jobs that are known, of operations that ran in a time; the worker reads them."""
+        state = self._state
+        records = [*state.finished.values(), *(each.record for each in state.operations.values())]
+        in_time = [
+            each
+            for each in records
+            if user in ("", each.user) and each.start_time < until and (each.finish_time or until) > since
+        ]
+        live = {
+            each.id: [job for element in each.elements.values() for job in element.jobs.values()]
+            for each in state.operations.values()
+        }
+        return [
+            (record, [*state.finished_jobs.get(record.id, {}).values(), *live.get(record.id, ())])
+            for record in readable(in_time)
+        ]
 
     def _round(self, at: float) -> int:
         return int(at // self.period_s)

@@ -112,9 +112,14 @@ class DaySums(NamedTuple):
     others_ordered: float
 
 
+def monday_before(at: float) -> float:
+    """The last Monday 0:00 UTC, that moment included."""
+    return (at + THURSDAY_S) // WEEK_S * WEEK_S - THURSDAY_S
+
+
 def list_weeks(since: float, until: float) -> list[tuple[float, float]]:
     """The weeks, from Monday 0:00 UTC, that a time touches, cut to it."""
-    begin = (since + THURSDAY_S) // WEEK_S * WEEK_S - THURSDAY_S
+    begin = monday_before(since)
     parts = []
     while begin < until:
         parts.append((max(begin, since), min(begin + WEEK_S, until)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -139,6 +139,24 @@ class TraceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     endpoint: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
 
+Day = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
+
+
+class WasteSummaries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``[waste_summary]``: what is told of the waste of the last week on ``day`` at ``hour``, UTC. ``webhook``: an
+    address for all of it; ``command``: run for each user, whose name is its last argument."""
+
+    webhook: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    command: tuple[Text, ...] = ()
+    day: Day = "monday"
+    hour: Annotated[int, msgspec.Meta(ge=0, le=23)] = 6
+
+    @property
+    def at_s(self) -> float:
+        """Seconds from Monday 0:00 UTC."""
+        return get_args(Day).index(self.day) * 86_400.0 + self.hour * 3600.0
+
+
 class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[audit]``: how far back the log of commands and events goes, in the store; ``max_size``: bytes of it there."""
 
@@ -190,6 +208,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     forecast: Forecasting = Forecasting()
     audit: Audit = Audit()
     traces: TraceSettings = TraceSettings()
+    waste_summary: WasteSummaries = WasteSummaries()
     groups: dict[str, tuple[str, ...]] = {}
     """Group -> its users, in whatever way they are known."""
     log: Log = Log()
@@ -248,7 +267,7 @@ def check(config: SchedulerConfig) -> None:
     """Check rules between keys, regular expressions and the address. Raises ConfigError: file, key and what to do."""
     rules = (
         _check_regexes, _check_listen, _check_tls, _check_proxies, _check_advertised, _check_store, _check_secrets,
-        _check_traces,
+        _check_traces, _check_waste,
     )  # fmt: skip
     with Mistakes() as mistakes:
         for rule in rules:
@@ -321,6 +340,20 @@ def _check_traces(config: SchedulerConfig) -> None:
             f"{config.where}: traces.endpoint: {config.traces.endpoint!r}: expected an address such as "
             '"http://localhost:4318/v1/traces"'
         )
+
+
+def _check_waste(config: SchedulerConfig) -> None:
+    told, where = config.waste_summary, f"{config.where}: waste_summary"
+    if told.webhook and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", told.webhook):
+        raise ConfigError(
+            f"{where}.webhook: {told.webhook!r}: expected an address that begins with http:// or https://"
+        )
+    if told.command and not os.path.isabs(told.command[0]):
+        raise ConfigError(
+            f"{where}.command: {told.command[0]!r}: the program needs its whole path: it is run without a shell"
+        )
+    if (told.webhook or told.command) and not config.history.length_s:
+        raise ConfigError(f"{where}: is made of the history, which is turned off: set history.length, or take it out")
 
 
 def _check_secrets(config: SchedulerConfig) -> None:

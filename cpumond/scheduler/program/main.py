@@ -50,6 +50,7 @@ from cpumond.scheduler.program.server import BACKLOG, Server, make_config
 from cpumond.scheduler.program.traces import TraceSender
 from cpumond.scheduler.program.vault_keys import load_keys
 from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.service.waste_notices import WasteNotices
 from cpumond.scheduler.store import Arbiter, Store
 from cpumond.scheduler.store.lead import LeadView
 from cpumond.scheduler.store.places import make_arbiter
@@ -265,7 +266,13 @@ def _make_scheduler(
         scheduler.trace = lambda: sender.send(watched, scheduler.clock.now())
     if config.history.length_s:
         reads_history()
-        scheduler.history = open_history(scheduler, config)
+        scheduler.history = history = open_history(scheduler, config)
+        waste = config.waste_summary
+        if waste.webhook or waste.command:
+            scheduler.waste = WasteNotices(
+                store, scheduler.write, scheduler.clock.now, history.waste, waste.at_s, waste.webhook, waste.command,
+                config.cluster_name,
+            )  # fmt: skip
     return scheduler
 
 

@@ -58,6 +58,7 @@ from cpumond.scheduler.service.pace import first_period_s, look_s, next_period_s
 from cpumond.scheduler.service.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.service.rollout_watch import RolloutWatch
 from cpumond.scheduler.service.stored import MUTATION, encode, encode_starts, load_state
+from cpumond.scheduler.service.waste_notices import WasteNotices
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
 from cpumond.scheduler.state import State, blame, budgets, dispatch, heartbeats, settling, updates
@@ -179,6 +180,8 @@ class Scheduler:
         """None where nothing is foretold."""
         self.trace: Callable[[], None] | None = None
         """Sends traces of operations that have ended; None where none are sent."""
+        self.waste: WasteNotices | None = None
+        """None where nobody is told of waste."""
         self.retention: LogRetention | None = None
         """None where the store's log is never cut."""
         self.lead: Callable[[], LeadView] | None = None
@@ -272,6 +275,10 @@ class Scheduler:
         if expired:
             with contextlib.suppress(StoreError):  # they are deleted at the next start, or the one after
                 await self._write([Change(kind, key, None) for kind, key in expired])
+
+    async def write(self, changes: Sequence[Change]) -> None:
+        """Store records that the state knows nothing of. Raises StoreError."""
+        await self._write(changes)
 
     async def _write(
         self, changes: Sequence[Change], entries: Sequence[Entry] = (), change: Transaction = NOTHING
@@ -518,6 +525,8 @@ class Scheduler:
                     self.history.take_if_due(self.clock.now())
                 if self.trace is not None:
                     self.trace()
+                if self.waste is not None:
+                    self.waste.take_if_due()
                 if self.retention is not None:
                     await self.retention.cut_if_due(self.store, self._writing, self.clock.now())
                 now = loop.time()
@@ -537,7 +546,7 @@ class Scheduler:
                     due = now
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
-        for each in (self.idle, self.forecasts):
+        for each in (self.idle, self.forecasts, self.waste):
             if each is not None:
                 await each.close()
         if self.trace is not None:

@@ -8,6 +8,7 @@ import { isLate, poolLinks, stateBadge, titleLink } from "./page_operations.js";
 import { readRights } from "./rights.js";
 import { to } from "./route.js";
 import { figure, table } from "./table.js";
+import { readWaste, wasteSection } from "./waste.js";
 
 const LIVE = 200;
 const ENDED = 10;
@@ -17,14 +18,14 @@ export const mine = {
   async load(_, { signal }) {
     const me = await get("/me", { signal });
     const asked = (more) => get(`/operations${query({ user: me.user, ...more })}`, { signal });
-    const [live, groups, rights, ...ended] = await Promise.all([
-      asked({ state: "live", limit: LIVE }), get(`/operation_groups${query({ user: me.user })}`, { signal }), readRights(),
+    const [live, groups, rights, waste, ...ended] = await Promise.all([
+      asked({ state: "live", limit: LIVE }), get(`/operation_groups${query({ user: me.user })}`, { signal }), readRights(), readWaste({ user: me.user }),
       ...["completed", "failed", "aborted"].map((state) => asked({ state, limit: ENDED })),
     ]);
     const last = ended.flatMap(({ operations }) => operations).sort((a, b) => b.finish_time - a.finish_time).slice(0, ENDED);
-    return { me, live, states: groups.states, groups: groups.groups.filter(({ tree }) => tree), rights, last };
+    return { me, live, states: groups.states, groups: groups.groups.filter(({ tree }) => tree), rights, waste, last };
   },
-  view({ me, live, states, groups, rights, last }, _, app) {
+  view({ me, live, states, groups, rights, waste, last }, _, app) {
     const sum = (name) => groups.reduce((all, group) => all + group[name], 0);
     return [
       h("div.heading", h("h1", "My work"), h("span.muted", `of ${me.user}`), h("div.actions", operationsActions(app, rights))),
@@ -39,6 +40,7 @@ export const mine = {
           h("a", { href: to("operations", { user: me.user }) }, "all of them"), ".") : null),
       last.length ? h("section.part", { "aria-labelledby": "last-title" }, h("h2", { id: "last-title" }, "Ended last"),
         table({ caption: "Your operations that ended last", columns: ENDED_COLUMNS, rows: last, rowKey: (o) => o.id, stacked: true })) : null,
+      wasteSection(waste),
     ];
   },
 };

@@ -16,6 +16,7 @@ import { preemptionsTable } from "./page_preemptions.js";
 import { readRights, ROOT } from "./rights.js";
 import { currentQuery, setQuery, to } from "./route.js";
 import { badge, choiceButtons, facts, operationLink, table } from "./table.js";
+import { readWaste, wasteSection } from "./waste.js";
 
 const MAX_OPERATIONS = 100;
 const MAX_PREEMPTIONS = 20;
@@ -62,18 +63,19 @@ export const pool = {
       if (error.status !== 404) throw error;
       return { missing: error.message };
     }
-    const [orchid, idle, all, history, rights, events, holder, preemptions, marks, ...operations] = await Promise.all([
+    const [orchid, idle, all, history, rights, events, holder, preemptions, marks, waste, ...operations] = await Promise.all([
       get(`${where}/orchid`, options), get(`${path`/trees/${tree}`}/why${query({ pool: data.parent === null ? "" : name })}`, options).catch(() => null), remember(`pools/${tree}`, TABLE_PERIOD_MS, () => loadPoolTable(tree)),
       readHistory({ kind: "pool", tree, name }), readRights(tree), readEvents({ tree, pool: data.parent === null ? "" : name }),
       data.parent === null ? get(path`/trees/${tree}`, options) : data,
       get(`/preemptions${query({ pool: name, limit: MAX_PREEMPTIONS })}`, options),
       readMarks({ tree, pool: data.parent === null ? "" : name }, ["preemption", CHANGES, ...(data.parent === null ? OF_NODES : [])]),
+      readWaste({ tree, pool: data.name }),
       ...LIVE.map((state) => get(`/operations${query({ tree, pool: name, state, limit: MAX_OPERATIONS })}`, options)),
     ]);
-    return { data, orchid, idle, rows: all.value ? poolRows(all.value) : [], totalCores: all.value?.total.cpu ?? 0, history, rights, events, holder, preemptions, marks, operations };
+    return { data, orchid, idle, rows: all.value ? poolRows(all.value) : [], totalCores: all.value?.total.cpu ?? 0, history, rights, events, holder, preemptions, marks, waste, operations };
   },
 
-  view({ missing, data, orchid, idle, rows, totalCores, history, rights, events, holder, preemptions, marks, operations }, { tree, pool: name }, app) {
+  view({ missing, data, orchid, idle, rows, totalCores, history, rights, events, holder, preemptions, marks, waste, operations }, { tree, pool: name }, app) {
     if (missing) return h("div.page", h("h1", name), h("p.error", { role: "alert" }, missing), h("p.flat", h("a", { href: to("pools", tree) }, `Pools of ${tree}`)));
     const row = rows.find((each) => each.name === data.name);
     return h("div.page",
@@ -86,6 +88,7 @@ export const pool = {
       childrenSection(data, rows, totalCores, app),
       operationsSection(data, operations),
       preemptionsSection(data, preemptions),
+      wasteSection(waste),
       eventsSection(events, rights, app),
       data.is_ephemeral ? null : accessSection(holder, tree, data.name, app),
       attributesSection(data, orchid));

@@ -1,0 +1,220 @@
+"""What was ordered and not used in a week, by user, pool and class of jobs, and which order is enough; pure.
+
+Core-hours of users and pools are the history's totals of whole UTC days. Those of classes are made of the counters of
+jobs that are still known, which are of their whole run: a job that ran in part outside of the week is taken as even.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cpumond.core.measures import format_cores
+from cpumond.core.wire import CpuUse
+from cpumond.core.words import count, quoted, show_percent, show_utc
+from cpumond.scheduler.elements import Job
+from cpumond.scheduler.history.model import HOUR_S, POOL, USER, Amounts, Key, PeriodTotals
+from cpumond.scheduler.model import CLASSES, ROOT_POOL, JobClass, JobRecord, OperationRecord
+
+MAX_CLASSES: Final = 20
+ENOUGH_FOR, HEADROOM, WORTH_IT = 0.95, 1.25, 0.9
+"""A better order is HEADROOM times the mean use that jobs with ENOUGH_FOR of the running time of their class kept to: a
+mean says nothing of peaks. It is named where it is at most WORTH_IT of what was ordered."""
+MOST_HELD: Final = 0.01
+"""Above this ratio of time throttled (without what the agent caused) to time used, jobs need what they ordered."""
+LEAST_HOURS: Final = 1.0
+"""Core-hours of a class that went unused, below which no better order is named."""
+
+
+class WasteClass(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of operations whose titles differ in numbers (``#``) alone; ``task``: "" of operations with one task.
+
+    Core-hours; ``ordered_cores``, ``used_cores``: means over the running time. ``better_cores``: an order that is
+    enough, null where none is clearly lower. ``memory``, ``max_memory``: the highest order and use of jobs that ended,
+    bytes; 0: not known. ``sentence``: all of it.
+    """
+
+    title: str
+    task: str
+    job_class: JobClass
+    jobs: int
+    ordered: float
+    used: float
+    reclaimed: float
+    ordered_cores: float
+    used_cores: float
+    better_cores: float | None
+    memory: int
+    max_memory: int
+    sentence: str
+
+
+class WasteSummary(msgspec.Struct, frozen=True):
+    """A user, or a pool with those below it, in a tree; core-hours. ``known``: what of ``ordered`` is in classes, also
+    in ``left_out_classes``; those with the most that went unused are shown."""
+
+    tree: str
+    name: str
+    ordered: float
+    used: float
+    reclaimed: float
+    known: float
+    classes: list[WasteClass]
+    left_out_classes: int
+    sentence: str
+
+
+class WasteView(msgspec.Struct, frozen=True):
+    """From ``since``, a Monday 0:00 UTC, to ``until``; ``covered_s`` of it are known. Most unused first."""
+
+    since: float
+    until: float
+    covered_s: float
+    users: list[WasteSummary]
+    pools: list[WasteSummary]
+
+
+class _Ran(NamedTuple):
+    """What a job had in the week: core-seconds; ``held``: throttled by its order. ``mean``: cores, of its whole run."""
+
+    seconds: float
+    order: float
+    ordered: float
+    used: float
+    reclaimed: float
+    held: float
+    mean: float
+    memory: int
+    max_memory: int
+
+
+_Class = tuple[str, str, bool]
+"""Title, task, whether on reclaimed CPU."""
+
+JobsOf = Sequence[tuple[OperationRecord, Sequence[JobRecord | Job]]]
+
+
+def make_waste(
+    period: PeriodTotals, since: float, until: float, now: float, jobs: JobsOf,
+    parents: Mapping[str, Mapping[str, str]], user: str = "", pool: str = "",
+) -> WasteView:  # fmt: skip
+    """The waste of a week. ``parents``: of the pools of each tree; ``user``, ``pool``: only of these."""
+    groups: dict[Key, dict[_Class, list[_Ran]]] = {}
+    for record, its in jobs:
+        for tree, kind, ran in _list_ran(record, its, since, until, now):
+            name = record.trees[tree].pool if tree in record.trees else ROOT_POOL
+            keys = [Key(USER, tree, record.user), Key(POOL, tree, name)]
+            while name != ROOT_POOL:
+                name = parents.get(tree, {}).get(name, ROOT_POOL)
+                keys.append(Key(POOL, tree, name))
+            for key in keys:
+                groups.setdefault(key, {}).setdefault(kind, []).append(ran)
+
+    def summarize(kind: int, wanted: str, other: str) -> list[WasteSummary]:
+        found = [
+            _summarize(key, its, groups.get(key, {}))
+            for key, its in period.totals.items()
+            if key.kind == kind and its.ordered and (key.name == wanted or not (wanted or other))
+        ]
+        return sorted(found, key=lambda each: (each.used - each.ordered, each.tree, each.name))
+
+    return WasteView(since, until, period.covered_s, summarize(USER, user, pool), summarize(POOL, pool, user))
+
+
+def _list_ran(
+    record: OperationRecord, jobs: Iterable[JobRecord | Job], since: float, until: float, now: float
+) -> Iterator[tuple[str, _Class, _Ran]]:
+    """Tree, class and amounts of jobs that ran in the week and of which it is known what they used."""
+    title, memory = re.sub(r"\d+", "#", record.title), {task.name: task.memory_limit for task in record.tasks}
+    for job in jobs:
+        use: CpuUse
+        ended = job if isinstance(job, JobRecord) else None
+        if isinstance(job, JobRecord):
+            tree, begin, end, use, cores = job.tree, job.start_time, job.finish_time, job, job.cpu_limit
+        else:
+            tree, begin, end, use, cores = job.element.tree.name, job.began_at or now, now, job.report, job.limits[1]
+        seconds, inside = end - begin, min(end, until) - max(begin, since)
+        if inside <= 0.0 or use.cpu_seconds is None:
+            continue
+        part = inside / seconds
+        held = max((use.throttled_cpu_seconds or 0.0) - (use.late_cpu_seconds or 0.0), 0.0)
+        most = 0 if ended is None else ended.max_memory or 0
+        yield tree, (title, job.task_name if len(record.tasks) > 1 else "", job.reclaimed), _Ran(
+            inside, cores * inside, part * (use.ordered_cpu_seconds or cores * seconds), part * use.cpu_seconds,
+            part * (use.reclaimed_cpu_seconds or 0.0), part * held, use.cpu_seconds / seconds,
+            (ended.memory_limit or memory.get(ended.task, 0)) if ended is not None and most else 0, most,
+        )  # fmt: skip
+
+
+def _summarize(key: Key, its: Amounts, groups: Mapping[_Class, list[_Ran]]) -> WasteSummary:
+    classes = sorted((_show_class(*each) for each in groups.items()), key=lambda each: each.used - each.ordered)
+    name = "All pools" if key.name == ROOT_POOL else ("Pool " if key.kind == POOL else "") + quoted(key.name)
+    ordered, used, reclaimed = its.ordered / HOUR_S, its.used / HOUR_S, its.reclaimed / HOUR_S
+    text = (
+        f"{name} ordered {_hours(ordered)} core-hours and used {_hours(used)} ({show_percent(used / ordered)} %); "
+        f"limits were lowered by {_hours(reclaimed)}."
+    )
+    known, left_out = math.fsum(each.ordered for each in classes), max(len(classes) - MAX_CLASSES, 0)
+    return WasteSummary(
+        key.tree, key.name, ordered, used, reclaimed, known, classes[:MAX_CLASSES], left_out, text
+    )  # fmt: skip
+
+
+def _show_class(kind: _Class, ran: list[_Ran]) -> WasteClass:
+    title, task, reclaimed = kind
+    seconds, order, *amounts, held = (math.fsum(each[place] for each in ran) for place in range(6))
+    ordered_cores, used_cores, is_held = order / seconds, amounts[1] / seconds, held > MOST_HELD * amounts[1]
+    is_much = amounts[0] - amounts[1] >= LEAST_HOURS * HOUR_S
+    better = (
+        find_better(((each.mean, each.seconds) for each in ran), ordered_cores) if is_much and not is_held else None
+    )
+    memory, max_memory = max(each.memory for each in ran), max(each.max_memory for each in ran)
+    text = quoted(title) if title else "Without a title"
+    text += f", task {quoted(task)}" if task else ""
+    text += (
+        f"{' on reclaimed CPU' if reclaimed else ''}: {count(len(ran), 'job')} ordered {format_cores(ordered_cores)}"
+    )
+    text += f" cores and used {format_cores(used_cores)} on average"
+    if better is not None:
+        text += f": order {better:g}"
+    elif is_held:
+        text += "; they were held back by what they ordered, so no lower order is named"
+    if memory and max_memory:
+        text += f"; memory: at most {max_memory / 2**30:.1f} of {memory / 2**30:.1f} GiB"
+    hours = {name: each / HOUR_S for name, each in zip(("ordered", "used", "reclaimed"), amounts, strict=True)}
+    return WasteClass(
+        title=title, task=task, job_class=CLASSES[reclaimed], jobs=len(ran), ordered_cores=ordered_cores,
+        used_cores=used_cores, better_cores=better, memory=memory, max_memory=max_memory, sentence=f"{text}.", **hours,
+    )  # fmt: skip
+
+
+def find_better(means: Iterable[tuple[float, float]], ordered_cores: float) -> float | None:
+    """The order, in cores, that is enough by the mean use and the running time of jobs, rounded up to halves, below one
+    core to tenths; None where it is hardly lower."""
+    by_use = sorted(means)
+    reached = list(accumulate(seconds for _, seconds in by_use))
+    wanted = max(HEADROOM * by_use[bisect_left(reached, ENOUGH_FOR * reached[-1])][0], 0.1)
+    parts = 10 if wanted <= 1.0 else 2
+    better = math.ceil(wanted * parts - 1e-9) / parts
+    return better if better <= WORTH_IT * ordered_cores else None
+
+
+def describe_waste(view: WasteView) -> Iterator[str]:
+    """The lines of a text: when, then each user and pool with its classes."""
+    yield f"From {show_utc(view.since)} to {show_utc(view.until)}, of which {view.covered_s / HOUR_S:.0f} h are known:"
+    for each in (*view.users, *view.pools):
+        yield ""
+        yield f"{each.sentence} (tree {quoted(each.tree)})"
+        yield from (f"- {kind.sentence}" for kind in each.classes)
+        if each.left_out_classes:
+            yield f"- and {count(each.left_out_classes, 'class', 'classes')} of jobs with less that went unused"
+
+
+def _hours(value: float) -> str:
+    return f"{value:.0f}" if value >= 10.0 else f"{value:.1f}"
