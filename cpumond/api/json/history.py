@@ -110,4 +110,6 @@ async def make_savings(call: Call) -> SavingsView:
 async def make_waste(call: Call) -> WasteView:
     asker = "" if call.user.admin else call.user.name
     found = await _history_of(call.scheduler).waste(call.now, **call.given, readable=call.rights.readable, asker=asker)
+    if call.query.tree and not (found.users or found.pools):
+        call.state.find_tree(call.query.tree)
     return rights.show_readable_waste(found, call.rights)

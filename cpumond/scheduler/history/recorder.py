@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
+from cpumond.scheduler.elements import Job
 from cpumond.scheduler.history.collector import Collector
 from cpumond.scheduler.history.model import (
     DAY_S,
@@ -34,7 +35,7 @@ from cpumond.scheduler.history.report import list_pools, make_report
 from cpumond.scheduler.history.savings import WEEK_S, SavingsView, list_arms, list_weeks, make_savings, monday_before
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.history.waste import JobsOf, WasteView, make_waste
-from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError, OperationRecord
+from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError, JobRecord, OperationRecord
 from cpumond.scheduler.state import State
 from cpumond.scheduler.store import StoreError
 
@@ -215,14 +216,13 @@ class HistoryRecorder:
             for each in records
             if user in ("", each.user) and each.start_time < until and (each.finish_time or until) > since
         ]
-        live = {
-            each.id: [job for element in each.elements.values() for job in element.jobs.values()]
-            for each in state.operations.values()
-        }
-        return [
-            (record, [*state.finished_jobs.get(record.id, {}).values(), *live.get(record.id, ())])
-            for record in readable(in_time)
-        ]
+        found: list[tuple[OperationRecord, list[JobRecord | Job]]] = []
+        for record in readable(in_time):
+            live = state.operations.get(record.id)
+            elements = () if live is None else live.elements.values()
+            jobs = [job for element in elements for job in element.jobs.values()]
+            found.append((record, [*state.finished_jobs.get(record.id, {}).values(), *jobs]))
+        return found
 
     def _round(self, at: float) -> int:
         return int(at // self.period_s)

@@ -208,6 +208,8 @@ def find_better(means: Iterable[tuple[float, float]], ordered_cores: float) -> f
 def describe_waste(view: WasteView) -> Iterator[str]:
     """The lines of a text: when, then each user and pool with its classes."""
     yield f"From {show_utc(view.since)} to {show_utc(view.until)}, of which {view.covered_s / HOUR_S:.0f} h are known:"
+    if not view.users and not view.pools:
+        yield "nothing was ordered, as far as is known"
     for each in (*view.users, *view.pools):
         yield ""
         yield f"{each.sentence} (tree {quoted(each.tree)})"

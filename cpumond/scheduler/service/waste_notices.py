@@ -84,7 +84,7 @@ class WasteNotices:
         """Wait for the try that is under way."""
         self._is_closing = True
         if self._running is not None:
-            await self._running
+            await asyncio.wait({self._running}, timeout=TIMEOUT_S + 1.0)
 
     async def _send_all(self, now: float) -> None:
         monday, is_done = monday_before(now - self._at_s), True
@@ -114,7 +114,7 @@ class WasteNotices:
             problem = await send()
         except (TimeoutError, subprocess.TimeoutExpired):
             problem = f"not done within {TIMEOUT_S:g} s"
-        except (OSError, ValueError, httpx2.HTTPError) as error:
+        except (OSError, ValueError, httpx2.HTTPError, httpx2.InvalidURL) as error:
             problem = str(error) or type(error).__name__
         if not problem:
             return True
@@ -146,7 +146,7 @@ class WasteNotices:
 
 
 async def post(url: str, body: bytes) -> str:
-    """Send JSON; of the answer the status alone is read. Raises TimeoutError, OSError, ValueError, HTTPError."""
+    """Send JSON; of the answer the status alone is read. Raises what ``_send`` expects."""
     # To load what is trusted takes long, and http does not need it.
     trusted = await asyncio.to_thread(ssl.create_default_context) if url.startswith("https:") else False
     headers = {"Content-Type": "application/json", "User-Agent": f"cpumond/{__version__}"}
