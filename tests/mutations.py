@@ -318,6 +318,18 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("node.ordered_cores = node.ordered_cores - job.limits[CPU] if node.jobs else 0.0", "pass"),
         ("rooms if is_free else gangs.within_orders(rooms)", "rooms"),
     ],
+    "test_backfill.py": [
+        ("if job.backfill_until is not None and self.keeps_room:", "if False:"),
+        ("if _takes_back(state, jobs[0].element, now):", "if False:"),
+        ("    if _takes_back(state, element, now):", "    if False:"),
+        ("return room_beside(room, gangs.sum_backfilled(node))", "return room"),
+        ("if min(ends) <= ready_at else", "if True else"),
+        ("if operation.overstay_count > most:", "if False:"),
+        ("    job.backfill_until = record.backfill_until\n", ""),
+        ("(now <= (job.backfill_until or 0.0), -job.sequence)", "-job.sequence"),
+        ("if fits(free, order) and fits_orders(unordered, order[CPU]):\n            break", "pass"),
+        ("enable_backfill and element.operation.record.allow_reclaimed", "enable_backfill"),
+    ],
     "test_state_nodes.py": [
         ("if heartbeat.sequence <= node.sequence:", "if heartbeat.sequence < node.sequence:"),
         ("if heartbeat.incarnation != node.incarnation:", "if False:"),

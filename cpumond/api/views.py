@@ -204,6 +204,7 @@ class JobView(JobFigures, frozen=True):
 
     ``class``: of its start (1.10): "reclaimed" runs on CPU that others ordered, and goes first where they want it back.
     ``has_ceiling``: whether its cgroup has a quota, at most ``cpu_limit`` (``set_container_cpu_limit``).
+    ``backfill_until``: when one that uses room that is kept for a gang is expected to have ended, null for others.
     ``spared_until``: until when ``min_run_time`` protects an active one from preemption, null where it does not.
     ``checkpoint_at``: its last checkpoint, by its node's clock. ``cookie``: its place in its task (7.4), -1 where a
     version without these started it; ``incarnation`` and ``gang_rank`` with ``gang_options`` (7.5), -1 without a rank.
@@ -241,6 +242,7 @@ class JobView(JobFigures, frozen=True):
     gang_rank: int = -1
     job_class: JobClass = msgspec.field(default="ordinary", name="class")
     has_ceiling: bool = True
+    backfill_until: float | None = None
 
 
 class JobList(View, frozen=True):
@@ -602,6 +604,7 @@ def show_living_job(job: Job) -> JobView:
         cookie=job.cookie,
         incarnation=job.incarnation,
         gang_rank=job.gang_rank,
+        backfill_until=job.backfill_until,
         job_class=job.job_class,
         has_ceiling=job.has_ceiling,
         preemptibility=PREEMPTIBILITY[job.preemptibility] if job.is_active else "",

@@ -15,9 +15,11 @@ from simulation.events import Events
 from simulation.hosts import Host, Process
 
 from cpumond.core.wire import HeartbeatAnswer
-from cpumond.fairshare.resources import CPU
+from cpumond.fairshare.resources import CPU, add
 from cpumond.host.executor.model import Ended
-from cpumond.scheduler.elements import Job
+from cpumond.scheduler.decide.gangs import find_places, list_backfilled, may_take_back, sum_backfilled
+from cpumond.scheduler.decide.placement import GANG_WAITS
+from cpumond.scheduler.elements import Job, Tree
 from cpumond.scheduler.model import FINISHED_OPERATION_STATES, JobRecord, OperationRecord, StartRecord
 from cpumond.scheduler.model.failures import FAILED_JOBS_LIMIT_EXCEEDED
 from cpumond.scheduler.service import Clock, Scheduler
@@ -33,7 +35,7 @@ from cpumond.scheduler.settings.operations import (
 )
 from cpumond.scheduler.settings.retries import parse_rule
 from cpumond.scheduler.settings.spec_patch import MAX_FAILED
-from cpumond.scheduler.state import State, lifecycle
+from cpumond.scheduler.state import State, gangs, lifecycle
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.entries import Row
@@ -175,7 +177,7 @@ class Ledger:
 
     def _check_secrets(self, process: Process) -> None:
         record = self.operations.get(process.operation_id)
-        title = "" if record is None else record.title
+        title = record.title if record is not None and record.title.startswith("client") else ""
         if title:
             self.note("has secrets", process.launch.job_id)
         found = {**process.launch.environment, **process.launch.secrets}.get("YT_SECURE_VAULT_word", "")
@@ -472,6 +474,30 @@ class Ledger:
             stop(state, job, *facts, **more)
 
         return mock.patch.object(lifecycle, "stop", note_stop)
+
+    def see_kept_room(self) -> AbstractContextManager[Any]:
+        """Whenever it is tried to start the gang that room is kept for, backfilled jobs are not in its way."""
+        place_kept = gangs.place_kept
+
+        def place(state: State, tree: Tree, now: float, make_job: Any) -> None:
+            before = dict(state.gangs.looked)
+            place_kept(state, tree, now, make_job)
+            kept = state.gangs.reservations.get(tree.name)
+            lent = [job for node in kept.rooms for job in list_backfilled(node)] if kept is not None else []
+            for job in lent:
+                self.note("lent", job.id)
+                task = job.task
+                is_right = not job.element.operation.record.is_gang and not task.fail_on_job_restart
+                self.check(is_right, f"job {job.id} is backfilled, and must not be stopped")
+            if kept is None or not lent or not may_take_back(kept.element):
+                return
+            tried = state.gangs.looked.get(kept.element)
+            if tried is not before.get(kept.element) and tried == (now, GANG_WAITS):
+                rooms = {node: add(node.free, sum_backfilled(node)) for node in kept.rooms}
+                is_free = find_places(kept.element, rooms, state.rules.spare) is not None
+                self.check(not is_free, f"gang {kept.element.name} waits for backfilled jobs")
+
+        return mock.patch.object(gangs, "place_kept", place)
 
     def loaded(self, process: Any, term: int, scheduler: Scheduler) -> None:
         """A reign begins with what is stored."""

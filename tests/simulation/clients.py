@@ -44,12 +44,15 @@ class Client:
     def __init__(
         self, events: Events, network: Network, addresses: tuple[str, ...], number: int, mood: Mood,
         until_s: float, watch: Any, gangs: float = 0.0, vaults: bool = False, retries: float = 0.0,
+        backfills: bool = False,
     ) -> None:  # fmt: skip
         self.gangs = gangs
         """The part of the operations that have ``gang_options``."""
         self.vaults = vaults
         self.retries = retries
         """The part that have a retry policy, and jobs that fail at random."""
+        self.backfills = backfills
+        """Whether every third operation is a large gang, and the others' jobs run for a second or for fifteen."""
         self.events = events
         self.rng = events.rng
         self.network = network
@@ -123,6 +126,18 @@ class Client:
             spec.update({"allow_reclaimed": False} if len(self.started) % 3 == 1 else {"require_reclaimed": True})
         if len(self.started) % 5 == 2:
             spec["fail_on_job_restart"] = True
+        if self.backfills:
+            is_large, seconds = len(self.started) % 3 == 0, rng.choice((0.5, 1.0, 15.0))
+            task.update({"cpu_limit": 1.5 if is_large else 0.5, "job_count": 5 if is_large else rng.choice((3, 8, 20))})
+            task["command"][1] = f"{rng.uniform(0.5, 1.5) * seconds:.3f}"
+            spec.update(
+                {
+                    "is_gang": is_large,
+                    "weight": 100.0 if is_large else 1.0,
+                    "allow_reclaimed": True,
+                    "title": "long" if seconds > 1.0 else "short",
+                }
+            )
         if self.vaults and len(self.started) % 3 == 1:
             spec["title"] = f"{self.name}-{len(self.started)}"
             spec["secure_vault"] = {"word": SECRET + spec["title"]}

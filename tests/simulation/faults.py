@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 Undo = Callable[[], None]
 
 GIVES_UP_SOON = {"node_reconnection_timeout": 25_000.0}
+BACKFILLS = {"enable_backfill": True, "backfill_quantile": 0.5, "backfill_margin": 1.0}
+"""With times that half of the jobs exceed."""
 PREEMPTS_SOON = {
     "fair_share_starvation_timeout": 2000.0, "max_unpreemptible_running_job_count": 0,
     "preemptive_scheduling_backoff": 500.0, "job_preemption_timeout": 3000.0, "enable_aggressive_starvation": True,

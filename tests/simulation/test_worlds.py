@@ -38,10 +38,12 @@ by take-overs."""
 GUARANTEES = Options(guarantees=True)
 """Long jobs of small operations take what is guaranteed to others: who has enough demand gets
 it (semantics.md 6.10)."""
+BACKFILL = Options(backfills=True)
 WORLDS = [
     *(pytest.param(FIVE, seed, id=f"five hosts {seed}") for seed in SEEDS),
     *(pytest.param(FIVE, seed, id=words) for words, seed in list(FOUND.items())[: None if WHOLE else 1]),
     *(pytest.param(FIFTY, seed, id=f"fifty hosts {seed}") for seed in range(4 if ALL else 2 if WHOLE else 0)),
+    *(pytest.param(BACKFILL, seed, id=f"backfill {seed}") for seed in (8, 211, *range(214, 220 if ALL else 215))),
     *(pytest.param(GANGS, seed, id=f"gangs {seed}") for seed in (20, 12, *range(6 if ALL else 4 if WHOLE else 1))),
     *(pytest.param(GUARANTEES, seed, id=f"guarantees {seed}") for seed in range(12 if ALL else 4 if WHOLE else 1)),
     *(pytest.param(VAULTS, seed, id=f"vaults {seed}") for seed in range(6 if ALL else 2 if WHOLE else 1)),
@@ -63,6 +65,12 @@ def test_a_seed_breaks_no_promise(options: Options, seed: int) -> None:
     outcome = run_seed(seed, options)
     check(outcome)
     assert outcome.counts["heartbeats"] > options.hosts * 20
+
+
+def test_worlds_with_backfill_have_jobs_in_room_that_is_kept() -> None:
+    outcome = run_seed(211, BACKFILL)
+    check(outcome)
+    assert outcome.counts["lent"] > 10
 
 
 def test_a_world_without_faults_has_one_reign_and_loses_nothing() -> None:

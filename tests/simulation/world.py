@@ -12,7 +12,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,7 @@ from simulation.checks import Ledger, ViolationError
 from simulation.clients import Client
 from simulation.database import Database, Session
 from simulation.events import Events
-from simulation.faults import Faults, Mood
+from simulation.faults import BACKFILLS, Faults, Mood
 from simulation.hosts import Agent, Host, LinkOptions, played_disks
 from simulation.network import Network
 from simulation.schedulers import Machine, SchedulerProcess
@@ -63,6 +63,8 @@ class Options:
     """The part that have a retry policy, and jobs that fail at random."""
     guarantees: bool = False
     """Whether long jobs of small operations take what is guaranteed to others, and preemption comes within seconds."""
+    backfills: bool = False
+    """Whether room that is kept for gangs is used by jobs that end before it is needed."""
 
 
 @dataclass
@@ -111,6 +113,8 @@ class World:
         self.mood = Mood.draw(rng)
         if options.guarantees:
             self.mood = self.mood.with_guarantees()
+        if options.backfills:
+            self.mood = replace(self.mood, tree={**self.mood.tree, **BACKFILLS})
         self.hosts = [
             Host(events, f"n{number}", directory, rng.choice((2.0, 4.0, 8.0)), self.ledger)
             for number in range(1, options.hosts + 1)
@@ -178,6 +182,7 @@ class World:
                 options.gangs,
                 options.vaults,
                 options.retries,
+                options.backfills,
             )
             for number in range(options.clients)
         ]
@@ -334,6 +339,7 @@ def _live(seed: int, options: Options, prepare: Preparation | None) -> Outcome:
         with (
             played_disks(world.events),
             world.ledger.see_stops(),
+            world.ledger.see_kept_room(),
             mock.patch.object(service, "time", busy),
             # Real processes make these, when so much real time is over: a busy machine would have other worlds.
             mock.patch.object(IdleWatch, "take_if_due"),

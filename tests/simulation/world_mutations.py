@@ -17,7 +17,7 @@ from cpumond.scheduler.decide import starvation
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.model import OperationRecord, StartRecord
 from cpumond.scheduler.service import Scheduler
-from cpumond.scheduler.state import State, blame, changes, dispatch, install, lifecycle, retries
+from cpumond.scheduler.state import State, blame, changes, dispatch, gangs, install, lifecycle, retries
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.entries import LogEnd, Row
 from cpumond.scheduler.store.lead import Lead
@@ -199,6 +199,13 @@ def claim_nothing(_: World) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def wait_for_backfilled(_: World) -> Iterator[None]:
+    """A gang whose room others use meanwhile waits for their ends."""
+    with mock.patch.object(gangs, "_takes_back", return_value=False):
+        yield
+
+
 MUTATIONS: dict[str, Mutation] = {
     "fence": drop_the_fence,
     "clock": forget_the_clock,
@@ -216,4 +223,5 @@ MUTATIONS: dict[str, Mutation] = {
     "waits": forget_waits,
     "bound": grow_without_bound,
     "claim": claim_nothing,
+    "backfill": wait_for_backfilled,
 }

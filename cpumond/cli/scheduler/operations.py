@@ -47,7 +47,7 @@ JOBS: Final[tuple[Column[JobView], ...]] = (
     column("task", 6, lambda job: show_name(job.task)),
     column("node", 1, lambda job: show_name(job.node_id)),
     column("state", 0, lambda job: (job.state, STYLES.get(job.state, ""))),
-    column("class", 9, lambda job: job.job_class),
+    column("class", 9, lambda job: job.job_class + ("" if job.backfill_until is None else ", backfilled")),
     column(">ordered", 7, lambda job: show_cores(job.cpu_limit)),
     column(">limit", 5, lambda job: show_cores(job.current_cpu_limit)),
     column(">used", 4, lambda job: show_number(job.smoothed_cpu_usage, ".2f")),

@@ -56,6 +56,7 @@ def _part_fields(parts: IdleParts) -> list[tuple[str, str]]:
         ("starting", parts.starting, "about to be given to jobs"),
         ("no work", parts.without_work, "idle, nothing waits for it"),
         ("held back", parts.held_back, "idle while work waits for it"),
+        ("backfilled", parts.backfilled, "of those, given to jobs in room that is kept for a gang"),
     )
     shown = [
         (name, cores, what) for name, cores, what in rows if cores > 0.0 or name in ("capacity", "used", "held back")

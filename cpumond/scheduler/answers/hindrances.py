@@ -14,6 +14,7 @@ from cpumond.fairshare.resources import CPU, RESOURCES, UNLIMITED, Vector, posit
 from cpumond.scheduler.decide import gangs
 from cpumond.scheduler.decide.placement import has_spare, may_start_within, satisfaction
 from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree
+from cpumond.scheduler.elements.figures import TREE
 from cpumond.scheduler.elements.fitting import Fitting
 from cpumond.scheduler.elements.node_sizes import ROUNDING, fits
 from cpumond.scheduler.model import SUBPOOL_DELIMITER
@@ -205,6 +206,8 @@ class CapacitySplit:
     unused: float = 0.0
     silent: float = 0.0
     idle: float = 0.0
+    backfilled: float = 0.0
+    """Of these, allotted to jobs in room that is kept for a gang (7.3)."""
 
     def take(self, node: Node) -> None:
         capacity = node.capacity[CPU]
@@ -231,7 +234,7 @@ class CapacitySplit:
 
 def split_capacity(tree: Tree) -> CapacitySplit:
     """The split of a tree as it is."""
-    split = CapacitySplit()
+    split = CapacitySplit(backfilled=TREE["backfilled_cores"](tree))
     for node in tree.nodes.values():
         split.take(node)
     return split

@@ -61,7 +61,8 @@ class IdleCause(msgspec.Struct, frozen=True):
 class IdleParts(msgspec.Struct, frozen=True):
     """The capacity of a tree. ``reused``: used beyond what the jobs' orders would have left, since others' limits are
     lowered. ``unused``: allotted and not used. ``silent``: of nodes that are offline. ``starting``: idle, and about to
-    be given to jobs. ``without_work``: idle, and nothing waits for it. ``held_back``: idle while work waits for it."""
+    be given to jobs. ``without_work``: idle, and nothing waits for it. ``held_back``: idle while work waits for it.
+    ``backfilled`` is no part of its own: allotted to jobs in room that is kept for a gang."""
 
     capacity: float = 0.0
     used: float = 0.0
@@ -71,6 +72,7 @@ class IdleParts(msgspec.Struct, frozen=True):
     starting: float = 0.0
     without_work: float = 0.0
     held_back: float = 0.0
+    backfilled: float = 0.0
 
 
 class IdleReport(msgspec.Struct, frozen=True):
@@ -157,7 +159,15 @@ def make_report(
     starting = min(idle.starting, split.idle)
     without_work = max(split.idle - starting - held, 0.0)
     parts = IdleParts(
-        split.capacity, split.used, split.reused, split.unused, split.silent, starting, without_work, held
+        split.capacity,
+        split.used,
+        split.reused,
+        split.unused,
+        split.silent,
+        starting,
+        without_work,
+        held,
+        split.backfilled,
     )
     causes = [_make_cause(idle, each) for each in idle.found]
     causes += [_make_guarantee_cause(idle, each) for each in unmet if not _is_told(each, idle, causes)]

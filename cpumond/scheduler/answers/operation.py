@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -19,7 +20,8 @@ from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.causes import Causes, find_shown_state, tell_cannot_start
 from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.decide.admission import count_running, find_full, is_user_full
-from cpumond.scheduler.decide.gangs import Reservation, find_places
+from cpumond.scheduler.decide.backfill import find_refusal
+from cpumond.scheduler.decide.gangs import find_places, list_backfilled
 from cpumond.scheduler.decide.placement import NO_SECRETS, ONLY_RECLAIMED, OTHER_NODE, UNMATCHED, wants_jobs
 from cpumond.scheduler.decide.protection import tell_protections
 from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, kept_from, operation_demand, tell_filters
@@ -31,6 +33,7 @@ from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.settings.failures import innermost, tell_where
 from cpumond.scheduler.settings.incarnations import tell_switch
 from cpumond.scheduler.state import State, dispatch, lifecycle
+from cpumond.scheduler.state.gang_table import GangTable
 
 Amounts = dict[str, float]
 
@@ -80,7 +83,7 @@ def explain_operation(
             for name, each in live.elements.items()
         ]
         for part in trees:
-            part.lines.extend(_tell_reservation(live.elements[part.tree], state.gangs.reservations.get(part.tree), now))
+            part.lines.extend(_tell_reservation(live.elements[part.tree], state.gangs, now))
     records: Iterable[PreemptionRecord] = state.preemptions
     if rights is not None:
         for part in trees:
@@ -410,14 +413,37 @@ def _lacks_memory(free: Vector, order: Vector) -> bool:
     return all(f >= o or r == MEMORY for r, (f, o) in enumerate(zip(free, order, strict=True)))
 
 
-def _tell_reservation(element: OperationElement, kept: Reservation | None, now: float) -> Iterator[str]:
-    if kept is None or not element.is_running or not element.operation.needed:
+def _tell_reservation(element: OperationElement, table: GangTable, now: float) -> Iterator[str]:
+    ends = [job.backfill_until for job in element.jobs.values() if job.backfill_until is not None]
+    if ends:
+        yield (
+            f"of its jobs {len(ends)} started in room that is kept for a gang (backfilled): expected to have ended in "
+            f"{format_span(max(ends) - now)}, they stop as soon as a gang needs it"
+        )
+    kept, operation = table.reservations.get(element.tree.name), element.operation
+    if kept is None or not element.is_running or not operation.needed:
         return
-    who = "it" if kept.element is element else "a gang"
+    is_own, nodes = kept.element is element, sorted(node.id for node in kept.rooms)
+    where = ", ".join(map(printable, nodes[:3])) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
     yield (
-        f"room on {count(len(kept.rooms), 'node')} is kept free for {who}, for {format_span(kept.until - now)} more at "
-        f"most (gang_reservation_timeout of tree {element.tree.name!r})"
+        f"room on {count(len(nodes), 'node')} ({where}) is kept free for {'it' if is_own else 'a gang'} since "
+        f"{format_span(now - kept.since)}, for {format_span(kept.until - now)} more at most (gang_reservation_timeout "
+        f"of tree {element.tree.name!r})"
     )
+    if kept.ready_at is None or table.run_times is None:
+        return
+    ready = (
+        "is expected to be free in " + format_span(kept.ready_at - now) if kept.ready_at > now else "may be free now"
+    )
+    if is_own:
+        cores = sum(job.usage[CPU] for node in kept.rooms for job in list_backfilled(node))
+        yield f"that room {ready}; until then backfilled jobs have {count_cores(cores)} of it"
+        return
+    for task in islice(operation.next_tasks(), SHOWN_RECORDS):
+        run_s, refusal = find_refusal(element, task, table.run_times, kept.ready_at, now)
+        until = f", up to {format_span(run_s)}, and it {ready}" if run_s else ""
+        if refusal:
+            yield f"jobs of task {quoted(task.name)} may not use that room meanwhile: {refusal}{until}"
 
 
 def _find_preemptions(

@@ -48,6 +48,26 @@ class Reservation:
     element: OperationElement
     rooms: Mapping[Node, Vector]
     until: float
+    since: float
+    ready_at: float | None = None
+    """When all of it is expected to be free, as of ``looked_at``; None: never looked at."""
+    looked_at: float = 0.0
+    takers: Sequence[tuple[OperationElement, Task, float]] = ()
+    """Whose jobs may use it until then, in the order of service, and for how many seconds they run at most."""
+
+
+def may_take_back(element: OperationElement) -> bool:
+    """Whether backfilled jobs make room for a gang; not for one for which others' orders are in the way, too (1.10)."""
+    return element.tree.config.settings.enable_backfill and element.operation.record.allow_reclaimed
+
+
+def list_backfilled(node: Node) -> list[Job]:
+    """Jobs of a node that stop as soon as a gang needs the room that is kept for it there."""
+    return [job for job in node.jobs.values() if job.backfill_until is not None]
+
+
+def sum_backfilled(node: Node) -> Vector:
+    return sum_vectors([ZERO, *(job.usage for job in list_backfilled(node))])
 
 
 def list_needed(element: OperationElement) -> list[Task]:
@@ -167,10 +187,11 @@ class _Packing:
         return None
 
 
-def find_reservation(element: OperationElement, nodes: Iterable[Node], until: float) -> Reservation | None:
+def find_reservation(element: OperationElement, nodes: Iterable[Node], now: float, until: float) -> Reservation | None:
     """Room to keep free for a gang: for each job the node that lacks least of it; None where even empty nodes are too
     small."""
-    free = {node: node.free for node in nodes}
+    takes_back = may_take_back(element)
+    free = {node: add(node.free, sum_backfilled(node)) if takes_back else node.free for node in nodes}
     empty = {node: subtract(node.capacity, node.foreign_usage) for node in free}
     if not free or not fits(sum_vectors(list(empty.values())), sum_needed(element)):
         return None
@@ -193,7 +214,7 @@ def find_reservation(element: OperationElement, nodes: Iterable[Node], until: fl
                 heapreplace(heap, entry(node))
             else:
                 heappop(heap)
-    return Reservation(element, rooms, until)
+    return Reservation(element, rooms, until, now)
 
 
 def _lack(free: Vector, order: Vector, capacity: Vector) -> float:
@@ -283,6 +304,8 @@ class _GangSearch:
         stage = self.stages.get(node)
         if stage is None:
             stage = self.stages[node] = SwapStage(node, self.target.tree, self.priority, self.now)
+            if stage.settings.enable_backfill:  # their room is free for it, or is another gang's
+                stage.candidates = [each for each in stage.candidates if each.jobs[0].backfill_until is None]
             stage.candidates = [each for each in stage.candidates if each.jobs[0] not in self.gone]
         stage.free = as_vector(f + c * ROUNDING for f, c in zip(self.rooms[node], node.capacity, strict=True))
         stage.unordered_cores = self.unordered[node]

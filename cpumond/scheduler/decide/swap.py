@@ -67,6 +67,8 @@ class SwapStage:
         self.by_guarantee = priority == "guarantee"
         self.now = now
         self.settings = tree.config.settings
+        self.keeps_room = self.settings.enable_backfill and reserved is not ZERO
+        """Whether the room of backfilled jobs is a gang's, too (7.3)."""
         free = room_beside(node.free, reserved)
         self.free = as_vector(f + c * ROUNDING for f, c in zip(free, node.capacity, strict=True))
         self.unordered_cores = node.unordered_cores
@@ -124,6 +126,8 @@ class SwapStage:
         return not keeps_guarantee(above, lost) if self.by_guarantee else blocks(above, victim, self.aggressive, lost)
 
     def _may_go(self, job: Job) -> bool:
+        if job.backfill_until is not None and self.keeps_room:
+            return False
         # A job that this heartbeat starts has not even been sent yet.
         is_new = job.state == "starting" and job.start_time >= self.now
         is_allowed = self.by_guarantee or is_permitted(job, self.aggressive)

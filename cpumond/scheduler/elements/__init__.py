@@ -261,7 +261,7 @@ class Operation:
 
     __slots__ = (
         "record", "needed", "elements", "active", "stuck", "restarted", "next_index", "lacks_secrets", "gang",
-        "_numbers", "_further_numbers", "retries", "shuns",
+        "_numbers", "_further_numbers", "retries", "shuns", "backfilled_count", "overstay_count",
     )  # fmt: skip
 
     def __init__(self, record: OperationRecord) -> None:
@@ -284,6 +284,9 @@ class Operation:
         """``job_index`` of the next start."""
         self.gang = GangRun() if record.incarnations else None
         """With ``gang_options`` (7.5)."""
+        self.backfilled_count = self.overstay_count = 0
+        """Backfilled jobs of it whose end told how long they run, and those of them that ran on after
+        ``backfill_until``, as this scheduler saw it (7.3)."""
         self.shuns = NO_SHUNS
         """Node -> how many jobs that failed there wait to be replaced, and until when other nodes go first (2.14)."""
 
@@ -378,7 +381,7 @@ class Job:
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
         "is_active", "stop", "began_at", "first_sent_at", "last_sent_at", "report", "counted",
         "is_stored", "reclaimed", "cookie", "index", "task_index", "after", "has_ceiling",
-        "in_gang", "settled", "is_resumed",
+        "in_gang", "settled", "is_resumed", "backfill_until",
     )  # fmt: skip
 
     def __init__(
@@ -427,6 +430,8 @@ class Job:
         """What it ordered and used, as far as stored sums of budgets have that (2.15)."""
         self.is_resumed = False
         """Whether an earlier run started it, by a clock that may have been set since."""
+        self.backfill_until: float | None = None
+        """When one that started in room that is kept for a gang is expected to have ended (7.3); None for others."""
 
     @property
     def incarnation(self) -> str:

@@ -41,6 +41,11 @@ TREE: Final[Mapping[str, Read]] = {
     "pending_operation_count": lambda t: len(t.queue),
     "capacity_cores": lambda t: t.total[CPU],
     "allotted_cores": lambda t: sum(node.used[CPU] for node in t.nodes.values()),
+    "backfilled_cores": lambda t: (
+        sum(job.usage[CPU] for node in t.nodes.values() for job in node.jobs.values() if job.backfill_until is not None)
+        if t.config.settings.enable_backfill
+        else 0.0
+    ),
     "ordered_on_nodes_cores": lambda t: sum(node.ordered_cores for node in t.nodes.values()),
 }
 

@@ -231,6 +231,12 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     """How long room may be kept free for one gang; 0: never (7.3)."""
     share_gang_remainders: bool = False
     """Whether what the step of a gang that does not fit cuts off is shared out among the others (4)."""
+    enable_backfill: bool = False
+    """Whether jobs that are expected to end before that room is needed start there meanwhile (7.3)."""
+    backfill_quantile: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.9
+    """The part of jobs like one that ran for no longer than it is expected to, before ``backfill_margin``."""
+    backfill_margin: Annotated[float, msgspec.Meta(ge=1.0, le=100.0)] = 1.2
+    """By what that run time is multiplied."""
     integral_guarantees: TreeIntegralGuarantees = TreeIntegralGuarantees()
     should_distribute_free_volume_among_children: bool = False
     main_resource: str = "cpu"
@@ -691,6 +697,8 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """"" and -1: of no gang, without a rank (7.5)."""
     counted: CorePair = NOTHING_COUNTED
     """The part of what it ordered and used that is in stored sums of budgets (2.15)."""
+    backfill_until: float | None = None
+    """As ``Job.backfill_until``."""
 
 
 class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -738,6 +746,8 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     """"" and -1: of no gang, without a rank (7.5)."""
     held_core_seconds: float | None = None
     """Its order times the time that it ran, where a budget may count that (2.15)."""
+    backfill_until: float | None = None
+    """As ``Job.backfill_until``."""
 
     interruption_timeout: float = 0.0
     """The milliseconds that it got to end when it was told to; 0: it was not interrupted."""

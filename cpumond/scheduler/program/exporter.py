@@ -52,6 +52,7 @@ TREE_GAUGES: Families = {
     "total_cores": ("capacity_cores", "CPU of the tree's nodes."),
     "usage_cores": ("allotted_cores", "CPU allotted to jobs: what they may use now, not what they use."),
     "ordered_cores": ("ordered_on_nodes_cores", "CPU that the jobs ordered."),
+    "backfilled_cores": ("backfilled_cores", "CPU allotted to jobs that started in room kept for a gang."),
     "overcommitted_nodes": ("overcommitted_nodes", "Nodes whose jobs may use more than there is."),
     "cordoned_nodes": ("cordoned_node_count", "Nodes that get no new jobs, by command."),
     "held_off_nodes": ("held_off_node_count", "Nodes that get no new jobs for a while, since jobs fail on them."),

@@ -15,7 +15,7 @@ from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
 from cpumond.scheduler.model import Task
 from cpumond.scheduler.settings import failures, incarnations
-from cpumond.scheduler.state import State, TreeWork, blame, gangs, lifecycle, retries
+from cpumond.scheduler.state import State, TreeWork, backfill, blame, gangs, lifecycle, retries
 from cpumond.scheduler.state.heartbeats import Receipt, note_overcommit
 from cpumond.scheduler.state.install import open_vault
 from cpumond.scheduler.state.maintenance import find_drained
@@ -66,6 +66,9 @@ def is_at_rest(state: State, node: Node, is_barren: bool) -> bool:
     targets = _find_targets(work)
     if targets.gangs or (node.jobs and targets.below):
         return False
+    kept = state.gangs.reservations.get(tree.name)
+    if tree.config.settings.enable_backfill and kept is not None and node in kept.rooms:
+        return False
     return (
         node.cordoned or is_barren or order.of(node).best() is None or not has_spare(node, node.free, state.rules.spare)
     )
@@ -88,6 +91,7 @@ def _start_jobs(state: State, node: Node, tree: Tree, now: float, new_id: Callab
             lambda: gangs.reserved_on(state, node, tree, now),
             lambda element, task: blame.shuns(state, element, task, node, now),
         )  # fmt: skip
+        backfill.use_kept_room(state, node, tree, work.order, now, make_job)
     _preempt(state, node, tree, now, make_job)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cpumond.scheduler.decide.gangs import Reservation
+from cpumond.scheduler.decide.run_times import RunTimes
 from cpumond.scheduler.elements import Operation, OperationElement
 
 
@@ -32,6 +33,8 @@ class GangTable:
         """Reason -> how many incarnations have followed another one since."""
         self.preempted_at: dict[str, float] = {}
         """Tree -> when it was last tried to make room for a gang."""
+        self.run_times: RunTimes | None = None
+        """Of jobs that ended; None until a tree with ``enable_backfill`` keeps room."""
 
     def forget(self, element: OperationElement) -> None:
         """Drop attempts and reservation of a gang that starts, ends or leaves the tree."""

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from cpumond.fairshare.resources import ZERO, Vector
-from cpumond.scheduler.decide import gangs, preemption_record
+from cpumond.fairshare.resources import ZERO, Vector, add, sum_vectors
+from cpumond.scheduler.decide import backfill, gangs, preemption_record
 from cpumond.scheduler.decide.placement import GANG_WAITS, ONLY_RECLAIMED, room_beside, satisfaction, wants_jobs
 from cpumond.scheduler.decide.starvation import priority_of, still_starves
 from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
@@ -36,9 +36,22 @@ def find_reservation(state: State, tree: Tree, now: float) -> gangs.Reservation 
 
 
 def reserved_on(state: State, node: Node, tree: Tree, now: float) -> Vector:
-    """What of a node's room is kept for a gang."""
+    """What of a node's room is kept for a gang, without what backfilled jobs use meanwhile."""
     kept = find_reservation(state, tree, now)
-    return ZERO if kept is None else kept.rooms.get(node, ZERO)
+    return ZERO if kept is None else _left_of(kept, node)
+
+
+def _left_of(kept: gangs.Reservation, node: Node) -> Vector:
+    room = kept.rooms.get(node, ZERO)
+    if room is ZERO or not gangs.may_take_back(kept.element):
+        return room
+    return room_beside(room, gangs.sum_backfilled(node))
+
+
+def _takes_back(state: State, element: OperationElement, now: float) -> bool:
+    """Whether backfilled jobs stop for a gang: no room is kept for another one."""
+    kept = find_reservation(state, element.tree, now)
+    return gangs.may_take_back(element) and (kept is None or kept.element is element)
 
 
 def place_kept(state: State, tree: Tree, now: float, make_job: MakeJob) -> None:
@@ -90,14 +103,30 @@ def _try_gang(state: State, element: OperationElement, now: float, make_job: Mak
             return ONLY_RECLAIMED  # nobody else may be kept from this room for it
         _reserve(state, element, now)
         return GANG_WAITS
-    _start_gang(state, [make_job(element, task, node) for task, node in places])
+    _start_gang(state, [make_job(element, task, node) for task, node in places], now)
     return ""
 
 
-def _start_gang(state: State, jobs: list[Job]) -> None:
+def _start_gang(state: State, jobs: list[Job], now: float) -> None:
+    if _takes_back(state, jobs[0].element, now):
+        _take_back(state, jobs, now)
     state.gangs.forget(jobs[0].element)
     for job in jobs:
         lifecycle.start_new(state, job)
+
+
+def _take_back(state: State, jobs: list[Job], now: float) -> None:
+    """Stop the backfilled jobs in whose room the jobs of a gang start, whatever protects others from preemption."""
+    on_nodes: dict[Node, list[Job]] = {}
+    for job in jobs:
+        on_nodes.setdefault(job.node, []).append(job)
+    for node, starting in on_nodes.items():
+        for victim in backfill.list_returns(node, sum_vectors([job.limits for job in starting]), now):
+            late = " and ran for longer than expected" if now > (victim.backfill_until or now) else ""
+            why = f"it used room that is kept for that gang until it is needed (enable_backfill){late}"
+            first = starting[0]
+            record = preemption_record.make_record(victim, "preempted", why, now, first.id, first.element)
+            lifecycle.stop(state, victim, "preempted", why, now, record)
 
 
 def _is_stopping(state: State, element: OperationElement) -> bool:
@@ -118,9 +147,11 @@ def _find_rooms(state: State, element: OperationElement, now: float) -> dict[Nod
     """What is free for a gang on each node that takes jobs."""
     tree = element.tree
     kept = find_reservation(state, tree, now)
-    others = {} if kept is None or kept.element is element else kept.rooms
+    if _takes_back(state, element, now):
+        takers = [node for node in tree.nodes.values() if _takes_jobs(node, element)]
+        return {node: add(node.free, gangs.sum_backfilled(node)) for node in takers}
     return {
-        node: room_beside(node.free, others.get(node, ZERO))
+        node: room_beside(node.free, ZERO if kept is None or kept.element is element else _left_of(kept, node))
         for node in tree.nodes.values()
         if _takes_jobs(node, element)
     }
@@ -134,7 +165,7 @@ def _reserve(state: State, element: OperationElement, now: float) -> None:
     if state.gangs.rests.get(element, now) > now:
         return
     nodes = [node for node in tree.nodes.values() if _takes_jobs(node, element)]
-    found = gangs.find_reservation(element, nodes, now + timeout_s)
+    found = gangs.find_reservation(element, nodes, now, now + timeout_s)
     if found is not None:
         state.gangs.reservations[tree.name] = found
 
@@ -169,7 +200,7 @@ def preempt_for_gang(
             )
         for (victim, why), record in zip(plan.victims, records, strict=True):
             lifecycle.stop(state, victim, "preempted", why, now, record)
-        _start_gang(state, jobs)
+        _start_gang(state, jobs, now)
         state.gangs.first.pop(tree.name, None)
         return True
     return False

@@ -265,6 +265,7 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
         held_core_seconds=count_held(task.cpu_limit, finished.ordered_cpu_seconds, finished, now - start_time)
         if state.budgets
         else None,
+        backfill_until=None if known is None else known.backfill_until,
         **list_counters(finished),
     )
 
@@ -336,6 +337,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
         job.reclaimed = known.reclaimed
         job.cookie, job.index, job.task_index = known.cookie, known.job_index, known.task_job_index
         job.recall_gang(known.incarnation, known.gang_rank)
+        job.backfill_until = known.backfill_until
     job.has_ceiling = lifecycle.recall_ceiling(job, known)
     lifecycle.start(state, job)
     take_report(job, report, now)

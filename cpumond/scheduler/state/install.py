@@ -13,7 +13,7 @@ from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationReco
 from cpumond.scheduler.rights.vaults import VaultError
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.nodes_filter import parse_nodes_filter
-from cpumond.scheduler.state import State, TreeWork, budgets, incarnations, lifecycle, pools, retries
+from cpumond.scheduler.state import State, TreeWork, backfill, budgets, incarnations, lifecycle, pools, retries
 from cpumond.scheduler.state.reports import find_task
 from cpumond.scheduler.state.spec_room import share_parts, weigh_change
 
@@ -222,6 +222,7 @@ def install_job(state: State, record: JobRecord, now: float) -> None:
     else:
         state.expired["job", record.id] = None
     job = state.jobs.pop(record.id, None)
+    backfill.note_ended(state, record, job)
     if record.state == "completed":
         lifecycle.finish_place(state, record, now)
     if job is None:

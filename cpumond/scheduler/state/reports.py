@@ -233,6 +233,7 @@ def job_record(
         incarnation=job.incarnation,
         gang_rank=job.gang_rank,
         interruption_timeout=job.interruption_timeout,
+        backfill_until=job.backfill_until,
         held_core_seconds=held,
         **counters,
     )

@@ -40,6 +40,7 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     job.reclaimed = record.reclaimed
     job.cookie, job.index, job.task_index = record.cookie, record.job_index, record.task_job_index
     job.recall_gang(record.incarnation, record.gang_rank)
+    job.backfill_until = record.backfill_until
     lifecycle.note_indices(element.operation, record)
     job.has_ceiling = lifecycle.recall_ceiling(job, record)
     if record.memory_reserve:
@@ -165,6 +166,7 @@ def make_start_record(job: Job) -> StartRecord:
         incarnation=job.incarnation,
         gang_rank=job.gang_rank,
         counted=job.settled,
+        backfill_until=job.backfill_until,
     )
     if job.stop is None:
         return record

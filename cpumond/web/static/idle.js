@@ -9,6 +9,7 @@ import { table } from "./table.js";
 const PARTS = [
   ["used", "used"], ["reused", "used again, reclaimed from others"], ["unused", "allotted and not used"], ["silent", "on nodes that are offline"],
   ["starting", "about to be given"], ["without_work", "idle for lack of work"], ["held_back", "held back"],
+  ["backfilled", "of these in room that is kept for a gang"],
 ];
 
 // `report`: an answer of /trees/{tree}/why; null where it could not be had.

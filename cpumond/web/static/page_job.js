@@ -78,6 +78,7 @@ function jobFacts(j) {
     ended ? ["Ended", time(j.finish_time)] : null,
     j.exit_code === null ? null : ["Exit code", String(j.exit_code)],
     ["Class", j.class],
+    isKnown(j.backfill_until) ? ["Backfilled", `in room that is kept for a gang; expected to have ended by ${time(j.backfill_until)}`] : null,
     ["Ordered", amount("cpu", j.cpu_limit)],
     ["Ceiling", j.has_ceiling ? "what it ordered" : "none"],
     [ended ? "Last limit" : "Limit now", amount("cpu", j.current_cpu_limit)],

@@ -221,7 +221,7 @@ export function jobsTable(rows, { caption, empty, titles = null }) {
     titles ? { title: "Operation", cell: (j) => operationLink(j.operation_id, titles[j.operation_id]) } : { title: "Task", cell: (j) => j.task + (j.gang_rank < 0 ? "" : `, rank ${j.gang_rank}`) },
     titles ? null : { title: "Node", cell: (j) => h("a", { href: to("nodes", j.node_id) }, j.node_id) },
     { title: "State", cell: (j) => badge(j.state, JOB_TONES[j.state]) },
-    { title: "Class", cell: (j) => j.class },
+    { title: "Class", cell: (j) => j.class + (j.backfill_until === null ? "" : ", backfilled") },
     { title: "Limit of ordered, cores", align: "right",
       help: "The bar: the limit in force of what it ordered; the line in it: what it used, smoothed", cell: limitBar },
     { title: "Smoothed use", align: "right", help: "Cores", cell: (j) => (j.smoothed_cpu_usage === null ? "–" : j.smoothed_cpu_usage.toFixed(2)) },

@@ -1,0 +1,101 @@
+"""Which jobs use room that is kept for a gang until it is needed, and which give it back (semantics.md 7.3). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from cpumond.fairshare.resources import CPU, Vector, add
+from cpumond.scheduler.decide.gangs import Reservation, list_backfilled, sum_backfilled
+from cpumond.scheduler.decide.placement import find_obstacle, fits_orders, satisfaction, wants_jobs
+from cpumond.scheduler.decide.run_times import ENOUGH, RunTimes, left_of
+from cpumond.scheduler.elements import Job, Node, OperationElement
+from cpumond.scheduler.elements.node_sizes import fits
+from cpumond.scheduler.model import OperationRecord, Task
+
+FORGIVEN: Final = 2
+"""So many jobs of an operation may run for longer than expected, and so many times the part of them that
+``backfill_quantile`` leaves out."""
+
+
+def _list_limits(record: OperationRecord, task: Task, began: float) -> list[float]:
+    """Exact bounds: when a job that began then is told to end."""
+    limits = [] if task.job_time_limit is None else [began + task.job_time_limit / 1e3]
+    return limits if record.time_limit is None else [*limits, record.start_time + record.time_limit / 1e3]
+
+
+def find_refusal(
+    element: OperationElement, task: Task, times: RunTimes, ready_at: float, now: float
+) -> tuple[float, str]:
+    """For how many seconds a job of the task that starts now runs at most, as far as one can know, and why it may not
+    use room until ``ready_at``; "" if it may."""
+    operation, settings = element.operation, element.tree.config.settings
+    if operation.record.is_gang:
+        return 0.0, "it is a gang"
+    if task.fail_on_job_restart:
+        return 0.0, "they must not be stopped (fail_on_job_restart)"
+    most = FORGIVEN * max(1.0, (1.0 - settings.backfill_quantile) * operation.backfilled_count)
+    if operation.overstay_count > most:
+        return 0.0, "too many of them ran there for longer than expected"
+    ends, run_s = _list_limits(operation.record, task, now), times.find(operation.record, task).run_s
+    if len(run_s) >= ENOUGH:
+        last = min(int(settings.backfill_quantile * len(run_s)), len(run_s) - 1)
+        ends.append(now + run_s[last] * settings.backfill_margin)
+    if not ends:
+        return 0.0, f"how long they run is not limited, and not known before {ENOUGH} like them have completed"
+    return max(min(ends) - now, 0.0), "" if min(ends) <= ready_at else "they run for too long"
+
+
+def find_ready(kept: Reservation, times: RunTimes, now: float) -> float:
+    """When all of the room that is kept is expected to be free: half of the jobs like those there have ended by then.
+    What is not known may end at any moment."""
+    return max((_find_ready_on(node, room, times, now) for node, room in kept.rooms.items()), default=now)
+
+
+def _find_ready_on(node: Node, room: Vector, times: RunTimes, now: float) -> float:
+    free, at = add(node.free, sum_backfilled(node)), now
+    others = [job for job in node.jobs.values() if job.backfill_until is None]
+    for end, _, job in sorted((_find_end(job, times, now), job.sequence, job) for job in others):
+        if fits(free, room):
+            break
+        free, at = add(free, job.usage), end
+    return at
+
+
+def _find_end(job: Job, times: RunTimes, now: float) -> float:
+    record, began = job.element.operation.record, job.start_time if job.began_at is None else job.began_at
+    run_s = times.find(record, job.task).run_s
+    if len(run_s) < ENOUGH:
+        return now
+    left_s = left_of(run_s, max(now - began, 0.0), 0.5)
+    return max(min([now + left_s, *_list_limits(record, job.task, began)]), now)
+
+
+def list_takers(
+    elements: Iterable[OperationElement], times: RunTimes, ready_at: float, now: float
+) -> list[tuple[OperationElement, Task, float]]:
+    """Of these operations those whose jobs may use room until ``ready_at``, as in ``Reservation.takers``."""
+    asked = [(each, task) for each in elements if wants_jobs(each) for task in each.operation.next_tasks()]
+    found = [(*each, *find_refusal(*each, times, ready_at, now)) for each in asked]
+    return [(element, task, run_s) for element, task, run_s, refusal in found if not refusal]
+
+
+def may_start(element: OperationElement, task: Task, node: Node) -> bool:
+    """Whether one of ``takers`` may still start a job on a node."""
+    if not wants_jobs(element) or not element.operation.needed.get(task.name) or not element.may_use(node):
+        return False
+    if element.operation.record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
+        return False
+    return not find_obstacle(element, task, node.free, node.unordered_cores)
+
+
+def list_returns(node: Node, order: Vector, now: float) -> list[Job]:
+    """The backfilled jobs of a node that stop for a gang that orders so much there: what overstays goes first, then
+    what started last."""
+    free, unordered, returns = node.free, node.unordered_cores, list[Job]()
+    for job in sorted(list_backfilled(node), key=lambda job: (now <= (job.backfill_until or 0.0), -job.sequence)):
+        if fits(free, order) and fits_orders(unordered, order[CPU]):
+            break
+        returns.append(job)
+        free, unordered = add(free, job.usage), unordered + job.ordinary_cores
+    return returns
