@@ -102,6 +102,8 @@ class Ledger:
         """Job -> whether it is on reclaimed CPU, as stored."""
         self.job_states: dict[str, str] = {}
         """As stored."""
+        self.done: dict[tuple[str, str], None] = {}
+        """Operation and cookie of jobs that completed, as stored."""
         self.used_terms: dict[str, int] = {}
         """Run of an agent -> the highest term of an answer that it used."""
         self.clocks: dict[int, Clock] = {}
@@ -229,7 +231,10 @@ class Ledger:
             finished = host.agent.assigned.jobs.get(job_id) if host.agent is not None else None
             if finished is None or finished.order.operation_id not in self.operations:
                 continue
-            self.check(job_id in self.job_states, f"the end of job {job_id} was acknowledged and is not stored")
+            # What another job has completed meanwhile needs no second end.
+            is_done = (finished.order.operation_id, finished.order.variables["YT_JOB_COOKIE"]) in self.done
+            is_stored = job_id in self.job_states or is_done
+            self.check(is_stored, f"the end of job {job_id} was acknowledged and is not stored")
 
     def took_term(self, host: Host, incarnation: str, term: int | None) -> None:
         """An agent uses an answer."""
@@ -328,7 +333,9 @@ class Ledger:
                 operation_id = job["operation_id"]
                 if job["state"] in GIVEN_UP:
                     self.given_up[operation_id] = None
-                elif job["state"] == "completed" and (key in self.stopped or was_given_up):
+                if job["state"] == "completed":
+                    self.done[operation_id, str(job.get("cookie", -1))] = None
+                if job["state"] == "completed" and (key in self.stopped or was_given_up):
                     self.given_up[operation_id] = None
                     self.completed_stopped[operation_id] = self.completed_stopped.get(operation_id, 0) + 1
 
