@@ -203,6 +203,7 @@ NEEDS: list[tuple[Command, str]] = [
     (change(resource_limits={"cpu": 1}), "write:c"),
     (change(max_operation_count=9), "write:c write:b"),
     (change(resource_limits_overcommit_tolerance={"cpu": 1}), "write:c write:b"),
+    (change(budget={"core_hours": 1}), "write:c write:b"),
     (change(integral_guarantees={"resource_flow": {"cpu": 1}}), "write:c write:b"),
     (change(integral_guarantees={"guarantee_type": "relaxed"}), "write:c write:b"),
     (change(strong_guarantee_resources="x"), "write:c write:b"),
