@@ -35,6 +35,8 @@ SETTLED: Final = 128
 """Vertices of the longest path whose sums are settled."""
 
 
+_NOBODY: Final[frozenset[int]] = frozenset()
+
 # Many operations demand and use as much as others: these have one copy of it.
 _share: Final = lru_cache(maxsize=1024)(share)
 _operation_function: Final = lru_cache(maxsize=1024)(operation_function)
@@ -139,7 +141,7 @@ class PoolNode:
         self.effective_index: list[int] = []
         self.factors: list[float] = []
         self.whole = False
-        self.passed: frozenset[int] = frozenset()
+        self.passed = _NOBODY
         self.need = self.reach = 0.0
         self.tries = 0
         self.path: Path | None = None

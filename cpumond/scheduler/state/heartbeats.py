@@ -136,7 +136,8 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
     taken over, and not told again, which could shorten its time.
     """
     told = {report.job_id for report in heartbeat.jobs} | {ended.job_id for ended in heartbeat.finished_jobs}
-    node.former_starts = {job_id: start for job_id, start in node.former_starts.items() if job_id in told}
+    for job_id in [job_id for job_id in node.former_starts if job_id not in told]:
+        del node.former_starts[job_id]
     for job in node.jobs.values():
         if job.first_sent_at is not None:
             job.first_sent_at = now
