@@ -452,7 +452,9 @@ class Job:
     @property
     def interruption_timeout(self) -> float:
         """As records have it."""
-        return self.stop.timeout_s * 1e3 if self.stop is not None and self.task.interruptible else 0.0
+        if self.stop is None or self.began_at is None or not self.task.interruptible:
+            return 0.0
+        return self.stop.timeout_s * 1e3
 
     @property
     def was_reported(self) -> bool:
