@@ -10,18 +10,23 @@ import threading
 import time
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from answering import Asked, listen
 from commands import run_command
 from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 from waiting import wait_until
+from web_site import expect
 
 from cpumond.scheduler.history.model import COVERED_KEY, DAY_S, HOUR_S, KINDS, POOL, USER, Amounts, Key, Tick
 from cpumond.scheduler.history.savings import WEEK_S, monday_before
 from cpumond.scheduler.history.store import HistoryStore
 from cpumond.scheduler.store import Change
 from cpumond.scheduler.store.sqlite import open_sqlite_store
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 SCRIPT = "import sys; print('to', sys.argv[2], sys.stdin.read(), sep='|', file=open(sys.argv[1], 'a'))"
 
@@ -111,3 +116,16 @@ def test_each_owner_hears_once_through_restarts_while_a_webhook_hangs_and_fails(
     train = "train #", "2.5"
     assert found == [("user", user, "", ""), ("user", user, *train), ("pool", "ml", "", ""), ("pool", "ml", *train)]
     assert shown["users"][0]["known"] == 24.0
+
+
+@pytest.mark.browser
+def test_my_work_and_a_pools_page_show_it(page: Page, scheduler: SchedulerProcess) -> None:
+    play_last_week(scheduler, monday_before(time.time()) - WEEK_S)
+    scheduler.start()
+    for place, name in (("mine", "My work"), ("pools/default/ml", "ml")):
+        page.goto(f"{scheduler.url}/#/{place}")
+        expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
+        part = page.get_by_role("region", name="Ordered and not used in the last week")
+        expect(part).to_contain_text("ordered 24 core-hours and used 5.7 (23.8 %)")
+        [cells] = [row.split("\t") for row in part.get_by_role("row").all_inner_texts()[1:]]
+        assert [cells[0], cells[-1]] == ["train #", "2.5"]
