@@ -68,6 +68,7 @@ OF_SCHEDULER = {
     "tree create": Case("tree create new-tree nodes_filter=none", is_change=True),
     "tree set": Case("tree set new-tree fair_share_starvation_timeout=10000", is_change=True),
     "tree export": Case("tree export default", prints_file=True),
+    "tree import": Case("tree import yunikorn {queues}", prints_file=True),
     "tree plan": Case("tree plan {file}"),
     "tree apply": Case("tree apply {file} --yes", is_change=True),
     "tree remove": Case("tree remove new-tree --yes", is_change=True),
@@ -218,6 +219,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         file.write_text(f'tree = "default"\n\n[pools.{LONG_POOL}]\nweight = 5\n')
         spec = directory / "spec.toml"
         spec.write_text('pool = "started"\n[tasks.t]\njob_count = 1\ncommand = "true"\n')
+        queues = directory / "queues.yaml"
+        queues.write_text("partitions: [{name: default, queues: [{name: root, queues: [{name: a}]}]}]\n")
         open_sqlite_store(str(directory / "store.db")).close()
         (directory / "agent.toml").write_text(f'state_dir = "{directory}/agent"\nruntime_dir = "{directory}/run"\n')
         token = server.post("/tokens", {"user": "bob-with-a-long-name", "note": WIDE_TITLE[:100]}, 201)["id"]
@@ -227,7 +230,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             "url": server.url, "operation": operation, "spare": spare, "spare2": spare2,
             "change": str(change), "job": job, "job2": job2,
             "trace": str(trace), "tree": str(tree), "file": str(file), "token": token,
-            "spec": str(spec), "home": str(directory), "store": str(directory / "store.db"),
+            "spec": str(spec), "queues": str(queues), "home": str(directory), "store": str(directory / "store.db"),
             "copy": str(directory / "copy.db"), "agent": str(directory / "agent.toml"),
         }  # fmt: skip
 
