@@ -354,7 +354,9 @@ class Ledger:
         """A job that a rule starts again does not start before its time, and has the memory that it got; no other job
         has more than its task says."""
         record = self.operations.get(start.operation_id)
-        if record is None or not record.tasks[0].retry_policy or start.stopped or start.id in self.stopped:
+        # Neither told to stop nor taken over.
+        is_new = not start.stopped and start.id not in self.stopped and start.id not in self.job_states
+        if record is None or not record.tasks[0].retry_policy or not is_new:
             return
         task, places = record.tasks[0], record.retried.places.get(start.task, {})
         memory = self.memory[start.id] = start.memory_limit or task.memory_limit

@@ -25,7 +25,7 @@ FIRST = {
     "vault": 0,
     "blame": 13,
     "waits": 0,
-    "bound": 1,
+    "bound": 4,
     "backfill": 1,
 }
 """The first seed that finds it, when this was written; the search begins there, to be short."""
