@@ -162,7 +162,8 @@ class PlayedBackfill:
                 for job in list(self.world.state.jobs.values()):
                     if job.is_active and job.backfill_until is not None:
                         lifecycle.stop(self.world.state, job, "aborted", "", self.world.now)
-                while number not in self.outcome.waits and self.world.now < self.length_s:
+                last = min(self.world.now + 24 * HOUR_S, self.length_s)
+                while number not in self.outcome.waits and self.world.now < last:
                     self._step()
                 os.write(write, repr(self.outcome.waits.get(number, float("inf"))).encode())
             finally:

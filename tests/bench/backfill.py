@@ -46,8 +46,8 @@ def show(name: str, outcome: Outcome) -> None:
 
 
 def count_no_later(outcome: Outcome) -> tuple[int, int]:
-    """Gangs that started no later than without backfill, and all that were tried so and started in time."""
-    known = [number for number, alone in outcome.alone.items() if number in outcome.waits and alone < float("inf")]
+    """Gangs that started no later than without backfill, where a day is looked at, and all that started."""
+    known = [number for number in outcome.alone if number in outcome.waits]
     return sum(outcome.waits[number] <= outcome.alone[number] for number in known), len(known)
 
 
