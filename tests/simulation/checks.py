@@ -356,20 +356,25 @@ class Ledger:
         record = self.operations.get(start.operation_id)
         # Neither told to stop nor taken over.
         is_new = not start.stopped and start.id not in self.stopped and start.id not in self.job_states
-        if record is None or not record.tasks[0].retry_policy or not is_new:
+        if record is None or not record.tasks[0].retry_policy or not is_new or start.incarnation != record.incarnation:
             return
         task, places = record.tasks[0], record.retried.places.get(start.task, {})
         memory = self.memory[start.id] = start.memory_limit or task.memory_limit
         is_gang = record.is_gang or bool(record.incarnations)
         own = [*places.values()] if is_gang else [places[start.cookie]] if start.cookie in places else []
-        waits = (each.due for cookie, each in places.items() if (record.id, cookie) not in self.retried)
+        # A job of a gang may have started while the end of another one was being written.
+        later = {note.due for note in record.retried.notes if note.at >= start.start_time}
+        waits = (
+            each.due for cookie, each in places.items()
+            if (record.id, cookie) not in self.retried and each.due not in later
+        )  # fmt: skip
         due = max(waits, default=0.0) if is_gang else own[0].due if own else 0.0
         self.retried[record.id, start.cookie] = None
         early_s = due - self.clocks[term].now() if term in self.clocks else 0.0
         self.check(early_s <= FITS, f"job {start.id} starts {early_s:.3f} s before a rule starts it again")
         grown = max((each.memory for each in own), default=0) or task.memory_limit
         # Of a gang another one may have completed meanwhile that had got more.
-        is_as_told = memory >= grown if is_gang else memory == grown
+        is_as_told = bool(later) or memory >= grown if is_gang else memory == grown
         self.check(is_as_told, f"job {start.id} orders {memory} bytes of memory, not {grown}")
         self.check(memory <= find_bound(record), f"job {start.id} orders {memory} bytes of memory, more than allowed")
         if due:
