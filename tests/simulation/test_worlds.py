@@ -52,6 +52,9 @@ WORLDS = [
         pytest.param(Options(retries=0.7), 63, id="a job that was told to stop before all were aborted went on")
         for _ in range(WHOLE)
     ),
+    pytest.param(
+        Options(backfills=True, retries=0.3), 2033, id="a job in kept room had the memory that a retry of another got"
+    ),
     *(pytest.param(RETRIES, seed, id=f"retries {seed}") for seed in range(8 if ALL else 4 if WHOLE else 1)),
 ]
 

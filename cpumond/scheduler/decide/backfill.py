@@ -80,13 +80,15 @@ def list_takers(
     return [(element, task, run_s) for element, task, run_s, refusal in found if not refusal]
 
 
-def may_start(element: OperationElement, task: Task, node: Node) -> bool:
-    """Whether one of ``takers`` may still start a job on a node."""
-    if not wants_jobs(element) or not element.operation.needed.get(task.name) or not element.may_use(node):
-        return False
+def find_startable(element: OperationElement, name: str, node: Node) -> Task | None:
+    """The task of one of ``takers`` as its next job orders it, with the memory of a retry, where that may still start
+    on a node."""
+    task = next((each for each in element.operation.next_tasks() if each.name == name), None)
+    if task is None or not wants_jobs(element) or not element.may_use(node):
+        return None
     if element.operation.record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
-        return False
-    return not find_obstacle(element, task, node.free, node.unordered_cores)
+        return None
+    return None if find_obstacle(element, task, node.free, node.unordered_cores) else task
 
 
 def list_returns(node: Node, order: Vector, now: float) -> list[Job]:

@@ -58,10 +58,10 @@ def use_kept_room(
         found = backfill.list_takers(elements, times, kept.ready_at, now)
         ranks = {each: rank for rank, each in enumerate(order.rank(list({element: None for element, *_ in found})))}
         kept.takers = sorted(found, key=lambda taker: ranks[taker[0]])
-    for element, task, run_s in kept.takers:
+    for element, known, run_s in kept.takers:
         while (
             has_spare(node, node.free, spare)
-            and backfill.may_start(element, task, node)
+            and (task := backfill.find_startable(element, known.name, node)) is not None
             and not (element.operation.shuns and blame.shuns(state, element, task, node, now))
         ):
             job = make_job(element, task, node)
