@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from cpumond.core.measures import count_cores
@@ -61,8 +62,7 @@ def find_standing(element: OperationElement | PoolElement) -> ShareStanding:
 
 def _tell_step(element: OperationElement | PoolElement) -> str:
     """What keeps the step of its first gang from a share, where only gangs run in it; else ""."""
-    running = (each for each in element.tree.operations.values() if each.is_running)
-    gangs = [each for each in running if element in (each, *each.ancestors())]
+    gangs = list(_list_running(element))
     if not gangs or not all(each.operation.record.is_gang for each in gangs):
         return ""
     step = gangs[0].demand_share
@@ -74,6 +74,15 @@ def _tell_step(element: OperationElement | PoolElement) -> str:
             return told
         at = parent
     return ""
+
+
+def _list_running(element: Element) -> Iterator[OperationElement]:
+    """The running operations: itself, of a pool those below it."""
+    if isinstance(element, PoolElement):
+        for below in (*element.children.values(), *element.operations.values()):
+            yield from _list_running(below)
+    elif isinstance(element, OperationElement) and element.is_running:
+        yield element
 
 
 def _tell_weight(step: float, at: OperationElement | PoolElement, parent: PoolElement, r: int) -> str:
