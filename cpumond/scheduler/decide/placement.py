@@ -218,6 +218,8 @@ class ServiceOrder:
         """Move all operations that changed since the last call (``Tree.changed``), in the orders of all kinds, too;
         ``but``: the one that knows already."""
         changed = self.tree.changed
+        if not changed:
+            return
         for order in (self, *self._of_kinds.values()):
             for element in list(changed) if order is not but else ():
                 order.refresh(element)

@@ -817,9 +817,9 @@ def count_loss(element: OperationElement, core_seconds: float) -> None:
         above = above.parent
 
 
-def told_core_seconds(job: Job) -> CorePair:
-    """What a job ordered and used, by its last report."""
-    report, (ordered, used) = job.report, job.settled
+def told_core_seconds(job: Job, report: JobReport) -> CorePair:
+    """What a job ordered and used, by a report of it."""
+    ordered, used = job.settled
     return (
         ordered if report.ordered_cpu_seconds is None else report.ordered_cpu_seconds,
         used if report.cpu_seconds is None else report.cpu_seconds,

@@ -107,7 +107,7 @@ def forget(job: Job) -> None:
 
 
 def _count(accounts: Iterable[Account], job: Job, sign: float) -> None:
-    ordered, used = told_core_seconds(job)
+    ordered, used = told_core_seconds(job, job.report)
     for account in accounts:
         account.count(sign * (ordered - job.settled[0]), sign * (used - job.settled[1]))
 
@@ -143,7 +143,7 @@ def settle(state: State, change: Transaction, jobs: Iterable[Job] = ()) -> Trans
         _add(added, accounts, counted_of(record, before), before)
     ended = {job.id for job in change.jobs}
     for job in {job.id: job for job in (*jobs, *_find_moved(state, change))}.values():
-        told = told_core_seconds(job)
+        told = told_core_seconds(job, job.report)
         if job.id not in ended and job.is_stored and told != job.settled:
             settled[job.id] = told
             _add(added, job.element.accounts, told, job.settled)

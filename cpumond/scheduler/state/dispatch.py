@@ -91,7 +91,8 @@ def _start_jobs(state: State, node: Node, tree: Tree, now: float, new_id: Callab
             lambda: gangs.reserved_on(state, node, tree, now),
             lambda element, task: blame.shuns(state, element, task, node, now),
         )  # fmt: skip
-        backfill.use_kept_room(state, node, tree, work.order, now, make_job)
+        if state.gangs.reservations:
+            backfill.use_kept_room(state, node, tree, work.order, now, make_job)
     _preempt(state, node, tree, now, make_job)
 
 

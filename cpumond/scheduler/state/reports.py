@@ -111,14 +111,12 @@ def take_report(job: Job, report: JobReport, now: float) -> bool:
     if job.began_at is None:
         # The node's clock may differ; the start of a job that was taken over comes from its node.
         job.began_at = now if report.start_time is None else min(max(report.start_time, job.start_time), now)
-    accounts = job.element.accounts
-    counted = told_core_seconds(job) if accounts else ()
     before, job.report = job.report, _keep_known(job.report, report, times)
     count_cpu_time(job, times)
-    if counted:
-        ordered, used = told_core_seconds(job)
-        for account in accounts:
-            account.count(ordered - counted[0], used - counted[1])
+    if job.element.accounts:
+        counted, told = told_core_seconds(job, before), told_core_seconds(job, job.report)
+        for account in job.element.accounts:
+            account.count(told[0] - counted[0], told[1] - counted[1])
     if job.is_active:
         job.state = "running"
         change_usage(job, reported_usage(job.limits, report))
@@ -196,7 +194,7 @@ def job_record(
     counters = list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished)))
     held = None
     if job.element.accounts:
-        counted = told_core_seconds(job)
+        counted = told_core_seconds(job, job.report)
         if counters["cpu_seconds"] is None:
             counters["cpu_seconds"] = counted[1]
         known = counters["ordered_cpu_seconds"]
