@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 from cpumond.fairshare.distribution import (
@@ -59,6 +60,7 @@ from cpumond.fairshare.tree import ROOT, Options, Snapshot
 
 MOST_ROUNDS: Final = 16
 """How many gangs are passed over one by one."""
+_IS_GANG: Final = attrgetter("gang")
 
 
 def fair_share_update(snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
@@ -123,7 +125,7 @@ class FairShareUpdater:
         propose_relaxed_shares(relaxed_pools, root, total, options, prepare)
         prepare(root, 1.0)
         assign(root, 1.0, options)
-        if options.share_gang_remainders and not nested and any(record.gang for record in self._records.values()):
+        if options.share_gang_remainders and not nested and any(map(_IS_GANG, self._records.values())):
             self._share_remainders(preorder, options)
         assign_promised_shares(root, options)
         total_of_root(root)

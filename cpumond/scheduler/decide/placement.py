@@ -80,10 +80,10 @@ def wants_jobs(element: OperationElement) -> bool:
     operation = element.operation
     return (
         element.is_running
+        and bool(operation.needed)
         and not operation.record.suspended
         and not operation.lacks_secrets
         and element.spent is None
-        and bool(operation.needed)
     )
 
 

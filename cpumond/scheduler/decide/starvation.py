@@ -95,9 +95,10 @@ def _find_status(element: Element) -> SchedulingStatus:
     usage, fair_share = max(usage_share(element)), max(element.fair_share)
     # Where the fair share covers the whole demand, the element must get all of it.
     tolerance = 1.0 if max(element.demand_share) < fair_share + EPSILON else rules.tolerance
-    if usage > fair_share * tolerance - EPSILON and not is_below_guarantee(element):
+    guarantee = element.strong_guarantee_share
+    if usage > fair_share * tolerance - EPSILON and (guarantee is ZERO or not is_below_guarantee(element)):
         return "normal"
-    return "below_min_share" if usage < max(element.strong_guarantee_share) else "below_fair_share"
+    return "below_min_share" if usage < max(guarantee) else "below_fair_share"
 
 
 def is_below_guarantee(element: Element) -> bool:
