@@ -50,11 +50,11 @@ from cpumond.scheduler.model import (
     OperationRecord,
     OperationState,
     PreemptionRecord,
-    RetryNote,
     Task,
 )
 from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.settings.operations import needed_jobs, unrecognized_warnings
+from cpumond.scheduler.settings.retries import tell_note
 from cpumond.scheduler.state import State
 
 V = TypeVar("V", bound="OperationView")
@@ -164,8 +164,8 @@ class OperationDetails(OperationView, frozen=True):
     job_cpu_monitor: dict[str, Any]
     incarnations: list[Incarnation]
     """With ``gang_options``: the first and the latest, the present one last (7.5)."""
-    retried: list[RetryNote]
-    """What rules of its retry policy made of the latest failures, the last one last (3.9)."""
+    retried: list[str]
+    """What rules of its retry policy made of the latest failures, in sentences, the last one last (3.9)."""
     next_retry: float | None
     """When the next job that waits for it is started again, in seconds since 1970."""
     spec: dict[str, Any]
@@ -275,7 +275,7 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
         _find_places(state, [record]),
         tasks=list(record.tasks),
         incarnations=list(record.incarnations),
-        retried=list(record.retried.notes),
+        retried=list(map(tell_note, record.retried.notes)),
         next_retry=min(live.retries.later.values(), default=None) if live is not None and live.retries else None,
         acl=list(record.acl),
         may=may,

@@ -203,9 +203,8 @@ def test_a_job_that_ran_out_of_memory_is_started_again_with_more(loop: Loop, tmp
     loop.await_state(operation, "completed")
     assert lines(ran) == ["0", "0"]
     [note] = loop.operation(operation)["retried"]
-    assert (note["rule"], note["kind"], note["memory"], note["left"]) == (rule, "out of memory", 96 * 2**20, 1)
-    shown = loop.run("operation", "show", operation).stdout
-    assert f"out of memory; rule {rule} started it again at once with 0.09 GiB, 1 retry left" in shown
+    assert f"out of memory; rule {rule} started it again at once with 0.09 GiB, 1 retry left" in note
+    assert note in loop.run("operation", "show", operation).stdout
 
 
 def test_an_exit_code_is_retried_after_a_wait_and_another_fails_at_once(loop: Loop, tmp_path: Path) -> None:

@@ -33,7 +33,6 @@ from cpumond.core.words import count, show_cores, show_name, show_number, show_t
 from cpumond.scheduler.answers.operation import OperationAnswer
 from cpumond.scheduler.model import Incarnation
 from cpumond.scheduler.settings.incarnations import tell_switch
-from cpumond.scheduler.settings.retries import tell_note
 
 STATES: Final = ("pending", "running", "completed", "failed", "aborted")
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
@@ -202,7 +201,7 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         fields.append((f"tree {show_name(name)}", f"pool {show_name(pool)}"))
         if name in answer.trees:
             fields += _part_fields(answer.trees[name])
-    fields += [("retry rule applied", show_name(tell_note(note))) for note in answer.retried]
+    fields += [("retry rule applied", show_name(note)) for note in answer.retried]
     if answer.next_retry is not None:
         fields.append(("next retry", show_time(answer.next_retry)))
     if answer.job_cpu_monitor:

@@ -476,7 +476,7 @@ class RetryNote(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     rule: str
     kind: str
     """Of failure, in words."""
-    outcome: Literal["retried", "used_up", "failed"]
+    outcome: Literal["none", "retried", "used_up", "failed"]
     due: float = 0.0
     memory: int = 0
     """As in ``Retry``."""

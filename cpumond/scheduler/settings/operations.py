@@ -536,9 +536,9 @@ def _read_retries(table: Mapping[str, Any], inside: str) -> tuple[str, ...] | No
         return None
     policy = tuple(_text(rule, where, MAX_TEXT) for rule in _list(given, where))
     try:
-        retries.check_policy(policy, where)
-    except CommandError as error:
-        raise name_field(error, _field_of(where)) from None
+        retries.check_policy(policy)
+    except ValueError as error:
+        raise _refuse(where, str(error)) from None
     return policy
 
 
@@ -803,16 +803,15 @@ def count_job(
     record: OperationRecord,
     job: JobRecord,
     now: float,
-    terms: retries.Terms | None = None,
+    terms: retries.Terms = retries.NO_TERMS,
     *,
-    is_excused: bool = False,
     blames_node: bool = False,
 ) -> OperationRecord:
     """The record after a job ended: completed, failed, aborted or lost (3.6).
 
     All jobs completed: the operation is completed. As many failed ones as ``max_failed_job_count``, or one that must
-    not be started again: it failed. ``is_excused``: a failure does not count towards that number; nor does one that the
-    retry policy of ``terms`` allows (3.9). ``blames_node``: it does not as long as no other node agrees (2.14).
+    not be started again: it failed. A failure that the retry policy of ``terms`` answers with a retry does not count
+    (3.9). ``blames_node``: it does not as long as no other node agrees (2.14).
     """
     if record.is_finished:
         return record
@@ -835,16 +834,16 @@ def count_job(
     if task is not None and task.fail_on_job_restart and _ran_in_vain(job):
         return _fail(record, now, *failures.would_restart(job))
     record, note = retries.follow_end(record, task, job, terms, now, is_done=state == "completed")
-    if note is not None and note.outcome == "failed":
+    if note.outcome == "failed":
         return _fail(record, now, *failures.by_rule(note, job))
-    is_excused = is_excused or retries.is_retried(note)
+    is_excused = note.outcome == "retried"
     if job.state == "failed" and is_excused:
         record = msgspec.structs.replace(record, uncounted_failures=record.uncounted_failures + 1)
     if failures.is_failure(job):
         record = failures.note_failure(record, job, blames_node)
     failed = failures.count_failures(record)
     if job.state == "failed" and not is_excused and failed and failed >= record.max_failed_job_count:
-        return fail_by_jobs(record, job, now, why=retries.tell_used_up(note))
+        return fail_by_jobs(record, job, now, why=note.why)
     if job.state == "failed" and not is_excused and record.suspend_on_job_failure:
         record = msgspec.structs.replace(record, suspended=True, suspended_for=failures.of_job(job))
     if incarnations.is_over(record, task, job, is_again):

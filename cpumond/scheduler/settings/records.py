@@ -85,8 +85,8 @@ def _is_tag_filter(value: object) -> bool:
 
 def _is_policy(value: object) -> bool:
     try:
-        check_policy(msgspec.convert(value, list[str]), RETRY_POLICY)
-    except (msgspec.ValidationError, CommandError):
+        check_policy(msgspec.convert(value, list[str]))
+    except ValueError:
         return False
     return True
 

@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cpumond.core.words import nearest, quoted, show_utc
+from cpumond.core.words import did_you_mean, quoted, show_utc
 from cpumond.fairshare.resources import MEMORY, show_amount
-from cpumond.scheduler.model import CommandError, JobRecord, OperationRecord, Retried, Retry, RetryNote, Task
+from cpumond.scheduler.model import JobRecord, OperationRecord, Retried, Retry, RetryNote, Task
 from cpumond.scheduler.model.failures import JOB_TIME_LIMIT_EXCEEDED, MEMORY_LIMIT_EXCEEDED
 from cpumond.scheduler.settings import failures
-from cpumond.scheduler.settings.values import FIELD, to_milliseconds
+from cpumond.scheduler.settings.values import to_milliseconds
 
 RETRY_POLICY: Final = "retry_policy"
 MAX_RULES: Final = 20
@@ -41,17 +41,18 @@ KINDS: Final = {
     "not_started": "failed before it had a process",
     "time_limit": "job_time_limit exceeded",
 }
-PREEMPTED: Final = "preempted"
-SIGNAL_BASE: Final = 128
-"""A job that a signal ended has an exit code above it, as in shells."""
-_RANGES: Final = {"exit": (0, 255), "signal": (SIGNAL_BASE, 64)}
-"""What is added to a number for its exit code, and the greatest number."""
+_NUMBERED: Final = {"exit": (0, 255, "1-128"), "signal": (128, 64, "1-64")}
+"""What is added to a number for its exit code, the greatest number, and the numbers of a rule without one: a signal is
+no exit code that a program chose."""
+_KIND_OF_CODE: Final = {MEMORY_LIMIT_EXCEEDED: "oom", JOB_TIME_LIMIT_EXCEEDED: "time_limit"}
 _PREEMPTED: Final = frozenset(failures.ABORT_REASONS.values())
 NO_RETRY: Final = Retry()
+NO_NOTE: Final = RetryNote("", "", -1, 0.0, "", "", "none")
+"""Where no rule fits."""
 
 
 class Rule(NamedTuple):
-    """One rule. ``kinds``: name, least and greatest exit code. Times in seconds."""
+    """One rule. ``kinds``: as of ``find_kind``, with the least and the greatest exit code. Times in seconds."""
 
     text: str
     kinds: tuple[tuple[str, int, int], ...]
@@ -70,9 +71,12 @@ class Terms(NamedTuple):
     """The policy that holds for a job that ended; and how many bytes a job may order after it, and which bound that is,
     in words."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule, ...] = ()
     most_memory: float = 0.0
     bound: str = ""
+
+
+NO_TERMS: Final = Terms()
 
 
 @lru_cache(maxsize=1024)
@@ -82,19 +86,19 @@ def parse_rule(text: str) -> Rule:
         raise ValueError(f"at most {MAX_TEXT} characters, got {len(text)}")
     kinds_text, colon, rest = text.replace(" ", "").partition(":")
     first, *options = rest.split(",")
-    kinds = tuple(_parse_kind(kind) for kind in kinds_text.split("+"))
+    kinds = tuple(map(_parse_kind, kinds_text.split("+")))
     if first == "fail" and not options:
         return Rule(text, kinds, fails=True)
     if not colon or first == "fail":
         raise ValueError(f"expected how often a job is started again, or fail, after a colon, such as {EXAMPLE}")
-    if len({option.partition("=")[0] for option in options}) < len(options):
-        raise ValueError("an option is given twice; keep one")
-    given = {"times": _parse_number("times", first)}
-    given["per_operation"] = max(PER_OPERATION, given["times"])
-    for name, _, value in (option.partition("=") for option in options):
+    given: dict[str, Any] = {}
+    for name, _, value in (option.partition("=") for option in (f"times={first}", *options)):
         if name not in _OPTIONS:
-            raise ValueError(f"unknown option {name!r}; {_tell_known(name, [*_OPTIONS][1:])}")
+            raise ValueError(f"unknown option {name!r}{_tell_known(name, [*_OPTIONS][1:])}")
+        if _OPTIONS[name].field in given:
+            raise ValueError("an option is given twice; keep one")
         given[_OPTIONS[name].field] = _parse_number(name, value)
+    given.setdefault("per_operation", max(PER_OPERATION, given["times"]))
     if "memory_growth" in given and not any(name == "oom" for name, _, _ in kinds):
         raise ValueError("memory_growth is for jobs that ran out of memory; add the kind oom, or leave it out")
     if given.keys() & {"delay_growth", "max_delay_s"} and not given.get("delay_s"):
@@ -110,97 +114,83 @@ class _Option(NamedTuple):
 
 
 _TIME: Final = "a time with its unit, at most 7 days, such as 30s"
+_FACTOR: Final = f"a factor from 1 to {MAX_GROWTH:g}"
 _OPTIONS: Final = {
     "times": _Option("times", 1, MAX_TIMES, f"how often a job is started again, 1 to {MAX_TIMES}"),
     "per_operation": _Option("per_operation", 1, MAX_TIMES, f"a whole number from 1 to {MAX_TIMES}"),
     "delay": _Option("delay_s", 0, MAX_DELAY_S, _TIME),
     "max_delay": _Option("max_delay_s", 0, MAX_DELAY_S, _TIME),
-    "delay_growth": _Option("delay_growth", 1, MAX_GROWTH, f"a factor from 1 to {MAX_GROWTH:g}"),
-    "memory_growth": _Option("memory_growth", 1, MAX_GROWTH, f"a factor from 1 to {MAX_GROWTH:g}"),
+    "delay_growth": _Option("delay_growth", 1, MAX_GROWTH, _FACTOR),
+    "memory_growth": _Option("memory_growth", 1, MAX_GROWTH, _FACTOR),
 }
 
 
-def _tell_known(name: str, known: Iterable[str]) -> str:
-    near = nearest(name, known)
-    return f"did you mean {near}?" if near else f"known: {', '.join(known)}"
+def _tell_known(name: str, known: list[str]) -> str:
+    return did_you_mean(name, known) or f"; known: {', '.join(known)}"
 
 
 def _parse_kind(text: str) -> tuple[str, int, int]:
     name, given, value = text.partition("=")
     if name not in KINDS:
-        raise ValueError(f"unknown kind of failure {name!r}; {_tell_known(name, KINDS)}")
-    if not given:
-        # A signal is no exit code that a program chose.
-        return (name, 1, SIGNAL_BASE) if name == "exit" else (name, SIGNAL_BASE + 1, SIGNAL_BASE + 64)
-    if name not in _RANGES:
-        raise ValueError(f"{name} takes no number; write {name}")
-    base, most = _RANGES[name]
-    ends = value.split("-")
+        raise ValueError(f"unknown kind of failure {name!r}{_tell_known(name, [*KINDS])}")
+    if name not in _NUMBERED:
+        if given:
+            raise ValueError(f"{name} takes no number; write {name}")
+        return name, 0, 0
+    base, most, every = _NUMBERED[name]
+    ends = (value if given else every).split("-")
     numbers = [
         named.value if (named := signal.Signals.__members__.get(each)) else int(each) if each.isdecimal() else 0
         for each in ends
     ]
     if len(ends) > 2 or not 1 <= numbers[0] <= numbers[-1] <= most:
         raise ValueError(f"expected {name}=1 to {name}={most}, or a range such as {name}=2-9, got {text!r}")
-    return name, base + numbers[0], base + numbers[-1]
+    return "exit", base + numbers[0], base + numbers[-1]
 
 
-def _parse_number(name: str, text: str) -> Any:
-    option = _OPTIONS[name]
-    number: float | None = None
+def _parse_number(name: str, text: str) -> float:
+    option, number = _OPTIONS[name], None
     if option.words is _TIME:
         milliseconds = to_milliseconds(text)
         number = None if milliseconds is None else milliseconds / 1e3
-    elif re.fullmatch(r"[0-9]{1,9}" if option.most == MAX_TIMES else r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
-        number = int(text) if option.most == MAX_TIMES else float(text)
+    elif option.words is _FACTOR:
+        number = float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text) else None
+    elif re.fullmatch("[0-9]{1,9}", text):
+        number = int(text)
     if number is None or not option.least <= number <= option.most:
         raise ValueError(f"{name}: expected {option.words}, got {text!r}")
     return number
 
 
-def check_policy(policy: Iterable[str], where: str) -> None:
-    """Refuse a policy of which a rule cannot be read. Raises CommandError."""
+def check_policy(policy: Iterable[str]) -> None:
+    """Refuse a policy of which a rule cannot be read. Raises ValueError, with a sentence."""
     rules = list(policy)
     if len(rules) > MAX_RULES:
-        raise CommandError(f"{where}: at most {MAX_RULES} rules, got {len(rules)}", attributes={FIELD: where})
+        raise ValueError(f"at most {MAX_RULES} rules, got {len(rules)}")
     for text in rules:
         try:
             parse_rule(text)
         except ValueError as error:
-            raise CommandError(f"{where}: rule {text[:80]!r}: {error}", attributes={FIELD: where}) from None
+            raise ValueError(f"rule {text[:80]!r}: {error}") from None
 
 
 def find_kind(job: JobRecord) -> tuple[str, int]:
-    """What kind of failure ended a job, "" for none that a rule can name, and its exit code."""
+    """What kind of failure ended a job, "" for none that a rule can name, and its exit code if that is all."""
     if job.state == "lost":
         return "node_lost", 0
     if job.not_started:
         return "not_started", 0
     if job.state == "aborted":
-        return (PREEMPTED if failures.tell_abort_reason(job) in _PREEMPTED else ""), 0
+        return "preempted" if failures.tell_abort_reason(job) in _PREEMPTED else "", 0
     if job.state != "failed":
         return "", 0
-    code = 0 if job.failure is None else job.failure.code
-    if code in _CODES:
-        return _CODES[code], 0
-    return ("exit", job.exit_code) if job.exit_code else ("", 0)
-
-
-_CODES: Final = {MEMORY_LIMIT_EXCEEDED: "oom", JOB_TIME_LIMIT_EXCEEDED: "time_limit"}
-
-
-def find_rule(rules: Iterable[Rule], kind: str, code: int) -> Rule | None:
-    """The first rule that fits."""
-    for rule in rules:
-        for name, least, most in rule.kinds:
-            if name == kind if kind != "exit" else name in _RANGES and least <= code <= most:
-                return rule
-    return None
+    kind = "" if job.failure is None else _KIND_OF_CODE.get(job.failure.code, "")
+    return (kind, 0) if kind else ("exit", job.exit_code or 0)
 
 
 def is_for_preempted(policy: Iterable[str]) -> bool:
     """Whether a policy has a rule for jobs that were preempted."""
-    return any(name == PREEMPTED for text in policy for name, _, _ in parse_rule(text).kinds)
+    return any(name == "preempted" for text in policy for name, _, _ in parse_rule(text).kinds)
 
 
 def find_delay_s(rule: Rule, times: int) -> float:
@@ -211,13 +201,16 @@ def find_delay_s(rule: Rule, times: int) -> float:
         return rule.max_delay_s
 
 
-def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, now: float) -> RetryNote | None:
-    """What the policy makes of the end of a job; None where no rule fits, and all is as without one."""
+def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, now: float) -> RetryNote:
+    """What the policy makes of the end of a job; NO_NOTE where no rule fits, and all is as without one."""
     kind, code = find_kind(job)
     is_gang = record.is_gang or bool(record.incarnations)
-    rule = find_rule(terms.rules, kind, code) if kind and not (is_gang and kind == PREEMPTED) else None
+    fitting = (
+        rule for rule in terms.rules for name, least, most in rule.kinds if name == kind and least <= code <= most
+    )
+    rule = None if is_gang and kind == "preempted" else next(fitting, None)
     if rule is None:
-        return None
+        return NO_NOTE
     told = f"{KINDS[kind]} {code}" if code else KINDS[kind]
     note = RetryNote(job.id, task.name, job.cookie, now, rule.text, told, "failed")
     if rule.fails:
@@ -240,7 +233,7 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
             why = f"a job cannot get more memory than {memory} bytes: {terms.bound}"
         memory = max(grown, memory)
     if why:
-        return msgspec.structs.replace(note, outcome="used_up", why=why)
+        return msgspec.structs.replace(note, outcome="used_up", why=f"retry rule {rule.text} is used up: {why}")
     return msgspec.structs.replace(
         note,
         outcome="retried",
@@ -252,57 +245,37 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
 
 
 def follow_end(
-    record: OperationRecord, task: Task | None, job: JobRecord, terms: Terms | None, now: float, *, is_done: bool
-) -> tuple[OperationRecord, RetryNote | None]:
+    record: OperationRecord, task: Task | None, job: JobRecord, terms: Terms, now: float, *, is_done: bool
+) -> tuple[OperationRecord, RetryNote]:
     """The record after the end of a job, and what its policy made of that. ``is_done``: its work is."""
-    if task is None or (terms is None and not record.retried.places):
-        return record, None
-    note = None if terms is None else decide(terms, record, task, job, now)
-    return _note_end(record, task, job, note, is_done), note
-
-
-def _note_end(
-    record: OperationRecord, task: Task, job: JobRecord, note: RetryNote | None, is_done: bool
-) -> OperationRecord:
-    places = record.retried.places.get(task.name, {})
-    before = places.get(job.cookie)
-    if note is None and before is None:
-        return record
-    old, after = before or NO_RETRY, dict(places)
+    retried = record.retried
+    if task is None or not (terms.rules or retried.places):
+        return record, NO_NOTE
+    note = decide(terms, record, task, job, now)
+    after, counts = dict(retried.places.get(task.name, {})), retried.counts
+    before = after.get(job.cookie)
+    if note is NO_NOTE and before is None:
+        return record, note
     if is_done:
         after.pop(job.cookie, None)
-    elif note is not None and note.outcome == "retried":
-        others = {rule: times for rule, times in old.used.items() if rule != note.rule}
-        used = {**others, note.rule: old.used.get(note.rule, 0) + note.is_counted}
+    elif note.outcome == "retried":
+        used = {} if before is None else {**before.used}
+        used[note.rule] = used.pop(note.rule, 0) + note.is_counted  # stands last
         after[job.cookie] = Retry(used, note.due, note.memory)
+        counts = {**counts, note.rule: counts.get(note.rule, 0) + note.is_counted}
     elif before is not None:
-        after[job.cookie] = msgspec.structs.replace(old, due=0.0)
-    counts, notes = record.retried.counts, record.retried.notes
-    if note is not None:
-        counts = {**counts, note.rule: counts.get(note.rule, 0) + (note.outcome == "retried" and note.is_counted)}
-        notes = (*notes[-(MAX_NOTES - 1) :], note)
-    retried = Retried({**record.retried.places, task.name: after}, counts, notes)
-    return msgspec.structs.replace(record, retried=retried)
-
-
-def is_retried(note: RetryNote | None) -> bool:
-    """Whether a rule allowed to start a job again."""
-    return note is not None and note.outcome == "retried"
+        after[job.cookie] = msgspec.structs.replace(before, due=0.0)
+    notes = retried.notes if note is NO_NOTE else (*retried.notes, note)[-MAX_NOTES:]
+    return msgspec.structs.replace(record, retried=Retried({**retried.places, task.name: after}, counts, notes)), note
 
 
 def tell_note(note: RetryNote) -> str:
     """What a rule made of the end of a job, in a sentence."""
-    text = f"job {note.job_id} (task {quoted(note.task)}, cookie {note.cookie}): {note.kind}; "
-    if note.outcome == "failed":
-        return f"{text}rule {note.rule} failed the operation"
-    if note.outcome == "used_up":
-        return text + tell_used_up(note)
-    memory = f" with {show_amount(MEMORY, note.memory)}" if note.memory else ""
-    when = f"at {show_utc(note.due)}" if note.due > note.at else "at once"
-    left = f"{note.left or 'no'} {'retry' if note.left == 1 else 'retries'} left"
-    return f"{text}rule {note.rule} started it again {when}{memory}, {left}"
-
-
-def tell_used_up(note: RetryNote | None) -> str:
-    """Why the rule that fits did not start a job again, in a sentence; "" where none fits."""
-    return "" if note is None else f"retry rule {note.rule} is used up: {note.why}"
+    if note.outcome == "retried":
+        when = f"at {show_utc(note.due)}" if note.due > note.at else "at once"
+        memory = f" with {show_amount(MEMORY, note.memory)}" if note.memory else ""
+        left = f"{note.left or 'no'} {'retry' if note.left == 1 else 'retries'} left"
+        what = f"rule {note.rule} started it again {when}{memory}, {left}"
+    else:
+        what = note.why or f"rule {note.rule} failed the operation"
+    return f"job {note.job_id} (task {quoted(note.task)}, cookie {note.cookie}): {note.kind}; {what}"

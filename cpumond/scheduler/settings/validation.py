@@ -291,9 +291,9 @@ def _check_pool(pool: PoolConfig, main_resource: str) -> None:
             raise _refuse("pool", pool.name, TAG_FILTER, str(error)) from None
     if settings.retry_policy is not None:
         try:
-            check_policy(settings.retry_policy, RETRY_POLICY)
-        except CommandError as error:
-            raise _refuse("pool", pool.name, RETRY_POLICY, str(error)) from None
+            check_policy(settings.retry_policy)
+        except ValueError as error:
+            raise _refuse("pool", pool.name, RETRY_POLICY, f"{RETRY_POLICY}: {error}") from None
     _check_budget("pool", pool.name, "budget", settings.budget)
     _check_share(pool)
     integral = settings.integral_guarantees

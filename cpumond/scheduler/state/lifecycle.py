@@ -151,9 +151,8 @@ def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple
     blamed = blame.find_blamed(state, ended)
     for job in ended:
         operation = state.operations.get(job.operation_id)
-        record = changed.get(job.operation_id) or (operation.record if operation else None)
-        if record is not None:
-            terms = None if operation is None else retries.find_terms(operation, job)
+        if operation is not None:
+            record, terms = changed.get(job.operation_id, operation.record), retries.find_terms(operation, job)
             changed[record.id] = operations.count_job(record, job, now, terms, blames_node=job.id in blamed)
     for record in [record for record in changed.values() if record.is_finished]:
         stopped = dict(state.operations[record.id].active)

@@ -12,7 +12,7 @@ from cpumond.scheduler.elements.job_numbers import UNKNOWN
 from cpumond.scheduler.elements.retry_run import RetryRun
 from cpumond.scheduler.model import JobRecord, PreemptionRecord, StartRecord, Task
 from cpumond.scheduler.settings import failures, operations
-from cpumond.scheduler.settings.retries import Terms, is_for_preempted, parse_rule
+from cpumond.scheduler.settings.retries import NO_TERMS, Terms, is_for_preempted, parse_rule
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.reports import find_task
 
@@ -25,12 +25,12 @@ def find_policy(task: Task | None, pool: PoolElement | None) -> tuple[str, ...]:
     return policy or ()
 
 
-def find_terms(operation: Operation, job: JobRecord) -> Terms | None:
-    """By which rules a job that ended is started again; None without a policy."""
+def find_terms(operation: Operation, job: JobRecord) -> Terms:
+    """By which rules a job that ended is started again."""
     task, element = find_task(operation.record, job.task), operation.elements.get(job.tree)
     policy = () if task is None else find_policy(task, None if element is None else element.parent)
     if task is None or not policy:
-        return None
+        return NO_TERMS
     rules = tuple(map(parse_rule, policy))
     if all(rule.memory_growth == 1.0 for rule in rules):
         return Terms(rules)

@@ -88,7 +88,7 @@ function overview({ operation: o, history, hindered, marks }, app) {
       ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
       o.is_gang ? ["Gang", "yes: all of its jobs start together or none, and its fair share is its whole demand or nothing"] : null,
       ...o.incarnations.slice(-1).map((told) => ["Incarnation", `${told.id}, since ${time(told.at)}${told.reason ? `: ${told.reason.replaceAll("_", " ")}` : ""}`]),
-      ...o.retried.slice(-3).map((note) => ["Retry rule", retryOf(note)]),
+      ...o.retried.slice(-3).map((note) => ["Retry rule", note]),
       o.next_retry === null ? null : ["Next retry", time(o.next_retry)],
       o.allow_reclaimed ? null : ["Reclaimed CPU", "refused: its jobs start only on CPU that no ordinary job ordered"],
       o.require_reclaimed ? ["Reclaimed CPU", "required: its jobs give way to all others"] : null,
@@ -99,13 +99,6 @@ function overview({ operation: o, history, hindered, marks }, app) {
     graphs(o, history, marks),
     tasks(o),
   ];
-}
-
-// What a rule of its retry policy made of the end of a job.
-function retryOf(note) {
-  const done = { failed: "failed the operation", used_up: `is used up: ${note.why}`, retried: `started it again${note.due > note.at
-    ? ` at ${time(note.due)}` : ""}${note.memory ? ` with ${amounts({ memory: note.memory })}` : ""}, ${note.left} left` };
-  return `${note.rule} ${done[note.outcome]} (job ${note.job_id}: ${note.kind})`;
 }
 
 /** When it starts and ends in eight of ten runs ahead, and in the middle; nothing where that is not known. */

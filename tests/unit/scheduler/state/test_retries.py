@@ -258,3 +258,6 @@ def test_it_is_said_what_waits_how_long_and_because_of_which_rule(world):
     assert "all its jobs are started" not in answer.trees[0].lines
     shown = show_operation_details(Rights(world.state, User("root", admin=True)), live.record, now)
     assert (shown.next_retry, shown.jobs.pending, len(shown.retried)) == (first, 2, 2)
+    assert shown.retried[0].endswith(
+        f'(task "t", cookie 0): exit code 1; rule exit:2,delay=100s started it again at {show_utc(first)}, 1 retry left'
+    )
