@@ -83,6 +83,8 @@ class Making:
 
     def add_pool(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
         """A pool for a queue; its name is the last of ``path``, as far as needed with those before it."""
+        if not path[-1]:
+            raise ConfigError(f"{at.where}: {at.subject}: it has no name")
         names = [clean(name) for name in path]
         name = names[-1]
         for above in reversed(names[:-1]):
@@ -114,7 +116,7 @@ class Making:
             try:
                 for option in filter(None, row.becomes.split(", ")):
                     self._put(option, value, resource, target, name, at)
-            except (ValueError, TypeError, AttributeError, OverflowError):
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
                 text = f"{at.where}: {at.subject}: {name} cannot be read: {shown(value)}"
                 raise ConfigError(text) from None
         if row.verdict != "expressible":
@@ -171,6 +173,8 @@ class Making:
 
     def finish(self, tree: str) -> TreeTables:
         """The tables of a tree that a scheduler takes. Raises ConfigError."""
+        if not self.pools:
+            raise ConfigError("no queues are in these files: a tree without pools would take away those that are there")
         below: dict[str, list[dict[str, Any]]] = {}
         for pool in reversed(self.pools.values()):
             self._fit(pool, below.get(pool.name, []))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -40,6 +40,14 @@ class _Table:
             raise ConfigError(f"{self.at('', key).where}: {key} must be a table")
         return _Table(self.file, value, (*self.path, key), self.lines)
 
+    def text(self, *keys: str) -> str:
+        """The text of the first of these keys that is there, "" without any. Raises ConfigError."""
+        key = next((key for key in keys if self.value.get(key) is not None), "")
+        value = self.value.get(key, "")
+        if isinstance(value, dict | list):
+            raise ConfigError(f"{self.at('', key).where}: {key} must be a text")
+        return str(value)
+
     def items(self, key: str) -> list[_Table]:
         """The tables of a list. Raises ConfigError."""
         found = self.value.get(key) or []
@@ -59,9 +67,11 @@ class _Table:
                 text = str(value).lower() if isinstance(value, bool) else value
                 yield str(key), str(key), text, (str(key),)
 
-    def say(self, making: Making, place: str, subject: str, options: dict[str, Any], *skip: str) -> None:
+    def say(
+        self, making: Making, place: str, subject: str, options: dict[str, Any], *skip: str, resource: str = ""
+    ) -> None:
         for name, last, value, path in self.leaves(*skip):
-            making.say(place, name, value, self.at(subject, *path), options, last)
+            making.say(place, name, value, self.at(subject, *path), options, resource or last)
 
 
 def _read(texts: Mapping[str, str]) -> Iterator[_Table]:
@@ -98,7 +108,7 @@ def read_yunikorn(texts: Mapping[str, str], total: Mapping[str, float]) -> Makin
 
 
 def _read_queue(making: Making, queue: _Table, above: tuple[str, ...], parent: str) -> None:
-    path = (*above, str(queue.value.get("name", "")))
+    path = (*above, queue.text("name"))
     at = queue.at(f"queue {'.'.join(path)}")
     below, options, name = queue.items("queues"), making.options, ROOT_POOL
     if path == ("root",):
@@ -141,7 +151,7 @@ class _Kueue:
             raise ConfigError(f"cohort {name} is above itself")
         if name and pool_name not in self.making.pools:
             table = self.found["Cohort"].get(name, _Table("", {}, (), {}))
-            above = str(table.value.get("parentName") or table.value.get("parent") or "")
+            above = table.text("parentName", "parent")
             pool = self.making.add_pool((name,), self.make_cohort(above, (*below, name)), table.at(f"Cohort {name}"))
             self.making.beside.add(pool.name)
             self.say_all("Cohort", name, table, pool.name, is_root=not above)
@@ -152,32 +162,27 @@ class _Kueue:
         options, subject = self.making.pools[pool].options, f"{kind} {name}"
         table.say(self.making, kind, subject, options, "resourceGroups")
         flavors = [each for group in table.items("resourceGroups") for each in group.items("flavors")]
-        sums: dict[str, dict[str, list[float]]] = {}
+        sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        times: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for flavor in flavors:
             for quota in flavor.items("resources"):
-                lends_all = "lendingLimit" not in quota.value
-                for key, _, value, path in quota.leaves("name"):
-                    one: dict[str, Any] = {}
-                    at = quota.at(f"{subject} flavor {flavor.value.get('name')}", *path)
-                    resource = str(quota.value.get("name"))
-                    self.making.say(kind, key, value, at, one, resource)
-                    if key == "borrowingLimit":
-                        one = {key: self.making.read_amounts([(resource, str(value))], key, at)}
-                    if key == "nominalQuota" and lends_all:
-                        one["lending_limit"] = one.get("strong_guarantee_resources", {})
-                    for option, amounts in one.items():
-                        for known, amount in amounts.items():
-                            sums.setdefault(option, defaultdict(list))[known].append(amount)
-        nothing: dict[str, list[float]] = {}
-        borrowed = sums.pop("borrowingLimit", nothing)
-        if not any("lendingLimit" in quota.value for flavor in flavors for quota in flavor.items("resources")):
-            sums.pop("lending_limit", None)
-        options |= {option: {known: sum(each) for known, each in by.items()} for option, by in sums.items()}
-        quotas = sums.get("strong_guarantee_resources", nothing)
-        # A flavor without a limit may lend everything.
-        limited = {known: sum(each) for known, each in borrowed.items() if len(each) == len(quotas.get(known, ()))}
+                one: dict[str, dict[str, float]] = {}
+                about = f"{subject} flavor {flavor.text('name')}"
+                quota.say(self.making, kind, about, one, "name", resource=quota.text("name"))
+                for option, amounts in one.items():
+                    sums[option].update(amounts)
+                    times[option].update(amounts.keys())
+                if "lending_limit" not in one:  # it may lend everything
+                    sums["lending_limit"].update(one.get("strong_guarantee_resources", {}))
+        borrowed = sums.pop("resource_limits", Counter())
+        most, of_limits = times["strong_guarantee_resources"], times["resource_limits"]
+        options |= {option: dict(by) for option, by in sums.items() if times[option]}
+        # So may a flavor without a borrowingLimit borrow.
+        limited = {
+            known: amount for known, amount in borrowed.items() if times["resource_limits"][known] == most[known]
+        }
         self.making.above[pool] = None if is_root else limited
-        return [str(flavor.value.get("name")) for flavor in flavors]
+        return [flavor.text("name") for flavor in flavors]
 
 
 def _sort_objects(making: Making, texts: Mapping[str, str]) -> dict[str, dict[str, _Table]]:
@@ -185,8 +190,8 @@ def _sort_objects(making: Making, texts: Mapping[str, str]) -> dict[str, dict[st
     found: dict[str, dict[str, _Table]] = {kind: {} for kind in KINDS}
     for document in _read(texts):
         for each in document.items("items") if "items" in document.value else [document]:
-            kind, meta = str(each.value.get("kind", "")), each.go("metadata").value
-            name = "/".join(str(meta[key]) for key in ("namespace", "name") if key in meta)
+            kind, meta = each.text("kind"), each.go("metadata")
+            name = "/".join(filter(None, (meta.text("namespace"), meta.text("name"))))
             if kind not in found:
                 if each.value:
                     making.note("not known", kind, "such an object makes no pool", each.at(f"{kind} {name}"))
@@ -205,10 +210,7 @@ def read_kueue(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
     for name, table in found["ResourceFlavor"].items():
         table.say(making, "ResourceFlavor", f"ResourceFlavor {name}", {})
         filters[name] = " & ".join(f"{key}:{value}" for key, value in sorted(table.go("nodeLabels").value.items()))
-    cohorts = {
-        name: str(table.value.get("cohort") or table.value.get("cohortName") or "")
-        for name, table in found["ClusterQueue"].items()
-    }
+    cohorts = {name: table.text("cohort", "cohortName") for name, table in found["ClusterQueue"].items()}
     for name in (*found["Cohort"], *cohorts.values()):
         kueue.make_cohort(name)
     for name, table in found["ClusterQueue"].items():
@@ -225,13 +227,11 @@ def read_kueue(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
             making.note("approximated", "preemption", "none in the cohort, which is the default there", at)
         pools[name] = pool
     for name, table in found["LocalQueue"].items():
-        queue, at = str(table.value.get("clusterQueue", "")), table.at(f"LocalQueue {name}")
+        queue, at = table.text("clusterQueue"), table.at(f"LocalQueue {name}")
         if queue not in pools:
             raise ConfigError(f"{at.where}: {at.subject}: its ClusterQueue {queue} is not among the files")
         options: dict[str, Any] = {}
         if "admissionScope" in found["ClusterQueue"][queue].value:
             options = making.add_pool((queue, *name.split("/")), pools[queue].name, at).options
         table.say(making, "LocalQueue", at.subject, options)
-    if not making.pools:
-        raise ConfigError(f"{', '.join(texts)}: no ClusterQueue")
     return making

@@ -94,8 +94,6 @@ def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
             making.say("property", name, value, At(where, "the cluster"), making.options)
     else:
         _read_capacity(making, properties)
-    if not making.pools:
-        raise ConfigError(f"{', '.join(texts)}: no queues: no <queue> of a fair scheduler, and no {PREFIX}root.queues")
     return making
 
 
@@ -133,8 +131,6 @@ def _read_queue(making: Making, element: _Element, file: str, above: tuple[str, 
     name, options = parent, making.options
     if path == ("root",):
         path = ()
-    elif not path[-1]:
-        raise ConfigError(f"{at.where}: a queue has no name")
     else:
         pool = making.add_pool(path, parent, at)
         name, options = pool.name, pool.options

@@ -16,8 +16,12 @@ from cpumond.core.errors import ConfigError
 from cpumond.core.toml_text import MAX_CHARACTERS
 
 FAIR = "<allocations><queue name='a'>{}</queue></allocations>"
+PROPERTY = "<property><name>yarn.scheduler.capacity.root.{}</name><value>{{}}</value></property>"
+CAPACITY = f"<configuration>{PROPERTY.format('queues').format('a')}{PROPERTY.format('a.capacity')}</configuration>"
 DUMP = "Cluster - 't'\nParent - 'root'\n"
 QUEUE = "{{apiVersion: v1, kind: ClusterQueue, metadata: {{name: {0}}}, spec: {{cohort: {1}}}}}\n"
+QUOTA = """{kind: ClusterQueue, metadata: {name: a}, spec: {resourceGroups: [{flavors: [{name: f, resources: [
+  {name: cpu, nominalQuota: 1, borrowingLimit: <}]}]}]}}"""
 COHORT = "{{kind: Cohort, metadata: {{name: {0}}}, spec: {{parentName: {1}}}}}\n"
 
 
@@ -80,10 +84,11 @@ def test_what_only_one_user_may_is_a_pool_of_that_user() -> None:
         ("yarn", {"f.xml": "<a>" * 101}, r"f\.xml:1: elements are nested deeper than 100"),
         ("yarn", {"f.xml": "<allocations>\n<queue>"}, r"f\.xml:2: is no XML: "),
         ("yarn", {"f.xml": "<html/>"}, "neither <allocations> of a fair scheduler nor"),
-        ("yarn", {"f.xml": "<configuration/>"}, "no queues"),
+        ("yarn", {"f.xml": "<configuration/>"}, "no queues are in these files"),
         ("yarn", {"f.xml": FAIR.format("\n<weight>much</weight>")}, r'xml:2: queue a: weight cannot be read: "much"'),
         ("yarn", {"f.xml": FAIR.format("<maxResources>5</maxResources>")}, 'maxResources cannot be read: "5"'),
-        ("yarn", {"f.xml": FAIR.format("<queue name=''/>")}, "a queue has no name"),
+        ("yarn", {"f.xml": FAIR.format("<queue name=''/>")}, "queue a.: it has no name"),
+        ("yarn", {"f.xml": CAPACITY.format("-1w")}, 'capacity cannot be read: "-1w"'),
         ("yarn", {"f.xml": FAIR.format("") .replace("</all", "<queue name='a'/></all")}, "queue a is there twice"),
         ("slurm", {"d": DUMP + "Account - 'a':FairShare=many\n"}, "d:3: account a: Fairshare must be a number"),
         ("slurm", {"d": DUMP + "Account - 'a\n"}, "a quotation mark has no second one"),
@@ -92,10 +97,14 @@ def test_what_only_one_user_may_is_a_pool_of_that_user() -> None:
         ("slurm", {"slurm.conf": "PriorityType=priority/basic\n"}, "no accounts; add the file that `sacctmgr dump"),
         ("slurm", {"l": "Account|User\nphysics|\n"}, "l:2: whose account physics is; take"),
         ("yunikorn", {"q.yaml": "partitions: []\n"}, "expected `partitions` with one of them, not 0"),
+        ("yunikorn", {"q.yaml": "partitions: [{name: default}]\n"}, "no queues are in these files"),
         ("yunikorn", {"q.yaml": "partitions: [{queues: 5}]\n"}, "queues must be a list of tables"),
         ("yunikorn", {"q.yaml": "a: [\n"}, r"q\.yaml: in what begins in line 1: "),
         ("kueue", {"k.yaml": "---\n---\na: 1\na: 2\n"}, r'in what begins in line 2: line 3: "a" is there twice'),
-        ("kueue", {"k.yaml": "---\n"}, "no ClusterQueue"),
+        ("kueue", {"k.yaml": "---\n"}, "no queues are in these files"),
+        ("kueue", {"k.yaml": "kind: ClusterQueue"}, "k.yaml:1: ClusterQueue : it has no name"),
+        ("kueue", {"k.yaml": QUEUE.format("[a]", "b")}, "k.yaml:1: name must be a text"),
+        ("kueue", {"k.yaml": QUOTA}, r"ClusterQueue a flavor f: borrowingLimit cannot be read: \"<\""),
         ("kueue", {"k.yaml": COHORT.format("a", "b") + "---\n" + COHORT.format("b", "a")}, "cohort a is above itself"),
         ("kueue", {"k.yaml": QUEUE.format("a", "b") + "---\n" + QUEUE.format("a", "c")}, "Queue a is there twice"),
         ("kueue", {"k.yaml": "{kind: LocalQueue, metadata: {name: l}, spec: {clusterQueue: a}}"}, "Queue a is not"),
@@ -103,7 +112,7 @@ def test_what_only_one_user_may_is_a_pool_of_that_user() -> None:
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_with_its_place(kind: str, texts: Mapping[str, str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        find_reader(kind)(texts, {})
+        find_reader(kind)(texts, {}).finish("default")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +148,12 @@ def test_guarantees_of_parents_are_raised_to_those_below() -> None:
     making.finish("default")
     assert making.pools["a"].options["strong_guarantee_resources"] == {"cpu": 2.0, "memory": 2.0**20}
     assert [note.subject for note in making.notes if note.option == "guarantee"] == ['pool "a"']
+
+
+def test_queues_of_a_scheduler_that_is_not_in_use_are_told() -> None:
+    making = read("fair-scheduler.xml", "capacity-scheduler.xml")
+    told = {note.option for note in making.notes if note.verdict == "not expressible"}
+    assert "yarn.scheduler.capacity.root.queues" in told
 
 
 @pytest.mark.parametrize("total", ["cpu", "cpu=many", "beer=3"])
