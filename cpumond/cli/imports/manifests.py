@@ -178,9 +178,7 @@ class _Kueue:
         most, of_limits = times["strong_guarantee_resources"], times["resource_limits"]
         options |= {option: dict(by) for option, by in sums.items() if times[option]}
         # So may a flavor without a borrowingLimit borrow.
-        limited = {
-            known: amount for known, amount in borrowed.items() if times["resource_limits"][known] == most[known]
-        }
+        limited: dict[str, float] = {known: borrowed[known] for known in borrowed if of_limits[known] == most[known]}
         self.making.above[pool] = None if is_root else limited
         return [flavor.text("name") for flavor in flavors]
 
