@@ -80,6 +80,11 @@ def sum_vectors(vectors: list[Vector]) -> Vector:
     return (a, b, c, d, e)
 
 
+def of_share(x: Vector, total: Vector) -> Vector:
+    """Amounts of ``total`` of which ``x`` are fractions."""
+    return (x[0] * total[0], x[1] * total[1], x[2] * total[2], x[3] * total[3], x[4] * total[4])
+
+
 def share(x: Vector, total: Vector) -> Vector:
     """``x`` as fractions of ``total``; 0 where the cluster has none of a resource, whatever ``x`` says (0)."""
     a, b, c, d, e = x

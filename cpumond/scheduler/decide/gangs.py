@@ -13,7 +13,7 @@ from cpumond.scheduler.decide.preemption import tell_victims
 from cpumond.scheduler.decide.snapshot import name_limit, room_left
 from cpumond.scheduler.decide.starvation import TargetPriority
 from cpumond.scheduler.decide.swap import Candidate, Losses, Swap, SwapStage
-from cpumond.scheduler.decide.victims import ROUNDING, as_vector, room_below_limits
+from cpumond.scheduler.decide.victims import ROUNDING, as_vector, room_below_limits, rooms_above
 from cpumond.scheduler.elements import Job, Node, OperationElement
 from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.model import Task
@@ -295,9 +295,8 @@ class _GangSearch:
         return may_start_within(self.target.operation.record, self.unordered[node], task.cpu_limit)
 
     def _is_within_limits(self, order: Vector) -> bool:
-        order, lost = add(order, self.losses.ordered), self.losses.lost
-        pools = (pool for pool in self.target.ancestors() if not pool.is_root)
-        return all(dominates(add(room_below_limits(pool, order), lost.get(pool, ZERO)), ZERO) for pool in pools)
+        rooms = rooms_above(self.target, add(order, self.losses.ordered), self.losses.lost)
+        return all(dominates(room, ZERO) for _, room in rooms)
 
     def _find_victims(self, node: Node, order: Vector) -> list[Candidate] | None:
         self.searches += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final, cast
 
 from cpumond.core.words import quoted
@@ -23,6 +24,7 @@ from cpumond.fairshare.resources import (
     dominates,
     greatest,
     least,
+    of_share,
     scale,
     share,
     subtract,
@@ -42,6 +44,7 @@ GUARANTEE_PREFIX = "##"
 UNLENT_PREFIX = "###"
 """Before the name of a pool with a ``lending_limit``: an operation that wants what the pool lends to nobody."""
 LENDING: Final = "lending_limit of other pools"
+NOTHING_LOST: Final[Mapping[Element, Vector]] = MappingProxyType({})
 LAST_S: Final = 1e12
 """A start after all others."""
 
@@ -52,7 +55,7 @@ _WAITS = fairshare.Operation("", "")
 class SnapshotMaker:
     """Makes the snapshots of one tree; remembers what the last one was made of."""
 
-    __slots__ = ("_basis", "_guaranteed", "_sent", "_with_guarantee")
+    __slots__ = ("_basis", "_guaranteed", "_sent", "_with_guarantee", "_lenders")
 
     def __init__(self) -> None:
         self._basis: object = None
@@ -61,6 +64,8 @@ class SnapshotMaker:
         """Pool's name -> the element that the last snapshot was made of, and whether it had an integral guarantee."""
         self._with_guarantee: list[OperationElement] = []
         """Operations that had a guarantee in the last snapshot."""
+        self._lenders: dict[PoolElement, Vector] = {}
+        """Pools with a ``lending_limit`` in the last snapshot -> what they lend to nobody; those below others first."""
 
     def make(self, tree: Tree) -> fairshare.Snapshot:
         """The tree as it is now; sets ``limits`` and ``demand`` of its elements and sums the pools' usage anew."""
@@ -94,8 +99,8 @@ class SnapshotMaker:
             pool.usage = sum_vectors([each.usage for each in inside])
             pool.demand = sum_vectors([each.demand for each in inside])
             pool.waiting = sum_vectors([each.waiting for each in inside if each.waiting is not ZERO])
-        tree.lenders = {pool: _unlent(pool) for pool in tree.pools.values() if pool.settings.lending_limit}
-        operations += [_unlent_entry(pool, unlent) for pool, unlent in tree.lenders.items()]
+        self._lenders = {pool: _unlent(pool) for pool in reversed(tree.pools.values()) if _keeps_some(pool)}
+        operations += _unlent_entries(self._lenders)
         return fairshare.Snapshot(
             total_resources=tree.total,
             pools=(*pools, *guarantees),
@@ -136,9 +141,13 @@ class SnapshotMaker:
                 pool.last_integral_ratio = shares.last_share_ratio
             else:
                 pool.last_integral_ratio = 0.0
-        for lender in tree.lenders:
-            if f"{UNLENT_PREFIX}{lender.name}" in elements:
-                kept = elements[f"{UNLENT_PREFIX}{lender.name}"]
+        tree.lenders = {}
+        for lender, unlent in self._lenders.items():
+            name = UNLENT_PREFIX + lender.name
+            if tree.pools.get(lender.name) is lender and name in elements:
+                # Where guarantees are scaled down, so is what they keep: else each pool would wait for the others.
+                tree.lenders[lender] = least(unlent, of_share(lender.strong_guarantee_share, tree.total))
+                kept = elements[name]
                 for above in (lender, *lender.ancestors()):
                     above.fair_share = greatest(subtract(above.fair_share, kept.fair_share.total), ZERO)
                     above.demand_share = greatest(subtract(above.demand_share, kept.demand_share), ZERO)
@@ -294,20 +303,53 @@ def _unlent(pool: PoolElement) -> Vector:
     return greatest(subtract(guarantee, to_vector(limit, 0.0)), ZERO)
 
 
-def _unlent_entry(pool: PoolElement, unlent: Vector) -> fairshare.Operation:
-    """Wants what the pool does not want of it, so that it is no one else's share; last in a FIFO pool."""
-    demand = greatest(subtract(unlent, pool.demand), ZERO)
-    return fairshare.Operation(UNLENT_PREFIX + pool.name, _name(pool), demand=demand, start_time=LAST_S)
+def _keeps_some(pool: PoolElement) -> bool:
+    """Whether a pool keeps what it does not lend: not while a budget leaves it no guarantee, or starts no job of it."""
+    if not pool.settings.lending_limit or pool.yields:
+        return False
+    above = (pool, *pool.ancestors())
+    return not any(each.account is not None and each.account.holds_back("stop") for each in above)
 
 
-def kept_from(element: OperationElement) -> dict[PoolElement, Vector]:
-    """Pools above an operation -> what pools below them that are not its own lend to nobody, and do not use (2.17)."""
-    path, kept = set(element.ancestors()), dict[PoolElement, Vector]()
-    for lender, unlent in element.tree.lenders.items():
+def _unlent_entries(lenders: Mapping[PoolElement, Vector]) -> Iterator[fairshare.Operation]:
+    """Each wants what its pool does not want of it, so that it is no one else's share; last in a FIFO pool."""
+    inside: dict[PoolElement, Vector] = {}
+    for lender, unlent in lenders.items():
+        kept = inside.get(lender, ZERO)
+        demand = greatest(subtract(unlent, add(lender.demand, kept)), ZERO)
+        yield fairshare.Operation(UNLENT_PREFIX + lender.name, _name(lender), demand=demand, start_time=LAST_S)
+        for above in lender.ancestors():
+            inside[above] = add(inside.get(above, ZERO), demand)
+
+
+def kept_from(element: OperationElement, lost: Mapping[Element, Vector] = NOTHING_LOST) -> dict[PoolElement, Vector]:
+    """Pools above an operation -> what pools below them that are not its own lend to nobody, and do not use once
+    ``lost`` is gone there (2.17)."""
+    path, kept, lenders = set(element.ancestors()), dict[PoolElement, Vector](), element.tree.lenders
+    for lender, unlent in lenders.items():  # those below others first: it is part of theirs
         if lender not in path:
-            joint = next(above for above in lender.ancestors() if above in path)
-            kept[joint] = add(kept.get(joint, ZERO), greatest(subtract(unlent, lender.usage), ZERO))
+            own = subtract(unlent, subtract(lender.usage, lost.get(lender, ZERO)))
+            joint = next(above for above in lender.ancestors() if above in path or above in lenders)
+            kept[joint] = add(kept.get(joint, ZERO), greatest(own, kept.pop(lender, ZERO)))
     return kept
+
+
+def sum_kept(
+    element: OperationElement, lost: Mapping[Element, Vector] = NOTHING_LOST
+) -> Iterator[tuple[PoolElement, Vector]]:
+    """Each pool above an operation, and what is kept from it there and below."""
+    kept, held = kept_from(element, lost) if element.tree.lenders else {}, ZERO
+    for pool in element.ancestors():
+        held = add(held, kept[pool]) if pool in kept else held
+        yield pool, held
+
+
+def limits_beside(element: Element, kept: Vector) -> Vector:
+    """An element's limits less what is kept from others there; of the root what the tree has of resources that are."""
+    if kept is ZERO or element.parent is not None:
+        return element.limits if kept is ZERO else subtract(element.limits, kept)
+    a, b, c, d, e = (t - k if k > 0.0 else math.inf for t, k in zip(element.tree.total, kept, strict=True))
+    return (a, b, c, d, e)
 
 
 def _add_up(pool: PoolElement) -> None:
@@ -457,17 +499,12 @@ def room_left(element: OperationElement) -> tuple[Vector, PoolElement | Operatio
     """What the limits on an operation's path still allow, and the nearest element without room in some resource, None
     if all have room in each (7.1)."""
     left, tightest = UNLIMITED, cast("PoolElement | OperationElement | None", None)
-    kept, held = kept_from(element) if element.tree.lenders else {}, ZERO
+    kept: dict[Element, Vector] = dict(sum_kept(element)) if element.tree.lenders else {}
     each: PoolElement | OperationElement | None = element
     while each is not None:
-        if kept and isinstance(each, PoolElement):
-            held = add(held, kept.get(each, ZERO))
-            if each.parent is None:
-                left = least(left, subtract(each.tree.total, add(each.usage, held)))
-                if tightest is None and any(room <= 0.0 < amount for room, amount in zip(left, held, strict=True)):
-                    tightest = each
-        if each.limits is not UNLIMITED:
-            room = subtract(each.limits, each.usage if held is ZERO else add(each.usage, held))
+        limits = limits_beside(each, kept.get(each, ZERO)) if kept else each.limits
+        if limits is not UNLIMITED:
+            room = subtract(limits, each.usage)
             if tightest is None and min(room) <= 0.0:
                 tightest = each
             left = least(left, room)

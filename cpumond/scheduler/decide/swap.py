@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from cpumond.fairshare.resources import CPU, UNLIMITED, ZERO, Vector, add, greatest, share, subtract, sum_vectors
+from cpumond.fairshare.resources import (
+    CPU,
+    ZERO,
+    Vector,
+    add,
+    dominates,
+    greatest,
+    share,
+    subtract,
+    sum_vectors,
+)
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
 from cpumond.scheduler.decide.placement import may_start_within, room_beside
 from cpumond.scheduler.decide.starvation import EPSILON, TargetPriority, claims_guarantee, keeps_guarantee
@@ -18,7 +28,7 @@ from cpumond.scheduler.decide.victims import (
     local_satisfaction,
     may_lose,
     path_of,
-    room_below_limits,
+    rooms_above,
     sort_jobs,
     uses,
 )
@@ -228,9 +238,16 @@ class Swap:
             for each in self.stage.candidates
             if each.element is not self.target and (each.blocker is None or each.blocker in self.depths)
         ]
-        if self.stage.settings.preempt_cheapest_first:
-            return self._find_cheapest(candidates)
-        return self._find_first(candidates)
+        find = self._find_cheapest if self.stage.settings.preempt_cheapest_first else self._find_first
+        victims = find(candidates)
+        if victims is None or not self.target.tree.lenders:
+            return victims
+        # What victims give of a pool that lends too little is kept for it again (2.17).
+        losses = self.before.copy()
+        for each in victims:
+            losses.lose(each)
+        rooms = rooms_above(self.target, add(self.order, self.before.ordered), losses.lost)
+        return victims if all(dominates(room, ZERO) for _, room in rooms) else None
 
     def _find_first(self, candidates: list[Candidate]) -> list[Candidate] | None:
         victims = self._walk(candidates)
@@ -317,12 +334,8 @@ class Swap:
         unordered, cores = self.stage.unordered_cores, self.order[CPU]
         if not may_start_within(self.target.operation.record, unordered, cores):
             rooms.append(_Room(ORDERS, (0.0, cores - unordered - ROUNDING * max(cores, 1.0), 0.0, 0.0, 0.0)))
-        for depth, pool in enumerate(self.pools):
-            if not pool.is_root and pool.limits != UNLIMITED:
-                missing = subtract(ZERO, add(room_below_limits(pool, order), before.get(pool, ZERO)))
-                if max(missing) > 0.0:
-                    rooms.append(_Room(depth, missing))
-        return rooms
+        missing = ((depth, subtract(ZERO, room)) for depth, room in rooms_above(self.target, order, before))
+        return [*rooms, *(_Room(depth, most) for depth, most in missing if max(most) > 0.0)]
 
     def _find_side(self, victim: OperationElement) -> tuple[Element, int]:
         """The victim's side below the lowest common pool, and that pool's place among the target's pools."""

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from cpumond.core.words import quoted
-from cpumond.fairshare.resources import CPU, RESOURCES, UNLIMITED, ZERO, Vector, add, dominates, share, subtract
+from cpumond.fairshare.resources import (
+    CPU,
+    RESOURCES,
+    UNLIMITED,
+    ZERO,
+    Vector,
+    add,
+    dominates,
+    share,
+    subtract,
+    sum_vectors,
+)
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
 from cpumond.scheduler.decide.placement import satisfaction_of
 from cpumond.scheduler.decide.preemption_record import tell_amount, tell_name, tell_shares
+from cpumond.scheduler.decide.snapshot import limits_beside, sum_kept
 from cpumond.scheduler.decide.starvation import EPSILON
 from cpumond.scheduler.elements import (
     AGGRESSIVELY_PREEMPTIBLE,
@@ -168,15 +180,29 @@ def start_order(job: Job) -> tuple[float, int]:
     return (job.start_time, job.sequence)
 
 
-def room_below_limits(element: Element, order: Vector) -> Vector:
-    """What is left of the element's limits after ``order``, the tolerance of pools and rounding included."""
+def room_below_limits(element: Element, order: Vector, kept: Vector = ZERO) -> Vector:
+    """What is left of the element's limits after ``order``, the tolerance of pools and rounding included, beside what
+    is ``kept`` there for pools that do not lend it (2.17)."""
     tolerance = ZERO
     if isinstance(element, PoolElement) and element.settings.resource_limits_overcommit_tolerance:
         tolerance = to_vector(element.settings.resource_limits_overcommit_tolerance, 0.0)
     return as_vector(
         limit + extra + limit * ROUNDING - usage - more
-        for limit, extra, usage, more in zip(element.limits, tolerance, element.usage, order, strict=True)
+        for limit, extra, usage, more in zip(limits_beside(element, kept), tolerance, element.usage, order, strict=True)
     )
+
+
+def rooms_above(
+    target: OperationElement, order: Vector, lost: Mapping[Element, Vector]
+) -> Iterator[tuple[int, Vector]]:
+    """Number of each pool above ``target`` that bounds it, and what is left there once ``lost`` is gone and ``order``
+    is taken."""
+    for depth, (pool, kept) in enumerate(sum_kept(target, lost)):
+        if kept is not ZERO or not (pool.is_root or pool.limits is UNLIMITED):
+            gone = lost.get(pool, ZERO)
+            if pool.is_root:
+                gone = sum_vectors([ZERO, *(lost[each] for each in lost if each.parent is pool)])
+            yield depth, add(room_below_limits(pool, order, kept), gone)
 
 
 def as_vector(numbers: Iterable[float]) -> Vector:

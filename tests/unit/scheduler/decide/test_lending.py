@@ -77,3 +77,53 @@ def test_what_is_not_guaranteed_cannot_be_lent() -> None:
     world = World()
     with pytest.raises(CommandError, match="strong_guarantee_resources has no cpu"):
         world.create_pool("p", lending_limit={"cpu": 1})
+
+
+def test_what_a_pool_inside_keeps_is_part_of_what_is_kept_above_it() -> None:
+    world = World()
+    world.create_pool("outer", strong_guarantee_resources={"cpu": 60}, lending_limit={"cpu": 0})
+    world.create_pool("inner", "outer", strong_guarantee_resources={"cpu": 30}, lending_limit={"cpu": 0})
+    world.create_pool("stranger")
+    world.node("n", cpu=100)
+    world.start("stranger", jobs=100)
+    world.settle_down(6)
+    assert world.cores("stranger") == 40
+    assert max(world.pool("stranger").fair_share) == pytest.approx(0.4)
+
+
+def test_guarantees_of_more_than_there_is_keep_what_is_left_of_them() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.create_pool(name, strong_guarantee_resources={"cpu": 75}, lending_limit={"cpu": 0})
+    world.node("n", cpu=100)
+    for name in ("a", "b"):
+        world.start(name, jobs=100)
+    world.settle_down(6)
+    assert (world.cores("a"), world.cores("b")) == (50, 50)
+
+
+@pytest.mark.parametrize("when_spent", ["stop", "leftover"])
+def test_a_pool_with_a_spent_budget_keeps_nothing(when_spent: str) -> None:
+    world = make(budget={"core_hours": 0, "when_spent": when_spent})
+    world.start("a", jobs=200)
+    world.settle_down(6)
+    assert world.cores("a") == 200
+
+
+@pytest.mark.parametrize("is_gang", [False, True])
+def test_who_preempts_leaves_what_is_lent_to_nobody(is_gang: bool) -> None:
+    """Of 100 cores 40 are kept; one who starves would fill up freed room with them."""
+    world = World(fair_share_starvation_timeout=1000, preemptive_scheduling_backoff=0)
+    world.create_pool("keeps", strong_guarantee_resources={"cpu": 40}, lending_limit={"cpu": 0})
+    for name in ("full", "starves"):
+        world.create_pool(name)
+    world.node("n", cpu=100)
+    world.start("full", jobs=60)
+    world.settle_down(6)
+    assert world.cores("full") == 60
+    world.start("starves", jobs=2 if is_gang else 1, cpu=14 if is_gang else 28, is_gang=is_gang)
+    world.settle_down(20)
+    assert (world.cores("full"), world.cores("starves")) == (32, 28)
+    world.start("keeps", jobs=40)
+    world.settle_down(6)
+    assert (world.cores("keeps"), world.cores("full"), world.cores("starves")) == (40, 32, 28)
