@@ -189,7 +189,7 @@ class SnapshotMaker:
         if multiplier is None or pool.parent is None:
             return 1.0
         strong, flow = self._guaranteed[pool.name]
-        return infer_weight(multiplier, strong, flow, *self._guaranteed[pool.parent.name])
+        return infer_weight(multiplier, strong, flow, *self._guaranteed[pool.parent.sharing.name])
 
 
 def _integral_entry(pool: PoolElement, of_tree: TreeSettings) -> fairshare.IntegralGuarantees:
@@ -364,8 +364,7 @@ def _add_up(pool: PoolElement) -> None:
 
 def _name(pool: PoolElement) -> str:
     """Of the pool in whose share an element has its own."""
-    while pool.settings.flatten and pool.parent is not None:
-        pool = pool.parent
+    pool = pool.sharing
     return fairshare.ROOT if pool.parent is None else pool.name
 
 
@@ -391,7 +390,7 @@ def guaranteed_shares(tree: Tree) -> dict[str, tuple[Vector, float]]:
         below = [found[name] for name in pool.children]
         flow = sum(each[1] for each in below) + (flow_ratio(pool) if is_integral(pool) else 0.0)
         strong = share(to_vector(pool.settings.strong_guarantee_resources, 0.0), tree.total)
-        if pool.parent is None:
+        if pool.parent is None or pool.settings.flatten:
             strong = sum_vectors([each[0] for each in below])
         found[pool.name] = (strong, flow)
     return found

@@ -33,26 +33,25 @@ def follow(tree: Tree, now: float) -> None:
     """Bring the mean usage of all pools up to ``now``, since the update before."""
     pools = (tree.root, *tree.pools.values())
     is_counted = bool(tree.config.settings.usage_half_life) or any(pool.settings.usage_half_life for pool in pools)
+    if not is_counted and all(pool.history is None for pool in pools):
+        return
     span_s = min(max(now - tree.updated_at, 0.0), MOST_S)
     for pool in pools:
-        half_s = half_life_s(pool) if is_counted else 0.0
-        if not half_s:
-            if pool.history is not None:
-                pool.history = None
-                set_factors(pool)
-            continue
-        kept = 0.5 ** (span_s / half_s)
-        used = {key_of(child): max(usage_share(child)) for child in pool.children.values()}
-        means = {name: mean * kept for name, mean in (pool.history or {}).items()}
-        for name, share in used.items():
-            means[name] = means.get(name, 0.0) + share * (1.0 - kept)
-        pool.history = {name: mean for name, mean in means.items() if mean > LEAST or name in used}
-        set_factors(pool)
+        is_flat, old, pool.history = pool.settings.flatten, pool.history or {}, None
+        if is_counted and not is_flat and (half_s := half_life_s(pool)):
+            kept = 0.5 ** (span_s / half_s)
+            used = {key_of(child): max(usage_share(child)) for child in pool.list_sharing()}
+            means = {name: mean * kept for name, mean in old.items()}
+            for name, share in used.items():
+                means[name] = means.get(name, 0.0) + share * (1.0 - kept)
+            pool.history = {name: mean for name, mean in means.items() if mean > LEAST or name in used}
+        if not is_flat:
+            set_factors(pool)
 
 
 def set_factors(pool: PoolElement) -> None:
-    """What the weights of a pool's children are multiplied with, by what is known of their usage."""
-    history, children = pool.history or {}, pool.children.values()
+    """What the weights of those who share in a pool are multiplied with, by what is known of their usage."""
+    history, children = pool.history or {}, list(pool.list_sharing())
     total = sum(history.values())
     weights = sum(child.settings.weight or 1.0 for child in children)
     for child in children:
@@ -70,7 +69,7 @@ def key_of(pool: PoolElement) -> str:
 
 def tell(pool: PoolElement) -> str:
     """Why its weight is another than the one that is set, in a sentence; "" where it is that."""
-    history = None if pool.parent is None else pool.parent.history
+    history = None if pool.parent is None or pool.settings.flatten else pool.parent.sharing.history
     if not history or pool.weight_factor == 1.0:
         return ""
     part = history.get(key_of(pool), 0.0) / sum(history.values())

@@ -193,6 +193,19 @@ class PoolElement(Element):
         return self.config is None and self.parent is not None
 
     @property
+    def sharing(self) -> PoolElement:
+        """The pool in whose share its children have theirs: the nearest that is not flat (2.16)."""
+        return self.parent.sharing if self.settings.flatten and self.parent is not None else self
+
+    def list_sharing(self) -> Iterator[PoolElement]:
+        """The pools that share beside each other in this one."""
+        for child in self.children.values():
+            if child.settings.flatten:
+                yield from child.list_sharing()
+            else:
+                yield child
+
+    @property
     def mode(self) -> str:
         return self.settings.mode
 

@@ -72,7 +72,7 @@ def validate_tree(tree: TreeConfig, *, name_pattern: str = NAME_REGEX) -> list[s
             raise _wrong_parent(tree, pool)
         _check_structure(tree, pool, depths, tops, sizes)
         _check_pool(pool, tree.settings.main_resource)
-        parent = tree.pools.get(pool.parent)
+        parent = tree.pools.get(_sharing(tree, pool.parent))
         if parent is not None:
             _check_under_parent(pool, parent, sums)
     return find_warnings(tree)
@@ -111,7 +111,7 @@ def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
     """
     promised = []
     for pool in tree.pools.values():
-        if pool.parent == ROOT_POOL:
+        if _sharing(tree, pool.parent) == ROOT_POOL:
             integral = pool.settings.integral_guarantees
             extra = greatest(to_vector(integral.burst_guarantee_resources, 0.0), to_vector(integral.resource_flow, 0.0))
             promised.append(add(to_vector(pool.settings.strong_guarantee_resources, 0.0), extra))
@@ -251,6 +251,13 @@ def _check_timeouts(kind: str, name: str, settings: PreemptionSettings) -> None:
         option = "fair_share_aggressive_starvation_timeout"
         what = f"must be 0 or at least fair_share_starvation_timeout ({number(normal)} ms), got {number(aggressive)}"
         raise _refuse(kind, name, option, f"{option}: {what}")
+
+
+def _sharing(tree: TreeConfig, name: str) -> str:
+    """The pool in whose share the children of a pool have theirs (2.16)."""
+    while name != ROOT_POOL and tree.pools[name].settings.flatten:
+        name = tree.pools[name].parent
+    return name
 
 
 _OF_A_SHARE: Final = (

@@ -70,3 +70,38 @@ def test_it_has_no_share_of_its_own(options: dict[str, Any], words: str) -> None
     world = make()
     with pytest.raises(CommandError, match=words):
         world.set_pool("projects", **options)
+
+
+def test_guarantees_of_children_are_its_parents() -> None:
+    world = World()
+    world.create_pool("top", strong_guarantee_resources={"cpu": 60})
+    world.create_pool("flat", "top", flatten=True)
+    world.create_pool("a", "flat", strong_guarantee_resources={"cpu": 40})
+    world.create_pool("b", "top", strong_guarantee_resources={"cpu": 20})
+    with pytest.raises(CommandError, match='children of "top" have 61 together'):
+        world.set_pool("a", strong_guarantee_resources={"cpu": 41})
+    world.node("n", cpu=100)
+    for name in ("a", "b"):
+        world.start(name, jobs=100)
+    world.set_pool("b", weight=1e-6)
+    world.settle_down()
+    assert world.cores("b") == 20
+
+
+def test_usage_of_before_is_counted_beside_its_siblings() -> None:
+    """physics and climate used the same, genome nothing: due are 1, 5 and 3 of 9."""
+    world = make()
+    world.set_tree(usage_half_life=3_600_000)
+    for name in ("physics", "climate"):
+        world.start(name, jobs=45)
+    world.settle_down()
+    for _ in range(120):
+        world.now += 60.0
+        world.update()
+    factors = {name: world.pool(name).weight_factor for name in ("physics", "climate", "genome", "projects")}
+    assert (factors["genome"], factors["projects"]) == (2.0, 1.0)
+    assert factors["physics"] < 0.5 < factors["climate"] < 1.1
+    world.set_pool("projects", flatten=False)
+    world.set_tree(usage_half_life=None)
+    world.update()
+    assert {world.pool(name).weight_factor for name in factors} == {1.0}
