@@ -276,7 +276,7 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
         tasks=list(record.tasks),
         incarnations=list(record.incarnations),
         retried=list(map(tell_note, record.retried.notes)),
-        next_retry=min(live.retries.later.values(), default=None) if live is not None and live.retries else None,
+        next_retry=None if live is None else min(live.later.values(), default=None),
         acl=list(record.acl),
         may=may,
         alerts=[*([text for _, text in list_alerts(live)] if live is not None else []), *told],

@@ -127,7 +127,7 @@ class Causes:
     def _find(self, element: OperationElement) -> Waiting:
         operation = element.operation
         needed = operation.needed
-        if not needed and operation.retries is not None and operation.retries.later and not operation.active_job_count:
+        if not needed and operation.later and not operation.active_job_count:
             return _FIXED["retry"]
         if not needed:
             return _FIXED["suspended" if operation.record.suspended else "working"]

@@ -161,7 +161,7 @@ def _tell_incarnation(state: State, live: Operation, now: float) -> Iterator[str
 def _tell_retries(live: Operation, now: float) -> Iterator[str]:
     """Which jobs are not started again yet, because of which rules."""
     waits: dict[str, list[float]] = {}
-    for (task, cookie), due in live.retries.later.items() if live.retries is not None else ():
+    for (task, cookie), due in live.later.items():
         rule = next(reversed(live.record.retried.places[task][cookie].used), "")
         waits.setdefault(rule, []).append(due)
     for rule, dues in waits.items():
@@ -366,7 +366,7 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
     operation = element.operation
     needed = operation.needed_job_count
     if not needed:
-        if operation.retries is None or not operation.retries.later:
+        if not operation.later:
             yield "all its jobs are started"
         return
     if operation.is_held or element.spent is not None:

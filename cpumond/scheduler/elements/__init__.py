@@ -23,7 +23,7 @@ from cpumond.scheduler.elements.fitting import Fitting, Fittings
 from cpumond.scheduler.elements.gang_run import GangRun
 from cpumond.scheduler.elements.job_numbers import UNKNOWN, EndingJob, TaskNumbers
 from cpumond.scheduler.elements.node_sizes import NodeSizes
-from cpumond.scheduler.elements.retry_run import RetryRun
+from cpumond.scheduler.elements.retry_run import Place, RetryRun
 from cpumond.scheduler.model import (
     CLASSES,
     Cordon,
@@ -212,7 +212,8 @@ class PoolElement(Element):
 
 NO_DEACTIVATIONS: Final[dict[str, int]] = {}
 NO_SHUNS: Final[dict[str, tuple[int, float]]] = {}
-"""Never changed: most operations have neither."""
+NO_LATER: Final[Mapping[Place, float]] = {}
+"""Never changed: most operations have none of them."""
 
 
 class OperationElement(Element):
@@ -309,14 +310,24 @@ class Operation:
     @property
     def taken(self) -> Mapping[str, int]:
         """Task -> jobs that are not to be started now: ``active`` ones, and those that wait to be started again."""
-        later = None if self.retries is None or not self.retries.later else self.retries.count_later()
-        return self.active if later is None else later + Counter(self.active)
+        later = self.later
+        return Counter(name for name, _ in later) + Counter(self.active) if later else self.active
+
+    @property
+    def later(self) -> Mapping[Place, float]:
+        """Jobs that wait to be started again -> their time, in seconds since 1970."""
+        return NO_LATER if self.retries is None else self.retries.later
 
     @property
     def waits_whole(self) -> bool:
         """Whether it is a gang of which a job waits to be started again: the others wait with it."""
-        is_gang = self.record.is_gang or self.gang is not None
-        return is_gang and self.retries is not None and bool(self.retries.later)
+        return bool(self.later) and self.record.starts_whole
+
+    def touch(self) -> None:
+        """Let the next snapshot and the next placement see that its needs changed."""
+        for element in self.elements.values():
+            element.entry = None
+            element.tree.changed[element] = None
 
     def numbers_of(self, task: str) -> TaskNumbers:
         first = self._numbers

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from heapq import heappush
 from typing import Final
 
 import msgspec
 
 from cpumond.scheduler.elements.job_numbers import UNKNOWN, TaskNumbers
-from cpumond.scheduler.model import OperationRecord, Task
+from cpumond.scheduler.model import OperationRecord, Retry, Task
 
 KEPT: Final = "kept for a retry"
 """In place of a job's id: who has the cookie of a job that is to be started again."""
@@ -26,58 +27,61 @@ def grow(task: Task, memory: int) -> Task:
 class RetryRun:
     """Where the next job of an operation is one that is started again."""
 
-    __slots__ = ("later", "ready", "_numbers_of")
+    __slots__ = ("later", "ready", "_operation_id", "_numbers_of", "_waits")
 
-    def __init__(self, numbers_of: Callable[[str], TaskNumbers]) -> None:
+    def __init__(
+        self, operation_id: str, numbers_of: Callable[[str], TaskNumbers], waits: list[tuple[float, str]]
+    ) -> None:
+        """``waits``: the heap of all operations (``State.retries``)."""
         self.later: dict[Place, float] = {}
         """Those that wait -> their time, in seconds since 1970."""
         self.ready: dict[Place, int] = {}
         """Those whose time has come -> bytes that they order, 0 as their task says."""
+        self._operation_id = operation_id
         self._numbers_of = numbers_of
+        self._waits = waits
+
+    def has(self, place: Place) -> bool:
+        return place in self.later or place in self.ready
 
     def follow(self, record: OperationRecord, now: float) -> None:
         """Keep the places of all jobs of a record that are to be started again, and of no others."""
-        wanted: dict[Place, tuple[float, int]] = {}
-        for name, places in record.retried.places.items():
-            numbers = self._numbers_of(name)
-            for cookie, retry in places.items():
-                is_kept = (name, cookie) in self.later or (name, cookie) in self.ready
-                if cookie >= 0 and not numbers.is_done(cookie) and (is_kept or not numbers.is_taken(cookie)):
-                    wanted[name, cookie] = retry.due, retry.memory
-        for place in [*self.later, *self.ready]:
-            if place not in wanted:
-                self.release(place)
-        counts = {task.name: task.job_count for task in record.tasks}
-        for place, (due, memory) in wanted.items():
-            self.keep(place, counts[place[0]], due, memory, now)
+        places = record.retried.places
+        for name, cookie in [*self.later, *self.ready]:
+            if cookie not in places[name] or self._numbers_of(name).is_done(cookie):
+                self.release((name, cookie))
+        for task in record.tasks:
+            for cookie, retry in places.get(task.name, {}).items():
+                self.keep(task, cookie, retry, now)
 
-    def keep(self, place: Place, job_count: int, due: float, memory: int, now: float) -> None:
-        """Let no other job have a place."""
-        if place not in self.later and place not in self.ready:
-            self._numbers_of(place[0]).take(KEPT, job_count, place[1])
-        self.later.pop(place, None)
+    def keep(self, task: Task, cookie: int, retry: Retry, now: float) -> None:
+        """Let no other job have a place, if none has it and it is not done."""
+        place, numbers = (task.name, cookie), self._numbers_of(task.name)
+        if not self.has(place):
+            if cookie < 0 or not numbers.is_free(cookie):
+                return
+            numbers.take(KEPT, task.job_count, cookie)
         self.ready.pop(place, None)
-        if due > now:
-            self.later[place] = due
-        else:
-            self.ready[place] = memory
+        if retry.due <= now:
+            self.later.pop(place, None)
+            self.ready[place] = retry.memory
+        elif self.later.get(place) != retry.due:
+            self.later[place] = retry.due
+            heappush(self._waits, (retry.due, self._operation_id))
 
     def release(self, place: Place) -> None:
         """Its job starts, or none is needed."""
         if self.later.pop(place, None) is not None or self.ready.pop(place, None) is not None:
             self._numbers_of(place[0]).give_back(place[1], KEPT)
 
-    def choose(self, task: Task, own_memory: int, is_gang: bool) -> int:
+    def choose(self, record: OperationRecord, task: Task) -> int:
         """The cookie of a job that is about to start as ``split`` has it: of one that is started again, if there is
-        one; ``own_memory``: what its task says. UNKNOWN for none."""
+        one; UNKNOWN for none."""
+        own = next(each.memory_limit for each in record.tasks if each.name == task.name)
         for (name, cookie), memory in self.ready.items():
-            if name == task.name and (is_gang or max(memory, own_memory) == task.memory_limit):
+            if name == task.name and (record.starts_whole or max(memory, own) == task.memory_limit):
                 return cookie
         return UNKNOWN
-
-    def count_later(self) -> Counter[str]:
-        """Task -> jobs that are not to be started yet."""
-        return Counter(name for name, _ in self.later)
 
     def split(self, record: OperationRecord, needed: Mapping[str, int]) -> list[tuple[Task, int]]:
         """What the jobs still to be started order, and how many do: the largest of each task first, of a gang all as
@@ -85,16 +89,14 @@ class RetryRun:
         found: list[tuple[Task, int]] = []
         for task in record.tasks:
             left = needed.get(task.name, 0)
-            if left > 0 and (record.is_gang or record.incarnations):
-                most = max((each.memory for each in record.retried.places.get(task.name, {}).values()), default=0)
-                found.append((grow(task, most), left))
-                continue
-            grown = Counter(memory for (name, _), memory in self.ready.items() if name == task.name)
-            for memory in sorted(grown, reverse=True):
-                if memory > task.memory_limit and left > 0:
-                    number = min(grown[memory], left)
+            if record.starts_whole:
+                places = record.retried.places.get(task.name, {}).values()
+                grown = {max((each.memory for each in places), default=0): left}
+            else:
+                grown = Counter(memory for (name, _), memory in self.ready.items() if name == task.name)
+            for memory in sorted({*grown, 0}, reverse=True):
+                number = min(grown[memory], left) if memory > task.memory_limit else left
+                if number > 0:
                     found.append((grow(task, memory), number))
                     left -= number
-            if left > 0:
-                found.append((task, left))
         return found

@@ -602,6 +602,11 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
         return self.incarnations[-1].id if self.incarnations else ""
 
     @property
+    def starts_whole(self) -> bool:
+        """Whether it is a gang of either kind, whose jobs all begin again with one of them (7.3, 7.5)."""
+        return self.is_gang or bool(self.incarnations)
+
+    @property
     def is_finished(self) -> bool:
         return self.state in FINISHED_OPERATION_STATES
 

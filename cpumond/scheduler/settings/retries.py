@@ -204,7 +204,7 @@ def find_delay_s(rule: Rule, times: int) -> float:
 def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, now: float) -> RetryNote:
     """What the policy makes of the end of a job; NO_NOTE where no rule fits, and all is as without one."""
     kind, code = find_kind(job)
-    is_gang = record.is_gang or bool(record.incarnations)
+    is_gang = record.starts_whole
     fitting = (
         rule for rule in terms.rules for name, least, most in rule.kinds if name == kind and least <= code <= most
     )

@@ -77,7 +77,7 @@ def show_patch(record: OperationRecord) -> dict[str, Any]:
 
 
 def _check_task(record: OperationRecord, task: Task, path: str) -> None:
-    if record.is_gang or record.incarnations:
+    if record.starts_whole:
         raise _refuse(path, "the jobs of a gang start and end together; start another operation with as many as wanted")
     if task.fail_on_job_restart:
         raise _refuse(path, "cannot change with fail_on_job_restart; start another operation for more work")

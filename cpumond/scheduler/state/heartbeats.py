@@ -16,7 +16,7 @@ from cpumond.scheduler.elements.retry_run import grow
 from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, StartRecord
 from cpumond.scheduler.settings import failures
-from cpumond.scheduler.state import State, lifecycle, retries
+from cpumond.scheduler.state import State, lifecycle
 from cpumond.scheduler.state.budgets import counted_of
 from cpumond.scheduler.state.reports import (
     GIVEN_UP,
@@ -299,7 +299,9 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     task = None if operation is None else find_task(operation.record, report.task)
     counted = state.finished_jobs.get(report.operation_id, {}).get(report.job_id)
     known = node.former_starts.get(report.job_id) if counted is None else counted
-    why, is_awaited = "", operation is not None and retries.is_awaited(operation, report.task, known)
+    # One that is to be started again, and has not been yet.
+    run = None if operation is None or known is None else operation.retries
+    why, is_awaited = "", run is not None and known is not None and run.has((report.task, known.cookie))
     if operation is None or task is None:
         why = "its operation is not known or has ended"
     elif counted is not None and counted.state not in GIVEN_UP:

@@ -23,7 +23,7 @@ def start_new(state: State, job: Job) -> None:
     """Start a job, with the class, the ceiling and the numbers that it has from now on."""
     operation = job.element.operation
     if operation.retries is not None and job.cookie < 0:
-        retries.choose_place(operation, job)
+        job.cookie = operation.retries.choose(operation.record, job.task)
     numbers = operation.numbers_of(job.task.name)
     job.index, job.task_index = operation.next_index, numbers.next_index
     operation.next_index += 1
@@ -171,7 +171,7 @@ def renew_reserves(operation: Operation) -> None:
     record = set_reserves(operation.record, is_on, lambda task, cookie: operation.numbers_of(task).is_taken(cookie))
     if record is not operation.record:
         operation.record = record
-        touch(operation)
+        operation.touch()
 
 
 def blame_switches(state: State, ended: Iterable[JobRecord]) -> Iterator[JobRecord]:
@@ -204,7 +204,7 @@ def renew_needed(job: Job) -> None:
     memory = operation.record.memory.get(task.name)
     if memory is not None and memory.overdrafts:
         renew_reserves(operation)  # it has, or has not, the place that waits for memory
-    touch(operation)
+    operation.touch()
 
 
 def free_place(job: Job, now: float) -> None:
@@ -313,10 +313,3 @@ def fill_places(state: State) -> None:
                 numbers = operation.numbers_of(name)
                 for _ in range(counts.completed - numbers.done_count):
                     numbers.finish(UNKNOWN, task.job_count)
-
-
-def touch(operation: Operation) -> None:
-    """Let the next snapshot and the next placement see that the needs of an operation changed."""
-    for element in operation.elements.values():
-        element.entry = None
-        element.tree.changed[element] = None

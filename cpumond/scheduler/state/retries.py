@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heappop
 
 from cpumond.core.words import quoted
 from cpumond.fairshare.resources import MEMORY, show_amount
 from cpumond.scheduler.elements import Job, Operation, PoolElement
-from cpumond.scheduler.elements.job_numbers import UNKNOWN
 from cpumond.scheduler.elements.retry_run import RetryRun
-from cpumond.scheduler.model import JobRecord, PreemptionRecord, StartRecord, Task
+from cpumond.scheduler.model import JobRecord, PreemptionRecord, Task
 from cpumond.scheduler.settings import failures, operations
 from cpumond.scheduler.settings.retries import NO_TERMS, Terms, is_for_preempted, parse_rule
 from cpumond.scheduler.state import State
@@ -59,22 +58,13 @@ def is_for_end(job: Job, record: PreemptionRecord) -> bool:
     return bool(policy) and is_for_preempted(policy)
 
 
-def choose_place(operation: Operation, job: Job) -> None:
-    """Let a job that is about to start be one that is started again, if one waits for that."""
-    task, run = find_task(operation.record, job.task.name), operation.retries
-    if run is not None and task is not None:
-        is_gang = operation.record.is_gang or operation.gang is not None
-        job.cookie = run.choose(job.task, task.memory_limit, is_gang)
-
-
 def keep_place(job: Job, now: float) -> None:
     """A job gave its place back: one that was started again by a rule before starts again as such, in its time."""
     operation = job.element.operation
-    if (run := operation.retries) is None:
-        return
-    retry = operation.record.retried.places.get(job.task.name, {}).get(job.cookie)
-    if retry is not None and operation.numbers_of(job.task.name).is_free(job.cookie):
-        run.keep((job.task.name, job.cookie), job.task.job_count, retry.due, retry.memory, now)
+    if operation.retries is not None:
+        retry = operation.record.retried.places.get(job.task.name, {}).get(job.cookie)
+        if retry is not None:
+            operation.retries.keep(job.task, job.cookie, retry, now)
 
 
 def follow(state: State, operation: Operation, now: float) -> None:
@@ -82,34 +72,21 @@ def follow(state: State, operation: Operation, now: float) -> None:
     if operation.retries is None:
         if not operation.record.retried.places:
             return
-        operation.retries = RetryRun(operation.numbers_of)
+        operation.retries = RetryRun(operation.id, operation.numbers_of, state.retries)
     operation.retries.follow(operation.record, now)
-    entries = (retry.due for places in operation.record.retried.places.values() for retry in places.values())
-    if next_due := min((due for due in entries if due > now), default=None):
-        heappush(state.retries, (next_due, operation.id))
     renew_needed(operation)
 
 
 def renew_needed(operation: Operation) -> None:
     """Set how many jobs of each task are still to be started now."""
-    needed = {} if operation.waits_whole else operations.needed_jobs(operation.record, operation.taken)
-    if needed != operation.needed:
-        operation.needed = needed
-    for element in operation.elements.values():
-        element.entry = None
-        element.tree.changed[element] = None
+    operation.needed = {} if operation.waits_whole else operations.needed_jobs(operation.record, operation.taken)
+    operation.touch()
 
 
 def end_waits(state: State, now: float) -> None:
     """Let those start whose time has come."""
+    due: dict[str, None] = {}
     while state.retries and state.retries[0][0] <= now:
-        operation = state.operations.get(heappop(state.retries)[1])
-        if operation is not None and operation.retries is not None:
-            follow(state, operation, now)
-
-
-def is_awaited(operation: Operation, task: str, known: JobRecord | StartRecord | None) -> bool:
-    """Whether a job that comes back with its node is one that is to be started again, and has not been yet."""
-    run = operation.retries
-    place = (task, UNKNOWN if known is None else known.cookie)
-    return run is not None and (place in run.later or place in run.ready)
+        due[heappop(state.retries)[1]] = None
+    for operation in [state.operations[each] for each in due if each in state.operations]:
+        follow(state, operation, now)

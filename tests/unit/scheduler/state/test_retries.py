@@ -146,6 +146,14 @@ def test_a_wait_and_its_memory_survive_a_restart(world, is_late):
     assert world.record(operation).retried.places["t"][1].used == {"oom:2,delay=100s,memory_growth=2": 2}
 
 
+def test_each_wait_is_listed_once_however_often_others_fail(world):
+    operation = start(world, "exit=2:1,delay=7d", "exit:100", jobs=2)
+    fail(world, 0, exit_code=2)
+    for _ in range(5):
+        fail(world, 1)
+    assert world.state.retries == [(world.record(operation).retried.places["t"][0].due, operation)]
+
+
 def test_a_rule_may_fail_the_operation_at_once(world):
     operation = start(world, "exit=2:fail", "exit:5")
     fail(world, 0, exit_code=2)
