@@ -241,7 +241,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
             "return claims_guarantee(branch)",
         ),
         ("if not keeps_guarantee(above, add(losses.lost.get(above, ZERO), each.whole)):", "if False:"),
-        ("- EPSILON and not is_below_guarantee(element):", "- EPSILON:"),
+        ("(guarantee is ZERO or not is_below_guarantee(element)):", "True:"),
     ],
     "test_gangs.py": [
         ('if operation.record.is_gang and kind != "preempted" and not alone:', "if False:"),
