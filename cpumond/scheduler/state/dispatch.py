@@ -238,6 +238,7 @@ def _make_order(state: State, job: Job) -> JobOrder | None:
     secrets = open_vault(state, record)
     if secrets is None or (secrets and not job.node.takes_secrets):
         return None
+    is_idle = is_in_idle_class(job)
     return JobOrder(
         job_id=job.id,
         operation_id=record.id,
@@ -257,8 +258,8 @@ def _make_order(state: State, job: Job) -> JobOrder | None:
         max_stderr_bytes=task.max_stderr_size or 0,
         working_directory=task.working_directory,
         checkpoints=task.checkpoints,
-        reclaimed=is_in_idle_class(job),
-        set_container_cpu_limit=job.has_ceiling,
+        reclaimed=is_idle,
+        set_container_cpu_limit=None if job.has_ceiling is not is_idle else job.has_ceiling,
         cpu_monitor_moves=job.element.tree.config.settings.cpu_monitor_moves,
         variables=_list_variables(job),
         secrets=secrets,

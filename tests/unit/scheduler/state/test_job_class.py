@@ -202,7 +202,7 @@ def test_a_task_says_whether_its_limit_is_a_ceiling(given: dict[str, Any], known
     operation = world.start("batch", tasks=tasks)
     world.settle_down()
     order = node.jobs[one(world, operation).id].order
-    assert (order.set_container_cpu_limit, order.has_ceiling) == (known, known)
+    assert order.has_ceiling is known
     with pytest.raises(CommandError, match="set_container_cpu_limit: expected true or false, got a number"):
         world.start(tasks={"t": {"command": "true", "job_count": 1, "set_container_cpu_limit": 1}})
 
