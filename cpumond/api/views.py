@@ -502,7 +502,7 @@ def _order_of(state: State, sort: OperationOrder) -> Callable[[OperationRecord],
         read = figures.OPERATION[f"{sort}_ratio"]
         return lambda record: max(map(read, _elements(living.get(record.id))), default=0.0)
     if sort == "title":
-        return lambda record: record.title.lower()
+        return lambda record: record.title.lower()[:100]  # a cursor has it
     return attrgetter("sequence" if sort == "start_time" else sort)
 
 

@@ -10,6 +10,7 @@ from cpumond.api import views
 from cpumond.api.json.call import Call
 from cpumond.api.json.costs import COST_OF_A_BODY, Cost
 from cpumond.api.json.requests import Query
+from cpumond.api.token_views import NewToken
 
 Needs = Literal[
     "nothing", "a node's token", "a known user", "a known user, for the own", "`read`", "`use`", "`modify_children`",
@@ -58,9 +59,8 @@ class Endpoint:
 
     @property
     def takes_key(self) -> bool:
-        """Whether a repeat with the same Idempotency-Key gets the same answer."""
-        is_user_change = self.is_change and not self.is_public and not self.is_of_nodes
-        return is_user_change and self.content_type == "application/json"
+        """Whether a repeat with the same Idempotency-Key gets the same answer: of changes, not of plans of them."""
+        return self.answer in (views.Done, NewToken) and not self.is_public
 
     @property
     def is_public(self) -> bool:

@@ -12,9 +12,9 @@ from typing import Any
 from cpumond.api.yt.formats import from_json_tree, to_json_tree
 from cpumond.api.yt.values import MAX_DEPTH, YtError, error_of, error_value, quote_text
 from cpumond.core.errors import CpumondError
-from cpumond.scheduler.model import TOO_MANY_REQUESTS
+from cpumond.scheduler.model import NODE_OFFLINE, TIMEOUT, TOO_MANY_REQUESTS
 
-TRY_AGAIN_CODES = frozenset({100, 105, 108, 202, 904, 2100})
+TRY_AGAIN_CODES = frozenset({TIMEOUT, 100, 105, 108, 202, 904, NODE_OFFLINE, 2100})
 """Errors that ask for another try with the same mutation id: they are not kept as replies."""
 
 

@@ -188,9 +188,12 @@ class SchedulerClient:
     def _may_send_again(self, end_s: float) -> bool:
         """Whether there is a scheduler, before ``end_s``, that makes a change once for its key."""
         while time.monotonic() < end_s:
-            with contextlib.suppress(UnavailableError):
+            try:
                 return bool(self.get("/me", dict[str, Any]).get("takes_idempotency_keys"))
-            time.sleep(POLL_S)
+            except UnavailableError:
+                time.sleep(POLL_S)
+            except CpumondError:
+                break
         return False
 
     def _send(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from cpumond.api.cursors import cut_page
@@ -15,6 +16,9 @@ from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.settings.operations import AbortOperation, StartOperation
 from cpumond.scheduler.store.sqlite import SqliteStore
+
+LONG = "\u0416" * 900
+"""Of a title: more than a cursor holds."""
 
 
 @pytest.fixture
@@ -29,12 +33,12 @@ async def start(api: Shared, title: str) -> str:
 
 
 async def show_page(api: Shared, **query: Any) -> Any:
-    return await list_operations(Call(api, User("me"), query=OperationsQuery(**query)))
+    return await list_operations(Call(api, User("me"), query=msgspec.convert(query, OperationsQuery)))
 
 
 @pytest.mark.parametrize("query", [{}, {"sort": "title"}, {"sort": "state", "descending": "false"}])
 async def test_sixty_operations_are_listed_once_each_while_five_start(api: Shared, query: dict[str, Any]) -> None:
-    known = [await start(api, f"title {number % 7}") for number in range(60)]
+    known = [await start(api, f"title {number % 7}" + LONG) for number in range(60)]
     found, cursor, pages = [], "", 0
     while cursor is not None:
         page = await show_page(api, limit=7, cursor=cursor, **query)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from starlette.testclient import TestClient
 
 from cpumond.api.server import make_app
-from cpumond.scheduler.model import Rules
+from cpumond.scheduler.model import NODE_OFFLINE, TIMEOUT, CommandError, Rules
 from cpumond.scheduler.program.config import Api
 from cpumond.scheduler.program.identities import Identities
 from cpumond.scheduler.rights.tokens import hash_token, parse_tokens
 from cpumond.scheduler.service import Clock, Scheduler
+from cpumond.scheduler.store import StoreError
 from cpumond.scheduler.store.sqlite import SqliteStore
 
 SPEC = {"spec": {"pool": "p", "tasks": {"t": {"command": "true", "job_count": 1}}}}
@@ -78,3 +80,21 @@ def test_a_token_that_is_made_once_is_told_again_but_not_stored(site: Site, stor
     assert site.send("/tokens", {"note": "of a script"}).json() == first.json()
     assert len(list(site.scheduler.state.tokens)) == 1
     assert first.json()["token"] not in repr(list(store.load()))
+
+
+@pytest.mark.parametrize("code", [TIMEOUT, NODE_OFFLINE, StoreError.code])
+def test_what_may_pass_is_tried_again_with_the_same_key(site: Site, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """What fails for a while is no answer for a quarter of an hour."""
+    with monkeypatch.context() as patch:
+        patch.setattr(site.scheduler, "execute", AsyncMock(side_effect=CommandError("not now", code)))
+        assert site.send("/operations", SPEC).json()["error"] == "not now"
+    assert site.send("/operations", SPEC).status_code == 201
+
+
+def test_a_plan_is_made_anew_each_time(site: Site) -> None:
+    """It changes nothing, and may hold thousands of pools."""
+    plan = {"type": "CreatePool", "tree": "default", "name": "a"}
+    before = site.send("/plan", plan)
+    assert before.status_code == 200
+    site.send("/trees/default/pools", {"name": "a"}, key="of-a")
+    assert site.send("/plan", plan).json() != before.json()

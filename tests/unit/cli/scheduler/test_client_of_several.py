@@ -142,13 +142,13 @@ def test_an_answer_in_lines_ends_them_at_newlines_alone(site: Site):
 class Maker:
     """Makes a change, and loses the answer to it the first time; ``keys``: of all that it was sent."""
 
-    def __init__(self, knows_keys: bool) -> None:
-        self.knows_keys = knows_keys
+    def __init__(self, knows_keys: bool, status: int = 200) -> None:
+        self.knows_keys, self.status = knows_keys, status
         self.keys: list[str] = []
 
     def __call__(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.path.endswith("/me"):
-            return httpx2.Response(200, json={"takes_idempotency_keys": True} if self.knows_keys else {})
+            return httpx2.Response(self.status, json={"takes_idempotency_keys": True} if self.knows_keys else {})
         self.keys.append(request.headers["idempotency-key"])
         if len(self.keys) == 1:
             raise httpx2.RemoteProtocolError("Server disconnected")
@@ -165,8 +165,9 @@ def test_a_change_whose_answer_got_lost_is_sent_again_with_its_key(site: Site):
     assert maker.keys[2] != maker.keys[0]
 
 
-def test_a_scheduler_of_before_is_not_sent_a_change_twice(site: Site):
-    site.schedulers["a"] = maker = Maker(knows_keys=False)
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_a_scheduler_of_before_is_not_sent_a_change_twice(site: Site, status: int):
+    site.schedulers["a"] = maker = Maker(knows_keys=False, status=status)
     with pytest.raises(UnavailableError, match="the connection to the scheduler failed"):
         SchedulerClient(A).request("POST", "/x")
     assert len(maker.keys) == 1
