@@ -66,18 +66,23 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def forecast_day(self, days: dict[str, CorePair], day: str, since: float, now: float) -> str | None:
         """The day on which it is spent if use goes on as in the last days, counted ``since``; None: on none of this
         period, of a rolling one on none at all, or it is not known yet."""
-        if self.sum_from(self.first_day(day), days) >= self.limit_s:
+        first = self.first_day(day)
+        spent = self.sum_from(first, days)
+        if spent >= self.limit_s:
             return day
         recent = add_days(day, -RECENT_DAYS)
         known_s = now - max(since, self.end_of(add_days(recent, -1)))
         rate = self.sum_from(recent, days) / known_s if known_s >= HOUR_S else 0.0
-        for ahead in range(self.rolling_days + 1 if self.period == "rolling" else 31):
+        coming_days = self.rolling_days + 1 if self.period == "rolling" else 31
+        for ahead in range(coming_days if rate > 0.0 else 0):
             then = add_days(day, ahead)
-            first = self.first_day(then)
-            if self.period != "rolling" and first > day:
-                return None
-            coming_s = self.end_of(then) - max(now, self.end_of(add_days(first, -1)))
-            if rate > 0.0 and self.sum_from(first, days) + rate * coming_s >= self.limit_s:
+            begin = self.first_day(then)
+            if begin > first:
+                if self.period != "rolling":
+                    break
+                spent -= self.sum_from(first, {first: days[first]}) if first in days else 0.0
+                first = begin
+            if spent + rate * (self.end_of(then) - (now if first <= day else self.end_of(day))) >= self.limit_s:
                 return then
         return None
 
