@@ -213,7 +213,8 @@ class PoolElement(Element):
 NO_DEACTIVATIONS: Final[dict[str, int]] = {}
 NO_SHUNS: Final[dict[str, tuple[int, float]]] = {}
 NO_LATER: Final[Mapping[Place, float]] = {}
-"""Never changed: most operations have none of them."""
+NONE_NEEDED: Final[dict[str, int]] = {}
+"""Never changed: most operations have none of these."""
 
 
 class OperationElement(Element):
@@ -274,7 +275,7 @@ class Operation:
     """An operation: its record, what it still needs, its elements by tree."""
 
     __slots__ = (
-        "record", "needed", "elements", "active", "stuck", "restarted", "next_index", "lacks_secrets", "gang",
+        "record", "needed", "elements", "stuck", "restarted", "next_index", "lacks_secrets", "gang",
         "_numbers", "_further_numbers", "retries", "shuns", "backfilled_count", "overstay_count",
     )  # fmt: skip
 
@@ -285,9 +286,6 @@ class Operation:
         self.needed: dict[str, int] = {}
         """Task -> jobs still to be started."""
         self.elements: dict[str, OperationElement] = {}
-        self.active: dict[str, int] = {}
-        """Task -> jobs that count as usage, in all trees, and those that stop and keep their place."""
-
         self.stuck: Stuck | None = None
         self.restarted: list[str] | None = None
         """Jobs that completed and are started again, oldest first, while they are known."""
@@ -306,6 +304,11 @@ class Operation:
 
         self.retries: RetryRun | None = None
         """Jobs that are started again by a retry policy (3.9), once there was one."""
+
+    @property
+    def active(self) -> dict[str, int]:
+        """Task -> jobs that count as usage, in all trees, and those that stop and keep their place."""
+        return {numbers.task: numbers.active_count for numbers in self.list_numbers() if numbers.active_count}
 
     @property
     def taken(self) -> Mapping[str, int]:
@@ -353,7 +356,7 @@ class Operation:
 
     @property
     def active_job_count(self) -> int:
-        return sum(self.active.values())
+        return sum([numbers.active_count for numbers in self.list_numbers()])
 
     @property
     def id(self) -> str:
@@ -727,8 +730,7 @@ def start_job(job: Job) -> None:
     job.is_active = True
     element, node = job.element, job.node
     element.jobs[job.id] = job
-    active = element.operation.active
-    active[job.task.name] = active.get(job.task.name, 0) + 1
+    element.operation.numbers_of(job.task.name).active_count += 1
     node.jobs[job.id] = job
     node.used = add(node.used, job.usage)
     node.ordered_cores += job.limits[CPU]
@@ -742,7 +744,7 @@ def end_job(job: Job) -> None:
     job.is_active = False
     element, node = job.element, job.node
     del element.jobs[job.id], node.jobs[job.id]
-    element.operation.active[job.task.name] -= 1
+    element.operation.numbers_of(job.task.name).active_count -= 1
     # Sums of floats drift; a node or an element without jobs starts from a clean zero again.
     node.used = subtract(node.used, job.usage) if node.jobs else ZERO
     node.ordered_cores = node.ordered_cores - job.limits[CPU] if node.jobs else 0.0

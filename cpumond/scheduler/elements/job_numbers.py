@@ -42,12 +42,14 @@ class TaskNumbers:
     number of jobs.
     """
 
-    __slots__ = ("task", "next_index", "_holders", "_done", "_returned")
+    __slots__ = ("task", "next_index", "active_count", "_holders", "_done", "_returned")
 
     def __init__(self, task: str) -> None:
         self.task = task
         self.next_index = 0
         """``task_job_index`` of the next start."""
+        self.active_count = 0
+        """As in ``Operation.active``."""
         self._holders: list[str] = []
         """Id of the job that has each cookie that was ever given, "" for none; those from here on are free."""
         self._done = _NONE_DONE

@@ -10,7 +10,7 @@ import msgspec
 from cpumond.core.wire import JobReport
 from cpumond.scheduler.decide import preemption_record
 from cpumond.scheduler.decide.placement import has_ceiling, is_on_reclaimed
-from cpumond.scheduler.elements import Job, Node, Operation, Stop, count_loss, end_job, start_job
+from cpumond.scheduler.elements import NONE_NEEDED, Job, Node, Operation, Stop, count_loss, end_job, start_job
 from cpumond.scheduler.elements.job_numbers import UNKNOWN, EndingJob
 from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord, StartRecord, Task
 from cpumond.scheduler.settings import failures, incarnations, operations
@@ -93,7 +93,7 @@ def stop(
     job.stop = Stop(record, timeout_ms / 1e3, now, fails, must_end and not is_of_before)
     end_job(job)
     if job.keeps_place:
-        job.element.operation.active[job.task.name] += 1
+        job.element.operation.numbers_of(job.task.name).active_count += 1
     else:
         give_back(job, now)
     if gang is not None and is_of_before:
@@ -155,7 +155,7 @@ def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple
             record, terms = changed.get(job.operation_id, operation.record), retries.find_terms(operation, job)
             changed[record.id] = operations.count_job(record, job, now, terms, blames_node=job.id in blamed)
     for record in [record for record in changed.values() if record.is_finished]:
-        stopped = dict(state.operations[record.id].active)
+        stopped = state.operations[record.id].active
         for job in ended:
             live = state.jobs.get(job.id)
             if live is not None and (live.is_active or live.keeps_place) and job.operation_id == record.id:
@@ -196,11 +196,15 @@ def blame_switches(state: State, ended: Iterable[JobRecord]) -> Iterator[JobReco
 def renew_needed(job: Job) -> None:
     """Set how many jobs of this job's task are still to be started: ``job_count`` less completed and active ones."""
     operation, task = job.element.operation, job.task
-    left = operations.count_left(operation.record, task, operation.taken.get(task.name, 0))
+    active = operation.numbers_of(task.name).active_count
+    taken = active if operation.retries is None else operation.taken.get(task.name, 0)
+    left = operations.count_left(operation.record, task, taken)
     if left > 0 and not operation.record.is_finished and not operation.waits_whole:
+        operation.needed = operation.needed or {}
         operation.needed[task.name] = left
     else:
         operation.needed.pop(task.name, None)
+        operation.needed = operation.needed or NONE_NEEDED
     memory = operation.record.memory.get(task.name)
     if memory is not None and memory.overdrafts:
         renew_reserves(operation)  # it has, or has not, the place that waits for memory
@@ -211,7 +215,7 @@ def free_place(job: Job, now: float) -> None:
     """Have a job replaced that kept its place while it stopped, now that it is gone from ``State.jobs``."""
     if job.stop is not None and job.stop.keeps_place:
         job.stop.keeps_place = False
-        job.element.operation.active[job.task.name] -= 1
+        job.element.operation.numbers_of(job.task.name).active_count -= 1
         give_back(job, now, is_ending=False)
         renew_needed(job)
     elif job.stop is not None:
