@@ -84,7 +84,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     # --- nodes on which jobs fail
     "test_failing_nodes.py": [
         ("streak = NO_STREAK if job.sequence >= streak.sequence else streak", "streak = NO_STREAK"),
-        ("if len(failed) >= rules.operations or", "if len(streak.by_operation) >= rules.operations or"),
+        ("if len(failed) >= self.rules.operations or", "if len(streak.by_operation) >= self.rules.operations or"),
         ("> 1 and not any(each.completed for each in record.counts.values())", "> 1"),
         ("most = min(max(1, int(len(nodes) * rules.max_held_ratio)), len(nodes) - 1)", "most = len(nodes)"),
         ("rules.pause_s * 2.0 ** (failing.holds - 1)", "rules.pause_s"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from cpumond.core.measures import format_span
 from cpumond.core.words import count
-from cpumond.scheduler.model import JobRecord, OperationRecord
-from cpumond.scheduler.model.node_failures import NodeFailures
+from cpumond.scheduler.model import JobRecord
 
 MAX_OPERATIONS: Final = 100
 """Operations that are told apart in one streak."""
@@ -58,25 +57,9 @@ def follow(streak: Streak, ended: Iterable[JobRecord]) -> Streak:
         if before.jobs or len(by_operation) < MAX_OPERATIONS:
             failed = Failed(before.jobs + 1, before.not_started + job.not_started)
             by_operation = {**by_operation, job.operation_id: failed}
-        sequence = min(streak.sequence or job.sequence, job.sequence)
-        streak = replace(streak, by_operation=by_operation, sequence=sequence, last_job=job.id)
-        streak = replace(streak, reason=job.reason) if job.state == "aborted" else streak
+        reason = job.reason if job.state == "aborted" else streak.reason
+        streak = Streak(by_operation, min(streak.sequence or job.sequence, job.sequence), job.id, reason)
     return streak
-
-
-def is_own_fault(record: OperationRecord, nodes: Iterable[str]) -> bool:
-    """Whether failures of an operation speak against itself: it failed on several nodes, ``nodes`` included, and
-    completed nothing."""
-    return len({*record.failed_on, *nodes}) > 1 and not any(each.completed for each in record.counts.values())
-
-
-def is_suspect(streak: Streak, rules: NodeFailures, find_limit: Callable[[str], int]) -> bool:
-    """Whether a streak speaks against its node: failures of several operations, starts that failed, or as many of one
-    operation as would end it. ``find_limit``: that number, 0 for an operation that does not count."""
-    failed = [(each, limit) for name, each in streak.by_operation.items() if (limit := find_limit(name))]
-    if len(failed) >= rules.operations or sum(each.not_started for each, _ in failed) >= rules.starts:
-        return True
-    return any(each.jobs >= max(limit, 2) for each, limit in failed)
 
 
 @dataclass(slots=True)

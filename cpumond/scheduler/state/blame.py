@@ -10,7 +10,7 @@ from typing import Final
 
 from cpumond.scheduler.decide.placement import has_spare
 from cpumond.scheduler.elements import Job, Node, OperationElement
-from cpumond.scheduler.elements.failing import NO_STREAK, Failing, Streak, follow, is_own_fault, is_success, is_suspect
+from cpumond.scheduler.elements.failing import NO_STREAK, Failing, Streak, follow, is_success
 from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.events.noticed import tell_failing, tell_works
 from cpumond.scheduler.model import MAX_WHY, JobRecord, NodeRecord, OperationRecord, Task
@@ -41,14 +41,22 @@ class _Judge:
         return self.records.get(operation_id) or self.state.record_of(operation_id)
 
     def find_limit(self, operation_id: str) -> int:
-        """How many failures of an operation on one node speak against that; 0: none does."""
+        """How many failures of an operation on one node speak against that; 0: none does, since it failed on several
+        and completed nothing, which speaks against itself."""
         record = self.find(operation_id)
-        if record is None or is_own_fault(record, self.failed_on.get(operation_id, ())):
+        if record is None:
             return 0
-        return max(record.max_failed_job_count, 1)
+        nodes = {*record.failed_on, *self.failed_on.get(operation_id, ())}
+        is_own_fault = len(nodes) > 1 and not any(each.completed for each in record.counts.values())
+        return 0 if is_own_fault else max(record.max_failed_job_count, 2)
 
     def is_suspect(self, streak: Streak) -> bool:
-        return is_suspect(streak, self.rules, self.find_limit)
+        """Whether a streak speaks against its node: failures of several operations, starts that failed, or as many of
+        one operation as would end it."""
+        failed = [(each, limit) for name, each in streak.by_operation.items() if (limit := self.find_limit(name))]
+        if len(failed) >= self.rules.operations or sum(each.not_started for each, _ in failed) >= self.rules.starts:
+            return True
+        return any(each.jobs >= limit for each, limit in failed)
 
     def is_evidence(self, job: JobRecord) -> bool:
         """Whether a failure may be the node's fault: not at a limit of the task, nor, but by the node's own word, where
@@ -92,7 +100,7 @@ def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[Oper
         node = state.nodes.get(job.node_id)
         if is_success(job):
             if node is not None and node.failing is not None and follow(node.failing.streak, [job]) is NO_STREAK:
-                _trust(state, node, f"job {job.id} completed there", now)
+                forget(state, node, f"job {job.id} completed there", now)
         elif job.state in ("failed", "aborted") and job.preemption is None:
             _prefer_others(state, job, now)
             if node is not None and judge.is_evidence(job):
@@ -106,12 +114,12 @@ def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[Oper
         node = state.nodes[node_id]
         # An operation failed on a second node: what was held against the first may be the operation's own fault.
         if node.failing is not None and node.failing.is_told and not judge.is_suspect(node.failing.streak):
-            _trust(state, node, "the same operations fail on other nodes, too", now)
+            forget(state, node, "the same operations fail on other nodes, too", now)
 
 
 def _judge_node(judge: _Judge, node: Node, operations: Collection[str], now: float) -> None:
     """Hold a node off after failures of ``operations``, if they speak against it."""
-    failing, rules, tree = node.failing, judge.rules, judge.state.trees.get(node.tree or "")
+    state, failing, rules, tree = judge.state, node.failing, judge.rules, judge.state.trees.get(node.tree or "")
     if failing is None or node.cordoned or tree is None:
         return
     again = failing.holds > 0 and any(map(judge.find_limit, operations))
@@ -124,23 +132,18 @@ def _judge_node(judge: _Judge, node: Node, operations: Collection[str], now: flo
     if held < most:
         failing.holds += 1
         failing.until = now + min(rules.pause_s * 2.0 ** (failing.holds - 1), rules.max_pause_s)
-        judge.state.held[node.id] = None
+        state.held[node.id] = None
         tree.sum_total()
     elif failing.is_spared:
         return
     failing.is_spared = held >= most
-    told = tell_failing(node, held + (held < most), len(nodes), most, now)
-    judge.state.happened.append(told)
+    state.happened.append(tell_failing(node, held + (held < most), len(nodes), most, now))
 
 
-def _trust(state: State, node: Node, why: str, now: float) -> None:
-    if node.failing is not None and node.failing.is_told:
+def forget(state: State, node: Node, why: str = "", now: float = 0.0) -> None:
+    """Let nothing be known against a node: it gets jobs, if nobody cordoned it; ``why``, if that is an event."""
+    if why and node.failing is not None and node.failing.is_told:
         state.happened.append(tell_works(node, why, now))
-    forget(state, node)
-
-
-def forget(state: State, node: Node) -> None:
-    """Let nothing be known against a node: it gets jobs, if nobody cordoned it."""
     node.failing = None
     _release(state, node)
 
