@@ -522,41 +522,24 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
         environment=environment,
         interruption_signal=interrupts,
         working_directory=directory,
-        retry_policy=_read_retries(task, where),
         gang_options=gang,
         spec={key: task[key] for key in sorted(task.keys() - TASK_OPTIONS)},
         **options,
     )
 
 
-def _read_retries(table: Mapping[str, Any], inside: str) -> tuple[str, ...] | None:
-    """``retry_policy`` of a task, or of all tasks. Raises CommandError."""
-    given, where = table.get(retries.RETRY_POLICY), f"{inside}/{retries.RETRY_POLICY}"
-    if given is None:
-        return None
-    policy = tuple(_text(rule, where, MAX_TEXT) for rule in _list(given, where))
-    try:
-        retries.check_policy(policy)
-    except ValueError as error:
-        raise _refuse(where, str(error)) from None
-    return policy
-
-
 def _share_retries(table: Mapping[str, Any], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
     """Tasks with the policy of the root where they have none. Raises CommandError for what could not be honoured."""
-    shared = _read_retries(table, "spec")
+    shared = _policy(table.get(retries.RETRY_POLICY), f"spec/{retries.RETRY_POLICY}")
     if shared is not None:
         tasks = tuple(msgspec.structs.replace(t, retry_policy=shared) if t.retry_policy is None else t for t in tasks)
     for task in tasks:
-        if not task.retry_policy:
-            continue
-        where = (
-            f"spec/{retries.RETRY_POLICY}" if shared == task.retry_policy else f"spec/tasks/{task.name}/retry_policy"
-        )
-        if task.fail_on_job_restart:
+        policy = task.retry_policy or ()
+        where = f"spec/{'' if policy == shared else f'tasks/{task.name}/'}{retries.RETRY_POLICY}"
+        if policy and task.fail_on_job_restart:
             what = "with fail_on_job_restart no job of the task is ever started again; leave one of the two out"
             raise _refuse(where, what)
-        if (table.get("is_gang") or incarnations.is_gang(tasks)) and retries.is_for_preempted(task.retry_policy):
+        if retries.is_for_preempted(policy) and (table.get("is_gang") or incarnations.is_gang(tasks)):
             what = "a gang that is preempted starts again as a whole, without a rule; leave the kind preempted out"
             raise _refuse(where, what)
     return tasks
@@ -698,6 +681,17 @@ def _bounded(read: Callable[..., Any], *bounds: float, optional: bool = False) -
     return lambda value, where: None if optional and value is None else read(value, where, *bounds)
 
 
+def _policy(value: object, where: str) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    policy = tuple(_text(rule, where, MAX_TEXT) for rule in _list(value, where))
+    try:
+        retries.check_policy(policy)
+    except ValueError as error:
+        raise _refuse(where, str(error)) from None
+    return policy
+
+
 _READERS: Final[Mapping[str, Callable[[object, str], Any]]] = {
     "job_count": _bounded(_integer, 1, MAX_JOB_COUNT),
     "cpu_limit": _bounded(_number, 1e9),
@@ -715,6 +709,7 @@ _READERS: Final[Mapping[str, Callable[[object, str], Any]]] = {
     "checkpoints": _flag,
     "fail_on_job_restart": _flag,
     "restart_completed_jobs": _flag,
+    retries.RETRY_POLICY: _policy,
     "set_container_cpu_limit": _bounded(_flag, optional=True),
     "user_job_memory_digest_default_value": _bounded(_number, 1.0, LEAST_SHARE, optional=True),
     "user_job_memory_digest_lower_bound": _bounded(_number, 1.0, LEAST_SHARE, optional=True),

@@ -11,7 +11,7 @@ from cpumond.scheduler.elements import Job, Operation, PoolElement
 from cpumond.scheduler.elements.retry_run import RetryRun
 from cpumond.scheduler.model import JobRecord, PreemptionRecord, Task
 from cpumond.scheduler.settings import failures, operations
-from cpumond.scheduler.settings.retries import NO_TERMS, Terms, is_for_preempted, parse_rule
+from cpumond.scheduler.settings.retries import NO_TERMS, Terms, find_kind, is_for_preempted, parse_rule
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.reports import find_task
 
@@ -31,7 +31,7 @@ def find_terms(operation: Operation, job: JobRecord) -> Terms:
     if task is None or not policy:
         return NO_TERMS
     rules = tuple(map(parse_rule, policy))
-    if all(rule.memory_growth == 1.0 for rule in rules):
+    if find_kind(job)[0] != "oom" or all(rule.memory_growth == 1.0 for rule in rules):
         return Terms(rules)
     return Terms(rules, *_find_bound(operation, task))
 
@@ -54,8 +54,7 @@ def is_for_end(job: Job, record: PreemptionRecord) -> bool:
     """Whether a job that is told to stop is replaced only after its end, when a rule says how."""
     if record.kind not in failures.ABORT_REASONS or job.element.operation.record.is_gang:
         return False
-    policy = find_policy(job.task, job.element.parent)
-    return bool(policy) and is_for_preempted(policy)
+    return is_for_preempted(find_policy(job.task, job.element.parent))
 
 
 def keep_place(job: Job, now: float) -> None:

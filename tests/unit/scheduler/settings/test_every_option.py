@@ -13,10 +13,13 @@ from cpumond.scheduler.decide.usage_history import half_life_s
 from cpumond.scheduler.decide.victims import find_limit_violators
 from cpumond.scheduler.elements import PreemptionRules
 from cpumond.scheduler.model import CommandError, JobRecord, OperationTreeOptions, PoolSettings
+from cpumond.scheduler.model.failures import MEMORY_LIMIT_EXCEEDED, EndError
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.commands import ChangePool, Edit
 from cpumond.scheduler.settings.operations import StartOperation, UpdateOperation
 from cpumond.scheduler.state.retries import find_terms
+
+OOM = EndError("out of memory", MEMORY_LIMIT_EXCEEDED)
 
 
 def rules(of: PreemptionRules | None) -> dict[str, Any]:
@@ -58,7 +61,7 @@ def observe(world: World) -> dict[str, Any]:
     found["volume"] = pool.volume
     operation = next(iter(pool.operations.values())).operation
     name = operation.record.tasks[0].name
-    ended = JobRecord("j", operation.id, name, "default", "n1", "failed", 0.0, 0.0, 1.0, 1.0)
+    ended = JobRecord("j", operation.id, name, "default", "n1", "failed", 0.0, 0.0, 1.0, 1.0, failure=OOM)
     found["retries"] = find_terms(operation, ended)
     found["keeps"] = world.tree().lenders.get(pool)
     found["half-life"] = half_life_s(pool)

@@ -535,14 +535,6 @@ def test_as_many_failed_jobs_as_allowed_is_failed():
     assert record.failure == EndError("Failed jobs limit exceeded", 215, {"max_failed_job_count": 3}, (job_error,))
 
 
-def test_failures_that_do_not_count_are_told_apart_from_those_that_do():
-    record = record_of(Task("a", 5), most_failed=2)
-    for is_excused in (True, False, True):
-        record = count_job(record, ended("a", "failed"), 5.0, is_excused=is_excused)
-    assert (record.state, record.counts["a"].failed, record.uncounted_failures) == ("pending", 3, 2)
-    assert count_job(record, ended("a", "failed"), 5.0).state == "failed"
-
-
 @pytest.mark.parametrize("most_failed", [0, 1])
 def test_no_failed_job_allowed_is_as_one(most_failed):
     record = count_job(record_of(Task("a", 5), most_failed=most_failed), ended("a", "failed"), 1.0)
