@@ -6,28 +6,21 @@ anew does not know those of before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from cpumond.core.words import count
-from cpumond.scheduler.elements import Job
-from cpumond.scheduler.model import JobRecord, OperationRecord
+from cpumond.scheduler.model import OperationRecord
 from cpumond.scheduler.state import State
 
+PHASES: Final = {"submitted": "pending", "admitted": "waiting", "placed": "starting", "first CPU": "running"}
+"""Moment -> the phase that begins with it: it holds a running slot of its pool; the start of its first job is ordered;
+a job has used CPU."""
+THROTTLED: Final = "throttled"
+"""Further moment: a quota has held a job back."""
 
-@dataclass(slots=True)
-class Moments:
-    """When something first happened to an operation, in seconds since 1970; None for never."""
-
-    admitted: float | None = None
-    """It holds a running slot of its pool."""
-    placed: float | None = None
-    """The start of its first job is ordered."""
-    first_cpu: float | None = None
-    """A job has used CPU."""
-    throttled: float | None = None
-    """A quota has held a job back."""
+Moments = dict[str, float]
+"""When something first happened to an operation, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +45,38 @@ class Watched:
 
     def look(self, now: float) -> list[list[Span]]:
         """The spans of each operation that has ended since the last look, its own first."""
-        for operation in self._state.operations.values():
-            moments = self._moments.setdefault(operation.id, Moments())
-            jobs = [job for element in operation.elements.values() for job in element.jobs.values()]
-            if moments.admitted is None and any(element.is_running for element in operation.elements.values()):
-                moments.admitted = now
-            _note(moments, jobs, now)
+        state, before = self._state, self._moments
+        self._moments = {each: before.get(each, {}) for each in state.operations}
+        for operation_id, moments in self._moments.items():
+            elements = state.operations[operation_id].elements.values()
+            if any(element.is_running for element in elements):
+                moments.setdefault("admitted", now)
+            if len(moments) < len(PHASES):  # else all of them, and THROTTLED, are known
+                for element in elements:
+                    for job in element.jobs.values():
+                        _note(moments, job.start_time, job.report.cpu_seconds, job.report.throttled_cpu_seconds, now)
         ended = []
-        for operation_id in self._state.finished.keys() - self._known:
-            record, moments = self._state.finished[operation_id], self._moments.pop(operation_id, Moments())
-            _note(moments, self._state.finished_jobs.get(operation_id, {}).values(), record.finish_time or now)
+        for operation_id in state.finished.keys() - self._known:
+            record, moments = state.finished[operation_id], before.get(operation_id, {})
+            for each in state.finished_jobs.get(operation_id, {}).values():
+                end = record.finish_time or now
+                _note(moments, each.start_time, each.cpu_seconds, each.throttled_cpu_seconds, end)
             ended.append(make_spans(record, moments))
-        self._known = set(self._state.finished)
+        self._known = set(state.finished)
         return ended
 
 
-def _note(moments: Moments, jobs: Iterable[Job | JobRecord], now: float) -> None:
-    for job in jobs:
-        used = job.report if isinstance(job, Job) else job
-        moments.placed = min(moments.placed or job.start_time, job.start_time)
-        if moments.first_cpu is None and used.cpu_seconds:
-            moments.first_cpu = now
-        if moments.throttled is None and used.throttled_cpu_seconds:
-            moments.throttled = now
+def _note(moments: Moments, start: float, used: float | None, throttled: float | None, now: float) -> None:
+    moments["placed"] = min(moments.get("placed", start), start)
+    if used:
+        moments.setdefault("first CPU", now)
+    if throttled:
+        moments.setdefault(THROTTLED, now)
 
 
 def make_spans(record: OperationRecord, moments: Moments) -> list[Span]:
     """The span of an operation that has ended, and those of its phases, as far as they are known."""
-    end = record.finish_time or record.start_time
+    begin, end = record.start_time, record.finish_time or record.start_time
     counts = record.counts.values()
     attributes: dict[str, Any] = {
         "cpumond.operation.id": record.id,
@@ -92,20 +89,11 @@ def make_spans(record: OperationRecord, moments: Moments) -> list[Span]:
         "cpumond.jobs.failed": sum(each.failed for each in counts),
         "cpumond.jobs.aborted": sum(each.aborted for each in counts),
     }
-    points = [
-        ("pending", record.start_time, ""),
-        ("waiting", moments.admitted, "admitted"),
-        ("starting", moments.placed, "placed"),
-        ("running", moments.first_cpu, "first CPU"),
-    ]
-    known = [(name, min(max(at, record.start_time), end), event) for name, at, event in points if at is not None]
-    events = [("submitted", record.start_time), *((event, at) for _, at, event in known if event)]
-    if moments.throttled is not None:
-        events.append(("throttled", min(moments.throttled, end)))
-    events.append(("ended", end))
-    phases = [
-        Span(name, at, max(at, then), {})
-        for (name, at, _), then in zip(known, [*(at for _, at, _ in known[1:]), end], strict=True)
-    ]
+    moments = {"submitted": begin, **moments, "ended": end}
+    order = (*PHASES, THROTTLED, "ended")
+    events = tuple((name, min(max(moments[name], begin), end)) for name in order if name in moments)
+    known = [(PHASES[name], at) for name, at in events if name in PHASES]
+    ends = [*(at for _, at in known[1:]), end]
+    phases = [Span(name, at, max(at, then), {}) for (name, at), then in zip(known, ends, strict=True)]
     title = record.title or f"operation of {count(sum(task.job_count for task in record.tasks), 'job')}"
-    return [Span(title, record.start_time, end, attributes, tuple(events)), *phases]
+    return [Span(title, begin, end, attributes, events), *phases]
