@@ -183,7 +183,7 @@ def _find_settled(state: State, record: JobRecord) -> tuple[tuple[Account, ...],
 
 def _find_moved(state: State, change: Transaction) -> Iterator[Job]:
     """Jobs that may count for other budgets after the change."""
-    if change.config is not None and _layout(change.config) != _layout(state.config):
+    if change.config is not None and _layout(state, change.config) != _layout(state, state.config):
         yield from state.jobs.values()
     moved = {
         operation.elements[name]
@@ -195,9 +195,15 @@ def _find_moved(state: State, change: Transaction) -> Iterator[Job]:
     yield from (job for job in state.jobs.values() if job.element in moved) if moved else ()
 
 
-def _layout(config: Config) -> object:
-    """What decides which operations count for which budgets."""
-    pools = [(pool.id, pool.name, pool.parent) for tree in config.trees.values() for pool in tree.pools.values()]
+def _layout(state: State, config: Config) -> object:
+    """What decides which operations count for which budgets: of pools those alone in which there are some."""
+    pools = [
+        (pool.id, pool.name, pool.parent)
+        for tree in config.trees.values()
+        for pool in tree.pools.values()
+        if (living := state.trees[tree.name].pools.get(pool.name) if tree.name in state.trees else None) is not None
+        and living.operation_count
+    ]
     above = [(tree.id, tree.settings.default_parent_pool) for tree in config.trees.values()]
     return [record.key for _, _, record, _ in list_budgets(config)], pools, above
 

@@ -290,6 +290,18 @@ async def test_a_move_leaves_what_was_counted_and_a_budget_that_is_removed_forge
     assert [key.split()[1] for kind, key, _ in cluster.store.load() if kind == "budget"] == ["pool"]
 
 
+async def test_jobs_are_settled_when_pools_with_operations_move_and_not_when_another_is_made(cluster):
+    await cluster.begin()
+    await cluster.start("a")
+    await cluster.run()
+    await cluster.run(0.5)
+    before = cluster.account().record
+    await cluster.scheduler.execute(CreatePool("default", "c", "<Root>", {}), "root")
+    assert cluster.account().record is before
+    await cluster.scheduler.execute(ChangePool("default", "a", (Edit(("parent_name",), "c"),)), "root")
+    assert cluster.account().record.days["2026-11-10"] == (pytest.approx(2 * HOUR_S), pytest.approx(HOUR_S))
+
+
 async def test_a_scheduler_whose_clock_is_back_still_believes_the_nodes(cluster):
     await cluster.begin()
     await cluster.start("a")
