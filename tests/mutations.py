@@ -60,10 +60,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("return known if today < known <= add_days(today, BACK_DAYS) else today", "return today"),
         ("min(held, counted + cores * LATE_S) if counted else held)", "held)"),
         ("msgspec.structs.replace(record, counted=settled[record.id]) if record.id in settled else record", "record"),
-        (
-            "coming_s = self.end_of(then) - max(now, self.end_of(add_days(first, -1)))",
-            "coming_s = self.end_of(then) - now",
-        ),
+        ("(now if first <= day else self.end_of(day))", "now"),
         (" + (STEP_S if is_resumed else LATE_S))", " + LATE_S)"),
     ],
     # --- the history
