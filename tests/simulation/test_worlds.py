@@ -55,6 +55,10 @@ WORLDS = [
     pytest.param(
         Options(backfills=True, retries=0.3), 2033, id="a job in kept room had the memory that a retry of another got"
     ),
+    *(
+        pytest.param(Options(backfills=True, retries=0.3), 2345, id="a needless job went on after a take-over")
+        for _ in range(WHOLE)
+    ),
     *(pytest.param(RETRIES, seed, id=f"retries {seed}") for seed in range(8 if ALL else 4 if WHOLE else 1)),
 ]
 

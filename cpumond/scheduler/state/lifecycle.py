@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -43,6 +43,9 @@ def recall_ceiling(job: Job, record: StartRecord | JobRecord | None) -> bool:
     told = None if record is None else record.set_container_cpu_limit
     told = job.task.set_container_cpu_limit if told is None else told
     return not job.reclaimed if told is None else told
+
+
+NEEDLESS: Final = "the job that it replaced has completed after all"
 
 
 def start(state: State, job: Job) -> None:
@@ -281,7 +284,7 @@ def finish_place(state: State, ended: JobRecord, now: float) -> None:
         return
     other = state.jobs.get(operation.numbers_of(task.name).finish(ended.cookie, task.job_count))
     if other is not None and other.id != ended.id:
-        stop(state, other, "aborted", f"job {ended.id}, which it replaced, has completed after all", now, alone=True)
+        stop(state, other, "aborted", NEEDLESS, now, alone=True)
 
 
 def note_ended(state: State, ended: JobRecord) -> None:

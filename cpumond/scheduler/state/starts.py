@@ -42,6 +42,7 @@ def resume(state: State, record: StartRecord, now: float) -> None:
     job.recall_gang(record.incarnation, record.gang_rank)
     job.backfill_until = record.backfill_until
     lifecycle.note_indices(element.operation, record)
+    is_needless = element.operation.numbers_of(task.name).is_done(record.cookie)
     job.has_ceiling = lifecycle.recall_ceiling(job, record)
     if record.memory_reserve:
         job.reserve_memory(record.memory_reserve)
@@ -54,6 +55,8 @@ def resume(state: State, record: StartRecord, now: float) -> None:
         del state.unstored_stops[job.id]
     elif job.incarnation != element.operation.record.incarnation:
         lifecycle.stop(state, job, "aborted", INCARNATION_CHANGED, now, alone=True)
+    elif is_needless:  # the earlier run could not store any more that it was told to stop
+        lifecycle.stop(state, job, "aborted", lifecycle.NEEDLESS, now, alone=True)
     if element.operation.gang is not None and job.incarnation == element.operation.record.incarnation:
         element.operation.gang.keep_rank(task, job.cookie, job.gang_rank)
 

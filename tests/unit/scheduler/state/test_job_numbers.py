@@ -207,6 +207,25 @@ def test_a_lost_job_that_had_completed_takes_the_place_of_its_replacement(world)
     assert sorted(cookies(first) + cookies(second) + cookies(third)) == [1]
 
 
+def test_a_replacement_that_is_needless_ends_though_a_take_over_does_not_know_that_it_was_told(world):
+    first, second, operation = start_on_both(world)
+    third = world.node("n3", cpu=1)
+    first.finish(next(iter(first.jobs)))
+    lose(world, second, third)
+    place = "start", next(iter(third.jobs))
+    before = world.stored[place]
+    third.deaf = True
+    first.register()
+    world.beat(first)
+    world.stored[place] = before
+    third.deaf = False
+    world.restart()
+    world.settle_down()
+    assert (cookies(third), cookies(second)) == ([], [1])
+    assert world.job_counts(operation).completed == 1
+    assert_consistent(world.state)
+
+
 def test_a_job_that_completes_after_its_replacement_has_counts_no_more(world):
     first, second, operation = start_on_both(world)
     third = world.node("n3", cpu=1)
