@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from cpumond.cli.imports.options import DAEMONS, Option, find_option
 from cpumond.core.errors import ConfigError, UsageError
 from cpumond.core.words import count, quoted
-from cpumond.scheduler.model import CommandError
+from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.settings.attributes import is_option
 from cpumond.scheduler.settings.tree_file import ApplyTree, PoolTable, Table, TreeTables, list_changes
 from cpumond.scheduler.settings.values import shown
@@ -21,6 +21,8 @@ CONSTANTS: Final[Mapping[str, Any]] = {"1e15": 1e15, "cpu": {"cpu": 1e15}, "true
 """Values that ``options`` names; the others are texts."""
 IN_MIB: Final = ("slurm", "fair", "capacity")
 """Where memory without a unit is in MiB."""
+BY_GUARANTEE: Final = ("capacity", "yunikorn")
+"""Where who has least of its guarantee is next, and a leaf is a FIFO unless it says something else."""
 LEAST_WEIGHT: Final = 1e-6
 OF_ALL: Final = {
     "guarantee_tolerance": 1,
@@ -66,6 +68,7 @@ class Making:
     """Pools, options of the tree and notes, as they are found. ``total``: what the cluster has, where it is known.
 
     ``split``: resources and amounts of a text, ``read_s``: a duration as text, both as this system has them.
+    ``defaults``: options of pools that say none, ``mode`` of those without others below.
     ``beside``: pools whose guarantee adds to those below. ``above``: pool -> how much more than its guarantee it may
     have, by resource; None: nothing.
     """
@@ -78,6 +81,7 @@ class Making:
     pools: dict[str, PoolTable] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+    defaults: dict[str, Any] = field(default_factory=dict)
     beside: set[str] = field(default_factory=set)
     above: dict[str, dict[str, float] | None] = field(default_factory=dict)
 
@@ -97,6 +101,12 @@ class Making:
             self.note("approximated", "name", "names are unique in a tree, of letters, digits and -_.@", at, name)
         self.pools[name] = PoolTable(name=name, parent=parent, options={})
         return self.pools[name]
+
+    def add_queue(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
+        """As ``add_pool``, where the first of all queues may be called root: what that says is of the tree."""
+        if path == ("root",):
+            return PoolTable(name=ROOT_POOL, parent="", options=self.options)
+        return self.add_pool(path[path[0] == "root" :], parent, at)
 
     def note(self, verdict: str, option: str, sentence: str, at: At, value: object = "") -> None:
         text = " ".join(str(value).split())
@@ -177,13 +187,14 @@ class Making:
             raise ConfigError("no queues are in these files: a tree without pools would take away those that are there")
         below: dict[str, list[dict[str, Any]]] = {}
         for pool in reversed(self.pools.values()):
+            is_leaf = pool.name not in below
+            pool.options.update(
+                (option, value)
+                for option, value in self.defaults.items()
+                if option not in pool.options and (is_leaf or option != "mode")
+            )
             self._fit(pool, below.get(pool.name, []))
             below.setdefault(pool.parent, []).append(pool.options)
-        for name, above in self.above.items():
-            options = self.pools[name].options
-            for resource, amount in options.get("strong_guarantee_resources", {}).items():
-                if above is None or resource in above:
-                    options.setdefault("resource_limits", {})[resource] = amount + (above or {}).get(resource, 0.0)
         tables = TreeTables(Table(options=OF_ALL | self.options), tuple(self.pools.values()))
         try:
             list_changes(None, ApplyTree(tree, tables))
@@ -201,6 +212,9 @@ class Making:
         for each in below:
             sums.update(each.get("strong_guarantee_resources", {}))
         own = options.get("strong_guarantee_resources", {})
+        if self.table in BY_GUARANTEE and "weight" not in options:
+            weight = own.get("cpu") or options.get("resource_limits", self.total).get("cpu")
+            options |= {"weight": weight} if weight else {}
         if not own and not sums:
             return
         made = {"cpu": 0.0} | {
@@ -210,6 +224,13 @@ class Making:
         if pool.name not in self.beside and any(made[name] > own[name] for name in own):
             self.note("approximated", "guarantee", "raised to the sum of those below, which are within it", at, own)
         options["strong_guarantee_resources"] = made
+        if pool.name in self.above:
+            above = self.above[pool.name]
+            most = {
+                name: made[name] + (above or {}).get(name, 0.0)
+                for name in (made if above is None else made & above.keys())
+            }
+            merge(options, "resource_limits", most)
 
     def report(self) -> Iterator[str]:
         """What is not said as it was, each option once with all its places; at last the sums."""

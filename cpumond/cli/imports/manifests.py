@@ -96,7 +96,7 @@ def _read(texts: Mapping[str, str]) -> Iterator[_Table]:
 
 def read_yunikorn(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
     """Pools of the one partition. Raises ConfigError."""
-    making = Making("yunikorn", total, read_s=parse_duration_s)
+    making = Making("yunikorn", total, read_s=parse_duration_s, defaults={"mode": "fifo"})
     partitions = [each for table in _read(texts) for each in table.items("partitions")]
     if len(partitions) != 1:
         raise ConfigError(f"{', '.join(texts)}: expected `partitions` with one of them, not {len(partitions)}")
@@ -108,24 +108,13 @@ def read_yunikorn(texts: Mapping[str, str], total: Mapping[str, float]) -> Makin
 
 
 def _read_queue(making: Making, queue: _Table, above: tuple[str, ...], parent: str) -> None:
-    path = (*above, queue.text("name"))
+    path, below = (*above, queue.text("name")), queue.items("queues")
     at = queue.at(f"queue {'.'.join(path)}")
-    below, options, name = queue.items("queues"), making.options, ROOT_POOL
-    if path == ("root",):
-        path = ()
-    else:
-        pool = making.add_pool(path, parent, at)
-        options, name = pool.options, pool.name
-        if not below and not queue.value.get("parent"):
-            options["mode"] = "fifo"
-    queue.say(making, "queue", at.subject, options, "name", "queues", "limits", *["parent"] * bool(below))
-    _say_limits(making, queue, at.subject, options)
-    if path:
-        limits = options.get("resource_limits", making.total)
-        weight = options.get("strong_guarantee_resources", {}).get("cpu") or limits.get("cpu")
-        options |= {"weight": weight} if weight else {}
+    pool = making.add_queue(path, parent, at)
+    queue.say(making, "queue", at.subject, pool.options, "name", "queues", "limits", *["parent"] * bool(below))
+    _say_limits(making, queue, at.subject, pool.options)
     for each in below:
-        _read_queue(making, each, path, name)
+        _read_queue(making, each, path, pool.name)
 
 
 def _say_limits(making: Making, table: _Table, subject: str, options: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from xml.parsers import expat
@@ -13,6 +13,7 @@ from cpumond.core.errors import ConfigError
 from cpumond.scheduler.model import ROOT_POOL
 
 PREFIX: Final = "yarn.scheduler.capacity."
+QUEUES: Final = ("queue", "pool")
 PART: Final = re.compile(r"([\d.]+\s*%?)\s*(mb|memory|vcores?|cpu|)")
 NEVER: Final = dict.fromkeys(("fair_share_starvation_timeout", "min_share_preemption_timeout"), 1e15)
 MAX_DEPTH: Final = 100
@@ -26,9 +27,12 @@ class _Element:
     text: str = ""
     children: list[_Element] = field(default_factory=list)
 
+    def list(self, *tags: str) -> list[_Element]:
+        return [child for child in self.children if child.tag in tags]
+
     def find(self, tag: str) -> str:
         """The text of the first element in it of that name, "" without one."""
-        return next((child.text.strip() for child in self.children if child.tag == tag), "")
+        return next((child.text.strip() for child in self.list(tag)), "")
 
 
 def _read_xml(text: str, file: str) -> _Element:
@@ -97,80 +101,58 @@ def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
     return making
 
 
-def _queues(element: _Element) -> Iterator[_Element]:
-    return (child for child in element.children if child.tag in ("queue", "pool"))
-
-
 def _read_allocations(making: Making, root: _Element, file: str) -> None:
-    defaults: dict[str, object] = {}
     for each in root.children:
         at, place = At(f"{file}:{each.line}", "the cluster"), "allocations"
         if each.tag == "user":
             for child in each.children:
                 who = At(f"{file}:{child.line}", f"user {each.attributes.get('name', '')}")
                 making.say("user", child.tag, child.text.strip(), who, making.options)
-        elif each.tag not in ("queue", "pool"):
+        elif each.tag not in QUEUES:
             is_default = each.tag in ("queueMaxResourcesDefault", "defaultQueueSchedulingPolicy")
-            making.say(place, each.tag, each.text.strip(), at, defaults if is_default else making.options)
-    for each in _queues(root):
+            making.say(place, each.tag, each.text.strip(), at, making.defaults if is_default else making.options)
+    for each in root.list(*QUEUES):
         _read_queue(making, each, file, (), ROOT_POOL)
     if not NEVER.keys() & making.options.keys():
         making.options |= NEVER
         making.note("approximated", "preemption", "no default time-out: nothing is preempted, there and here",
                     At(file, "the cluster"))  # fmt: skip
-    inner = {pool.parent for pool in making.pools.values()}
-    for pool in making.pools.values():
-        for option in defaults.keys() - pool.options.keys():
-            if option != "mode" or pool.name not in inner:
-                pool.options[option] = defaults[option]
 
 
 def _read_queue(making: Making, element: _Element, file: str, above: tuple[str, ...], parent: str) -> None:
     path = (*above, element.attributes.get("name", "").strip().removeprefix("root."))
     at = At(f"{file}:{element.line}", f"queue {'.'.join(path)}")
-    name, options = parent, making.options
-    if path == ("root",):
-        path = ()
-    else:
-        pool = making.add_pool(path, parent, at)
-        name, options = pool.name, pool.options
+    pool = making.add_queue(path, parent, at)
     for child in element.children:
-        if child.tag not in ("queue", "pool"):
-            making.say("queue", child.tag, child.text.strip() or " ", At(f"{file}:{child.line}", at.subject), options)
-    for child in _queues(element):
-        _read_queue(making, child, file, path, name)
-    if element.attributes.get("type") == "parent" and not list(_queues(element)):
-        making.say("queue", "type", "parent", at, options)
+        if child.tag not in QUEUES:
+            who = At(f"{file}:{child.line}", at.subject)
+            making.say("queue", child.tag, child.text.strip() or " ", who, pool.options)
+    for child in (below := element.list(*QUEUES)):
+        _read_queue(making, child, file, path, pool.name)
+    if element.attributes.get("type") == "parent" and not below:
+        making.say("queue", "type", "parent", at, pool.options)
 
 
 def _read_capacity(making: Making, properties: Mapping[str, tuple[str, str]]) -> None:
-    paths = {"root": (ROOT_POOL, 1.0)}
-    pending = ["root"]
-    for path in pending:
+    making.defaults["mode"] = "fifo"
+    pools = {"root": (making.add_queue(("root",), "", At("", "")), 1.0)}
+    for path in (pending := ["root"]):
         queues, where = properties.get(f"{PREFIX}{path}.queues", ("", ""))
-        parent, share = paths[path]
-        for name in filter(None, re.split(r"[\s,]+", queues)):
-            below = f"{path}.{name}"
-            pool = making.add_pool(tuple(below.split("."))[1:], parent, At(where, f"queue {below}"))
+        parent, share = pools[path]
+        for below in (f"{path}.{name}" for name in re.split(r"[\s,]+", queues) if name):
+            pool = making.add_queue(tuple(below.split(".")), parent.name, At(where, f"queue {below}"))
             text = properties.get(f"{PREFIX}{below}.capacity", ("", ""))[0]
             own = share * float(text) / 100 if re.fullmatch(r"\d+(\.\d*)?", text) else 0.0
             if own and making.total:
                 pool.options["strong_guarantee_resources"] = {key: own * each for key, each in making.total.items()}
-            if f"{PREFIX}{below}.queues" not in properties:
-                pool.options["mode"] = "fifo"
-            paths[below] = (pool.name, own)
+            pools[below] = (pool, own)
             pending.append(below)
     for name, (value, where) in properties.items():
         rest = path = name.removeprefix(PREFIX)
-        while path and path not in paths:
+        while path and path not in pools:
             path = path.rpartition(".")[0]
-        pool_options = making.options if path in ("", "root") else making.pools[paths[path][0]].options
         if path:
-            option = rest.removeprefix(f"{path}.")
-            target = {} if rest == "root.capacity" else pool_options
-            making.say("queue", option, value, At(where, f"queue {path}"), target)
-            guaranteed = pool_options.get("strong_guarantee_resources", {}).get("cpu")
-            if option == "capacity" and "weight" not in pool_options and guaranteed:
-                pool_options["weight"] = guaranteed
+            options = {} if rest == "root.capacity" else pools[path][0].options
+            making.say("queue", rest.removeprefix(f"{path}."), value, At(where, f"queue {path}"), options)
         else:
             making.say("property", rest, value, At(where, "the cluster"), making.options)
