@@ -2,93 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cpumond.cli.imports.making import At, Making, clean
-from cpumond.cli.scheduler.tree_text import read_yaml
-from cpumond.core.decode import ContentError
-from cpumond.core.errors import ConfigError, UsageError
+from cpumond.cli.imports.making import Making, clean
+from cpumond.cli.imports.tables import Table, read_documents, read_queue, say_limits
+from cpumond.core.errors import ConfigError
 from cpumond.core.measures import parse_duration_s
-from cpumond.core.toml_text import Path
 from cpumond.scheduler.model import ROOT_POOL
 
 KINDS: Final = ("ResourceFlavor", "Cohort", "ClusterQueue", "LocalQueue")
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A table of a document; ``path`` is its own in it, ``lines`` has the line of each path."""
-
-    file: str
-    value: dict[str, Any]
-    path: Path
-    lines: Mapping[Path, int]
-
-    def at(self, subject: str, *inside: str) -> At:
-        path = (*self.path, *inside)
-        while path and path not in self.lines:
-            path = path[:-1]
-        return At(f"{self.file}:{self.lines.get(path, 1)}" if self.file else "", subject)
-
-    def go(self, key: str) -> _Table:
-        value = self.value.get(key) or {}
-        if not isinstance(value, dict):
-            raise ConfigError(f"{self.at('', key).where}: {key} must be a table")
-        return _Table(self.file, value, (*self.path, key), self.lines)
-
-    def text(self, *keys: str) -> str:
-        """The text of the first of these keys that is there, "" without any. Raises ConfigError."""
-        key = next((key for key in keys if self.value.get(key) is not None), "")
-        value = self.value.get(key, "")
-        if isinstance(value, dict | list):
-            raise ConfigError(f"{self.at('', key).where}: {key} must be a text")
-        return str(value)
-
-    def items(self, key: str) -> list[_Table]:
-        """The tables of a list. Raises ConfigError."""
-        found = self.value.get(key) or []
-        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-            raise ConfigError(f"{self.at('', key).where}: {key} must be a list of tables")
-        return [_Table(self.file, each, (*self.path, key, str(at)), self.lines) for at, each in enumerate(found)]
-
-    def leaves(self, *skip: str) -> Iterator[tuple[str, str, Any, Path]]:
-        """Each value: its name with dots, the last part of it, the value and the path inside."""
-        for key, value in self.value.items():
-            if key in skip:
-                continue
-            if isinstance(value, dict) and value:
-                inner = _Table(self.file, value, (*self.path, key), self.lines)
-                yield from ((f"{key}.{name}", last, each, (key, *path)) for name, last, each, path in inner.leaves())
-            else:
-                text = str(value).lower() if isinstance(value, bool) else value
-                yield str(key), str(key), text, (str(key),)
-
-    def say(
-        self, making: Making, place: str, subject: str, options: dict[str, Any], *skip: str, resource: str = ""
-    ) -> None:
-        for name, last, value, path in self.leaves(*skip):
-            making.say(place, name, value, self.at(subject, *path), options, resource or last)
-
-
-def _read(texts: Mapping[str, str]) -> Iterator[_Table]:
-    for file, text in texts.items():
-        before = 0
-        for part in re.split(r"^---(?=\s|$)", text, flags=re.MULTILINE):
-            lines: dict[Path, int] = {}
-            try:
-                value = read_yaml(part, lines)
-            except ContentError as error:
-                raise ConfigError(f"{file}: in what begins in line {before + 1}: {error}") from None
-            except UsageError:
-                raise UsageError(f"{file}: YAML needs PyYAML: pip install pyyaml") from None
-            if not isinstance(value, dict):
-                raise ConfigError(f"{file}:{before + 1}: expected a table")
-            yield _Table(file, value, (), {path: line + before for path, line in lines.items()})
-            before += part.count("\n")
 
 
 # --- YuniKorn
@@ -97,32 +22,14 @@ def _read(texts: Mapping[str, str]) -> Iterator[_Table]:
 def read_yunikorn(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
     """Pools of the one partition. Raises ConfigError."""
     making = Making("yunikorn", total, read_s=parse_duration_s, defaults={"mode": "fifo"})
-    partitions = [each for table in _read(texts) for each in table.items("partitions")]
+    partitions = [each for table in read_documents(texts) for each in table.items("partitions")]
     if len(partitions) != 1:
         raise ConfigError(f"{', '.join(texts)}: expected `partitions` with one of them, not {len(partitions)}")
     partitions[0].say(making, "partition", "the partition", making.options, "queues", "name", "limits")
-    _say_limits(making, partitions[0], "the partition", making.options)
+    say_limits(making, partitions[0], "the partition", making.options)
     for queue in partitions[0].items("queues"):
-        _read_queue(making, queue, (), ROOT_POOL)
+        read_queue(making, queue)
     return making
-
-
-def _read_queue(making: Making, queue: _Table, above: tuple[str, ...], parent: str) -> None:
-    path, below = (*above, queue.text("name")), queue.items("queues")
-    at = queue.at(f"queue {'.'.join(path)}")
-    pool = making.add_queue(path, parent, at)
-    queue.say(making, "queue", at.subject, pool.options, "name", "queues", "limits", *["parent"] * bool(below))
-    _say_limits(making, queue, at.subject, pool.options)
-    for each in below:
-        _read_queue(making, each, path, pool.name)
-
-
-def _say_limits(making: Making, table: _Table, subject: str, options: dict[str, Any]) -> None:
-    for limit in table.items("limits"):
-        place = "limit of the root" if options is making.options else "limit"
-        for_all = limit.value.get("users") == ["*"] and not limit.value.get("groups")
-        place = f"{place} for all users" if for_all else "limit"
-        limit.say(making, place, subject, options, "limit", "users", "groups")
 
 
 # --- Kueue
@@ -131,7 +38,7 @@ def _say_limits(making: Making, table: _Table, subject: str, options: dict[str, 
 @dataclass(frozen=True, slots=True)
 class _Kueue:
     making: Making
-    found: Mapping[str, Mapping[str, _Table]]
+    found: Mapping[str, Mapping[str, Table]]
 
     def make_cohort(self, name: str, below: tuple[str, ...] = ()) -> str:
         """The name of a cohort's pool, which is made, with those above it, where it is not yet there."""
@@ -139,14 +46,14 @@ class _Kueue:
         if name in below:
             raise ConfigError(f"cohort {name} is above itself")
         if name and pool_name not in self.making.pools:
-            table = self.found["Cohort"].get(name, _Table("", {}, (), {}))
+            table = self.found["Cohort"].get(name, Table("", {}, (), {}))
             above = table.text("parentName", "parent")
             pool = self.making.add_pool((name,), self.make_cohort(above, (*below, name)), table.at(f"Cohort {name}"))
             self.making.beside.add(pool.name)
             self.say_all("Cohort", name, table, pool.name, is_root=not above)
         return pool_name or ROOT_POOL
 
-    def say_all(self, kind: str, name: str, table: _Table, pool: str, *, is_root: bool) -> list[str]:
+    def say_all(self, kind: str, name: str, table: Table, pool: str, *, is_root: bool) -> list[str]:
         """Say what an object says; quotas are summed over flavors, whose names are given."""
         options, subject = self.making.pools[pool].options, f"{kind} {name}"
         table.say(self.making, kind, subject, options, "resourceGroups")
@@ -172,10 +79,10 @@ class _Kueue:
         return [flavor.text("name") for flavor in flavors]
 
 
-def _sort_objects(making: Making, texts: Mapping[str, str]) -> dict[str, dict[str, _Table]]:
+def _sort_objects(making: Making, texts: Mapping[str, str]) -> dict[str, dict[str, Table]]:
     """What objects of each kind say, by their names. Raises ConfigError."""
-    found: dict[str, dict[str, _Table]] = {kind: {} for kind in KINDS}
-    for document in _read(texts):
+    found: dict[str, dict[str, Table]] = {kind: {} for kind in KINDS}
+    for document in read_documents(texts):
         for each in document.items("items") if "items" in document.value else [document]:
             kind, meta = each.text("kind"), each.go("metadata")
             name = "/".join(filter(None, (meta.text("namespace"), meta.text("name"))))
