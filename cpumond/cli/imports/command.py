@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
-from cpumond.cli.options import open_input
 from cpumond.cli.replacement import Replacement
+from cpumond.cli.scheduler.pool_file import read_text
 from cpumond.cli.scheduler.tree_text import Form, write_tree
-from cpumond.core.decode import ContentError, decode_text
 from cpumond.core.errors import ConfigError
-from cpumond.core.toml_text import MAX_CHARACTERS
 
 if TYPE_CHECKING:
     from cpumond.cli.imports.making import Making
@@ -51,7 +49,8 @@ def import_command(
     from cpumond.cli.imports.making import read_total
 
     try:
-        making = find_reader(kind)(_read(files), read_total(total or ""))
+        texts = {name: read_text(name, "a configuration to import") for name in files}
+        making = find_reader(kind)(texts, read_total(total or ""))
         tables = making.finish(tree)
     except RecursionError:
         raise ConfigError(f"{', '.join(files)}: its queues are nested too deep") from None
@@ -70,18 +69,3 @@ def find_reader(kind: str) -> Callable[[Mapping[str, str], Mapping[str, float]],
     found: Callable[[Mapping[str, str], Mapping[str, float]], Making]
     found = getattr(importlib.import_module(f"{__package__}.{module}"), name)
     return found
-
-
-def _read(files: tuple[str, ...]) -> dict[str, str]:
-    """Raises ConfigError, AccessError, UnavailableError."""
-    texts: dict[str, str] = {}
-    for name in files:
-        with open_input(name, "a configuration to import") as file:
-            content = file.read(4 * MAX_CHARACTERS + 1)
-        try:
-            texts[name] = decode_text(content)
-        except ContentError as error:
-            raise ConfigError(f"{name}: {error}") from None
-        if len(texts[name]) > MAX_CHARACTERS:
-            raise ConfigError(f"{name}: it is longer than {MAX_CHARACTERS // 2**20} MiB")
-    return texts

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from cpumond.cli.imports.options import DAEMONS, Option, find_option
+from cpumond.cli.imports.options import DAEMONS, find_option
 from cpumond.core.errors import ConfigError, UsageError
 from cpumond.core.words import count, quoted
 from cpumond.scheduler.model import ROOT_POOL, CommandError
@@ -63,6 +63,11 @@ class At(NamedTuple):
     subject: str
 
 
+def split_pairs(text: str) -> list[tuple[str, str]]:
+    """``name=amount,name=amount``."""
+    return [(name, amount) for name, _, amount in (part.partition("=") for part in text.split(",") if part)]
+
+
 @dataclass(slots=True)
 class Making:
     """Pools, options of the tree and notes, as they are found. ``total``: what the cluster has, where it is known.
@@ -70,12 +75,12 @@ class Making:
     ``split``: resources and amounts of a text, ``read_s``: a duration as text, both as this system has them.
     ``defaults``: options of pools that say none, ``mode`` of those without others below.
     ``beside``: pools whose guarantee adds to those below. ``above``: pool -> how much more than its guarantee it may
-    have, by resource; None: nothing.
+    have, by resource.
     """
 
     table: str
     total: Mapping[str, float]
-    split: Callable[[str], list[tuple[str, str]]] = lambda _: []
+    split: Callable[[str], list[tuple[str, str]]] = split_pairs
     read_s: Callable[[str], float] = float
     options: dict[str, Any] = field(default_factory=dict)
     pools: dict[str, PoolTable] = field(default_factory=dict)
@@ -83,7 +88,7 @@ class Making:
     counts: Counter[str] = field(default_factory=Counter)
     defaults: dict[str, Any] = field(default_factory=dict)
     beside: set[str] = field(default_factory=set)
-    above: dict[str, dict[str, float] | None] = field(default_factory=dict)
+    above: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add_pool(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
         """A pool for a queue; its name is the last of ``path``, as far as needed with those before it."""
@@ -130,7 +135,8 @@ class Making:
                 text = f"{at.where}: {at.subject}: {name} cannot be read: {shown(value)}"
                 raise ConfigError(text) from None
         if row.verdict != "expressible":
-            self.note(row.verdict, name, _describe(row), at, value)
+            nearest = f"; nearest: {row.becomes}" if row.verdict == "not expressible" and row.becomes else ""
+            self.note(row.verdict, name, row.sentence + nearest, at, value)
 
     def _put(self, option: str, value: Any, resource: str, target: dict[str, Any], name: str, at: At) -> None:
         option, _, constant = option.partition("=")
@@ -185,16 +191,13 @@ class Making:
         """The tables of a tree that a scheduler takes. Raises ConfigError."""
         if not self.pools:
             raise ConfigError("no queues are in these files: a tree without pools would take away those that are there")
-        below: dict[str, list[dict[str, Any]]] = {}
+        below: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         for pool in reversed(self.pools.values()):
-            is_leaf = pool.name not in below
-            pool.options.update(
-                (option, value)
-                for option, value in self.defaults.items()
-                if option not in pool.options and (is_leaf or option != "mode")
-            )
-            self._fit(pool, below.get(pool.name, []))
-            below.setdefault(pool.parent, []).append(pool.options)
+            for option in self.defaults.keys() - pool.options.keys():
+                if option != "mode" or pool.name not in below:
+                    pool.options[option] = self.defaults[option]
+            self._fit(pool, below[pool.name])
+            below[pool.parent].append(pool.options)
         tables = TreeTables(Table(options=OF_ALL | self.options), tuple(self.pools.values()))
         try:
             list_changes(None, ApplyTree(tree, tables))
@@ -224,13 +227,8 @@ class Making:
         if pool.name not in self.beside and any(made[name] > own[name] for name in own):
             self.note("approximated", "guarantee", "raised to the sum of those below, which are within it", at, own)
         options["strong_guarantee_resources"] = made
-        if pool.name in self.above:
-            above = self.above[pool.name]
-            most = {
-                name: made[name] + (above or {}).get(name, 0.0)
-                for name in (made if above is None else made & above.keys())
-            }
-            merge(options, "resource_limits", most)
+        if above := self.above.get(pool.name):
+            merge(options, "resource_limits", {name: made[name] + above[name] for name in made.keys() & above})
 
     def report(self) -> Iterator[str]:
         """What is not said as it was, each option once with all its places; at last the sums."""
@@ -250,8 +248,7 @@ def read_total(text: str) -> dict[str, float]:
     """``cpu=1000,memory=4Ti``. Raises UsageError."""
     making = Making("kueue", {})
     try:
-        pairs = [(name, amount) for name, amount in (part.split("=") for part in text.split(",") if part)]
-        found = making.read_amounts(pairs, "--total", At("", ""))
+        found = making.read_amounts(split_pairs(text), "--total", At("", ""))
     except ValueError:
         raise UsageError(f"--total: expected amounts such as cpu=1000,memory=4Ti, got {text}") from None
     if making.notes:
@@ -272,12 +269,6 @@ def merge(target: dict[str, Any], key: str, value: Any) -> None:
             merge(inside, name, each)
     else:
         target[key] = [*target.get(key, ()), *value] if isinstance(value, list) else value
-
-
-def _describe(row: Option) -> str:
-    if row.verdict == "not expressible" and row.becomes:
-        return f"{row.sentence}; nearest: {row.becomes}"
-    return row.sentence
 
 
 def _read_access(text: str, permission: str) -> list[dict[str, Any]]:

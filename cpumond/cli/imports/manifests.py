@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cpumond.cli.imports.making import Making, clean
+from cpumond.cli.imports.making import RESOURCES, Making, clean
 from cpumond.cli.imports.tables import Table, read_documents, read_queue, say_limits
 from cpumond.core.errors import ConfigError
 from cpumond.core.measures import parse_duration_s
@@ -75,7 +75,7 @@ class _Kueue:
         options |= {option: dict(by) for option, by in sums.items() if times[option]}
         # So may a flavor without a borrowingLimit borrow.
         limited: dict[str, float] = {known: borrowed[known] for known in borrowed if of_limits[known] == most[known]}
-        self.making.above[pool] = None if is_root else limited
+        self.making.above[pool] = dict.fromkeys((*RESOURCES.values(), "gpu"), 0.0) if is_root else limited
         return [flavor.text("name") for flavor in flavors]
 
 

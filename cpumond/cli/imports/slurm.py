@@ -14,11 +14,7 @@ from cpumond.cli.imports.options import find_option
 from cpumond.core.errors import ConfigError
 from cpumond.scheduler.model import ROOT_POOL
 
-NAMES: Final = {
-    "share": "Fairshare", "fairshare": "Fairshare", "grpsubmit": "GrpSubmitJobs", "maxsubmit": "MaxSubmitJobs",
-    "def qos": "DefaultQOS",
-}  # fmt: skip
-"""Other spellings of options of associations."""
+SHARES: Final = ("share", "fairshare")
 DUMPED: Final = re.compile(r"\s*(Cluster|Parent|Account|User) - ")
 
 
@@ -33,11 +29,7 @@ class _Association(NamedTuple):
 
     @property
     def share(self) -> str:
-        return self.options.get("Fairshare", "1").strip()
-
-
-def _split(text: str) -> list[tuple[str, str]]:
-    return [part.partition("=")[::2] for part in text.split(",") if part]
+        return next((value.strip() for name, value in self.options.items() if name.lower() in SHARES), "1")
 
 
 def _read_s(text: str) -> float:
@@ -50,7 +42,7 @@ def _read_s(text: str) -> float:
 
 def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
     """Pools of associations, and notes of all files. Raises ConfigError."""
-    making = Making("slurm", total, _split, _read_s)
+    making = Making("slurm", total, read_s=_read_s)
     found: list[_Association] = []
     for file, text in texts.items():
         head = next((line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
@@ -129,10 +121,9 @@ def _read_dump(text: str, file: str) -> Iterator[_Association]:
             yield _make("root" if match[1] == "Cluster" else name, "", parent, f"{file}:{number}", row)
 
 
-def _make(account: str, user: str, parent: str, where: str, row: Mapping[str, str]) -> _Association:
+def _make(account: str, user: str, parent: str, where: str, row: dict[str, str]) -> _Association:
     subject = f"account {account}" + f", user {user}" * (user != "")
-    options = {NAMES.get(name.lower(), name): value for name, value in row.items()}
-    found = _Association(account, user, account if user else parent, At(where, subject), options)
+    found = _Association(account, user, account if user else parent, At(where, subject), row)
     if not re.fullmatch(r"parent|\d+(\.\d+)?", found.share):
         raise ConfigError(f"{where}: {subject}: Fairshare must be a number or parent, got {found.share}")
     return found

@@ -18,6 +18,7 @@ from cpumond.cli.scheduler.tree_from_yt import read_yt_tree
 from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_text, write_tree
 from cpumond.core.decode import ContentError, decode_text
 from cpumond.core.errors import ConfigError, UsageError
+from cpumond.core.toml_text import MAX_CHARACTERS
 from cpumond.core.words import show_name
 from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.model import ACCESS_DENIED, CommandError
@@ -41,7 +42,7 @@ def export_command(client: SchedulerClient, tree: str | None, form: Form, ids: b
     if yson is not None:
         if tree is None or ids:
             raise UsageError("--from-yt: name the tree that the file is for, and leave out --ids")
-        text = _read_text(yson, "what yt get printed")
+        text = read_text(yson, "what yt get printed")
         click.echo(write_tree(tree, read_yt_tree(text, yson), form), nl=False)
         return
     found = client.show(f"/trees/{quote_name(client.find_tree(tree))}/file", TreeFile)
@@ -184,16 +185,20 @@ def _find_present(client: SchedulerClient, tree: str) -> TreeFile | None:
 def read_file(name: str) -> TreeText:
     """What a file says; "-" is standard input. Raises ConfigError, AccessError, UnavailableError."""
     form = "toml" if name == STDIN else form_of(name)
-    text = _read_text(name, "a file of `cpumond tree export`")
+    text = read_text(name, "a file of `cpumond tree export`")
     return read_tree_text(text, "standard input" if name == STDIN else name, form)
 
 
-def _read_text(name: str, what: str) -> str:
+def read_text(name: str, what: str) -> str:
+    """The text of a file, "-" for standard input. Raises ConfigError, AccessError, UnavailableError."""
     try:
         with open_input(name, what) as file:
-            return decode_text(file.read())
+            text = decode_text(file.read(4 * MAX_CHARACTERS + 1))
     except ContentError as error:
         raise ConfigError(f"{name}: {error}") from None
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{name}: it is longer than {MAX_CHARACTERS // 2**20} MiB; split it")
+    return text
 
 
 COMMANDS: Final[tuple[click.Command, ...]] = (export_command, plan_command, apply_command)

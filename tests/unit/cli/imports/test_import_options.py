@@ -12,14 +12,14 @@ import pytest
 
 from cpumond.cli.imports.making import At, Making
 from cpumond.cli.imports.options import TABLES, Option, find_option
-from cpumond.cli.imports.slurm import _read_s, _split
+from cpumond.cli.imports.slurm import _read_s
 from cpumond.cli.imports.yarn import _split as split_vcores
 from cpumond.core.measures import parse_duration_s
 from cpumond.scheduler.settings.attributes import read_pool, read_tree
 
 ROWS = [(table, row) for table, rows in TABLES.items() for row in rows]
 MADE_BY = {
-    "slurm": {"split": _split, "read_s": _read_s},
+    "slurm": {"read_s": _read_s},
     "fair": {"split": split_vcores},
     "capacity": {"split": split_vcores},
     "yunikorn": {"read_s": parse_duration_s},
