@@ -67,10 +67,11 @@ def overrules(state: JobState, counted: JobRecord) -> bool:
 def drop_implausible(told: Told, node: Node, start_time: float, now: float, is_resumed: bool = False) -> Told:
     """What a node reports of a job, without times and usage that no host can have had: one wrong number would distort
     every graph and sum of its pools for as long as they are kept. ``is_resumed``: another clock gave ``start_time``."""
-    cores = max(MOST_CORES, MOST_OF_CAPACITY * node.capacity[CPU])
-    most = cores * (max(now - start_time, 0.0) + (STEP_S if is_resumed else LATE_S))
+    # Called for each job of each heartbeat: no calls, and one plain loop.
+    cores, ran_s = MOST_OF_CAPACITY * node.capacity[CPU], now - start_time
+    cores = cores if cores > MOST_CORES else MOST_CORES
+    most = cores * ((ran_s if ran_s > 0.0 else 0.0) + (STEP_S if is_resumed else LATE_S))
     wrong = []
-    # Called for each job of each heartbeat: one plain loop.
     for number, value in enumerate(cpu_times(told)):
         if value and value > most:
             wrong.append(CPU_COUNTERS[number])
