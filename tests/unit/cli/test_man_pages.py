@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -12,10 +11,10 @@ from types import ModuleType
 
 import click
 import pytest
+from packaging_script import PACKAGING, load_script
 
 from cpumond.cli import COMMANDS, cli
 
-PACKAGING = Path(__file__).resolve().parents[3] / "packaging"
 PAGES = sorted((PACKAGING / "man").iterdir())
 
 
@@ -25,15 +24,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    """``packaging/man_pages.py`` as a module."""
-    specification = importlib.util.spec_from_file_location("man_pages", PACKAGING / "man_pages.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, module.__name__, module)  # where its dataclasses look for their names
-        specification.loader.exec_module(module)
-    return module
+    return load_script("man_pages")
 
 
 def make_pages(program: ModuleType, folder: Path) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -10,23 +9,18 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from packaging_script import load_script
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from cpumond.web import make_web_routes, read_files
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = ROOT / "packaging" / "web_documents.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    specification = importlib.util.spec_from_file_location("web_documents", SCRIPT)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    return load_script("web_documents")
 
 
 def test_what_is_made_of_the_sources_is_there(script: ModuleType) -> None:

@@ -3,12 +3,11 @@ other one is told, with its place and why; ``docs/coming-from.md`` has all of th
 
 from __future__ import annotations
 
-import importlib.util
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging_script import load_script
 
 from cpumond.cli.imports.making import At, Making
 from cpumond.cli.imports.options import TABLES, Option, find_option
@@ -63,11 +62,6 @@ def test_each_option_becomes_what_its_row_says(table: str, row: Option) -> None:
 
 
 def test_the_document_has_the_options_as_they_are() -> None:
-    path = Path(__file__).resolve().parents[4] / "packaging" / "import_options.py"
-    specification = importlib.util.spec_from_file_location("import_options", path)
-    assert specification is not None
-    assert specification.loader is not None
-    script = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(script)
+    script = load_script("import_options")
     text = script.DOCUMENT.read_text(encoding="utf-8")
     assert script.write_document(text) == text, "run: python packaging/import_options.py"

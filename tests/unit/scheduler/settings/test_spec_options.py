@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging_script import load_script
 from scheduler_world import TREE, World
 from yt.wrapper.spec_builders import TaskSpecBuilder, VanillaSpecBuilder
 
@@ -141,12 +141,7 @@ def test_no_option_has_two_rows_or_two_meanings():
 
 
 def test_the_document_has_the_options_as_they_are():
-    path = Path(__file__).resolve().parents[4] / "packaging" / "ytsaurus_options.py"
-    specification = importlib.util.spec_from_file_location("ytsaurus_options", path)
-    assert specification is not None
-    assert specification.loader is not None
-    script = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(script)
+    script = load_script("ytsaurus_options")
     text = script.DOCUMENT.read_text(encoding="utf-8")
     assert script.write_document(text) == text, "run: python packaging/ytsaurus_options.py"
     for option in OPTIONS:
