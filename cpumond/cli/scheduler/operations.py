@@ -401,14 +401,26 @@ def abort_job_command(client: SchedulerClient, operation: str, job: str, timeout
     client.change(done, "POST", operation_path(operation, f"jobs/{quote_name(job)}/abort"), body)
 
 
-@operation_command.command("abandon-job", epilog="Example: cpumond operation abandon-job 1a-2b-3c-4d 5e-6f-7a-8b")
-@operation_argument
-@job_argument
-@scheduler_options
-def abandon_job_command(client: SchedulerClient, operation: str, job: str) -> None:
-    """Stop a job and count it as completed: it is not started again."""
-    path = operation_path(operation, f"jobs/{quote_name(job)}/abandon")
-    client.change(f"job {show_name(job)} counts as completed", "POST", path)
+def _add_job_action(name: str, step: str, done: str, text: str) -> None:
+    """A command that only names a job."""
+
+    @operation_command.command(name, help=text, epilog=f"Example: cpumond operation {name} 1a-2b-3c-4d 5e-6f-7a-8b")
+    @operation_argument
+    @job_argument
+    @scheduler_options
+    def command(client: SchedulerClient, operation: str, job: str) -> None:
+        client.change(
+            f"job {show_name(job)} {done}", "POST", operation_path(operation, f"jobs/{quote_name(job)}/{step}")
+        )
+
+
+_add_job_action(
+    "abandon-job", "abandon", "counts as completed", "Stop a job and count it as completed: it is not started again."
+)
+_add_job_action(
+    "unpin", "unpin", "is the monitor's again",
+    "Give a job back to the monitor when it is pinned, overridden by somebody else's write, or contested.",
+)  # fmt: skip
 
 
 @operation_command.command(
@@ -434,13 +446,3 @@ def pin_command(
     until = "until `cpumond operation unpin`" if ttl_s is None else f"until {show_time(time.time() + ttl_s)}"
     done = f"job {show_name(job)} is pinned at {held} {until}"
     client.change(done, "POST", operation_path(operation, f"jobs/{quote_name(job)}/pin"), body)
-
-
-@operation_command.command("unpin", epilog="Example: cpumond operation unpin 1a-2b-3c-4d 5e-6f-7a-8b")
-@operation_argument
-@job_argument
-@scheduler_options
-def unpin_command(client: SchedulerClient, operation: str, job: str) -> None:
-    """Give a job back to the monitor when it is pinned, overridden by somebody else's write, or contested."""
-    path = operation_path(operation, f"jobs/{quote_name(job)}/unpin")
-    client.change(f"job {show_name(job)} is the monitor's again", "POST", path)
