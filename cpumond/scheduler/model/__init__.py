@@ -485,7 +485,9 @@ class RetryNote(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     why: str = ""
     """Why the rule is used up, in a sentence."""
     is_counted: bool = True
-    """False: another job of its gang ended with it, and its end was counted."""
+    """False: another job of the same run of its gang ended before, and its end was counted."""
+    started: int = 0
+    """Jobs of the operation that had been started by then."""
 
 
 class Retried(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):

@@ -68,10 +68,11 @@ class Rule(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The policy that holds for a job that ended; and how many bytes a job may order after it, and which bound that is,
-    in words."""
+    """The policy that holds for a job that ended; how many jobs of its operation have been ``started``; and how many
+    bytes a job may order after it, and which bound that is, in words."""
 
     rules: tuple[Rule, ...] = ()
+    started: int = 0
     most_memory: float = 0.0
     bound: str = ""
 
@@ -212,7 +213,7 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
     if rule is None:
         return NO_NOTE
     told = f"{KINDS[kind]} {code}" if code else KINDS[kind]
-    note = RetryNote(job.id, task.name, job.cookie, now, rule.text, told, "failed")
+    note = RetryNote(job.id, task.name, job.cookie, now, rule.text, told, "failed", started=terms.started)
     if rule.fails:
         return note
     before = record.retried.places.get(task.name, {}).get(job.cookie, NO_RETRY)
@@ -220,9 +221,10 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
     times = total if is_gang else before.used.get(rule.text, 0)
     memory, why, is_counted = job.memory_limit or task.memory_limit, "", True
     if is_gang and any(
-        each.at == now and each.outcome == "retried" and each.rule == rule.text for each in record.retried.notes
+        0 <= job.job_index < each.started and each.outcome == "retried" and each.rule == rule.text
+        for each in record.retried.notes
     ):
-        is_counted, times = False, times - 1  # its jobs that end at once are started again at once
+        is_counted, times = False, times - 1  # it was started before its gang was to start again: they start together
     elif times >= rule.times:
         why = f"{'its gang' if is_gang else 'the job'} was started again {times} of {rule.times} times"
     elif total >= rule.per_operation:

@@ -32,8 +32,8 @@ def find_terms(operation: Operation, job: JobRecord) -> Terms:
         return NO_TERMS
     rules = tuple(map(parse_rule, policy))
     if find_kind(job)[0] != "oom" or all(rule.memory_growth == 1.0 for rule in rules):
-        return Terms(rules)
-    return Terms(rules, *_find_bound(operation, task))
+        return Terms(rules, operation.next_index)
+    return Terms(rules, operation.next_index, *_find_bound(operation, task))
 
 
 def _find_bound(operation: Operation, task: Task) -> tuple[float, str]:

@@ -49,8 +49,8 @@ def record(**more: Any) -> OperationRecord:
     return OperationRecord(id="o", sequence=1, user="u", start_time=0.0, tasks=(TASK,), trees={}, **more)
 
 
-def terms(*rules: str, most: float = 5.0 * GIB) -> Terms:
-    return Terms(tuple(map(parse_rule, rules)), most, "that is the bound")
+def terms(*rules: str, started: int = 3) -> Terms:
+    return Terms(tuple(map(parse_rule, rules)), started, 5.0 * GIB, "that is the bound")
 
 
 @pytest.mark.parametrize(
@@ -177,13 +177,13 @@ def test_what_a_job_was_allowed_is_forgotten_once_it_completes_and_kept_otherwis
     )
 
 
-def test_jobs_of_a_gang_that_end_in_one_moment_are_one_retry():
+def test_ends_of_jobs_of_one_run_of_a_gang_are_one_retry_however_late_they_are_written():
+    """A second job fails while the end of the first one is being written, and nobody has stopped it yet."""
     gang = record(is_gang=True)
-    for cookie in (0, 1, 2):
-        gang = count_job(gang, job("lost", cookie), 5.0, terms("node_lost:2"))
-    assert gang.retried.counts == {"node_lost:2": 1}
-    gang = count_job(gang, job("lost", 1), 6.0, terms("node_lost:2"))
-    assert gang.retried.counts == {"node_lost:2": 2}
-    gang = count_job(gang, job("lost", 2), 7.0, terms("node_lost:2"))
+    for index, now, retries in ((0, 5.0, 1), (1, 5.0, 1), (2, 5.2, 1), (4, 6.0, 2), (3, 6.1, 2)):
+        started = 3 if index < 3 else 6
+        gang = count_job(gang, job("lost", index % 3, job_index=index), now, terms("node_lost:2", started=started))
+        assert gang.retried.counts == {"node_lost:2": retries}
+    gang = count_job(gang, job("lost", 2, job_index=8), 7.0, terms("node_lost:2", started=9))
     assert gang.retried.notes[-1].why == "retry rule node_lost:2 is used up: its gang was started again 2 of 2 times"
     assert decide(terms("preempted:1"), gang, TASK, job("preempted"), 8.0) is NO_NOTE
