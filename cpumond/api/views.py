@@ -339,14 +339,9 @@ def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
     return JobTotals(
         total=sum(task.job_count for task in record.tasks),
         active=0 if live is None else live.active_job_count,
-        pending=0 if live is None else _count_pending(live),
+        pending=0 if live is None else sum(needed_jobs(live.record, live.active).values()),
         **{name: sum(getattr(each, name) for each in counts) for name in JobCounts.__struct_fields__},
     )
-
-
-def _count_pending(live: Operation) -> int:
-    """Jobs still to be started, also those that wait to be started again."""
-    return live.needed_job_count if live.retries is None else sum(needed_jobs(live.record, live.active).values())
 
 
 def _in_tree(element: OperationElement, now: float, places: Places, looks: dict[Tree, Causes]) -> OperationInTree:

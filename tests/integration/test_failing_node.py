@@ -102,7 +102,7 @@ def test_the_node_is_cordoned_in_the_end_and_a_restart_keeps_that(scheduler: Sch
     assert command["user"] == "cpumond:node-failures"
     scheduler.kill()
     scheduler.start()
-    assert scheduler.get("nodes/bad")["cordon"]["why"].startswith("held off 1 times, and again")
+    assert scheduler.get("nodes/bad")["cordon"]["why"].startswith("held off 1 time, and again")
     (alert,) = [each for each in scheduler.get("alerts")["alerts"] if each["code"] == "node_failing"]
     assert alert["severity"] == "error"
 

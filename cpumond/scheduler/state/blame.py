@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
+from cpumond.core.words import count
 from cpumond.scheduler.decide.placement import has_spare
 from cpumond.scheduler.elements import Job, Node, OperationElement
 from cpumond.scheduler.elements.failing import NO_STREAK, Failing, Streak, follow, is_success
@@ -178,7 +179,7 @@ def list_cordons(state: State) -> Iterator[CordonNode]:
         if failing is None or not 0 < rules.max_holds < failing.holds or node.cordon is not None:
             continue
         if failing.streak.reason or len(failing.streak.by_operation) >= rules.operations:
-            why = f"held off {rules.max_holds} times, and again {failing.streak.tell()}"
+            why = f"held off {count(rules.max_holds, 'time')}, and again {failing.streak.tell()}"
             yield CordonNode(node.id, why[:MAX_WHY])
 
 
