@@ -12,7 +12,7 @@ from cpumond.scheduler.decide import preemption, preemption_record, starvation
 from cpumond.scheduler.decide.cost import next_unspared
 from cpumond.scheduler.decide.placement import ServiceOrder, has_spare, is_in_idle_class, place_jobs, wants_jobs
 from cpumond.scheduler.decide.victims import find_graceful, find_limit_violators, find_overcommit_victims
-from cpumond.scheduler.elements import Job, Node, OperationElement, Tree
+from cpumond.scheduler.elements import NO_GANG, Job, Node, OperationElement, Tree
 from cpumond.scheduler.model import Task
 from cpumond.scheduler.settings import failures, incarnations
 from cpumond.scheduler.state import State, TreeWork, backfill, blame, gangs, lifecycle, retries
@@ -276,7 +276,7 @@ def _list_variables(job: Job) -> dict[str, str]:
         "YT_POOL_TREE": job.element.tree.name,
         "YT_NODE_HOST": job.node.address,
     }
-    if job.incarnation:
+    if job.in_gang is not NO_GANG:
         variables |= incarnations.list_variables(job.element.operation.record, job.task, job.incarnation, job.gang_rank)
     return variables
 

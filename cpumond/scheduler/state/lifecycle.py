@@ -199,10 +199,10 @@ def blame_switches(state: State, ended: Iterable[JobRecord]) -> Iterator[JobReco
 def renew_needed(job: Job) -> None:
     """Set how many jobs of this job's task are still to be started: ``job_count`` less completed and active ones."""
     operation, task = job.element.operation, job.task
-    active = operation.numbers_of(task.name).active_count
-    taken = active if operation.retries is None else operation.taken.get(task.name, 0)
+    is_plain = operation.retries is None  # most are
+    taken = operation.numbers_of(task.name).active_count if is_plain else operation.taken.get(task.name, 0)
     left = operations.count_left(operation.record, task, taken)
-    if left > 0 and not operation.record.is_finished and not operation.waits_whole:
+    if left > 0 and not operation.record.is_finished and (is_plain or not operation.waits_whole):
         operation.needed = operation.needed or {}
         operation.needed[task.name] = left
     else:

@@ -151,6 +151,7 @@ def list_settled(state: State, settled: Mapping[str, CorePair], stops: Iterable[
 
 
 def make_start_record(job: Job) -> StartRecord:
+    incarnation, gang_rank = job.in_gang
     record = StartRecord(
         id=job.id,
         operation_id=job.element.operation.id,
@@ -166,8 +167,8 @@ def make_start_record(job: Job) -> StartRecord:
         set_container_cpu_limit=job.set_container_cpu_limit,
         memory_reserve=job.memory_reserve,
         memory_limit=job.grown_memory,
-        incarnation=job.incarnation,
-        gang_rank=job.gang_rank,
+        incarnation=incarnation,
+        gang_rank=gang_rank,
         counted=job.settled,
         backfill_until=job.backfill_until,
     )
