@@ -34,9 +34,33 @@ HEAD: Final = """<!doctype html>
 FOOT: Final = "</main>\n</body>\n</html>\n"
 GLOSSARY_HEAD: Final = """# Glossary
 
-The words of the web page, where they are tips: hold the pointer over a dotted word, go to it by Tab, or touch it. Made
-of `cpumond/web/static/glossary.js` by `python packaging/web_documents.py`.
+The terms of cpumond, which are tips on the web page: hold the pointer over a dotted word, go to it by Tab, or touch it.
+Made of `cpumond/web/static/glossary.js` by `python packaging/web_documents.py`.
 
+"""
+GLOSSARY_TAIL: Final = """
+## Words of earlier versions
+
+JSON keys, options, metrics and names of events that contain them stay as they are.
+
+| no longer used | now |
+|---|---|
+| ordered, order (of CPU, memory, slots) | requested, request |
+| allotted | allocated |
+| room (on a node) | free resources; reserved resources, reservation |
+| held back (a job) | throttled |
+| held back, hindrance (a pool, an operation) | blocked by, obstacle |
+| what is given back, goes up again | raised |
+| ended for others | preempted |
+| taken over (a job, a limit) | adopted |
+| taken over (from another scheduler) | take-over: the standby becomes the leader |
+| given up (a job) | declared lost |
+| foretold, run ahead | predicted, forecast, simulation |
+| cut, cut off (a log, a list, a text) | truncated, shortened |
+| made anew | recreated, computed again |
+| told, says, tells | reported, logged, published, sent, notified |
+| price | cost |
+| somebody, nobody, whoever | the user, the administrator, the caller |
 """
 
 
@@ -87,7 +111,8 @@ def make_glossary(source: str) -> str:
     """The glossary as a document."""
     entries = read_glossary(source)
     lines = (f"- **{names[0]}**: {text}" for names, text in entries)
-    return GLOSSARY_HEAD + "".join(textwrap.fill(line, 120, subsequent_indent="  ") + "\n" for line in lines)
+    texts = (textwrap.fill(line, 120, subsequent_indent="  ") + "\n" for line in lines)
+    return GLOSSARY_HEAD + "".join(texts) + GLOSSARY_TAIL
 
 
 def make_all() -> dict[Path, str]:

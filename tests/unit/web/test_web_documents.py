@@ -67,8 +67,8 @@ def test_markup_in_a_document_is_text(script: ModuleType) -> None:
 
 
 WORDS = (
-    "fair share", "demand", "allotted", "used", "guarantee", "integral guarantee", "volume", "starving", "reclaimed",
-    "late", "throttled", "held back", "gang", "shadow", "reclaim", "weight", "quota", "waiting", "ordered", "limit",
+    "fair share", "demand", "allocated", "used", "guarantee", "integral guarantee", "volume", "starving", "reclaimed",
+    "late", "throttled", "held back", "gang", "shadow", "reclaim", "weight", "quota", "waiting", "requested", "limit",
 )  # fmt: skip
 
 
