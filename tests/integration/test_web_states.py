@@ -107,7 +107,9 @@ def test_a_page_that_is_opened_with_the_keyboard_has_the_focus_at_its_heading(pa
         menu.get_by_role("link", name=name).focus()
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", level=1)).to_have_text(name)
-        expect(page.get_by_role("heading", level=1)).to_be_focused()
+        heading = page.get_by_role("heading", level=1)
+        expect(heading).to_be_focused()
+        expect(heading).to_have_css("outline-style", "none")  # a ring is of what can be typed in or pressed
         expect(page).to_have_title(f"{name} \N{EN DASH} cpumond")
         expect(menu.locator("[aria-current=page]")).to_have_text(name)
     await_redraws(page)
@@ -375,6 +377,21 @@ def test_facts_have_two_columns_and_controls_are_large_on_a_telephone(new_page, 
     show(page, scheduler, f"#/pools/default/{long}")
     columns = "[...document.querySelectorAll('.facts > div')].map(e => Math.round(e.getBoundingClientRect().left))"
     assert len(set(page.evaluate(columns))) == 2
+
+
+def test_the_head_is_one_line_on_a_telephone_and_the_rest_is_behind_a_menu(new_page, scheduler):
+    page: Any = new_page(viewport={"width": 390, "height": 844}, has_touch=True)
+    show(page, scheduler, "#/")
+    head, pages = page.locator("header.top"), page.get_by_role("navigation", name="Pages")
+    menu = page.get_by_role("button", name="Menu")
+    assert head.bounding_box()["height"] < 60
+    expect(pages).to_be_hidden()
+    menu.tap()
+    expect(menu).to_have_attribute("aria-expanded", "true")
+    expect(page.get_by_role("button", name="Theme")).to_be_visible()
+    pages.get_by_role("link", name="Nodes").tap()
+    expect(page.get_by_role("heading", name="Nodes", level=1)).to_be_visible()
+    expect(pages).to_be_hidden()
 
 
 # ---- words of the glossary, and the runbook

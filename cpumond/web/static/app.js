@@ -83,6 +83,7 @@ class App {
     this.where = where;
     // Dialogs of the page before do not stay open over this one.
     closeDialogs();
+    this.isMenuOpen = false;
     this.isAsked = false;
     this.generation += 1;
     this.asking?.abort();
@@ -257,7 +258,7 @@ class App {
     const leader = standby ? addressOf(standby.leader) : null;
     if (leader?.isNear && Date.now() - standby.since > FOLLOW_MS) location.replace(leader.href);
     const header = this.frame.querySelector("header.top");
-    morph(header, h("header.top",
+    morph(header, h("header.top", { class: this.isMenuOpen ? "open" : null },
       h("a.brand", { href: "#/" }, this.options.name),
       h("nav", { "aria-label": "Pages" }, this.options.menu.map(([name, hash, part]) =>
         h("a", { href: hash, "aria-current": [].concat(part).includes(first) ? "page" : null }, name))),
@@ -265,7 +266,9 @@ class App {
         failing ? "stale" : stuck ? "stuck" : standby ? "standby" : "live"),
       h("span.muted.zone", { title: "The zone of all times on these pages, that of this browser" }, h("span.hidden-text", "Times: "), zone()),
       this.me?.user && this.error?.status !== 401 ? drawWho(this.me, first) : null,
-      this.options.find ? h("button.plain", { type: "button", title: "Ctrl-K", "aria-keyshortcuts": "Control+K Meta+K", onclick: this.options.find }, "Find") : null,
+      this.options.find ? h("button.plain.find", { type: "button", title: "Ctrl-K", "aria-keyshortcuts": "Control+K Meta+K", onclick: this.options.find }, "Find") : null,
+      // Seen in narrow windows only, where all but the name, the state and "Find" is behind it.
+      h("button.plain.unfold", { type: "button", "aria-expanded": String(Boolean(this.isMenuOpen)), onclick: () => { this.isMenuOpen = !this.isMenuOpen; this.drawFrame(); } }, "☰ Menu"),
       session() ? h("button.plain", { type: "button", onclick: () => { signOut(); this.beSomebodyElse(); } }, "Sign out") : null,
       drawTheme(() => this.drawFrame()),
       h("div.stale-wrap", { role: "status" }, text ? h("p.stale", text) : standby ? h("p.stale", tellStandby(standby, leader)) : null)));
