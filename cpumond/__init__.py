@@ -1,3 +1,3 @@
-"""Measures the CPU that jobs really use, moves their cgroup limits to it, and reports what is free."""
+"""Measures the CPU that jobs really use, adapts their cgroup limits to it, and reports the free CPU."""
 
 __version__ = "0.2.0"

@@ -1,11 +1,11 @@
-"""The program: ``cpumond`` and ``python -m cpumond``."""
+"""Entry point of ``cpumond`` and ``python -m cpumond``."""
 
 import os
 import sys
 
 
 def main() -> None:
-    """Run the command line. ``restore`` imports less: jobs may be held down until it is done."""
+    """Run the command line. ``restore`` imports less, because jobs may be throttled until it is done."""
     if sys.argv[1:2] == ["restore"]:
         from cpumond.agent.limits.first_aid import raise_quotas
 

@@ -1,1 +1,1 @@
-"""The floor of all parts: errors, measures, settings, the protocol between node and scheduler; knows no other part."""
+"""Base layer of all parts: errors, measures, settings, the node-scheduler protocol. It imports no other part."""

@@ -1,7 +1,7 @@
-"""What the agent answers: over its control socket, on its page, and through the scheduler.
+"""Answers of the agent: over its control socket, on its page, and through the scheduler.
 
-The agent makes these values, the command line reads them; pages show their JSON. Fields that an
-agent of another version adds are ignored; a field with a default may be missing.
+The agent builds these structs, the command line decodes them, and pages show their JSON. Fields added by an agent of
+another version are ignored. A field with a default may be missing.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Mapping
 import msgspec
 
 STUCK_PERIODS = 5
-"""Check periods without a check after which the agent is called stuck."""
+"""The agent counts as stuck after this many check periods without a check."""
 
 
 def is_stuck(age_s: float, check_period_s: float) -> bool:
-    """Whether the last check, ``age_s`` seconds ago, is too long ago: STUCK_PERIODS, and 2 s at least."""
+    """Return whether the last check, ``age_s`` ago, is older than STUCK_PERIODS periods and at least 2 s."""
     return age_s >= max(STUCK_PERIODS * check_period_s, 2.0)
 
 
 class PeakAnswer(msgspec.Struct, frozen=True):
-    """What rule ``peak`` knows of a job (limit_rules.md 2): cores, ``_s`` seconds, ratios in [0, 1]."""
+    """State of rule ``peak`` for a job (limit_rules.md 2): cores, ``_s`` seconds, ratios in [0, 1]."""
 
     peak_cores: float | None
     target_cores: float | None
@@ -34,9 +34,9 @@ class PeakAnswer(msgspec.Struct, frozen=True):
 
 
 class ExplainedPeak(PeakAnswer, frozen=True):
-    """The same and what it means: ``because`` where the limit comes from, ``next`` what the next check does.
+    """``PeakAnswer`` in words: ``because`` explains the present limit, ``next`` the effect of the next check.
 
-    ``_at`` seconds since 1970, None where there is none yet.
+    ``_at`` is in seconds since 1970, None if it has not happened yet.
     """
 
     seen_at: float | None = None
@@ -50,9 +50,9 @@ class ExplainedPeak(PeakAnswer, frozen=True):
 class JobAnswer(msgspec.Struct, frozen=True):
     """One job of ``/v1/status``: limits and usage in cores, ``throttled_ratio`` in [0, 1], ``_s`` seconds.
 
-    ``current_cpu_limit`` is its guarantee, ``ceiling`` the quota of its cgroup (null: none); ``actuator`` what follows
-    the guarantee there. ``engine``: the kind of engine that runs it, "" for others; ``unlimited``: it ordered no limit
-    there, and ``cpu_limit`` is the CPU of the host.
+    ``current_cpu_limit`` is the job's guarantee, ``ceiling`` the quota of its cgroup (null: none), and ``actuator`` the
+    cgroup setting that follows the guarantee. ``engine`` is the kind of engine that runs the job, "" if none does.
+    ``unlimited``: the job requested no limit, so ``cpu_limit`` is the CPU of the host.
     """
 
     job_id: str
@@ -84,22 +84,22 @@ class JobAnswer(msgspec.Struct, frozen=True):
     actuator: str = "quota"
     ceiling: float | None = None
     min_cpu_limit: float | None = None
-    """Its floor: it is never guaranteed less."""
+    """Lower bound of the job's guarantee, in cores."""
 
     @property
     def reclaimed(self) -> float:
-        """Cores of its order that it gives up now, >= 0."""
+        """Cores of its request that the job gives up now, >= 0."""
         return max(self.cpu_limit - self.current_cpu_limit, 0.0)
 
 
 class AddedJob(JobAnswer, frozen=True):
-    """The answer to ``cpumond job add``; ``warnings`` about options without effect."""
+    """The answer to ``cpumond job add``; ``warnings`` are about options that have no effect."""
 
     warnings: list[str] = []
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """Sums over all jobs that ordered a limit, in cores. ``reclaimed``: what they may not use now of it, never < 0."""
+    """Sums over all jobs with a requested limit, in cores. ``reclaimed``: request minus current limit, never < 0."""
 
     cpu_limit: float
     current_cpu_limit: float
@@ -107,7 +107,7 @@ class Sums(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """What the agent counted since its start."""
+    """Counters of the agent since its start."""
 
     foreign_writes: dict[str, int] = {}
     decisions: dict[str, int] = {}
@@ -125,12 +125,12 @@ class Counters(msgspec.Struct, frozen=True):
 
 
 class ReporterStats(msgspec.Struct, frozen=True):
-    """What became of the heartbeats that a reporter was given.
+    """Delivery statistics of a reporter.
 
-    ``sent_total`` heartbeats the receiver took, ``failed_total`` attempts that failed (one heartbeat may count several
-    times), ``dropped_total`` heartbeats that were not delivered: superseded by a newer one, too old for the receiver,
-    or still waiting at the end. ``last_success_at_s`` seconds of the monotonic clock, None before the first success.
-    ``last_error`` one sentence on why the newest attempt failed, "" when it succeeded.
+    ``sent_total`` counts heartbeats that the receiver accepted, ``failed_total`` failed attempts (one heartbeat may
+    count several times). ``dropped_total`` counts heartbeats that were not delivered: superseded by a newer one, too
+    old for the receiver, or still waiting at the end. ``last_success_at_s`` is in seconds of the monotonic clock, None
+    before the first success. ``last_error`` is one sentence on why the newest attempt failed, "" if it succeeded.
     """
 
     sent_total: int = 0
@@ -141,10 +141,10 @@ class ReporterStats(msgspec.Struct, frozen=True):
 
 
 class LinkView(msgspec.Struct, frozen=True):
-    """The node's registration: ``tree`` None when it is not registered, or fits no tree (``warning`` says so).
+    """The node's registration. ``tree`` is None if it is not registered or fits no tree (``warning`` says so).
 
-    ``url`` the scheduler that is asked now, ``term`` that of its last answer: None where it is alone on its store.
-    ``terms_refused``: answers of a scheduler that had lost the lead.
+    ``url`` is the scheduler in use now; ``term`` is the term of its last answer, None if that scheduler is alone on its
+    store. ``terms_refused`` counts answers of a scheduler that had lost the lead.
     """
 
     url: str
@@ -155,11 +155,11 @@ class LinkView(msgspec.Struct, frozen=True):
     term: int | None = None
     terms_refused: int = 0
     level: str = ""
-    """What the stages of a roll-out let the agent do at most (``may_set_mode``); "" where they have no say."""
+    """Highest level that the stages of a roll-out allow the agent (``may_set_mode``); "" if they do not apply."""
 
 
 class AssignedView(msgspec.Struct, frozen=True):
-    """The executor's side of a tick: jobs by state, counts since the start, ``problem`` "" when all is well."""
+    """State of the executor at a tick: jobs by state, counters since the start, ``problem`` "" if there is none."""
 
     kind: str
     states: dict[str, int]
@@ -170,8 +170,8 @@ class AssignedView(msgspec.Struct, frozen=True):
 
 
 class EngineAnswer(msgspec.Struct, frozen=True):
-    """An engine whose jobs the agent follows; ``title`` its name and version, ``jobs`` how many it has named,
-    ``problem`` why it does not answer now, "" while it does."""
+    """An engine whose jobs the agent follows. ``title`` is its name and version, ``jobs`` the number of jobs it has
+    named, ``problem`` why it does not answer now ("" while it does)."""
 
     kind: str
     socket: str
@@ -181,8 +181,8 @@ class EngineAnswer(msgspec.Struct, frozen=True):
 
 
 class StatusAnswer(msgspec.Struct, frozen=True):
-    """``/v1/status``: the agent after its newest check; ``last_tick_age_s`` seconds since that at ``now``;
-    ``empty_cgroups``: how many cgroups a source names that are no jobs, since no process is in them."""
+    """``/v1/status``: the agent after its newest check. ``last_tick_age_s`` is the age of that check in seconds at
+    ``now``. ``empty_cgroups`` counts cgroups that match a source but are no jobs because they contain no process."""
 
     node_id: str
     layout: str
@@ -207,7 +207,7 @@ class StatusAnswer(msgspec.Struct, frozen=True):
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """What a limit moves between, in cores; None = there is no such quota."""
+    """Bounds of a limit in cores; None: there is no such quota."""
 
     floor: float
     cap: float
@@ -219,9 +219,9 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The votes of the next decision; ``values`` in smoothed cores (None = a throttled check), or votes themselves.
+    """The votes of the next decision; ``values`` are smoothed cores (None: a throttled check) or the votes themselves.
 
-    ``meaning`` is what a vote says, in words.
+    ``meaning`` explains in words how a vote is cast.
     """
 
     size: int
@@ -233,7 +233,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class Quota(msgspec.Struct, frozen=True):
-    """The settings of a cgroup; ``cores`` None = no quota."""
+    """The CPU settings of a cgroup; ``cores`` None: no quota."""
 
     quota_us: int | None
     period_us: int
@@ -262,11 +262,12 @@ class Aggregated(msgspec.Struct, frozen=True):
 
 
 class DecisionAnswer(msgspec.Struct, frozen=True):
-    """One change, or an attempt at it. ``at`` seconds since 1970, cores (None: no limit), ``result``: what came of it.
+    """One change of a limit, or an attempt at it. ``at`` is in seconds since 1970; cores None: no limit.
 
-    ``kind``: grow, shrink, restore as decided; foreign-raise, foreign-lower: another program wrote; order: its engine
-    did; reapply: written again after that; adopt: found at the start; pin; mode: the job's mode changed.
-    ``throttled_ratio``, ``pressure_ratio`` and ``by_look`` as in ``Decision``; ``reason`` in words.
+    ``kind``: grow, shrink, restore: a decision of the rule; foreign-raise, foreign-lower: another program wrote; order:
+    the job's engine wrote; reapply: cpumond wrote again after that; adopt: found at the start; pin; mode: the job's
+    mode changed. ``result`` is the outcome. ``throttled_ratio``, ``pressure_ratio`` and ``by_look`` are those of
+    ``Decision``; ``reason`` is in words.
     """
 
     at: float
@@ -301,11 +302,11 @@ class SamplesAnswer(msgspec.Struct, frozen=True):
 
 
 class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
-    """``/v1/jobs/JOB/explain``. ``cpu_limit_given`` None = taken from the cgroup; ``source`` "" = added at run time.
+    """``/v1/jobs/JOB/explain``. ``cpu_limit_given`` None: taken from the cgroup; ``source`` "": added at run time.
 
-    ``why`` the limit is what it is and what the ``next`` check does, in sentences, and by heading the ``facts`` that
-    they follow from; "" from an older agent. ``pinned_until`` seconds since 1970; ``held_s`` seconds in which
-    nothing shrinks, ``start_left_s`` in which nothing is measured yet.
+    ``why`` explains the present limit and ``next`` the effect of the next check, in sentences. ``facts`` are the facts
+    behind them, by heading. All three are "" from an older agent. ``pinned_until`` is in seconds since 1970. The limit
+    does not shrink for another ``held_s`` seconds, and nothing is measured for another ``start_left_s`` seconds.
     """
 
     why: str = ""
@@ -330,7 +331,7 @@ class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
     cpu_limit_given: float | None = None
     xattr_mode: str | None = None
     told_level: str = ""
-    """What the scheduler's stages let the agent do at most (``may_set_mode``); "" where they have no say."""
+    """Highest level that the scheduler's stages allow the agent (``may_set_mode``); "" if they do not apply."""
     paused: bool = False
     pinned_until: float | None = None
     held_s: float = 0.0
@@ -338,7 +339,7 @@ class ExplainAnswer(JobAnswer, frozen=True, kw_only=True):
 
 
 class RegisteredJob(msgspec.Struct, frozen=True):
-    """A job that was added over the control socket; ``cpu_limit`` cores, None = from the cgroup."""
+    """A job that was added over the control socket; ``cpu_limit`` in cores, None: from the cgroup."""
 
     job_id: str
     path: str

@@ -1,4 +1,4 @@
-"""The address of an HTTP server as a configuration or a command gives it."""
+"""The address of an HTTP server, from a configuration or a command."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from cpumond.core.errors import ConfigError
 
 
 def parse_base_url(url: str, name: str, token_name: str, port: int) -> httpx2.URL:
-    """A server's address, which may have a path (behind a proxy). Raises ConfigError about the setting ``name``.
+    """Parse a server's address, which may have a path (behind a proxy). Raises ConfigError about the setting ``name``.
 
-    ``token_name`` is the setting that holds a token in place of the address, ``port`` the one in the example.
+    ``token_name`` is the setting where a token belongs instead of the address. ``port`` is used in the example.
     """
     expected = f"expected an address such as http://127.0.0.1:{port}"
     if "@" in url:

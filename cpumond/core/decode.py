@@ -1,8 +1,8 @@
-"""JSON and TOML from a disk or a peer to values: whatever they hold, there is a value or a ContentError.
+"""Decode JSON and TOML from a disk or a peer; any content yields a value or a ContentError.
 
-The decoders raise more than their own errors: UnicodeDecodeError for bytes that are not UTF-8, RecursionError for
-brackets nested by thousands, plain ValueError for numbers of thousands of digits. Code that reads a file that
-may be damaged calls these two functions.
+The decoders also raise other errors than their own: UnicodeDecodeError for bytes that are not UTF-8, RecursionError for
+brackets nested by thousands, plain ValueError for numbers of thousands of digits. Code that reads a file that may be
+damaged calls these functions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _LOCK: Final = threading.Lock()
 
 
 class ContentError(ValueError):
-    """The content is not what was expected; the message says in which way, not where it was found."""
+    """The content is not as expected. The message says what is wrong, not where the content came from."""
 
 
 def find_decoder(kind: type[Kind]) -> msgspec.json.Decoder[Kind]:
-    """The decoder of a type, made once and by one thread.
+    """Return the decoder of a type, which one thread creates once.
 
-    msgspec looks at a type's fields when it first decodes one, and another thread that decodes one meanwhile takes what
-    is not complete yet: the process ends with SIGSEGV (seen with 0.22).
+    msgspec inspects a type's fields when it first decodes one. If another thread decodes the same type meanwhile, it
+    uses incomplete data and the process ends with SIGSEGV (seen with 0.22).
     """
     decoder = _DECODERS.get(kind)
     if decoder is None:
@@ -39,15 +39,15 @@ def find_decoder(kind: type[Kind]) -> msgspec.json.Decoder[Kind]:
 
 
 def decode_json(data: bytes | bytearray | str, kind: type[Kind]) -> Kind:
-    """The value of type ``kind`` that JSON stands for. Raises ContentError."""
+    """Decode JSON to a value of type ``kind``. Raises ContentError."""
     try:
         return find_decoder(kind).decode(data)
-    except Exception as error:  # whatever the decoder raises is about the content, and its kinds are not documented
+    except Exception as error:  # every error of the decoder is about the content, and its kinds are not documented
         raise _explain(error) from None
 
 
 def decode_text(data: bytes) -> str:
-    """The text of a file that people write: UTF-8, with or without a byte order mark. Raises ContentError."""
+    """Decode a text file written by people: UTF-8, with or without a byte order mark. Raises ContentError."""
     try:
         text = data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError:
@@ -57,12 +57,12 @@ def decode_text(data: bytes) -> str:
         raise ContentError(f"it is not UTF-8 but {kind}; save it as UTF-8") from None
     if "\0" in text:
         raise ContentError("it has zero bytes, as UTF-16 has; save it as UTF-8")
-    # As open() does: files come from other systems, too.
+    # Like open(): files may come from other systems.
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def decode_toml(text: str) -> dict[str, Any]:
-    """The table that TOML stands for. Raises ContentError."""
+    """Decode TOML to a table. Raises ContentError."""
     import tomllib  # not every program reads TOML
 
     from cpumond.core.toml_text import explain_toml, find_excess
@@ -73,12 +73,12 @@ def decode_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ContentError(explain_toml(text, str(error))) from None
-    except Exception as error:  # whatever the decoder raises is about the content, and its kinds are not documented
+    except Exception as error:  # every error of the decoder is about the content, and its kinds are not documented
         raise _explain(error) from None
 
 
 def is_no_utf8(error: Exception) -> bool:
-    """Whether an error of a decoder is about bytes that are not UTF-8: msgspec's own error since 0.23."""
+    """Return whether a decoder's error is about bytes that are not UTF-8 (msgspec has its own error since 0.23)."""
     return isinstance(error, UnicodeDecodeError) or "UTF-8" in str(error)
 
 

@@ -1,7 +1,8 @@
-"""Heartbeats with the differences to the last one that was accepted; pure.
+"""Heartbeats sent as differences from the last accepted one; pure.
 
-A difference saves bytes and the work to read them: most jobs of a node are as they were a second ago. The full state
-goes first, again every FULL_EVERY heartbeats, and whenever an answer did not come or did not take the one before.
+A difference saves bytes and the work of reading them: most jobs of a node have not changed since a second ago. The full
+state is sent first, again every FULL_EVERY heartbeats, and whenever the previous heartbeat was not answered or not
+accepted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ FULL_EVERY: Final = 60
 
 
 class Differences:
-    """Makes the heartbeats to one scheduler after another; used by one thread."""
+    """Builds the heartbeats for one scheduler after another; used by one thread."""
 
     def __init__(self) -> None:
         self._base: Heartbeat | None = None
@@ -23,9 +24,9 @@ class Differences:
         self._count = 0
 
     def make(self, heartbeat: Heartbeat) -> Heartbeat:
-        """The message to send for ``heartbeat``: itself, or its difference to the last one that was taken.
+        """Return the message to send for ``heartbeat``: itself, or its difference from the last accepted one.
 
-        The next one is full unless ``taken`` is called before.
+        The next message is full unless ``taken`` is called before.
         """
         base, self._base = self._base, None
         if base is None or self._count >= FULL_EVERY or heartbeat.incarnation != base.incarnation:
@@ -47,9 +48,9 @@ class Differences:
         )
 
     def taken(self, heartbeat: Heartbeat, answer: HeartbeatAnswer) -> None:
-        """``heartbeat``, the full one, was accepted, as it is or as a difference."""
+        """Record that ``heartbeat`` (given in full) was accepted, as it is or as a difference."""
         if answer.differences:
             jobs = {report.job_id: report for report in heartbeat.jobs}
-            # Two of one id cannot be told apart by a difference.
+            # A difference cannot distinguish two jobs with the same id.
             if len(jobs) == len(heartbeat.jobs):
                 self._base, self._jobs = heartbeat, jobs

@@ -4,16 +4,16 @@
 
     CpumondError                 69  unavailable; the base of all
     ├── UsageError               64  the command line is wrong
-    ├── NoSuchError              67  what is named does not exist: an operation, a pool, a node, a job
-    ├── NotYetError              75  what is waited for has not come in time; try again
-    ├── UnavailableError         69  what is asked for is not there: a cgroup, a controller, the agent
+    ├── NoSuchError              67  a named operation, pool, node or job does not exist
+    ├── NotYetError              75  an awaited event has not happened in time; try again
+    ├── UnavailableError         69  a requested cgroup, controller or agent is not available
     ├── ConfigError              78  a configuration or input file is wrong
-    │   └── FairShareInputError      a pool tree that no fair-share update can be made of
-    ├── CreateError              73  a file, socket or cgroup cannot be made
-    ├── AccessError              77  the rights are missing
-    ├── RefusedError             77  outside what the operator allowed (managed_roots, leaf cgroups only)
+    │   └── FairShareInputError      a pool tree for which no fair-share update is possible
+    ├── CreateError              73  a file, socket or cgroup cannot be created
+    ├── AccessError              77  rights are missing
+    ├── RefusedError             77  outside the limits set by the operator (managed_roots, leaf cgroups only)
     ├── StateFileError           69  a file of state_dir is damaged
-    ├── UnknownLimitsError       75  it cannot be seen which limits were lowered
+    ├── UnknownLimitsError       75  it is unknown which limits were lowered
     ├── scheduler.store.StoreError    69  the scheduler's database cannot be opened, read or written
     ├── scheduler.model.CommandError  69  a command that the scheduler refuses
     └── CgroupError              69
@@ -42,25 +42,25 @@ EXIT_PERMISSION = 77
 EXIT_CONFIG = 78
 
 GONE_ERRNOS = frozenset({errno.ENOENT, errno.ENODEV, errno.ENOTDIR})
-"""The kernel's answers about a removed cgroup: ENODEV on a held descriptor, ENOENT on a path."""
+"""Errors of the kernel about a removed cgroup: ENODEV on a held descriptor, ENOENT on a path."""
 
 
 class CpumondError(Exception):
-    """Base of all errors that are shown as one sentence. ``exit_code`` is what the command line ends with.
+    """Base of all errors that are shown as one sentence. ``exit_code`` is the exit code of the command line.
 
     A path through a descriptor of this process (/proc/self/fd/N) is shown as the path that the descriptor is open on.
     """
 
     exit_code = EXIT_UNAVAILABLE
     is_told = False
-    """Whether the scheduler's audit log has it already."""
+    """Whether the error is in the scheduler's audit log already."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*(_resolve_descriptors(each) if isinstance(each, str) else each for each in arguments))
 
 
 class UsageError(CpumondError):
-    """The command line is wrong. ``details``: lines that are shown below the sentence."""
+    """The command line is wrong. ``details``: lines shown below the sentence."""
 
     exit_code = EXIT_USAGE
 
@@ -70,31 +70,31 @@ class UsageError(CpumondError):
 
 
 class NoSuchError(CpumondError):
-    """What is named does not exist: an operation, a pool, a node, a job."""
+    """A named operation, pool, node or job does not exist."""
 
     exit_code = EXIT_NO_SUCH
 
 
 class NotYetError(CpumondError):
-    """What is waited for has not come in time; try again."""
+    """An awaited event has not happened in time; try again."""
 
     exit_code = EXIT_TRY_AGAIN
 
 
 class ConfigError(CpumondError):
     """A configuration or input file is wrong; the message names file, key and allowed range. ``others``: sentences
-    about more mistakes, which do not depend on this one."""
+    about further mistakes that are independent of this one."""
 
     exit_code = EXIT_CONFIG
     others: tuple[str, ...] = ()
 
 
 class Mistakes:
-    """Gathers mistakes that do not depend on each other, to report all at once: a block in ``apart()`` ends at
-    its first ConfigError, the whole then raises one with all of them."""
+    """Collects independent mistakes, to report all of them at once. A block in ``apart()`` ends at its first
+    ConfigError. The outer block then raises one error with all of them."""
 
     MOST = 20
-    """Further ones are not looked for: that many show a file of rubbish."""
+    """The search ends after this many: a file with more is not meant as a configuration."""
 
     def __init__(self) -> None:
         self._sentences: dict[str, None] = {}
@@ -127,15 +127,15 @@ class Mistakes:
 
 
 class UnavailableError(CpumondError):
-    """What is asked for is not there: a cgroup, a controller, the running agent."""
+    """A requested cgroup, controller or running agent is not available."""
 
 
 class FairShareInputError(ConfigError):
-    """A pool tree that no fair-share update can be made of; the message names the element and what is expected."""
+    """A pool tree for which no fair-share update is possible; the message names the element and the expected value."""
 
 
 class CreateError(CpumondError):
-    """A file, socket or cgroup cannot be made."""
+    """A file, socket or cgroup cannot be created."""
 
     exit_code = EXIT_CANNOT_CREATE
 
@@ -147,7 +147,7 @@ class AccessError(CpumondError):
 
 
 class RefusedError(CpumondError):
-    """The request lies outside of what the operator allowed."""
+    """The request is outside the limits set by the operator."""
 
     exit_code = EXIT_PERMISSION
 
@@ -157,13 +157,13 @@ class StateFileError(CpumondError):
 
 
 class UnknownLimitsError(CpumondError):
-    """It cannot be seen which limits were lowered, or whether they are back."""
+    """It is unknown which limits were lowered, or whether they are restored."""
 
     exit_code = EXIT_TRY_AGAIN
 
 
 class CgroupError(CpumondError):
-    """A cgroup file answered with something an operator must look at."""
+    """A cgroup file returned an error that an operator must examine."""
 
 
 class CgroupReadError(CgroupError):
@@ -175,7 +175,7 @@ class CgroupReadError(CgroupError):
 
 
 class CgroupWriteError(CgroupError):
-    """The kernel refused ``value`` for ``path``; ``hint`` says which rule of the kernel is behind it."""
+    """The kernel refused ``value`` for ``path``; ``hint`` names the kernel's rule behind it."""
 
     def __init__(self, path: str, value: str, cause: OSError, hint: str = "") -> None:
         super().__init__(f"cannot write {value!r} to {path}: {describe(cause)}" + (f"; {hint}" if hint else ""))
@@ -185,7 +185,7 @@ class CgroupWriteError(CgroupError):
 
 
 def _resolve_descriptors(text: str) -> str:
-    """``text`` with paths through this process's descriptors replaced by those that the descriptors are open on."""
+    """Replace paths through this process's descriptors by the paths that the descriptors are open on."""
     return re.sub(r"/proc/self/fd/[0-9]+", _read_link, text) if "/proc/self/fd/" in text else text
 
 
@@ -197,16 +197,16 @@ def _read_link(found: re.Match[str]) -> str:
 
 
 def describe(cause: object) -> str:
-    """The short text of an error: the system's words for an OSError, else the message."""
+    """Return the short text of an error: the system's words for an OSError, else the message."""
     if isinstance(cause, OSError) and cause.errno is not None:
         return os.strerror(cause.errno)
     return str(cause)
 
 
 def from_os_error(error: OSError, doing: str, advice: str) -> CpumondError:
-    """The error of this package for a failed system call: AccessError for missing rights, else CreateError.
+    """Convert the error of a failed system call: AccessError for missing rights, else CreateError.
 
-    ``doing`` names what failed and where, ``advice`` what to do about it.
+    ``doing`` names the failed action and its place, ``advice`` the remedy.
     """
     kind = AccessError if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else CreateError
     return kind(f"cannot {doing}: {describe(error)}; {advice}")

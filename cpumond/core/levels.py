@@ -1,18 +1,18 @@
-"""How much an agent may do to the limits of its jobs, in one order, which a roll-out follows step by step. Pure."""
+"""Levels of how much an agent may do to the limits of its jobs, in the order of a roll-out. Pure."""
 
 from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
 Level = Literal["off", "shadow", "up-only", "guarantee", "weight", "quota"]
-"""The last three: mode reclaim by that actuator; the others are modes."""
+"""The last three mean mode reclaim with that actuator; the others are modes."""
 
 Actuator = Literal["guarantee", "weight", "quota"]
-"""What a moved job guarantee sets in a container that is not ours: nothing, its weight, its quota. The least active
-first."""
+"""The setting of a foreign container that follows its guarantee: none, its weight, or its quota. Ordered from the
+least to the most active."""
 
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
-"""The least active first."""
+"""Ordered from the least to the most active."""
 
 ACTUATORS: Final[tuple[Actuator, ...]] = get_args(Actuator)
 
@@ -33,5 +33,5 @@ def is_above(a: Level, b: Level) -> bool:
 
 
 def read_level(text: str) -> Level:
-    """The level that a scheduler sent; ``SAFE`` for none, or one of a later version."""
+    """Return the level that a scheduler sent; ``SAFE`` for none, or for one of a later version."""
     return next((each for each in LEVELS if each == text), SAFE)

@@ -23,7 +23,7 @@ _NO_FIELD_NAME = re.compile(r"[^A-Z0-9_]")
 
 
 def choose_format(wanted: str, environment: Mapping[str, str], stream: TextIO) -> str:
-    """The format of ``[log] format`` here: auto is journald where stderr goes to the journal, console on a terminal."""
+    """Resolve ``[log] format``: auto means journald if stderr goes to the journal, console on a terminal, else JSON."""
     if wanted != "auto":
         return wanted
     if environment.get("JOURNAL_STREAM") and _is_journal(environment["JOURNAL_STREAM"], stream):
@@ -35,13 +35,13 @@ def _is_journal(stream_id: str, stream: TextIO) -> bool:
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):
-        # A stream without a descriptor is not the journal's.
+        # A stream without a descriptor is not the journal.
         return False
     return stream_id == f"{status.st_dev}:{status.st_ino}"
 
 
 def configure_logging(level: str = "info", wanted: str = "auto", stream: TextIO | None = None) -> None:
-    """Set structlog up for this process, and let libraries log through it; may be called again after a reload."""
+    """Set up structlog for this process and route libraries' logs through it; may be called again after a reload."""
     stream = stream or sys.stderr
     style = choose_format(wanted, os.environ, stream)
     processors: list[Any] = [
@@ -52,7 +52,7 @@ def configure_logging(level: str = "info", wanted: str = "auto", stream: TextIO 
     ]
     factory: Any = structlog.WriteLoggerFactory(_Unfailing(stream))  # type: ignore[arg-type]
     if style == "console":
-        # Not the default traceback: it shows the values of all variables.
+        # The default traceback would show the values of all variables.
         plain = structlog.dev.plain_traceback
         processors += [_show_fields, structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
     else:
@@ -74,7 +74,7 @@ def configure_logging(level: str = "info", wanted: str = "auto", stream: TextIO 
 
 
 class _Unfailing:
-    """A stream for records; a full disk or a closed pipe behind it must not end the program."""
+    """A log stream whose failures are ignored: a full disk or a closed pipe must not end the program."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -90,7 +90,7 @@ class _Unfailing:
 
 
 class _LibraryHandler(logging.Handler):
-    """Turns records of libraries in the standard library's logging into records of structlog."""
+    """Converts records of the standard library's logging into records of structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -106,12 +106,12 @@ class _LibraryHandler(logging.Handler):
 
 
 def _drop_empty(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Fields that are None say nothing."""
+    """Remove fields that are None."""
     return {key: value for key, value in event.items() if value is not None}
 
 
 def _show_fields(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Names and texts in which nothing moves the cursor, ends the line or turns the direction of text."""
+    """Escape names and texts: no character moves the cursor, ends the line or changes the direction of text."""
     return {show_name(key): show_name(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
@@ -119,12 +119,12 @@ def _encode(event: Any, **_: Any) -> str:
     try:
         return show_json(msgspec.json.encode(event, enc_hook=str))
     except (ValueError, TypeError):
-        # A text that is no valid Unicode (a path, for example), or a key that is no text.
+        # A text that is not valid Unicode (a path, for example), or a key that is not a text.
         return json.dumps({str(key): value for key, value in event.items()}, default=str)
 
 
 def _send_to_journal(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
-    """One journal entry: MESSAGE is readable, each field is a journal field of its own, in capitals."""
+    """Send one journal entry: MESSAGE is readable, and each field is also a journal field, in capitals."""
     from cysystemd import journal
 
     event.pop("timestamp", None)
@@ -133,7 +133,7 @@ def _send_to_journal(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
     words = " ".join(f"{key}={value}" for key, value in event.items() if key != "exception")
     fields = {f"CPUMOND_{_NO_FIELD_NAME.sub('_', str(key).upper())}": _valid(value) for key, value in event.items()}
     message = f"{name} {words}".strip() + (f"\n{event['exception']}" if "exception" in event else "")
-    # A journal that is away for a moment must not end the program.
+    # A journal that is unavailable for a moment must not end the program.
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         journal.send(
             message=_valid(message),

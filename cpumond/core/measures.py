@@ -17,11 +17,11 @@ MAX_PERIOD_US = 1_000_000
 DEFAULT_PERIOD_US = 100_000
 
 DURATION: Final = {"unit": "duration"}
-"""Mark of a field that is given as a duration: bare milliseconds or a string with a unit."""
+"""Marks a field as a duration: bare milliseconds, or a string with a unit."""
 
 
 def stable_fraction(name: str) -> float:
-    """A number in [0, 1) of ``name``: evenly spread over names, for one of them always the same."""
+    """Map ``name`` to a number in [0, 1): always the same for one name, evenly spread over names."""
     digest = hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=7).digest()
     return int.from_bytes(digest) / 2**56
 
@@ -33,7 +33,7 @@ _PARTS_OF_S = {"us": 1_000_000.0, "ms": 1_000.0}
 
 
 def parse_duration_s(value: object) -> float:
-    """Seconds of a duration: a bare number is milliseconds (as in the documents), a string carries its unit.
+    """Parse a duration to seconds: a bare number is milliseconds (as in YTsaurus), a string carries its unit.
 
     Units: us, ms, s, m or min, h, d, w. A string may add several ("1h30m"); a string of digits alone is milliseconds.
     Raises ValueError with the accepted forms.
@@ -68,9 +68,9 @@ def _parse_duration_text_s(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as people write it: 250ms, 1s, 10s, 5m, 1h, 90s stays 90s.
+    """Format a duration as people write it: 250ms, 1s, 10s, 5m, 1h; 90s stays 90s.
 
-    ``parse_duration_s`` reads exactly ``seconds`` back from it, unless they are negative or not finite.
+    ``parse_duration_s`` returns exactly ``seconds`` for it, unless they are negative or not finite.
     """
     if seconds <= 0 or not math.isfinite(seconds):
         return f"{seconds:g}s"
@@ -84,13 +84,13 @@ def format_duration(seconds: float) -> str:
 
 
 def _plain(number: Decimal) -> str:
-    """All digits of a positive number, without an exponent and without zeros at the end of the fraction."""
+    """Write a positive number with all its digits, without an exponent or trailing zeros."""
     text = f"{number:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def format_span(seconds: float) -> str:
-    """A time span for people: 0.4 s, 12 s, 3 min 5 s, 2 h 1 min, 3 d 4 h."""
+    """Format a time span for people: 0.4 s, 12 s, 3 min 5 s, 2 h 1 min, 3 d 4 h."""
     if seconds < 9.95:
         return f"{max(seconds, 0.0):.1f}".removesuffix(".0") + " s"
     whole = round(seconds)
@@ -102,7 +102,7 @@ def format_span(seconds: float) -> str:
 
 
 def format_cores(cores: float) -> str:
-    """Cores with up to two decimals, below 1 with three, below 0.01 with two digits: 3.2, 10, 0.0042, <0.001."""
+    """Format cores with up to two decimals, below 1 with three, below 0.01 with two digits: 3.2, 10, 0.0042, <0.001."""
     if 0 < cores < 0.001:
         return "<0.001"
     if 0 < abs(cores) < 0.01:
@@ -111,7 +111,7 @@ def format_cores(cores: float) -> str:
 
 
 def count_cores(cores: float | None) -> str:
-    """Cores with their noun: 1 core, 3.2 cores; in words where there is no limit."""
+    """Format cores with their noun: 1 core, 3.2 cores; "no limit" for None."""
     if cores is None:
         return "no limit"
     text = format_cores(cores)
@@ -119,10 +119,10 @@ def count_cores(cores: float | None) -> str:
 
 
 def cores_to_quota_us(cores: float, period_us: int) -> int:
-    """The quota in microseconds per period that gives ``cores`` (>= 0), rounded to the nearest microsecond."""
+    """Return the quota in microseconds per period that gives ``cores`` (>= 0), rounded to the nearest one."""
     return round(cores * period_us)
 
 
 def quota_to_cores(quota_us: int | None, period_us: int) -> float:
-    """Cores of a quota; infinity where there is none (None)."""
+    """Return the cores of a quota; infinity for None (no quota)."""
     return math.inf if quota_us is None else quota_us / period_us

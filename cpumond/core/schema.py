@@ -1,5 +1,4 @@
-"""Tables of TOML against the structs that say what they may hold: normalised keys, durations in seconds, sentences for
-people about what is wrong."""
+"""Check TOML tables against structs: normalise keys, convert durations to seconds, explain errors in sentences."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from cpumond.core.measures import DURATION, format_duration, parse_duration_s
 from cpumond.core.words import nearest
 
 SPELLINGS: Final = {"votes_decision_threshold": "vote_decision_threshold", "job_cpu_monitor": "job_cpu_monitor"}
-"""Other accepted names of options -> the name used here; hyphens have become underscores before."""
+"""Other accepted names of options -> the name used here; hyphens have already become underscores."""
 
 ABOVE: Final = "above the first [table]"
-"""Where keys belong that are in no table."""
+"""Where keys outside of any table belong."""
 
 MAX_QUOTED: Final = 200
-"""Characters of a value that a sentence shows."""
+"""A sentence shows at most this many characters of a value."""
 
 
 def normalise_table(
@@ -32,11 +31,11 @@ def normalise_table(
     hidden: frozenset[str] = frozenset(),
     whole: type[msgspec.Struct] | None = None,
 ) -> dict[str, Any]:
-    """``raw`` with normalised keys and durations in seconds, each value checked against ``struct``'s field.
+    """Return ``raw`` with normalised keys and durations in seconds, each value checked against the field of ``struct``.
 
-    Unknown keys are errors with the table of ``whole``, what the file is read as (default: ``struct``), that they
-    belong into, or the nearest known name; a wrong value names file, key and allowed range. Raises ConfigError, with a
-    sentence for each key that is wrong.
+    ``whole`` is the struct that the whole file is read as (default: ``struct``). The error about an unknown key names
+    the table of ``whole`` where it belongs, or the nearest known name. The error about a wrong value names file, key
+    and allowed range. Raises ConfigError with one sentence for each wrong key.
     """
     whole = whole or struct
     prefix = f"{file}: {path}." if path else f"{file}: "
@@ -70,7 +69,7 @@ def normalise_table(
 
 @functools.cache
 def _find_homes(struct: type[msgspec.Struct], name: str, path: str = "") -> list[str]:
-    """Where a key belongs in a file that is read as ``struct``: of the tables that have it, those least deep."""
+    """Return the tables in which a key belongs in a file read as ``struct``, only those of the least depth."""
     fields = _list_fields(struct)
     if name in fields:
         return [path or ABOVE]
@@ -99,7 +98,7 @@ class _Field(NamedTuple):
 
 @functools.cache
 def _list_fields(struct: type[msgspec.Struct]) -> dict[str, _Field]:
-    """The fields of a struct by the names that files use."""
+    """Return the fields of a struct by their names in files."""
     return {
         field.encode_name: _Field(field.type, inspect.type_info(field.type), field.required)
         for field in msgspec.structs.fields(struct)
@@ -168,13 +167,13 @@ def _normalise_dict(
 
 
 def _literals(kind: inspect.Type) -> tuple[str, ...]:
-    """The words a field accepts, in no order; empty for other kinds."""
+    """Return the words that a field accepts, in no order; empty for other kinds."""
     members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     return tuple(str(v) for m in members if isinstance(m, inspect.LiteralType) for v in m.values)
 
 
 def describe_type(kind: inspect.Type) -> str:
-    """The values of a field in words with their range: "a number in [0, 1]"."""
+    """Describe a field's values and range in words: "a number in [0, 1]"."""
     duration = isinstance(kind, inspect.Metadata) and kind.extra == DURATION
     inner = kind.type if isinstance(kind, inspect.Metadata) else kind
     if isinstance(inner, inspect.UnionType):
@@ -219,7 +218,7 @@ def _kind_of(value: object) -> str:
 
 
 def _quote(value: object) -> str:
-    """A value for a sentence; numbers of thousands of digits and deep lists have no text."""
+    """Format a value for a sentence. Numbers of thousands of digits and deep lists give "..."."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Settings of both programs: layers of TOML files, who may read a secret, addresses, ``[log]``."""
+"""Settings of both programs: layered TOML files, access rights of secrets, addresses, ``[log]``."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Log(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def read_layers(
     path: str, folder: str, parse: Callable[[str, str], dict[str, Any]], finish: Callable[[dict[str, Any], str], Kind]
 ) -> Kind:
-    """``path`` and the ``*.toml`` in ``folder``, if there is one, in order of names, parsed, merged, finished.
+    """Read ``path`` and the ``*.toml`` of ``folder`` (if it exists) in order of names; parse, merge and finish them.
 
-    ``parse`` takes a file's text and name, ``finish`` what is merged and ``path``. Raises ConfigError, with file and
-    line of the setting, or AccessError.
+    ``parse`` takes a file's text and name; ``finish`` takes the merged table and ``path``. Raises ConfigError, with
+    file and line of the setting, or AccessError.
     """
     texts: dict[str, str] = {}
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
@@ -56,7 +56,8 @@ def read_layers(
 
 @contextlib.contextmanager
 def _naming_lines(path: str, texts: Mapping[str, str]) -> Iterator[None]:
-    """Name file and line in a ConfigError about ``path``; ``texts``: file -> text, the one that wins last."""
+    """Add file and line to a ConfigError about ``path``; ``texts``: file -> text, the file that takes precedence
+    last."""
     try:
         yield
     except ConfigError as error:
@@ -71,7 +72,7 @@ def _name_place(sentence: str, path: str, texts: Mapping[str, str]) -> str:
 
 
 def _find_place(told: str, texts: Mapping[str, str]) -> str:
-    """``file:line`` of the key that a sentence begins with, or of the table it is in; "" for none."""
+    """Return ``file:line`` of the key that a sentence begins with, or of its table; "" if neither is found."""
     from cpumond.core.toml_text import list_lines  # only where something is wrong
 
     found = re.match(r"(source \d+)(?: \([^)]*\))?(?:: |\.)(?:([\w-]+)[:.])?", told)
@@ -92,7 +93,7 @@ def _find_place(told: str, texts: Mapping[str, str]) -> str:
 
 
 def find_ignored(folder: str) -> list[str]:
-    """Files in ``conf.d`` whose names end with what no file that counts does, and with no sign of a copy."""
+    """Return files in ``conf.d`` that are ignored because of their ending and do not look like copies."""
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     copies = re.compile(r"[.].*|.*~|README.*|.*[.](bak|orig|old|disabled|example|dpkg-\w+|rpm\w+)")
     places = [os.path.join(folder, name) for name in names if not name.endswith(".toml") and not copies.fullmatch(name)]
@@ -100,9 +101,9 @@ def find_ignored(folder: str) -> list[str]:
 
 
 def is_drop_in(folder: str, name: str) -> bool:
-    """Whether a name in ``conf.d`` is a file that counts: what editors and systems leave there begins with a dot."""
+    """Return whether a file in ``conf.d`` is read. Leftovers of editors and package managers begin with a dot."""
     place = os.path.join(folder, name)
-    # A file that is gone or may not be read is an error: its user wrote it.
+    # A file that is gone or unreadable is an error: the user wrote it.
     return name.endswith(".toml") and not name.startswith(".") and (os.path.isfile(place) or not os.path.exists(place))
 
 
@@ -119,13 +120,13 @@ def _read_text(path: str) -> tuple[str, os.stat_result]:
 
 
 def find_rights_of_others(path: str, status: os.stat_result) -> str:
-    """Why a file with secrets may not be used: users other than its owner have rights to it; a sentence, "" if none.
+    """Return why a file with secrets may not be used (users other than its owner have rights to it); "" if it may.
 
-    ``status`` is that of the open file, so that the file cannot be replaced between this check and the reading.
+    ``status`` must be that of the open file, so that the file cannot be replaced between this check and the reading.
     """
     mode = stat.S_IMODE(status.st_mode)
-    # The copy of a credential that systemd makes belongs to root; its group bits are the mask of an access control
-    # list that names the service's user.
+    # systemd's copy of a credential belongs to root. Its group bits are the mask of an access control list that names
+    # the service's user.
     allowed = 0o040 if os.path.dirname(os.path.abspath(path)) == os.environ.get("CREDENTIALS_DIRECTORY") else 0
     if not mode & 0o077 & ~allowed:
         return ""
@@ -133,7 +134,7 @@ def find_rights_of_others(path: str, status: os.stat_result) -> str:
 
 
 def parse_listen(text: str, where: str) -> tuple[str, int]:
-    """Host and port of ``host:port`` or ``[v6]:port``. Raises ConfigError."""
+    """Parse ``host:port`` or ``[v6]:port``. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f'{where}: must be "host:port" with a port in [0, 65535], got {text!r}')
@@ -141,7 +142,7 @@ def parse_listen(text: str, where: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach ``host``: a loopback address without brackets, or "localhost"."""
+    """Return whether only this machine can reach ``host``: a loopback address without brackets, or "localhost"."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

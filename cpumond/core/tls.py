@@ -1,4 +1,4 @@
-"""TLS of clients: which authority is trusted, and in words why a server is not."""
+"""TLS of clients: trusted authorities, and explanations why a server is not trusted."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from cpumond.core.errors import AccessError, ConfigError, describe
 
 
 def make_client_context(ca_file: str, key: str) -> ssl.SSLContext:
-    """The trust of a client: certificates of the authorities in ``ca_file`` (PEM), "" for those of the system.
+    """Create the TLS context that trusts the authorities in ``ca_file`` (PEM), or those of the system for "".
 
-    ``key`` is where the file was configured, for messages. Raises ConfigError or AccessError.
+    ``key`` names the setting of the file, for messages. Raises ConfigError or AccessError.
     """
     if not ca_file:
         return ssl.create_default_context()
@@ -28,21 +28,21 @@ def make_client_context(ca_file: str, key: str) -> ssl.SSLContext:
 
 
 def describe_tls_error(error: BaseException, advice: str) -> str:
-    """Why no TLS connection came about, in words; "" where an error has another reason.
+    """Explain why a TLS connection failed; "" if the error has another reason.
 
-    ``advice`` is what to do about an authority that is not known.
+    ``advice`` is the remedy for an unknown authority.
     """
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError):
             reason = seen.verify_message.rstrip(".")
-            # Of X509_V_ERR: a certificate that is right, but of other names or another time, needs no other authority.
+            # X509_V_ERR codes of an expired certificate or one for another name: another authority would not help.
             if seen.verify_code in (9, 10, 62, 64):
                 return f"its certificate is not valid: {reason}; see [api] certificate of the scheduler"
             return f"its certificate is not trusted: {reason}; {advice}"
         if isinstance(seen, ssl.SSLError):
             if seen.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
-                return "it does not speak TLS; its address may begin with http://"
-            return f"no TLS connection came about: {(seen.reason or str(seen)).replace('_', ' ').lower()}"
+                return "it does not speak TLS; its address may have to begin with http://"
+            return f"the TLS connection failed: {(seen.reason or str(seen)).replace('_', ' ').lower()}"
         seen = seen.__cause__ or seen.__context__
     return ""

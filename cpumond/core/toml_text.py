@@ -1,4 +1,4 @@
-"""TOML that people wrote: where each key stands, and what is wrong with a line that is no TOML, with what to write."""
+"""TOML written by people: the line of each key, and a correction for a line that is not TOML."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import tomllib
 from typing import Final
 
 MAX_LINE: Final = 120
-"""Characters of a line that a sentence shows."""
+"""A sentence shows at most this many characters of a line."""
 
 MAX_CHARACTERS: Final = 8 * 1024 * 1024
-"""Of one file: ten thousand pools, each with a score of options, are a fourth of it."""
+"""Maximum length of a file; ten thousand pools with twenty options each take a quarter of it."""
 
 MAX_KEYS: Final = 500_000
 MAX_NAMES: Final = 200
-"""In one key with dots: a pool a hundred levels deep."""
+"""Maximum number of names in a dotted key; enough for a pool a hundred levels deep."""
 
 MAX_STEPS: Final = 20_000_000
-"""Of the parser for keys with dots: the squares of their numbers of names."""
+"""Maximum cost of parsing dotted keys: the sum of the squares of their numbers of names."""
 
 Path = tuple[str, ...]
 
@@ -33,20 +33,21 @@ NO_KEYS: Final = re.compile(
     ),
     re.DOTALL,
 )
-"""Texts and comments of TOML."""
+"""Pattern of texts and comments of TOML."""
 
 DOTTED: Final = re.compile(r"(?<![\w-])[\w-]++(?:[ \t]*+\.[ \t]*+[\w-]++)++")
 
 BARE_PATH: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 SECRET: Final = re.compile(r"token|passw|secret|conninfo", re.IGNORECASE)
-"""Keys whose values are in no sentence, which may end in a log."""
+"""Keys whose values no sentence shows, because it may end in a log."""
 
 CURLY: Final = dict.fromkeys(map(ord, "“”„‟‘’‚«»"), '"')  # noqa: RUF001 - they are what people paste
 UNIT: Final = r"[-+]?[0-9._]+ ?([mun]?s|min|[mhdw]|[kKMGT]i?B?|%)"
 
 
 def list_lines(text: str) -> dict[Path, int]:
-    """The line on which each key and table is first named; of ``[[source]]`` also as sentences call it ("source 2")."""
+    """Return the line where each key and table is first named. The tables of ``[[source]]`` are also listed as
+    sentences call them ("source 2")."""
     lines: dict[Path, int] = {}
     place: Path = ()
     counts: dict[str, int] = {}
@@ -61,7 +62,7 @@ def list_lines(text: str) -> dict[Path, int]:
             named = () if key is None else (*place, *_split_path(key[1]))
         counted = (f"{named[0]} {counts[named[0]]}", *named[1:]) if named and named[0] in counts else named
         for path in (named, counted):
-            # Where a path is known, those above it are: a key costs what is new in it.
+            # If a path is known, so are its parents: only the new part of a key costs time.
             for depth in range(len(path), 0, -1):
                 if lines.setdefault(path[:depth], number) != number:
                     break
@@ -69,7 +70,7 @@ def list_lines(text: str) -> dict[Path, int]:
 
 
 def _split_path(text: str) -> Path:
-    """The names of a key with dots; () for what is none."""
+    """Split a dotted key into names; () if it is not a key."""
     if BARE_PATH.fullmatch(text.strip()):
         return tuple(text.strip().split("."))
     try:
@@ -84,7 +85,7 @@ def _split_path(text: str) -> Path:
 
 
 def find_excess(text: str) -> str:
-    """Why a text is not given to the parser, which would take too long for it; "" where it may be."""
+    """Return why a text would take the parser too long; "" if it may be parsed."""
     if len(text) > MAX_CHARACTERS:
         return f"it is longer than {MAX_CHARACTERS // 2**20} MiB; split it"
     rest = NO_KEYS.sub(lambda found: "" if found[0][0] == "#" else "_", text)
@@ -97,12 +98,12 @@ def find_excess(text: str) -> str:
         if names > MAX_NAMES:
             return f"a key in it has {names} names with dots between them, and at most {MAX_NAMES} are read"
         if steps > MAX_STEPS:
-            return "its keys with dots have too many names; put keys of one table below its [table]"
+            return "its keys with dots have too many names; write the keys of a table below its [table] header"
     return ""
 
 
 def explain_toml(text: str, said: str) -> str:
-    """What the parser ``said`` about ``text``, for people: the line, its text, and what to write instead."""
+    """Explain the parser's error ``said`` about ``text``: the line, its text, and the correction."""
     what, _, at = said.rpartition(" (at ")
     found = re.match(r"line (\d+), column (\d+)\)", at)
     lines = text.split("\n")
@@ -121,7 +122,7 @@ def explain_toml(text: str, said: str) -> str:
 
 
 def _find_unclosed(lines: list[str], what: str) -> str:
-    """A clause about the bracket that was never closed, by the parser's message; "" for none."""
+    """Return a clause about an unclosed bracket, from the parser's message; "" for none."""
     sign = "]" if "array" in what else "}" if "inline table" in what else ""
     if not what.startswith("Unclosed") or not sign:
         return ""
@@ -143,26 +144,26 @@ def _find_double(lines: list[str], number: int, what: str) -> str:
         pattern = rf"\s*\[+\s*{re.escape(name[1])}\s*\]"
         first = next((place for place in range(1, number) if re.match(pattern, lines[place - 1])), 0)
         where = f", first in line {first}" if first else ""
-        return f"the table [{name[1]}] is there twice{where}; let its keys stand together below one of them"
+        return f"the table [{name[1]}] appears twice{where}; put all of its keys below one of them"
     if "overwrite" not in what:
         return ""
     key = line.partition("=")[0].strip()
     for place in range(number - 1, 0, -1):
         if lines[place - 1].partition("=")[0].strip() == key:
-            return f"{key} is there twice, first in line {place}; keep one of them"
+            return f"{key} appears twice, first in line {place}; keep one of them"
         if lines[place - 1].lstrip().startswith("["):
             break
-    return f"{key} is there twice; keep one of them"
+    return f"{key} appears twice; keep one of them"
 
 
 def _find_remedy(line: str, what: str) -> str:
-    """What is wrong with a line by itself and what to write; "" where that cannot be said."""
+    """Explain what is wrong with a single line and give the correction; "" if that is unclear."""
     if any(ord(sign) in CURLY for sign in line) and "overwrite" not in what:
         return _advise("quotes must be straight", line.translate(CURLY))
     key, equals, value = (part.strip() for part in line.partition("="))
     if not equals or ":" in key:
         pair = re.match(r"""(["']?[\w.-]+["']?)\s*:\s*(.*)""", line)
-        return _advise("between key and value stands =", _pair(pair[1], pair[2])) if pair else ""
+        return _advise("= separates key and value, not :", _pair(pair[1], pair[2])) if pair else ""
     if not value:
         return f"{key} has no value: write one, or leave the line out"
     if value[0] in "\"'":
@@ -174,24 +175,24 @@ def _find_remedy(line: str, what: str) -> str:
     if value[0] not in "[{":
         value = re.sub(r"\s+#.*", "", value)
     if re.fullmatch(r"[-+]?[0-9]+,[0-9]+", value):
-        return _advise("a number has a point, no comma", f"{key} = {value.replace(',', '.')}")
+        return _advise("a decimal number has a point, not a comma", f"{key} = {value.replace(',', '.')}")
     if value.lower() in ("yes", "no", "on", "off", "true", "false"):
         right = "true" if value.lower() in ("yes", "on", "true") else "false"
-        return _advise("yes and no are true and false, in small letters", f"{key} = {right}")
+        return _advise("the values are true and false, in lower case", f"{key} = {right}")
     if re.fullmatch(UNIT, value):
-        return _advise("a value with a unit stands in quotes", f'{key} = "{value}"')
+        return _advise("a value with a unit needs quotes", f'{key} = "{value}"')
     is_text = re.fullmatch(r"""[^]["'{}=,]+""", value)
-    return _advise("a text stands in quotes", _pair(key, value)) if is_text else ""
+    return _advise("a text needs quotes", _pair(key, value)) if is_text else ""
 
 
 def _pair(key: str, value: str) -> str:
-    """``key = value``, the value in quotes where it is none without."""
+    """Return ``key = value``, with the value in quotes if it is not TOML without them."""
     line = f"{key} = {value}"
     return line if _is_toml(line) else f'{key} = "{value}"'
 
 
 def _advise(what: str, line: str) -> str:
-    """A remedy with the line to write, where that is one and holds no secret."""
+    """Return a remedy, with the corrected line if that is valid and holds no secret."""
     is_good = len(line) <= MAX_LINE and not SECRET.search(line.partition("=")[0]) and _is_toml(line)
     return f"{what}; write {line}" if is_good else what
 

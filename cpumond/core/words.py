@@ -1,4 +1,4 @@
-"""Numbers and names as people read them; pure but for the time zone."""
+"""Format numbers and names for people; pure but for the time zone."""
 
 from __future__ import annotations
 
@@ -12,88 +12,88 @@ from typing import Final
 from cpumond.core.measures import format_cores
 
 LAST_DAY = 253_402_128_000.0
-"""Of the year 9999: a time that stands for "for ever" may be later, where ``datetime`` has no date."""
+"""A day of the year 9999. Times that stand for "for ever" may be later, but ``datetime`` has no such dates."""
 
 
 GIB: Final = 2.0**30
 
 MAX_COMPARED: Final = 50
-"""Names that a misspelt one is compared with."""
+"""A misspelt name is compared with at most this many names."""
 MAX_COMPARED_CHARS: Final = 100
 
 MAX_NAME: Final = 80
-"""Characters of a name that a message shows."""
+"""A message shows at most this many characters of a name."""
 
 _UNSEEN: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def show_name(name: str) -> str:
-    """A name that moves no cursor: characters that cannot be printed are escaped, no others."""
+    """Escape only the unprintable characters of a name, so that it cannot move the cursor."""
     return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
 def show_json(text: str | bytes) -> str:
-    """JSON that moves no cursor and turns no text: C1 controls and marks of direction, which only texts in it hold, are
-    escaped as JSON has it."""
+    """Escape control characters and direction marks in JSON. Only texts hold them; they are C1 controls and
+    direction marks, which could move the cursor or reverse text."""
     text = text.decode() if isinstance(text, bytes) else text
     return _UNSEEN.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)
 
 
 def show_measured(cores: float | None) -> str:
-    """Measured cores with two digits after the point, below one core with three, or "-" where there are none yet."""
+    """Format measured cores with two decimals, below one core with three; "-" before the first measurement."""
     return show_number(cores, ".2f" if cores is None or abs(cores) >= 1 else ".3f")
 
 
 def show_number(value: float | None, form: str) -> str:
-    """A number, or "-" where there is none yet."""
+    """Format a number; "-" for None."""
     return "-" if value is None else format(value, form)
 
 
 def show_votes(votes: int | None) -> str:
-    """A vote or a sum of votes with its sign."""
+    """Format a vote or a sum of votes with its sign."""
     return "0" if votes == 0 else show_number(votes, "+d")
 
 
 def show_cores(cores: float | None) -> str:
-    """Cores as ``format_cores`` has them, in words where there is no limit."""
+    """Format cores; "no limit" for None."""
     return "no limit" if cores is None else format_cores(cores)
 
 
 def show_left(seconds: float) -> str:
-    """A remaining time without fractions: 9m30s."""
+    """Format a remaining time without fractions: 9m30s."""
     whole = max(round(seconds), 1)
     parts = [(whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s")]
     return "".join(f"{number}{unit}" for number, unit in parts if number)
 
 
 def show_time(at: float, form: str = "%Y-%m-%d %H:%M:%S %Z") -> str:
-    """Local date, time and zone of seconds since 1970."""
+    """Format seconds since 1970 as local date, time and zone."""
     return datetime.fromtimestamp(min(at, LAST_DAY)).astimezone().strftime(form)
 
 
 def show_utc(at: float) -> str:
-    """Date and time in UTC of seconds since 1970, for texts that are read in another place than they were written."""
+    """Format seconds since 1970 as date and time in UTC, for texts that are read in other time zones."""
     return datetime.fromtimestamp(min(at, LAST_DAY), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def iso_utc(at: float) -> str:
-    """The same as programs read it: 2026-01-31T09:00:00.125Z."""
+    """Format seconds since 1970 in UTC for programs: 2026-01-31T09:00:00.125Z."""
     return datetime.fromtimestamp(min(at, LAST_DAY), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """A number and its noun: 1 job, 3 jobs."""
+    """Format a number with its noun: 1 job, 3 jobs."""
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def show_percent(fraction: float) -> str:
-    """A fraction in percent with one digit after the point, more where only zeros would be seen."""
+    """Format a fraction as percent with one decimal, more if only zeros would be seen."""
     percent = fraction * 100.0
     return f"{percent:.1f}" if percent >= 0.05 or percent < 1e-7 else f"{percent:.1g}"
 
 
 def printable(name: str) -> str:
-    """A name for people: unprintable characters are escaped, beyond ``MAX_NAME`` it is truncated."""
+    """Format a name for people: unprintable characters are escaped, and it is truncated to ``MAX_NAME``."""
     shown = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 3]}..."
     return shown if shown.isprintable() else ascii(shown)[1:-1]
 
@@ -103,12 +103,12 @@ def quoted(name: str) -> str:
 
 
 def named(kind: str, name: str) -> str:
-    """An element in a message: ``pool "q"``."""
+    """Name an element in a message: ``pool "q"``."""
     return f"{kind} {quoted(name)}"
 
 
 def number(value: float) -> str:
-    """All digits of a number, without the fraction where it has none."""
+    """Format a number with all its digits, without a fraction of zero."""
     return repr(value).removesuffix(".0")
 
 
@@ -119,16 +119,16 @@ def one_of(choices: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean "q"?``, or nothing where no known name is alike."""
+    """Return ``; did you mean "q"?``, or "" if no known name is similar."""
     near = nearest(name, known)
     return f"; did you mean {quoted(near)}?" if near else ""
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known name that is most alike, "" for none that is alike by ``cutoff``, 0 to 1.
+    """Return the most similar known name, "" if none reaches the similarity ``cutoff``, 0 to 1.
 
-    Of very many only those are compared closely that begin and end alike: each comparison costs a tenth of a
-    millisecond.
+    Among very many names, only those with similar beginnings and ends are compared closely: each comparison costs a
+    tenth of a millisecond.
     """
     name, names = name[:MAX_COMPARED_CHARS], [*known]
     if len(names) > MAX_COMPARED:
@@ -138,7 +138,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def _count_ends(one: str, other: str) -> int:
-    """How many characters two names have in common at both ends, less what the longer one has more."""
+    """Count the characters that two names share at both ends, minus the difference of their lengths."""
     count = 0
     for a, b in zip(one, other, strict=False):
         if a != b:

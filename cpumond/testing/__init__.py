@@ -1,4 +1,4 @@
-"""Parts for tests and for trying things out: fake trees and clocks, real cgroups, real load.
+"""Tools for tests and experiments: fake trees and clocks, real cgroups, real load.
 
 Used by this project's tests, by ``cpumond demo`` and ``cpumond cluster``, and by authors of new parts.
 """

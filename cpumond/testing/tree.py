@@ -1,4 +1,4 @@
-"""Cgroup trees for tests: of plain files, and real ones with real load; and a clock that a test moves."""
+"""Cgroup trees for tests, of plain files or real ones with real load, and a clock that a test moves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Tree = Mapping[str, Any]
 
 
 def make_tree(root: str | os.PathLike[str], tree: Tree) -> str:
-    """Make directories and files from a literal: a mapping is a directory, else a file's content; the root's path."""
+    """Create directories and files from a literal (a mapping is a directory, else a file's content); return the
+    path."""
     path = os.fspath(root)
     os.makedirs(path, exist_ok=True)
     for name, content in tree.items():
@@ -35,7 +36,7 @@ def make_tree(root: str | os.PathLike[str], tree: Tree) -> str:
 
 
 def v2_cgroup(usage_usec: int = 0, quota: str = "max 100000", **files: object) -> dict[str, object]:
-    """The files of one v2 cgroup for ``make_tree``; further files by keyword, dots written as underscores."""
+    """Return the files of one v2 cgroup for ``make_tree``; further files by keyword, with underscores for dots."""
     stat = f"usage_usec {usage_usec}\nuser_usec 0\nsystem_usec 0\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n"
     return {
         "cpu.stat": stat,
@@ -47,11 +48,11 @@ def v2_cgroup(usage_usec: int = 0, quota: str = "max 100000", **files: object) -
 
 
 def write_mountinfo(path: str | os.PathLike[str], mounts: Mapping[str, str]) -> str:
-    """Write a mountinfo file: mount point -> "cgroup2", or the comma-separated v1 controllers; the file's path."""
+    """Write a mountinfo file (mount point -> "cgroup2" or comma-separated v1 controllers); return its path."""
     lines = []
     for number, (point, kind) in enumerate(mounts.items(), 30):
         fs_type, options = ("cgroup2", "rw") if kind == "cgroup2" else ("cgroup", f"rw,{kind}")
-        # 0:0 is the device of no file system: the kernel would show another one at these places.
+        # Device 0:0 belongs to no file system: the kernel would show another one here.
         lines.append(f"{number} 1 0:0 / {point} rw,relatime - {fs_type} {fs_type} {options}\n")
     with open(path, "w", encoding="ascii") as file:
         file.write("".join(lines))
@@ -59,11 +60,12 @@ def write_mountinfo(path: str | os.PathLike[str], mounts: Mapping[str, str]) -> 
 
 
 FAKE_CPUS = 128
-"""The CPUs of a fake host."""
+"""Number of CPUs of a fake host."""
 
 
 def make_v2_host(root: str | os.PathLike[str], tree: Tree) -> str:
-    """Make a fake unified hierarchy ``root``/cgroup, with FAKE_CPUS and ``tree`` in it; the path of its mountinfo."""
+    """Create a fake v2 hierarchy ``root``/cgroup with FAKE_CPUS and ``tree`` in it; return the path of its
+    mountinfo."""
     place = os.path.join(os.fspath(root), "cgroup")
     files = {"cgroup.controllers": "cpuset cpu io memory\n", "cpuset.cpus.effective": f"0-{FAKE_CPUS - 1}\n"}
     make_tree(place, {**files, **tree})
@@ -71,7 +73,8 @@ def make_v2_host(root: str | os.PathLike[str], tree: Tree) -> str:
 
 
 class FakeClock:
-    """A clock that a test moves: ``advance`` all, ``suspend`` only boot time and wall time, ``set_wall`` that."""
+    """A clock that a test moves. ``advance`` moves all times, ``suspend`` boot and wall time, ``set_wall`` wall
+    time."""
 
     def __init__(self, start_s: float = 1000.0) -> None:
         self._monotonic_s = start_s
@@ -96,7 +99,7 @@ class FakeClock:
         self._asleep_s += seconds
 
     def set_wall(self, seconds: float) -> None:
-        """Somebody sets the time of day ahead, or back."""
+        """Set the wall clock forward, or back."""
         self._set_s += seconds
 
 
@@ -112,9 +115,9 @@ V2_FILES = {"quota_us": "cpu.max", "period_us": "cpu.max", "burst_us": "cpu.max.
 class CgroupTree:
     """Real cgroups below one cgroup ``top``, in every hierarchy the agent reads; ``close`` removes them all.
 
-    Files are named as the kernel names them, or, in every layout, by what they set: ``quota_us`` (-1 for none),
-    ``period_us``, ``burst_us`` and ``shares``. Shares are 1024 by default; on v2 they are written as the
-    nearest ``cpu.weight``, and read back from it.
+    Files are named as in the kernel or, in every layout, by their setting: ``quota_us`` (-1 for none), ``period_us``,
+    ``burst_us`` and ``shares``. Shares are 1024 by default; on v2 they are written as the nearest ``cpu.weight`` and
+    read back from it.
     """
 
     def __init__(self, hierarchies: Hierarchies, top: str) -> None:
@@ -123,7 +126,7 @@ class CgroupTree:
         self.roots = sorted({hierarchies.cpu_root, hierarchies.cpuacct_root})
         self._processes: list[LoadProcess] = []
         self._keepers: dict[str, subprocess.Popen[bytes]] = {}
-        # Keepers end with this process.
+        # Its sleeping processes end with this process.
         self._pipe = list(os.pipe())
         for root in self.roots:
             place = Node(root)
@@ -132,17 +135,17 @@ class CgroupTree:
         self._enable(self.path(""))
 
     def _enable(self, directory: str) -> None:
-        """Enable cpu for the children of a v2 cgroup: they have its files only then."""
+        """Enable cpu for the children of a v2 cgroup; only then do they have its files."""
         if self.hierarchies.cpu_version == 2:
             with open(os.path.join(directory, "cgroup.subtree_control"), "w", encoding="ascii") as file:
                 file.write("+cpu")
 
     def make(self, name: str, *, is_empty: bool = False) -> str:
-        """Make the cgroup ``top``/``name``, with a sleeping process in it unless it ``is_empty``; its path relative to
-        the hierarchy."""
+        """Create the cgroup ``top``/``name``, with a sleeping process in it unless ``is_empty``. Returns its path
+        relative to the hierarchy."""
         above = name
         while "/" in above:
-            # On v2 a process may be in leaves only.
+            # On v2 only leaves may contain processes.
             above = above.rpartition("/")[0]
             self.empty(above)
         for root in self.roots:
@@ -169,17 +172,17 @@ class CgroupTree:
             keeper.wait()
 
     def remove(self, name: str) -> None:
-        """Remove the cgroup ``top``/``name``, in which no other process is than that of ``make``."""
+        """Remove the cgroup ``top``/``name``, which may contain only the process of ``make``."""
         self.empty(name)
         for place in self._places(name):
             _remove_when_empty(place)
 
     def path(self, name: str, file: str = "") -> str:
-        """Absolute path of a file of ``top``/``name`` in the hierarchy of the cpu controller."""
+        """Return the absolute path of a file of ``top``/``name`` in the hierarchy of the cpu controller."""
         return os.path.join(self.hierarchies.cpu_root, self.top, name, file)
 
     def write(self, name: str, file: str, value: object) -> None:
-        """Write a file of a cgroup, as a program other than the agent would."""
+        """Write a file of a cgroup, like a program other than the agent."""
         if self.hierarchies.cpu_version == 2:
             if file == "quota_us":
                 value = "max" if str(value) == "-1" else value
@@ -191,7 +194,7 @@ class CgroupTree:
             target.write(str(value))
 
     def read(self, name: str, file: str) -> str:
-        """The text of a file of a cgroup."""
+        """Return the text of a file of a cgroup."""
         with open(self.path(name, self.file(file)), encoding="ascii") as source:
             text = source.read().strip()
         if self.hierarchies.cpu_version == 2:
@@ -204,11 +207,11 @@ class CgroupTree:
         return text
 
     def file(self, setting: str) -> str:
-        """The kernel's name of the file that has ``setting`` here; other names are returned unchanged."""
+        """Return the kernel's file name for ``setting`` in this layout; other names are returned unchanged."""
         return (V2_FILES if self.hierarchies.cpu_version == 2 else V1_FILES).get(setting, setting)
 
     def read_all(self, name: str) -> dict[str, str]:
-        """The text of each file with CPU settings of a cgroup, for a comparison byte by byte."""
+        """Return the text of each CPU settings file of a cgroup, for a comparison byte by byte."""
         settings = {}
         for file in sorted(os.listdir(self.path(name))):
             if file.startswith("cpu.") and not file.startswith(("cpu.stat", "cpu.pressure")):
@@ -217,17 +220,17 @@ class CgroupTree:
         return settings
 
     def quota_cores(self, name: str) -> float:
-        """The quota of a cgroup in cores; infinity when there is none."""
+        """Return the quota of a cgroup in cores; infinity if there is none."""
         quota_us, period_us = int(self.read(name, "quota_us")), int(self.read(name, "period_us"))
         return float("inf") if quota_us < 0 else quota_us / period_us
 
     def throttled_s(self, name: str) -> float:
-        """For how long the quota of a cgroup has kept its threads waiting."""
+        """Return the seconds for which the quota of a cgroup has throttled its threads."""
         stat = dict(line.split() for line in self.read(name, "cpu.stat").splitlines())
         return int(stat["throttled_usec"]) / 1e6 if "throttled_usec" in stat else int(stat["throttled_time"]) / 1e9
 
     def start_load(self, name: str, threads: int = 1) -> LoadProcess:
-        """Start a process in the cgroup ``top``/``name``; it sleeps until its ``burn`` is called."""
+        """Start a process in the cgroup ``top``/``name``; it sleeps until ``burn`` is called."""
         load = LoadProcess([os.path.join(root, self.top, name, "cgroup.procs") for root in self.roots], threads)
         self._processes.append(load)
         return load
@@ -252,7 +255,7 @@ class CgroupTree:
 
 
 def _remove_when_empty(directory: str) -> None:
-    """rmdir, repeated while the last process is still exiting, for 2 s at most."""
+    """Call rmdir until the last process has exited, for at most 2 s."""
     for _ in range(200):
         try:
             os.rmdir(directory)
@@ -313,14 +316,14 @@ class LoadProcess:
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        ready = select.poll()  # select() takes no descriptors from 1024 on
+        ready = select.poll()  # select() accepts no descriptors from 1024 on
         ready.register(self._process.stdout, select.POLLIN)
         if not ready.poll(30_000) or not self._process.stdout.readline():
             self.stop()
             raise RuntimeError("the load process did not start")
 
     def burn(self, cores: float) -> None:
-        """Use ``cores`` in all from now on (0: sleep)."""
+        """Use ``cores`` in total from now on (0: sleep)."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{cores / self.threads}\n".encode())
         self._process.stdin.flush()

@@ -119,7 +119,7 @@ def test_what_is_not_trusted_is_one_sentence(tls: TlsScheduler) -> None:
 def test_https_to_a_scheduler_without_a_certificate(scheduler: SchedulerProcess) -> None:
     scheduler.start()
     done = run(scheduler, "", "node", "list", "--scheduler", f"https://{scheduler.address}", code=69)
-    assert "it does not speak TLS; its address may begin with http://" in done.stderr
+    assert "it does not speak TLS; its address may have to begin with http://" in done.stderr
 
 
 def reload(scheduler: SchedulerProcess, event: str = "reloaded") -> dict[str, Any]:

@@ -129,9 +129,9 @@ YAML = "pools:\n  a:\n    weight: 1\n    pools:\n      b:\n"
         (
             "[pools.a]\n[pools.a]\n",
             "toml",
-            "f: line 2: `[pools.a]`: the table [pools.a] is there twice, first in line 1",
+            "f: line 2: `[pools.a]`: the table [pools.a] appears twice, first in line 1",
         ),
-        ("a = x\n", "toml", "f: line 1: `a = x`: a text stands in quotes; write a ="),
+        ("a = x\n", "toml", "f: line 1: `a = x`: a text needs quotes; write a ="),
         ("- a\n", "yaml", "f: the whole must be a table, got ["),
         ("a: [\n", "yaml", "line 2"),
         (f"{YAML}        weight: 1\n        weight: 2\n", "yaml", 'f: line 7: "weight" is there twice'),
