@@ -398,34 +398,45 @@ def main() -> None:
     if not 0 <= arguments.starve < 100 or arguments.rounds < 1:
         parser.error("--starve is 0 to 99 per cent, --rounds at least 1")
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        floor_socket = stack.enter_context(socket.socket(proto=socket.IPPROTO_TCP))
-        store = ""
-        if arguments.store == "postgresql":
-            server = stack.enter_context(PostgresServer())
-            store = f'[store]\nkind = "postgresql"\nconninfo = "{server.conninfo()}"\n'
-        floor_socket.bind(("127.0.0.1", 0))
-        floor_socket.listen(64)
-        config = Path(folder) / "scheduler.toml"
-        config.write_text(
-            f'state_dir = "{folder}/state"\nmax_operation_count = 100000\n[api]\nlisten = "127.0.0.1:0"\n'
-            f'rate_limit = 0\n{store}[log]\nlevel = "info"\nformat = "json"\n'
-        )
-        log = (Path(folder) / "log").open("w+")
-        fd = floor_socket.fileno()
-        floor = subprocess.Popen([sys.executable, "-c", FLOOR, str(fd)], pass_fds=[fd])
-        scheduler = subprocess.Popen(
-            [sys.executable, "-m", "cpumond", "scheduler", "--config", str(config)], stdout=log, stderr=log
-        )
-        try:
-            port = wait_for_port(Path(folder) / "log", scheduler, "leads" if store else "started")
-            good = asyncio.run(bench(arguments, port, scheduler.pid, floor_socket.getsockname()[1]))
-        finally:
-            for process in (scheduler, floor):
-                process.terminate()
-                process.wait()
+        port, pid, floor_port = start_scheduler(stack, arguments.store)
+        good = asyncio.run(bench(arguments, port, pid, floor_port))
     if arguments.check and not good:
         raise SystemExit(1)
+
+
+def start_scheduler(stack: ExitStack, store: str) -> tuple[int, int, int]:
+    """A scheduler with a store of its own ("sqlite" or "postgresql"), and a bare application, until ``stack`` ends.
+
+    The scheduler's port, its process, and the port of the bare application.
+    """
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    floor_socket = stack.enter_context(socket.socket(proto=socket.IPPROTO_TCP))
+    text = ""
+    if store == "postgresql":
+        server = stack.enter_context(PostgresServer())
+        text = f'[store]\nkind = "postgresql"\nconninfo = "{server.conninfo()}"\n'
+    floor_socket.bind(("127.0.0.1", 0))
+    floor_socket.listen(64)
+    config = Path(folder) / "scheduler.toml"
+    config.write_text(
+        f'state_dir = "{folder}/state"\nmax_operation_count = 100000\n[api]\nlisten = "127.0.0.1:0"\n'
+        f'rate_limit = 0\n{text}[log]\nlevel = "info"\nformat = "json"\n'
+    )
+    log = stack.enter_context((Path(folder) / "log").open("w+"))
+    fd = floor_socket.fileno()
+    floor = subprocess.Popen([sys.executable, "-c", FLOOR, str(fd)], pass_fds=[fd])
+    stack.callback(end, floor)
+    scheduler = subprocess.Popen(
+        [sys.executable, "-m", "cpumond", "scheduler", "--config", str(config)], stdout=log, stderr=log
+    )
+    stack.callback(end, scheduler)
+    port = wait_for_port(Path(folder) / "log", scheduler, "leads" if text else "started")
+    return port, scheduler.pid, floor_socket.getsockname()[1]
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait()
 
 
 def wait_for_port(log: Path, process: subprocess.Popen[bytes], event: str) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from cpumond.core.words import did_you_mean
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
@@ -17,6 +18,7 @@ from cpumond.scheduler.model import (
     TOO_MANY_OPERATIONS,
     CommandError,
     EphemeralSubpoolConfig,
+    OperationRecord,
     PoolSettings,
     Rules,
     TreeSettings,
@@ -42,6 +44,34 @@ class PoolChoice:
         first = self.pool or self.parent
         yield first
         yield from first.ancestors()
+
+
+@dataclass(slots=True)
+class Ahead:
+    """Operations that start before one and are not in any tree yet: ``count`` in all, and how many each pool has of
+    them, and runs; how many run in a tree of each user."""
+
+    count: int = 0
+    operations: Counter[PoolElement] = field(default_factory=Counter)
+    running: Counter[PoolElement] = field(default_factory=Counter)
+    running_of: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def add(self, record: OperationRecord, trees: Mapping[str, Tree]) -> bool:
+        """Count one; False when it makes a pool, so that none can be decided before it is in its tree."""
+        pools = {name: trees[name].pools.get(options.pool) for name, options in record.trees.items()}
+        self.count += 1
+        for name, pool in pools.items():
+            if pool is None:
+                return False
+            path = [pool, *pool.ancestors()]
+            self.operations.update(path)
+            if name in record.running_in:
+                self.running.update(path)
+                self.running_of[name, record.user] += 1
+        return True
+
+
+NONE_AHEAD: Final = Ahead()
 
 
 def default_parent(tree: Tree) -> PoolElement:
@@ -183,13 +213,13 @@ def is_inner(pool: PoolElement) -> bool:
     )
 
 
-def check_start(tree: Tree, choice: PoolChoice) -> None:
+def check_start(tree: Tree, choice: PoolChoice, ahead: Ahead) -> None:
     """Raises CommandError with code TOO_MANY_OPERATIONS if a limit on the way to the root is reached (3.1)."""
     most, _ = operation_limits(choice.settings, tree.config.settings)
     if most == 0:
         raise _too_many(choice.name, 0, tree.name)
     for pool in choice.path():
-        if pool.operation_count >= pool.max_operation_count:
+        if pool.operation_count + ahead.operations[pool] >= pool.max_operation_count:
             raise _too_many(pool.name, pool.max_operation_count, tree.name)
 
 
@@ -222,12 +252,16 @@ def is_user_full(tree: Tree, running: int) -> bool:
     return most is not None and running >= most
 
 
-def may_run(tree: Tree, choice: PoolChoice, user: str) -> bool:
+def may_run(tree: Tree, choice: PoolChoice, user: str, ahead: Ahead) -> bool:
     """Whether an operation that starts now runs at once: neither a pool on its way to the root nor its user has as many
     that run as may (3.2)."""
     _, most = operation_limits(choice.settings, tree.config.settings)
-    has_room = all(pool.running_operation_count < pool.max_running_operation_count for pool in choice.path())
-    return most > 0 and has_room and not is_user_full(tree, count_running(tree)[user])
+    has_room = all(
+        pool.running_operation_count + ahead.running[pool] < pool.max_running_operation_count for pool in choice.path()
+    )
+    return (
+        most > 0 and has_room and not is_user_full(tree, count_running(tree)[user] + ahead.running_of[tree.name, user])
+    )
 
 
 def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:

@@ -43,6 +43,7 @@ from cpumond.fairshare.tree import Snapshot
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.scheduler.access.required import check
 from cpumond.scheduler.answers.forecasts import Forecasts
+from cpumond.scheduler.decide.admission import Ahead
 from cpumond.scheduler.elements import Node, Tree
 from cpumond.scheduler.event_log import EventLog, is_denied, say
 from cpumond.scheduler.event_log.commands import Asked, tell_command, tell_pin, tell_refused
@@ -59,6 +60,7 @@ from cpumond.scheduler.service.questions import Answer, NodeQuestions, Question
 from cpumond.scheduler.service.rollout_watch import RolloutWatch
 from cpumond.scheduler.service.stored import MUTATION, encode, encode_starts, load_state
 from cpumond.scheduler.service.waste_notices import WasteNotices
+from cpumond.scheduler.settings.operations import StartOperation
 from cpumond.scheduler.settings.tree_file import ApplyTree
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
 from cpumond.scheduler.state import State, blame, budgets, dispatch, heartbeats, settling, updates
@@ -83,6 +85,8 @@ only through those made since the collection before."""
 MUTATION_AGE_S = 900.0
 """How long repeats of commands are recognised: longer than any client goes on trying (yt_protocol.md 8)."""
 MAX_MUTATIONS = 20_000
+MAX_GROUP = 64
+"""Starts of operations that share a write: preparing them holds up heartbeats for a few milliseconds."""
 MAX_HELD_TOLD = 20
 """How many operations are named whose secrets cannot be read."""
 _NUMBERS = chain.from_iterable(map(partial(struct.iter_unpack, "4I"), iter(partial(os.urandom, 4096), b"")))
@@ -119,6 +123,16 @@ class Reply:
 
     id: str = ""
     warnings: tuple[str, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class _WaitingStart:
+    """The start of an operation that waits for the store, and ``done``, which gets its result."""
+
+    command: StartOperation
+    asked: Asked
+    remember: Callable[[Reply], Change] | None
+    done: asyncio.Future[Reply]
 
 
 @dataclass(slots=True)
@@ -162,6 +176,8 @@ class Scheduler:
         self.requests: NodeQuestions[JobRequest, JobReply] = NodeQuestions(make_id, "answer")
         self._changing = asyncio.Lock()
         self._writing = asyncio.Lock()
+        self._starts: deque[_WaitingStart] = deque()
+        self._submitting: asyncio.Future[None] | None = None
         self._ended: list[Transaction] = []
         self._ending: asyncio.Future[None] | None = None
         self._starting: asyncio.Future[None] | None = None
@@ -211,6 +227,8 @@ class Scheduler:
     ) -> Reply:
         try:
             command = await self.event_log.resolve(asked_for) if isinstance(asked_for, UndoChange) else asked_for
+            if isinstance(command, StartOperation):
+                return await self._start(command, asked, remember)
             async with self._changing:
                 return await self._carry_out(command, asked, remember)
         except CpumondError as error:
@@ -243,6 +261,67 @@ class Scheduler:
         say(told.event, id=change.id or None, warnings=change.warnings or None)
         await self._settle()
         return reply
+
+    async def _start(self, command: StartOperation, asked: Asked, remember: Callable[[Reply], Change] | None) -> Reply:
+        """Start an operation; all that arrive while the store is busy share the next write."""
+        waiting = _WaitingStart(command, asked, remember, asyncio.get_running_loop().create_future())
+        self._starts.append(waiting)
+        if len(self._starts) == 1:
+            self._submitting = asyncio.ensure_future(self._carry_out_starts())
+        return await waiting.done
+
+    async def _carry_out_starts(self) -> None:
+        async with self._changing:
+            waiting, self._starts = self._starts, deque()
+            most = MAX_GROUP
+            while waiting:
+                group: list[_WaitingStart] = []
+                try:
+                    await self._carry_out_group(waiting, group, most)
+                    most = MAX_GROUP
+                except CommandError as error:
+                    # The records of one cannot be stored: each is tried alone.
+                    most = 1
+                    if len(group) > 1:
+                        waiting.extendleft(reversed(group))
+                    else:
+                        group[0].done.set_exception(error)
+                except Exception as error:
+                    for each in group or [waiting.popleft()]:
+                        each.done.set_exception(error)
+
+    async def _carry_out_group(self, waiting: deque[_WaitingStart], group: list[_WaitingStart], most: int) -> None:
+        """Carry out the first of ``waiting`` in one write and move them to ``group``: up to ``most``, or to one whose
+        refusal may be due to those before it, which is decided again after them."""
+        now, ahead, made = self.clock.now(), Ahead(), list[Transaction]()
+        told, kept, is_open = list[Told](), list[Change](), True
+        while waiting and is_open and len(group) < most:
+            each = waiting[0]
+            try:
+                allowed_by = check(self.state, each.command, each.asked.user)
+                change = prepare(self.state, each.command, each.asked.user.name, now, self.new_id, ahead)
+            except CommandError as error:
+                if group:
+                    break
+                waiting.popleft().done.set_exception(error)
+                continue
+            group.append(waiting.popleft())
+            made.append(change)
+            is_open = ahead.add(change.operations[0], self.state.trees)
+            told.append(tell_command(self.state, each.command, replace(each.asked, allowed_by=allowed_by), change, now))
+            if each.remember is not None:
+                kept += self._remember(each.remember(Reply(change.id, change.warnings)))
+        if not group:
+            return
+        operations = tuple(record for change in made for record in change.operations)
+        vaults = tuple(vault for change in made for vault in change.vaults)
+        await self._commit(Transaction(operations=operations, vaults=vaults), kept, told)
+        self.timings.commands += len(group)
+        for change, event in zip(made, told, strict=True):
+            say(event.event, id=change.id, warnings=change.warnings or None)
+        await self._settle()
+        for each, change in zip(group, made, strict=True):
+            each.done.set_result(Reply(change.id, change.warnings))
 
     @property
     def term(self) -> int:

@@ -75,10 +75,21 @@ MAX_MESSAGE = 1000
 """Characters that are kept of the message of an abort."""
 
 
-def prepare(state: State, command: Command, user: str, now: float, new_id: Callable[[], str]) -> Transaction:
-    """The change that a command makes. Raises CommandError when it is refused; nothing is changed here."""
+def prepare(
+    state: State,
+    command: Command,
+    user: str,
+    now: float,
+    new_id: Callable[[], str],
+    ahead: admission.Ahead = admission.NONE_AHEAD,
+) -> Transaction:
+    """The change that a command makes. Raises CommandError when it is refused; nothing is changed here.
+
+    ``ahead``: operations whose starts are stored in the same write, before this one. A start is also refused where it
+    may depend on more of them than their number.
+    """
     if isinstance(command, operations.StartOperation):
-        return _prepare_start(state, command, user, now, new_id)
+        return _prepare_start(state, command, user, now, new_id, ahead)
     if isinstance(command, NodeCommand):
         return prepare_node(state, command, user, now)
     if isinstance(command, RolloutCommand):
@@ -240,7 +251,12 @@ def _check_against_living(tree: Tree, pools: Mapping[str, Any]) -> None:
 
 
 def _prepare_start(
-    state: State, command: operations.StartOperation, user: str, now: float, new_id: Callable[[], str]
+    state: State,
+    command: operations.StartOperation,
+    user: str,
+    now: float,
+    new_id: Callable[[], str],
+    ahead: admission.Ahead,
 ) -> Transaction:
     if command.type != "vanilla":
         text = f'Operation type "{command.type}" is not supported; start a "vanilla" operation'
@@ -250,16 +266,7 @@ def _prepare_start(
     if asked.secrets and state.rules.vault_keys is None:
         what = "this scheduler keeps no secrets; an administrator sets secrets_key_file in its configuration"
         raise CommandError(f"spec/{SECURE_VAULT}: {what}", attributes={FIELD: SECURE_VAULT})
-    state.spec_room.check([spec, asked.secrets] if asked.secrets else spec, user)
-    if len(state.operations) >= state.rules.max_operation_count:
-        raise CommandError(
-            f"Limit for the number of concurrent operations {state.rules.max_operation_count} of the scheduler has "
-            "been reached",
-            TOO_MANY_OPERATIONS,
-        )
-    if asked.alias and any(each.record.alias == asked.alias for each in state.operations.values()):
-        text = f'Operation alias "{asked.alias}" is already used by a live operation'
-        raise CommandError(text, attributes={FIELD: "alias"})
+    _check_room(state, asked, spec, user, ahead)
     names = asked.trees
     if names is None:
         if not state.config.default_tree:
@@ -285,7 +292,7 @@ def _prepare_start(
         wanted = asked.options.get(name, {}).get("pool", asked.options[""].get("pool", ""))
         try:
             choice = admission.choose_pool(tree, wanted, user, state.rules)
-            admission.check_start(tree, choice)
+            admission.check_start(tree, choice, ahead)
         except CommandError as error:
             if error.code != TOO_MANY_OPERATIONS or not state.rules.erase_trees_with_pool_limit_violations:
                 raise name_field(error, "pool") from None
@@ -298,15 +305,19 @@ def _prepare_start(
         told += _note_new_pool(tree, choice, wanted)
         told += _check_options(tree, choice, chosen[name])
         sizes.append(_find_sizes(tree, choice, chosen[name]))
-        if admission.may_run(tree, choice, user):
+        if admission.may_run(tree, choice, user, ahead):
             running.append(name)
     if not chosen:
         raise refused[0] if refused else CommandError("The list of pool trees is empty")
+    if ahead.count and (
+        asked.alias or asked.schedule_in_single_tree or any(not each.pool for _, each, _ in choices.values())
+    ):
+        raise CommandError("it is decided when the starts ahead of it are stored")
     operation_id, keys = new_id(), state.rules.vault_keys
     vaults = (keys.seal(operation_id, asked.secrets),) if keys is not None and asked.secrets else ()
     record = OperationRecord(
         id=operation_id,
-        sequence=state.sequence + 1,
+        sequence=state.sequence + 1 + ahead.count,
         user=user,
         start_time=now,
         tasks=asked.tasks,
@@ -331,6 +342,21 @@ def _prepare_start(
     return Transaction(operations=(record,), vaults=vaults, id=record.id, warnings=warnings)
 
 
+def _check_room(
+    state: State, asked: operations.ParsedSpecification, spec: Mapping[str, Any], user: str, ahead: admission.Ahead
+) -> None:
+    state.spec_room.check([spec, asked.secrets] if asked.secrets else spec, user, ahead.count > 0)
+    if len(state.operations) + ahead.count >= state.rules.max_operation_count:
+        raise CommandError(
+            f"Limit for the number of concurrent operations {state.rules.max_operation_count} of the scheduler has "
+            "been reached",
+            TOO_MANY_OPERATIONS,
+        )
+    if asked.alias and any(each.record.alias == asked.alias for each in state.operations.values()):
+        text = f'Operation alias "{asked.alias}" is already used by a live operation'
+        raise CommandError(text, attributes={FIELD: "alias"})
+
+
 _Choice = tuple[Tree, admission.PoolChoice, str]
 """A tree, the pool there, and which pool was asked for."""
 
@@ -340,7 +366,9 @@ def _keep_best(choices: dict[str, _Choice], asked: operations.ParsedSpecificatio
     that it orders; of those in which it would run, if there are some."""
     if not asked.schedule_in_single_tree or not choices:
         return choices
-    running = {name: each for name, each in choices.items() if admission.may_run(*each[:2], user)} or choices
+    running = {
+        name: each for name, each in choices.items() if admission.may_run(*each[:2], user, admission.NONE_AHEAD)
+    } or choices
     wanted = sum_vectors([scale(task.resources, float(task.job_count)) for task in asked.tasks])
 
     def reserve(name: str) -> float:

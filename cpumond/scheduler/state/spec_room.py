@@ -127,18 +127,24 @@ class SpecRoom:
         self._of_user: Counter[str] = Counter()
         self._live: dict[str, int] = {}
         self._ended: dict[str, int] = {}
-        self._checked: tuple[object, int] = (None, 0)
-        """The specification that was checked last, and what it takes."""
+        self._checked: dict[int, tuple[object, int]] = {}
+        """The specifications that were checked since the last that had none ahead, by identity, and what each takes."""
 
-    def check(self, spec: Any, user: str) -> None:
-        """Check that there is room for another live operation. Raises CommandError."""
+    def check(self, spec: Any, user: str, has_ahead: bool = False) -> None:
+        """Check that there is room for another live operation. Raises CommandError.
+
+        ``has_ahead``: those that were checked before and not added yet are added before this one.
+        """
         weight = weigh(spec)
-        self._checked = (spec, weight) if isinstance(spec, dict) else (None, 0)
+        if not has_ahead:
+            self._checked = {}
+        ahead = sum(each for _, each in self._checked.values())
+        self._checked[id(spec)] = (spec, weight)
         for taken, most, whose in (
             (self._of_user[user], self.max_bytes // 2, f"the operations of user {user!r}"),
             (self.live_bytes, self.max_bytes, "all operations"),
         ):
-            if taken + weight > most:
+            if taken + ahead + weight > most:
                 raise CommandError(
                     f"spec: takes {weight} bytes of memory, and those of {whose} take {taken} of at most {most} "
                     "(max_specification_memory); put long texts into files that jobs read, or wait until operations "
@@ -154,7 +160,7 @@ class SpecRoom:
             self._ended[record.id] = weight
             self.ended_bytes += weight
         else:
-            spec, weight = self._checked
+            spec, weight = self._checked.pop(id(record.spec), (None, 0))
             weight = weight if spec is record.spec else weigh(record.spec)
             weight = self._live[record.id] = weight + record.vault_bytes
             self.live_bytes += weight
