@@ -1,7 +1,7 @@
-"""What a simulated job wants: lines of CSV to work for each enforcement period.
+"""CPU demand of a simulated job: CSV lines converted to work per enforcement period.
 
-Pure: lines are an iterable. Demand is given as steps, or taken from a recorded trace, which is not demand: what a job
-wanted while it was held back is unknown.
+Pure: lines are an iterable. Demand is given as steps or taken from a recorded trace. A trace is not demand: the demand
+of a throttled job is unknown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cpumond.core.measures import format_duration
 from cpumond.monitor.replay import parse_trace, split_lines
 
 MAX_S: Final = 7 * 86_400.0
-"""The longest simulated time: 48 MB of periods, about ten seconds a rule."""
+"""The longest simulated time: 48 MB of periods, about ten seconds per rule."""
 MAX_CORES: Final = 1e6
 EXPECTED: Final = (
     "expected seconds,cores (demand: each row holds until the next one), or a recorded trace with "
@@ -27,10 +27,10 @@ EXPECTED: Final = (
 
 
 class Demand(msgspec.Struct, frozen=True):
-    """What a job wants, in core-seconds for each enforcement period.
+    """Demand of a job, in core-seconds for each enforcement period.
 
-    ``at_order_cpu_s``: the same with the rows of a recorded trace in which the job was held back raised to what it
-    ordered; None where there are none. ``notes``: what a recorded trace cannot say, in sentences.
+    ``at_order_cpu_s`` is the same, with the throttled rows of a recorded trace raised to the job's request; None if
+    there are none. ``notes``: limitations of a recorded trace, in sentences.
     """
 
     work_cpu_s: array[float]
@@ -39,7 +39,7 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 class DemandStep(NamedTuple):
-    """``cores`` are wanted until ``end_s``, which counts from the beginning of the first step."""
+    """A demand of ``cores`` until ``end_s``, which counts from the beginning of the first step."""
 
     end_s: float
     cores: float
@@ -49,10 +49,10 @@ class DemandStep(NamedTuple):
 def read_demand(
     lines: Iterable[str], name: str, order_cores: float, period_s: float, duration_s: float | None = None
 ) -> Demand:
-    """The demand in ``lines`` of a job that ordered ``order_cores``; ``name`` stands for them in messages.
+    """Read the demand in ``lines`` of a job that requests ``order_cores``; messages call the lines ``name``.
 
-    With ``duration_s`` it ends then. Without, the last row of a demand lasts as long as the one before it.
-    Raises ConfigError (name, line, what is expected).
+    With ``duration_s`` it ends then. Without it, the last row of a demand lasts as long as the row before it. Raises
+    ConfigError (name, line, expected content).
     """
     lines = iter(lines)
     begin = list(_read_to_header(lines))
@@ -68,16 +68,16 @@ def read_demand(
         if is_last:
             break
     if not ends_s:
-        raise ConfigError(f"{name}: has one row alone, which is only the base of the next; record for longer")
+        raise ConfigError(f"{name}: has only one row, which is the baseline of the next one; record for longer")
     if ends_s[-1] > MAX_S:
         raise ConfigError(
             f"{name}: lasts {format_duration(round(ends_s[-1]))}; at most {format_duration(MAX_S)} are simulated: "
-            "cut it with --duration"
+            "shorten it with --duration"
         )
     if duration_s is not None and ends_s[-1] < duration_s:
         raise ConfigError(
-            f"{name}: {format_duration(round(ends_s[-1], 3))} were recorded, --duration asks for "
-            f"{format_duration(duration_s)}; leave it out"
+            f"{name}: {format_duration(round(ends_s[-1], 3))} were recorded, less than the --duration of "
+            f"{format_duration(duration_s)}; omit it"
         )
     work = spread(zip(ends_s, cores, strict=True), period_s)
     if not is_recorded:
@@ -88,12 +88,12 @@ def read_demand(
 
 
 def spread(steps: Iterable[tuple[float, float]], period_s: float) -> array[float]:
-    """The core-seconds wanted in each period of ``period_s`` seconds, of steps in order: (end in seconds, cores)."""
+    """Return the core-seconds of demand in each period of ``period_s`` seconds, from steps in order: (end_s, cores)."""
     work = array("d")
-    begin = part = 0.0  # in periods; the work of the period that is being filled, in cores times periods
+    begin = part = 0.0  # in periods; part: demand of the current period, in cores times periods
     for end_s, cores in steps:
         end = end_s / period_s
-        # Decimals give a multiple of a period only nearly.
+        # A decimal number is only nearly a multiple of a period.
         end = float(round(end)) if abs(end - round(end)) < 1e-5 else end
         full = int(begin) + 1
         if end < full:
@@ -109,7 +109,7 @@ def spread(steps: Iterable[tuple[float, float]], period_s: float) -> array[float
 
 
 def _read_to_header(lines: Iterator[str]) -> Iterator[str]:
-    """The lines up to the first that is neither blank nor a comment: the header, or the first row."""
+    """Yield the lines up to the first that is neither blank nor a comment: the header or the first row."""
     for line in lines:
         yield line
         text = line.removeprefix("\ufeff").strip()
@@ -118,7 +118,7 @@ def _read_to_header(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _read_steps(lines: Iterable[str], name: str, duration_s: float | None) -> Iterator[DemandStep]:
-    """Rows of ``seconds,cores``, with or without this header; each holds until the next one."""
+    """Yield the steps of ``seconds,cores`` rows, with or without this header; each holds until the next one."""
     columns = ["seconds", "cores"]
     begin_s = before_s = spacing_s = cores = 0.0
     rows = 0
@@ -149,7 +149,7 @@ def _read_steps(lines: Iterable[str], name: str, duration_s: float | None) -> It
     if not rows:
         raise ConfigError(f"{name}: is empty; {EXPECTED}")
     if rows == 1 and duration_s is None:
-        raise ConfigError(f"{name}: has one row alone, so that its length is unknown; give --duration, or another row")
+        raise ConfigError(f"{name}: has only one row, so its length is unknown; give --duration, or add a row")
     yield DemandStep(max(before_s - begin_s + spacing_s, duration_s or 0.0), cores)
 
 
@@ -183,15 +183,15 @@ def _describe_doubts(held: int, rows: int, tells_throttling: bool, end_s: float)
     if held:
         first = (
             f"A recorded trace is not demand: in {held} of {rows} row{'s' * (rows > 1)} the job was throttled, and "
-            "what it wanted then is unknown. The demand lies between the use as recorded and all that was ordered in "
+            "its demand then is unknown: between the recorded usage and the full request in "
             "these rows."
         )
     elif tells_throttling:
-        first = "A recorded trace is not demand; no row was throttled, so that the use in each row is what was wanted."
+        first = "A recorded trace is not demand; no row was throttled, so the usage in each row is the demand."
     else:
         first = (
-            "A recorded trace is not demand: without a column throttled_ratio it does not say when the job was "
-            "throttled and may have wanted more."
+            "A recorded trace is not demand: without a column throttled_ratio it does not show when the job was "
+            "throttled and may have needed more."
         )
     spacing = format_duration(float(f"{end_s / rows:.3g}"))
-    return (first, f"Bursts shorter than a row ({spacing} on average) are not in it.")
+    return (first, f"It does not show bursts shorter than a row ({spacing} on average).")

@@ -1,9 +1,9 @@
-"""What each rule would reclaim of a workload whose CPU use was watched, and how much that would hold it back.
+"""Estimate how much CPU each rule would reclaim of an observed workload, and how much that would hold it back.
 
-The rules themselves decide (``rules.check``), over the counters as the kernel showed them, so this is what shadow mode
-would say, with one thing more. Nothing was lowered while it was watched, so use may exceed the limit that a rule would
-have set. Under that limit the workload would have been throttled as soon as the kernel's burst was used up, so the rule
-is given throttled periods: for as long as its looks need to see them, for all of the excess where it has no looks.
+The rules themselves decide (``rules.check``) over the kernel's counters, so the result is that of shadow mode, with one
+addition. No limit was lowered during the observation, so usage may exceed the limit that a rule would have set. Under
+that limit the workload would have been throttled once the kernel's burst was spent. The rule therefore gets additional
+throttled periods: as many as its looks need to notice, or for all of the excess if it has no looks.
 """
 
 from __future__ import annotations
@@ -27,31 +27,34 @@ CONFIDENCES: Final[tuple[Confidence, ...]] = ("low", "medium", "high")
 CFS_PERIOD_S: Final = 0.1
 MEDIUM_FROM_S: Final = 1800.0
 HIGH_FROM_S: Final = 86_400.0
-"""A workload that was watched for less than a day has hours of which nothing is known."""
+"""For a workload observed for less than a day, some hours are unknown."""
 FINE_S: Final = 2.0
 COARSE_S: Final = 30.0
-"""Seconds between samples: up to FINE_S they show what checks each second see, above COARSE_S most bursts are lost."""
+"""Seconds between samples: up to FINE_S they show as much as checks every second, above COARSE_S few bursts are
+seen."""
 MAX_MISSING: Final = 0.1
-"""Share of the time; where more is missing, the confidence is low."""
+"""Share of the time; if more is missing, the confidence is low."""
 WARM_UP_S: Final = 120.0
-"""Limits begin at what was ordered and go down step by step: the first minutes say little about the hours after them.
+"""Initial seconds that are not counted.
 
-They are not counted. What was watched for less than twice as long is repeated.
+Limits begin at the request and fall step by step, so the first minutes say little about the hours after them. An
+observation of less than twice this length is repeated.
 """
 SETTLED_S: Final = 600.0
-"""How long what is repeated runs before it counts, and again while it counts: a rule takes a while to learn a job."""
+"""Seconds that a repeated observation runs before it counts, and again while it counts: rules take time to adapt."""
 MOST_CHECKS: Final = 1200
-"""At most so many checks before it counts, where a check is much shorter than a second."""
+"""Maximum number of checks before it counts, for checks much shorter than a second."""
 
 
 class RuleEstimate(msgspec.Struct, frozen=True):
-    """What a rule would have done. Cores are means over the time watched, ratios are in [0, 1].
+    """Estimated effect of a rule. Cores are means over the observed time; ratios are in [0, 1].
 
-    ``reclaimable_cores`` ordered but not within the limit, ``reclaimable_ratio`` of what was ordered.
-    ``held_back_ratio``: share of the time, where each excess of use over the limit lasts until the rule's looks see it;
-    ``held_back_most_ratio``: share of the samples in which use exceeded it, the most that this resolution allows.
-    ``lost_work_ratio``: of the work of jobs on the reclaimed CPU, what would be thrown away (``ReclaimedWork``).
-    ``limit_cores`` the limit at the end. The time until the limits are down (``WARM_UP_S``) is not counted.
+    ``reclaimable_cores`` is request minus limit, ``reclaimable_ratio`` its share of the request. ``held_back_ratio`` is
+    a share of the time; each excess of usage over the limit lasts until the rule's looks notice it.
+    ``held_back_most_ratio`` is the share of samples in which usage exceeded the limit, the upper bound at this
+    resolution. ``lost_work_ratio`` is the share of the work of jobs on the reclaimed CPU that would be lost
+    (``ReclaimedWork``). ``limit_cores`` is the limit at the end. The time until the limits are down (``WARM_UP_S``) is
+    not counted.
     """
 
     reclaimable_cores: float
@@ -66,10 +69,10 @@ NOTHING: Final = RuleEstimate(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """Of one workload, or of several together: then ``used_most_cores`` is 0, as their peaks come at different times.
+    """Estimate of one workload or of several; for several ``used_most_cores`` is 0, since their peaks do not coincide.
 
-    ``watched_s`` seconds of which use is known, ``missing_s`` those of gaps between; ``used_cpu_s`` CPU seconds by the
-    kernel's counter, ``used_cores`` their mean, ``used_most_cores`` the most in one sample.
+    ``watched_s`` is the number of seconds of known usage, ``missing_s`` that of the gaps between. ``used_cpu_s`` is CPU
+    seconds by the kernel's counter, ``used_cores`` their mean, ``used_most_cores`` the maximum of a sample.
     """
 
     watched_s: float
@@ -82,7 +85,8 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """Core-seconds of all workloads over time, in at most ``count`` bins: used, ordered, and the limit of each rule."""
+    """Core-seconds of all workloads over time, in at most ``count`` bins: usage, request, and the limit of each
+    rule."""
 
     def __init__(self, begin_s: float, length_s: float, count: int = 600) -> None:
         self.begin_s = begin_s
@@ -90,7 +94,7 @@ class Timeline:
         self.bins: dict[int, list[float]] = {}
 
     def add(self, at_s: float, seconds: float, values: Iterable[float]) -> None:
-        """``values`` in cores for the ``seconds`` up to ``at_s``."""
+        """Add ``values`` in cores for the ``seconds`` up to ``at_s``."""
         every = list(values)
         end = max(at_s - self.begin_s, 0.0) / self.bin_s
         begin = max(end - seconds / self.bin_s, 0.0)
@@ -102,7 +106,7 @@ class Timeline:
                 row[index] += value * share_s
 
     def list_points(self) -> list[tuple[float, list[float]]]:
-        """(Seconds since the begin, mean cores of the bin that begins there), in order; 0 where nothing is known."""
+        """Return (seconds since the begin, mean cores of the bin that begins there), in order; 0 if unknown."""
         if not self.bins:
             return []
         nothing = [0.0] * (2 + len(RULES))
@@ -113,8 +117,8 @@ class Timeline:
 
 
 class _Interval(NamedTuple):
-    """What happened between two readings. ``parts``, if several: seconds and CPU seconds of each in turn, in an array,
-    since those of many workloads are kept."""
+    """Usage between two readings. ``parts``, if there are several: seconds and CPU seconds of each in turn, in an
+    array to save memory with many workloads."""
 
     seconds: float
     used_cpu_s: float
@@ -123,7 +127,7 @@ class _Interval(NamedTuple):
     parts: array[float] | None = None
 
     def list_parts(self) -> Iterable[tuple[float, float]]:
-        """(Seconds, CPU seconds) of each part."""
+        """Return (seconds, CPU seconds) of each part."""
         if self.parts is None:
             return ((self.seconds, self.used_cpu_s),)
         return zip(self.parts[::2], self.parts[1::2], strict=True)
@@ -144,17 +148,18 @@ class _Follower:
         self.reclaimed = ReclaimedWork(state.hard_cores)
         self.warm = self.sums
         self.bank_cpu_s = 0.0
-        """Unused quota that the kernel's burst would have saved up, core-seconds."""
+        """Unused quota that the kernel's burst would have accumulated, core-seconds."""
 
     @property
     def sums(self) -> tuple[float, ...]:
-        """Core-seconds reclaimed, and ordered; seconds held back, and at most; core-seconds of work kept, and lost."""
+        """Core-seconds reclaimed and requested; seconds held back (estimate, upper bound); core-seconds of work kept
+        and lost."""
         work = self.reclaimed
         kept = (work.kept_cpu_s, work.lost_cpu_s)
         return self.state.preemptible_cpu_s, self.ordered_cpu_s, self.held_s, self.held_most_s, *kept
 
     def add(self, reading: CpuReading, past: _Interval) -> None:
-        """One check at ``reading``; ``past``: what happened since the one before."""
+        """Process one check at ``reading``; ``past`` is the interval since the previous one."""
         state, s = self.state, self.settings
         self.ordered_cpu_s += state.hard_cores * past.seconds
         limit, most_cpu_s = state.limit_cores, (s.burst_ratio or 0.0) * state.limit_cores * CFS_PERIOD_S
@@ -167,7 +172,7 @@ class _Follower:
                 if bank_cpu_s < -1e-9:
                     held_s += seconds
                     if s.poll_s:
-                        # A look gives everything back.
+                        # A look restores the full request.
                         bank_cpu_s = 0.0
                         break
             self.bank_cpu_s = bank_cpu_s
@@ -175,7 +180,7 @@ class _Follower:
                 if s.poll_s:
                     held_s = min(past.seconds, s.poll_s + CFS_PERIOD_S)
                 held_s = max(held_s, min(past.throttled * CFS_PERIOD_S, past.seconds))
-                # Without looks a job that is held back waits until the check.
+                # Without looks, a job that is held back waits until the check.
                 self.held_s += held_s if s.poll_s else past.seconds
                 self.held_most_s += past.seconds
                 self.extra_periods += max(round(past.seconds / CFS_PERIOD_S) - past.periods, 0)
@@ -185,11 +190,11 @@ class _Follower:
         self.reclaimed.add(self.state.limit_cores, past.used_cpu_s / past.seconds, past.seconds)
 
     def rebase(self, reading: CpuReading) -> None:
-        # What was throttled in a gap is as unknown as the use in it.
+        # Throttling in a gap is as unknown as the usage in it.
         self.state = policy.rebase(msgspec.structs.replace(self.state, seen=None), self._complete(reading))
 
     def _complete(self, reading: CpuReading) -> CpuReading:
-        """The counters as they were if the limit had been in force."""
+        """Return the counters that the kernel would show if the limit had been in force."""
         return CpuReading(
             reading.total_cpu_s,
             reading.at_s,
@@ -200,25 +205,25 @@ class _Follower:
         )
 
     def conclude(self, seconds: float, ordered_cores: float) -> RuleEstimate:
-        """Means over the last ``seconds``, those since ``warm`` was noted.
+        """Return means over the last ``seconds``, those since ``warm`` was recorded.
 
-        What can be reclaimed is the same share of ``ordered_cores``, the mean over all the time, as it was of what was
-        ordered in those seconds: a changed order cannot make it more than was ordered.
+        The reclaimable share is applied to ``ordered_cores``, the mean request over all the time. So a changed request
+        cannot yield more reclaimable CPU than was requested.
         """
         reclaimable, ordered, held, most, kept, lost = (
             (now - before) / seconds if seconds > 0.0 else 0.0 for now, before in zip(self.sums, self.warm, strict=True)
         )
         share = reclaimable / ordered if ordered > 0.0 else 0.0
-        # What was done before ``warm`` may be lost after it.
+        # Work done before ``warm`` may be lost after it.
         lost_share = min(lost / (kept + lost), 1.0) if lost > 0.0 else 0.0
         return RuleEstimate(share * ordered_cores, share, held, most, self.state.limit_cores, lost_share)
 
 
 class UseWatch:
-    """One workload while it is watched: readings are added one by one, in constant memory.
+    """Observes one workload: readings are added one by one, in constant memory.
 
-    ``hard_cores`` what it ordered (>= 0), ``settings`` of each rule, ``longest_s`` the longest interval whose use
-    counts as known, ``timeline`` an optional sum of all workloads that it is added to.
+    ``hard_cores`` is its request (>= 0), ``settings`` those of each rule, ``longest_s`` the longest interval whose
+    usage counts as known, ``timeline`` an optional sum over all workloads.
     """
 
     def __init__(
@@ -240,24 +245,25 @@ class UseWatch:
         self._first: list[_Interval] = []
         self._used_cpu_s = self._ordered_cpu_s = self._most_cores = 0.0
         self.usage_cores = 0.0
-        """In the last sample."""
+        """Usage in the last sample."""
 
     def move_hard(self, hard_cores: float) -> None:
-        """The workload orders ``hard_cores`` from now on."""
+        """Change the workload's request to ``hard_cores``."""
         if hard_cores != self.hard_cores:
             self.hard_cores = hard_cores
             for follower in self._followers.values():
                 follower.state = policy.move_hard(follower.state, hard_cores)
 
     def glance(self, reading: CpuReading) -> None:
-        """A reading between two checks: no rule decides at it, but a limit would have held the workload back."""
+        """Process a reading between two checks: no rule decides at it, but a limit would have held the workload
+        back."""
         before = self._glanced
         if before is not None and reading.at_s > before.at_s:
             self._parts += (reading.at_s - before.at_s, max(reading.total_cpu_s - before.total_cpu_s, 0.0))
             self._glanced = reading
 
     def add(self, reading: CpuReading) -> None:
-        """The next reading. After a gap, or with counters that began anew, it is only the base of the next."""
+        """Add the next reading. After a gap, or after counters restarted, it is only the baseline of the next one."""
         if self._parts:
             self.glance(reading)
         parts, self._parts, self._glanced = array("f", self._parts), [], reading
@@ -301,7 +307,7 @@ class UseWatch:
             self._timeline.add(reading.at_s, interval_s, (usage_cores, self.hard_cores, *limits))
 
     def conclude(self, most_checks: int = MOST_CHECKS) -> Estimate:
-        """What is known so far; a short time of watching is repeated, for at most ``most_checks`` before it counts."""
+        """Return the estimate so far; a short observation is repeated, for at most ``most_checks`` before it counts."""
         seconds = self.watched_s
         ordered = self._ordered_cpu_s / seconds if seconds > 0.0 else self.hard_cores
         if 0.0 < seconds < 2.0 * WARM_UP_S:
@@ -322,7 +328,7 @@ class UseWatch:
         )
 
     def _continue(self, settings: MonitorSettings, rounds: int) -> _Follower:
-        """A rule over what was watched, repeated ``rounds`` times until its limit is down, then as often to count."""
+        """Run a rule over the observation ``rounds`` times until its limit is down, then as often for the result."""
         reading = CpuReading(0.0, 0.0)
         follower = _Follower(start_state(self.hard_cores, 0.0), settings)
         follower.rebase(reading)
@@ -348,7 +354,7 @@ def estimate(
     longest_s: float = math.inf,
     check_each: int = 1,
 ) -> Estimate:
-    """The estimate of one workload from all its readings, in order of time; a check at each ``check_each``-th one."""
+    """Estimate one workload from all its readings, in order of time, with a check at each ``check_each``-th reading."""
     watch = UseWatch(hard_cores, settings, longest_s)
     for number, reading in enumerate(readings):
         (watch.glance if number % check_each else watch.add)(reading)
@@ -356,7 +362,7 @@ def estimate(
 
 
 def add_up(estimates: Iterable[Estimate], length_s: float) -> Estimate:
-    """Several workloads together, as means over the whole ``length_s`` (> 0); held back: of the time watched of all."""
+    """Add up workloads as means over the whole ``length_s`` (> 0); held back: share of the observed time of all."""
     every = list(estimates)
     watched_s = sum(each.watched_s for each in every)
 
@@ -390,13 +396,13 @@ def add_up(estimates: Iterable[Estimate], length_s: float) -> Estimate:
 
 
 def merge(earlier: Estimate, later: Estimate) -> Estimate:
-    """One workload at two times, or two that are shown as one: means over the time watched of both."""
+    """Merge two estimates of one workload, or of two shown as one, as means over the time observed in both."""
     both = add_up((earlier, later), max(earlier.watched_s + later.watched_s, 1e-9))
     return msgspec.structs.replace(both, used_most_cores=max(earlier.used_most_cores, later.used_most_cores))
 
 
 def judge_confidence(watched_s: float, missing_s: float, resolution_s: float) -> tuple[Confidence, list[str]]:
-    """How sure an estimate is, and why, each reason a clause: by the time watched, the resolution, and the gaps."""
+    """Rate the confidence of an estimate, with reasons as clauses: by observed time, resolution, and gaps."""
     level = 0 if watched_s < MEDIUM_FROM_S else 1 if watched_s < HIGH_FROM_S * 0.98 else 2
     known = format_duration(float(round(watched_s)))
     reasons = [
@@ -405,7 +411,7 @@ def judge_confidence(watched_s: float, missing_s: float, resolution_s: float) ->
         f"{known} watched, a whole day and all its hours",
     ][level : level + 1]
     step = format_duration(float(f"{resolution_s:.3g}"))
-    reasons.append(f"one sample each {step}: bursts shorter than that are not seen")
+    reasons.append(f"one sample every {step}: shorter bursts are not seen")
     if resolution_s > FINE_S:
         level = min(level, 1 if resolution_s <= COARSE_S else 0)
     whole_s = watched_s + missing_s

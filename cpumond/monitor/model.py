@@ -25,26 +25,27 @@ Mode = Literal["off", "shadow", "up-only", "reclaim"]
 LimitRule = Literal["document", "peak"]
 VoteMode = Literal["document", "ytsaurus"]
 EarlyRestore = Literal["off", "use", "ordered"]
-"""What a job gets whose use shows that its lowered limit is too low before its burst is spent: some more than it uses,
-or all that it ordered."""
+"""The CPU given to a job whose usage shows, before its burst is spent, that its lowered limit is too low. "use":
+some more than its usage; "ordered": its full request."""
 Direction = Literal["both", "up-only", "down-only"]
 Kind = Literal["delay", "base", "hold", "grow", "shrink", "restore"]
 
 MIN_POLL_S: Final = 0.01
 EARLY_LOOK_S: Final = 0.05
-"""Between two looks at the use of a job for ``early_restore``: the kernel counts a throttled period when it ends."""
+"""Seconds between two looks at a job's usage for ``early_restore``: the kernel counts a throttled period at its end."""
 QUOTA_OPTIONS: Final = ("burst_ratio", "early_restore", "min_cores_per_thread")
-"""Options without effect where use above the limit is not cut off."""
+"""Options without effect if usage above the limit is not prevented."""
 MODES: Final[tuple[Mode, ...]] = ("off", "shadow", "up-only", "reclaim")
 """From the least to the most active."""
 
 
 class RuleDefaults(msgspec.Struct, frozen=True):
-    """What an option that is not set means under a ``limit_rule``, and which options have no effect under it.
+    """Defaults of options under a ``limit_rule``, and the options that have no effect under it.
 
-    ``throttle_poll_s`` in seconds, 0 for no looks between checks; ``burst_ratio`` None for the burst that was found;
-    ``weight_pressure_ratio`` is ``pressure_restore_ratio`` with ``actuator = "weight"``, else it is 0;
-    ``use_restore_ratio`` is that option where use is not cut off, else it is 0; ``early_restore`` with a burst.
+    ``throttle_poll_s`` is in seconds, 0 for no looks between checks. ``burst_ratio`` None keeps the burst that was
+    found. ``weight_pressure_ratio`` is the default of ``pressure_restore_ratio`` with ``actuator = "weight"``, which is
+    0 otherwise. ``use_restore_ratio`` applies if the limit does not prevent higher usage, and is 0 otherwise.
+    ``early_restore`` applies with a burst.
     """
 
     throttle_poll_s: float
@@ -62,7 +63,7 @@ RULE_DEFAULTS: Final[Mapping[LimitRule, RuleDefaults]] = {
     "peak": RuleDefaults(
         0.2,
         1.0,
-        0.1,  # use alone cannot show that others take the CPU
+        0.1,  # usage alone cannot show that others take the CPU
         1.0,
         "use",
         (
@@ -72,15 +73,15 @@ RULE_DEFAULTS: Final[Mapping[LimitRule, RuleDefaults]] = {
         ),
     ),
 }  # fmt: skip
-"""For each rule in ``rules.RULES``."""
+"""Defaults for each rule in ``rules.RULES``."""
 
 
 class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The resulting section ``job-cpu-monitor`` of one job (1.1); options that the documents have are named as there.
+    """The resulting section ``job-cpu-monitor`` of one job (1.1); options of YTsaurus have their names there.
 
-    Ratios are in [0, 1], coefficients factors on the current limit, ``_s`` seconds, cores >= 0. ``throttle_poll_s``,
-    ``burst_ratio``, ``early_restore``, ``pressure_restore_ratio`` and ``use_restore_ratio`` that are not given become
-    what ``RULE_DEFAULTS`` says, so that all but ``burst_ratio`` are never None.
+    Ratios are in [0, 1], coefficients are factors on the current limit, ``_s`` seconds, cores >= 0.
+    ``throttle_poll_s``, ``burst_ratio``, ``early_restore``, ``pressure_restore_ratio`` and ``use_restore_ratio``
+    default to ``RULE_DEFAULTS``, so only ``burst_ratio`` can be None.
     """
 
     mode: Mode | None = None
@@ -121,7 +122,7 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         defaults = RULE_DEFAULTS[self.limit_rule]
         if self.throttle_poll_s is None:
-            # Nothing holds a job back below its guarantee: that its use is above it may wait for the next check.
+            # Nothing holds a job back below its guarantee: usage above it can wait for the next check.
             poll_s = 0.0 if self.actuator == "guarantee" else defaults.throttle_poll_s
             msgspec.structs.force_setattr(self, "throttle_poll_s", poll_s)
         if self.burst_ratio is None:
@@ -137,26 +138,25 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def is_ceiling(self) -> bool:
-        """Whether use above the limit is cut off, so that use alone cannot show that more is wanted."""
+        """Whether the limit prevents higher usage, so that usage alone cannot show a higher demand."""
         return self.actuator == "quota"
 
     @property
     def poll_s(self) -> float:
-        """Seconds between looks at throttling, 0 for none: under the documents' rule they act by
-        ``throttle_restore_ratio``, so there are none where that is off or more than any share, or where the limit cuts
-        nothing off."""
+        """Seconds between looks at throttling, 0 for none. Under rule ``document`` looks act by
+        ``throttle_restore_ratio``, so there are none if it is 0 or >= 1, or if the limit does not throttle."""
         if self.limit_rule == "document" and not (self.is_ceiling and 0.0 < self.throttle_restore_ratio < 1.0):
             return 0.0
         return self.throttle_poll_s or 0.0
 
     @property
     def looks_early(self) -> bool:
-        """Whether ``early_restore`` acts: only a burst lets a job use more than its limit before it is held back."""
+        """Whether ``early_restore`` acts: only a burst lets a job exceed its limit before it is throttled."""
         return self.is_ceiling and self.limit_rule == "peak" and self.early_restore != "off" and bool(self.burst_ratio)
 
     @property
     def follows_pressure(self) -> bool:
-        """Whether the pressure of the job is to be read."""
+        """Whether the job's pressure must be read."""
         return bool(self.pressure_restore_ratio)
 
 
@@ -164,9 +164,9 @@ DEFAULT_SETTINGS: Final = MonitorSettings()
 
 
 def check_together(settings: MonitorSettings, where: str) -> None:
-    """The rules between options (1.1): lower <= upper, threshold < window, a look period of 0 or >= 10 ms, all finite.
+    """Check options against each other (1.1); raise ConfigError that begins with ``where`` (file and section).
 
-    Raises ConfigError that begins with ``where`` (file and section).
+    lower <= upper, threshold < window, look period 0 or >= 10 ms, all finite.
     """
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
@@ -190,8 +190,8 @@ def check_together(settings: MonitorSettings, where: str) -> None:
 
 
 def list_idle_options(settings: MonitorSettings, given: Iterable[str]) -> list[str]:
-    """Of the options ``given`` by name, those without effect under the rule and the actuator of ``settings``, each as a
-    clause: "vote_mode has no effect under limit_rule = peak"."""
+    """Return a clause for each option of ``given`` without effect under the rule and actuator of ``settings``, for
+    example "vote_mode has no effect under limit_rule = peak"."""
     named = set(given)
     rule = settings.limit_rule
     found = [
@@ -208,9 +208,9 @@ def list_idle_options(settings: MonitorSettings, given: Iterable[str]) -> list[s
 
 
 def compute_mode(settings: MonitorSettings) -> Mode:
-    """The mode in force: ``mode``, held to at most shadow by ``enable_cpu_reclaim = false`` (1.5).
+    """Return the mode in force: ``mode``, limited to shadow by ``enable_cpu_reclaim = false`` (1.5).
 
-    Where neither is given nothing is written (shadow); ``enable_cpu_reclaim = true`` alone means reclaim.
+    If neither is given, nothing is written (shadow); ``enable_cpu_reclaim = true`` alone means reclaim.
     """
     if settings.enable_cpu_reclaim is None:
         return settings.mode or "shadow"
@@ -219,24 +219,24 @@ def compute_mode(settings: MonitorSettings) -> Mode:
 
 
 def find_level(settings: MonitorSettings) -> Level:
-    """The mode in force and, of reclaim, the actuator, as a step of a roll-out."""
+    """Return the level of a roll-out: the mode in force or, for reclaim, the actuator."""
     return join_level(compute_mode(settings), settings.actuator)
 
 
 def join_level(mode: Mode, actuator: Actuator) -> Level:
-    """A mode and, of reclaim, the actuator, as a step of a roll-out."""
+    """Return the level of a mode and an actuator: the mode or, for reclaim, the actuator."""
     return actuator if mode == "reclaim" else mode
 
 
 def hold_to_level(settings: MonitorSettings, level: Level) -> dict[str, Any]:
-    """Options, for the last layer, with which ``settings`` do no more than ``level``; none where they do not anyway."""
+    """Return options for the last layer that limit ``settings`` to ``level``; none if they do not exceed it."""
     if not is_above(find_level(settings), level):
         return {}
     return {"actuator": level} if level in ACTUATORS else {"mode": level, "enable_cpu_reclaim": None}
 
 
 def hold_mode(mode: Mode, level: Level) -> tuple[Mode, Actuator | None]:
-    """The mode where at most ``level`` may be done, and the most active actuator then; None where that is no matter."""
+    """Return the mode limited to ``level``, and the most active actuator allowed; None if it does not matter."""
     if level == "guarantee" or level == "weight" or level == "quota":
         return mode, level
     return least_active(mode, level), None
@@ -248,7 +248,7 @@ def least_active(a: Mode, b: Mode) -> Mode:
 
 
 def merge_layers(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Options of several levels, the later (more specific) one wins: node, source, operation, job."""
+    """Merge options of several levels; the later (more specific) one wins: node, source, operation, job."""
     merged: dict[str, Any] = {}
     for layer in layers:
         merged.update(layer)
@@ -256,11 +256,11 @@ def merge_layers(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class CpuReading(msgspec.Struct, frozen=True, gc=False):
-    """Counters of one cgroup at one moment; all only grow while ``identity`` stays.
+    """Counters of one cgroup at one moment; they only grow while ``identity`` stays the same.
 
-    ``total_cpu_s`` CPU seconds used, ``at_s`` seconds of the monotonic clock, ``identity`` the inode of the cgroup,
+    ``total_cpu_s`` is CPU seconds used, ``at_s`` seconds of the monotonic clock, ``identity`` the inode of the cgroup,
     ``nr_periods`` and ``nr_throttled`` enforcement periods, ``throttled_s`` seconds (summed over CPUs), ``pressure_s``
-    seconds in which some task waited for CPU (PSI), None where that is not read.
+    seconds in which some task waited for CPU (PSI), None if it is not read.
     """
 
     total_cpu_s: float
@@ -275,8 +275,9 @@ class CpuReading(msgspec.Struct, frozen=True, gc=False):
 class HeldBack(msgspec.Struct, frozen=True, gc=False):
     """How often a lowered limit held a job back since rule ``peak`` began to follow it (limit_rules.md 3).
 
-    ``count`` times, ``held_s`` seconds of throttled periods in all; of the last time: ``at_s`` on the monotonic clock,
-    ``from_cores`` the limit that did it, ``after_s`` how long it held the job back before all was given back.
+    ``count`` is the number of times, ``held_s`` the seconds of throttled periods in all. About the last time: ``at_s``
+    is on the monotonic clock, ``from_cores`` the limit responsible, ``after_s`` the time until the full request was
+    restored.
     """
 
     count: int = 0
@@ -292,25 +293,25 @@ FIRST_CAUTION: Final = 2.0
 
 
 class JobState(msgspec.Struct, frozen=True, gc=False):
-    """What the monitor knows about one job between two checks (1.2).
+    """State of one job between two checks (1.2).
 
-    ``hard_cores`` the job's CPU, never moved by the monitor; ``limit_cores`` the current limit, 0 <= it <= hard;
-    ``smoothed_cores`` None before the second good sample; ``window`` the last smoothed values (document form) or
-    votes (ytsaurus form), oldest first; ``usages`` the usage values of the same checks, kept for ``headroom_ratio``;
-    ``base`` the sample that the next one is compared with; ``hold_until_s`` no shrink before this moment.
+    ``hard_cores`` is the job's CPU, never moved by the monitor. ``limit_cores`` is the current limit, 0 <= it <= hard.
+    ``smoothed_cores`` is None before the second good sample. ``window`` holds the last smoothed values (document form)
+    or votes (ytsaurus form), oldest first; ``usages`` the usage values of the same checks, for ``headroom_ratio``.
+    ``base`` is the sample that the next one is compared with. The limit does not shrink before ``hold_until_s``.
     ``smoothed_cpu_s``, ``preemptible_cpu_s`` and ``max_cpu_s`` are the sums of section 1.7 in core-seconds; the last
-    one counts ``hard_cores``. ``throttled_cpu_s``: how long threads were held back by a quota in the checked intervals,
-    summed over CPUs; the kernel counts each time when it is over. ``late_cpu_s``: the part of it in intervals that
-    began with the limit below ``hard_cores``, CPU that was given back too late; a limit that is only a weight does not
-    throttle. ``seen``: the newest reading whose throttling is accounted for, of a check or of a look between two; None
-    where throttling before the next reading is not to be counted.
+    one counts ``hard_cores``. ``throttled_cpu_s`` is the time for which a quota throttled threads in the checked
+    intervals, summed over CPUs; the kernel counts each throttling when it ends. ``late_cpu_s`` is its part in intervals
+    that began with the limit below ``hard_cores``: CPU that was restored too late. A limit that is only a weight does
+    not throttle. ``seen`` is the newest reading, of a check or look, whose throttling is accounted for; None if
+    throttling before the next reading must not count.
 
-    Of rule ``peak`` (limit_rules.md 2): ``peak_cores`` the highest use of late, fading, None before its first check;
-    ``peak_at_s`` when it was seen; ``caution`` in [0, 7], the half-life is ``peak_memory`` * 2 ^ caution; ``watched_s``
-    seconds that the rule follows the job; ``held`` how often it was held back in them. ``cfs_period_s``: one
-    enforcement period. ``no_cut_until_s``: a cut had no effect, as a bound of the kernel or of the job's threads held
-    the limit; none is decided before this moment. ``is_written``: the limit is in force; else it is only what it would
-    be (mode shadow), throttled periods are not its doing, and use above it is what it would have held back.
+    Fields of rule ``peak`` (limit_rules.md 2): ``peak_cores`` is the recent maximum of usage, fading, None before its
+    first check; ``peak_at_s`` its time. ``caution`` is in [0, 7]; the half-life is ``peak_memory`` * 2 ^ caution.
+    ``watched_s`` is how long the rule has followed the job, ``held`` how often the job was held back since.
+    ``cfs_period_s`` is one enforcement period. ``no_cut_until_s``: a cut had no effect because of a bound of the kernel
+    or of the job's threads; no cut is decided before this time. ``is_written``: the limit is in force. Otherwise it is
+    hypothetical (mode shadow): it causes no throttled periods, and usage above it counts as held back.
     """
 
     hard_cores: float
@@ -342,11 +343,11 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
     """The result of one check.
 
     ``kind``: delay (before start_delay, or no new sample), base (first sample or new baseline), hold, grow, shrink,
-    restore. ``votes_sum`` None until the window is full, and where nothing was voted. Cores as in JobState;
-    ``interval_s`` real seconds since the sample before; ``throttled_ratio`` share of throttled periods in the interval,
-    ``pressure_ratio`` share of it in which some task waited for CPU (0 where ``pressure_restore_ratio`` is off or the
-    kernel does not tell), both in [0, 1]. ``by_look``: by a look between two checks; ``throttled_ratio`` is then of the
-    time since the look or check before.
+    restore. ``votes_sum`` is None until the window is full and if there was no vote. Cores as in JobState.
+    ``interval_s`` is real seconds since the previous sample. ``throttled_ratio`` is the share of throttled periods in
+    the interval, ``pressure_ratio`` the share of time in which some task waited for CPU (0 if
+    ``pressure_restore_ratio`` is off or the kernel does not report it), both in [0, 1]. ``by_look``: decided by a look
+    between two checks; then ``throttled_ratio`` covers the time since the previous look or check.
     """
 
     kind: Kind
@@ -367,10 +368,10 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 def start_state(
     hard_cores: float, started_at_s: float, limit_cores: float | None = None, hold_until_s: float = -math.inf
 ) -> JobState:
-    """A job before its first check (1.2): the limit is what it ordered, or ``limit_cores`` when that is adopted.
+    """Return the state of a job before its first check (1.2); the limit is its request, or an adopted ``limit_cores``.
 
-    The smoothed value of an adopted job starts just where it does not vote to grow (``policy.smooth``): a restart of
-    the agent is no reason to change a limit that fits.
+    The smoothed value of an adopted job starts at the highest value that does not vote to grow (``policy.smooth``): a
+    restart of the agent is no reason to change a suitable limit.
     """
     limit_cores = hard_cores if limit_cores is None else min(limit_cores, hard_cores)
     return JobState(hard_cores, limit_cores, limit_cores, started_at_s, hold_until_s=hold_until_s)

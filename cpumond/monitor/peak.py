@@ -1,9 +1,8 @@
-"""Rule ``peak`` (limit_rules.md 2): the highest use of late and a reserve, remembered for as long as a budget of time
-held back asks for.
+"""Rule ``peak`` (limit_rules.md 2): the recent maximum of usage plus a reserve, remembered adaptively.
 
-The limit is the highest use of late plus ``reserve_ratio``; the remembered peak fades. A lowered limit that holds the
-job back at all goes back to everything it ordered at once, and its peak is remembered longer from then on. How long is
-adjusted for each job so that it is held back for no more than ``throttle_budget`` of its time.
+The limit is the recent maximum of usage plus ``reserve_ratio``; the remembered peak fades. If a lowered limit holds the
+job back at all, the full request is restored at once and the peak is remembered longer from then on. This memory is
+adjusted for each job so that it is held back for at most ``throttle_budget`` of its time.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ GAIN_S: Final = 1.0
 STEP: Final = 0.05
 """As a share of the limit: smaller cuts are not worth a write."""
 FIRST_SECONDS: Final = 10.0
-"""For this long after the start of a job nothing is lowered; ``start_delay`` and ``startup_boost`` may be longer."""
+"""Nothing is lowered for this long after a job's start; ``start_delay`` and ``startup_boost`` may be longer."""
 EARLY_ABOVE: Final = 1.1
-"""Use above so many times the limit shows, between two looks, that the limit is too low; less is rounding."""
+"""Usage above this multiple of the limit between two looks shows that the limit is too low; less is rounding."""
 EARLY_GIVES: Final = 1.2
-"""So many times its use is then given to a job with ``early_restore = "use"``."""
+"""Multiple of its usage that a job gets with ``early_restore = "use"``."""
 EARLY_HOLD_S: Final = 1.0
-"""It keeps that for so long at least, else each check would cut what the next look raises."""
+"""Minimum seconds for which it keeps that limit; otherwise each check would cut what the next look raises."""
 RETRY_CUT_S: Final = 60.0
-"""A cut that had no effect is decided again after this time: the threads that were in its way may have ended."""
+"""A cut that had no effect is tried again after this time: the threads that prevented it may have ended."""
 
 
 def step(
@@ -50,14 +49,14 @@ def step(
     s: MonitorSettings,
     pressure_ratio: float = 0.0,
 ) -> Stepped:
-    """One check, for a measured ``usage_cores`` over ``interval_s``; as ``policy.step``."""
+    """Decide one check for a measured ``usage_cores`` over ``interval_s``; the interface is that of ``policy.step``."""
     hard, limit = state.hard_cores, state.limit_cores
     pressed = pressure_ratio > 0.0 and is_pressed(pressure_ratio, s)
     held_s = 0.0 if limit >= hard else _held_s(state, base, usage_cores, interval_s, pressed, s)
     caution = _adjust_caution(state.caution, held_s, interval_s, s)
     known = state.peak_cores
     faded = (find_peak(state, s) if known is None else known) * 2.0 ** (-interval_s / (s.peak_memory_s * 2.0**caution))
-    # A burst may carry the use above what was ordered, which the job is not to get.
+    # A burst may carry usage above the request, which the job is not to get.
     peak, peak_at_s = (usage_cores, base.at_s) if usage_cores >= faded else (faded, state.peak_at_s)
     if peak > hard:
         peak = hard
@@ -66,7 +65,7 @@ def step(
     new_limit = limit
     if limit < hard and (held_s > 0.0 or pressed):
         kind, new_limit = "restore", hard
-        if limit > peak:  # it wanted at least this
+        if limit > peak:  # its demand was at least this
             peak, peak_at_s = limit, base.at_s
         held = _add_held(held, held_s, base.at_s, limit)
         hold_until_s = base.at_s + s.restore_hold_s
@@ -112,9 +111,11 @@ def step(
 
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
-    """A look between two checks: where the job was held back since ``state.seen`` everything it ordered is given back.
-    Where it was not: None under a ceiling, else a hold, as the next look measures from this one. ``base``
-    stays: the use of a check is measured from check to check."""
+    """Look between two checks: restore the full request if the job was held back since ``state.seen``.
+
+    Otherwise return None under a quota, else a hold, because the next look measures from this one. ``base`` stays:
+    usage is measured from check to check.
+    """
     seen, limit, hard = state.seen, state.limit_cores, state.hard_cores
     if seen is None or state.base is None or limit >= hard or reading.identity != seen.identity:
         return None
@@ -148,11 +149,11 @@ def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | 
 
 
 def restore_early(state: JobState, reading: CpuReading, recent_cores: float, s: MonitorSettings) -> Stepped | None:
-    """A look at the use since the look before, ``recent_cores``: where that is above the limit, which only a burst
-    allows, the job gets more before the burst is spent. None where it is not.
+    """Raise the limit if ``recent_cores``, the usage since the previous look, exceeds it; else return None.
 
-    Nothing was held back. A limit that is raised to a little above the use may soon fall again, and nothing is learned:
-    50 ms are not yet a peak. What is given back whole stays for ``restore_hold``, and is charged as long as a look.
+    Only a burst allows such usage, and the job gets more before it is spent. Nothing was held back. A limit raised to a
+    little above the usage may soon fall again, and nothing is learned: 50 ms are not yet a peak. A full restore lasts
+    for ``restore_hold`` and is charged like a look.
     """
     limit, hard = state.limit_cores, state.hard_cores
     if limit >= hard or state.base is None or not s.looks_early or recent_cores <= EARLY_ABOVE * limit:
@@ -177,40 +178,40 @@ def restore_early(state: JobState, reading: CpuReading, recent_cores: float, s: 
 
 
 def put_off_cut(state: JobState, now_s: float) -> JobState:
-    """The state after a cut had no effect: a bound held the limit where it is."""
+    """Return the state after a cut had no effect because of a bound on the limit."""
     return msgspec.structs.replace(state, no_cut_until_s=now_s + RETRY_CUT_S)
 
 
 def forgive(state: JobState, before: JobState) -> JobState:
-    """``state`` with what rule ``peak`` had learned ``before``: the limit that held the job back was not the rule's."""
+    """Return ``state`` with the memory of ``before``: the limit that held the job back was not set by the rule."""
     return msgspec.structs.replace(state, caution=before.caution, held=before.held)
 
 
 def find_peak(state: JobState, s: MonitorSettings) -> float:
-    """The remembered peak in cores; before the first check of the rule the one that the present limit stands for."""
+    """Return the remembered peak in cores; before the rule's first check, the one implied by the present limit."""
     if state.peak_cores is not None:
         return state.peak_cores
     return state.limit_cores / (1.0 if state.limit_cores >= state.hard_cores else 1.0 + s.reserve_ratio)
 
 
 def find_target(peak_cores: float, hard_cores: float, s: MonitorSettings) -> float:
-    """The limit in cores for a peak: with the reserve, at least the floor, at most what was ordered."""
+    """Return the limit in cores for a peak: with the reserve, at least the floor, at most the request."""
     return min(hard_cores, max(compute_floor(hard_cores, (), s), peak_cores * (1.0 + s.reserve_ratio)))
 
 
 def find_half_life_s(state: JobState, s: MonitorSettings) -> float:
-    """In how many seconds the remembered peak fades to its half now."""
+    """Return the present half-life of the remembered peak, in seconds."""
     return float(s.peak_memory_s * 2.0**state.caution)
 
 
 def _held_s(
     state: JobState, reading: CpuReading, usage_cores: float, interval_s: float, pressed: bool, s: MonitorSettings
 ) -> float:
-    """How long a lowered limit held the job back since ``state.seen``, in seconds of enforcement periods.
+    """Return how long a lowered limit held the job back since ``state.seen``, in seconds of enforcement periods.
 
-    Where the limit cuts nothing off the signs are use above it (``use_restore_ratio``) and a job that waits
-    (``pressed``), each charged as one period. Under a ceiling waiting for others is not charged. A limit that is not
-    written holds no job back: it would have done so where the use in ``interval_s`` was above it, until the next look.
+    If the limit does not throttle, the signs are usage above it (``use_restore_ratio``) and a waiting job
+    (``pressed``), each charged as one period. Under a quota, waiting for other jobs is not charged. A limit that is not
+    written would have held the job back from usage above it in ``interval_s`` until the next look.
     """
     seen = state.seen
     if state.limit_cores >= state.hard_cores or seen is None:
@@ -230,7 +231,7 @@ def _held_s(
 
 
 def _adjust_caution(caution: float, held_s: float, interval_s: float, s: MonitorSettings) -> float:
-    """The caution after ``interval_s`` of which the job was held back for ``held_s``."""
+    """Return the caution after ``interval_s`` of which the job was held back for ``held_s``."""
     return min(max(caution + (held_s - s.throttle_budget * interval_s) / GAIN_S, 0.0), MAX_CAUTION)
 
 

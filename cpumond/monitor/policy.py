@@ -1,7 +1,7 @@
-"""The documents' rule (semantics.md 1.3, 1.4): usage, smooth, vote, decide; and what every rule shares.
+"""Rule ``document`` (semantics.md 1.3, 1.4): usage, smooth, vote, decide; and the parts shared by all rules.
 
-``check`` measures and then steps by a rule; ``step`` is the documents' step, after the usage is known. ``rules.py``
-has the rules by name.
+``check`` measures and then calls the step of a rule; ``step`` is that of rule ``document``, given the usage.
+``rules.py`` lists the rules by name.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def check(
     s: MonitorSettings,
     step_by_rule: Callable[..., Stepped] | None = None,
 ) -> Stepped:
-    """One check in the order of section 1.3, decided by ``step_by_rule`` (None: the documents' ``step``). ``reading``
-    None is a sample that failed: nothing changes, the base stays.
+    """Perform one check in the order of section 1.3, decided by ``step_by_rule`` (None: ``step``).
 
-    A counter that went backwards or another ``identity`` is a new baseline: the smoothed value starts anew at the
-    job's CPU and nothing is voted, since the difference is no use of the job.
+    ``reading`` None is a failed sample: nothing changes, and the baseline stays. A counter that went backwards or
+    another ``identity`` makes a new baseline: the smoothed value restarts at the job's CPU and there is no vote, since
+    the difference is not usage of the job.
     """
     if reading is None or now_s < state.started_at_s + s.start_delay_s:
         return state, Decision("delay", state.limit_cores, state.limit_cores)
@@ -63,8 +63,8 @@ def check(
 
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
-    """A look between two checks: a period that was throttled since ``state.seen`` gives everything back at once, and
-    the time since the last check counts as a check. None without such a period."""
+    """Look between two checks: restore the full request if a period was throttled since ``state.seen``, counting the
+    time since the last check as a check. Return None without such a period."""
     base, seen = state.base, state.seen
     if base is None or seen is None or state.limit_cores >= state.hard_cores:
         return None
@@ -80,10 +80,10 @@ def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | 
 
 
 def rebase(state: JobState, reading: CpuReading | None) -> JobState:
-    """The next interval starts at ``reading`` (or at the next good one): after a late tick, a suspend, a pause.
+    """Start the next interval at ``reading`` (or at the next good one), after a late tick, a suspend, or a pause.
 
-    Use and throttled time in between are not counted, they cannot be trusted; throttled periods are, by the next look
-    or check: they show that a limit held the job back.
+    Usage and throttled time in between are unreliable and not counted. Throttled periods are counted by the next look
+    or check, because they show that a limit held the job back.
     """
     before, seen = state.seen, reading
     if before is None or reading is None:
@@ -102,7 +102,7 @@ def step(
     s: MonitorSettings,
     pressure_ratio: float = 0.0,
 ) -> tuple[JobState, Decision]:
-    """1.3 points 5 to 9 for a measured ``usage_cores`` over ``interval_s``; ``base`` starts the next interval."""
+    """Apply 1.3 points 5 to 9 to a measured ``usage_cores`` over ``interval_s``; ``base`` starts the next interval."""
     hard, limit = state.hard_cores, state.limit_cores
     kind: Kind
     votes_sum: int | None
@@ -120,7 +120,7 @@ def step(
         new_limit = decide(votes_sum, state, usages, base.at_s, s)
         kind = "grow" if new_limit > limit else "shrink" if new_limit < limit else "hold"
         if s.vote_mode == "ytsaurus" and votes_sum is not None:
-            # A decision clears the votes even when the limit already stood at its bound; else the oldest one goes.
+            # A decision clears the votes even if the limit was at its bound; otherwise the oldest vote is dropped.
             window = () if abs(votes_sum) > s.vote_decision_threshold else window[1:]
     throttled_cpu_s, late_cpu_s = account_throttling(state, base, s)
     after = JobState(
@@ -152,9 +152,9 @@ def step(
 
 
 def smooth(state: JobState, usage_cores: float, s: MonitorSettings) -> float:
-    """1.3 point 5: the first smoothed value is the job's CPU (or the first usage), later a*u + (1-a)*smoothed.
+    """Smooth by 1.3 point 5: first the job's CPU (or the first usage), then a*u + (1-a)*smoothed.
 
-    An adopted limit below the job's CPU is seeded with the highest value that does not vote for more.
+    An adopted limit below the job's CPU is seeded with the highest value that does not vote to grow.
     """
     if state.smoothed_cores is None:
         if s.smoothing_seed == "first_value":
@@ -167,9 +167,9 @@ def smooth(state: JobState, usage_cores: float, s: MonitorSettings) -> float:
 def count_document_votes(
     window: tuple[float, ...], smoothed: float, limit: float, s: MonitorSettings, throttled_ratio: float
 ) -> tuple[tuple[float, ...], int | None]:
-    """1.4, the documents' form: the last W smoothed values, all compared again with the current limit.
+    """Count votes as in the YTsaurus documentation (1.4): compare the last W smoothed values with the current limit.
 
-    A value that carries ``throttle_vote`` is kept as infinity: it votes +1 against any limit.
+    A value that carries ``throttle_vote`` is stored as infinity: it votes +1 against any limit.
     """
     window = _push(window, math.inf if s.throttle_vote and throttled_ratio > 0.0 else smoothed, s.vote_window_size)
     if len(window) < s.vote_window_size:
@@ -187,7 +187,7 @@ def count_document_votes(
 def count_ytsaurus_votes(
     window: tuple[float, ...], smoothed: float, limit: float, s: MonitorSettings, throttled_ratio: float
 ) -> tuple[tuple[float, ...], int | None]:
-    """1.3 points 6 and 7, the form of YTsaurus' code: one vote per check, against the limit of that moment."""
+    """Count votes as in YTsaurus' code (1.3 points 6 and 7): one vote per check, against the limit of that moment."""
     if limit == 0.0:
         vote = 0
     elif s.throttle_vote and throttled_ratio > 0.0:
@@ -199,7 +199,8 @@ def count_ytsaurus_votes(
 
 
 def compute_vote(relative: float, s: MonitorSettings) -> int:
-    """1.3 point 6: -1 below ``relative_lower_bound``, else +1 above ``relative_upper_bound``, else 0; both strict."""
+    """Vote by 1.3 point 6: -1 below ``relative_lower_bound``, +1 above ``relative_upper_bound``, else 0; both
+    strict."""
     if relative < s.relative_lower_bound:
         return -1
     return 1 if relative > s.relative_upper_bound else 0
@@ -208,10 +209,10 @@ def compute_vote(relative: float, s: MonitorSettings) -> int:
 def decide(
     votes_sum: int | None, state: JobState, usages: tuple[float, ...], now_s: float, s: MonitorSettings
 ) -> float:
-    """1.3 point 7: the candidate limit in cores, or the current one.
+    """Return the candidate limit in cores by 1.3 point 7, or the current one.
 
-    Strict threshold; a limit of 0 is never decided about (1.4). ``direction``, ``startup_boost`` and
-    ``restore_hold`` can only keep the limit where it is, ``min_limit_ratio`` and ``headroom_ratio`` raise the floor.
+    The threshold is strict, and a limit of 0 never changes (1.4). ``direction``, ``startup_boost`` and ``restore_hold``
+    can only keep the limit; ``min_limit_ratio`` and ``headroom_ratio`` raise the floor.
     """
     limit = state.limit_cores
     if votes_sum is None or limit == 0.0:
@@ -227,7 +228,7 @@ def decide(
 
 
 def compute_floor(hard_cores: float, usages: tuple[float, ...], s: MonitorSettings) -> float:
-    """The least limit in cores: min(hard, min_cpu_limit) (1.2), raised by ``min_limit_ratio`` and by
+    """Return the least limit in cores: min(hard, min_cpu_limit) (1.2), raised by ``min_limit_ratio`` and by
     ``headroom_ratio`` above the 99th percentile of the window's usage, never above ``hard_cores``."""
     floor = max(s.min_cpu_limit, s.min_limit_ratio * hard_cores)
     if s.headroom_ratio and usages:
@@ -237,12 +238,14 @@ def compute_floor(hard_cores: float, usages: tuple[float, ...], s: MonitorSettin
 
 
 def reject(state: JobState, decision: Decision) -> JobState:
-    """1.3 point 8, the change could not be applied: the limit keeps its old value, ``preemptible_cpu_s`` counts it."""
+    """Return the state after a change failed (1.3 point 8): the limit and its ``preemptible_cpu_s`` keep the old
+    value."""
     return settle(state, decision, decision.old_cores)
 
 
 def settle(state: JobState, decision: Decision, applied_cores: float) -> JobState:
-    """The state after ``decision`` was applied as ``applied_cores`` (the kernel's bounds may have moved it)."""
+    """Return the state after ``decision`` was applied as ``applied_cores`` (which bounds of the kernel may have
+    changed)."""
     if applied_cores == state.limit_cores:
         return state
     return msgspec.structs.replace(
@@ -263,13 +266,15 @@ VOTE_MODES: Final[dict[str, VoteCounter]] = {
     "document": count_document_votes,
     "ytsaurus": count_ytsaurus_votes,
 }
-"""Name of ``vote_mode`` -> how a window of votes is kept and summed."""
+"""Name of ``vote_mode`` -> function that updates and sums a window of votes."""
 
 
 def move_hard(state: JobState, hard_cores: float) -> JobState:
-    """The state after the job's CPU itself changed (another quota above it, another order): a limit that stood at the
-    old value follows, and none stays above the new one; so does the seed of a job that has no smoothed value yet. The
-    window is compared with the new limit."""
+    """Return the state after the job's CPU itself changed (another quota above it, another request).
+
+    A limit at the old value follows it, and no limit stays above the new one. The same holds for the seed of a job
+    without a smoothed value. The window is compared with the new limit.
+    """
     if hard_cores == state.hard_cores:
         return state
     limit, seed = (
@@ -280,9 +285,11 @@ def move_hard(state: JobState, hard_cores: float) -> JobState:
 
 
 def restart_at(state: JobState, limit_cores: float, now_s: float) -> JobState:
-    """A fresh window at a given limit, after another program or a new mode moved it, or another rule takes over; the
-    aggregates go on, and so does what rule ``peak`` learned about the job. What was throttled so far is not counted: it
-    was under the limit before."""
+    """Restart the window at a given limit, after another program, a new mode or another rule moved it.
+
+    The aggregates continue, and so does the memory of rule ``peak``. Throttling so far is not counted: it happened
+    under the previous limit.
+    """
     return msgspec.structs.replace(
         state,
         limit_cores=min(limit_cores, state.hard_cores),

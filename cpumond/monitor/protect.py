@@ -1,4 +1,4 @@
-"""Throttle and pressure restore: signs that a job wants more CPU than its usage shows, which a quota cuts off."""
+"""Throttle and pressure restore: signs of demand that usage cannot show, because a quota caps it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cpumond.monitor.model import CpuReading, JobState, MonitorSettings
 
 
 def compute_throttled_ratio(before: CpuReading, now: CpuReading) -> float:
-    """Share of throttled enforcement periods between two readings, in [0, 1]; 0 when no period passed."""
+    """Return the share of throttled enforcement periods between two readings, in [0, 1]; 0 if no period passed."""
     periods = now.nr_periods - before.nr_periods
     if periods <= 0:
         return 0.0
@@ -14,7 +14,7 @@ def compute_throttled_ratio(before: CpuReading, now: CpuReading) -> float:
 
 
 def compute_pressure_ratio(before: CpuReading, now: CpuReading) -> float:
-    """Share of the time between two readings in which some task waited for CPU, in [0, 1]; 0 where it is not known."""
+    """Return the share of time in which some task waited for CPU between two readings, in [0, 1]; 0 if unknown."""
     if before.pressure_s is None or now.pressure_s is None or now.at_s <= before.at_s:
         return 0.0
     return min(max((now.pressure_s - before.pressure_s) / (now.at_s - before.at_s), 0.0), 1.0)
@@ -27,11 +27,11 @@ def needs_restore(
     pressure_ratio: float = 0.0,
     usage_cores: float = 0.0,
 ) -> bool:
-    """Whether the limit goes back to the job's CPU at once: only below it, and a ratio of 0 turns its sign off.
+    """Return whether a lowered limit must return to the job's CPU at once; a ratio of 0 turns its sign off.
 
-    Either more than ``throttle_restore_ratio`` of the periods were throttled, where the limit is a ceiling; or
-    ``usage_cores`` is above ``use_restore_ratio`` of the limit, where it is none; or some task waited for CPU for more
-    than ``pressure_restore_ratio`` of the time, with any actuator: a lowered weight makes tasks wait.
+    The signs are: more than ``throttle_restore_ratio`` of the periods throttled, if the limit is a quota;
+    ``usage_cores`` above ``use_restore_ratio`` of the limit, if it is none; or, with any actuator, some task waited for
+    CPU for more than ``pressure_restore_ratio`` of the time: a lowered weight makes tasks wait.
     """
     if state.limit_cores >= state.hard_cores:
         return False
@@ -41,28 +41,28 @@ def needs_restore(
 
 
 def is_above_limit(usage_cores: float, limit_cores: float, settings: MonitorSettings) -> bool:
-    """Whether use shows that a limit that cuts nothing off is too low: above ``use_restore_ratio`` of it; 0 turns it
-    off."""
+    """Return whether usage above ``use_restore_ratio`` of a limit that does not throttle shows that it is too low; 0
+    is off."""
     ratio = settings.use_restore_ratio or 0.0
     return ratio > 0.0 and usage_cores > limit_cores * ratio and not settings.is_ceiling
 
 
 def is_pressed(pressure_ratio: float, settings: MonitorSettings) -> bool:
-    """Whether some task waited for CPU for more than ``pressure_restore_ratio`` of the time; 0 turns it off."""
+    """Return whether some task waited for CPU for more than ``pressure_restore_ratio`` of the time; 0 turns it off."""
     return 0.0 < (settings.pressure_restore_ratio or 0.0) < pressure_ratio
 
 
 def advise_without_pressure(settings: MonitorSettings) -> str:
-    """What it means that the kernel does not tell the pressure of a job, and what to do."""
+    """Explain the effect of a kernel that does not report a job's pressure, and the remedy."""
     if settings.actuator == "weight":
         return 'nothing shows that it waits for others: use actuator = "quota", or PSI (kernel parameter psi=1)'
-    return "pressure_restore_ratio does not act there, throttle_restore_ratio does"
+    return "pressure_restore_ratio has no effect there; throttle_restore_ratio does"
 
 
 def account_throttling(state: JobState, reading: CpuReading, settings: MonitorSettings) -> tuple[float, float]:
-    """``throttled_cpu_s`` and ``late_cpu_s`` of a state (core-seconds) after ``reading``."""
+    """Return ``throttled_cpu_s`` and ``late_cpu_s`` of a state (core-seconds) after ``reading``."""
     throttled_cpu_s, late_cpu_s, seen = state.throttled_cpu_s, state.late_cpu_s, state.seen
-    # A counter that fell, or that was not read before, says nothing about this interval.
+    # A counter that fell, or was not read before, says nothing about this interval.
     if seen is not None and reading.throttled_s > seen.throttled_s:
         throttled_cpu_s += reading.throttled_s - seen.throttled_s
         if state.limit_cores < state.hard_cores and settings.is_ceiling:

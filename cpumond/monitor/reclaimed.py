@@ -1,7 +1,7 @@
-"""What comes of jobs that a scheduler starts on the CPU of one job: work that is kept, and work thrown away.
+"""Simulate jobs that a scheduler starts on the reclaimed CPU of one job: work that is kept, and work that is lost.
 
-The owner's container is left alone, so what a limit costs is not time that the owner waits but jobs that have to end
-again when it is raised (limit_rules.md 1).
+The owner's container is left alone. So the cost of raising its limit is not waiting time of the owner, but jobs that
+have to end (limit_rules.md 1).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 
 class ReclaimedJobs(NamedTuple):
-    """``ratio`` of the owner's order that each job orders, in (0, 1]; ``length_s`` > 0: how long one runs where it gets
-    all of it; ``wait_s`` >= 0: how long there may be more of them than fit above the limit."""
+    """Size of jobs on reclaimed CPU: ``ratio`` of the owner's request that each requests, in (0, 1]; ``length_s`` >
+    0: run time at full CPU; ``wait_s`` >= 0: how long more of them may run than fit above the limit."""
 
     ratio: float = 1 / 16
     length_s: float = 120.0
@@ -19,14 +19,14 @@ class ReclaimedJobs(NamedTuple):
 
 
 USUAL_JOBS: Final = ReclaimedJobs()
-"""Of two minutes, with the documents' patience."""
+"""Jobs of two minutes; ``wait_s`` is the default of YTsaurus."""
 
 
 class ReclaimedWork:
-    """A queue that never ends of jobs in the idle class beside an owner that ordered ``order_cores``.
+    """An endless queue of jobs in the idle class beside an owner that requests ``order_cores``.
 
-    As many run as fit between limit and order; they share evenly what the owner leaves, none gets more than it ordered.
-    Where they exceed that for longer than ``wait_s``, the youngest end, and what they did is lost.
+    As many run as fit between limit and request. They share the owner's unused CPU evenly, each up to its request. If
+    they exceed the space for longer than ``wait_s``, the youngest end and their work is lost.
     """
 
     def __init__(self, order_cores: float, jobs: ReclaimedJobs = USUAL_JOBS) -> None:
@@ -38,11 +38,11 @@ class ReclaimedWork:
 
     @property
     def kept_cpu_s(self) -> float:
-        """Core-seconds of jobs that came to their end, or still run."""
+        """Core-seconds of jobs that completed or still run."""
         return self.finished_cpu_s + sum(self._done_cpu_s)
 
     def add(self, limit_cores: float, used_cores: float, seconds: float) -> None:
-        """The owner used ``used_cores`` for ``seconds``, and its limit is ``limit_cores`` now."""
+        """Record that the owner used ``used_cores`` for ``seconds`` and that its limit is ``limit_cores`` now."""
         size = self.order_cores * self._jobs.ratio
         if self._done_cpu_s:
             left = max(self.order_cores - used_cores, 0.0) / len(self._done_cpu_s)

@@ -1,6 +1,6 @@
-"""A recorded trace through the monitor: lines of CSV to rows, rows to decisions (what ``cpumond replay`` prints).
+"""Replay a recorded trace through the monitor: CSV lines to rows, rows to decisions (printed by ``cpumond replay``).
 
-Pure and streaming: lines are an iterable, results are iterators, one row is held at a time.
+Pure and streaming: lines are an iterable, results are iterators, and one row is held at a time.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ TRACE_COLUMNS: Final = {
     "pressure_ratio": (0.0, 1.0, "a number in [0, 1]"),
     "throttled_periods": (0.0, 2.0**53, "a number of periods >= 0"),
 }
-"""What a trace may hold, in any order: ``time_s``, one of the two CPU columns, the ratios and the number if known.
-
-Column -> (least value, greatest value, both in words)."""
+"""Columns of a trace, in any order: ``time_s``, one of the two CPU columns, and optionally the others. Column ->
+(least value, greatest value, both in words)."""
 
 LOOKING_BACK: Final = frozenset({"usage_cores", "throttled_ratio", "pressure_ratio", "throttled_periods"})
-"""Columns about the time since the row before; in the first row they may be empty."""
+"""Columns about the time since the previous row; in the first row they may be empty."""
 
 MAX_LINE_CHARS: Final = 64 * 1024
-"""The longest line of a trace, in characters with its end; a file that is no trace may be one endless line."""
+"""The longest line of a trace, in characters with its end; a file that is not a trace may be one endless line."""
 
 EXPECTED_HEADER: Final = (
     "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio, pressure_ratio, "
@@ -45,10 +44,10 @@ EXPECTED_HEADER: Final = (
 class TraceRow(msgspec.Struct, frozen=True, gc=False):
     """One row of a trace.
 
-    ``time_s`` seconds of any clock; ``usage_cores`` (>= 0) mean usage since the row before, without meaning in the
-    first row; ``throttled_ratio`` share of throttled periods, ``pressure_ratio`` share of the time in which some task
-    waited for CPU, both since the row before, in [0, 1]. ``throttled_periods`` how many enforcement periods were
-    throttled since then, None where the trace does not tell.
+    ``time_s`` is in seconds of any clock. ``usage_cores`` (>= 0) is the mean usage since the previous row, meaningless
+    in the first row. ``throttled_ratio`` is the share of throttled periods and ``pressure_ratio`` the share of time in
+    which some task waited for CPU, both since the previous row, in [0, 1]. ``throttled_periods`` is the number of
+    enforcement periods throttled since then, None if the trace does not have it.
     """
 
     time_s: float
@@ -59,9 +58,9 @@ class TraceRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplayRow(msgspec.Struct, frozen=True, gc=False):
-    """One check of a replay, after its decision. The fields are the columns that are printed.
+    """One check of a replay, after its decision. The fields are the printed columns.
 
-    ``votes_sum`` None until the window is full; ``cpu_limit_cores`` is the new limit.
+    ``votes_sum`` is None until the window is full; ``cpu_limit_cores`` is the new limit.
     """
 
     time_s: float
@@ -80,16 +79,16 @@ class PeakReplayRow(ReplayRow, frozen=True, gc=False):
 
 
 def find_columns(settings: MonitorSettings) -> tuple[str, ...]:
-    """The columns of a replay by the rule of ``settings``."""
+    """Return the columns of a replay by the rule of ``settings``."""
     return (PeakReplayRow if settings.limit_rule == "peak" else ReplayRow).__struct_fields__
 
 
 def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
-    """The rows of a CSV trace with a header; blank lines and lines that start with # are skipped.
+    """Parse a CSV trace with a header; blank lines and lines that start with # are skipped.
 
-    ``name`` stands for the trace in messages. The header is read at once, each row when it is asked for. From
-    ``total_cpu_s`` the usage is the difference divided by the real time between, 0 where the counter fell (1.4).
-    Raises ConfigError (trace, line, column, what is expected).
+    Messages call the trace ``name``. The header is read at once, each row on demand. With ``total_cpu_s``, usage is the
+    difference divided by the real time between, 0 if the counter fell (1.4). Raises ConfigError (trace, line, column,
+    expected content).
     """
     numbered = split_lines(lines, name)
     number, header = next(numbered, (0, []))
@@ -110,7 +109,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
 
 
 def split_lines(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
-    """Line number (from 1) and cells of each line that holds any. A line is a row: quotes never join two."""
+    """Yield line number (from 1) and cells of each line that has any. A line is a row: quotes never join two."""
     for number, line in enumerate(lines, 1):
         if len(line) > MAX_LINE_CHARS:
             raise ConfigError(f"{name}: line {number}: is longer than 64 KiB; expected comma-separated numbers")
@@ -128,7 +127,7 @@ def _parse_rows(numbered: Iterable[tuple[int, list[str]]], columns: list[str], n
         where = f"{name}: line {number}"
         if len(cells) != len(columns):
             raise ConfigError(f"{where}: expected {len(columns)} columns ({','.join(columns)}), got {len(cells)}")
-        # The first row is only the base: what it says about the time before it may be left out.
+        # The first row is only the baseline: values about the time before it may be missing.
         optional = frozenset() if before else LOOKING_BACK
         row = {
             column: 0.0 if column in optional and not cell.strip() else _parse_cell(cell, column, where)
@@ -175,15 +174,15 @@ def _compute_usage_cores(row: dict[str, float], before: dict[str, float], where:
 
 
 def replay_rows(rows: Iterable[TraceRow], cpu_limit_cores: float, settings: MonitorSettings) -> Iterator[ReplayRow]:
-    """The monitor over ``rows`` of a job that ordered ``cpu_limit_cores`` (> 0): one result for each check.
+    """Run the monitor over ``rows`` of a job that requests ``cpu_limit_cores`` (> 0); yield one result for each check.
 
-    The job starts with the first row. Rows before ``start_delay`` has passed are not sampled (1.3 point 1), the first
-    one after is the base; neither gives a result. The rows are the checks: ``check_period`` plays no part, nor do
-    ``mode`` and ``enable_cpu_reclaim``, since the monitor's own limit moves in each of them (1.5). There are no looks
+    The job starts with the first row. Rows before the end of ``start_delay`` are not sampled (1.3 point 1), and the
+    first row after it is the baseline; neither gives a result. The rows are the checks: ``check_period``, ``mode`` and
+    ``enable_cpu_reclaim`` have no effect, since the monitor's own limit moves in every mode (1.5). There are no looks
     between them.
 
-    Throttled periods are those of the trace; where it has the ratio alone they are that share of all periods of the
-    time between, at least one where the ratio is above 0.
+    Throttled periods are those of the trace. If it has only the ratio, they are that share of all periods in between,
+    at least one if the ratio is above 0.
     """
     state, throttled = None, 0
     step = RULES[settings.limit_rule].step
@@ -211,7 +210,7 @@ def replay_rows(rows: Iterable[TraceRow], cpu_limit_cores: float, settings: Moni
 
 
 def count_throttled(row: TraceRow, interval_s: float, cfs_period_s: float) -> int:
-    """The throttled enforcement periods of a row that stands for ``interval_s`` seconds."""
+    """Return the number of throttled enforcement periods of a row that covers ``interval_s`` seconds."""
     if row.throttled_periods is not None:
         return round(row.throttled_periods)
     if row.throttled_ratio <= 0.0:

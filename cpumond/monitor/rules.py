@@ -1,4 +1,4 @@
-"""The rules by which a limit moves, by the name that ``limit_rule`` gives them (limit_rules.md)."""
+"""The rules that move a limit, by their names in ``limit_rule`` (limit_rules.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cpumond.monitor.policy import Stepped
 
 
 class Rule(NamedTuple):
-    """A rule: ``step`` decides at a check, as ``policy.step``; ``look`` between two of them, as ``policy.look``."""
+    """A rule: ``step`` decides at a check (like ``policy.step``), ``look`` between two checks (like
+    ``policy.look``)."""
 
     step: Callable[..., Stepped]
     look: Callable[[JobState, CpuReading, MonitorSettings], Stepped | None]
@@ -21,14 +22,14 @@ RULES: Final[dict[LimitRule, Rule]] = {
     "document": Rule(policy.step, policy.look),
     "peak": Rule(peak.step, peak.look),
 }
-"""A new one needs a name in ``LimitRule`` and a line in ``RULE_DEFAULTS``, too (both in ``model.py``)."""
+"""A new rule also needs a name in ``LimitRule`` and a line in ``RULE_DEFAULTS`` (both in ``model.py``)."""
 
 
 def check(state: JobState, reading: CpuReading | None, now_s: float, s: MonitorSettings) -> Stepped:
-    """One check of a job by its rule; see ``policy.check``."""
+    """Check a job by its rule; see ``policy.check``."""
     return policy.check(state, reading, now_s, s, RULES[s.limit_rule].step)
 
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
-    """A look at a job between two checks by its rule, None where its state stays; only where ``s.poll_s`` is > 0."""
+    """Look at a job between two checks by its rule; None if its state stays. Call it only if ``s.poll_s`` is > 0."""
     return RULES[s.limit_rule].look(state, reading, s)

@@ -1,7 +1,7 @@
-"""Shapes of load to simulate a rule with: what a job wants over time, the same for the same seed.
+"""Load shapes for simulations: the demand of a job over time, identical for the same seed.
 
-Each is made for a job of any size: ``order`` is what it ordered, in cores. Those that are said to be programs wait for
-their own earlier work; in the others work arrives from outside.
+Each is made for a job of any size; ``order`` is its request in cores. Shapes described as programs wait for their own
+earlier work; in the others work arrives from outside.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Final, NamedTuple
 from cpumond.monitor.simulate import CFS_PERIOD_S
 
 PERIOD_S: Final = CFS_PERIOD_S
-"""A shape says what is wanted in each period of this length."""
+"""A shape gives the demand of each period of this length."""
 PER_SECOND: Final = round(1.0 / PERIOD_S)
 DAY_S: Final = 3600.0
 """A day of a shape lasts an hour."""
 
 
 class Shape(NamedTuple):
-    """``about`` what it stands for; ``wants`` makes the cores wanted in period after period (noise may take them below
-    0), without end or for ``duration_s`` at least, from a generator of random numbers, the order and the duration."""
+    """A load shape: ``about`` describes it; ``wants`` yields the demand in cores period by period (noise may make it
+    negative), endlessly or for at least ``duration_s``, from a random generator, the request and the duration."""
 
     about: str
     wants: Callable[[Random, float, float], Iterator[float]]
 
 
 def make_work(name: str, order_cores: float, seed: int, duration_s: float) -> array[float]:
-    """Core-seconds that the shape ``name`` of ``SHAPES`` wants in each period of ``PERIOD_S``, for ``duration_s``.
+    """Return the core-seconds that shape ``name`` demands in each period of ``PERIOD_S``, for ``duration_s``.
 
-    At most 2.5 times the order is wanted at once.
+    The demand at any time is at most 2.5 times the request.
     """
-    # Each shape has random numbers of its own, whatever the others take.
+    # Each shape has its own random numbers, independent of the others.
     rng = Random(f"{name} {seed}")  # noqa: S311 - the same numbers for the same seed, and no secret
     wants = islice(SHAPES[name].wants(rng, order_cores, duration_s), max(round(duration_s / PERIOD_S), 1))
     return array("d", (min(max(cores, 0.0), 2.5 * order_cores) * PERIOD_S for cores in wants))
@@ -92,11 +92,12 @@ def _cron(rng: Random, order: float, _: float) -> Iterator[float]:
 
 
 def _web(rng: Random, order: float, _: float) -> Iterator[float]:
-    """A request takes one core, a 64th of a large order or all of a small one; the mean use is a fifth of the order."""
+    """A request takes one core: a 64th of a large job or all of a small one; the mean usage is a fifth of the job's
+    cores."""
     one = min(max(1.0, order / 64.0), order)
     median_s, spread = 0.08, 1.4
     a_second = 0.2 * order / (one * median_s * math.exp(spread**2 / 2.0))
-    running: list[float] = []  # seconds that each request still takes
+    running: list[float] = []  # remaining seconds of each request
     next_s = rng.expovariate(a_second)
     while True:
         used_s = 0.0
@@ -157,7 +158,7 @@ def _build(rng: Random, order: float, _: float) -> Iterator[float]:
 
 def _database(rng: Random, order: float, _: float) -> Iterator[float]:
     slow = _wander(rng, 120.0)
-    queries: list[int] = []  # periods that each large query still takes
+    queries: list[int] = []  # remaining periods of each large query
     number = 0
     while True:
         if rng.random() < PERIOD_S / 10.0:
@@ -169,13 +170,13 @@ def _database(rng: Random, order: float, _: float) -> Iterator[float]:
 
 
 def _level(rng: Random, cores: float, seconds: float, noise: float) -> Iterator[float]:
-    """The same for a while, with a relative noise in each period; a period at least."""
+    """Yield a constant level for ``seconds`` (at least one period), with relative noise in each period."""
     for _ in range(max(round(seconds * PER_SECOND), 1)):
         yield cores * rng.gauss(1.0, noise)
 
 
 def _wander(rng: Random, memory_s: float) -> Iterator[float]:
-    """A random walk that is drawn back to 0, of variance 1."""
+    """Yield a random walk that returns to 0, of variance 1."""
     keep = math.exp(-PERIOD_S / memory_s)
     push = math.sqrt(1.0 - keep * keep)
     value = rng.gauss(0.0, 1.0)
@@ -185,19 +186,19 @@ def _wander(rng: Random, memory_s: float) -> Iterator[float]:
 
 
 SHAPES: Final[dict[str, Shape]] = {
-    "steady": Shape("30 % of the order, always", _steady),
-    "idle": Shape("next to nothing, and 5 s of half the order each quarter of an hour or so", _idle),
-    "diurnal": Shape("a day's curve, from 6 to 90 %, in an hour", _diurnal),
-    "ramp": Shape("from 5 to 95 % in the whole time", _ramp),
-    "bursts": Shape("random seconds of 85 %, one of 25", _bursts),
-    "timer": Shape("one busy tenth in each second", _timer),
-    "cron": Shape("some seconds of 25 % each minute, 20 s of 70 % each quarter of an hour", _cron),
+    "steady": Shape("30 % of the request, always", _steady),
+    "idle": Shape("almost nothing, and 5 s at half the request about every quarter of an hour", _idle),
+    "diurnal": Shape("the curve of a day, from 6 to 90 %, in an hour", _diurnal),
+    "ramp": Shape("from 5 to 95 % over the whole time", _ramp),
+    "bursts": Shape("random seconds of 85 %, one in 25", _bursts),
+    "timer": Shape("one busy tenth of each second", _timer),
+    "cron": Shape("some seconds of 25 % every minute, 20 s of 70 % every quarter of an hour", _cron),
     "web": Shape("requests of one thread each, at random, some of them long", _web),
     "batch": Shape("phases of computing and of waiting for a disk (a program)", _batch),
-    "jvm": Shape("warm-up, then some load and short collections on all threads", _jvm),
+    "jvm": Shape("warm-up, then some load and short garbage collections on all threads", _jvm),
     "map-reduce": Shape("minutes on all cores, on some, on none (a program)", _map_reduce),
-    "training": Shape("a data loader, and 30 s of checkpoint each 10 min (a program)", _training),
+    "training": Shape("a data loader, and a checkpoint of 30 s every 10 min (a program)", _training),
     "build": Shape("idle, configure, compile on all cores, link (a program)", _build),
-    "database": Shape("a base load, large queries, and a vacuum each 5 min", _database),
+    "database": Shape("a base load, large queries, and a vacuum every 5 min", _database),
 }
 """Name of ``--shape`` -> the shape."""

@@ -1,7 +1,7 @@
-"""A closed loop of a CPU limit and a job at the level of the kernel's enforcement periods (limit_rules.md 1).
+"""Simulate a closed loop of a CPU limit and a job, per enforcement period of the kernel (limit_rules.md 1).
 
-The job wants CPU, the kernel gives what the quota allows and counts periods and throttled periods, and the monitor
-reads these counters and moves the limit: with its own checks and looks, so that what is measured is the product.
+The job demands CPU, the kernel grants it up to the quota and counts periods and throttled periods, and the monitor
+reads these counters and moves the limit. Its own checks and looks run, so the product itself is measured.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from cpumond.monitor.rules import check, look
 CFS_PERIOD_S: Final = 0.1
 """The kernel's default enforcement period."""
 LEAST_CPU_S: Final = 1e-6
-"""Core-seconds of a period that count as use, or as held back; less is rounding."""
+"""Core-seconds of a period that count as usage, or as held back; less is rounding."""
 ROUNDING: Final = 1e-12
 PROGRESS_PERIODS: Final = 4096
 
 
 class SimulationResult(msgspec.Struct, frozen=True):
-    """What a rule frees and what it costs the job.
+    """CPU that a rule reclaims, and its cost for the job.
 
-    ``reclaimed_ratio`` sum(order - limit) / sum(order - demand), 0 where nothing was to be freed, above 1 where work is
-    kept waiting; ``held_back_ratio`` share of the enforcement periods in which a lowered limit gave the job less than
-    its order would have, ``held_back_seconds_ratio`` share of the seconds with such a period; ``late_ratio`` share of
-    the work that was not done in the period it was wanted in. ``delay_s``: how long a core-second of work waited on
-    average because of the limit, of a program how far it fell behind in all. ``p99_stretch_s`` 99th percentile of the
-    lengths of stretches of held-back periods; ``writes_per_hour`` changes of the limit. ``kept_work_ratio``: work of
-    jobs on the reclaimed CPU that was kept, as a share of sum(order - demand); ``lost_work_ratio`` share of their work
-    that was thrown away.
+    ``reclaimed_ratio`` is sum(request - limit) / sum(request - demand): 0 if nothing could be reclaimed, above 1 if
+    work is kept waiting. ``held_back_ratio`` is the share of enforcement periods in which a lowered limit gave the job
+    less than its request would have, ``held_back_seconds_ratio`` the share of seconds with such a period.
+    ``late_ratio`` is the share of work not done in the period of its demand. ``delay_s`` is the mean wait of a
+    core-second of work because of the limit or, for a program, its total delay. ``p99_stretch_s`` is the 99th
+    percentile of the lengths of stretches of held-back periods; ``writes_per_hour`` counts changes of the limit.
+    ``kept_work_ratio`` is the work of jobs on the reclaimed CPU that was kept, as a share of sum(request - demand);
+    ``lost_work_ratio`` is the share of their work that was lost.
     """
 
     rule: LimitRule
@@ -51,7 +51,7 @@ class SimulationResult(msgspec.Struct, frozen=True):
 
 
 class Period(NamedTuple):
-    """One enforcement period: the limit in force in it, CPU used in core-seconds, whether the limit held back."""
+    """One enforcement period: the limit in force, CPU used in core-seconds, whether the limit held the job back."""
 
     limit_cores: float
     used_cpu_s: float
@@ -59,7 +59,7 @@ class Period(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What a job did in a period: core-seconds, whether the quota ran out, and whether the order would have given
+    """Work of a job in a period: core-seconds, whether the quota ran out, and whether the request would have given
     more."""
 
     used_cpu_s: float
@@ -68,10 +68,10 @@ class Ran(NamedTuple):
 
 
 class Arrivals:
-    """Work that arrives from outside, whatever became of the earlier: what is not done piles up.
+    """Work that arrives from outside, whether or not earlier work is done; unfinished work accumulates.
 
-    ``work_cpu_s`` arrives in each period, ``order_cpu_s`` is what the order gives in one, both in core-seconds.
-    Work that would have waited at the order, too, is not held against the limit.
+    ``work_cpu_s`` arrives in each period; ``order_cpu_s`` is what the request gives in one, both in core-seconds. Work
+    that would also have waited under the full request is not charged to the limit.
     """
 
     def __init__(self, work_cpu_s: Sequence[float], order_cpu_s: float) -> None:
@@ -80,7 +80,7 @@ class Arrivals:
         self.backlog_cpu_s = self._backlog_at_order = self._excess = self._waited = 0.0
 
     def run(self, period: int, available_cpu_s: float) -> Ran:
-        """The period with this index (each once, in order), in which the quota gives ``available_cpu_s``."""
+        """Run the period with this index (each once, in order), in which the quota grants ``available_cpu_s``."""
         work, order = self.work_cpu_s[period], self.order_cpu_s
         wanted = work + self.backlog_cpu_s
         possible = min(wanted, order)
@@ -96,15 +96,15 @@ class Arrivals:
         return Ran(used, throttled, possible > used + LEAST_CPU_S)
 
     def measure_delay_s(self, period_s: float) -> float:
-        """How long a core-second waited on average because of the limit."""
+        """Return the mean wait of a core-second because of the limit."""
         return self._waited * period_s / self.wanted_cpu_s if self.wanted_cpu_s else 0.0
 
 
 class Program:
-    """A program whose later work waits for the earlier: it falls behind.
+    """A program whose later work waits for the earlier work, so it falls behind.
 
-    Each item of ``work_cpu_s`` takes one period where it gets all it wants, else longer; an item of 0 sleeps to the end
-    of the period. More than ``order_cpu_s`` cannot run at once. Parameters as of ``Arrivals``.
+    Each item of ``work_cpu_s`` takes one period with full CPU, else longer; an item of 0 sleeps to the end of the
+    period. At most ``order_cpu_s`` can run at once. The parameters are those of ``Arrivals``.
     """
 
     def __init__(self, work_cpu_s: Sequence[float], order_cpu_s: float) -> None:
@@ -113,7 +113,7 @@ class Program:
         self._place, self._rest_cpu_s = 0, self._size(0)
 
     def run(self, period: int, available_cpu_s: float) -> Ran:
-        """As ``Arrivals.run``; the program is where it got to, whatever the period."""
+        """Run one period, like ``Arrivals.run``; the program continues where it stopped, whatever the index."""
         used = wanted = 0.0
         time_left = 1.0
         while time_left > ROUNDING and self._place < len(self.work_cpu_s):
@@ -139,7 +139,7 @@ class Program:
         return Ran(used, short, short)
 
     def measure_delay_s(self, period_s: float) -> float:
-        """How far the program fell behind in all."""
+        """Return the total delay of the program."""
         return (len(self.work_cpu_s) - self._place) * period_s
 
     def _begin(self, place: int) -> None:
@@ -150,21 +150,21 @@ class Program:
 
 
 def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = CFS_PERIOD_S) -> Iterator[Period]:
-    """The enforcement periods of ``job`` under a limit that the monitor moves by ``s``, beginning at the order.
+    """Yield the enforcement periods of ``job`` under a limit that the monitor moves by ``s``, beginning at the request.
 
-    Checks come each ``check_period`` and looks each ``throttle_poll``, at the end of the period they fall into. The
-    kernel counts a throttled period when it ends: a check sees those that are over, a look, which comes some time
-    within a period, notices what was counted before it. A new quota counts from the next period on. Quota that was not
-    used is carried over, up to ``burst_ratio`` of it.
+    Checks come every ``check_period`` and looks every ``throttle_poll``, at the end of the period they fall into. The
+    kernel counts a throttled period when it ends: a check sees the finished ones, and a look, which comes within a
+    period, those counted before it. A new quota applies from the next period on. Unused quota is carried over, up to
+    ``burst_ratio`` of it.
 
-    On a host with free CPU only ``actuator = "quota"`` cuts anything off: with the others ``held_back`` are periods
-    with use above the limit, in which others could have taken the CPU away.
+    On a host with free CPU only ``actuator = "quota"`` throttles. With the others ``held_back`` are periods with usage
+    above the limit, in which others could have taken the CPU.
     """
     order_cores = job.order_cpu_s / period_s
     burst = (s.burst_ratio or 0.0) if s.is_ceiling else 0.0
     state = msgspec.structs.replace(start_state(order_cores, 0.0), cfs_period_s=period_s)
     if s.limit_rule != "document":
-        # As the tables of limit_rules.md were made: the documents' first sample is that of the first check.
+        # The tables of limit_rules.md were made so: only rule ``document`` takes its first sample at the first check.
         state, _ = check(state, CpuReading(0.0, 0.0), 0.0, s)
     limit = order_cores
     quota = job.order_cpu_s
@@ -204,13 +204,13 @@ def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = 
 
 
 class _Schedule:
-    """What happens each ``every_s`` (never for 0), at the end of the enforcement period it falls into."""
+    """Events every ``every_s`` (never for 0), at the end of the enforcement period they fall into."""
 
     def __init__(self, every_s: float, period_s: float) -> None:
         self.every, self.count = every_s / period_s, 0
 
     def next(self, over: int) -> int:
-        """After how many periods it comes next; ``over`` are gone."""
+        """Return the number of periods until the next event; ``over`` have passed."""
         if self.every <= 0.0:
             return -1
         self.count = max(self.count + 1, math.floor(over / self.every))
@@ -227,9 +227,12 @@ def simulate(
     reclaimed_jobs: ReclaimedJobs = USUAL_JOBS,
     on_progress: Callable[[int], None] | None = None,
 ) -> SimulationResult:
-    """What the rule of ``s`` does to a job that ordered ``order_cores`` (> 0) and wants ``work_cpu_s`` (>= 0 each, not
-    empty) in its periods, and what ``reclaimed_jobs`` get done. ``on_progress`` is told now and then how many more
-    periods are over."""
+    """Simulate the rule of ``s`` on a job that requests ``order_cores`` (> 0) and demands ``work_cpu_s``.
+
+    ``work_cpu_s`` is not empty and >= 0 in each period.
+    ``reclaimed_jobs`` run on the CPU that it leaves. ``on_progress`` is called now and then with the number of further
+    periods done.
+    """
     order_cpu_s = order_cores * period_s
     job = Program(work_cpu_s, order_cpu_s) if is_program else Arrivals(work_cpu_s, order_cpu_s)
     periods, per_second = len(work_cpu_s), max(round(1.0 / period_s), 1)

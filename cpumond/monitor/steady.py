@@ -1,8 +1,7 @@
-"""Where a rule would take a limit if a job went on as it was seen: the rule run forward over the same use, again and
-again, until the limit is where it stays. Pure.
+"""Find the steady state of a limit: run a rule over the same usage again and again until the limit settles. Pure.
 
-Time goes by in checks, so bursts within one are seen as their mean, and what a lowered limit would have changed in the
-job itself is not known: an estimate.
+Time passes in checks, so bursts within one are seen as their mean, and the effect of a lowered limit on the job itself
+is unknown: this is an estimate.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from cpumond.monitor.policy import rebase
 from cpumond.monitor.rules import RULES
 
 ROUND_S: Final = 300.0
-"""The limits of rounds at least this long are compared: cuts come in steps, and a caution wears off slowly."""
+"""Limits of rounds of at least this length are compared: cuts come in steps, and a caution fades slowly."""
 ALIKE: Final = 0.01
-"""Mean limits of two rounds that differ by less, as a share, are the same."""
+"""Mean limits of two rounds that differ by less, as a share, are equal."""
 MAX_CHECKS: Final = 50_000
 """No rule in ``rules.RULES`` needs more; one that never settles ends here."""
 
 
 class Use(NamedTuple):
-    """What was seen of a job between two checks: ``interval_s`` > 0 seconds, ``usage_cores`` >= 0 the mean use."""
+    """Usage between two checks: ``interval_s`` > 0 seconds, ``usage_cores`` >= 0 the mean."""
 
     interval_s: float
     usage_cores: float
 
 
 class SteadyState(msgspec.Struct, frozen=True):
-    """Where a limit stays, in cores: its mean, least and greatest value; ``after_s`` when it first comes there, seconds
-    after the job's start; ``reclaimed_ratio`` in [0, 1] the share of the order that it leaves to others."""
+    """The steady limit in cores: its mean, least and greatest value; ``after_s`` when it is first reached, in
+    seconds after the job's start; ``reclaimed_ratio`` in [0, 1], the reclaimed share of the request."""
 
     limit_cores: float
     least_cores: float
@@ -44,9 +43,9 @@ class SteadyState(msgspec.Struct, frozen=True):
 
 
 def find_steady_state(uses: Sequence[Use], hard_cores: float, s: MonitorSettings) -> SteadyState | None:
-    """Where the limit of a job that ordered ``hard_cores`` (> 0) stays while ``uses`` repeat, None without any.
+    """Return the steady limit of a job that requests ``hard_cores`` (> 0) while ``uses`` repeat; None without any.
 
-    Where the use is above a lowered limit the job is held back until the next look or check, as the kernel would do.
+    If usage exceeds a lowered limit, the job is held back until the next look or check, as the kernel would do.
     """
     if not uses or hard_cores <= 0.0:
         return None

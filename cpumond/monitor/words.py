@@ -1,4 +1,4 @@
-"""Why rule ``peak`` holds a limit where it is, in sentences (limit_rules.md 3); pure, from a job's state to text."""
+"""Explain in sentences why rule ``peak`` sets a limit (limit_rules.md 3); pure, from a job's state to text."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from cpumond.monitor.peak import (
 from cpumond.monitor.policy import compute_floor
 
 ALIKE: Final = 1e-3
-"""Limits that differ by less, as a share, are the same: the kernel takes whole microseconds."""
+"""Limits that differ by less, as a share, are equal: the kernel takes whole microseconds."""
 
 
 def find_not_lowered_until_s(state: JobState, s: MonitorSettings) -> float:
-    """Until which moment rule ``peak`` cuts nothing, in seconds of the monotonic clock."""
+    """Return the monotonic time before which rule ``peak`` cuts nothing."""
     return max(state.hold_until_s, state.started_at_s + max(FIRST_SECONDS, s.startup_boost_s))
 
 
 def describe_limit(state: JobState, s: MonitorSettings, now_s: float, held_at: str, notes: Sequence[str] = ()) -> str:
-    """Where the limit of a job comes from and why it is no lower; begins with a figure or a small letter.
+    """Explain the origin of a job's limit and why it is no lower; begins with a figure or a small letter.
 
-    ``now_s`` on the monotonic clock, ``held_at`` the time of ``state.held`` for people, ``notes`` why the
+    ``now_s`` is on the monotonic clock, ``held_at`` the time of ``state.held`` for people. ``notes`` explain why the
     last write set another limit than was decided.
     """
     if state.peak_cores is None or state.base is None:
-        return "its use was not measured yet, so the limit is as it was found."
+        return "its usage has not been measured yet, so the limit is as it was found."
     return f"{_describe_position(state, s, now_s, held_at, notes)} {_describe_half_life(state, s, held_at)}"
 
 
@@ -46,7 +46,7 @@ def _describe_position(state: JobState, s: MonitorSettings, now_s: float, held_a
     total = f"{format_cores(asked)} = {format_cores(peak)} ({_describe_peak(state, s, now_s)}) + {reserve}"
     if _alike(limit, target):
         if asked > hard and not _alike(asked, hard):
-            return f"{total}, which is more than it may have."
+            return f"{total}, which is more than its maximum."
         if asked < floor and not _alike(asked, floor):
             return f"this is its floor ({_describe_floor(s, hard)}); {total} would be less."
         return f"{total}."
@@ -60,20 +60,20 @@ def _describe_position(state: JobState, s: MonitorSettings, now_s: float, held_a
     if not _was_just_given_back(state, s, now_s):
         return text
     low = format_cores(state.held.from_cores)
-    return f"all was given back at {held_at}, because a limit of {low} held it back; {text}"
+    return f"the full request was restored at {held_at}, because a limit of {low} held it back; {text}"
 
 
 def _describe_peak(state: JobState, s: MonitorSettings, now_s: float) -> str:
     half_life = f"half-life {_span(find_half_life_s(state, s))}"
     if state.peak_at_s == -math.inf:
-        return f"what it began with, fading, {half_life}"
+        return f"the initial value, fading, {half_life}"
     seconds = now_s - state.peak_at_s
     ago = "just now" if seconds < 1.0 else f"{format_span(seconds)} ago"
     if state.peak_at_s == state.held.at_s:
-        return f"its use was at least that {ago}, fading, {half_life}"
+        return f"its usage was at least that {ago}, fading, {half_life}"
     if state.base is not None and state.peak_at_s >= state.base.at_s:
-        return f"use of the last check, {half_life}"
-    return f"highest use, {ago}, fading, {half_life}"
+        return f"usage of the last check, {half_life}"
+    return f"highest usage, {ago}, fading, {half_life}"
 
 
 def _describe_half_life(state: JobState, s: MonitorSettings, held_at: str) -> str:
@@ -82,19 +82,17 @@ def _describe_half_life(state: JobState, s: MonitorSettings, held_at: str) -> st
     if not held.count:
         worn_off = max(FIRST_CAUTION - s.throttle_budget * state.watched_s, 0.0)
         if abs(state.caution - worn_off) > 0.05:
-            return (
-                f"The half-life is {now}, as it was learned before; no lowered limit held this job back in {watched}."
-            )
+            return f"The half-life is {now}, as learned earlier; no lowered limit held this job back in {watched}."
         if now == shortest:
             return f"The half-life is {now}, the shortest: no lowered limit held this job back in {watched}."
         return (
-            f"The half-life began at {_span(s.peak_memory_s * 2.0**FIRST_CAUTION)} and goes down to {shortest}, since "
-            f"no lowered limit held this job back so far ({watched})."
+            f"The half-life began at {_span(s.peak_memory_s * 2.0**FIRST_CAUTION)} and goes down to {shortest} because "
+            f"no lowered limit has held this job back so far ({watched})."
         )
     if not state.is_written:
         what = "a lowered limit, were it written, would have held this job back"
     elif not s.is_ceiling:
-        what = "its use was above a lowered limit"
+        what = "its usage was above a lowered limit"
         what += ", or it waited for others," if s.pressure_restore_ratio else ""
     else:
         what = "a lowered limit held this job back"
@@ -102,7 +100,7 @@ def _describe_half_life(state: JobState, s: MonitorSettings, held_at: str) -> st
     share, budget = _share(held_ratio(state), 2), _share(s.throttle_budget, 2)
     story = (
         f"{what} {_times(held.count)}, {format_span(held.held_s)} in all ({share} % of its time, budget {budget} %), "
-        f"last at {held_at} from {count_cores(held.from_cores)}, given back {back}."
+        f"last at {held_at} from {count_cores(held.from_cores)}, restored {back}."
     )
     if now == shortest:
         return f"The half-life is {now}, the shortest, although {story}"
@@ -111,19 +109,19 @@ def _describe_half_life(state: JobState, s: MonitorSettings, held_at: str) -> st
 
 
 def held_ratio(state: JobState) -> float:
-    """Share of the watched time in which a lowered limit held the job back, in [0, 1]."""
+    """Return the share of the observed time in which a lowered limit held the job back, in [0, 1]."""
     return min(state.held.held_s / state.watched_s, 1.0) if state.watched_s > 0.0 else 0.0
 
 
 def describe_next(
     state: JobState, s: MonitorSettings, now_s: float, hindrance: str = "", notes: Sequence[str] = ()
 ) -> str:
-    """What the next check does if the use is as in the last one, and what else would move the limit.
+    """Describe the next check if usage stays as in the last one, and other events that would move the limit.
 
-    ``hindrance`` why no step is written, for example "it is pinned"; ``notes`` as of ``describe_limit``.
+    ``hindrance`` says why no step is written, for example "it is pinned"; ``notes`` are those of ``describe_limit``.
     """
     if state.base is None:
-        return "the first one only begins to measure"
+        return "the first one only takes the baseline"
     unwritten = f", not written: {hindrance}" if hindrance else ""
     limit, hard, half_life_s = state.limit_cores, state.hard_cores, find_half_life_s(state, s)
     floor = compute_floor(hard, (), s)
@@ -138,10 +136,10 @@ def describe_next(
     elif limit <= floor or _alike(limit, floor):
         step = f"hold: it is at its floor ({_describe_floor(s, hard)})"
     elif target > limit * (1.0 - STEP):
-        step = "hold: cuts below 5 % are not written"
+        step = "hold: cuts of less than 5 % are not written"
         if s.direction != "up-only" and floor <= limit * (1.0 - STEP) and peak > 0.0:
             wait_s = half_life_s * math.log2(peak * (1.0 + s.reserve_ratio) / (limit * (1.0 - STEP)))
-            step += f", one is due in about {format_span(max(wait_s, 0.0) + s.check_period_s)}"
+            step += f", a cut is due in about {format_span(max(wait_s, 0.0) + s.check_period_s)}"
     elif s.direction == "up-only" or now_s + s.check_period_s <= find_not_lowered_until_s(state, s):
         step = f"hold: {_why_not_lowered(state, s, now_s)}"
     elif (left_s := state.no_cut_until_s - now_s) > s.check_period_s:
@@ -153,15 +151,15 @@ def describe_next(
     if limit >= hard:
         return text
     if s.direction != "down-only":
-        text += f"; a use above {format_cores(limit / (1.0 + s.reserve_ratio))} raises it"
+        text += f"; usage above {format_cores(limit / (1.0 + s.reserve_ratio))} raises it"
     if not state.is_written:
         return text
     sign = "one throttled period"
     if not s.is_ceiling:
         waits = f" or a wait for more than {_share(s.pressure_restore_ratio or 0.0)} % of the time"
-        sign = f"a use above the limit{waits if s.pressure_restore_ratio else ''}"
-    looks = f" (looked for each {format_duration(s.poll_s)})" if s.poll_s else ""
-    return f"{text}; {sign}{looks} gives back all {format_cores(hard)}"
+        sign = f"usage above the limit{waits if s.pressure_restore_ratio else ''}"
+    looks = f" (checked every {format_duration(s.poll_s)})" if s.poll_s else ""
+    return f"{text}; {sign}{looks} restores all {format_cores(hard)}"
 
 
 def _why_not_lowered(state: JobState, s: MonitorSettings, now_s: float, notes: Sequence[str] = ()) -> str:
@@ -169,7 +167,7 @@ def _why_not_lowered(state: JobState, s: MonitorSettings, now_s: float, notes: S
     if s.direction == "up-only":
         return "it is up-only"
     if target > state.limit_cores * (1.0 - STEP):
-        return "cuts below 5 % are not written"
+        return "cuts of less than 5 % are not written"
     left_s = find_not_lowered_until_s(state, s) - now_s
     if left_s > 0.0:
         if now_s < state.hold_until_s and state.hold_until_s >= now_s + left_s:
@@ -178,18 +176,18 @@ def _why_not_lowered(state: JobState, s: MonitorSettings, now_s: float, notes: S
         else:
             boosted = s.startup_boost_s > FIRST_SECONDS
             why = "startup_boost" if boosted else f"nothing is lowered in the first {FIRST_SECONDS:g} s"
-        return f"it is not lowered for {format_span(left_s)} more ({why})"
+        return f"it is not lowered for another {format_span(left_s)} ({why})"
     bound = _find_bound(notes)
-    return f"it is {bound}" if bound else "that is for the next check"
+    return f"it is {bound}" if bound else "the next check decides that"
 
 
 def _find_bound(notes: Sequence[str]) -> str:
-    """What kept the last write from going lower, "" where nothing did."""
+    """Return the note on what kept the last write from going lower; "" if nothing did."""
     return next((note for note in notes if note.startswith(("held to", "raised to"))), "")
 
 
 def _why_not_raised(s: MonitorSettings) -> str:
-    return "direction is down-only" if s.direction == "down-only" else "that is for the next check"
+    return "direction is down-only" if s.direction == "down-only" else "the next check decides that"
 
 
 def _was_just_given_back(state: JobState, s: MonitorSettings, now_s: float) -> bool:
@@ -212,10 +210,10 @@ def _times(number: int) -> str:
 
 
 def _span(seconds: float) -> str:
-    """A half-life in words; from 1.5 s on in whole seconds."""
+    """Format a half-life; from 1.5 s on in whole seconds."""
     return format_span(round(seconds) if seconds >= 1.5 else seconds)
 
 
 def _share(ratio: float, digits: int | None = None) -> str:
-    """Percent, with ``digits`` digits after the point, or as many as it needs."""
+    """Format percent with ``digits`` decimals, or as many as it needs."""
     return f"{100.0 * ratio:.6g}" if digits is None else f"{100.0 * ratio:.{digits}f}"

@@ -18,7 +18,7 @@ SIXTEEN = v2_cgroup(quota="1600000 100000")
 PEAK = '[monitor]\nmode = "reclaim"\nlimit_rule = "peak"\nthrottle_poll = 0\n'
 PAGE = '[web]\nlisten = "127.0.0.1:0"\nperiod = "1s"\nsamples = 100\n'
 
-NEVER = "The half-life began at 20 s and goes down to 5 s, since no lowered limit held this job back so far"
+NEVER = "The half-life began at 20 s and goes down to 5 s because no lowered limit has held this job back so far"
 
 MakeNode = Callable[..., FakeNode]
 
@@ -46,7 +46,7 @@ def why(node: FakeNode) -> str:
 @pytest.mark.parametrize(
     ("config", "held", "said"),
     [
-        (PEAK + 'restore_hold = "60s"\n', True, "but it is not lowered for 1 min more (restore_hold)."),
+        (PEAK + 'restore_hold = "60s"\n', True, "but it is not lowered for another 1 min (restore_hold)."),
         (PEAK + 'direction = "up-only"\n', True, "but it is up-only."),
         (PEAK.replace("reclaim", "up-only"), False, "but it is up-only."),
     ],
@@ -68,17 +68,17 @@ def test_held_back_and_just_given_back_and_lowered_again(start):
     assert told.decisions[-1].kind == "restore"
     assert told.decisions[-1].reason == "20% of the periods throttled, so all was given back at once"
     sentence = told.why
-    assert "all it may have: all was given back at " in sentence
+    assert "all it may have: the full request was restored at " in sentence
     assert f"because a limit of {show_cores(limit)} held it back; " in sentence
     assert (
         "because a lowered limit held this job back once, 0.2 s in all (0.65 % of its time, budget 0.40 %)" in sentence
     )
-    assert sentence.endswith("cores, given back after 0.2 s.")
+    assert sentence.endswith("cores, restored after 0.2 s.")
     assert told.next.startswith("lower it to ")
     node.tick(3.0)
     again = ask(node)
     assert again.current_cpu_limit < 16.0
-    assert "its use was at least that 1 s ago" in again.why
+    assert "its usage was at least that 1 s ago" in again.why
     assert again.decisions[-1].reason == "its highest use of late fades, use 3.00"
     facts = again.facts
     assert facts["held back"] == "1 time, 0.2 s of 32 s watched = 0.62 %, budget 0.40 %"
@@ -105,7 +105,7 @@ def test_shadow(start):
     for _ in range(3):
         node.tick(0.0)
         step = ask(node).next.split(";")[0]
-        assert step.startswith("hold: cuts below 5 %") or step.endswith(", not written: mode shadow")
+        assert step.startswith("hold: cuts of less than 5 %") or step.endswith(", not written: mode shadow")
 
 
 def test_states_in_which_somebody_else_decides(start):

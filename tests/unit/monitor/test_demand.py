@@ -79,7 +79,7 @@ def test_a_recorded_row_is_about_the_time_before_it():
     assert cores(demand.work_cpu_s) == [1, 1, 3]
     assert demand.at_order_cpu_s is None
     assert demand.notes[0].startswith("A recorded trace is not demand: without a column throttled_ratio ")
-    assert demand.notes[1] == "Bursts shorter than a row (150ms on average) are not in it."
+    assert demand.notes[1] == "It does not show bursts shorter than a row (150ms on average)."
 
 
 def test_rows_in_which_the_job_was_throttled_may_have_wanted_all_that_was_ordered():
@@ -88,8 +88,8 @@ def test_rows_in_which_the_job_was_throttled_may_have_wanted_all_that_was_ordere
     assert demand.at_order_cpu_s is not None
     assert cores(demand.at_order_cpu_s) == [1, 1, 4, 9]
     assert demand.notes[0] == (
-        "A recorded trace is not demand: in 2 of 3 rows the job was throttled, and what it wanted then is unknown. The "
-        "demand lies between the use as recorded and all that was ordered in these rows."
+        "A recorded trace is not demand: in 2 of 3 rows the job was throttled, and its demand then is unknown: "
+        "between the recorded usage and the full request in these rows."
     )
 
 
@@ -97,15 +97,15 @@ def test_a_trace_without_a_throttled_row_is_as_good_as_its_rows_are_short():
     demand = read("time_s,usage_cores,throttled_ratio\n0,0,0\n1,1,0\n2,1,0\n")
     assert demand.at_order_cpu_s is None
     assert demand.notes == (
-        "A recorded trace is not demand; no row was throttled, so that the use in each row is what was wanted.",
-        "Bursts shorter than a row (1s on average) are not in it.",
+        "A recorded trace is not demand; no row was throttled, so the usage in each row is the demand.",
+        "It does not show bursts shorter than a row (1s on average).",
     )
 
 
 def test_a_recorded_trace_is_cut_but_never_made_longer():
     assert cores(read("time_s,usage_cores\n0,0\n1,2\n", 0.2).work_cpu_s) == [2, 2]
     assert refused("time_s,usage_cores\n0,0\n1,2\n", 2.0) == (
-        "t.csv: 1s were recorded, --duration asks for 2s; leave it out"
+        "t.csv: 1s were recorded, less than the --duration of 2s; omit it"
     )
 
 
@@ -123,10 +123,10 @@ EXPECTED = (
         ("", f"t.csv: is empty; {EXPECTED}"),
         ("\n# nothing\n", f"t.csv: is empty; {EXPECTED}"),
         ("seconds,cores\n", f"t.csv: is empty; {EXPECTED}"),
-        ("0,1\n", "t.csv: has one row alone, so that its length is unknown; give --duration, or another row"),
+        ("0,1\n", "t.csv: has only one row, so its length is unknown; give --duration, or add a row"),
         (
             "time_s,usage_cores\n0,0\n",
-            "t.csv: has one row alone, which is only the base of the next; record for longer",
+            "t.csv: has only one row, which is the baseline of the next one; record for longer",
         ),
         ("\nwhen,what\n0,1\n", f"t.csv: line 2: unknown header 'when,what'; {EXPECTED}"),
         ("seconds\n0\n", f"t.csv: line 1: unknown header 'seconds'; {EXPECTED}"),
@@ -140,7 +140,7 @@ EXPECTED = (
         ("0,1\ninf,1\n", "t.csv: line 2: column seconds: expected a number in [-1e+15, 1e+15], got 'inf'"),
         ("0,1\n0,1\n", "t.csv: line 2: column seconds: expected more than 0.0 of the row before, got 0.0"),
         ("0,1\n-1,1\n", "t.csv: line 2: column seconds: expected more than 0.0 of the row before, got -1.0"),
-        ("0,1\n1e7,1\n", "t.csv: lasts 20000000s; at most 7d are simulated: cut it with --duration"),
+        ("0,1\n1e7,1\n", "t.csv: lasts 20000000s; at most 7d are simulated: shorten it with --duration"),
         ("x" * 70_000, "t.csv: line 1: is longer than 64 KiB; expected comma-separated numbers"),
         ("time_s,usage_cores\n0,0\n1,1e9\n", "t.csv: at 1 s: 1e+09 cores are more than 1e+06"),
     ],

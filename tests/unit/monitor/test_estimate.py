@@ -163,8 +163,8 @@ def test_bins_of_a_timeline_hold_means() -> None:
         (300.0, 0.0, 1.0, "low", "only 5m watched"),
         (7200.0, 0.0, 1.0, "medium", "2h watched, less than a day"),
         (86_400.0, 0.0, 1.0, "high", "a whole day"),
-        (86_400.0, 0.0, 30.0, "medium", "one sample each 30s: bursts shorter"),
-        (86_400.0, 0.0, 60.0, "low", "one sample each 1m"),
+        (86_400.0, 0.0, 30.0, "medium", "one sample every 30s: shorter bursts"),
+        (86_400.0, 0.0, 60.0, "low", "one sample every 1m"),
         (70_000.0, 20_000.0, 1.0, "low", "22% of the time is missing"),
     ],
 )

@@ -24,7 +24,7 @@ STATE = JobState(
 )  # fmt: skip
 STORY = (
     "a lowered limit held this job back 9 times, 1.9 s in all (0.31 % of its time, budget 0.40 %), last at 13:02:11 "
-    "from 2.4 cores, given back after 0.2 s."
+    "from 2.4 cores, restored after 0.2 s."
 )
 
 
@@ -42,25 +42,28 @@ def options(**given: object) -> MonitorSettings:
 
 def test_the_example_of_the_specification():
     assert limit() == (
-        "3.2 = 3.05 (highest use, 14 s ago, fading, half-life 40 s) + 5 %. The half-life is 40 s, not 5 s, because "
+        "3.2 = 3.05 (highest usage, 14 s ago, fading, half-life 40 s) + 5 %. The half-life is 40 s, not 5 s, because "
         + STORY
     )
 
 
-SINCE = "(highest use, 14 s ago, fading, half-life 40 s) + 5 %"
+SINCE = "(highest usage, 14 s ago, fading, half-life 40 s) + 5 %"
 ENOUGH = f"3.2 = 3.05 {SINCE} would be enough, but"
-LATER = "that is for the next check. "
+LATER = "the next check decides that. "
 
 
 @pytest.mark.parametrize(
     ("changes", "start"),
     [
-        ({"peak_cores": None}, "its use was not measured yet, so the limit is as it was found."),
-        ({"base": None}, "its use was not measured yet, so the limit is as it was found."),
-        ({"peak_at_s": NOW_S}, "3.2 = 3.05 (use of the last check, half-life 40 s) + 5 %. "),
-        ({"peak_at_s": -math.inf}, "3.2 = 3.05 (what it began with, fading, half-life 40 s) + 5 %. "),
-        ({"peak_at_s": 900.0}, "3.2 = 3.05 (its use was at least that 1 min 40 s ago, fading, half-life 40 s) + 5 %. "),
-        ({"limit_cores": 3.3}, f"{ENOUGH} cuts below 5 % are not written. "),
+        ({"peak_cores": None}, "its usage has not been measured yet, so the limit is as it was found."),
+        ({"base": None}, "its usage has not been measured yet, so the limit is as it was found."),
+        ({"peak_at_s": NOW_S}, "3.2 = 3.05 (usage of the last check, half-life 40 s) + 5 %. "),
+        ({"peak_at_s": -math.inf}, "3.2 = 3.05 (the initial value, fading, half-life 40 s) + 5 %. "),
+        (
+            {"peak_at_s": 900.0},
+            "3.2 = 3.05 (its usage was at least that 1 min 40 s ago, fading, half-life 40 s) + 5 %. ",
+        ),
+        ({"limit_cores": 3.3}, f"{ENOUGH} cuts of less than 5 % are not written. "),
         (
             {"limit_cores": 1.0, "peak_cores": 0.4},
             f"this is its floor (min_cpu_limit = 1); 0.42 = 0.4 {SINCE} would be less. ",
@@ -69,20 +72,20 @@ LATER = "that is for the next check. "
             {"limit_cores": 1.2, "peak_cores": 0.4},
             f"1, its floor (min_cpu_limit = 1), would be enough for 0.42 = 0.4 {SINCE}, but {LATER}",
         ),
-        ({"limit_cores": 16.0, "peak_cores": 15.6}, f"16.38 = 15.6 {SINCE}, which is more than it may have. "),
+        ({"limit_cores": 16.0, "peak_cores": 15.6}, f"16.38 = 15.6 {SINCE}, which is more than its maximum. "),
         (
             {"limit_cores": 16.0, "held": HeldBack(9, 1.9, NOW_S - 0.5, 2.4, 0.2)},
-            f"all was given back at 13:02:11, because a limit of 2.4 held it back; {ENOUGH} {LATER}",
+            f"the full request was restored at 13:02:11, because a limit of 2.4 held it back; {ENOUGH} {LATER}",
         ),
         (
             {"limit_cores": 16.0, "started_at_s": NOW_S - 4.0},
-            f"{ENOUGH} it is not lowered for 6 s more (nothing is lowered in the first 10 s). ",
+            f"{ENOUGH} it is not lowered for another 6 s (nothing is lowered in the first 10 s). ",
         ),
         (
             {"limit_cores": 16.0, "hold_until_s": NOW_S + 30.0},
-            f"{ENOUGH} it is not lowered for 30 s more (restore_hold). ",
+            f"{ENOUGH} it is not lowered for another 30 s (restore_hold). ",
         ),
-        ({"limit_cores": 2.0}, f"3.2 = 3.05 {SINCE} would be more, but that is for the next check. "),
+        ({"limit_cores": 2.0}, f"3.2 = 3.05 {SINCE} would be more, but the next check decides that. "),
     ],
 )
 def test_where_a_limit_comes_from(changes, start):
@@ -94,7 +97,7 @@ def test_where_a_limit_comes_from(changes, start):
 @pytest.mark.parametrize(
     ("given", "changes", "said"),
     [
-        ({"startup_boost_s": 60.0}, {"started_at_s": 980.0, "limit_cores": 16.0}, "for 40 s more (startup_boost)."),
+        ({"startup_boost_s": 60.0}, {"started_at_s": 980.0, "limit_cores": 16.0}, "for another 40 s (startup_boost)."),
         ({"direction": "up-only"}, {"limit_cores": 16.0}, "but it is up-only."),
         ({"direction": "down-only"}, {"limit_cores": 2.0}, "would be more, but direction is down-only."),
         (
@@ -106,7 +109,7 @@ def test_where_a_limit_comes_from(changes, start):
         (
             {"actuator": "weight"},
             {},
-            "because its use was above a lowered limit, or it waited for others, 9 times",
+            "because its usage was above a lowered limit, or it waited for others, 9 times",
         ),
         ({"throttle_budget": 0.0}, {}, "budget 0.00 %"),
     ],
@@ -122,7 +125,7 @@ def test_options_that_hold_it_are_named(given, changes, said):
         ({"caution": 0.0}, "The half-life is 5 s, the shortest, although " + STORY),
         (
             {"held": HeldBack(), "watched_s": 120.0, "caution": 1.52},
-            " began at 20 s and goes down to 5 s, since no lowered limit held this job back so far (2 min).",
+            " began at 20 s and goes down to 5 s because no lowered limit has held this job back so far (2 min).",
         ),
         (
             {"held": HeldBack(), "watched_s": 3600.0, "caution": 0.0},
@@ -130,39 +133,42 @@ def test_options_that_hold_it_are_named(given, changes, said):
         ),
         (
             {"held": HeldBack(), "watched_s": 60.0, "caution": 4.0},
-            "The half-life is 1 min 20 s, as it was learned before; no lowered limit held this job back in 1 min.",
+            "The half-life is 1 min 20 s, as learned earlier; no lowered limit held this job back in 1 min.",
         ),
         (
             {"held": HeldBack(1, 0.0, 900.0, 2.4, 0.0)},
-            " (0.00 % of its time, budget 0.40 %), last at 13:02:11 from 2.4 cores, given back at once.",
+            " (0.00 % of its time, budget 0.40 %), last at 13:02:11 from 2.4 cores, restored at once.",
         ),
-        ({"held": HeldBack(2, 0.4, 900.0, 2.4, 0.2)}, "given back after 0.2 s."),
+        ({"held": HeldBack(2, 0.4, 900.0, 2.4, 0.2)}, "restored after 0.2 s."),
     ],
 )
 def test_why_the_half_life_is_what_it_is(changes, end):
     assert limit(**changes).endswith(end)
 
 
-LOWERED = "; a use above {} raises it; one throttled period (looked for each 200ms) gives back all 16"
+LOWERED = "; usage above {} raises it; one throttled period (checked every 200ms) restores all 16"
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "hold: cuts below 5 % are not written, one is due in about 3 s" + LOWERED.format("3.05")),
+        ({}, "hold: cuts of less than 5 % are not written, a cut is due in about 3 s" + LOWERED.format("3.05")),
         ({"limit_cores": 4.0}, "lower it to 3.15" + LOWERED.format("3.81")),
         ({"limit_cores": 2.0}, "raise it to 3.15" + LOWERED.format("1.9")),
         ({"limit_cores": 16.0}, "lower it to 3.15"),
-        ({"limit_cores": 16.0, "peak_cores": 16.0}, "hold: cuts below 5 % are not written, one is due in about 5.8 s"),
+        (
+            {"limit_cores": 16.0, "peak_cores": 16.0},
+            "hold: cuts of less than 5 % are not written, a cut is due in about 5.8 s",
+        ),
         (
             {"limit_cores": 1.0, "peak_cores": 0.4},
             "hold: it is at its floor (min_cpu_limit = 1)" + LOWERED.format("0.952"),
         ),
         (
             {"limit_cores": 16.0, "started_at_s": NOW_S - 4.0},
-            "hold: it is not lowered for 6 s more (nothing is lowered in the first 10 s)",
+            "hold: it is not lowered for another 6 s (nothing is lowered in the first 10 s)",
         ),
-        ({"base": None}, "the first one only begins to measure"),
+        ({"base": None}, "the first one only takes the baseline"),
     ],
 )
 def test_the_next_check(changes, said):
@@ -187,14 +193,14 @@ def test_the_next_check_and_options():
     assert following(options(direction="up-only"), limit_cores=16.0) == "hold: it is up-only"
     told = following(options(direction="down-only"), limit_cores=2.0)
     assert told.startswith("would raise it, but direction is down-only; one throttled period")
-    either = "a use above the limit or a wait for more than 10 % of the time"
+    either = "usage above the limit or a wait for more than 10 % of the time"
     assert following(options(actuator="weight"), limit_cores=4.0).endswith(
-        f"; {either} (looked for each 200ms) gives back all 16"
+        f"; {either} (checked every 200ms) restores all 16"
     )
     assert following(options(actuator="weight", pressure_restore_ratio=0.0), limit_cores=4.0).endswith(
-        "; a use above the limit (looked for each 200ms) gives back all 16"
+        "; usage above the limit (checked every 200ms) restores all 16"
     )
-    assert following(options(throttle_poll_s=0.0), limit_cores=4.0).endswith("; one throttled period gives back all 16")
+    assert following(options(throttle_poll_s=0.0), limit_cores=4.0).endswith("; one throttled period restores all 16")
     assert following(hindrance="it is pinned", limit_cores=16.0) == "lower it to 3.15, not written: it is pinned"
 
 

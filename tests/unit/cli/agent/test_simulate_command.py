@@ -120,7 +120,7 @@ def test_a_trace_in_which_the_job_was_throttled_is_run_for_two_demands(recorded,
     assert run(["simulate", recorded, "--cpu-limit", "8"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("A recorded trace is not demand: in 1 of 3 rows the job was throttled, ")
-    assert lines[2] == "Bursts shorter than a row (30s on average) are not in it."
+    assert lines[2] == "It does not show bursts shorter than a row (30s on average)."
     assert lines[3] == "use as recorded:"
     assert lines[6] == "all that was ordered in the rows that were throttled:"
     assert [line.split()[0] for line in lines[4:6] + lines[7:]] == ["rule", "document", "rule", "document"]
