@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -28,6 +27,7 @@ from cpumond.scheduler.store import FencedError, Store, StoreError
 
 LEASE_S = 0.6
 LONG_LEASE_S = 60.0
+STEP_S = 0.005
 """One that does not end by itself before the first answer, however busy the machine is."""
 ADDRESS = "here:1"
 OTHER = "there:2"
@@ -35,10 +35,12 @@ OTHER = "there:2"
 
 class World:
     """One process on a database, which answers while ``gate`` is open. ``paused_s`` is added to the clock of the
-    process, as a stop of it does."""
+    process, as a stop of it does. Time goes on only while a test waits (``until``): no lease ends because the machine
+    is busy."""
 
     def __init__(self, lease_s: float) -> None:
-        self.database = Database(time.monotonic)
+        self.time_s = 0.0
+        self.database = Database(lambda: self.time_s)
         self.database.latency = self.pass_gate
         self.gate = threading.Event()
         self.gate.set()
@@ -52,7 +54,7 @@ class World:
         self.stopping = asyncio.Event()
 
     def now(self) -> float:
-        return time.monotonic() + self.paused_s
+        return self.time_s + self.paused_s
 
     def pass_gate(self) -> float:
         assert self.gate.wait(30)
@@ -80,7 +82,8 @@ class World:
 
     async def until(self, condition: Callable[[], object]) -> None:
         while not condition():
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(STEP_S)
+            self.time_s += STEP_S
 
     async def lead(self) -> None:
         await self.until(lambda: self.leading.view().role == "leader")
