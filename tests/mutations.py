@@ -354,8 +354,8 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     "test_integral.py": [
         ("upper = greatest(old, capacity)", "upper = capacity"),
         (
-            "max(_microseconds(now) - _microseconds(previous_update_time), 0.0)",
-            "abs(_microseconds(now) - _microseconds(previous_update_time))",
+            "max(round_half_away(now * 1e6) - round_half_away(before * 1e6), 0.0)",
+            "abs(round_half_away(now * 1e6) - round_half_away(before * 1e6))",
         ),
         ("node.last_share_ratio = max(granted)", "node.last_share_ratio = min(granted)"),
     ],

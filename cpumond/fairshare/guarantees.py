@@ -143,6 +143,5 @@ def estimate_guarantees(preorder: list[PoolNode]) -> None:
             child.estimated = least(child.strong, left)
             left = subtract(left, child.estimated)
         node.unguaranteed = left
-        node.weight_sum = weight = sum_in_order(node.weights)
         for child in node.pools:
-            child.estimated = add(child.estimated, scale(left, child.pool.weight / weight))
+            child.estimated = add(child.estimated, scale(left, child.pool.weight / node.weight_sum))

@@ -74,14 +74,30 @@ class PoolMemory:
     """What a pool keeps from one update to the next: results, each beside the values it was made of."""
 
     __slots__ = (
-        "operations", "demand", "usage", "weights", "factors", "fifo_order", "fifo_index",
+        "given", "gangs", "operations", "demand", "usage", "weights", "factors", "fifo_order", "fifo_index",
         "path_of", "path", "path_reach", "function_of", "function", "used_reach",
     )  # fmt: skip
 
     def __init__(
-        self, operations: list[OperationNode], last: ShareFunction | None = None, used_reach: float = 0.0
+        self, given: list[Operation], gangs: bool, total: Vector, full: Vector, last: PoolMemory | None
     ) -> None:
-        self.operations = operations
+        """``gangs``: whether gangs have step functions here; ``full``: the shares of the whole cluster; ``last``: the
+        memory of the same pool with other operations."""
+        self.given = given
+        self.gangs = gangs
+        records = {record.operation.name: record for record in last.operations} if last else {}
+        self.operations: list[OperationNode] = []
+        for operation in given:
+            gang = operation.gang and gangs
+            record = records.get(operation.name)
+            if (
+                record is None
+                or (record.operation is not operation and record.operation != operation)
+                or record.gang is not gang
+            ):
+                record = OperationNode(operation, gang, total, full)
+            self.operations.append(record)
+        operations = self.operations
         self.demand = sum_vectors([record.operation.demand for record in operations])
         self.usage = sum_vectors([record.operation.usage for record in operations])
         self.weights = [record.operation.weight for record in operations]
@@ -91,9 +107,9 @@ class PoolMemory:
         self.path_of: object = None
         self.path: Path | None = None
         self.path_reach = 0.0
-        self.used_reach = used_reach
+        self.used_reach: float = last.used_reach if last else 0.0
         self.function_of: object = None
-        self.function: ShareFunction | None = None
+        self.function: ShareFunction | None = last.function if last else None
 
 
 class PoolNode:
@@ -102,7 +118,7 @@ class PoolNode:
     Shares are fractions of the cluster, guarantees and demand absolute, volumes resource*seconds. ``function`` must be
     known up to the suggestion ``need``; ``path`` is made up to the fit factor ``reach``, which ``tries`` times was too
     little; ``whole``: both are made in full. ``passed``: gangs that get nothing. ``end``: the ``index`` after the last
-    pool below it, in pre-order.
+    pool below it, in pre-order. ``is_same``: all in and below it is as in the last update.
     """
 
     __slots__ = (
@@ -113,7 +129,7 @@ class PoolNode:
         "burst_ratio", "flow_ratio", "total_burst_ratio", "total_flow_ratio",
         "volume", "last_share_ratio", "volume_overflow", "acceptable_volume", "accepted_free_volume",
         "children_volume_overflow", "memory", "effective_order", "effective_index",
-        "whole", "passed", "factors", "need", "reach", "tries", "path", "function",
+        "is_same", "whole", "passed", "factors", "need", "reach", "tries", "path", "function",
         "fair_share", "promised", "operation_totals", "promised_totals",
     )  # fmt: skip
 
@@ -124,6 +140,8 @@ class PoolNode:
         self.index = 0
         self.end = 0
         self.pools: list[PoolNode] = []
+        if parent is not None:
+            parent.pools.append(self)
         self.operations: list[OperationNode] = []
         self.weights: list[float] = []
         self.demand = self.usage = ZERO
@@ -140,7 +158,7 @@ class PoolNode:
         self.effective_order: list[int] = []
         self.effective_index: list[int] = []
         self.factors: list[float] = []
-        self.whole = False
+        self.is_same = self.whole = False
         self.passed = _NOBODY
         self.need = self.reach = 0.0
         self.tries = 0
@@ -150,6 +168,20 @@ class PoolNode:
         self.promised: FairShare = NO_SHARE
         self.operation_totals: Sequence[Vector] = ()
         self.promised_totals: Sequence[Vector] = ()
+
+    def renew(self, parent: PoolNode | None) -> PoolNode:
+        """The same pool in the next update, with what it keeps if its operations are the same and those below it."""
+        new = PoolNode(self.pool, parent)
+        new.is_same = True
+        new.index = self.index
+        new.weights, new.factors, new.weight_sum = self.weights, self.factors, self.weight_sum
+        new.demand, new.usage = self.demand, self.usage
+        new.limits_share, new.demand_share, new.usage_share = self.limits_share, self.demand_share, self.usage_share
+        new.inferred_guarantee, new.strong = self.inferred_guarantee, self.strong
+        new.priority_tier, new.regular_tier = self.priority_tier, self.regular_tier
+        new.estimated, new.unguaranteed = self.estimated, self.unguaranteed
+        new.path, new.function = self.path, self.function
+        return new
 
     @property
     def guarantee_type(self) -> str:
@@ -258,10 +290,16 @@ def guess_reach(node: PoolNode) -> float:
 
 
 def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guarantees: bool) -> None:
-    """Fill what follows from the snapshot alone, children before parents (3)."""
+    """Fill what follows from the snapshot alone, children before parents (3); of what is not the same since the last
+    update."""
     full = share(total, total)
     for node in reversed(preorder):
+        if node.is_same:
+            continue
         pool, memory = node.pool, node.memory
+        node.path = node.function = None
+        if node.parent is not None:
+            node.parent.is_same = False
         if node.pools:
             node.weights = [child.pool.weight for child in node.pools] + memory.weights
             node.factors = divide_by_least(node.weights)
@@ -270,6 +308,7 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
         else:
             node.weights, node.factors = memory.weights, memory.factors
             node.demand, node.usage = memory.demand, memory.usage
+        node.weight_sum = sum_in_order(node.weights)
         node.demand_share = share(node.demand, total)
         node.usage_share = share(node.usage, total)
         limits = pool.resource_limits

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
-from operator import attrgetter
 from typing import Final
 
 from cpumond.fairshare.distribution import (
@@ -26,7 +26,6 @@ from cpumond.fairshare.integral import (
     without_below_integral,
 )
 from cpumond.fairshare.nodes import (
-    OperationNode,
     PoolMemory,
     PoolNode,
     fill_attributes,
@@ -56,11 +55,11 @@ from cpumond.fairshare.result import (
     UpdateError,
     UpdateResult,
 )
-from cpumond.fairshare.tree import ROOT, Options, Snapshot
+from cpumond.fairshare.tree import ROOT, Operation, Options, Snapshot
 
 MOST_ROUNDS: Final = 16
 """How many gangs are passed over one by one."""
-_IS_GANG: Final = attrgetter("gang")
+NO_OPERATIONS: Final[list[Operation]] = []
 
 
 def fair_share_update(snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
@@ -80,33 +79,29 @@ class FairShareUpdater:
     """
 
     def __init__(self) -> None:
-        self._records: dict[str, OperationNode] = {}
         self._memory: dict[str, PoolMemory] = {}
         self._basis: object = None
+        self._last: tuple[Snapshot, UpdateResult, list[PoolNode]] | None = None
+        """The last update, and its pools; None where the passing of time changes what the same tree gives."""
 
     def update(self, snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
         total, options = snapshot.total_resources, snapshot.options
         if self._basis != (total, options):
-            self._basis, self._records, self._memory = (total, options), {}, {}
-        preorder = self._build(snapshot)
+            self._basis, self._memory, self._last = (total, options), {}, None
+        if self._last is not None and self._last[0] == snapshot:
+            return self._last[1]
+        former, errors = self._find_former(snapshot)
+        preorder = self._build(snapshot, former)
         root = preorder[0]
-        errors, priority_pools = check_flags(preorder)
-        infer_guarantees(preorder, total, options.main_resource)
-        burst_pools = [node for node in preorder if node.guarantee_type == "burst"]
-        relaxed_pools = [node for node in preorder if node.guarantee_type == "relaxed"]
-        fill_attributes(preorder, total, bool(burst_pools or relaxed_pools))
-        if burst_pools or relaxed_pools:
-            if previous_update_time is not None and any(total):
-                elapsed_s = max(_microseconds(now) - _microseconds(previous_update_time), 0.0) / 1e6
-                refill(
-                    burst_pools + relaxed_pools, total, elapsed_s, options.integral_pool_capacity_saturation_period_s
-                )
-            nodes = without_below_integral(preorder)
-            collect_overflow(nodes)
-            distribute_free_volume(nodes)
-        errors += check_overcommit(root, burst_pools, total)
-        adjust_guarantees(preorder, priority_pools)
-        estimate_guarantees(preorder)
+        burst_pools = [node for node in preorder if node.guarantee_type == "burst" and not former]
+        relaxed_pools = [node for node in preorder if node.guarantee_type == "relaxed" and not former]
+        if former:
+            fill_attributes(preorder, total, False)
+            if any(new.pools and new.weight_sum != old.weight_sum for new, old in zip(preorder, former, strict=True)):
+                estimate_guarantees(preorder)
+        else:
+            elapsed_s = None if previous_update_time is None else _seconds_between(previous_update_time, now)
+            errors = find_guarantees(preorder, burst_pools, relaxed_pools, snapshot, elapsed_s)
         if options.step_function_for_gang_operations and options.fifo_reordering:
             for node in preorder:
                 reorder(node)
@@ -125,7 +120,7 @@ class FairShareUpdater:
         propose_relaxed_shares(relaxed_pools, root, total, options, prepare)
         prepare(root, 1.0)
         assign(root, 1.0, options)
-        if options.share_gang_remainders and not nested and any(map(_IS_GANG, self._records.values())):
+        if options.share_gang_remainders and not nested:
             self._share_remainders(preorder, options)
         assign_promised_shares(root, options)
         total_of_root(root)
@@ -133,53 +128,57 @@ class FairShareUpdater:
             # From here on only parents are read. Without the references to children there are no cycles: a result that
             # is dropped is freed at once, and the garbage collector need not stop the program for it.
             node.pools = []
-        return UpdateResult(tuple(errors), Elements(partial(_places, preorder), _describe, partial(_shares, preorder)))
+        elements = Elements(partial(_places, preorder), _describe, partial(_shares, preorder))
+        result = UpdateResult(tuple(errors), elements)
+        self._last = None if burst_pools or relaxed_pools else (snapshot, result, preorder)
+        return result
 
-    def _build(self, snapshot: Snapshot) -> list[PoolNode]:
-        """The pools in pre-order, with the records of their operations; what is as before is taken from memory (1)."""
+    def _find_former(self, snapshot: Snapshot) -> tuple[list[PoolNode], list[UpdateError]]:
+        """The pools of the last update, and its errors, if what follows from pools alone is as it was; else none."""
+        # Gangs that were passed over left functions behind that are none of the pools' own.
+        if self._last is None or snapshot.options.share_gang_remainders:
+            return [], []
+        last, result, nodes = self._last
+        return (nodes, list(result.errors)) if (last.pools, last.root) == (snapshot.pools, snapshot.root) else ([], [])
+
+    def _build(self, snapshot: Snapshot, former: list[PoolNode]) -> list[PoolNode]:
+        """The pools in pre-order, with the records of their operations; what is as before is taken from memory (1).
+
+        ``former``: the same pools in the last update; none where they are others.
+        """
         total, options = snapshot.total_resources, snapshot.options
         full = share(total, total)
-        root = PoolNode(snapshot.root, None)
-        nodes = {ROOT: root}
-        for pool in snapshot.pools:
-            parent = nodes[pool.parent]
-            nodes[pool.name] = node = PoolNode(pool, parent)
-            parent.pools.append(node)
-        records = self._records
-        gangs = options.step_function_for_gang_operations
+        given: dict[str, list[Operation]] = defaultdict(list)
         for operation in snapshot.operations:
-            node = nodes[operation.parent]
-            gang = operation.gang and gangs and node.pool.step_function_for_gang_operations
-            record = records.get(operation.name)
-            if (
-                record is None
-                or (record.operation is not operation and record.operation != operation)
-                or record.gang is not gang
-            ):
-                records[operation.name] = record = OperationNode(operation, gang, total, full)
-            else:
-                record.operation = operation  # one of two equal ones need not be kept
-            node.operations.append(record)
-        if len(records) > len(snapshot.operations):
-            names = {operation.name for operation in snapshot.operations}
-            self._records = {name: record for name, record in records.items() if name in names}
+            given[operation.parent].append(operation)
         preorder: list[PoolNode] = []
-        stack = [root]
-        while stack:
-            node = stack.pop()
-            node.index = len(preorder)
-            preorder.append(node)
-            stack += reversed(node.pools)
+        if former:
+            for old in former:
+                preorder.append(old.renew(preorder[old.parent.index] if old.parent else None))
+        else:
+            root = PoolNode(snapshot.root, None)
+            nodes = {ROOT: root}
+            for pool in snapshot.pools:
+                nodes[pool.name] = PoolNode(pool, nodes[pool.parent])
+            stack = [root]
+            while stack:
+                node = stack.pop()
+                node.index = len(preorder)
+                preorder.append(node)
+                stack += reversed(node.pools)
         memory, self._memory = self._memory, {}
         for node in reversed(preorder):
             node.end = node.pools[-1].end if node.pools else node.index + 1
             name = node.pool.name
+            operations = given.get(name if node.parent else ROOT, NO_OPERATIONS)
+            gangs = options.step_function_for_gang_operations and node.pool.step_function_for_gang_operations
             kept = memory.get(name)
-            if kept is None:
-                kept = PoolMemory(node.operations)
-            elif kept.operations != node.operations:
-                kept = PoolMemory(node.operations, kept.function, kept.used_reach)
+            if kept is None or kept.given != operations or kept.gangs is not gangs:
+                kept = PoolMemory(operations, gangs, total, full, kept)
+                node.is_same = False
+            kept.given = operations  # one of two equal ones need not be kept
             self._memory[name] = node.memory = kept
+            node.operations = kept.operations
         return preorder
 
     def _prepare(self, top: PoolNode, suggestion: float, options: Options) -> None:
@@ -219,6 +218,8 @@ class FairShareUpdater:
         After ``MOST_ROUNDS`` of them all that have nothing are left out at once.
         """
         root = preorder[0]
+        if not any(record.gang for node in preorder for record in node.operations):
+            return
         for left in reversed(range(MOST_ROUNDS + 1)):
             found = find_blocking_gangs(root)
             if not found:
@@ -255,6 +256,31 @@ class FairShareUpdater:
             asked_from = 0.0 if node.parent else 0.5
             memory.function = pool_function(memory.path, guarantee, node.limits_share, asked_from)
         node.path, node.function = memory.path, memory.function
+
+
+def find_guarantees(
+    preorder: list[PoolNode],
+    burst_pools: list[PoolNode],
+    relaxed_pools: list[PoolNode],
+    snapshot: Snapshot,
+    elapsed_s: float | None,
+) -> list[UpdateError]:
+    """Attributes, volumes and guarantees of all pools (3 to 6), ``elapsed_s`` seconds after the last update; errors."""
+    total, options = snapshot.total_resources, snapshot.options
+    errors, priority_pools = check_flags(preorder)
+    infer_guarantees(preorder, total, options.main_resource)
+    integral = burst_pools + relaxed_pools
+    fill_attributes(preorder, total, bool(integral))
+    if integral:
+        if elapsed_s is not None and any(total):
+            refill(integral, total, elapsed_s, options.integral_pool_capacity_saturation_period_s)
+        nodes = without_below_integral(preorder)
+        collect_overflow(nodes)
+        distribute_free_volume(nodes)
+    errors += check_overcommit(preorder[0], burst_pools, total)
+    adjust_guarantees(preorder, priority_pools)
+    estimate_guarantees(preorder)
+    return errors
 
 
 def mark_whole(preorder: list[PoolNode], burst_pools: list[PoolNode], relaxed_pools: list[PoolNode]) -> bool:
@@ -340,8 +366,9 @@ def reorder(node: PoolNode) -> None:
         node.effective_index = invert(node.effective_order)
 
 
-def _microseconds(seconds: float) -> float:
-    return round_half_away(seconds * 1e6)
+def _seconds_between(before: float, now: float) -> float:
+    """At least 0, of times that are whole microseconds (17)."""
+    return max(round_half_away(now * 1e6) - round_half_away(before * 1e6), 0.0) / 1e6
 
 
 def _places(preorder: list[PoolNode]) -> dict[str, tuple[PoolNode, int]]:

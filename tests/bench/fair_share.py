@@ -1,8 +1,9 @@
-"""What a fair-share update costs, as a multiple of a calibration loop that runs beside it.
+"""What a fair-share update costs, as a multiple of a calibration loop that runs beside it; CPU time.
 
 Trees as operators have them: pools in three levels with guarantees and limits, operations of all sizes; and one FIFO
-pool. For each: an update without memory (cold), one after a part of the operations changed their demand (warm), and
-the same as multiples of what a compiled C++ implementation of the update needs on the tree, in units of the same loop.
+pool. For each: an update without memory (cold), one after a part of the operations changed their demand (warm), one
+after nothing changed, and the same as multiples of what a compiled C++ implementation of the update needs on the tree,
+in units of the same loop.
 
     python tests/bench/fair_share.py [--trees NAME ...] [--rounds 5] [--profile NAME]
 """
@@ -49,14 +50,14 @@ def calibrate() -> float:
     """Seconds of a fixed loop, the best of five."""
     best = math.inf
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         s = 0.0
         d: dict[int, float] = {}
         for i in range(200000):
             x = i * 0.5
             s += x if x > 100.0 else 1.0
             d[i & 1023] = s
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.process_time() - began)
     return best
 
 
@@ -140,16 +141,16 @@ def change_some(snapshot: Snapshot, rng: random.Random) -> Snapshot:
 
 def time_update(updater: FairShareUpdater, snapshot: Snapshot) -> float:
     gc.collect(1)
-    began = time.perf_counter()
+    began = time.process_time()
     updater.update(snapshot, 0.0, None)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def measure(name: str, rounds: int) -> None:
     """Print one line for a tree."""
     snapshot = make_tree(*TREES[name])
     rng = random.Random(7)
-    cold, warm, calibration = [], [], []
+    cold, warm, same, calibration = [], [], [], []
     updater = FairShareUpdater()
     updater.update(snapshot, 0.0, None)
     for _ in range(rounds):
@@ -157,12 +158,13 @@ def measure(name: str, rounds: int) -> None:
         cold.append(time_update(FairShareUpdater(), snapshot))
         snapshot = change_some(snapshot, rng)
         warm.append(time_update(updater, snapshot))
+        same.append(time_update(updater, dataclasses.replace(snapshot, operations=(*snapshot.operations,))))
     unit = min(calibration)
     cells = []
-    for what, times in (("cold", cold), ("1 % changed", warm)):
+    for what, times in (("cold", cold), ("1 % changed", warm), ("nothing changed", same)):
         best, median = min(times), statistics.median(times)
         ratio = best / unit / CPP_OVER_CALIBRATION[name]
-        cells.append(f"{what} {best:.4f} s (median {median:.4f}) = {best / unit:.2f} calibrations = {ratio:.2f} x C++")
+        cells.append(f"{what} {best:.4f} s (median {median:.4f}) = {best / unit:.2f} calibrations = {ratio:.3g} x C++")
     print(f"{name}: {'; '.join(cells)}; calibration {unit * 1000:.1f} ms")
 
 

@@ -68,3 +68,13 @@ def test_an_updater_gives_what_a_fresh_update_gives(family, seed):
         results.append((kept, fresh))
         edit(rng, case)
     assert all(same(kept, fresh) for kept, fresh in results), "an earlier result stays as it was"
+
+
+def test_a_tree_in_which_nothing_changed_has_the_result_it_had():
+    case = random_case(random.Random(1), "basic")
+    reader, updater = InputReader(), FairShareUpdater()
+    results = []
+    for now in (100.0, 160.0):
+        given = reader.read(json.dumps(case | {"now": now}).encode())
+        results.append(updater.update(given.snapshot, given.now, given.previous_update_time))
+    assert results[0] is results[1]
