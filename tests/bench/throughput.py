@@ -23,6 +23,7 @@ from scheduler import Connection, cpu_seconds, read_metrics, set_tree, start_sch
 
 POOLS = 20
 BARE_S = 3.0
+WRITES = "cpumond_scheduler_store_writes_total"
 
 
 class Load:
@@ -168,9 +169,7 @@ async def bench(arguments: argparse.Namespace, port: int, pid: int, floor_port: 
     stopping.set()
     await asyncio.gather(*nodes)
     waits = [at - load.submitted[name] for name, at in load.started.items() if name in load.submitted]
-    writes = sum(
-        after.get(name, 0.0) - before.get(name, 0.0) for name in ("cpumond_scheduler_store_write_seconds_count",)
-    )
+    writes = after[WRITES] - before[WRITES]
     print(
         f"{arguments.clients} clients, {arguments.nodes} nodes, {arguments.store}, {took_s:.1f} s; load "
         f"{os.getloadavg()[0]:.1f}; CPU of the scheduler {counted_s / took_s:.2f}, of this program {own_s / took_s:.2f}"
@@ -181,7 +180,7 @@ async def bench(arguments: argparse.Namespace, port: int, pid: int, floor_port: 
         print(f"{what}: {rate:.0f}/s = {rate / bare:.3f} of the bare application, {rate / fsyncs:.2f} of the fsyncs")
     print(
         f"CPU for each operation, from its submission to its end: {counted_s / max(ended, 1) * 1e3:.3f} ms; "
-        f"{submitted + ended - 0.0:.0f} changes in {writes:.0f} writes"
+        f"{submitted} submissions, {started} starts and {ended} ends in {writes:.0f} writes"
     )
     print(
         f"answer to a submission: {describe(load.took_s)}; heartbeat: {describe(load.beats_s)}, each "

@@ -84,6 +84,7 @@ IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 _KEY: Final = re.compile(r"[-_.:A-Za-z0-9]{1,200}")
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
+SUBMIT: Final = PREFIX + "/operations"
 SLASH: Final = "\0"
 """Stands in a path for an encoded slash; no name holds it."""
 
@@ -115,8 +116,11 @@ def make_json_routes(
     by_path: dict[str, dict[str, _Served]] = {}
     for endpoint in ENDPOINTS:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = _Served(site, endpoint)
-    # Paths are tried one after another: what nodes ask for all the time goes first, then the others as they stand.
-    paths = sorted(by_path, key=lambda path: not any(each.endpoint.is_of_nodes for each in by_path[path].values()))
+    # Paths are tried one after another: those of nodes go first, then that of submissions, then the others.
+    paths = sorted(
+        by_path,
+        key=lambda path: (not any(each.endpoint.is_of_nodes for each in by_path[path].values()), path != SUBMIT),
+    )
     routes = [Route(path, _Dispatcher(by_path[path])) for path in paths]
     return [*routes, Route(PREFIX + "/{rest:path}", _Dispatcher({}))]
 

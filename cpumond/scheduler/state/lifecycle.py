@@ -151,17 +151,19 @@ def _stop_rest(state: State, operation: Operation, kind: Any, why: str, now: flo
 def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple[OperationRecord, ...]:
     """The records of the operations whose jobs ended; jobs that are stopped by an operation's end count, too."""
     changed: dict[str, OperationRecord] = {}
+    ended_of: dict[str, list[JobRecord]] = {}
     blamed = blame.find_blamed(state, ended)
     for job in ended:
         operation = state.operations.get(job.operation_id)
         if operation is not None:
+            ended_of.setdefault(operation.id, []).append(job)
             record, terms = changed.get(job.operation_id, operation.record), retries.find_terms(operation, job)
             changed[record.id] = operations.count_job(record, job, now, terms, blames_node=job.id in blamed)
     for record in [record for record in changed.values() if record.is_finished]:
         stopped = state.operations[record.id].active
-        for job in ended:
+        for job in ended_of[record.id]:
             live = state.jobs.get(job.id)
-            if live is not None and (live.is_active or live.keeps_place) and job.operation_id == record.id:
+            if live is not None and (live.is_active or live.keeps_place):
                 stopped[job.task] -= 1
         changed[record.id] = operations.finish(record, record.state, now, record.error, stopped)
     return tuple(changed.values())
