@@ -116,10 +116,10 @@ def _last_step(e: ExplainAnswer, s: MonitorSettings) -> str:
         return ""
     lead = "." if e.current_cpu_limit >= e.bounds.cap else ""
     change = f"{show_cores(step.old_cores)} -> {show_cores(step.applied_cores)}"
-    return f"{lead} The last change, {change} at {show_time(step.at)}: {_tell_reason(step, e, s)}."
+    return f"{lead} The last change, {change} at {show_time(step.at)}: {_explain_step(step, e, s)}."
 
 
-def _tell_reason(step: DecisionAnswer, e: ExplainAnswer, s: MonitorSettings) -> str:
+def _explain_step(step: DecisionAnswer, e: ExplainAnswer, s: MonitorSettings) -> str:
     """Why the newest change was made, for a reader who does not know about votes."""
     votes = f"(votes {show_votes(step.votes_sum)}, more than {e.window.threshold} are needed)"
     if step.kind == "shrink":

@@ -54,11 +54,11 @@ class Notifier:
             self._good, self._pinged_at_s = True, time.monotonic()
         # What changed with a reload shows after the next tick.
         self._status_at_s = -math.inf
-        self._manager.tell("READY=1", status=self._describe(agent))
+        self._manager.notify("READY=1", status=self._describe(agent))
 
     def reloading(self) -> None:
         self._refused = ""
-        self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._manager.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reload_refused(self, error: str) -> None:
         """The files are wrong, for the reason ``error``; the status says so until the next reload."""
@@ -67,7 +67,7 @@ class Notifier:
     def stopping(self) -> None:
         """The end begins. The watchdog still runs; it does not fire as long as ``busy`` is called."""
         self._good = False
-        self._manager.tell("STOPPING=1")
+        self._manager.notify("STOPPING=1")
         self._manager.extend("restoring limits")
 
     def tick_done(self, agent: Described) -> None:
@@ -79,9 +79,9 @@ class Notifier:
         self._pinged_at_s = now_s
         if now_s - self._status_at_s >= STATUS_PERIOD_S:
             self._status_at_s = now_s
-            self._manager.tell("WATCHDOG=1", status=self._describe(agent))
+            self._manager.notify("WATCHDOG=1", status=self._describe(agent))
         else:
-            self._manager.tell("WATCHDOG=1")
+            self._manager.notify("WATCHDOG=1")
 
     def tick_failed(self) -> None:
         """A bad tick: the watchdog is not fed until a good one."""
@@ -91,7 +91,7 @@ class Notifier:
         """Feed the watchdog while a long period lasts."""
         if self._good and time.monotonic() - self._pinged_at_s >= self.ping_period_s:
             self._pinged_at_s = time.monotonic()
-            self._manager.tell("WATCHDOG=1")
+            self._manager.notify("WATCHDOG=1")
 
     def _describe(self, agent: Described) -> str:
         if not self._manager.listens:

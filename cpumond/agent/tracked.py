@@ -158,7 +158,7 @@ class Tracked:
         return Usage(
             self.current_cores,
             state.smoothed_cores,
-            self.shown_mode if self.hold.decider is FREE else self.told_mode,
+            self.shown_mode if self.hold.decider is FREE else self.reported_mode,
             cpu_seconds=None if state.base is None else state.base.total_cpu_s,
             reclaimed_cpu_seconds=state.preemptible_cpu_s if self.moves else 0.0,
             ordered_cpu_seconds=state.max_cpu_s,
@@ -171,7 +171,7 @@ class Tracked:
         )
 
     @property
-    def told_mode(self) -> str:
+    def reported_mode(self) -> str:
         """Whose the limit is where it is another program's, else the mode."""
         hold = self.hold
         return "contested" if hold.is_contested else "overridden" if hold.is_foreign else self.shown_mode

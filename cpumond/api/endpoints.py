@@ -78,15 +78,15 @@ def _command(
     async def execute(call: Call) -> views.Done:
         made = make(call)
 
-        def tell(reply: Reply) -> views.Done:
+        def make_done(reply: Reply) -> views.Done:
             about = getattr(made, "job_id", "") or getattr(made, "operation_id", reply.id)
             return views.Done(about, list(reply.warnings))
 
         def remember(reply: Reply) -> Change:
-            return call.remember(tell(reply))
+            return call.remember(make_done(reply))
 
         is_kept = call.idempotency is not None
-        return tell(await call.scheduler.execute(made, call.user, remember if is_kept else None, plan=call.plan))
+        return make_done(await call.scheduler.execute(made, call.user, remember if is_kept else None, plan=call.plan))
 
     return Endpoint(method, PREFIX + path, name, summary, execute, views.Done, needs, body, refusals=refusals, **more)
 
@@ -232,7 +232,7 @@ ENDPOINTS: Final = (
         "`manage`", carried.ParametersBody,
     ),
     _get(
-        _OPERATION + "/when", "foretell_operation", "When an operation starts and ends", forecasts.foretell_operation,
+        _OPERATION + "/when", "forecast_operation", "When an operation starts and ends", forecasts.forecast_operation,
         Forecast, "`read`",
     ),
     Endpoint(

@@ -132,7 +132,7 @@ def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
         matched_trees=list(node.matched_trees),
         lost_at=None,
         cordon=_show_cordon(node),
-        failing="" if node.failing is None else node.failing.tell(now),
+        failing="" if node.failing is None else node.failing.describe(now),
         held_until=None if node.failing is None else node.failing.until,
         **more,
     )

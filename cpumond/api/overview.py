@@ -106,7 +106,7 @@ def _node_alerts(state: State, now: float) -> Iterator[Alert]:
         if not node.is_online:
             message = f"node {node.id}: silent for {now - node.last_seen:.0f} s; its jobs are held lost after a while"
             yield Alert("node_offline", "warning", node.id, message)
-        if node.failing is not None and (told := node.failing.tell(now)):
+        if node.failing is not None and (told := node.failing.describe(now)):
             yield Alert("node_failing", "warning", node.id, f"node {node.id}: {told}")
         if node.cordon is not None and node.cordon.user == GUARD:
             message = f"node {node.id}: cordoned, since jobs fail on it: {node.cordon.why}; mend it, then uncordon it"

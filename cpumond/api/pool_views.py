@@ -11,7 +11,7 @@ from typing import Any, Final
 from cpumond.api.figures import Amounts, View, choose_figures, make_view
 from cpumond.api.permissions import InheritedEntry, show_inherited, show_may_of_pool
 from cpumond.scheduler.access import Rights
-from cpumond.scheduler.answers.pool import tell_pool
+from cpumond.scheduler.answers.pool import describe_pool
 from cpumond.scheduler.decide.starvation import starves_in_s
 from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree, figures
 from cpumond.scheduler.elements.account import BudgetView, show_budget
@@ -193,7 +193,7 @@ def show_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> Po
         id="" if pool.config is None else pool.config.id,
         attributes={} if pool.config is None else dict(pool.config.attributes),
         children=sorted(pool.children),
-        state_text="" if rights is None else rights.hide_operations(tell_pool(pool, now)),
+        state_text="" if rights is None else rights.hide_operations(describe_pool(pool, now)),
         may={} if rights is None else show_may_of_pool(rights, pool),
         inherited_acl=[] if rights is None else show_inherited(rights, pool),
         starves_in_s=starves_in_s(pool, now),

@@ -11,14 +11,14 @@ from cpumond.api.identity import PROXY_TOKEN
 from cpumond.api.session import SESSION_KEY
 from cpumond.core.errors import CpumondError
 from cpumond.scheduler.event_log import is_denied
-from cpumond.scheduler.event_log.commands import Asked, tell_request
+from cpumond.scheduler.event_log.commands import Asked, make_request_event
 from cpumond.scheduler.events import Subjects
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
 
 
-async def tell_refusal(scheduler: Scheduler, user: User, what: str, error: Exception, **facts: Any) -> None:
+async def record_refusal(scheduler: Scheduler, user: User, what: str, error: Exception, **facts: Any) -> None:
     """Have the audit log tell that a user was refused ``what``, unless it has told that or it was for another reason.
 
     ``facts``: fields of Event that say what it was about.
@@ -28,13 +28,13 @@ async def tell_refusal(scheduler: Scheduler, user: User, what: str, error: Excep
     if isinstance(error, CpumondError):
         error.is_told = True
     asked, text = Asked(user, term=scheduler.term), f"{'was ' if user.name else ''}refused {what}: {error}"
-    event = tell_request(what, asked, text, scheduler.clock.now(), "refused", refused=str(error), **facts)
+    event = make_request_event(what, asked, text, scheduler.clock.now(), "refused", refused=str(error), **facts)
     trees = scheduler.state.trees
     places = [(event.tree, event.pool)] if event.tree in trees and event.pool in trees[event.tree].pools else []
-    await scheduler.event_log.tell_refused(Subjects(event).add_pools(trees, places).tell())
+    await scheduler.event_log.record_refusal(Subjects(event).add_pools(trees, places).index())
 
 
-async def tell_refused_request(scheduler: Scheduler, request: Request, error: Exception) -> None:
+async def record_refused_request(scheduler: Scheduler, request: Request, error: Exception) -> None:
     """The same of a request, whose user is in its state if it is known.
 
     Somebody who only looks and shows no token is asked for one, and no more comes of it.
@@ -54,4 +54,4 @@ async def tell_refused_request(scheduler: Scheduler, request: Request, error: Ex
         with contextlib.suppress(CommandError):
             names["operation"] = scheduler.state.find_record(names["operation"]).id
     path = request.url.path[:1000]
-    await tell_refusal(scheduler, user, f"{request.method} {path}", error, **names)
+    await record_refusal(scheduler, user, f"{request.method} {path}", error, **names)

@@ -17,7 +17,7 @@ from cpumond.api.identity import Gate, KnowAccounts
 from cpumond.api.json.call import Shared
 from cpumond.api.json.routes import describe_error, make_json_routes
 from cpumond.api.metrics import Metrics, make_metrics_route
-from cpumond.api.refusals import tell_refused_request
+from cpumond.api.refusals import record_refused_request
 from cpumond.api.turns import Turns
 from cpumond.api.yt.commands import YtBackend
 from cpumond.api.yt.replies import Rates, ReplyCache, YtLimits
@@ -67,7 +67,7 @@ def make_app(
                 limits,
                 replies,
                 bodies,
-                partial(tell_refused_request, scheduler),
+                partial(record_refused_request, scheduler),
             ),
             # Without token and host check: these are the package's files, without data.
             *make_web_routes("scheduler.html"),

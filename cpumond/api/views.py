@@ -54,7 +54,7 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.settings.operations import needed_jobs, unrecognized_warnings
-from cpumond.scheduler.settings.retries import tell_note
+from cpumond.scheduler.settings.retries import describe_note
 from cpumond.scheduler.state import State
 
 V = TypeVar("V", bound="OperationView")
@@ -275,7 +275,7 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
         _find_places(state, [record]),
         tasks=list(record.tasks),
         incarnations=list(record.incarnations),
-        retried=list(map(tell_note, record.retried.notes)),
+        retried=list(map(describe_note, record.retried.notes)),
         next_retry=None if live is None else min(live.later.values(), default=None),
         acl=list(record.acl),
         may=may,

@@ -229,7 +229,7 @@ def print_table(headings: Sequence[Heading], rows: Iterable[Sequence[Cell]]) -> 
 def draw_table(headings: Sequence[Heading], rows: Iterable[Sequence[Cell]], width: int | None, colour: bool) -> str:
     """A table, and a line about the columns that the terminal has no room for."""
     text, left_out = draw_grid(headings, rows, width, colour)
-    return "\n".join([text, *([tell_left_out(left_out, width, colour)] if left_out else [])])
+    return "\n".join([text, *([describe_left_out(left_out, width, colour)] if left_out else [])])
 
 
 def print_items(columns: Sequence[Column[Item]], items: Sequence[Item], nothing: str = "") -> None:
@@ -240,7 +240,7 @@ def print_items(columns: Sequence[Column[Item]], items: Sequence[Item], nothing:
         print_text(nothing)
 
 
-def tell_left_out(names: Sequence[str], width: int | None, colour: bool) -> str:
+def describe_left_out(names: Sequence[str], width: int | None, colour: bool) -> str:
     text = f"left out at this width: {', '.join(names)} (--wide shows them)"
     return "\n".join(draw_lines([(text, "dim")], width, colour))
 

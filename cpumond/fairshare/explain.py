@@ -57,7 +57,7 @@ def explain(snapshot: Snapshot, result: UpdateResult, name: str) -> Explanation:
     """
     tree = _Tree(snapshot, result)
     binding = tree.find_binding(name)
-    lines = [_tell_binding(tree, name, binding), "from the root down, in percent of the cluster:"]
+    lines = [_describe_binding(tree, name, binding), "from the root down, in percent of the cluster:"]
     for element in tree.path(name):
         lines += _describe_element(tree, element)
     return Explanation(name, binding.rule, tuple(lines))
@@ -236,13 +236,13 @@ def _is_some(a: Vector) -> bool:
     return max(a) > TOLERANCE
 
 
-def _tell_binding(tree: _Tree, name: str, binding: _Binding) -> str:
+def _describe_binding(tree: _Tree, name: str, binding: _Binding) -> str:
     shares = tree.shares(name)
     r = RESOURCES.index(shares.dominant_resource)
     gets, total = shares.fair_share.total[r], tree.total[r]
     amount = f"{show_amount(r, gets * total)} of {show_amount(r, total)} {RESOURCES[r]}"
     share_of = f"{show_percent(gets)} % of the cluster ({amount})" if _is_some(shares.fair_share.total) else "nothing"
-    return f"{printable(name)} gets {share_of}: {TELL[binding.rule](tree, name, binding)}."
+    return f"{printable(name)} gets {share_of}: {DESCRIBE[binding.rule](tree, name, binding)}."
 
 
 def _of(tree: _Tree, word: str, name: str, at: str) -> str:
@@ -252,14 +252,14 @@ def _of(tree: _Tree, word: str, name: str, at: str) -> str:
     return f"the {word} of {printable(at)} {'above' if at in tree.path(name) else 'inside'} it"
 
 
-def _tell_demand(tree: _Tree, name: str, _binding: _Binding) -> str:
+def _describe_demand(tree: _Tree, name: str, _binding: _Binding) -> str:
     if _is_some(tree.shares(name).demand_share):
         return "all it asks for"
     operation = tree.operations.get(name)
     return "the cluster has none of what it asks for" if operation and any(operation.demand) else "it asks for nothing"
 
 
-def _tell_limit(tree: _Tree, name: str, binding: _Binding) -> str:
+def _describe_limit(tree: _Tree, name: str, binding: _Binding) -> str:
     at, r = binding.at, binding.resource
     assert r is not None
     return f"limited by {_of(tree, _limit_word(tree, at, r), name, at)}, {_limit_text(tree, at, r)}"
@@ -277,7 +277,7 @@ def _limit_text(tree: _Tree, name: str, r: int) -> str:
     return f"{show_percent(limit)} % of {RESOURCES[r]} ({show_amount(r, limit * tree.total[r])})"
 
 
-def _tell_gang(tree: _Tree, name: str, binding: _Binding) -> str:
+def _describe_gang(tree: _Tree, name: str, binding: _Binding) -> str:
     if binding.at == ROOT:
         return NO_STEP
     if binding.at != name:
@@ -286,7 +286,7 @@ def _tell_gang(tree: _Tree, name: str, binding: _Binding) -> str:
     whole = f"it is a gang, which gets its whole demand at once or nothing, and {_demand_text(shares)}"
     if tree.never_fits(name):
         return f"{whole} is more than its own limits allow"
-    return f"{whole} does not fit{_tell_scarce(tree, name) if tree.find_scarce(name) else ''}"
+    return f"{whole} does not fit{_describe_scarce(tree, name) if tree.find_scarce(name) else ''}"
 
 
 def _demand_text(shares: ElementShares) -> str:
@@ -294,46 +294,46 @@ def _demand_text(shares: ElementShares) -> str:
     return f"{show_percent(shares.demand_share[r])} % of {RESOURCES[r]}"
 
 
-def _tell_fifo(tree: _Tree, name: str, binding: _Binding) -> str:
+def _describe_fifo(tree: _Tree, name: str, binding: _Binding) -> str:
     before = tree.served_before(binding.at)
     verb = "comes" if len(before) == 1 else "come"
     place = _of(tree, "place in fifo order", name, binding.at)
-    return f"limited by {place}, {_list_names(before)} {verb} first{_tell_scarce(tree, binding.at)}"
+    return f"limited by {place}, {_list_names(before)} {verb} first{_describe_scarce(tree, binding.at)}"
 
 
-def _tell_weight(tree: _Tree, name: str, binding: _Binding) -> str:
+def _describe_weight(tree: _Tree, name: str, binding: _Binding) -> str:
     part = _weight_among(tree, binding.at, tree.wants_more)
     weight = _of(tree, "weight", name, binding.at)
-    return f"limited by {weight}, {part} among the siblings that still want more{_tell_scarce(tree, binding.at)}"
+    return f"limited by {weight}, {part} among the siblings that still want more{_describe_scarce(tree, binding.at)}"
 
 
-def _tell_guarantee(tree: _Tree, name: str, binding: _Binding) -> str:
+def _describe_guarantee(tree: _Tree, name: str, binding: _Binding) -> str:
     words = {"strong_guarantee": "strong guarantee", "burst": "burst guarantee", "relaxed": "relaxed guarantee"}
     guarantee = _of(tree, words[binding.rule], name, binding.at)
-    return f"limited to {guarantee}, nothing is left to share out by weight{_tell_scarce(tree, binding.at)}"
+    return f"limited to {guarantee}, nothing is left to share out by weight{_describe_scarce(tree, binding.at)}"
 
 
-def _tell_cluster(tree: _Tree, name: str, binding: _Binding) -> str:
+def _describe_cluster(tree: _Tree, name: str, binding: _Binding) -> str:
     if binding.resource is not None:
         return f"it has all that the cluster has left, all {RESOURCES[binding.resource]} is shared out"
     who = "it has" if binding.at == name else f"{printable(binding.at)} above it has"
-    return f"{who} no guarantee, and those of others leave nothing{_tell_scarce(tree, binding.at)}"
+    return f"{who} no guarantee, and those of others leave nothing{_describe_scarce(tree, binding.at)}"
 
 
-TELL: Final[dict[Rule, Callable[[_Tree, str, _Binding], str]]] = {
-    "demand": _tell_demand,
-    "limit": _tell_limit,
-    "gang": _tell_gang,
-    "fifo": _tell_fifo,
-    "weight": _tell_weight,
-    "strong_guarantee": _tell_guarantee,
-    "burst": _tell_guarantee,
-    "relaxed": _tell_guarantee,
-    "cluster": _tell_cluster,
+DESCRIBE: Final[dict[Rule, Callable[[_Tree, str, _Binding], str]]] = {
+    "demand": _describe_demand,
+    "limit": _describe_limit,
+    "gang": _describe_gang,
+    "fifo": _describe_fifo,
+    "weight": _describe_weight,
+    "strong_guarantee": _describe_guarantee,
+    "burst": _describe_guarantee,
+    "relaxed": _describe_guarantee,
+    "cluster": _describe_cluster,
 }
 
 
-def _tell_scarce(tree: _Tree, name: str) -> str:
+def _describe_scarce(tree: _Tree, name: str) -> str:
     scarce = tree.find_scarce(name)
     if scarce is None:
         return f"; {NO_STEP}"

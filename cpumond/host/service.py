@@ -140,7 +140,7 @@ class ServiceManager:
     def listens(self) -> bool:
         return self._send is not None
 
-    def tell(self, *lines: str, status: str = "") -> None:
+    def notify(self, *lines: str, status: str = "") -> None:
         """Send one message. A manager that does not listen must not stop the program, so this never raises.
 
         ``status``: what ``systemctl status`` shows from now on, of any length and on any number of lines.
@@ -166,7 +166,7 @@ class ServiceManager:
         now_s = time.monotonic()
         if status or now_s - self._extended_at_s >= 1.0:
             self._extended_at_s = now_s
-            self.tell(f"EXTEND_TIMEOUT_USEC={EXTEND_S * 1_000_000}", status=status)
+            self.notify(f"EXTEND_TIMEOUT_USEC={EXTEND_S * 1_000_000}", status=status)
 
 
 def read_watchdog_s(environment: Mapping[str, str]) -> float:

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scheduler_world import EASY, World
 
-from cpumond.scheduler.answers.ahead import RunBudget, foretell
+from cpumond.scheduler.answers.ahead import RunBudget, send_forecasts
 from cpumond.scheduler.answers.calibration import Calibration, Interval, is_inside
 from cpumond.scheduler.model import OperationRecord, Task
 from cpumond.scheduler.model.forecast import Forecast
@@ -134,15 +134,15 @@ class Day(Forward):
         change = prepare(self.state, StartOperation(spec), user, self.now, self._new_id)
         self._apply(change)
         if self.now - self.course.began > WARM_S and len(self.forecasts) < self.wanted:
-            found = self._foretell(change.id)
+            found = self._predict(change.id)
             if found is not None:
                 self.forecasts[change.id] = found
 
-    def _foretell(self, operation_id: str) -> Forecast | None:
+    def _predict(self, operation_id: str) -> Forecast | None:
         limits = RunBudget(12 * HOUR_S, self.budget_s)
         pace = Pace(STEP_S, STEP_S, self._updated_at.get("default", self.now) + STEP_S, dict(self._updated_at))
         child = Child(
-            lambda send: foretell(self.state, self.now, pace, limits, len(self.forecasts), send, {operation_id})
+            lambda send: send_forecasts(self.state, self.now, pace, limits, len(self.forecasts), send, {operation_id})
         )
         for message in child.read_all():
             for found in msgspec.msgpack.decode(message, type=list[Forecast]):
@@ -195,7 +195,7 @@ def replay(days: list[list[list[Any]]]) -> list[Start]:
     return found
 
 
-def tell(mix: str, starts: list[Start]) -> float:
+def print_accuracy(mix: str, starts: list[Start]) -> float:
     """Print how it went; the part of those that waited, and were foretold a beginning, which began inside."""
     foretold = [each for each in starts if each.told.first is not None]
     waited = [each for each in foretold if each.waited]
@@ -232,7 +232,7 @@ def main() -> None:
         given.save.write_text("[\n" + ",\n".join(json.dumps(each) for each in [*kept, *days]) + "\n]\n")
     mixes = {mix: [day["rows"] for day in days if day["mix"] == mix] for mix in MIXES}
     replayed = {mix: replay(rows) for mix, rows in mixes.items() if rows}
-    shares = [tell(mix, starts) for mix, starts in replayed.items()]
+    shares = [print_accuracy(mix, starts) for mix, starts in replayed.items()]
     if given.plot:
         given.plot.write_text(draw(replayed))
     if given.check and not all(0.75 <= share <= 0.85 for share in shares):

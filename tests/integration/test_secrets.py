@@ -90,7 +90,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, hierarchies: Hierarchies) -> 
     assert made.leftovers() == []
 
 
-def tells(text: str | bytes) -> bool:
+def contains_secret(text: str | bytes) -> bool:
     content = text.encode() if isinstance(text, str) else text
     return any(each in content for each in (KEY.encode(), VALUE.encode(), base64.b64encode(VALUE.encode())[:-4]))
 
@@ -101,7 +101,7 @@ def find_files(site: Site) -> list[Path]:
     found = []
     for path in [path for root in roots for path in root.rglob("*") if path.is_file()]:
         with contextlib.suppress(FileNotFoundError):
-            if tells(path.read_bytes()):
+            if contains_secret(path.read_bytes()):
                 found.append(path)
     return found
 
@@ -111,7 +111,7 @@ def find_processes(name: str, but: set[int]) -> dict[int, str]:
     found = {}
     for pid in set(psutil.pids()) - but:
         with contextlib.suppress(OSError):
-            if tells(Path(f"/proc/{pid}/{name}").read_bytes()):
+            if contains_secret(Path(f"/proc/{pid}/{name}").read_bytes()):
                 found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     return found
 
@@ -127,12 +127,12 @@ def find_answers(site: Site, operation: str, job: str, has_ended: bool = False) 
             path = f"{endpoint.path.format_map(names)}?{QUERIES.get(endpoint.name, '')}"
             answer = client.get(path)
             # Of an operation that has ended there is less to ask for.
-            assert answer.is_success or endpoint.name == "foretell_operation" or has_ended, (path, answer.text)
-            if tells(answer.content):
+            assert answer.is_success or endpoint.name == "forecast_operation" or has_ended, (path, answer.text)
+            if contains_secret(answer.content):
                 found.append(path)
-        found += [path for path in ("/", "/metrics") if tells(client.get(path).content)]
+        found += [path for path in ("/", "/metrics") if contains_secret(client.get(path).content)]
     own = ("/v1/status", "/v1/registered", f"/v1/jobs/{job}/explain", "/metrics")
-    return found + [path for path in own if tells(_ask_agent(site, path))]
+    return found + [path for path in own if contains_secret(_ask_agent(site, path))]
 
 
 def _ask_agent(site: Site, path: str) -> str:
@@ -190,7 +190,7 @@ def test_a_secret_is_in_the_environment_of_its_job_and_nowhere_else(
     ):  # fmt: skip
         said = site.yt(*words, *(() if words[0] == "list-operations" else ("--format", "json")))
         assert said
-        assert not tells(said), words
+        assert not contains_secret(said), words
 
     site.scheduler.kill()
     site.scheduler.start()
@@ -202,7 +202,7 @@ def test_a_secret_is_in_the_environment_of_its_job_and_nowhere_else(
     assert count_vaults(site) == 1
     gates[1].write_text("go\n")
     said, _ = tracked.communicate(timeout=WAIT_S)
-    assert (tracked.returncode, tells(said)) == (0, False), said
+    assert (tracked.returncode, contains_secret(said)) == (0, False), said
     assert "completed" in said
     assert (count_vaults(site), find_files(site)) == (0, [])
     assert find_answers(site, operation, job["id"], has_ended=True) == []

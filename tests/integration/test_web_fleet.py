@@ -28,7 +28,7 @@ def scheduler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchedulerPro
         for number in range(1, 6):
             node = PlayedNode(process, f"host-{number}", tags=["rack-a"])
             node.register()
-            tell(node, {} if number < 4 else {"may_set_mode": False} if number == 4 else None)
+            beat(node, {} if number < 4 else {"may_set_mode": False} if number == 4 else None)
         process.use_token("root")
         yield process
     finally:
@@ -41,7 +41,7 @@ def no_stage(scheduler: SchedulerProcess) -> None:
         scheduler.post("rollout/remove", {"nodes_filter": each["stage"]["nodes_filter"]})
 
 
-def tell(node: PlayedNode, about: dict[str, Any] | None) -> Any:
+def beat(node: PlayedNode, about: dict[str, Any] | None) -> Any:
     """A heartbeat of an agent that is ``about`` besides ABOUT, of an old one with None; the answer."""
     node.sequence += 1
     body = {
@@ -138,10 +138,10 @@ def test_answers_tell_the_level_and_what_is_known_of_the_agent(scheduler):
     scheduler.use_token("node")
     try:
         node.register()
-        answer = tell(node, None)
+        answer = beat(node, None)
         assert (answer["knows_about"], answer["level"]) == (False, "quota")
-        assert tell(node, {})["knows_about"] is True
-        assert tell(node, None)["knows_about"] is True
+        assert beat(node, {})["knows_about"] is True
+        assert beat(node, None)["knows_about"] is True
     finally:
         scheduler.use_token("root")
     [agent] = [each for each in scheduler.get("fleet")["agents"] if each["id"] == "late-1"]

@@ -333,7 +333,7 @@ def test_an_operation_that_should_have_started_is_late(page, scheduler):
     operation = scheduler.start_operation("p", title="tardy")
     past = dict.fromkeys(("start_p10", "start_p50", "start_p90"), time.time() - 60.0)
 
-    def foretell(route):
+    def add_forecast(route):
         answer = route.fetch()
         if answer.status != 200:  # it is as before
             return route.fulfill(response=answer)
@@ -343,7 +343,7 @@ def test_an_operation_that_should_have_started_is_late(page, scheduler):
             each["forecast"] = {"as_of": time.time() - 90.0, "started_at": None, **past, **ends}
         return route.fulfill(response=answer, json=body)
 
-    page.route(re.compile(r"/api/v1/operations(\?|/[^/?]+$)"), foretell)
+    page.route(re.compile(r"/api/v1/operations(\?|/[^/?]+$)"), add_forecast)
     for where, text in (("#/operations", "late"), ("#/mine", "late"), (f"#/operations/{operation}", "late, see why")):
         show(page, scheduler, where)
         expect(page.get_by_text(text).first).to_be_visible()

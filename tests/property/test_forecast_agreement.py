@@ -159,7 +159,7 @@ class Told(msgspec.Struct):
     ids: list[str]
 
 
-def foretell(cluster: Cluster, spec: dict[str, Any]) -> tuple[Told, dict[str, str]]:
+def predict(cluster: Cluster, spec: dict[str, Any]) -> tuple[Told, dict[str, str]]:
     """What is foretold of the cluster from now on with one operation more, and the titles of its operations."""
     world, known = cluster.world, Known(cluster.run_s)
 
@@ -182,7 +182,7 @@ def test_it_happens_as_it_was_foretold(seed: int) -> None:
         cluster.start()
     cluster.live(cluster.world.now + cluster.rng.uniform(1.5, 4.0))
     spec = cluster.spec()
-    course, titles = foretell(cluster, spec)
+    course, titles = predict(cluster, spec)
     asked, before = cluster.world.now, len(cluster.starts)
     cluster.start(spec)
     cluster.live(asked + AHEAD_S)

@@ -89,7 +89,7 @@ class Host:
             return
         del self.starting[launch.job_id]
         if self.fails == "not started":
-            self._tell(NotStarted(launch.job_id, "there is no working directory"))
+            self._push(NotStarted(launch.job_id, "there is no working directory"))
             return
         rng = self.events.rng
         operation_id = launch.environment["CPUMOND_OPERATION_ID"]
@@ -103,7 +103,7 @@ class Host:
             code, signal = (0, 9) if is_oom else (3, None)
         told = (None if is_oom else int(code), signal, is_oom)
         self.events.world_loop.call_later(seconds, self._end, process, boot, *told)
-        self._tell(Started(launch.job_id, f"jobs/{launch.job_id}", process.started_at))
+        self._push(Started(launch.job_id, f"jobs/{launch.job_id}", process.started_at))
 
     def _end(self, process: Process, boot: int, code: int | None, signal: int | None, is_oom: bool = False) -> None:
         job_id = process.launch.job_id
@@ -112,7 +112,7 @@ class Host:
         del self.processes[job_id]
         ended = self.ended[job_id] = Ended(job_id, self.wall_s(), code, signal, cpu_seconds=1.0, oom_killed=is_oom)
         self.watch.ended(self, process, ended)
-        self._tell(ended)
+        self._push(ended)
 
     def interrupt(self, job_id: str, number: int) -> None:
         process = self.processes.get(job_id)
@@ -130,7 +130,7 @@ class Host:
             process.is_stopping = True
             self.events.world_loop.call_later(0.01, self._end, process, self.boot, None, 9)
 
-    def _tell(self, event: Event) -> None:
+    def _push(self, event: Event) -> None:
         if self.executor is not None and self.agent is not None:
             self.executor.events.append(event)
             self.agent.wake()

@@ -85,7 +85,7 @@ class ReignApp:
         except StoreError as error:
             return self._reply(503, {"error": str(error)})
         except CpumondError as error:
-            return self._reply(503 if _tells_to_try_again(error) else 422, {"error": str(error)})
+            return self._reply(503 if _is_temporary(error) else 422, {"error": str(error)})
 
     async def _execute(self, path: str, mutation_id: str, body: bytes) -> Any:
         command = (POOL_COMMANDS if path.endswith("/pools") else COMMANDS).decode(body)
@@ -105,7 +105,7 @@ class ReignApp:
         return Reply(status, {}, msgspec.json.encode(value))
 
 
-def _tells_to_try_again(error: CpumondError) -> bool:
+def _is_temporary(error: CpumondError) -> bool:
     return isinstance(error, YtError) and getattr(error, "code", None) in (100, 105)
 
 

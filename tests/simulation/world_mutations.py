@@ -112,7 +112,7 @@ def guess_the_outcome(world: World) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def tell_later(_: World) -> Iterator[None]:
+def log_later(_: World) -> Iterator[None]:
     """Entries of the log are written after what they tell of, in a write of their own."""
     write = Scheduler._write
 
@@ -214,7 +214,7 @@ MUTATIONS: dict[str, Mutation] = {
     "stop": forget_stops,
     "term": take_any_term,
     "outcome": guess_the_outcome,
-    "later": tell_later,
+    "later": log_later,
     "numbers": number_at_the_database,
     "count": number_anew,
     "hold": order_before_the_end,

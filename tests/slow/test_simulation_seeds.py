@@ -9,7 +9,7 @@ SEEDS, GROUP = 2000, 100
 FIRST = 10_000
 
 
-def tell(outcomes: list[Outcome]) -> str:
+def summarize(outcomes: list[Outcome]) -> str:
     simulated_s = sum(each.simulated_s for each in outcomes)
     cpu_s = sum(each.real_s for each in outcomes)
     checks = sum(each.checks for each in outcomes)
@@ -20,12 +20,12 @@ def tell(outcomes: list[Outcome]) -> str:
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, GROUP))
 def test_many_seeds(first: int) -> None:
     outcomes = [run_seed(seed, Options()) for seed in range(first, first + GROUP)]
-    print(tell(outcomes))
+    print(summarize(outcomes))
     assert [f"seed {each.seed}: {each.violation}" for each in outcomes if each.violation] == []
 
 
 @pytest.mark.parametrize(("options", "least"), [(Options(), 200.0), (Options(hosts=50, clients=6), 20.0)])
 def test_it_is_much_faster_than_real_time(options: Options, least: float) -> None:
     outcomes = [run_seed(seed, options) for seed in range(5)]
-    print(tell(outcomes))
+    print(summarize(outcomes))
     assert sum(each.simulated_s for each in outcomes) > least * sum(each.real_s for each in outcomes)

@@ -114,10 +114,10 @@ class UnitLimits:
         self._targets[unit] = record
         if record.target:
             record.older = (*record.older, record.target)[-KEPT_TARGETS:]
-        self._tell(unit, record, properties, urgent)
+        self._submit(unit, record, properties, urgent)
         return True
 
-    def _tell(self, unit: str, record: UnitTarget, properties: UnitProperties, urgent: bool = True) -> None:
+    def _submit(self, unit: str, record: UnitTarget, properties: UnitProperties, urgent: bool = True) -> None:
         record.target, record.is_settled = properties, False
         record.submitted |= not self._away
         bus = self._open()
@@ -138,7 +138,7 @@ class UnitLimits:
         record = self._targets.get(unit)
         if record is not None and record.target:
             record.applied = merge(record.applied, _read_numbers(values or {}))
-            self._tell(unit, record, record.target)
+            self._submit(unit, record, record.target)
 
     def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
         """Have systemd want what an operator ordered (``found``, in its own ``values`` where they are known).
@@ -152,7 +152,7 @@ class UnitLimits:
         told = tuple(each for each in _read_numbers(values) if each[0] in dict(properties))
         # Values before it were applied before it was sent: if one is seen again, an operator may have set it.
         record.older = (record.target,)
-        self._tell(unit, record, told or properties)
+        self._submit(unit, record, told or properties)
 
     def forget(self, unit: str) -> None:
         """The agent does not decide about this unit any more, or it is gone."""

@@ -258,7 +258,9 @@ class SchedulerLink:
             self._scheduler = (url, self._term, self._terms.refused_total)
         before, self._followed = self._followed, (url, self._term)
         if before is not None and before != self._followed:
-            _tell(_log.info, "scheduler_changed", url=url, term=self._term, before=before[0], term_before=before[1])
+            _log_safely(
+                _log.info, "scheduler_changed", url=url, term=self._term, before=before[0], term_before=before[1]
+            )
 
     def _exchange(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | Again | None:
         with self._lock:
@@ -324,13 +326,13 @@ class SchedulerLink:
         except Exception as error:  # the next answer says the same again
             if not self._told_broken:
                 self._told_broken = True
-                _tell(_log.error, "answer_not_obeyed", exc_info=error)
+                _log_safely(_log.error, "answer_not_obeyed", exc_info=error)
 
     def _give_up(self, sentence: str) -> SendFailure:
         """Drop a heartbeat that the scheduler has already: it took it before, and its answer was lost."""
         if not self._told_dropped:
             self._told_dropped = True
-            _tell(_log.warning, "heartbeat_dropped", error=sentence)
+            _log_safely(_log.warning, "heartbeat_dropped", error=sentence)
         return SendFailure("dropped", sentence, retry=False)
 
     def _register(self, wanted: NodeRegistration, timeout_s: float) -> SendFailure | None:
@@ -345,7 +347,7 @@ class SchedulerLink:
             self._known, self._registered, self._change_error = wanted, answer, ""
         self._refused_change, self._change_failures = None, 0
         log = _log.warning if answer.warning else _log.info
-        _tell(log, "node_registered", tree=answer.tree, warning=self._show(answer.warning), reason=self._demand)
+        _log_safely(log, "node_registered", tree=answer.tree, warning=self._show(answer.warning), reason=self._demand)
         self._demand = ""
         return None
 
@@ -363,7 +365,7 @@ class SchedulerLink:
     def _put_off(self, wanted: NodeRegistration, failure: SendFailure) -> None:
         if wanted != self._refused_change:
             self._refused_change, self._change_failures = wanted, 0
-            _tell(_log.warning, "registration_refused", error=failure.sentence)
+            _log_safely(_log.warning, "registration_refused", error=failure.sentence)
         self._change_failures += 1
         pause_s = backoff_s(self._change_failures, self._options.retry_max_s, self._rng)
         self._change_at_s = time.monotonic() + pause_s
@@ -388,7 +390,7 @@ class SchedulerLink:
                 del self._attempts[next(iter(self._attempts))]
             if error is not None and attempts >= REQUEST_ATTEMPTS:
                 event = "job_log_not_sent" if isinstance(request, LogRequest) else "job_reply_not_sent"
-                _tell(_log.warning, event, job_id=request.job_id, error=error)
+                _log_safely(_log.warning, event, job_id=request.job_id, error=error)
 
     def _make_answer(self, request: LogRequest | JobRequest, node_id: str, end_s: float) -> tuple[str, bytes | None]:
         """Where the answer goes, and the answer; None when it cannot be given in time."""
@@ -439,7 +441,7 @@ class SchedulerLink:
         if (self.shown_url, reply.term) not in self._told_terms and len(self._told_terms) < MAX_TOLD_TERMS:
             self._told_terms.add((self.shown_url, reply.term))
             advice = "if the schedulers were given an older state on purpose, restart this agent"
-            _tell(_log.warning, "term_refused", error=sentence, advice=advice)
+            _log_safely(_log.warning, "term_refused", error=sentence, advice=advice)
         return sentence
 
     def _url(self, path: str) -> httpx2.URL:
@@ -484,7 +486,7 @@ def _parse(url: str) -> httpx2.URL:
     return parse_base_url(url, "scheduler.url", "scheduler.token_file", 9757)
 
 
-def _tell(log: Callable[..., object], event: str, **facts: object) -> None:
+def _log_safely(log: Callable[..., object], event: str, **facts: object) -> None:
     """A line of the log; one that cannot be written must not end the thread."""
     with suppress(Exception):
         log(event, **facts)

@@ -23,7 +23,7 @@ FORETOLD: Final = "foretold-"
 """How the ids of operations begin that only a run ahead started."""
 
 
-async def foretell_operation(call: Call) -> Forecast:
+async def forecast_operation(call: Call) -> Forecast:
     record = call.find_operation()
     return _forecasts_of(call.scheduler).when(record)
 
@@ -31,10 +31,10 @@ async def foretell_operation(call: Call) -> Forecast:
 async def simulate(call: Call) -> StreamingResponse:
     question = Question(_commands_of(call.body), call.user)
     found = await _forecasts_of(call.scheduler).simulate(question)
-    return StreamingResponse(_tell(found, call), media_type=requests.NDJSON)
+    return StreamingResponse(_encode_progress(found, call), media_type=requests.NDJSON)
 
 
-async def _tell(found: AsyncIterator[Progress], call: Call) -> AsyncIterator[bytes]:
+async def _encode_progress(found: AsyncIterator[Progress], call: Call) -> AsyncIterator[bytes]:
     async for progress in found:
         told = progress
         if told.answer is not None:

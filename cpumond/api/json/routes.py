@@ -30,7 +30,7 @@ from cpumond.api.json.call import Call, Shared
 from cpumond.api.json.endpoint import Endpoint
 from cpumond.api.json.prepared import Prepared, WithStatus, compress, encode
 from cpumond.api.overview import RequestTiming
-from cpumond.api.refusals import tell_refused_request
+from cpumond.api.refusals import record_refused_request
 from cpumond.api.yt.formats import has_too_many_values
 from cpumond.api.yt.replies import ReplyCache
 from cpumond.api.yt.values import MAX_VALUES
@@ -156,7 +156,7 @@ class _Served:
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception as error:
-            await tell_refused_request(self.site.shared.scheduler, request, error)
+            await record_refused_request(self.site.shared.scheduler, request, error)
             return describe(request, error)
         finally:
             spent_s, times, name = time.perf_counter() - begun, self.site.shared.requests, self.endpoint.name
@@ -284,7 +284,7 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[Any], endpoint: Endpoint)
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        raise HttpError(422, _tell_validation(error, "body", endpoint.body)) from None
+        raise HttpError(422, _describe_validation(error, "body", endpoint.body)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HttpError(400, f"the body of the request is not JSON: {error}") from None
     except RecursionError:
@@ -320,10 +320,10 @@ def _read_query(request: Request, endpoint: Endpoint) -> Any:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise HttpError(422, _tell_validation(error, "query", kind)) from None
+        raise HttpError(422, _describe_validation(error, "query", kind)) from None
 
 
-def _tell_validation(error: msgspec.ValidationError, where: str, kind: Any) -> str:
+def _describe_validation(error: msgspec.ValidationError, where: str, kind: Any) -> str:
     """msgspec's message as a sentence: place, what is wrong, and the name that may be meant."""
     text, _, path = str(error).partition(" - at `")
     place = re.sub(r"^\$\.?", "", path.rstrip("`")).replace(".", "/")

@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from cpumond.api.permissions import RightsTarget, check_question, find_path_target, judge_action
-from cpumond.api.refusals import tell_refusal
+from cpumond.api.refusals import record_refusal
 from cpumond.api.updated_tree import look_once
 from cpumond.api.views import list_jobs, list_records
 from cpumond.api.yt import job_filters, jobs, orchid
@@ -112,7 +112,7 @@ class YtBackend:
         except CpumondError as error:
             # Told here, since a batch keeps the refusals of its requests to itself.
             operation = str(strip_attributes(request.parameters.get("operation_id", "")))[:MAX_NAME]
-            await tell_refusal(self.scheduler, request.user, f"yt {request.command}", error, operation=operation)
+            await record_refusal(self.scheduler, request.user, f"yt {request.command}", error, operation=operation)
             raise
 
     async def _answer(self, request: YtRequest) -> Any:

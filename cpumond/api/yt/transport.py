@@ -80,10 +80,10 @@ CpumondError for what is refused; the latter's ``code``, ``attributes`` and ``in
 """
 
 
-TellRefused = Callable[[Request, Exception], Awaitable[None]]
+RecordRefusal = Callable[[Request, Exception], Awaitable[None]]
 
 
-async def _tell_nobody(_: Request, __: Exception) -> None:
+async def _record_nothing(_: Request, __: Exception) -> None:
     """Where no audit log is kept."""
 
 
@@ -133,27 +133,29 @@ def make_yt_routes(
     limits: YtLimits,
     replies: ReplyCache,
     bodies: Bodies | None = None,
-    tell_refused: TellRefused = _tell_nobody,
+    make_refusal_event: RecordRefusal = _record_nothing,
 ) -> list[Route]:
     """The routes of the protocol. ``authenticate`` names the user of a request or raises YtError 900.
 
-    ``tell_refused`` is called with requests that are refused.
+    ``make_refusal_event`` is called with requests that are refused.
     """
-    transport = _Transport(backend, authenticate, limits, replies, bodies or Bodies(), tell_refused)
-    tell = transport.tell
+    transport = _Transport(backend, authenticate, limits, replies, bodies or Bodies(), make_refusal_event)
+    answer_plainly = transport.answer_plainly
     descriptions = [command.describe() for command in COMMANDS.values()]
     version = f"{__version__}-{PROXY_NAME}"
     routes = {
-        "/api": tell(lambda _: _json(["v4"]), "GET"),
-        "/api/v4": tell(lambda _: _json(descriptions), "GET"),  # the first request of every client, without a token
+        "/api": answer_plainly(lambda _: _json(["v4"]), "GET"),
+        "/api/v4": answer_plainly(
+            lambda _: _json(descriptions), "GET"
+        ),  # the first request of every client, without a token
         "/api/v4/{command}": transport.handle(transport.run),
         "/api/{rest:path}": transport.handle(transport.refuse_version),
-        "/auth/whoami": tell(
+        "/auth/whoami": answer_plainly(
             lambda request: _json({"login": authenticate(request).name, "realm": PROXY_NAME}), "GET", "POST"
         ),
-        "/hosts": tell(lambda request: _json([request.headers.get("host") or request.url.netloc]), "GET"),
-        "/version": tell(lambda _: Response(version, media_type="text/plain"), "GET"),
-        "/ping": tell(lambda _: Response(), "GET"),
+        "/hosts": answer_plainly(lambda request: _json([request.headers.get("host") or request.url.netloc]), "GET"),
+        "/version": answer_plainly(lambda _: Response(version, media_type="text/plain"), "GET"),
+        "/ping": answer_plainly(lambda _: Response(), "GET"),
     }
     return [Route(path, answer, methods=METHODS) for path, answer in routes.items()]
 
@@ -177,7 +179,7 @@ class _Transport:
     _limits: YtLimits
     _replies: ReplyCache
     _bodies: Bodies
-    _tell_refused: TellRefused
+    _record_refusal: RecordRefusal
 
     def __post_init__(self) -> None:
         self._large_answers = asyncio.Semaphore(LARGE_ANSWERS_AT_ONCE)
@@ -193,12 +195,12 @@ class _Transport:
             try:
                 response = await handler(request, ids)
             except HttpError as refused:
-                await self._tell_refused(request, refused)
+                await self._record_refusal(request, refused)
                 code = UNAVAILABLE if refused.status == 503 else refused.code
                 response = describe_yt_error(YtError(str(refused), code), refused.status)
                 response.headers.update(refused.headers)
             except CpumondError as error:
-                await self._tell_refused(request, error)
+                await self._record_refusal(request, error)
                 response = describe_yt_error(error)
             except asyncio.CancelledError:
                 # The server ends; the client asks again, with the same mutation id.
@@ -217,7 +219,9 @@ class _Transport:
 
         return answer
 
-    def tell(self, answer: Callable[[Request], Response], *methods: str) -> Callable[[Request], Awaitable[Response]]:
+    def answer_plainly(
+        self, answer: Callable[[Request], Response], *methods: str
+    ) -> Callable[[Request], Awaitable[Response]]:
         """A handler for requests that are not commands."""
 
         async def give(request: Request, _: _Ids) -> Response:

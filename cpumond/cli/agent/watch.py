@@ -20,10 +20,10 @@ from cpumond.cli.ending import ended_by
 from cpumond.cli.options import CoresType, DurationType, set_option
 from cpumond.cli.output import (
     chosen_output,
+    describe_left_out,
     output_options,
     print_line,
     print_text,
-    tell_left_out,
     terminal_width,
     use_colour,
 )
@@ -90,7 +90,7 @@ def dry_run_command(
             )
             click.echo(_make_line("time", "usage", "smoothed", "votes", "limit", "decision"))
             if _is_narrow():
-                click.echo(tell_left_out(["smoothed"], terminal_width(), use_colour()))
+                click.echo(describe_left_out(["smoothed"], terminal_width(), use_colour()))
         state = start_state(hard_cores, time.monotonic())
         sums, uses = DryRunSums(0.0, 0.0, 0.0, 0.0, 0.0, 0, hard_cores, hard_cores), deque[Use](maxlen=MAX_USES)
         for reading in _readings(cgroup, settings.check_period_s, duration_s):

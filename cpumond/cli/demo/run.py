@@ -110,7 +110,7 @@ def _run(
     )  # fmt: skip
     with cluster:
         display.announce(f"To look at while it runs:\n{cluster.describe_pages()}")
-        story = Story(cluster, mounts.open_hierarchies(host.mountinfo), plan, display.tell, actuator)
+        story = Story(cluster, mounts.open_hierarchies(host.mountinfo), plan, display.report, actuator)
         with display, _naming_ended_process(cluster):
             ran_s = _play(story, os.path.join(host.directory, "wanted"), duration_s, stopped, display)
         restored = _stop_agent(story)

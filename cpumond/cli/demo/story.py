@@ -77,14 +77,14 @@ class PoolFacts(msgspec.Struct):
     fair_share_cpu_s: float = 0.0
 
 
-Tell = Callable[[float, str], None]
+Report = Callable[[float, str], None]
 
 
 class Story:
     """Reads the state of everything again and again; ``tell`` gets each event: seconds since the start, and a text."""
 
     def __init__(
-        self, cluster: Cluster, hierarchies: Hierarchies, plan: DemoPlan, tell: Tell, actuator: Lever = "quota"
+        self, cluster: Cluster, hierarchies: Hierarchies, plan: DemoPlan, report: Report, actuator: Lever = "quota"
     ) -> None:
         self.cluster = cluster
         self.actuator = actuator
@@ -98,7 +98,7 @@ class Story:
         self.overcommits = 0
         self._hierarchies = hierarchies
         self.operations: dict[str, Load] = {}
-        self._tell = tell
+        self._report = report
         self._log_offset = 0
         self._counts: dict[str, int] = {}
         self._told_limit = plan.operations["simulation"].cpu_limit
@@ -172,10 +172,10 @@ class Story:
 
     def wake(self, now_s: float) -> None:
         self.wakeups.append(Wakeup(now_s))
-        self._tell(now_s, "simulation wakes up and wants all that it ordered")
+        self._report(now_s, "simulation wakes up and wants all that it ordered")
 
     def sleep(self, now_s: float) -> None:
-        self._tell(now_s, "simulation goes to sleep")
+        self._report(now_s, "simulation goes to sleep")
 
     def _read_starts(self, now_s: float) -> None:
         with open(self.node.log_path, "rb") as file:
@@ -206,7 +206,7 @@ class Story:
         lowered = simulation is not None and simulation is not job and simulation.limit < simulation.ordered - NEAR
         job.on_freed_cpu = lowered and before + job.ordered <= self.plan.capacity + NEAR
         freed = " on the freed CPU" if job.on_freed_cpu else ""
-        self._tell(now_s, f"{name} started{freed}, {job.since_heartbeat_s * 1e3:.0f} ms after the heartbeat")
+        self._report(now_s, f"{name} started{freed}, {job.since_heartbeat_s * 1e3:.0f} ms after the heartbeat")
 
     def _read_quota(self, job: JobFacts) -> None:
         """0 once the cgroup is gone. A failed read is repeated, unless the scheduler reports the end of the job."""
@@ -235,12 +235,12 @@ class Story:
         if wakeup is not None and wakeup.back_s is None and is_full:
             wakeup.back_s = now_s
             took_s = now_s - wakeup.began_s
-            self._tell(now_s, f"simulation has {self.words.whole} back, {took_s:.1f} s after it woke up")
+            self._report(now_s, f"simulation has {self.words.whole} back, {took_s:.1f} s after it woke up")
         elif is_lower and not is_full:
             free = self.plan.capacity - self.limits
             are_free = f"{_show(free)} are free" if free > NEAR else "none are free"
             limit = f"{_show(job.limit)} of {show_rounded(job.ordered)}"
-            self._tell(now_s, f"simulation's {self.words.noun} went down to {limit}, {are_free}")
+            self._report(now_s, f"simulation's {self.words.noun} went down to {limit}, {are_free}")
 
     def _follow_use(self, job: JobFacts, now_s: float) -> None:
         """Note when the simulation that woke up began to use all that it ordered."""
@@ -255,7 +255,7 @@ class Story:
             if began_s >= wakeup.began_s and job.used_cpu_s - before_cpu_s >= FULL * job.ordered * (now_s - began_s):
                 wakeup.ran_s = began_s
                 took_s = began_s - wakeup.began_s
-                self._tell(now_s, f"simulation runs on all that it ordered since {took_s:.2f} s after it woke up")
+                self._report(now_s, f"simulation runs on all that it ordered since {took_s:.2f} s after it woke up")
                 return
 
     def _read_usage(self) -> None:
@@ -279,13 +279,13 @@ class Story:
                 job.used_cpu_s = job.used_cpu_s if seen["cpu_seconds"] is None else seen["cpu_seconds"]
             if job.state not in ("starting", "running") and job.id not in self._told_ends:
                 self._told_ends.add(job.id)
-                self._tell_end(job, now_s)
+                self._report_end(job, now_s)
 
-    def _tell_end(self, job: JobFacts, now_s: float) -> None:
+    def _report_end(self, job: JobFacts, now_s: float) -> None:
         if job.kind:
-            self._tell(now_s, f"{job.name} stopped: {job.reason}")
+            self._report(now_s, f"{job.name} stopped: {job.reason}")
         elif job.load not in QUIET or job.state not in ("stopping", "completed"):
-            self._tell(now_s, f"{job.name} {job.state}{f': {job.reason}' if job.reason else ''}")
+            self._report(now_s, f"{job.name} {job.state}{f': {job.reason}' if job.reason else ''}")
 
     def _take_node(self, now_s: float) -> None:
         node = self.cluster.get(f"/api/v1/nodes/{self.node.node_id}")
@@ -295,7 +295,7 @@ class Story:
             self._is_over = is_over
             self.overcommits += is_over
             state = "is overcommitted" if is_over else "fits again"
-            self._tell(now_s, f"the node {state}: {_show(capacity - free)} of {show_rounded(capacity)}")
+            self._report(now_s, f"the node {state}: {_show(capacity - free)} of {show_rounded(capacity)}")
 
     def _take_pools(self, now_s: float) -> None:
         passed_s = 0.0 if self._counted_s is None else now_s - self._counted_s

@@ -92,7 +92,7 @@ class Display:
         if not self.is_quiet:
             click.echo(text)
 
-    def tell(self, at_s: float, text: str) -> None:
+    def report(self, at_s: float, text: str) -> None:
         self.events.append((at_s, text))
         if self.live is None and not self.is_quiet:
             click.echo(f"{at_s:6.1f} s  {text}")

@@ -96,7 +96,7 @@ def fair_share_command(
         update_s = time.perf_counter() - began_s
         output: str | bytes
         if element is not None:
-            output = tell(update, result, element, as_json=format_ == "json")
+            output = format_explanation(update, result, element, as_json=format_ == "json")
         else:
             output = encode_result(update, result)
         # click.echo flushes, so that a program that feeds the next update can read this result first.
@@ -138,7 +138,7 @@ def _list_fields(shares: ElementShares) -> ElementShares | dict[str, Any]:
     return {field: getattr(shares, field) for field in FIELDS if field not in FIELDS_OF_POOLS}
 
 
-def tell(update: UpdateInput, result: UpdateResult, name: str, as_json: bool) -> str | bytes:
+def format_explanation(update: UpdateInput, result: UpdateResult, name: str, as_json: bool) -> str | bytes:
     """Why an element has its share: lines for people, with the id in front, or one line of JSON."""
     explanation = explain(update.snapshot, result, name)
     if as_json:

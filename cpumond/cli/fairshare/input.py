@@ -331,7 +331,7 @@ def _refuse_form(data: bytes, message: str) -> NoReturn:
     except (ValueError, LookupError, TypeError, RecursionError):
         place = "" if path == "$" else f"{path.removeprefix('$.')}: "
         raise FairShareInputError(place + problem.replace("`", "").replace("Expected", "expected")) from None
-    raise FairShareInputError(_tell(problem, re.sub(r"\[\d+\]", "[]", path), where, value))
+    raise FairShareInputError(_describe_problem(problem, re.sub(r"\[\d+\]", "[]", path), where, value))
 
 
 def _place(document: Any, steps: list[str | int]) -> str:
@@ -349,7 +349,7 @@ def _place(document: Any, steps: list[str | int]) -> str:
     return "".join(f"{word}: " for word in words)
 
 
-def _tell(problem: str, path: str, where: str, value: Any) -> str:
+def _describe_problem(problem: str, path: str, where: str, value: Any) -> str:
     form = FORMS.get(path, ResourcesForm)
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem, re.DOTALL)
     if unknown:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Literal
 
-from cpumond.cli.output import draw_table, tell_left_out
+from cpumond.cli.output import describe_left_out, draw_table
 from cpumond.cli.render.grid import (
     LONGEST_NAME,
     Column,
@@ -206,7 +206,7 @@ def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
         table, left_out = draw_jobs(answer.jobs, NOT_IN_STATUS, width, colour)
         parts.append(table)
         if left_out:
-            parts.append(tell_left_out(left_out, width, colour))
+            parts.append(describe_left_out(left_out, width, colour))
     else:
         parts.append(fold("no jobs; see `cpumond doctor`, or add one with `cpumond job add`", width))
     notes: list[tuple[str, str]] = [(f"total: {describe_totals(answer)}", "bold")]

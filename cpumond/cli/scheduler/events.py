@@ -116,7 +116,7 @@ def _read_pages(
             return
 
 
-def _tell(event: EventView | AuditView) -> str:
+def _format_text(event: EventView | AuditView) -> str:
     times = f" ({event.count} times)" if event.count > 1 and event.kind == "refused" else ""
     origin = f" [{show_name(event.origin)}]" if isinstance(event, AuditView) and event.origin else ""
     return show_name(event.text) + times + origin
@@ -126,7 +126,7 @@ EVENTS: Final[tuple[Column[EventView | AuditView], ...]] = (
     column(">number", 0, lambda event: str(event.number)),
     column("time", 1, lambda event: show_time(event.at)),
     column("kind", 2, lambda event: (event.kind.replace("_", " "), STYLES.get(event.kind, ""))),
-    column("what", 0, _tell),
+    column("what", 0, _format_text),
 )
 
 

@@ -107,11 +107,11 @@ def find_name(client: SchedulerClient, kind: NamedKind, typed: str, operation: s
         text = f"operation {operation} has no job that has started; see `cpumond operation why {operation}`"
         raise NotYetError(text)
     if not found.total:
-        raise NoSuchError(_tell_missing(kind, typed, operation))
+        raise NoSuchError(_describe_missing(kind, typed, operation))
     raise UsageError(f"{show_name(typed)} may be {count(found.total, kind)}; give more of the id", _draw(found))
 
 
-def _tell_missing(kind: NamedKind, typed: str, operation: str | None) -> str:
+def _describe_missing(kind: NamedKind, typed: str, operation: str | None) -> str:
     if typed == NEWEST and kind == "operation":
         return "you have started no operation"
     where = f" in operation {operation}" if operation else ""

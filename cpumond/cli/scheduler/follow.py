@@ -76,7 +76,7 @@ class _Piece:
 
 @dataclass
 class Follower:
-    """Follows the jobs of one operation. ``tell`` gets sentences about what happens to them.
+    """Follows the jobs of one operation. ``report`` gets sentences about what happens to them.
 
     ``jobs``: only these; None: all, those that are started later, too. ``tail_bytes``: how much of the end of what is
     there already, None for all of it.
@@ -86,7 +86,7 @@ class Follower:
     operation: str
     streams: tuple[LogStream, ...]
     write: Write
-    tell: Callable[[str], None]
+    report: Callable[[str], None]
     jobs: tuple[str, ...] | None = None
     tail_bytes: int | None = None
     state: str = ""
@@ -142,7 +142,7 @@ class Follower:
             self._bear(error)
             return
         if self._is_away:
-            self.tell("the scheduler answers again")
+            self.report("the scheduler answers again")
         self._heard_at_s, self._is_away, self.state = time.monotonic(), False, self.details.state
         self.listed = [job for job in jobs if self.jobs is None or job.id in self.jobs]
         for job in reversed(self.listed):
@@ -164,7 +164,7 @@ class Follower:
         if time.monotonic() - self._heard_at_s > SILENCE_S:
             raise error
         if not self._is_away:
-            self.tell(f"the scheduler does not answer, trying again: {error}")
+            self.report(f"the scheduler does not answer, trying again: {error}")
         self._is_away = True
 
     def _look_at(self, job: JobView) -> None:
@@ -175,7 +175,7 @@ class Follower:
         if is_taken and job.id not in self._told:
             self._told.add(job.id)
             anew = "" if self.is_final else "; it is started anew"
-            self.tell(f"job {job.id} on node {show_name(job.node_id)} is {job.state}: {job.reason}{anew}")
+            self.report(f"job {job.id} on node {show_name(job.node_id)} is {job.state}: {job.reason}{anew}")
         for stream in self.streams:
             tail = self._tails.get((job.id, stream))
             if tail is None:
@@ -206,7 +206,7 @@ class Follower:
         else:
             tail.failing_since_s = None
             if tail.offset is not None and piece.first > tail.offset:
-                self.tell(f"{piece.first - tail.offset} bytes of job {tail.job} are gone from its node's log")
+                self.report(f"{piece.first - tail.offset} bytes of job {tail.job} are gone from its node's log")
             # A log that got shorter was begun anew.
             tail.offset = min(piece.first + len(piece.content), piece.total)
             self._put(tail, piece.content)
@@ -227,7 +227,7 @@ class Follower:
         if piece.job_ended and (is_gone or now - tail.failing_since_s > END_S):
             tail.is_done = True
             if not is_gone or tail.offset:
-                self.tell(f"the end of what job {tail.job} wrote cannot be read: {error}")
+                self.report(f"the end of what job {tail.job} wrote cannot be read: {error}")
 
     def _put(self, tail: _Tail, content: bytes) -> None:
         if not content:
@@ -266,14 +266,14 @@ def follow_log(client: SchedulerClient, operation: str, job: str | None, stream:
     """Write what a job, or each job of an operation, writes, until the end. Raises CpumondError."""
     jobs: Iterable[str] | None = None if job is None else (job,)
     follower = Follower(
-        client, operation, (stream,), lambda _, content: write_output(content), tell_aside,
+        client, operation, (stream,), lambda _, content: write_output(content), print_aside,
         None if jobs is None else tuple(jobs), tail_bytes,
     )  # fmt: skip
     while not follower.step():
         time.sleep(0.05)
 
 
-def tell_aside(sentence: str) -> None:
+def print_aside(sentence: str) -> None:
     """A sentence on standard error, apart from what jobs write."""
     click.echo(fold(f"cpumond: {show_name(sentence)}", error_width()), err=True)
 

@@ -43,13 +43,13 @@ def when_command(client: SchedulerClient, operation: str) -> None:
     """
     found = client.show(f"/operations/{quote_name(operation)}/when", Forecast)
     now = time.time()
-    for line in tell_forecast(found, now):
+    for line in describe_forecast(found, now):
         print_text(line)
     if found.runs:
         print_text(f"as of {format_span(max(now - found.as_of, 0.0))} ago, from {count(found.runs, 'run')} ahead")
 
 
-def tell_forecast(found: Forecast, now: float) -> list[str]:
+def describe_forecast(found: Forecast, now: float) -> list[str]:
     told = []
     if found.started_at is not None:
         told.append(f"started {format_span(max(now - found.started_at, 0.0))} ago")
@@ -58,13 +58,13 @@ def tell_forecast(found: Forecast, now: float) -> list[str]:
             late = format_span(now - found.start_p90)
             told.append(f"should have started {late} ago in nine of ten runs ahead, and has not: see `operation why`")
         else:
-            told.append(f"starts {_tell_times(found.start_p10, found.start_p50, found.start_p90, now)}")
+            told.append(f"starts {_format_times(found.start_p10, found.start_p50, found.start_p90, now)}")
     if found.end_p50 is not None:
-        told.append(f"ends {_tell_times(found.end_p10, found.end_p50, found.end_p90, now)}")
+        told.append(f"ends {_format_times(found.end_p10, found.end_p50, found.end_p90, now)}")
     return [*told, *found.lines]
 
 
-def _tell_times(first: float | None, middle: float | None, last: float | None, now: float) -> str:
+def _format_times(first: float | None, middle: float | None, last: float | None, now: float) -> str:
     def span(at: float | None) -> str:
         return "later than was looked at" if at is None else format_span(max(at - now, 0.0))
 

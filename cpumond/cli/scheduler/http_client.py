@@ -300,10 +300,10 @@ class SchedulerClient:
         return self.decode(content, kind)
 
     def change(self, sentence: str, method: str, path: str, body: object = None, **query: Any) -> None:
-        """Make a change, and print its answer as ``tell_done`` does."""
-        self.tell_done(self.request(method, path, body, query or None), sentence)
+        """Make a change, and print its answer as ``print_done`` does."""
+        self.print_done(self.request(method, path, body, query or None), sentence)
 
-    def tell_done(self, content: bytes, sentence: str) -> None:
+    def print_done(self, content: bytes, sentence: str) -> None:
         """Print the answer to a change: ``sentence``, or JSON or CSV; its warnings on standard error."""
         if self.as_json:
             print_json(content)

@@ -84,7 +84,7 @@ def node_list_command(client: SchedulerClient, /, **query: Any) -> None:
     print_items(NODES, answer.nodes, "no node fits; nodes register themselves when their agent runs")
 
 
-def _tell_cordon(node: NodeView) -> str:
+def _describe_cordon(node: NodeView) -> str:
     cordon = node.cordon
     if cordon is None:
         return ""
@@ -93,7 +93,7 @@ def _tell_cordon(node: NodeView) -> str:
     return f"{how} by {show_name(cordon.user)} {ago} ago" + (f": {show_name(cordon.why)}" if cordon.why else "")
 
 
-def _tell_reclaimed(node: NodeView) -> str:
+def _describe_reclaimed(node: NodeView) -> str:
     if not node.on_reclaimed_cores and not node.idle_class:
         return ""
     how = f"idle class: {node.idle_class}" if node.idle_class else "its agent has no idle class for them"
@@ -118,13 +118,13 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             ("given by hand", show_name(", ".join(answer.user_tags))),
             ("tree", show_name(tree)),
             ("state", show_node_state(answer)[0]),
-            ("cordon", _tell_cordon(answer)),
+            ("cordon", _describe_cordon(answer)),
             ("failing", show_name(answer.failing)),
             ("last heard of", f"{format_span(answer.silent_s)} ago"),
             ("capacity", show_amounts(answer.capacity)),
             ("allotted", show_amounts(answer.usage)),
             ("used", f"{show_cores(answer.used_cores)} cores of CPU"),
-            ("reclaimed", _tell_reclaimed(answer)),
+            ("reclaimed", _describe_reclaimed(answer)),
             ("allotted to others", show_amounts(answer.foreign_usage, "")),
             ("free", show_amounts(answer.free)),
             ("overcommitted", f"{answer.overcommit_count} times" if answer.overcommit_count else ""),
@@ -207,7 +207,7 @@ def drain_command(
         raise UsageError("--timeout has no effect with --no-wait, which does not wait; leave one of them out")
     content = client.request("POST", f"{_path(node)}/drain", given({"why": why, "graceful": graceful or None}))
     try:
-        client.tell_done(content, f"node {show_name(node)} is drained: it gets no new jobs, its jobs are stopped")
+        client.print_done(content, f"node {show_name(node)} is drained: it gets no new jobs, its jobs are stopped")
         if waits:
             _wait(client, node, timeout_s)
     except KeyboardInterrupt:
@@ -244,7 +244,7 @@ def _wait(client: SchedulerClient, node: str, timeout_s: float | None) -> None:
         print_text(f"node {show_name(node)} is empty")
 
 
-def _tell_place(job: DrainedJob) -> Cell:
+def _format_place(job: DrainedJob) -> Cell:
     if job.fails_operation:
         return "fails its operation", "red"
     return show_name(job.to_node) if job.to_node else ("waits for room", "yellow")
@@ -258,7 +258,7 @@ DRAINED: Final[tuple[Column[DrainedJob], ...]] = (
     column(">running", 5, lambda job: format_span(job.running_s)),
     column("interruptible", 6, lambda job: "yes" if job.interruptible else "no"),
     column(">core-hours", 4, lambda job: show_cores(job.lost_core_seconds / 3600.0)),
-    column("goes to", 0, _tell_place),
+    column("goes to", 0, _format_place),
 )
 
 

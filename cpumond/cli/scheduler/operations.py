@@ -32,7 +32,7 @@ from cpumond.core.wire import MAX_LOG_BYTES, LogStream
 from cpumond.core.words import count, show_cores, show_name, show_number, show_time
 from cpumond.scheduler.answers.operation import OperationAnswer
 from cpumond.scheduler.model import Incarnation
-from cpumond.scheduler.settings.incarnations import tell_switch
+from cpumond.scheduler.settings.incarnations import describe_switch
 
 STATES: Final = ("pending", "running", "completed", "failed", "aborted")
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
@@ -76,7 +76,7 @@ def operation_start_command(client: SchedulerClient, spec: dict[str, Any]) -> No
     `cpumond operation start --job-count 100 -- sh -c 'process part-$YT_JOB_COOKIE'`.
     """
     content = client.request("POST", "/operations", {"spec": spec})
-    client.tell_done(content, show_name(client.decode(content, Done).id))
+    client.print_done(content, show_name(client.decode(content, Done).id))
 
 
 Part = tuple[OperationView, str]
@@ -219,7 +219,7 @@ def _show_incarnation(told: list[Incarnation]) -> str:
     if not told:
         return ""
     since = f"{show_name(told[-1].id)}, since {show_time(told[-1].at)}"
-    return since if len(told) == 1 else f"{since}: {show_name(tell_switch(told[-1]))}"
+    return since if len(told) == 1 else f"{since}: {show_name(describe_switch(told[-1]))}"
 
 
 def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:

@@ -78,11 +78,11 @@ def describe_plan(plan: ChangePlan) -> str:
 def show_plan(plan: ChangePlan) -> None:
     """Print an accepted plan, and its warnings on standard error."""
     for change in plan.changes:
-        print_text(_tell_change(change)[1], "  ")
+        print_text(_describe_change(change)[1], "  ")
     if not plan.changes:
         print_text("nothing would change: everything is as asked for already")
     print_effects(plan)
-    tell_warnings(plan)
+    print_warnings(plan)
 
 
 def print_signed(plan: ChangePlan) -> None:
@@ -90,7 +90,7 @@ def print_signed(plan: ChangePlan) -> None:
     then how many trees and pools they are about."""
     places = set()
     for change in plan.changes:
-        sign, text = _tell_change(change)
+        sign, text = _describe_change(change)
         places.add((sign, change.tree, change.pool))
         lines = [f"{sign} {text}"]
         if sign == "+":
@@ -101,7 +101,7 @@ def print_signed(plan: ChangePlan) -> None:
     print_text(f"{made} to make, {changed} to change, {removed} to remove")
 
 
-def _tell_change(change: ConfigChange) -> tuple[str, str]:
+def _describe_change(change: ConfigChange) -> tuple[str, str]:
     """The sign, and the sentence."""
     where = f"pool {show_name(change.pool)}" if change.pool else f"tree {show_name(change.tree)}"
     if not change.attribute:
@@ -110,7 +110,7 @@ def _tell_change(change: ConfigChange) -> tuple[str, str]:
     return "~", f"{where}: {show_name(change.attribute)}: {old} -> {new}"
 
 
-def tell_warnings(plan: ChangePlan) -> None:
+def print_warnings(plan: ChangePlan) -> None:
     """Print what is odd about a plan on standard error."""
     for warning in (*plan.warnings, *plan.notes):
         warn(warning)

@@ -13,7 +13,14 @@ from cpumond.cli.output import can_ask, print_json, print_text
 from cpumond.cli.scheduler.client import scheduler_options, tree_option
 from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
 from cpumond.cli.scheduler.http_client import SchedulerClient, SchedulerRefusedError
-from cpumond.cli.scheduler.plans import PlanRefusedError, ask, describe_plan, print_effects, print_signed, tell_warnings
+from cpumond.cli.scheduler.plans import (
+    PlanRefusedError,
+    ask,
+    describe_plan,
+    print_effects,
+    print_signed,
+    print_warnings,
+)
 from cpumond.cli.scheduler.tree_from_yt import read_yt_tree
 from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_text, write_tree
 from cpumond.core.decode import ContentError, decode_text
@@ -167,7 +174,7 @@ def show(client: SchedulerClient, plan: ChangePlan, content: bytes, *, is_whole:
             print_effects(plan)
     elif plan.accepted:
         print_text("nothing to do: the tree is what the file says")
-    tell_warnings(plan)
+    print_warnings(plan)
     if not plan.accepted:
         raise PlanRefusedError(f"the change would be refused: {plan.refusal}", plan.code)
 

@@ -21,10 +21,10 @@ from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.plans import (
     PlanRefusedError,
     confirm,
+    print_warnings,
     show_limits,
     show_plan,
     show_value,
-    tell_warnings,
 )
 from cpumond.cli.scheduler.report_rows import describe_budgets
 from cpumond.cli.scheduler.tree_text import is_tree_file
@@ -107,13 +107,13 @@ def tree_show_command(client: SchedulerClient, tree: str) -> None:
     print_fields(
         [
             ("tree", show_name(answer.name) + (", the default one" if answer.is_default else "")),
-            ("nodes", _tell_nodes(answer)),
+            ("nodes", _format_nodes(answer)),
             ("resources", show_amounts(answer.total_resources)),
             ("used", show_amounts(answer.resource_usage)),
             ("demand", show_amounts(answer.resource_demand)),
             ("pools", str(answer.pool_count)),
             ("operations", _operation_counts(answer)),
-            ("a pool", tell_counts_of_pools(read_tree(answer.attributes))),
+            ("a pool", describe_counts_of_pools(read_tree(answer.attributes))),
             *(("budgets", line) for line in describe_budgets(answer.budgets)),
             *_option_fields(answer.attributes),
         ]
@@ -122,7 +122,7 @@ def tree_show_command(client: SchedulerClient, tree: str) -> None:
         warn(error)
 
 
-def tell_counts_of_pools(tree: TreeSettings) -> str:
+def describe_counts_of_pools(tree: TreeSettings) -> str:
     """What a pool that says no counts may run and hold, and which pools that is about (semantics.md 2.4)."""
     counts = f"{tree.max_running_operation_count_per_pool} running, {tree.max_operation_count_per_pool} in all"
     if tree.per_pool_counts_for_leaves_only:
@@ -133,7 +133,7 @@ def tell_counts_of_pools(tree: TreeSettings) -> str:
     return f"at most {counts}, also of all that its sub-pools have, unless it has counts of its own; as in YTsaurus"
 
 
-def _tell_nodes(answer: TreeView) -> str:
+def _format_nodes(answer: TreeView) -> str:
     cordoned = f", {answer.cordoned_node_count} cordoned" if answer.cordoned_node_count else ""
     held_off = f", {answer.held_off_node_count} held off" if answer.held_off_node_count else ""
     return f"{answer.online_node_count} of {answer.node_count} online{cordoned}{held_off}"
@@ -199,7 +199,7 @@ def tree_set_command(
     if is_default:
         chosen = client.request("PUT", "/default_tree", {"tree": tree})
         content = content or chosen
-    client.tell_done(content, f"tree {show_name(tree)} is {'the default one' if is_default else 'changed'}")
+    client.print_done(content, f"tree {show_name(tree)} is {'the default one' if is_default else 'changed'}")
 
 
 yes_option = click.option("--yes", is_flag=True, help="Without asking where guarantees or operations are at stake.")
@@ -516,7 +516,7 @@ def pool_plan_command(
     plan = client.decode(content, ChangePlan)
     if client.as_json:
         print_json(content, ChangePlan, "effects")
-        tell_warnings(plan)
+        print_warnings(plan)
     elif plan.accepted:
         show_plan(plan)
     if not plan.accepted:

@@ -18,7 +18,7 @@ from cpumond.cli.options import DurationType
 from cpumond.cli.output import print_json, print_text, warn
 from cpumond.cli.scheduler.client import connection_options, scheduler_options
 from cpumond.cli.scheduler.finding import OPERATION, operation_path
-from cpumond.cli.scheduler.follow import FINAL, SILENCE_S, Follower, tell_aside
+from cpumond.cli.scheduler.follow import FINAL, SILENCE_S, Follower, print_aside
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.errors import CpumondError, NotYetError, UnavailableError
@@ -60,7 +60,7 @@ def run_command(client: SchedulerClient, spec: dict[str, Any], waits: bool) -> N
         try:
             code = run.start(spec)
         except KeyboardInterrupt:
-            _tell(run.tell_left())
+            _print_aside(run.describe_left())
             code = 128 + ending.number
     click.get_current_context().exit(code)
 
@@ -104,8 +104,8 @@ class _Run:
         for warning in answer.warnings:
             with contextlib.suppress(OSError):
                 warn(warning)
-        _tell(f"operation {answer.id} is started; Ctrl-C aborts it")
-        follower = Follower(self._client, answer.id, ("stdout", "stderr"), _write_raw, _tell)
+        _print_aside(f"operation {answer.id} is started; Ctrl-C aborts it")
+        follower = Follower(self._client, answer.id, ("stdout", "stderr"), _write_raw, _print_aside)
         told, seen = WaitTold(), None
         try:
             while not follower.step():
@@ -116,7 +116,7 @@ class _Run:
                         self._refuse_too_large(follower.details)
                     seen = follower.details
                     if why := told.note(seen, time.monotonic()):
-                        _tell(f"operation {answer.id} waits: {why}")
+                        _print_aside(f"operation {answer.id} waits: {why}")
         except OSError as error:
             # Nobody takes its output any more: as the command itself would, it ends.
             self._ending.number = self._ending.number or signal.SIGPIPE
@@ -124,7 +124,7 @@ class _Run:
             if isinstance(error, BrokenPipeError):
                 return code
             raise
-        return tell_end(follower)
+        return print_end(follower)
 
     def _refuse_too_large(self, details: OperationDetails) -> None:
         """Abort at once what no node could hold, so that nobody waits for it. Raises UnavailableError."""
@@ -140,7 +140,7 @@ class _Run:
         """After the first signal. What is over already only has an end of its output that nobody waits for."""
         end_s = time.monotonic() + STOP_S
         if not follower.is_final:
-            _tell(f"operation {self._operation} is aborted; Ctrl-C again ends this command at once")
+            _print_aside(f"operation {self._operation} is aborted; Ctrl-C again ends this command at once")
             self._abort(f"ended by {signal.Signals(self._ending.number).name} of `cpumond run`")
             while not follower.step() and time.monotonic() < end_s:
                 time.sleep(0.05)
@@ -151,9 +151,9 @@ class _Run:
             self._client.request("POST", operation_path(self._operation, "abort"), {"message": message})
             self._is_aborted = True
         except CpumondError as error:
-            _tell(f"operation {self._operation} may go on: {error}")
+            _print_aside(f"operation {self._operation} may go on: {error}")
 
-    def tell_left(self) -> str:
+    def describe_left(self) -> str:
         """What is with the operation when this command ends before it, after the second signal."""
         if self._is_aborted:
             return f"operation {self._operation} is left to the scheduler, which stops its jobs"
@@ -162,12 +162,12 @@ class _Run:
         return f"operation {self._operation} may go on; `cpumond operation abort {self._operation}` ends it"
 
 
-def tell_end(follower: Follower) -> int:
+def print_end(follower: Follower) -> int:
     """Say how the operation ended where that is not well. Returns the exit code."""
     details = follower.details
     assert details is not None
     if details.state != "completed":
-        _tell(f"operation {details.id} is {details.state}{f': {details.error}' if details.error else ''}")
+        _print_aside(f"operation {details.id} is {details.state}{f': {details.error}' if details.error else ''}")
     failed = [job for job in reversed(follower.listed) if job.state == "failed" and job.exit_code]
     if details.state == "failed" and failed:
         return failed[0].exit_code or EXIT_FAILED
@@ -188,10 +188,10 @@ def _write_raw(stream: LogStream, content: bytes) -> None:
         raise
 
 
-def _tell(sentence: str) -> None:
-    """As ``tell_aside``, where standard error may be gone: the operation is looked after anyway."""
+def _print_aside(sentence: str) -> None:
+    """As ``print_aside``, where standard error may be gone: the operation is looked after anyway."""
     with contextlib.suppress(OSError):
-        tell_aside(sentence)
+        print_aside(sentence)
 
 
 class Waited(msgspec.Struct, frozen=True):

@@ -50,7 +50,7 @@ def token_create_command(client: SchedulerClient, /, **body: Any) -> None:
     content = client.request("POST", "/tokens", body)
     made = client.decode(content, NewToken)
     end = "until it is revoked" if made.expires_at is None else f"until {show_time(made.expires_at)}"
-    client.tell_done(content, made.token)
+    client.print_done(content, made.token)
     if not client.as_json:
         told = f"token {made.id} of {show_name(made.user)}, role {made.role}, valid {end}"
         click.echo(fold(told, error_width()), err=True)

@@ -24,7 +24,7 @@ from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRec
 from cpumond.scheduler.model.forecast import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
 from cpumond.scheduler.state import State, changes
 from cpumond.scheduler.state.commands import Command, prepare
-from cpumond.scheduler.trial.at_once import tell_starts
+from cpumond.scheduler.trial.at_once import describe_starts
 from cpumond.scheduler.trial.fork import ASKED_NICENESS, Child, Send, ask_at_once
 from cpumond.scheduler.trial.forward import Course, Forward, Pace
 from cpumond.scheduler.trial.load import Drawn, Expected, Experience
@@ -80,7 +80,7 @@ class RunResult(msgspec.Struct):
     """Operations whose run times are guessed: no job like theirs has completed."""
 
 
-def foretell(
+def send_forecasts(
     state: State, now: float, pace: Pace, limits: RunBudget, seed: int, send: Send, only: Collection[str] | None = None
 ) -> None:
     """Send forecasts of all live operations, or of some of them, in chunks (msgpack of ``list[Forecast]``)."""
@@ -158,7 +158,7 @@ def make_forecasts(
             operation_id=record.id, started_at=started_at, start_p10=start[0], start_p50=start[1], start_p90=start[2],
             end_p10=end[0], end_p50=end[1], end_p90=end[2], as_of=now, horizon=horizon, runs=len(runs),
         )  # fmt: skip
-        found.append(msgspec.structs.replace(forecast, lines=tell(forecast, record, experience)))
+        found.append(msgspec.structs.replace(forecast, lines=describe(forecast, record, experience)))
     return found
 
 
@@ -176,7 +176,7 @@ def when_started(state: State, record: OperationRecord) -> float | None:
     return min((*live, *ended), default=None)
 
 
-def tell(forecast: Forecast, record: OperationRecord, experience: Experience) -> list[str]:
+def describe(forecast: Forecast, record: OperationRecord, experience: Experience) -> list[str]:
     """The sentences of a forecast."""
     lines = []
     span_s = forecast.horizon - forecast.as_of
@@ -211,17 +211,17 @@ def compare(
     horizon_s: float,
     commands: tuple[Command, ...],
     user: str,
-    tell_progress: Callable[[float], None],
+    on_progress: Callable[[float], None],
 ) -> Simulation:
     """What commands would do: two runs ahead with the usual load, without them and with them. Raises CommandError."""
     experience = Experience(state, now)
     known = {each.id: each.record for each in state.operations.values()}
     # One after the other: the second core of the host is the scheduler's.
-    after = _run(state, now, pace, horizon_s, experience, commands, user, lambda part: tell_progress(part / 2.0))
+    after = _run(state, now, pace, horizon_s, experience, commands, user, lambda part: on_progress(part / 2.0))
     if after.refusal:
         raise CommandError(after.refusal)
     span_s = after.until - now if after.is_cut else horizon_s
-    before = _run(state, now, pace, span_s, experience, (), user, lambda part: tell_progress((1.0 + part) / 2.0))
+    before = _run(state, now, pace, span_s, experience, (), user, lambda part: on_progress((1.0 + part) / 2.0))
     if before.is_cut:
         after = cut(after, before.until)
     # Cut neither: nothing was left to do.
@@ -233,7 +233,7 @@ def compare(
             changes.apply(state, prepare(state, command, user, now, lambda: f"asked-for-{next(numbers)}"), now)
             settle(state, now)
 
-    return make_simulation(known, before, after, now, tell_starts(state, now, apply), is_over=is_over)
+    return make_simulation(known, before, after, now, describe_starts(state, now, apply), is_over=is_over)
 
 
 def cut(told: RunResult, until: float) -> RunResult:
@@ -259,7 +259,7 @@ def _run(
     experience: Experience,
     commands: tuple[Command, ...],
     user: str,
-    tell_progress: Callable[[float], None],
+    on_progress: Callable[[float], None],
 ) -> RunResult:
     def work(send: Send) -> None:
         forward = Forward(state, now, pace, Expected(experience), lambda part: send(msgspec.msgpack.encode(part)))
@@ -316,7 +316,7 @@ def _run(
         if isinstance(found, RunResult):
             told = found
         else:
-            tell_progress(found)
+            on_progress(found)
     assert told is not None
     return told
 
@@ -363,7 +363,7 @@ def make_simulation(
     shares = _compare_shares(before, after, now)
     operation_id = next((each for each in after.ids if each in after.names), "")
     simulation = Simulation(now, after.until, operation_id, starts, stops, shares, [], left_out)
-    lines = list(_tell_simulation(simulation, starts_at_once, is_over))
+    lines = list(_describe_simulation(simulation, starts_at_once, is_over))
     if after.unknown:
         of, least = count(after.unknown, "operation"), format_span(UNKNOWN_S)
         guess = f"of {of} no job like {'its' if after.unknown == 1 else 'their'} own has completed yet"
@@ -391,7 +391,7 @@ def _compare_shares(before: RunResult, after: RunResult, now: float) -> list[For
     return found
 
 
-def _tell_simulation(found: Simulation, starts_at_once: str, is_over: bool) -> Iterable[str]:
+def _describe_simulation(found: Simulation, starts_at_once: str, is_over: bool) -> Iterable[str]:
     looked = format_span(found.horizon - found.as_of)
     asked = next((each for each in found.starts if each.operation_id == found.operation_id), None)
     if asked is not None:

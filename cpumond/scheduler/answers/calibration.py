@@ -94,7 +94,7 @@ class Calibration:
         """The part of the last starts that came within their interval; 0.8 is aimed at. None: too few are known."""
         return sum(self._inside) / self.starts if self.starts >= ENOUGH else None
 
-    def tell(self) -> list[str]:
+    def describe(self) -> list[str]:
         """The same as a sentence, where enough is known."""
         ratio = self.inside_ratio
         return [] if ratio is None else [f"of the last {count(self.starts, 'start')} {ratio:.0%} came when foretold"]

@@ -71,10 +71,10 @@ class Waiting(NamedTuple):
     @property
     def text(self) -> str:
         """It as a sentence, of this operation."""
-        return tell_cannot_start(self.detail) if self.detail else self.cause.text
+        return describe_cannot_start(self.detail) if self.detail else self.cause.text
 
 
-def tell_cannot_start(excess: str) -> str:
+def describe_cannot_start(excess: str) -> str:
     """The sentence, in all places the same, for what no node can hold."""
     return f"cannot start: {excess}"
 
@@ -86,10 +86,10 @@ ShownState = Literal[OperationState, "waiting", "cannot start"]
 
 
 def find_excess(live: Operation | None) -> str:
-    """What no tree of an operation without a job can hold, as ``tell_cannot_start`` takes it; "" where one can."""
+    """What no tree of an operation without a job can hold, as ``describe_cannot_start`` takes it; "" where one can."""
     if live is None or not live.needed or live.active_job_count:
         return ""
-    told = [each.tell_unplaceable() for each in live.elements.values()]
+    told = [each.explain_unplaceable() for each in live.elements.values()]
     return told[0] if told and all(told) else ""
 
 
@@ -137,7 +137,7 @@ class Causes:
             wanted += order[CPU] * count
         if first is None:
             return _FIXED["working"]
-        if excess := element.tell_unplaceable():
+        if excess := element.explain_unplaceable():
             return Waiting(_FIXED["cannot_start"].cause, wanted, excess)
         return Waiting(self._find_cause(element, first), wanted)
 

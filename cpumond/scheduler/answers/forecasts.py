@@ -19,11 +19,11 @@ from cpumond.scheduler.answers.ahead import (
     MOST_RUN_S,
     RunBudget,
     compare,
-    foretell,
+    send_forecasts,
     when_started,
 )
 from cpumond.scheduler.answers.calibration import Calibration
-from cpumond.scheduler.answers.causes import find_excess, tell_cannot_start
+from cpumond.scheduler.answers.causes import describe_cannot_start, find_excess
 from cpumond.scheduler.model import RESOLVE, CommandError, OperationRecord
 from cpumond.scheduler.model.forecast import Forecast, Progress
 from cpumond.scheduler.rights.users import User
@@ -105,7 +105,7 @@ class Forecasts:
         found: dict[str, Forecast] = {}
         child: Child | None = None
         try:
-            child = Child(lambda send: foretell(state, now, pace, limits, seed, send))
+            child = Child(lambda send: send_forecasts(state, now, pace, limits, seed, send))
             async for message in child.messages():
                 for forecast in msgspec.msgpack.decode(message, type=list[Forecast]):
                     found[forecast.operation_id] = self.calibration.correct(forecast)
@@ -140,7 +140,7 @@ class Forecasts:
             raise CommandError(f"operation {record.id} has ended: it is {record.state}")
         now = self._now()
         if excess := find_excess(self._state.operations.get(record.id)):
-            line = f"never, as things are: it {tell_cannot_start(excess)}"
+            line = f"never, as things are: it {describe_cannot_start(excess)}"
             return Forecast(operation_id=record.id, as_of=now, horizon=now, runs=0, lines=[line])
         found = self.read(record.id)
         if found is None:
@@ -154,7 +154,7 @@ class Forecasts:
         if found.started_at is not None:
             return found
         if started_at is None:
-            return msgspec.structs.replace(found, lines=[*found.lines, *self.calibration.tell()])
+            return msgspec.structs.replace(found, lines=[*found.lines, *self.calibration.describe()])
         return msgspec.structs.replace(found, started_at=started_at, start_p10=None, start_p50=None, start_p90=None)
 
     async def simulate(self, question: Question) -> AsyncIterator[Progress]:
@@ -174,11 +174,11 @@ class Forecasts:
             return
 
         def work(send: Send) -> None:
-            def tell(part: float) -> None:
+            def send_progress(part: float) -> None:
                 send(msgspec.msgpack.encode(Progress(part)))
 
             try:
-                answer = compare(state, now, pace, horizon_s, question.commands, question.user.name, tell)
+                answer = compare(state, now, pace, horizon_s, question.commands, question.user.name, send_progress)
                 send(msgspec.msgpack.encode(Progress(1.0, answer=answer)))
             except CommandError as error:
                 send(msgspec.msgpack.encode(Progress(1.0, error=str(error))))

@@ -15,7 +15,7 @@ import msgspec
 
 from cpumond.core.measures import count_cores
 from cpumond.core.words import count, show_cores
-from cpumond.scheduler.answers.causes import tell_cannot_start
+from cpumond.scheduler.answers.causes import describe_cannot_start
 from cpumond.scheduler.answers.hindrances import CONFIGURED, CapacitySplit, Hindrance, Waiting
 from cpumond.scheduler.answers.remedies import MOST
 from cpumond.scheduler.elements import Tree
@@ -177,7 +177,7 @@ def make_report(
         idle.tree.name, "", "", now, parts, idle.waiting_cores, len(idle.waiting), idle.outside, causes,
         _held_by_pool(idle), len(too_large), next(iter(too_large), ""),
     )  # fmt: skip
-    return msgspec.structs.replace(report, sentence=tell(report))
+    return msgspec.structs.replace(report, sentence=describe(report))
 
 
 def _make_cause(idle: Idle, found: Found) -> IdleCause:
@@ -262,15 +262,17 @@ def idle_reasons(report: IdleReport) -> dict[str, float]:
     return reasons
 
 
-def tell(report: IdleReport) -> str:
+def describe(report: IdleReport) -> str:
     """The report in one sentence: what can never start, how much is idle, what is most in the way, what to do."""
-    told, number = _tell_idle(report), report.too_large_operations
+    told, number = _describe_idle(report), report.too_large_operations
     if not number:
         return told
-    return f"{count(number, 'operation')} {tell_cannot_start(report.too_large)}{', and more' * (number > 1)}; {told}"
+    return (
+        f"{count(number, 'operation')} {describe_cannot_start(report.too_large)}{', and more' * (number > 1)}; {told}"
+    )
 
 
-def _tell_idle(report: IdleReport) -> str:
+def _describe_idle(report: IdleReport) -> str:
     parts, waiting = report.parts, count(report.waiting_operations, "operation")
     wait = "waits" if report.waiting_operations == 1 else "wait"
     if report.causes:
@@ -306,7 +308,7 @@ def in_pool(report: IdleReport, pool: str, above: frozenset[str], below: frozens
     if causes == report.causes:
         return shown
     nothing = f"nothing holds back pool {pool}; in the whole tree {report.sentence}"
-    return msgspec.structs.replace(shown, sentence=tell(shown) if causes else nothing)
+    return msgspec.structs.replace(shown, sentence=describe(shown) if causes else nothing)
 
 
 def readable(report: IdleReport, may_read: Callable[[str], bool]) -> IdleReport:
@@ -319,4 +321,4 @@ def readable(report: IdleReport, may_read: Callable[[str], bool]) -> IdleReport:
         operations = [name for name in cause.operations if may_read(name)]
         causes.append(msgspec.structs.replace(cause, change=change, operations=operations))
     shown = msgspec.structs.replace(report, causes=causes)
-    return msgspec.structs.replace(shown, sentence=tell(shown))
+    return msgspec.structs.replace(shown, sentence=describe(shown))

@@ -75,7 +75,7 @@ def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
 def look_into_idle(state: State, tree: Tree, now: float) -> IdleReport:
     """The report, on a copy of the state, which is changed."""
     split = split_capacity(tree)
-    too_large = [told for each in tree.operations.values() if (told := each.tell_unplaceable())]
+    too_large = [told for each in tree.operations.values() if (told := each.explain_unplaceable())]
     unmet, refusals = find_unmet(state, tree, split.idle, now), list(find_refusals(state, tree, now))
     search = _Search(state, tree, now, split)
     search.run()

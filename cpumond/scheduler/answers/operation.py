@@ -17,21 +17,27 @@ from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count, printable, quoted, show_utc
 from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, dominates, show_amount, sum_vectors
 from cpumond.scheduler.access import Rights
-from cpumond.scheduler.answers.causes import Causes, find_shown_state, tell_cannot_start
+from cpumond.scheduler.answers.causes import Causes, describe_cannot_start, find_shown_state
 from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.decide.admission import count_running, find_full, is_user_full
 from cpumond.scheduler.decide.backfill import find_refusal
 from cpumond.scheduler.decide.gangs import find_places, list_backfilled
 from cpumond.scheduler.decide.placement import NO_SECRETS, ONLY_RECLAIMED, OTHER_NODE, UNMATCHED, wants_jobs
-from cpumond.scheduler.decide.protection import tell_protections
-from cpumond.scheduler.decide.snapshot import OPERATION_PREFIX, element_name, kept_from, operation_demand, tell_filters
+from cpumond.scheduler.decide.protection import describe_protections
+from cpumond.scheduler.decide.snapshot import (
+    OPERATION_PREFIX,
+    describe_filters,
+    element_name,
+    kept_from,
+    operation_demand,
+)
 from cpumond.scheduler.decide.starvation import list_priorities, starves_in_s
-from cpumond.scheduler.decide.usage_history import tell
+from cpumond.scheduler.decide.usage_history import describe_factor
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
 from cpumond.scheduler.elements.account import show_budget
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
-from cpumond.scheduler.settings.failures import innermost, tell_where
-from cpumond.scheduler.settings.incarnations import tell_switch
+from cpumond.scheduler.settings.failures import describe_where, innermost
+from cpumond.scheduler.settings.incarnations import describe_switch
 from cpumond.scheduler.state import State, dispatch, lifecycle
 from cpumond.scheduler.state.gang_table import GangTable
 
@@ -83,7 +89,7 @@ def explain_operation(
             for name, each in live.elements.items()
         ]
         for part in trees:
-            part.lines.extend(_tell_reservation(live.elements[part.tree], state.gangs, now))
+            part.lines.extend(_describe_reservation(live.elements[part.tree], state.gangs, now))
     records: Iterable[PreemptionRecord] = state.preemptions
     if rights is not None:
         for part in trees:
@@ -91,18 +97,18 @@ def explain_operation(
         of_it = [each for each in records if record.id in (each.operation_id, each.preemptor_operation_id)]
         records = [seen for each in of_it if (seen := rights.see_preemption(each)) is not None]
     taken, given = _find_preemptions(records, record.id)
-    lines = [_tell_state(record, live, now)]
+    lines = [_describe_state(record, live, now)]
     if live is not None and not live.record.suspended:
-        lines[0] += _tell_causes(live.elements.values())
+        lines[0] += _describe_causes(live.elements.values())
     if live is None:
-        lines += _tell_counts(record)
+        lines += _describe_counts(record)
     elif live.record.suspended:
-        lines.append(_tell_suspended(live.record))
+        lines.append(_describe_suspended(live.record))
     if live is not None:
-        lines += _tell_no_restart(live.record)
-        lines += [*_tell_incarnation(state, live, now), *_tell_retries(live, now)]
-    lines += _tell_failures(state, record, now)
-    lines += _tell_preemptions(taken, given, now)
+        lines += _describe_no_restart(live.record)
+        lines += [*_describe_incarnation(state, live, now), *_describe_retries(live, now)]
+    lines += _describe_failures(state, record, now)
+    lines += _describe_preemptions(taken, given, now)
     return OperationAnswer(record.id, record.state, lines, trees, taken[:KEPT_RECORDS], given[:KEPT_RECORDS])
 
 
@@ -119,13 +125,13 @@ def name_operations(state: State, lines: Iterable[str]) -> list[str]:
     return [re.sub(rf"{OPERATION_PREFIX}+([0-9A-Za-z-]+)(, fair_share pool:)?", show, line) for line in lines]
 
 
-def _tell_suspended(record: OperationRecord) -> str:
+def _describe_suspended(record: OperationRecord) -> str:
     failure = record.suspended_for
     why = "" if failure is None else f" since a job failed, {printable(innermost(failure).message)}"
     return f"it is suspended{why}: no job of it is started until it is resumed"
 
 
-def _tell_no_restart(record: OperationRecord) -> list[str]:
+def _describe_no_restart(record: OperationRecord) -> list[str]:
     names = [task.name for task in record.tasks if task.fail_on_job_restart]
     if not names:
         return []
@@ -133,23 +139,23 @@ def _tell_no_restart(record: OperationRecord) -> list[str]:
     return [f"the preemption, abort or loss of {which} fails it: fail_on_job_restart"]
 
 
-def _tell_failures(state: State, record: OperationRecord, now: float) -> Iterator[str]:
+def _describe_failures(state: State, record: OperationRecord, now: float) -> Iterator[str]:
     """Where all of its jobs that failed did so on one node."""
-    where = tell_where(record)
+    where = describe_where(record)
     if not where or where in record.error:
         return
     node = state.nodes.get(next(iter(record.failed_on)))
-    told = "" if node is None or node.failing is None else node.failing.tell(now)
+    told = "" if node is None or node.failing is None else node.failing.describe(now)
     counts = "; they do not count towards max_failed_job_count as long as no other node agrees"
     yield f"{where}{told and f' ({told})'}{counts if record.blamed_failures else ''}"
 
 
-def _tell_incarnation(state: State, live: Operation, now: float) -> Iterator[str]:
+def _describe_incarnation(state: State, live: Operation, now: float) -> Iterator[str]:
     """Of an operation with ``gang_options``: why it began anew, and what its jobs wait for."""
     if live.gang is None or len(live.record.incarnations) < 2:
         return
     new = live.record.incarnations[-1]
-    yield f"all of its jobs started again {format_span(now - new.at)} ago: {printable(tell_switch(new))}"
+    yield f"all of its jobs started again {format_span(now - new.at)} ago: {printable(describe_switch(new))}"
     ending = lifecycle.list_ending(state, live)
     if ending:
         nodes = sorted({each.node_id for each in ending})
@@ -158,7 +164,7 @@ def _tell_incarnation(state: State, live: Operation, now: float) -> Iterator[str
         yield f"none of them begins before {which} on {where} {'has' if len(ending) == 1 else 'have'} ended"
 
 
-def _tell_retries(live: Operation, now: float) -> Iterator[str]:
+def _describe_retries(live: Operation, now: float) -> Iterator[str]:
     """Which jobs are not started again yet, because of which rules."""
     waits: dict[str, list[float]] = {}
     for (task, cookie), due in live.later.items():
@@ -174,7 +180,7 @@ def _tell_retries(live: Operation, now: float) -> Iterator[str]:
         yield "it is a gang: its other jobs wait with it"
 
 
-def _tell_state(record: OperationRecord, live: Operation | None, now: float) -> str:
+def _describe_state(record: OperationRecord, live: Operation | None, now: float) -> str:
     subject = f"operation {record.id}"
     if not record.is_finished:
         state = find_shown_state(record, live)
@@ -186,7 +192,7 @@ def _tell_state(record: OperationRecord, live: Operation | None, now: float) -> 
     return f"{text}: {record.error}" if record.error else text
 
 
-def _tell_causes(elements: Collection[OperationElement]) -> str:
+def _describe_causes(elements: Collection[OperationElement]) -> str:
     """What it waits for, so that nobody has to read on; each tree's where they are several."""
     found = [(each.tree, Causes(each.tree).of(each).cause) for each in elements]
     texts = [
@@ -197,7 +203,7 @@ def _tell_causes(elements: Collection[OperationElement]) -> str:
     return f"; it waits: {'; '.join(texts)}" if texts else ""
 
 
-def _tell_counts(record: OperationRecord) -> Iterator[str]:
+def _describe_counts(record: OperationRecord) -> Iterator[str]:
     for task in record.tasks:
         counts = record.counts.get(task.name)
         if counts is None:
@@ -215,20 +221,30 @@ def _explain_in_tree(
     pool = element.parent
     assert pool is not None
     rule, told = shares or ("", ())
-    if excess := element.tell_unplaceable():
+    if excess := element.explain_unplaceable():
         what, remedy = "what is left of it" if element.jobs else "it", "smaller jobs, or add a node that holds them"
         if element.operation.record.is_gang:
             remedy = "fewer or smaller jobs, or add nodes"
-        cannot = f"{what} {tell_cannot_start(excess)}; start it again with {remedy}"
+        cannot = f"{what} {describe_cannot_start(excess)}; start it again with {remedy}"
         if element.fitting is not None and not element.fitting.nodes:
-            told = tell_filters(element)
+            told = describe_filters(element)
             cannot = f"{what} cannot start: no node fits {told}; change that, or give nodes tags that fit"
-        return TreeAnswer(element.tree.name, pool.name, element.is_running, rule, [cannot, *_tell_share(element)])
+        return TreeAnswer(element.tree.name, pool.name, element.is_running, rule, [cannot, *_describe_share(element)])
     if not element.is_running:
-        return TreeAnswer(element.tree.name, pool.name, False, "", [*_tell_queue(element), *_tell_path(element)])
-    told = [*told, *(f"{element_name(each)}: {line}" for each in element.ancestors() if (line := tell(each)))]
-    lines = [*_tell_share(element), *told, *_tell_limits(element), *_tell_starvation(element, now, preemptions_left)]
-    lines += _tell_placement(element)
+        return TreeAnswer(
+            element.tree.name, pool.name, False, "", [*_describe_queue(element), *_describe_path(element)]
+        )
+    told = [
+        *told,
+        *(f"{element_name(each)}: {line}" for each in element.ancestors() if (line := describe_factor(each))),
+    ]
+    lines = [
+        *_describe_share(element),
+        *told,
+        *_describe_limits(element),
+        *_describe_starvation(element, now, preemptions_left),
+    ]
+    lines += _describe_placement(element)
     spent = [each for each in element.accounts if each.record.level]
     lines += [f"budget of {each.record.kind} {quoted(each.name)}: {show_budget(each, now).text}" for each in spent]
     if above := sum(job.report.over_reserve for job in element.jobs.values()):
@@ -239,7 +255,7 @@ def _explain_in_tree(
     return TreeAnswer(element.tree.name, pool.name, True, rule, lines)
 
 
-def _tell_queue(element: OperationElement) -> Iterator[str]:
+def _describe_queue(element: OperationElement) -> Iterator[str]:
     tree, pool = element.tree, element.parent
     before = []
     for other in tree.queue.values():
@@ -267,7 +283,7 @@ def _tell_queue(element: OperationElement) -> Iterator[str]:
     )
 
 
-def _tell_path(element: OperationElement) -> Iterator[str]:
+def _describe_path(element: OperationElement) -> Iterator[str]:
     for pool in element.ancestors():
         yield (
             f"{element_name(pool)}: {pool.running_operation_count} of at most {pool.max_running_operation_count} "
@@ -275,7 +291,7 @@ def _tell_path(element: OperationElement) -> Iterator[str]:
         )
 
 
-def _tell_share(element: OperationElement) -> Iterator[str]:
+def _describe_share(element: OperationElement) -> Iterator[str]:
     total = element.tree.total
     if not any(total):
         yield f"tree {element.tree.name!r} has no nodes, or they offer nothing: nobody has a share until one registers"
@@ -296,7 +312,7 @@ def _tell_share(element: OperationElement) -> Iterator[str]:
         )
 
 
-def _tell_limits(element: OperationElement) -> Iterator[str]:
+def _describe_limits(element: OperationElement) -> Iterator[str]:
     above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
     for each in above:
         texts = [
@@ -310,7 +326,7 @@ def _tell_limits(element: OperationElement) -> Iterator[str]:
         yield f"{count_cores(kept)} of guarantees that other pools do not use are lent to nobody (lending_limit)"
 
 
-def _tell_starvation(element: OperationElement, now: float, preemptions_left: float) -> Iterator[str]:
+def _describe_starvation(element: OperationElement, now: float, preemptions_left: float) -> Iterator[str]:
     above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
     for each in above:
         name = "it" if each is element else element_name(each)
@@ -331,7 +347,7 @@ def _tell_starvation(element: OperationElement, now: float, preemptions_left: fl
             f"no job is taken at the moment: max_preemptions_per_minute of tree {element.tree.name!r} is "
             f"{settings.max_preemptions_per_minute}, and so many were; raise it"
         )
-    yield from tell_protections(element, strongest, now)
+    yield from describe_protections(element, strongest, now)
 
 
 def _starvation_of(element: Element, now: float) -> str:
@@ -362,7 +378,7 @@ REASONS: Final = {
 }
 
 
-def _tell_placement(element: OperationElement) -> Iterator[str]:
+def _describe_placement(element: OperationElement) -> Iterator[str]:
     operation = element.operation
     needed = operation.needed_job_count
     if not needed:
@@ -385,7 +401,7 @@ def _tell_placement(element: OperationElement) -> Iterator[str]:
     if element.fitting is not None:
         fitting = [node for node in online if element.may_use(node)]
         left_out = len(online) - len(fitting)
-        yield f"{tell_filters(element)}: of {count(len(online), 'node')} online {left_out or 'none'} left out"
+        yield f"{describe_filters(element)}: of {count(len(online), 'node')} online {left_out or 'none'} left out"
         online = fitting
         if not online:
             return
@@ -413,7 +429,7 @@ def _lacks_memory(free: Vector, order: Vector) -> bool:
     return all(f >= o or r == MEMORY for r, (f, o) in enumerate(zip(free, order, strict=True)))
 
 
-def _tell_reservation(element: OperationElement, table: GangTable, now: float) -> Iterator[str]:
+def _describe_reservation(element: OperationElement, table: GangTable, now: float) -> Iterator[str]:
     ends = [job.backfill_until for job in element.jobs.values() if job.backfill_until is not None]
     if ends:
         yield (
@@ -459,7 +475,7 @@ def _find_preemptions(
     return taken[::-1], given[::-1]
 
 
-def _tell_preemptions(
+def _describe_preemptions(
     taken: Sequence[PreemptionRecord], given: Sequence[PreemptionRecord], now: float
 ) -> Iterator[str]:
     for record in taken[:SHOWN_RECORDS]:

@@ -31,7 +31,7 @@ from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.state import State, changes, updates
 from cpumond.scheduler.state.commands import ConfigChanging, prepare
 from cpumond.scheduler.state.transaction import Transaction
-from cpumond.scheduler.trial.at_once import tell_starts
+from cpumond.scheduler.trial.at_once import describe_starts
 from cpumond.scheduler.trial.rounds import settle
 
 
@@ -113,7 +113,7 @@ def make_plan(
         changes.apply(state, change, now)
         settle(state, now)
 
-    starts = tell_starts(state, now, apply)
+    starts = describe_starts(state, now, apply)
     names = sorted({*config.trees, *new.trees})
     before = {name: _look(state, name, now, previous.get(name)) for name in names}
     left, known = list(_note_left_operations(state, new)), list(state.operations)

@@ -10,7 +10,7 @@ from cpumond.core.words import count, show_cores
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.decide.admission import find_full
-from cpumond.scheduler.decide.protection import tell_protections
+from cpumond.scheduler.decide.protection import describe_protections
 from cpumond.scheduler.decide.snapshot import element_name
 from cpumond.scheduler.decide.starvation import list_priorities, list_wanting, starves_in_s
 from cpumond.scheduler.elements import OperationElement, PoolElement
@@ -18,7 +18,7 @@ from cpumond.scheduler.elements import OperationElement, PoolElement
 LEAST: Final = 0.005
 
 
-def tell_pool(pool: PoolElement, now: float) -> str:
+def describe_pool(pool: PoolElement, now: float) -> str:
     """The sentence for a pool; "" for the root, which never starves."""
     if pool.parent is None:
         return ""
@@ -48,7 +48,7 @@ def _why_starving(pool: PoolElement, now: float) -> str:
     """What protects most of the jobs that it could have the room of."""
     for element in list_wanting(pool):
         for priority in list_priorities(element)[-1:]:
-            return "".join(f": {text}" for text in itertools.islice(tell_protections(element, priority, now), 1))
+            return "".join(f": {text}" for text in itertools.islice(describe_protections(element, priority, now), 1))
     return ""
 
 

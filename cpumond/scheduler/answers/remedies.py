@@ -39,7 +39,7 @@ from cpumond.scheduler.answers.hindrances import (
     count_limit,
 )
 from cpumond.scheduler.decide.placement import has_spare
-from cpumond.scheduler.decide.snapshot import tell_filters
+from cpumond.scheduler.decide.snapshot import describe_filters
 from cpumond.scheduler.elements import Node, OperationElement, PoolElement, Tree, fit
 from cpumond.scheduler.model import ROOT_POOL, OperationRecord, to_vector
 from cpumond.scheduler.settings.commands import CreatePool
@@ -564,7 +564,9 @@ def _used(nodes: Iterable[Node], started: Started) -> list[Node]:
 def _widen_filters(look: Look, started: Started, waits: Collection[str]) -> Remedy:
     """Which nodes are left out is meant: what is said is how much it holds back, no value."""
     elements = [look.waiting[each].element for each in sorted(started.cores or waits)]
-    told = list(dict.fromkeys(tell_filters(each.parent) for each in elements if each.parent and each.parent.fitting))
+    told = list(
+        dict.fromkeys(describe_filters(each.parent) for each in elements if each.parent and each.parent.fitting)
+    )
     own = [each.name for each in elements if each.options.scheduling_tag_filter.strip()]
     told += [f"{TAG_FILTER} of {count(len(own), 'waiting operation')}"] if own else []
     nodes = _used((node for node in look.takers if not all(each.may_use(node) for each in elements)), started)

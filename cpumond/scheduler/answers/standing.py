@@ -29,14 +29,14 @@ def find_standing(element: OperationElement | PoolElement) -> ShareStanding:
     limit = find_limit(element)
     demanded = _cores(element, element.demand_share)
     if demand <= EPSILON:
-        return ShareStanding("idle", "wants nothing" + _tell_unused(element))
-    if fair <= EPSILON and (step := _tell_step(element)):
+        return ShareStanding("idle", "wants nothing" + _describe_unused(element))
+    if fair <= EPSILON and (step := _describe_step(element)):
         has = f"gets nothing of the {demanded} it demands"
         if usage > demand - EPSILON:
             has = f"is allotted all that it demands, {demanded}, and others may take it"
         return ShareStanding("gang", f"{has}: a gang starts whole or not at all, and {step}")
     if usage > demand - EPSILON:
-        return ShareStanding("covered", f"is allotted all that it demands, {demanded}" + _tell_unused(element))
+        return ShareStanding("covered", f"is allotted all that it demands, {demanded}" + _describe_unused(element))
     if limit is not None:
         assert isinstance(limit, OperationElement | PoolElement)
         name = "its limit" if limit is element else f"the limit of {element_name(limit)}"
@@ -52,7 +52,7 @@ def find_standing(element: OperationElement | PoolElement) -> ShareStanding:
     guaranteed = "guarantee" if fair < max(element.strong_guarantee_share) + EPSILON else "fair share"
     if usage > fair - EPSILON:
         text = f"is allotted its fair share, {_cores(element, element.fair_share)}, and demands {demanded}"
-        return ShareStanding("share", text + _tell_unused(element))
+        return ShareStanding("share", text + _describe_unused(element))
     text = f"is allotted {usage / fair:.0%} of its {guaranteed}"
     if element.scheduling_status == "normal" and element.rules is not None:
         tolerance = f"fair_share_starvation_tolerance, {element.rules.tolerance:g} for it"
@@ -60,7 +60,7 @@ def find_standing(element: OperationElement | PoolElement) -> ShareStanding:
     return ShareStanding("below", text)
 
 
-def _tell_step(element: OperationElement | PoolElement) -> str:
+def _describe_step(element: OperationElement | PoolElement) -> str:
     """What keeps the step of its first gang from a share, where only gangs run in it; else ""."""
     gangs = list(_list_running(element))
     if not gangs or not all(each.operation.record.is_gang for each in gangs):
@@ -69,7 +69,7 @@ def _tell_step(element: OperationElement | PoolElement) -> str:
     r = step.index(max(step))
     at: OperationElement | PoolElement = gangs[0]
     for parent in gangs[0].ancestors():
-        told = "" if parent.mode == "fifo" else _tell_weight(step[r], at, parent, r)
+        told = "" if parent.mode == "fifo" else _describe_weight(step[r], at, parent, r)
         if told:
             return told
         at = parent
@@ -85,7 +85,7 @@ def _list_running(element: Element) -> Iterator[OperationElement]:
         yield element
 
 
-def _tell_weight(step: float, at: OperationElement | PoolElement, parent: PoolElement, r: int) -> str:
+def _describe_weight(step: float, at: OperationElement | PoolElement, parent: PoolElement, r: int) -> str:
     """Whether a step (a fraction of the cluster) is more than what the weight of ``at``, which has the gang, comes to
     among the siblings that want more, and what to change; "" where the weights are not in the way, or nothing helps."""
     inside: list[OperationElement | PoolElement] = [*parent.children.values(), *parent.operations.values()]
@@ -117,7 +117,7 @@ def _weight_of(element: PoolElement | OperationElement) -> float:
     return element.entry.weight if element.entry is not None else 1.0
 
 
-def _tell_unused(element: Element) -> str:
+def _describe_unused(element: Element) -> str:
     """Why its share is below its guarantee: what its jobs and those to be started demand is."""
     guarantee, demand = max(element.strong_guarantee_share), max(element.demand_share)
     if demand > guarantee - EPSILON:

@@ -15,7 +15,7 @@ from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.answers.hindrances import count_limit
 from cpumond.scheduler.answers.remedies import raise_count
 from cpumond.scheduler.decide.placement import wants_jobs
-from cpumond.scheduler.decide.protection import find_protections, tell_cause
+from cpumond.scheduler.decide.protection import describe_cause, find_protections
 from cpumond.scheduler.decide.starvation import priority_of, starves_in_s
 from cpumond.scheduler.decide.victims import is_protected_by_count
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
@@ -172,7 +172,7 @@ def _held_without_tolerance(pool: PoolElement, target: OperationElement, missed:
     priority = priority_of(target)
     if priority != "none":
         protections = find_protections(target, priority, now)
-        why = tell_cause(protections[0].cause, tree) if protections else ""
+        why = describe_cause(protections[0].cause, tree) if protections else ""
     else:
         tolerance = 1.0 if pool.rules is None else pool.rules.tolerance
         why = f"starving begins below {tolerance:g} of it (fair_share_starvation_tolerance)"

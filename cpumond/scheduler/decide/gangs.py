@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from cpumond.fairshare.resources import ZERO, Vector, add, dominates, subtract, sum_vectors
 from cpumond.scheduler.decide.placement import fits_orders, has_spare, may_start_within
-from cpumond.scheduler.decide.preemption import tell_victims
+from cpumond.scheduler.decide.preemption import explain_victims
 from cpumond.scheduler.decide.snapshot import name_limit, room_left
 from cpumond.scheduler.decide.starvation import TargetPriority
 from cpumond.scheduler.decide.swap import Candidate, Losses, Swap, SwapStage
@@ -241,7 +241,7 @@ def plan_for_gang(
             return None
     if not search.victims:
         return None
-    return GangPlan(target, priority, tuple(search.places), tell_victims(target, priority, search.victims, now))
+    return GangPlan(target, priority, tuple(search.places), explain_victims(target, priority, search.victims, now))
 
 
 class _GangSearch:

@@ -278,18 +278,18 @@ def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Col
     """Sentences about tasks of which no node of some trees could hold a job even if it were empty, or about a gang
     that no tree could hold at once; ``jobs``: how many of each task. Empty where a tree has no node at all."""
 
-    def tell(told: list[str]) -> str:
+    def find_first(told: list[str]) -> str:
         return told[0] if told and all(told) else ""
 
     needed, found = list(jobs), list[str]()
     for task, _ in needed:
-        excess = tell([sizes.tell_excess(task.resources) for sizes in trees])
+        excess = find_first([sizes.explain_excess(task.resources) for sizes in trees])
         if excess and len(found) == MAX_TOLD:
             return [*found, "and others"]
         found += [f'no job of task "{task.name}" can start: {excess}'] if excess else []
     if is_gang and not found:
         orders = [(task.resources, number) for task, number in needed]
-        excess = tell([sizes.tell_gang_excess(orders) for sizes in trees])
+        excess = find_first([sizes.explain_gang_excess(orders) for sizes in trees])
         found += [f"the gang cannot start: {excess}"] if excess else []
     return found
 

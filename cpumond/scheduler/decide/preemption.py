@@ -13,7 +13,7 @@ from typing import Final
 
 from cpumond.fairshare.resources import UNLIMITED, ZERO, Vector, add, dominates
 from cpumond.scheduler.decide.placement import has_spare
-from cpumond.scheduler.decide.preemption_record import tell_claim, tell_shares, tell_starvation
+from cpumond.scheduler.decide.preemption_record import describe_shares, describe_starvation, explain_claim
 from cpumond.scheduler.decide.starvation import TargetPriority
 from cpumond.scheduler.decide.swap import Candidate, Swap, SwapStage
 from cpumond.scheduler.decide.victims import local_satisfaction, room_below_limits
@@ -235,7 +235,7 @@ class _Search:
             budget.made += 1
             victims = Swap(stage, target, order).find_victims() if budget.made > budget.first else None
             if victims is not None:
-                told = tell_victims(target, stage.priority, victims, self.now)
+                told = explain_victims(target, stage.priority, victims, self.now)
                 return PreemptionPlan(target, task, stage.priority, told)
             # One that refuses reclaimed CPU needs more room than others.
             if target not in self.own and target.operation.record.allow_reclaimed:
@@ -247,10 +247,10 @@ class _Search:
         return least is not None and satisfaction >= least
 
 
-def tell_victims(
+def explain_victims(
     target: OperationElement, priority: TargetPriority, victims: Iterable[Candidate], now: float
 ) -> tuple[tuple[Job, str], ...]:
     if priority == "guarantee":
-        return tuple((job, tell_claim(target, each.element)) for each in victims for job in each.jobs)
-    reason = tell_starvation(target, now)
-    return tuple((job, f"{reason}; {tell_shares(job.element)}") for each in victims for job in each.jobs)
+        return tuple((job, explain_claim(target, each.element)) for each in victims for job in each.jobs)
+    reason = describe_starvation(target, now)
+    return tuple((job, f"{reason}; {describe_shares(job.element)}") for each in victims for job in each.jobs)

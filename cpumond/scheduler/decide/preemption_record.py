@@ -70,37 +70,37 @@ _HEADS: Final[dict[Kind, str]] = {
 }
 
 
-def tell_starvation(target: OperationElement, now: float) -> str:
+def describe_starvation(target: OperationElement, now: float) -> str:
     element: OperationElement | PoolElement = starving_element(target) or target
     how = "aggressively starving" if element.starvation_status == "aggressively_starving" else "starving"
     below_s = max(0.0, now - element.below_since) if element.below_since is not None else 0.0
     return (
-        f"{tell_name(element)} is {how}, it has been below its share for {below_s:.0f} s: "
+        f"{format_name(element)} is {how}, it has been below its share for {below_s:.0f} s: "
         f"{show_dominant(usage_share(element))} of the cluster is allotted to it, "
         f"its fair share is {show_dominant(element.fair_share)}"
     )
 
 
-def tell_claim(target: OperationElement, victim: OperationElement) -> str:
+def explain_claim(target: OperationElement, victim: OperationElement) -> str:
     """Why a job of ``victim`` goes for a pool that is below its strong guarantee (6.10)."""
     claiming = next((each for each in (target, *target.ancestors()) if claims_guarantee(each)), target)
     losing = next((each for each in victim.ancestors() if max(each.strong_guarantee_share) > 0.0), victim)
-    has = f"{show_dominant(usage_share(claiming))} of the cluster is allotted to {tell_name(claiming)}"
+    has = f"{show_dominant(usage_share(claiming))} of the cluster is allotted to {format_name(claiming)}"
     return (
         f"{has}, its strong guarantee is {show_dominant(claiming.strong_guarantee_share)}; "
-        f"{show_dominant(usage_share(losing))} is allotted to {tell_name(losing)}, and "
+        f"{show_dominant(usage_share(losing))} is allotted to {format_name(losing)}, and "
         f"{show_dominant(losing.strong_guarantee_share)} is guaranteed to it"
     )
 
 
-def tell_shares(element: Element) -> str:
+def describe_shares(element: Element) -> str:
     usage, fair_share = show_dominant(usage_share(element)), show_dominant(element.fair_share)
-    return f"{usage} is allotted to {tell_name(element)}, its fair share is {fair_share}"
+    return f"{usage} is allotted to {format_name(element)}, its fair share is {fair_share}"
 
 
-def tell_name(element: Element) -> str:
+def format_name(element: Element) -> str:
     return named("operation" if isinstance(element, OperationElement) else "pool", element.name)
 
 
-def tell_amount(resource: int, amount: float) -> str:
+def format_amount(resource: int, amount: float) -> str:
     return f"{amount / GIB:.4g} GiB" if RESOURCES[resource] == "memory" else f"{amount:.6g}"

@@ -175,7 +175,7 @@ def _forbidder(element: OperationElement | PoolElement) -> OperationElement | Po
     return pool
 
 
-def tell_cause(cause: Cause, tree: Tree) -> str:
+def describe_cause(cause: Cause, tree: Tree) -> str:
     """What protects others' jobs, without names of operations; "" for what ends by itself."""
     settings = tree.config.settings
     limit, least = settings.max_unpreemptible_running_job_count, settings.aggressive_preemption_satisfaction_threshold
@@ -193,7 +193,7 @@ def tell_cause(cause: Cause, tree: Tree) -> str:
     return texts.get(cause, by_share)
 
 
-def tell_protections(target: OperationElement, priority: TargetPriority, now: float) -> Iterator[str]:
+def describe_protections(target: OperationElement, priority: TargetPriority, now: float) -> Iterator[str]:
     """Sentences on what protects the others, the cause with most jobs first."""
     by_cause: dict[Cause, list[Protection]] = {}
     for each in find_protections(target, priority, now):
@@ -202,18 +202,18 @@ def tell_protections(target: OperationElement, priority: TargetPriority, now: fl
         yield "no other operation has jobs in this tree that it could take"
     for cause, protections in sorted(by_cause.items(), key=lambda item: -sum(each.jobs for each in item[1])):
         if cause in ("count", "free"):
-            yield (_tell_count if cause == "count" else _tell_free)(protections)
+            yield (_describe_count if cause == "count" else _describe_free)(protections)
             continue
         if cause == "time":
-            yield from (_tell_time(each, now) for each in protections[:SHOWN])
+            yield from (_describe_time(each, now) for each in protections[:SHOWN])
         else:
-            yield from (_tell(each, target) for each in protections[:SHOWN])
+            yield from (_describe(each, target) for each in protections[:SHOWN])
         left = protections[SHOWN:]
         if left:
             yield f"the same holds for {len(left)} more, with {_jobs(left)}"
 
 
-def _tell_count(protections: list[Protection]) -> str:
+def _describe_count(protections: list[Protection]) -> str:
     element = protections[0].element
     assert isinstance(element, OperationElement)
     limit, where = unpreemptible_job_count(element), _tree(element)
@@ -227,7 +227,7 @@ def _tell_count(protections: list[Protection]) -> str:
     )
 
 
-def _tell_free(protections: list[Protection]) -> str:
+def _describe_free(protections: list[Protection]) -> str:
     settings = protections[0].element.tree.config.settings
     return (
         f"{_jobs(protections)} of others may be taken ({_names(protections)}), where those of one node make enough "
@@ -236,13 +236,13 @@ def _tell_free(protections: list[Protection]) -> str:
     )
 
 
-def _tell_time(each: Protection, now: float) -> str:
+def _describe_time(each: Protection, now: float) -> str:
     first, last = (format_span(until - now) for until in (each.first_until, each.until))
     how_long = first if first == last else f"{first} to {last}"
     return f"{element_name(each.element)} keeps {_jobs([each])}: protected for {how_long} more by min_run_time"
 
 
-def _tell(each: Protection, target: OperationElement) -> str:
+def _describe(each: Protection, target: OperationElement) -> str:
     element, settings = each.element, target.tree.config.settings
     tree, name, jobs = _tree(target), element_name(element), _jobs([each])
     if each.cause == "graceful":
@@ -255,17 +255,17 @@ def _tell(each: Protection, target: OperationElement) -> str:
         guarantee = show_dominant(element.strong_guarantee_share)
         return f"{name} has no job beyond its own strong guarantee, {guarantee} of the cluster, and keeps its {jobs}"
     if each.cause == "forbids":
-        return f"{_tell_forbidding(element)}: it keeps {jobs} within its fair share; allow it to have them taken"
+        return f"{_describe_forbidding(element)}: it keeps {jobs} within its fair share; allow it to have them taken"
     if each.cause == "share":
         return (
             f"{show_dominant(usage_share(element))} of the cluster is allotted to {name}, its fair share is "
             f"{show_dominant(element.fair_share)}: it has no more than its share and keeps its {jobs} "
             f"(preemption_satisfaction_threshold of {tree} is {settings.preemption_satisfaction_threshold:g})"
-            f"{_tell_aggression(target, element)}"
+            f"{_describe_aggression(target, element)}"
         )
     assert isinstance(element, OperationElement)
     if each.cause == "aggressive":
-        return f"{name} keeps {jobs} within its fair share{_tell_aggression(target, element)}"
+        return f"{name} keeps {jobs} within its fair share{_describe_aggression(target, element)}"
     text = (
         f"{name} keeps {jobs} of its non-preemptible list, within "
         f"{settings.aggressive_preemption_satisfaction_threshold:g} of its fair share "
@@ -275,11 +275,11 @@ def _tell(each: Protection, target: OperationElement) -> str:
     if each.cause == "list" or threshold is None:
         return text
     amounts = [f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(threshold) if math.isfinite(x)]
-    place = _tell_threshold_place(element)
+    place = _name_threshold_place(element)
     return f"{text} or within non_preemptible_resource_usage_threshold of {place}, {', '.join(amounts)}; lower that"
 
 
-def _tell_aggression(target: OperationElement, element: OperationElement | PoolElement) -> str:
+def _describe_aggression(target: OperationElement, element: OperationElement | PoolElement) -> str:
     """The end of a sentence: what could take jobs that are within a fair share; "" where nothing could."""
     least, pool = target.tree.config.settings.aggressive_preemption_satisfaction_threshold, target.parent
     assert target.rules is not None
@@ -290,15 +290,15 @@ def _tell_aggression(target: OperationElement, element: OperationElement | PoolE
     if not target.rules.aggressive_starvation:
         text += f", but enable_aggressive_starvation of {_place(pool)} is false"
     if not _allows(element):
-        text += f", but {_tell_forbidding(_forbidder(element))}"
+        text += f", but {_describe_forbidding(_forbidder(element))}"
     return text
 
 
-def _tell_forbidding(element: OperationElement | PoolElement) -> str:
+def _describe_forbidding(element: OperationElement | PoolElement) -> str:
     return f"{_place(element)} forbids aggressive preemption, its allow_aggressive_preemption is false"
 
 
-def _tell_threshold_place(element: OperationElement) -> str:
+def _name_threshold_place(element: OperationElement) -> str:
     if element.options.non_preemptible_resource_usage_threshold is not None:
         return element_name(element)
     says = (pool for pool in element.ancestors() if pool.settings.non_preemptible_resource_usage_threshold is not None)

@@ -525,7 +525,7 @@ def element_name(element: PoolElement | OperationElement) -> str:
     return f"operation {element.name}"
 
 
-def tell_filters(element: PoolElement | OperationElement) -> str:
+def describe_filters(element: PoolElement | OperationElement) -> str:
     """``scheduling_tag_filter "ssd" of pool "p" and "!gpu" of operation 1-2``; "" where nothing has one (2.13)."""
     path: list[PoolElement | OperationElement] = [element, *element.ancestors()]
     filters = [

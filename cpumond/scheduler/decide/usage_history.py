@@ -67,7 +67,7 @@ def key_of(pool: PoolElement) -> str:
     return pool.name if pool.config is None else pool.config.id
 
 
-def tell(pool: PoolElement) -> str:
+def describe_factor(pool: PoolElement) -> str:
     """Why its weight is another than the one that is set, in a sentence; "" where it is that."""
     history = None if pool.parent is None or pool.settings.flatten else pool.parent.sharing.history
     if not history or pool.weight_factor == 1.0:

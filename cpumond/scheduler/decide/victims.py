@@ -20,7 +20,7 @@ from cpumond.fairshare.resources import (
 )
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
 from cpumond.scheduler.decide.placement import satisfaction_of
-from cpumond.scheduler.decide.preemption_record import tell_amount, tell_name, tell_shares
+from cpumond.scheduler.decide.preemption_record import describe_shares, format_amount, format_name
 from cpumond.scheduler.decide.snapshot import limits_beside, sum_kept
 from cpumond.scheduler.decide.starvation import EPSILON
 from cpumond.scheduler.elements import (
@@ -267,7 +267,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
         if _find_violated(job, without) is None:
             lost = without
         else:
-            needed.append((job, violated, _tell_limits(violated)))
+            needed.append((job, violated, _describe_limits(violated)))
     needed.reverse()
     return needed
 
@@ -334,7 +334,7 @@ def find_graceful(node: Node, now: float) -> list[tuple[Job, str]]:
             continue
         sort_jobs(element)
         if job.preemptibility == PREEMPTIBLE and not is_protected_by_count(element, len(element.jobs)):
-            found.append((job, f"its operation gives up what it has above its share: {tell_shares(element)}"))
+            found.append((job, f"its operation gives up what it has above its share: {describe_shares(element)}"))
     return found
 
 
@@ -365,7 +365,7 @@ def find_overcommit_victims(
         limit += f", {additional_s:g} s more while jobs on reclaimed CPU alone wait"
     for element in _operations_of(jobs):
         sort_jobs(element)
-    why = _tell_overcommit(node, now - since, limit)
+    why = _describe_overcommit(node, now - since, limit)
     beyond = _find_beyond_guarantee(jobs)
     jobs.sort(key=lambda job: _protection_order(job, job in beyond))
     gone: set[OperationElement] = set()
@@ -374,7 +374,7 @@ def find_overcommit_victims(
     found: list[tuple[Job, str]] = []
     for job in jobs:
         if job.element in gone or not _has_place(job, room):
-            found.append((job, why + _tell_class(job, job in beyond)))
+            found.append((job, why + _describe_class(job, job in beyond)))
         else:
             room = subtract(room, job.usage)
     found.sort(key=lambda pair: start_order(pair[0]), reverse=True)
@@ -444,26 +444,26 @@ def _protection_order(job: Job, is_beyond: bool) -> tuple[bool, bool, int, int, 
     return (False, is_beyond, job.preemptibility, int(gap_first and job.has_cpu_gap), stop_order(job))
 
 
-def _tell_class(job: Job, is_beyond: bool) -> str:
+def _describe_class(job: Job, is_beyond: bool) -> str:
     if not job.reclaimed:
         return ""
     return "; it ran on reclaimed CPU" + (", beyond the guarantee of its pool" if is_beyond else "")
 
 
-def _tell_limits(element: Element) -> str:
+def _describe_limits(element: Element) -> str:
     excess = _excess(element, ZERO)
     parts = [
-        f"{tell_amount(k, element.usage[k])} of {tell_amount(k, element.limits[k])} {RESOURCES[k]}"
+        f"{format_amount(k, element.usage[k])} of {format_amount(k, element.limits[k])} {RESOURCES[k]}"
         for k in range(len(RESOURCES))
         if excess[k] > 0.0
     ]
-    return f"{tell_name(element)} uses more than its limits allow: {', '.join(parts)}"
+    return f"{format_name(element)} uses more than its limits allow: {', '.join(parts)}"
 
 
-def _tell_overcommit(node: Node, for_s: float, limit: str) -> str:
+def _describe_overcommit(node: Node, for_s: float, limit: str) -> str:
     free = node.free
     parts = [
-        f"{tell_amount(k, node.capacity[k] - free[k])} of {tell_amount(k, node.capacity[k])} {RESOURCES[k]}"
+        f"{format_amount(k, node.capacity[k] - free[k])} of {format_amount(k, node.capacity[k])} {RESOURCES[k]}"
         for k in range(len(RESOURCES))
         if free[k] < -ROUNDING * node.capacity[k]
     ]

@@ -257,9 +257,9 @@ class OperationElement(Element):
             return False
         return self.fitting is None or node in self.fitting.nodes
 
-    def tell_unplaceable(self) -> str:
+    def explain_unplaceable(self) -> str:
         """Why no node of the tree can hold any of its jobs still to be started, of a gang all; "" where one can."""
-        return self.sizes.tell_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
+        return self.sizes.explain_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
 
 
 @dataclass(slots=True, eq=False)
@@ -843,7 +843,7 @@ def count_loss(element: OperationElement, core_seconds: float) -> None:
         above = above.parent
 
 
-def told_core_seconds(job: Job, report: JobReport) -> CorePair:
+def reported_core_seconds(job: Job, report: JobReport) -> CorePair:
     """What a job ordered and used, by a report of it."""
     ordered, used = job.settled
     return (

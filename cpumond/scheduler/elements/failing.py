@@ -31,7 +31,7 @@ class Streak:
     last_job: str = ""
     reason: str = ""
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         """``4 jobs of 2 operations failed in a row, 1 of them could not be started``."""
         jobs, not_started = (sum(each[number] for each in self.by_operation.values()) for number in (0, 1))
         text = f"{count(jobs, 'job')} of {count(len(self.by_operation), 'operation')} failed in a row"
@@ -76,11 +76,11 @@ class Failing:
     def is_told(self) -> bool:
         return self.holds > 0 or self.is_spared
 
-    def tell(self, now: float) -> str:
+    def describe(self, now: float) -> str:
         """What failed, and what follows for the node; "" where nothing does."""
         follows = "it gets jobs again, and is held off for longer by the next failure"
         if self.until is not None:
             follows = f"it gets no new jobs for {format_span(self.until - now)}"
         elif self.is_spared:
             follows = "it is not held off, since too many nodes are: the operations themselves may be at fault"
-        return f"{self.streak.tell()}; {follows}" if self.is_told else ""
+        return f"{self.streak.describe()}; {follows}" if self.is_told else ""

@@ -52,33 +52,33 @@ class NodeSizes:
     def _that_fit(self) -> str:
         return f" that {self.chosen_by} fits" if self.chosen_by else ""
 
-    def tell_excess(self, order: Vector) -> str:
+    def explain_excess(self, order: Vector) -> str:
         """Why no node could hold a job of this order: ``5 cores, largest node 4``; "" where one could."""
-        return self._tell(order, 1)
+        return self._explain(order, 1)
 
-    def tell_gang_excess(self, orders: Collection[tuple[Vector, int]]) -> str:
+    def explain_gang_excess(self, orders: Collection[tuple[Vector, int]]) -> str:
         """Why the nodes could not hold all of these jobs at once, orders and numbers; "" where nothing forbids it."""
         for order, number in orders:
-            if told := self._tell(order, number):
+            if told := self._explain(order, number):
                 return told
         wanted = sum_vectors([_times(order, number) for order, number in orders]) if orders else ZERO
         over = [] if not self.counts or fits(self.total, wanted) else self._find_over(self.total, wanted)
         return "; ".join(_compare(r, wanted, f"at once, all nodes{self._that_fit}", self.total) for r in over)
 
-    def tell_unplaceable(self, jobs: Collection[tuple[Vector, int]], is_gang: bool) -> str:
+    def explain_unplaceable(self, jobs: Collection[tuple[Vector, int]], is_gang: bool) -> str:
         """Why an operation that needs these jobs can start none of them; "" where it can, or needs none."""
         if is_gang:
-            return self.tell_gang_excess(jobs)
-        told = [self.tell_excess(order) for order, _ in jobs]
+            return self.explain_gang_excess(jobs)
+        told = [self.explain_excess(order) for order, _ in jobs]
         return told[0] if told and all(told) else ""
 
     def leave_out_unplaceable(self, jobs: list[tuple[Vector, int]], is_gang: bool) -> list[tuple[Vector, int]]:
         """Those of these jobs that can start on these nodes; of a gang all or none."""
         if is_gang:
-            return [] if self.tell_gang_excess(jobs) else jobs
-        return [each for each in jobs if not self.tell_excess(each[0])]
+            return [] if self.explain_gang_excess(jobs) else jobs
+        return [each for each in jobs if not self.explain_excess(each[0])]
 
-    def _tell(self, order: Vector, number: int) -> str:
+    def _explain(self, order: Vector, number: int) -> str:
         told = self._known.get((order, number))
         if told is None:
             if len(self._known) >= MOST_KEPT:
@@ -100,7 +100,7 @@ class NodeSizes:
             if over := self._find_over(most, order):
                 return "; ".join(_compare(r, order, f"largest node{self._that_fit}", most) for r in over)
             lacking = {r for each in self._largest for r in self._find_over(each, order)}
-            what = " and ".join(_tell(r, order) for r in sorted(lacking))
+            what = " and ".join(_format(r, order) for r in sorted(lacking))
             return f"{what} on one node, no node{self._that_fit} has all of it"
         if number == 1:
             return ""
@@ -109,7 +109,7 @@ class NodeSizes:
             room += times * _count_jobs(each, order, number)
             if room >= number:
                 return ""
-        what = " and ".join(_tell(r, order) for r, x in enumerate(order) if x and (r > 0 or x != 1.0))
+        what = " and ".join(_format(r, order) for r, x in enumerate(order) if x and (r > 0 or x != 1.0))
         return f"{count(number, 'job')} of {what} at once, all nodes{self._that_fit} together hold {room}"
 
     @staticmethod
@@ -128,7 +128,7 @@ def _times(amounts: Vector, number: int) -> Vector:
     return (a, b, c, d, e)
 
 
-def _tell(r: int, amounts: Vector) -> str:
+def _format(r: int, amounts: Vector) -> str:
     return count_cores(amounts[r]) if r == CPU else f"{_bare(r, amounts)} {RESOURCES[r].replace('_', ' ')}"
 
 
@@ -139,4 +139,4 @@ def _bare(r: int, amounts: Vector) -> str:
 def _compare(r: int, order: Vector, words: str, most: Vector) -> str:
     if _bare(r, order) == _bare(r, most):  # they differ by less than is shown
         return f"{order[r]:.15g} {RESOURCES[r].replace('_', ' ')}, {words} {most[r]:.15g}"
-    return f"{_tell(r, order)}{' ' if words.startswith('at') else ', '}{words} {_bare(r, most)}"
+    return f"{_format(r, order)}{' ' if words.startswith('at') else ', '}{words} {_bare(r, most)}"

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 
 from cpumond.core.decode import ContentError, decode_json
-from cpumond.scheduler.event_log.happenings import tell_happened
+from cpumond.scheduler.event_log.happenings import make_noticed_events
 from cpumond.scheduler.events import AUDIT, AUDITED, Event, Subjects, Told
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, RESOLVE, CommandError, encode_record
 from cpumond.scheduler.settings.changes import ConfigChange
@@ -74,7 +74,7 @@ class EventLog:
     # --- what is written
 
     def note(self, event: Event) -> None:
-        self._waiting.append(self.encode(Subjects(event).tell()))
+        self._waiting.append(self.encode(Subjects(event).index()))
 
     def encode(self, told: Told) -> Entry:
         """The entry of an event that is about to be written. Raises CommandError for text that cannot be stored."""
@@ -88,14 +88,14 @@ class EventLog:
         if self._state.happened:
             happened = list(self._state.happened)
             self._state.happened.clear()
-            entries += map(self.encode, tell_happened(self._state.trees, happened))
+            entries += map(self.encode, make_noticed_events(self._state.trees, happened))
         return entries
 
     def give_back(self, entries: Iterable[Entry]) -> None:
         """These could not be written; the next period tries again."""
         self._waiting.extendleft(reversed([*entries]))
 
-    async def tell(self, told: Told) -> None:
+    async def record(self, told: Told) -> None:
         """Write an event at once; where the store refuses, it is written later."""
         say(told.event)
         entries = [self.encode(told)]
@@ -104,7 +104,7 @@ class EventLog:
         except StoreError:  # logged
             self.give_back(entries)
 
-    async def tell_refused(self, told: Told) -> None:
+    async def record_refusal(self, told: Told) -> None:
         """Write a refusal at once; one of too many, or the same again, is only counted and told later."""
         event, now = told.event, self._now()
         same = msgspec.structs.replace(event, at=0.0)
@@ -116,7 +116,7 @@ class EventLog:
             known.waiting, known.count = told, known.count + 1
             return
         known.left, known.last, known.last_at = known.left - 1.0, same, now
-        await self.tell(told)
+        await self.record(told)
 
     def _take_counted(self) -> list[Told]:
         """Refusals that were only counted, once their time has come; users of whom nothing is left are forgotten."""

@@ -26,7 +26,7 @@ from cpumond.scheduler.settings.spec_options import canonical
 from cpumond.scheduler.settings.spec_patch import list_known
 from cpumond.scheduler.settings.tree_file import ApplyTree, say_applied
 from cpumond.scheduler.settings.undo import Undo, UndoChange
-from cpumond.scheduler.settings.values import tell_value
+from cpumond.scheduler.settings.values import format_value
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.state.node_commands import DrainNode, NodeCommand, say_node
@@ -59,19 +59,21 @@ class Asked:
     term: int = 0
 
 
-def tell_command(state: State, command: Command | TokenCommand, asked: Asked, change: Transaction, now: float) -> Told:
+def make_command_event(
+    state: State, command: Command | TokenCommand, asked: Asked, change: Transaction, now: float
+) -> Told:
     """A command that is about to be stored with ``change``; ``state`` is the one before it."""
     if isinstance(command, TokenCommand):
-        return _tell_token(command, asked, change, now)
+        return _make_token_event(command, asked, change, now)
     if isinstance(command, operations.OperationCommand):
         record = change.operations[0] if change.operations else None
         if isinstance(command, operations.JobCommand):
-            return _tell_job(state, command, asked, now)
-        return _tell_operation(state, command, asked, record, now)
+            return _make_job_event(state, command, asked, now)
+        return _make_operation_event(state, command, asked, record, now)
     if isinstance(command, NodeCommand):
-        return _tell_node(state, command, asked, now)
+        return _make_node_event(state, command, asked, now)
     if isinstance(command, RolloutCommand):
-        return Subjects(_begin(command, asked, now, say_rollout(command))).tell()
+        return Subjects(_begin(command, asked, now, say_rollout(command))).index()
     new = state.config if change.config is None else change.config
     changes = describe_change(state.config, new, exact=True)
     event = msgspec.structs.replace(
@@ -84,10 +86,10 @@ def tell_command(state: State, command: Command | TokenCommand, asked: Asked, ch
     if isinstance(command, Undo) and changes:
         event = msgspec.structs.replace(event, tree=changes[0].tree, pool=changes[0].pool)
     places = [(event.tree, event.pool)] if event.pool else []
-    return Subjects(event).add_pools(state.trees, [*places, *_places_of(changes)]).tell()
+    return Subjects(event).add_pools(state.trees, [*places, *_places_of(changes)]).index()
 
 
-def tell_refused(
+def make_refusal_event(
     trees: Mapping[str, Tree], command: AnyCommand, asked: Asked, refusal: CommandError, now: float
 ) -> Told:
     event = _begin(command, asked, now, f"was refused {_name_of(command)}: {refusal}", "refused")
@@ -96,13 +98,15 @@ def tell_refused(
         event, tree=tree, pool=pool, node=getattr(command, "node", ""), refused=str(refusal),
         operation=getattr(command, "operation_id", ""), job=getattr(command, "job_id", ""),
     )  # fmt: skip
-    return Subjects(event).add_pools(trees, [(tree, pool)] if pool else ()).tell()
+    return Subjects(event).add_pools(trees, [(tree, pool)] if pool else ()).index()
 
 
-def tell_request(name: str, asked: Asked, text: str, now: float, kind: EventKind = "command", **facts: Any) -> Event:
+def make_request_event(
+    name: str, asked: Asked, text: str, now: float, kind: EventKind = "command", **facts: Any
+) -> Event:
     """What was asked for by that name: a command, a pin, a look that was refused. ``facts`` are fields of Event."""
     user = asked.user
-    who = tell_user(user)
+    who = format_user(user)
     return Event(
         at=now,
         kind=kind,
@@ -118,20 +122,20 @@ def tell_request(name: str, asked: Asked, text: str, now: float, kind: EventKind
     )
 
 
-def tell_pin(trees: Mapping[str, Tree], job: Job, request: JobRequest, asked: Asked, now: float) -> Told:
+def make_pin_event(trees: Mapping[str, Tree], job: Job, request: JobRequest, asked: Asked, now: float) -> Told:
     """A pin, or its end, that the job's node has carried out."""
     limit = "all that it may have" if request.cpu_limit is None else count_cores(request.cpu_limit)
     how = f"pinned job {printable(job.id)} to {limit}" if request.kind == "pin" else f"unpinned job {printable(job.id)}"
     element = job.element
-    event = tell_request(
+    event = make_request_event(
         request.kind, asked, f"{how} on node {quoted(job.node.id)}", now, job=job.id, node=job.node.id,
         operation=element.name, tree=element.tree.name, pool=element.options.pool,
         request={"cpu_limit": request.cpu_limit, "ttl_s": request.ttl_s} if request.kind == "pin" else {},
     )  # fmt: skip
-    return Subjects(event).add_pools(trees, [(event.tree, event.pool)]).tell()
+    return Subjects(event).add_pools(trees, [(event.tree, event.pool)]).index()
 
 
-def tell_user(user: User) -> str:
+def format_user(user: User) -> str:
     """``alice``, or ``root in the name of alice``; "" for nobody."""
     name = printable(user.name)
     return f"{printable(user.acting)} in the name of {name}" if user.acting else name
@@ -181,7 +185,7 @@ def _list_known(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _begin(command: Any, asked: Asked, now: float, text: str, kind: EventKind = "command") -> Event:
-    return tell_request(type(command).__name__, asked, text, now, kind, request=list_fields(command))
+    return make_request_event(type(command).__name__, asked, text, now, kind, request=list_fields(command))
 
 
 def _is_of_tree(command: Command | TokenCommand) -> bool:
@@ -216,7 +220,7 @@ def _places_of(changes: Iterable[ConfigChange]) -> Iterator[tuple[str, str]]:
                 yield each.tree, value["parent_name"]
 
 
-def _tell_token(command: TokenCommand, asked: Asked, change: Transaction, now: float) -> Told:
+def _make_token_event(command: TokenCommand, asked: Asked, change: Transaction, now: float) -> Told:
     """A token is named by its id, the beginning of its hash."""
     users = [record.user for record in change.tokens]
     of_user = f" of {printable(users[0])}" if users else ""
@@ -224,18 +228,18 @@ def _tell_token(command: TokenCommand, asked: Asked, change: Transaction, now: f
         text = f'made the token {change.id}{of_user} with role "{command.role}"'
     else:
         text = f"revoked the token {change.id}{of_user}"
-    told = Subjects(_begin(command, asked, now, text)).tell()
+    told = Subjects(_begin(command, asked, now, text)).index()
     return Told(told.event, tuple(dict.fromkeys((*told.subjects, *(f"user:{name}" for name in users)))))
 
 
-def _tell_node(state: State, command: NodeCommand, asked: Asked, now: float) -> Told:
+def _make_node_event(state: State, command: NodeCommand, asked: Asked, now: float) -> Told:
     node = state.nodes.get(command.node)
     event = msgspec.structs.replace(_begin(command, asked, now, say_node(command)), node=command.node)
     if node is None:
-        return Subjects(event).tell()
+        return Subjects(event).index()
     event = msgspec.structs.replace(event, tree=node.tree or "")
     stopped = {job.element.name for job in node.jobs.values()} if isinstance(command, DrainNode) else set()
-    return Subjects(event).add("operation", stopped).tell()
+    return Subjects(event).add("operation", stopped).index()
 
 
 # --- sentences about configurations
@@ -273,7 +277,7 @@ def _say_change(change: ConfigChange) -> str:
 
 
 def _say_value(change: ConfigChange) -> str:
-    return f"{change.attribute} {tell_value(change.old)} -> {tell_value(change.new)}"
+    return f"{change.attribute} {format_value(change.old)} -> {format_value(change.new)}"
 
 
 def _say_attributes(changes: list[ConfigChange]) -> str:
@@ -311,20 +315,20 @@ _SAYINGS: Final[Mapping[type[Any], Callable[[Any, list[ConfigChange]], str]]] = 
 # --- sentences about operations
 
 
-def _tell_operation(state: State, command: Any, asked: Asked, record: OperationRecord | None, now: float) -> Told:
+def _make_operation_event(state: State, command: Any, asked: Asked, record: OperationRecord | None, now: float) -> Told:
     event = _begin(command, asked, now, _say_operation(command, record))
     if record is None:
-        return Subjects(event).tell()
+        return Subjects(event).index()
     places = [(tree, options.pool) for tree, options in record.trees.items()]
     before = state.operations.get(record.id)
     if before is not None:
         places += [(tree, options.pool) for tree, options in before.record.trees.items()]
     tree, pool = places[0] if places else ("", "")
     event = msgspec.structs.replace(event, operation=record.id, tree=tree, pool=pool)
-    return Subjects(event).add_pools(state.trees, places).tell()
+    return Subjects(event).add_pools(state.trees, places).index()
 
 
-def _tell_job(state: State, command: operations.JobCommand, asked: Asked, now: float) -> Told:
+def _make_job_event(state: State, command: operations.JobCommand, asked: Asked, now: float) -> Told:
     job = state.find_live_job(command.job_id)
     record, pool = job.element.operation.record, (job.element.tree.name, job.element.options.pool)
     verb = "aborted" if isinstance(command, operations.AbortJob) else "abandoned"
@@ -332,7 +336,7 @@ def _tell_job(state: State, command: operations.JobCommand, asked: Asked, now: f
         _begin(command, asked, now, f"{verb} job {printable(job.id)} of {name_operation(record)}"),
         operation=record.id, job=job.id, node=job.node.id, tree=pool[0], pool=pool[1],
     )  # fmt: skip
-    return Subjects(event).add_pools(state.trees, [pool]).tell()
+    return Subjects(event).add_pools(state.trees, [pool]).index()
 
 
 def _say_operation(command: Any, record: OperationRecord | None) -> str:

@@ -1,7 +1,7 @@
 """Events of what changes by itself: nodes, preemptions, failed operations, contested limits. Pure.
 
-What a transaction does is told with its own write (``tell_change``). What is only noticed (``noticed``, preemptions) is
-put into ``State.happened`` at that moment, and told in the next period (``tell_happened``).
+What a transaction does is told with its own write (``make_change_events``). What is only noticed (``noticed``, preemptions) is
+put into ``State.happened`` at that moment, and told in the next period (``make_noticed_events``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.elements.account import CONSEQUENCES, Account
 from cpumond.scheduler.event_log.commands import name_operation
 from cpumond.scheduler.events import Event, Subjects, Told
-from cpumond.scheduler.events.noticed import tell_returned
+from cpumond.scheduler.events.noticed import make_returned_event
 from cpumond.scheduler.model import CommandError, NodeRecord, OperationRecord, PreemptionRecord
 from cpumond.scheduler.model.budget import HOUR_S, SPENT, BudgetRecord
 from cpumond.scheduler.state import State
@@ -26,7 +26,7 @@ MAX_NODES: Final = 100
 """Nodes that one event about preemptions can be found by."""
 
 
-def tell_start(now: float, version: str, term: int) -> Event:
+def make_start_event(now: float, version: str, term: int) -> Event:
     """The scheduler has read its state and begins with updates; ``term``: in which it leads, 0 where it is alone."""
     if term:
         text = f"this scheduler, version {version}, leads in term {term}"
@@ -34,40 +34,40 @@ def tell_start(now: float, version: str, term: int) -> Event:
     return Event(at=now, kind="started", text=f"the scheduler, version {version}, started")
 
 
-def tell_refused_node(registration: NodeRegistration, refusal: CommandError, now: float) -> Told:
+def make_refused_node_event(registration: NodeRegistration, refusal: CommandError, now: float) -> Told:
     text = f"node {quoted(registration.node_id)} may not register: {refusal}"
     event = Event(
         at=now, kind="refused", text=text, node=registration.node_id, command="register_node", refused=str(refusal)
     )
-    return Subjects(event).tell()
+    return Subjects(event).index()
 
 
-def tell_change(state: State, change: Transaction, now: float) -> Iterator[Told]:
+def make_change_events(state: State, change: Transaction, now: float) -> Iterator[Told]:
     """What a transaction that is about to be stored changes by itself; ``state`` is the one before it."""
     for node_record in change.nodes:
-        event = _tell_registered(state, node_record, now)
+        event = _make_registration_event(state, node_record, now)
         if event is not None:
-            yield Subjects(event).tell()
+            yield Subjects(event).index()
     jobs_of = {name: [job for job in change.jobs if job.node_id == name] for name in change.removed_nodes}
     for name, jobs in jobs_of.items():
         node = state.nodes[name]
         lost = sum(job.state == "lost" for job in jobs)
         text = f"node {quoted(name)} was given up, silent for {now - node.last_seen:.0f} s, with {count(lost, 'job')}"
         event = Event(at=now, kind="node_lost", text=text, node=name, tree=node.tree or "")
-        yield Subjects(event).add("operation", {job.operation_id for job in jobs}).tell()
+        yield Subjects(event).add("operation", {job.operation_id for job in jobs}).index()
     for record in change.operations:
         if record.state == "failed" and record.id in state.operations:
-            yield _tell_failed(state.trees, record, now)
+            yield _make_failure_event(state.trees, record, now)
     for budget in change.budgets:
         account = state.budgets.get(budget.key)
-        if account is not None and (text := _tell_budget(account, budget, now)):
+        if account is not None and (text := _describe_budget(account, budget, now)):
             pool = account.name if budget.kind == "pool" else ""
             event = Event(at=now, kind="budget", text=text, tree=account.tree, pool=pool)
-            told = Subjects(event).add_pools(state.trees, [(account.tree, pool)] if pool else ()).tell()
+            told = Subjects(event).add_pools(state.trees, [(account.tree, pool)] if pool else ()).index()
             yield told if pool else Told(event, (*told.subjects, f"user:{account.name}"))
 
 
-def _tell_budget(account: Account, record: BudgetRecord, now: float) -> str:
+def _describe_budget(account: Account, record: BudgetRecord, now: float) -> str:
     """What a new record of a budget says of it; "" for nothing but that more is spent."""
     before, budget = account.record, account.budget
     what = f"the budget of {record.kind} {quoted(account.name)} in tree {quoted(account.tree)}"
@@ -83,7 +83,7 @@ def _tell_budget(account: Account, record: BudgetRecord, now: float) -> str:
     return f"{what} is {'low' if record.level > before.level else 'enough again'}: {amounts}"
 
 
-def _tell_registered(state: State, record: NodeRecord, now: float) -> Event | None:
+def _make_registration_event(state: State, record: NodeRecord, now: float) -> Event | None:
     known = state.nodes.get(record.id)
     tree = next(iter(state.match_trees(record.all_tags)), "")
     if known is None:
@@ -95,20 +95,20 @@ def _tell_registered(state: State, record: NodeRecord, now: float) -> Event | No
         where = f"tree {quoted(tree)}" if tree else "no tree, none fits its tags"
         text = f"node {quoted(record.id)} registered with {count_cores(cores)} in {where}"
         return Event(at=now, kind="node_registered", text=text, node=record.id, tree=tree)
-    return None if known.is_online else tell_returned(known, now)
+    return None if known.is_online else make_returned_event(known, now)
 
 
-def _tell_failed(trees: Mapping[str, Tree], record: OperationRecord, now: float) -> Told:
+def _make_failure_event(trees: Mapping[str, Tree], record: OperationRecord, now: float) -> Told:
     places = [(tree, options.pool) for tree, options in record.trees.items()]
     tree, pool = places[0] if places else ("", "")
     text = f"{name_operation(record)} of {printable(record.user)} failed: {record.error}"
     # ``user`` is who asked for something; of whose operation it is told here, only the subjects know.
     event = Event(at=now, kind="operation_failed", text=text, operation=record.id, tree=tree, pool=pool)
-    told = Subjects(event).add_pools(trees, places).tell()
+    told = Subjects(event).add_pools(trees, places).index()
     return Told(event, (*told.subjects, f"user:{record.user}"))
 
 
-def tell_happened(trees: Mapping[str, Tree], happened: Iterable[Event | PreemptionRecord]) -> Iterator[Told]:
+def make_noticed_events(trees: Mapping[str, Tree], happened: Iterable[Event | PreemptionRecord]) -> Iterator[Told]:
     """Events of what was noticed since the last time; preemptions of one operation, for one operation and of one kind
     are one event."""
     groups: dict[tuple[str, str, str, str], list[PreemptionRecord]] = {}
@@ -117,12 +117,12 @@ def tell_happened(trees: Mapping[str, Tree], happened: Iterable[Event | Preempti
             key = each.operation_id, each.tree, each.preemptor_operation_id, each.kind
             groups.setdefault(key, []).append(each)
         else:
-            yield Subjects(each).add_pools(trees, [(each.tree, each.pool)] if each.pool else ()).tell()
+            yield Subjects(each).add_pools(trees, [(each.tree, each.pool)] if each.pool else ()).index()
     for records in groups.values():
-        yield _tell_preemptions(trees, records)
+        yield _make_preemption_event(trees, records)
 
 
-def _tell_preemptions(trees: Mapping[str, Tree], records: list[PreemptionRecord]) -> Told:
+def _make_preemption_event(trees: Mapping[str, Tree], records: list[PreemptionRecord]) -> Told:
     first, number = records[0], len(records)
     what = f"job {printable(first.job_id)}" if number == 1 else f"{number} jobs"
     nodes = dict.fromkeys(record.node_id for record in records)
@@ -136,4 +136,4 @@ def _tell_preemptions(trees: Mapping[str, Tree], records: list[PreemptionRecord]
     subjects = Subjects(event).add_pools(trees, pools).add("node", list(nodes)[:MAX_NODES])
     if first.preemptor_operation_id:
         subjects.add("operation", [first.preemptor_operation_id])
-    return subjects.tell()
+    return subjects.index()

@@ -129,7 +129,7 @@ class Subjects:
                 self._found[f"tree:{tree_name}"] = None
         return self
 
-    def tell(self) -> Told:
+    def index(self) -> Told:
         return Told(self._event, tuple(self._found))
 
 

@@ -12,31 +12,31 @@ CONTESTED: Final = frozenset({"contested", "overridden"})
 """Modes of a job's reports that say: another program sets the limit."""
 
 
-def tell_silent(node: Node, now: float) -> Event:
+def make_silent_event(node: Node, now: float) -> Event:
     text = f"node {quoted(node.id)} is silent for {now - node.last_seen:.0f} s; its {count(len(node.jobs), 'job')} wait"
     return Event(at=now, kind="node_silent", text=text, node=node.id, tree=node.tree or "")
 
 
-def tell_returned(node: Node, now: float) -> Event:
+def make_returned_event(node: Node, now: float) -> Event:
     text = f"node {quoted(node.id)} is back after {now - node.last_seen:.0f} s"
     return Event(at=now, kind="node_returned", text=text, node=node.id, tree=node.tree or "")
 
 
-def tell_failing(node: Node, held: int, nodes: int, most: int, now: float) -> Event:
+def make_failing_event(node: Node, held: int, nodes: int, most: int, now: float) -> Event:
     """``held`` of the ``nodes`` of its tree are held off by now, ``most`` may be."""
     assert node.failing is not None
     bound = f"{held} of {count(nodes, 'node')} {'is' if held == 1 else 'are'} held off, at most {most} may be"
-    text = f"node {quoted(node.id)}: {node.failing.tell(now)} ({bound})"
+    text = f"node {quoted(node.id)}: {node.failing.describe(now)} ({bound})"
     last = node.failing.streak.last_job
     return Event(at=now, kind="node_failing", text=text, node=node.id, tree=node.tree or "", job=last)
 
 
-def tell_works(node: Node, why: str, now: float) -> Event:
+def make_works_event(node: Node, why: str, now: float) -> Event:
     text = f"node {quoted(node.id)} is not held off any more: {why}"
     return Event(at=now, kind="node_works", text=text, node=node.id, tree=node.tree or "")
 
 
-def tell_contested(job: Job, now: float) -> Event:
+def make_contested_event(job: Job, now: float) -> Event:
     """The agent says that another program sets the limit of a job."""
     how = "is contested: another program changed it back again and again, and the agent let go of it"
     if job.report.mode != "contested":
@@ -50,7 +50,7 @@ def tell_contested(job: Job, now: float) -> Event:
     )  # fmt: skip
 
 
-def tell_stuck(operation: Operation, why: str, now: float) -> Event:
+def make_stuck_event(operation: Operation, why: str, now: float) -> Event:
     tree, options = next(iter(operation.record.trees.items()))
     title = f" {quoted(operation.record.title)}" if operation.record.title else ""
     text = f"operation {operation.id}{title} is stuck: {why}"

@@ -343,13 +343,13 @@ class _Worker:
             if answer.done():
                 continue
             try:
-                tell = partial(_answer, answer.set_result, answer, work())
+                resolve = partial(_answer, answer.set_result, answer, work())
             except Exception as error:
-                tell = partial(_answer, answer.set_exception, answer, error)
+                resolve = partial(_answer, answer.set_exception, answer, error)
             with contextlib.suppress(RuntimeError):  # the event loop may be closed by now
-                answer.get_loop().call_soon_threadsafe(tell)
+                answer.get_loop().call_soon_threadsafe(resolve)
 
 
-def _answer(tell: Callable[[Any], None], future: asyncio.Future[Any], what: object) -> None:
+def _answer(resolve: Callable[[Any], None], future: asyncio.Future[Any], what: object) -> None:
     if not future.done():
-        tell(what)
+        resolve(what)

@@ -43,7 +43,7 @@ from cpumond.scheduler.program.exporter import LeadMetrics, MetricsText
 from cpumond.scheduler.program.identities import Identities, load_identities
 from cpumond.scheduler.program.leading import App, Leading
 from cpumond.scheduler.program.listen import Certificate, close_unix_socket, find_socket_path, open_unix_socket
-from cpumond.scheduler.program.notify import Vitals, tell_manager, vitals_of, vitals_of_one
+from cpumond.scheduler.program.notify import Vitals, notify_manager, vitals_of, vitals_of_one
 from cpumond.scheduler.program.peer import LOCAL_USERS
 from cpumond.scheduler.program.reload import Reload
 from cpumond.scheduler.program.server import BACKLOG, Server, make_config
@@ -369,7 +369,7 @@ async def _serve(
             **({} if service.leading is None else service.leading.view()._asdict()),
             **({} if time_scale == 1.0 else {"time_scale_for_tests": time_scale}),
         )
-        tasks.create_task(tell_manager(manager, service.vitals, stopping))
+        tasks.create_task(notify_manager(manager, service.vitals, stopping))
         await stopping.wait()
         log.info("stopping")
         # From here on unfinished requests are cancelled, which is no error.

@@ -39,7 +39,7 @@ def vitals_of_one(leading: Leading, period_s: float) -> Vitals:
     return Vitals(partial(describe_lead, leading), leading.pulse, max(period_s, leading.lead.look_s))
 
 
-async def tell_manager(manager: ServiceManager, vitals: Vitals, stopping: asyncio.Event) -> None:
+async def notify_manager(manager: ServiceManager, vitals: Vitals, stopping: asyncio.Event) -> None:
     """READY at once, then WATCHDOG as long as good updates come, STATUS each STATUS_PERIOD_S, STOPPING at the end.
 
     A blocked event loop, an update that does not end or updates that all fail stop WATCHDOG, so that the service is
@@ -47,7 +47,7 @@ async def tell_manager(manager: ServiceManager, vitals: Vitals, stopping: asynci
     """
     if not manager.listens:
         return
-    manager.tell("READY=1", status=vitals.describe())
+    manager.notify("READY=1", status=vitals.describe())
     clock = asyncio.get_running_loop().time
     ping_s = min(manager.watchdog_s / 3, STATUS_PERIOD_S)
     seen, seen_s, told_s = object(), -math.inf, clock()
@@ -64,8 +64,8 @@ async def tell_manager(manager: ServiceManager, vitals: Vitals, stopping: asynci
         if now_s - told_s >= STATUS_PERIOD_S:
             status, told_s = vitals.describe(), now_s
         if lines or status:
-            manager.tell(*lines, status=status)
-    manager.tell("STOPPING=1", status="answering the last requests")
+            manager.notify(*lines, status=status)
+    manager.notify("STOPPING=1", status="answering the last requests")
 
 
 def describe_lead(leading: Leading) -> str:

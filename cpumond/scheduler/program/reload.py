@@ -41,14 +41,14 @@ class Reload:
         self._manager = manager
 
     def run(self) -> str:
-        self._manager.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._manager.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             self._reload()
         except CpumondError as error:
             log.error("reload_refused", error=str(error), advice="everything stays as it was; correct it, reload again")
-            self._manager.tell("READY=1", status=f"the reload was refused: {error}")
+            self._manager.notify("READY=1", status=f"the reload was refused: {error}")
             return f"what the scheduler reads anew is wrong, and everything stays as it was: {error}"
-        self._manager.tell("READY=1", status="reloaded")
+        self._manager.notify("READY=1", status="reloaded")
         return "the scheduler read its file of tokens, its groups and its certificate anew"
 
     def _reload(self) -> None:

@@ -46,8 +46,8 @@ from cpumond.scheduler.answers.forecasts import Forecasts
 from cpumond.scheduler.decide.admission import Ahead
 from cpumond.scheduler.elements import Node, Tree
 from cpumond.scheduler.event_log import EventLog, is_denied, say
-from cpumond.scheduler.event_log.commands import Asked, tell_command, tell_pin, tell_refused
-from cpumond.scheduler.event_log.happenings import tell_change, tell_refused_node, tell_start
+from cpumond.scheduler.event_log.commands import Asked, make_command_event, make_pin_event, make_refusal_event
+from cpumond.scheduler.event_log.happenings import make_change_events, make_refused_node_event, make_start_event
 from cpumond.scheduler.events import Told
 from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
@@ -235,9 +235,9 @@ class Scheduler:
             self.timings.refused_commands += not isinstance(error, StoreError)
             note_refused(self.state, asked_for, error, self.clock.now())
             if isinstance(error, CommandError) and is_denied(error):
-                told = tell_refused(self.state.trees, asked_for, asked, error, self.clock.now())
+                told = make_refusal_event(self.state.trees, asked_for, asked, error, self.clock.now())
                 error.is_told = True
-                await self.event_log.tell_refused(told)
+                await self.event_log.record_refusal(told)
             if isinstance(error, ChangedSinceError) and isinstance(command, Undo):
                 raise await self.event_log.explain(command, error) from None
             raise
@@ -255,7 +255,7 @@ class Scheduler:
         reply = Reply(change.id, change.warnings)
         if isinstance(command, ApplyTree) and change.is_empty:
             return reply  # the same file again leaves no trace
-        told = tell_command(self.state, command, replace(asked, allowed_by=allowed_by), change, now)
+        told = make_command_event(self.state, command, replace(asked, allowed_by=allowed_by), change, now)
         await self._commit(change, [] if remember is None else self._remember(remember(reply)), [told])
         self.timings.commands += 1
         say(told.event, id=change.id or None, warnings=change.warnings or None)
@@ -344,7 +344,9 @@ class Scheduler:
         """Store, with the events that tell of it, then apply. A store that refuses leaves everything as it was."""
         change = budgets.settle(self.state, change)
         changes = [*encode(change, self.state.config), *also]
-        entries = [self.event_log.encode(each) for each in (*told, *tell_change(self.state, change, self.clock.now()))]
+        entries = [
+            self.event_log.encode(each) for each in (*told, *make_change_events(self.state, change, self.clock.now()))
+        ]
         if changes or entries:
             await self._write(changes, entries, change)
         apply(self.state, change, self.clock.now())
@@ -407,7 +409,7 @@ class Scheduler:
         try:
             await _to_the_end(self._register(registration, may_replace))
         except CommandError as error:
-            await self.event_log.tell_refused(tell_refused_node(registration, error, self.clock.now()))
+            await self.event_log.record_refusal(make_refused_node_event(registration, error, self.clock.now()))
             raise
         node = self.state.nodes[registration.node_id]
         log.info("node_registered", node_id=node.id, tree=node.tree, incarnation=node.run)
@@ -515,8 +517,8 @@ class Scheduler:
             text = f"node {node_id}: {reply.error or 'it gave no answer'}"
             raise CommandError(text) if reply.is_refused else CommandError(text, NODE_OFFLINE)
         if is_change:
-            await self.event_log.tell(
-                tell_pin(self.state.trees, job, question, Asked(user, term=self.term), self.clock.now())
+            await self.event_log.record(
+                make_pin_event(self.state.trees, job, question, Asked(user, term=self.term), self.clock.now())
             )
         return reply.value
 
@@ -590,7 +592,7 @@ class Scheduler:
         due = loop.time()
         collected, collections = due, 0
         looked, worked_s = due, time.thread_time()
-        self.event_log.note(tell_start(self.started_at, __version__, self.term))
+        self.event_log.note(make_start_event(self.started_at, __version__, self.term))
         with manual_garbage_collection():
             while not stopping.is_set():
                 await self.update_all()

@@ -59,14 +59,14 @@ def innermost(failure: EndError) -> EndError:
 
 def at_limit(task: Task, reason: str) -> EndError | None:
     """The error of a job that failed for ``reason``, if that is a limit of its task."""
-    if task.job_time_limit is not None and reason == tell_too_long(task):
+    if task.job_time_limit is not None and reason == describe_too_long(task):
         return EndError(reason, JOB_TIME_LIMIT_EXCEEDED, {"limit": task.job_time_limit})
     if reason.startswith(OUT_OF_MEMORY):
         return EndError(reason, MEMORY_LIMIT_EXCEEDED, {"limit": task.memory_limit})
     return None
 
 
-def tell_too_long(task: Task) -> str:
+def describe_too_long(task: Task) -> str:
     return f"Job time limit exceeded: it ran for longer than its job_time_limit of {task.job_time_limit:.15g} ms"
 
 
@@ -97,7 +97,7 @@ def _count_failed(record: OperationRecord) -> int:
     return sum(each.failed for each in record.counts.values())
 
 
-def tell_where(record: OperationRecord) -> str:
+def describe_where(record: OperationRecord) -> str:
     """``all 10 failures were on node "n1"``; "" where there was one, they were on several nodes, or it is not known."""
     (node, number), *others = record.failed_on.items() or (("", 0),)
     if others or number < max(_count_failed(record), 2):
@@ -107,7 +107,7 @@ def tell_where(record: OperationRecord) -> str:
 
 def too_many_failed(record: OperationRecord, last: JobRecord) -> tuple[EndError, str]:
     """The error of an operation of which too many jobs failed, and the same in a sentence."""
-    failed, limit, where = count_failures(record), record.max_failed_job_count, tell_where(record)
+    failed, limit, where = count_failures(record), record.max_failed_job_count, describe_where(record)
     failure = EndError(_LIMIT_EXCEEDED, FAILED_JOBS_LIMIT_EXCEEDED, {"max_failed_job_count": limit}, (of_job(last),))
     parts = [f"{count(failed, 'job')} failed, max_failed_job_count is {limit}", where, f"last: {last.reason}"]
     return failure, f"{_LIMIT_EXCEEDED}: {'; '.join(filter(None, parts))}"
@@ -124,7 +124,7 @@ def would_restart(job: JobRecord) -> tuple[EndError, str]:
     reason = f"job_{'failed' if job.state == 'failed' else 'aborted'}"
     told: dict[str, str | int | float] = {"reason": reason, "job_id": job.id}
     if job.state != "failed":
-        told["job_abort_reason"] = tell_abort_reason(job)
+        told["job_abort_reason"] = find_abort_reason(job)
     text = f"{_MUST_NOT_RESTART}: job {job.id} {'failed' if job.state == 'failed' else 'was aborted'}"
     return EndError(_MUST_NOT_RESTART, FAILED_ON_JOB_RESTART, told, (of_job(job),)), f"{text}: {job.reason}"
 
@@ -136,7 +136,7 @@ def lost_by_restart(missing: int) -> tuple[EndError, str]:
     return EndError(f"{_MUST_NOT_RESTART}: {text}", FAILED_ON_JOB_RESTART, told), f"{_MUST_NOT_RESTART}: {text}"
 
 
-def tell_abort_reason(job: JobRecord) -> str:
+def find_abort_reason(job: JobRecord) -> str:
     """Why a job was aborted or is lost, in the word of ``yt``."""
     if job.state == "lost":
         return "node_offline"

@@ -60,7 +60,7 @@ def follow_job(record: OperationRecord, job: JobRecord, now: float) -> Operation
             reason,
             job_id=job.id,
             error=failures.of_job(job),
-            abort_reason=failures.tell_abort_reason(job) if reason == "job_aborted" else "",
+            abort_reason=failures.find_abort_reason(job) if reason == "job_aborted" else "",
         ),
     )
 
@@ -84,7 +84,7 @@ def _follow(record: OperationRecord, new: Incarnation) -> OperationRecord:
     )
 
 
-def tell_switch(new: Incarnation) -> str:
+def describe_switch(new: Incarnation) -> str:
     """Why an incarnation has begun, in a sentence."""
     why = REASONS[new.reason or "job_aborted"].format(job=new.job_id)
     if new.reason == "job_lack_after_revival":

@@ -304,14 +304,14 @@ def unrecognized_warnings(spec: Mapping[str, Any]) -> list[str]:
     """A sentence for each of ``find_unrecognized``, with the reason or with the option that may be meant."""
     found = ((place, key, reason) for place, key, _, reason in _list_idle(spec))
     idle = list(itertools.islice(found, MAX_COUNTED))
-    sentences = [_tell_idle(*each) for each in sorted(idle)[:MAX_TOLD]]
+    sentences = [_describe_idle(*each) for each in sorted(idle)[:MAX_TOLD]]
     if len(idle) > MAX_TOLD:
         least = "at least " * (len(idle) == MAX_COUNTED)
         sentences.append(f"{least}{len(idle) - MAX_TOLD} more spec options are not recognized")
     return sentences
 
 
-def _tell_idle(place: tuple[str, ...], key: str, reason: str) -> str:
+def _describe_idle(place: tuple[str, ...], key: str, reason: str) -> str:
     subject = f'spec option "{"/".join((*place, key[:MAX_SHOWN]))}"'
     if reason:
         return f"{subject} has no effect: {reason}"
@@ -817,7 +817,7 @@ def count_job(
         state = "aborted"  # whatever it did is done again
     counts = msgspec.structs.replace(counts, **{state: getattr(counts, state) + 1})
     if state == "aborted":
-        record = _note_aborted(record, failures.tell_abort_reason(job))
+        record = _note_aborted(record, failures.find_abort_reason(job))
     record = msgspec.structs.replace(record, counts={**record.counts, job.task: counts})
     if job.memory_reserve and task is not None:
         record = memory_reserve.note_end(record, task, job)

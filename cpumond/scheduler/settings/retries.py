@@ -95,7 +95,7 @@ def parse_rule(text: str) -> Rule:
     given: dict[str, Any] = {}
     for name, _, value in (option.partition("=") for option in (f"times={first}", *options)):
         if name not in _OPTIONS:
-            raise ValueError(f"unknown option {name!r}{_tell_known(name, [*_OPTIONS][1:])}")
+            raise ValueError(f"unknown option {name!r}{_describe_known(name, [*_OPTIONS][1:])}")
         if _OPTIONS[name].field in given:
             raise ValueError("an option is given twice; keep one")
         given[_OPTIONS[name].field] = _parse_number(name, value)
@@ -126,14 +126,14 @@ _OPTIONS: Final = {
 }
 
 
-def _tell_known(name: str, known: list[str]) -> str:
+def _describe_known(name: str, known: list[str]) -> str:
     return did_you_mean(name, known) or f"; known: {', '.join(known)}"
 
 
 def _parse_kind(text: str) -> tuple[str, int, int]:
     name, given, value = text.partition("=")
     if name not in KINDS:
-        raise ValueError(f"unknown kind of failure {name!r}{_tell_known(name, [*KINDS])}")
+        raise ValueError(f"unknown kind of failure {name!r}{_describe_known(name, [*KINDS])}")
     if name not in _NUMBERED:
         if given:
             raise ValueError(f"{name} takes no number; write {name}")
@@ -182,7 +182,7 @@ def find_kind(job: JobRecord) -> tuple[str, int]:
     if job.not_started:
         return "not_started", 0
     if job.state == "aborted":
-        return "preempted" if failures.tell_abort_reason(job) in _PREEMPTED else "", 0
+        return "preempted" if failures.find_abort_reason(job) in _PREEMPTED else "", 0
     if job.state != "failed":
         return "", 0
     kind = "" if job.failure is None else _KIND_OF_CODE.get(job.failure.code, "")
@@ -271,7 +271,7 @@ def follow_end(
     return msgspec.structs.replace(record, retried=Retried({**retried.places, task.name: after}, counts, notes)), note
 
 
-def tell_note(note: RetryNote) -> str:
+def describe_note(note: RetryNote) -> str:
     """What a rule made of the end of a job, in a sentence."""
     if note.outcome == "retried":
         when = f"at {show_utc(note.due)}" if note.due > note.at else "at once"

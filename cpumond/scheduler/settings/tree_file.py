@@ -247,7 +247,7 @@ def _with_pool_tables(
             raise CommandError(f"Pool {quoted(pool.name)} already exists in tree {quoted(tree.name)}", ALREADY_EXISTS)
         parent = renamed.get(pool.parent, pool.parent)
         pools[pool.name] = pool if parent == pool.parent else replace(pool, parent=parent)
-    warnings += _tell_others(kept, len(gone) if prune else 0, len(tables) - len(matched))
+    warnings += _describe_others(kept, len(gone) if prune else 0, len(tables) - len(matched))
     if len(pools) == len(tree.pools) and all(tree.pools.get(name) is pool for name, pool in pools.items()):
         return tree
     made = with_pools(tree, pools.values())
@@ -292,7 +292,7 @@ def _make_pool(present: PoolConfig, table: PoolTable, warnings: list[str]) -> Po
     return pool
 
 
-def _tell_others(kept: list[PoolConfig], removed: int, made: int) -> Iterator[str]:
+def _describe_others(kept: list[PoolConfig], removed: int, made: int) -> Iterator[str]:
     if kept:
         names = ", ".join(quoted(pool.name) for pool in kept[:SHOWN_NAMES])
         more = " ..." if len(kept) > SHOWN_NAMES else ""

@@ -306,7 +306,7 @@ def shown(value: object) -> str:
     return cut(repr(value))
 
 
-def tell_value(value: object) -> str:
+def format_value(value: object) -> str:
     """As ``shown``, but the beginning of a nested value in JSON, and "unset" for None."""
     if value is None:
         return "unset"

@@ -13,7 +13,7 @@ from cpumond.scheduler.decide.placement import has_spare
 from cpumond.scheduler.elements import Job, Node, OperationElement
 from cpumond.scheduler.elements.failing import NO_STREAK, Failing, Streak, follow, is_success
 from cpumond.scheduler.elements.node_sizes import fits
-from cpumond.scheduler.events.noticed import tell_failing, tell_works
+from cpumond.scheduler.events.noticed import make_failing_event, make_works_event
 from cpumond.scheduler.model import MAX_WHY, JobRecord, NodeRecord, OperationRecord, Task
 from cpumond.scheduler.model.node_failures import GUARD
 from cpumond.scheduler.settings.failures import is_failure
@@ -138,13 +138,13 @@ def _judge_node(judge: _Judge, node: Node, operations: Collection[str], now: flo
     elif failing.is_spared:
         return
     failing.is_spared = held >= most
-    state.happened.append(tell_failing(node, held + (held < most), len(nodes), most, now))
+    state.happened.append(make_failing_event(node, held + (held < most), len(nodes), most, now))
 
 
 def forget(state: State, node: Node, why: str = "", now: float = 0.0) -> None:
     """Let nothing be known against a node: it gets jobs, if nobody cordoned it; ``why``, if that is an event."""
     if why and node.failing is not None and node.failing.is_told:
-        state.happened.append(tell_works(node, why, now))
+        state.happened.append(make_works_event(node, why, now))
     node.failing = None
     _release(state, node)
 
@@ -179,7 +179,7 @@ def list_cordons(state: State) -> Iterator[CordonNode]:
         if failing is None or not 0 < rules.max_holds < failing.holds or node.cordon is not None:
             continue
         if failing.streak.reason or len(failing.streak.by_operation) >= rules.operations:
-            why = f"held off {count(rules.max_holds, 'time')}, and again {failing.streak.tell()}"
+            why = f"held off {count(rules.max_holds, 'time')}, and again {failing.streak.describe()}"
             yield CordonNode(node.id, why[:MAX_WHY])
 
 

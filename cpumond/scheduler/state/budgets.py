@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from cpumond.scheduler.decide.admission import find_place
-from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, told_core_seconds
+from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, reported_core_seconds
 from cpumond.scheduler.elements.account import Account
 from cpumond.scheduler.model import Config, JobRecord
 from cpumond.scheduler.model.budget import (
@@ -107,7 +107,7 @@ def forget(job: Job) -> None:
 
 
 def _count(accounts: Iterable[Account], job: Job, sign: float) -> None:
-    ordered, used = told_core_seconds(job, job.report)
+    ordered, used = reported_core_seconds(job, job.report)
     for account in accounts:
         account.count(sign * (ordered - job.settled[0]), sign * (used - job.settled[1]))
 
@@ -143,7 +143,7 @@ def settle(state: State, change: Transaction, jobs: Iterable[Job] = ()) -> Trans
         _add(added, accounts, counted_of(record, before), before)
     ended = {job.id for job in change.jobs}
     for job in {job.id: job for job in (*jobs, *_find_moved(state, change))}.values():
-        told = told_core_seconds(job, job.report)
+        told = reported_core_seconds(job, job.report)
         if job.id not in ended and job.is_stored and told != job.settled:
             settled[job.id] = told
             _add(added, job.element.accounts, told, job.settled)

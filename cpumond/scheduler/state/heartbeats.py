@@ -13,7 +13,7 @@ from cpumond.scheduler.decide.victims import is_overcommitted
 from cpumond.scheduler.elements import Job, Node
 from cpumond.scheduler.elements.job_numbers import UNKNOWN
 from cpumond.scheduler.elements.retry_run import grow
-from cpumond.scheduler.events.noticed import CONTESTED, tell_contested, tell_returned
+from cpumond.scheduler.events.noticed import CONTESTED, make_contested_event, make_returned_event
 from cpumond.scheduler.model import NO_TREE_SETTINGS, JobRecord, StartRecord
 from cpumond.scheduler.settings import failures
 from cpumond.scheduler.state import State, lifecycle
@@ -24,6 +24,7 @@ from cpumond.scheduler.state.reports import (
     NO_CPU_TIMES,
     count_held,
     drop_implausible,
+    explain_restart,
     find_task,
     has_run,
     is_over,
@@ -34,7 +35,6 @@ from cpumond.scheduler.state.reports import (
     overrules,
     reported_usage,
     take_report,
-    tell_wanted_again,
 )
 from cpumond.scheduler.state.starts import make_start_record
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
@@ -102,7 +102,7 @@ def receive(state: State, heartbeat: Heartbeat, now: float) -> Receipt:
     limited = [job for job in node.jobs.values() if job.task.job_time_limit is not None and job.id in reported]
     for job in limited:
         if is_over(job.task, job.began_at, now):
-            lifecycle.stop(state, job, "aborted", failures.tell_too_long(job.task), now, fails=True)
+            lifecycle.stop(state, job, "aborted", failures.describe_too_long(job.task), now, fails=True)
     ended, acknowledged = _find_ended(state, node, heartbeat, reported, now)
     note_overcommit(node, now, state.rules.allowed_node_cpu_overcommit_ratio)
     transaction = NOTHING
@@ -116,7 +116,7 @@ def _note_alive(state: State, node: Node, heartbeat: Heartbeat, now: float) -> N
         node.about = heartbeat.about
     state.awaited.pop(node.id, None)
     if not node.is_online:
-        state.happened.append(tell_returned(node, now))
+        state.happened.append(make_returned_event(node, now))
     node.is_online, node.lost_since, node.last_seen = True, None, now
 
 
@@ -124,7 +124,7 @@ def _note_contested(state: State, job: Job, now: float) -> None:
     """Tell once an hour at most that a job's limit is not the agent's."""
     if state.contested.get(job.id, -math.inf) <= now - CONTESTED_S:
         state.contested[job.id] = now
-        state.happened.append(tell_contested(job, now))
+        state.happened.append(make_contested_event(job, now))
     if len(state.contested) > MAX_CONTESTED:
         state.contested = {key: at for key, at in state.contested.items() if at > now - CONTESTED_S}
 
@@ -218,7 +218,7 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
         is_too_long = is_over(job.task, finished.start_time, finished.finish_time or now)
         if finished.state == "aborted" and job.stop is None and is_too_long:
             # The run of the scheduler that told it to stop for its time limit is gone.
-            finished = msgspec.structs.replace(finished, state="failed", reason=failures.tell_too_long(job.task))
+            finished = msgspec.structs.replace(finished, state="failed", reason=failures.describe_too_long(job.task))
         return job_record(job, finished.state, now, finished)
     operation = state.record_of(finished.operation_id)
     task = None if operation is None else find_task(operation, finished.task)
@@ -234,9 +234,9 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
     end, reason = finished.state, finished.reason[:MAX_NODE_FAILURE_REASON]
     if end == "aborted" and is_over(task, start_time, finish_time):
         # The run of the scheduler that told it to stop for its time limit is gone.
-        end, reason = "failed", failures.tell_too_long(task)
+        end, reason = "failed", failures.describe_too_long(task)
     elif is_wanted_again(task, end, finished.exit_code, reason):
-        end, reason = "completed", tell_wanted_again(finished.exit_code)
+        end, reason = "completed", explain_restart(finished.exit_code)
     return JobRecord(
         id=finished.job_id,
         operation_id=finished.operation_id,

@@ -33,7 +33,7 @@ def switch(state: State, operation: Operation, now: float) -> None:
     jobs.sort(key=lambda job: job.sequence)
     keeps = new.reason != "job_lack_after_revival" and not record.is_gang and not operation.waits_whole
     kept = [job for job in jobs if keeps and _is_kept(state, job)]
-    why = f"{failures.INCARNATION_CHANGED}: {incarnations.tell_switch(new)}"
+    why = f"{failures.INCARNATION_CHANGED}: {incarnations.describe_switch(new)}"
     for job in jobs:
         told = preemption_record.make_record(job, "aborted", why, now)
         told = msgspec.structs.replace(told, cause=failures.INCARNATION_CHANGED)

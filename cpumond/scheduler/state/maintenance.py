@@ -17,8 +17,8 @@ from cpumond.scheduler.state.node_commands import (
     NodeCommand,
     SetNodeTags,
     UncordonNode,
+    format_why,
     make_cordon,
-    tell_why,
 )
 from cpumond.scheduler.state.nodes import check_names
 from cpumond.scheduler.state.transaction import Transaction
@@ -110,5 +110,5 @@ def find_drained(node: Node) -> list[tuple[Job, str]]:
     chosen = [job for job in jobs if job.task.interruptible]
     if not chosen and not any(job.task.interruptible for job in node.stopping.values()):
         chosen = jobs
-    why = f"node {quoted(node.id)} drained by {printable(cordon.user)}{tell_why(cordon.why)}"
+    why = f"node {quoted(node.id)} drained by {printable(cordon.user)}{format_why(cordon.why)}"
     return [(job, why) for job in chosen]

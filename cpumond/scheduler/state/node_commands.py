@@ -60,14 +60,14 @@ def say_node(command: NodeCommand) -> str:
     """``drained node "n1": new disks``."""
     if isinstance(command, SetNodeTags):
         what = f"gave node {quoted(command.node)} the tags {', '.join(map(show_name, command.tags))}"
-        return f"{what if command.tags else f'took the tags of node {quoted(command.node)}'}{tell_why(command.why)}"
+        return f"{what if command.tags else f'took the tags of node {quoted(command.node)}'}{format_why(command.why)}"
     if isinstance(command, ChangeNodeTags):
         signed = [f"+{show_name(tag)}" for tag in command.add] + [f"-{show_name(tag)}" for tag in command.remove]
-        return f"changed the tags of node {quoted(command.node)}: {' '.join(signed)}{tell_why(command.why)}"
+        return f"changed the tags of node {quoted(command.node)}: {' '.join(signed)}{format_why(command.why)}"
     verb = {CordonNode: "cordoned", UncordonNode: "uncordoned", DrainNode: "drained"}[type(command)]
-    return f"{verb} node {quoted(command.node)}{tell_why(command.why)}"
+    return f"{verb} node {quoted(command.node)}{format_why(command.why)}"
 
 
-def tell_why(why: str) -> str:
+def format_why(why: str) -> str:
     """``: new disks``, or nothing."""
     return f": {show_name(why)}" if why else ""

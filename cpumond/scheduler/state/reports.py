@@ -8,7 +8,7 @@ import msgspec
 
 from cpumond.core.wire import CPU_COUNTERS, NO_ROOM, OUT_OF_MEMORY, CpuTimes, CpuUse, FinishedJob, JobReport, cpu_times
 from cpumond.fairshare.resources import CPU, Vector
-from cpumond.scheduler.elements import Job, Node, change_usage, count_cpu_time, told_core_seconds
+from cpumond.scheduler.elements import Job, Node, change_usage, count_cpu_time, reported_core_seconds
 from cpumond.scheduler.model import JobRecord, JobState, OperationRecord, Task
 from cpumond.scheduler.settings import failures
 
@@ -55,7 +55,7 @@ def is_wanted_again(task: Task, end: JobState, exit_code: int | None, reason: st
     return not reason.startswith(OUT_OF_MEMORY)
 
 
-def tell_wanted_again(exit_code: int | None) -> str:
+def explain_restart(exit_code: int | None) -> str:
     return f"exit code {exit_code} is its restart_exit_code: its work is begun again"
 
 
@@ -115,7 +115,7 @@ def take_report(job: Job, report: JobReport, now: float) -> bool:
     before, job.report = job.report, _keep_known(job.report, report, times)
     count_cpu_time(job, times)
     if job.element.accounts:
-        counted, told = told_core_seconds(job, before), told_core_seconds(job, job.report)
+        counted, told = reported_core_seconds(job, before), reported_core_seconds(job, job.report)
         for account in job.element.accounts:
             account.count(told[0] - counted[0], told[1] - counted[1])
     if job.is_active:
@@ -185,7 +185,7 @@ def job_record(
         reason = finished.reason
     exit_code = None if finished is None else finished.exit_code
     if not is_of_before and (stop is None or not stop.fails) and is_wanted_again(job.task, state, exit_code, reason):
-        state, reason = "completed", tell_wanted_again(exit_code)
+        state, reason = "completed", explain_restart(exit_code)
     # Interrupted by its own signal, it failed by itself.
     has_failed = not is_of_before and state == "failed" and bool(job.task.interruption_signal)
     if stop is not None and (state != "completed" or is_of_before) and (stop.fails or not has_failed):
@@ -195,7 +195,7 @@ def job_record(
     counters = list_counters(job.report if finished is None else _keep_known(job.report, finished, cpu_times(finished)))
     held = None
     if job.element.accounts:
-        counted = told_core_seconds(job, job.report)
+        counted = reported_core_seconds(job, job.report)
         if counters["cpu_seconds"] is None:
             counters["cpu_seconds"] = counted[1]
         known = counters["ordered_cpu_seconds"]

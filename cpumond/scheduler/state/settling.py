@@ -9,9 +9,9 @@ from heapq import heappop, heappush
 import msgspec
 
 from cpumond.scheduler.decide import admission
-from cpumond.scheduler.decide.snapshot import tell_filters
+from cpumond.scheduler.decide.snapshot import describe_filters
 from cpumond.scheduler.elements import Job, Operation, OperationElement
-from cpumond.scheduler.events.noticed import tell_silent
+from cpumond.scheduler.events.noticed import make_silent_event
 from cpumond.scheduler.model import (
     SUBPOOL_DELIMITER,
     UNTOLD_STARTS,
@@ -39,7 +39,7 @@ def settle(state: State, now: float) -> Transaction:
     for operation in stuck.find_unmatched(state, now):
         record = changed.get(operation.id, operation.record)
         if not record.is_finished:
-            told = " and ".join(tell_filters(each) for each in operation.elements.values())
+            told = " and ".join(describe_filters(each) for each in operation.elements.values())
             changed[operation.id] = operations.fail_unmatched(record, now, told)
     for name, (task, expected, actual) in list(state.gangs.lacking.items()):
         live = state.operations.get(name)
@@ -126,7 +126,7 @@ def expire(state: State, now: float) -> Transaction:
     for node in state.nodes.values():
         if node.is_online and now - node.last_seen > state.rules.node_heartbeat_timeout_s:
             node.is_online, node.lost_since = False, node.last_seen
-            state.happened.append(tell_silent(node, now))
+            state.happened.append(make_silent_event(node, now))
         if node.lost_since is None:
             continue
         tree = state.trees.get(node.tree or "")

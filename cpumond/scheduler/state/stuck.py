@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from cpumond.fairshare.resources import RESOURCES, UNLIMITED, show_amount
 from cpumond.scheduler.decide.gangs import sum_needed
-from cpumond.scheduler.decide.snapshot import element_name, tell_filters
+from cpumond.scheduler.decide.snapshot import describe_filters, element_name
 from cpumond.scheduler.decide.starvation import priority_of
 from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Stuck, Tree
 from cpumond.scheduler.elements.fitting import Fitting
 from cpumond.scheduler.elements.node_sizes import NodeSizes, fits
-from cpumond.scheduler.events.noticed import tell_stuck
+from cpumond.scheduler.events.noticed import make_stuck_event
 from cpumond.scheduler.state import State
 
 LOOK_S = 60.0
@@ -83,7 +83,7 @@ def _note(state: State, operation: Operation, why: str, timeout_s: float, now: f
     stuck.why = why
     if not stuck.is_told and now - stuck.since >= timeout_s:
         stuck.is_told = True
-        state.happened.append(tell_stuck(operation, why, now))
+        state.happened.append(make_stuck_event(operation, why, now))
 
 
 class _OnlineSizes:
@@ -138,12 +138,12 @@ def find_limiting(element: OperationElement) -> str:
 
 
 def _find_lack_of_nodes(element: OperationElement, sizes: _OnlineSizes) -> str:
-    if told := element.tell_unplaceable():
+    if told := element.explain_unplaceable():
         return told
     if priority_of(element) == "none":
         return ""
     online, operation = sizes.of(element), element.operation
     if not online.counts:
-        return f"no node that is online fits {tell_filters(element)}" if element.fitting is not None else ""
-    told = online.tell_unplaceable(operation.needed_orders, operation.record.is_gang)
+        return f"no node that is online fits {describe_filters(element)}" if element.fitting is not None else ""
+    told = online.explain_unplaceable(operation.needed_orders, operation.record.is_gang)
     return f"{told}, of those that are online" if told else ""

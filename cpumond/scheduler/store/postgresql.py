@@ -350,12 +350,12 @@ class PostgresStore:
         else:
             row = self._write_for_sure(WRITE_CHANGES, [self.term, *columns])
         if row is None:
-            self._tell_fence()
+            self._raise_fence_error()
         self.commit_s = time.perf_counter() - begun
         if rows:
             self._end = end
 
-    def _tell_fence(self) -> NoReturn:
+    def _raise_fence_error(self) -> NoReturn:
         """Why a statement found no fence. Raises FencedError, or StoreError."""
         with self._use("read the lease") as session:
             self._check_term(session)
@@ -375,7 +375,7 @@ class PostgresStore:
             chosen = list_cut(session, end, until, max_bytes)
             row = session.get(CUT_LOG, [self.term, *chosen]) if chosen[0] else (0,)
         if row is None:
-            self._tell_fence()
+            self._raise_fence_error()
         return int(row[0])
 
     def read_log(

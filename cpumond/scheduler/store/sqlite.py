@@ -27,7 +27,7 @@ from cpumond.scheduler.model import UNTOLD_STARTS
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.entries import LogEnd, make_rows
 from cpumond.scheduler.store.sqlite_log import SqliteLogReader, add_rows, create_log, cut_rows, find_end
-from cpumond.scheduler.store.sqlite_wal import tell_of_dropped_writes
+from cpumond.scheduler.store.sqlite_wal import report_dropped_writes
 
 log = structlog.get_logger("cpumond.scheduler")
 
@@ -377,7 +377,7 @@ def _inspect(path: str, newest: int) -> None:
                 raise _damaged(path, " ".join(str(verdict).split()))
         if version < 1:
             raise _damaged(path, f"it says that it is of schema {version}")
-        tell_of_dropped_writes(path)
+        report_dropped_writes(path)
 
 
 def _pick_mode(path: str) -> str:

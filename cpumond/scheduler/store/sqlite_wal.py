@@ -25,7 +25,7 @@ MAX_LOGS: Final = 2**24
 """A log starts anew fewer times than this before the file is removed, which the end of a scheduler does."""
 
 
-def tell_of_dropped_writes(path: str) -> None:
+def report_dropped_writes(path: str) -> None:
     """Report, and keep a copy, where SQLite will not read its whole write-ahead log: it silently drops what comes after
     the first frame with a wrong checksum.
 

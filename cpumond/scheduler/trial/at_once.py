@@ -12,7 +12,7 @@ from cpumond.scheduler.trial.fork import ask_at_once
 from cpumond.scheduler.trial.rounds import start_jobs
 
 
-def tell_starts(state: State, now: float, change: Callable[[State], None]) -> str:
+def describe_starts(state: State, now: float, change: Callable[[State], None]) -> str:
     """How many jobs more, or fewer, start on room that is free now, and their cores; "" where as many do.
 
     The state is left as it is: ``change`` gets a copy. Raises ChildError.

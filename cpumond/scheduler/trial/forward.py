@@ -111,16 +111,16 @@ class _Host:
 
 
 class Forward:
-    """One run ahead of ``state``, from ``now`` on. ``tell``: called now and then with how far it is, 0 to 1."""
+    """One run ahead of ``state``, from ``now`` on. ``on_progress``: called now and then with how far it is, 0 to 1."""
 
     def __init__(
-        self, state: State, now: float, pace: Pace, load: Load, tell: Callable[[float], None] = lambda _: None
+        self, state: State, now: float, pace: Pace, load: Load, on_progress: Callable[[float], None] = lambda _: None
     ) -> None:
         self.state = state
         self.now = now
         self.pace = pace
         self.load = load
-        self.tell = tell
+        self.on_progress = on_progress
         self._ids = itertools.count(1)
         self._numbers = itertools.count()
         self._events: list[_Event] = []
@@ -160,7 +160,7 @@ class Forward:
                 course.until = event.at
                 break
             if not seen % PROGRESS_EVENTS:
-                self.tell((event.at - course.began) / max(until - course.began, 1e-9))
+                self.on_progress((event.at - course.began) / max(until - course.began, 1e-9))
             self.now = max(event.at, self.now)
             self._handle(event)
         return course

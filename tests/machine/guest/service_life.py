@@ -134,10 +134,10 @@ from cpumond.agent.notify import Notifier
 from cpumond.host.service import ServiceManager
 stops = []
 signal.signal(signal.SIGTERM, lambda *_: stops.append(True))
-ServiceManager(os.environ).tell("READY=1", status=r"a\\x2db.service")
+ServiceManager(os.environ).notify("READY=1", status=r"a\\x2db.service")
 notifier = Notifier(os.environ)
 while not stops:
-    ServiceManager(os.environ).tell("WATCHDOG=1")
+    ServiceManager(os.environ).notify("WATCHDOG=1")
     time.sleep(0.1)
 if sys.argv[1] == "lively":
     notifier.stopping()

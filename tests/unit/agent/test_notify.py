@@ -109,7 +109,7 @@ def test_backslashes_are_doubled_for_a_systemd_that_takes_them_off(
     manager: Manager, environment: dict[str, str], sent: str
 ):
     """Since 246 it shows a doubled one as one, and a single one not at all."""
-    ServiceManager({"NOTIFY_SOCKET": manager.path, **environment}).tell(status=r"unit a\x2db.service")
+    ServiceManager({"NOTIFY_SOCKET": manager.path, **environment}).notify(status=r"unit a\x2db.service")
     assert manager.heard() == [{"STATUS": sent}]
 
 

@@ -20,14 +20,14 @@ LOWERED = {"shadow": ORDER, "up-only": ORDER, "weight": ("400000 100000", "12"),
 """Quota and weight of a job that uses little, by what the agent was told."""
 
 
-def tell(node, *levels):
+def set_levels(node, *levels):
     for level in levels:
         node.agent.take_answer(HeartbeatAnswer(True, level=level), 0.0)
 
 
 def lower(node):
     """Let it do the most, until idle jobs are lowered."""
-    tell(node, "quota")
+    set_levels(node, "quota")
     node.ticks(10)
 
 
@@ -50,7 +50,7 @@ def told(request, make_node):
 def test_each_level_after_each_other_one_leaves_its_own_limits_alone(told, first, then):
     node, bound = told
     for level in (first, then):
-        tell(node, level)
+        set_levels(node, level)
         node.ticks(10)
         does = lowest(level, bound)
         assert limits(node) == LOWERED[does]
@@ -62,14 +62,14 @@ def test_what_was_lowered_is_put_back_in_the_tick_that_obeys(told, level):
     node, bound = told
     lower(node)
     assert limits(node) == LOWERED[bound]
-    tell(node, level, "quota", level)
+    set_levels(node, level, "quota", level)
     node.tick()
     assert limits(node) == ORDER
     lower(node)
     assert limits(node) == LOWERED[bound]
     pause = node.directory / "run" / "pause"
     pause.touch()
-    tell(node, level)
+    set_levels(node, level)
     node.ticks(3)
     pause.unlink()
     node.ticks(2)
@@ -80,7 +80,7 @@ def test_what_was_lowered_is_put_back_in_the_tick_that_obeys(told, level):
 def test_a_reload_does_not_raise_what_was_told(told, level):
     node, bound = told
     lower(node)
-    tell(node, level)
+    set_levels(node, level)
     node.reload(node.config_text)
     node.ticks(10)
     assert limits(node) == LOWERED[lowest(level, bound)]
@@ -92,13 +92,13 @@ def test_a_pin_ends_with_the_level_and_in_up_only_nothing_is_lowered_after_it(ma
     lower(node)
     control.pin_job(node.agent, "a", {"cpu_limit": 1.0})
     node.tick()
-    tell(node, "up-only")
+    set_levels(node, "up-only")
     node.ticks(3)
     assert node.cores("a") == 1.0
     control.unpin_job(node.agent, "a")
     node.ticks(3)
     assert node.cores("a") >= 1.0
-    tell(node, "shadow")
+    set_levels(node, "shadow")
     node.ticks(2)
     assert limits(node) == ORDER
 
@@ -110,7 +110,7 @@ def test_a_contest_that_ends_in_up_only_leaves_what_the_job_ordered(make_node):
     while not job.hold.is_contested:
         job.hold = job.hold.lose(node.agent.clock.monotonic_s(), 1.0, 2)
     node.write("a", "cpu.max", "300000 100000\n")
-    tell(node, "up-only")
+    set_levels(node, "up-only")
     node.ticks(2)
     control.unpin_job(node.agent, "a")
     node.ticks(3)
@@ -125,7 +125,7 @@ def test_what_a_job_asks_for_itself_is_told_too(make_node):
     control.add_job(node.agent, {"cgroup": "jobs/b", "job_id": "b", "job_cpu_monitor": {"mode": "reclaim"}})
     node.ticks(2)
     assert (about(node).level, about(node).bound) == ("shadow", "quota")
-    tell(node, "up-only")
+    set_levels(node, "up-only")
     node.ticks(2)
     assert (about(node).level, about(node).bound) == ("up-only", "quota")
 
@@ -137,6 +137,6 @@ def test_a_limit_of_another_program_stays_whatever_is_told(make_node, level):
     node.write("a", "cpu.max", "300000 100000\n")
     node.ticks(3)
     for told in (level, "quota"):
-        tell(node, told)
+        set_levels(node, told)
         node.ticks(10)
         assert limits(node) == ("300000 100000", "100")

@@ -82,7 +82,7 @@ def test_cores_are_those_of_the_whole_subtree(living):
     living.create_pool("b", "a")
     living.begin("b", 2)
     living.begin("a", 1)
-    living.work("tell")
+    living.work("beat")
     rows = rows_of(living)
     # Each job ordered 1 core, may use 0.5 and was last seen to use 0.4.
     expected = {"<Root>": (3.0, 1.5, 1.2), "a": (3.0, 1.5, 1.2), "b": (2.0, 1.0, 0.8)}
@@ -201,7 +201,7 @@ def test_one_job_is_the_same_as_in_the_list_and_is_found_after_its_end(living):
     record = living.state.find_record(operation)
     job = views.show_jobs(living.state, record, limit=1).jobs[0]
     assert views.find_job(living.state, record, job.id) == job
-    living.tell(ended=(job.id,))
+    living.beat(ended=(job.id,))
     assert views.find_job(living.state, living.state.find_record(operation), job.id).state == "completed"
     other = living.state.find_record(living.begin("a"))
     for unknown in (job.id, "1-2-3-4"):

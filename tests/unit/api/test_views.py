@@ -32,11 +32,11 @@ class Living(World):
         return self.start(pool, user, jobs, **spec)
 
     def work(self, *beats: str) -> None:
-        """Jobs are given out, and n1 tells of them; then what ``beats`` says, of "update" and "tell"."""
-        for each in ("update", "tell", *beats):
+        """Jobs are given out, and n1 tells of them; then what ``beats`` says, of "update" and "beat"."""
+        for each in ("update", "beat", *beats):
             getattr(self, each)()
 
-    def tell(self, name: str = "n1", *, ended: tuple[str, ...] = (), foreign_cores: float = 0.0) -> None:
+    def beat(self, name: str = "n1", *, ended: tuple[str, ...] = (), foreign_cores: float = 0.0) -> None:
         """A heartbeat."""
         node = self.nodes[name]
         for job_id in ended:
@@ -132,7 +132,7 @@ def test_an_operation_before_while_and_after_it_runs(living):
     operation_id = living.begin("a", 2, title="sort", resource_limits={"cpu": 2})
     record = living.state.find_record(operation_id)
     assert views.show_operation_details(living.rights, record, NOW).jobs.pending == 2
-    living.work("tell")
+    living.work("beat")
     shown = plain(views.show_operation_details(living.rights, record, NOW))
     assert (shown["state"], shown["title"], shown["pools"]) == ("running", "sort", {TREE: "a"})
     assert shown["jobs"] == {
@@ -144,7 +144,7 @@ def test_an_operation_before_while_and_after_it_runs(living):
     assert part["limits"]["cpu"] == 2.0
     assert shown["spec"]["title"] == "sort"
     assert shown["tasks"][0]["name"] == "t"
-    living.tell(ended=tuple(living.state.nodes["n1"].jobs))
+    living.beat(ended=tuple(living.state.nodes["n1"].jobs))
     ended = views.show_operation_details(living.rights, living.state.find_record(operation_id), NOW)
     assert (ended.state, ended.jobs.completed, ended.trees, ended.finish_time) == ("completed", 2, {}, NOW)
 
@@ -183,7 +183,7 @@ def test_jobs_that_live_stop_and_have_ended(living):
     living.node("n1", cpu=4.0)
     operation_id = living.begin("a", 4)
     living.work()
-    living.tell(ended=(next(iter(living.state.nodes["n1"].jobs)),))
+    living.beat(ended=(next(iter(living.state.nodes["n1"].jobs)),))
     living.do(operations.SuspendOperation(operation_id, abort_running_jobs=True))
     record = living.state.find_record(operation_id)
     jobs = views.show_jobs(living.state, record, limit=100)
@@ -238,7 +238,7 @@ def test_jobs_of_one_heartbeat_are_listed_in_the_order_of_their_start(living):
 
     assert listed() == started[::-1]
     assert listed(limit=2, offset=1) == started[3:5][::-1]
-    living.tell(ended=(started[0], started[3]))  # and the ones that have ended
+    living.beat(ended=(started[0], started[3]))  # and the ones that have ended
     assert listed() == started[::-1]
 
 
@@ -249,7 +249,7 @@ def test_a_node_shows_usage_of_its_own_and_of_strangers(living):
     living.node("n1", cpu=4.0, tags=("gpu",))
     living.begin("a", 2)
     living.work()
-    living.tell(foreign_cores=1.0)
+    living.beat(foreign_cores=1.0)
     node = plain(node_views.show_node_details(living.state.nodes["n1"], NOW + 3.0, living.rights))
     assert node["tags"] == ["gpu", "n1"]
     assert (node["capacity"]["cpu"], node["usage"]["cpu"], node["foreign_usage"]["cpu"]) == (4.0, 1.0, 1.0)
@@ -338,7 +338,7 @@ def test_alerts_about_nodes_errors_first(living):
 
 def test_an_overcommitted_node_is_an_alert_with_the_amount(living):
     living.node("n1", cpu=1.0)
-    living.tell(foreign_cores=3.0)
+    living.beat(foreign_cores=3.0)
     living.now += 7.0
     assert codes(living)["node_overcommitted"] == "node n1: its jobs may use 2 cpu more than it has, for 7 s"
 

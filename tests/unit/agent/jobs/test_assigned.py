@@ -638,7 +638,7 @@ def kill_agent(world: World, *job_ids: str) -> None:
     world.restart(*job_ids)
 
 
-def told_sums(world: World) -> dict[str, float]:
+def reported_sums(world: World) -> dict[str, float]:
     """Ordered core-seconds, by job."""
     return {report.job_id: report.ordered_cpu_seconds or 0.0 for report in world.jobs.reports()}
 
@@ -663,12 +663,12 @@ def test_an_agent_that_is_killed_loses_only_seconds_of_its_jobs_sums(world: Worl
         assert not world.advance(1.0), "it is no news for the scheduler"
         world.wait_for_workers()
     kill_agent(world, "j1")
-    known = told_sums(world)["j1"]
+    known = reported_sums(world)["j1"]
     assert 99.0 - files.SUMS_PERIOD_S <= known <= 99.0
     store(world, 5.0)
-    assert told_sums(world)["j1"] == known + 5.0, "what was noted is counted once"
+    assert reported_sums(world)["j1"] == known + 5.0, "what was noted is counted once"
     kill_agent(world, "j1")
-    assert told_sums(world)["j1"] == known + 5.0
+    assert reported_sums(world)["j1"] == known + 5.0
     [report] = world.jobs.reports()
     assert {getattr(report, name) for name in SUMS} == {known + 5.0}
 
@@ -678,7 +678,7 @@ def test_the_newer_of_two_files_counts(world: World) -> None:
     store(world, 3.0)
     use(world, 4.0)
     world.restart("j1")
-    assert told_sums(world) == {"j1": 4.0}
+    assert reported_sums(world) == {"j1": 4.0}
 
 
 @pytest.mark.parametrize("content", DAMAGED)
@@ -688,11 +688,11 @@ def test_a_damaged_file_of_sums_is_said_and_written_anew(
     world.run("j1")
     Path(world.jobs.config.executor.jobs_dir, files.SUMS_FILE).write_bytes(content)
     kill_agent(world, "j1")
-    assert told_sums(world) == {"j1": 0.0}
+    assert reported_sums(world) == {"j1": 0.0}
     assert "sums_damaged" in capsys.readouterr().out
     store(world, 3.0)
     kill_agent(world, "j1")
-    assert told_sums(world) == {"j1": 3.0}
+    assert reported_sums(world) == {"j1": 3.0}
 
 
 @pytest.mark.parametrize("content", DAMAGED)
@@ -747,7 +747,7 @@ def test_what_is_written_for_another_reason_has_the_sums_of_now(world: World) ->
     world.jobs.note_usage({"cpumond-jobs/j1": Usage(1.0, ordered_cpu_seconds=3.0)})
     world.obey(stop=[stop("j1")])
     kill_agent(world, "j1")
-    assert told_sums(world) == {"j1": 3.0}
+    assert reported_sums(world) == {"j1": 3.0}
 
 
 def test_a_disk_that_hangs_holds_up_no_tick_and_gathers_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -775,7 +775,7 @@ def test_a_disk_that_hangs_holds_up_no_tick_and_gathers_nothing(world: World, mo
     assert len(writes) == 2
     assert writes[1] == 99.0, "the newest"
     kill_agent(world, "j1")
-    assert told_sums(world) == {"j1": 99.0}
+    assert reported_sums(world) == {"j1": 99.0}
 
 
 def test_a_disk_that_refuses_the_sums_is_said_once_and_tried_again(
@@ -797,7 +797,7 @@ def test_a_disk_that_refuses_the_sums_is_said_once_and_tried_again(
     world.advance(files.SUMS_PERIOD_S)
     world.wait_for_workers()
     kill_agent(world, "j1")
-    assert told_sums(world) == {"j1": 7.0}
+    assert reported_sums(world) == {"j1": 7.0}
 
 
 def test_a_file_of_an_agent_that_knew_fewer_sums_is_read(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 from cpumond.api.bodies import Bodies
 from cpumond.api.yt.parameters import YtRequest
 from cpumond.api.yt.replies import ReplyCache, YtLimits
-from cpumond.api.yt.transport import _tell_nobody, _Transport
+from cpumond.api.yt.transport import _record_nothing, _Transport
 from cpumond.scheduler.rights.tokens import User
 
 
@@ -20,7 +20,7 @@ async def test_large_answers_of_a_batch_are_not_gone_through_in_the_loop(value: 
         return {"value": value}
 
     limits, ann = YtLimits(), User("ann")
-    transport = _Transport(answer, lambda _: ann, limits, ReplyCache(limits), Bodies(), _tell_nobody)
+    transport = _Transport(answer, lambda _: ann, limits, ReplyCache(limits), Bodies(), _record_nothing)
     requests = [{"command": "get", "parameters": {"path": "/"}}] * 3
     steps = 0
 

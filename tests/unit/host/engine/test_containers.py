@@ -310,10 +310,13 @@ def test_one_that_hangs_leaves_the_others_their_names(server, monkeypatch):
 def test_events_without_end_are_the_end_of_the_watch(server, monkeypatch):
     monkeypatch.setattr(containers, "MAX_CONTAINERS", 3)
 
-    def tell(*names: str) -> bytes:
+    def list_events(*names: str) -> bytes:
         return b"".join(json.dumps({"Action": "die", "Actor": {"ID": name}}).encode() + b"\n" for name in names)
 
-    odd, many = tell(*(f"no id {number}" for number in range(9)), ID), tell(*(f"{number:064x}" for number in range(9)))
+    odd, many = (
+        list_events(*(f"no id {number}" for number in range(9)), ID),
+        list_events(*(f"{number:064x}" for number in range(9))),
+    )
 
     def script(answers: list[EngineReply]) -> bool:
         server.events.put_nowait(odd if len(answers) == 1 else many)

@@ -30,7 +30,7 @@ def test_before_the_first_start_an_interval_is_a_little_longer_than_what_the_run
     assert 1400.0 < told.first < 1600.0
     assert 2600.0 < told.last < 2900.0
     assert calibration.inside_ratio is None
-    assert calibration.tell() == []
+    assert calibration.describe() == []
 
 
 @pytest.mark.parametrize(("bias", "spread"), [(0.0, 300.0), (0.0, 30.0), (-200.0, 100.0), (400.0, 200.0)])
@@ -48,7 +48,7 @@ def test_eight_of_ten_begin_inside_however_wrong_the_runs_are(bias: float, sprea
     assert sum(inside) / len(inside) == pytest.approx(0.8, abs=0.025)
     assert calibration.starts == KEPT
     assert calibration.inside_ratio == sum(inside[-KEPT:]) / KEPT
-    assert calibration.tell() == [f"of the last 500 starts {calibration.inside_ratio:.0%} came when foretold"]
+    assert calibration.describe() == [f"of the last 500 starts {calibration.inside_ratio:.0%} came when foretold"]
 
 
 def test_what_is_not_known_stays_so_and_nothing_starts_in_the_past() -> None:

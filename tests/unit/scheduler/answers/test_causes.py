@@ -10,7 +10,7 @@ from scheduler_world import TREE, World
 from cpumond.api import views
 from cpumond.api.glance_views import OperationCounts, group_preemptions
 from cpumond.cli.render.grid import make_rows
-from cpumond.cli.scheduler.forecast import tell_forecast
+from cpumond.cli.scheduler.forecast import describe_forecast
 from cpumond.cli.scheduler.operations import OPERATIONS
 from cpumond.scheduler.answers.causes import Cause, Causes
 from cpumond.scheduler.answers.forecasts import Forecasts
@@ -92,7 +92,7 @@ def test_what_no_node_can_hold_comes_before_all_other_causes(world):
     assert (rows[1], rows[10], rows[-1]) == shown
     forecasts = Forecasts(world.state, lambda: world.now, lambda: Pace(1.0, 1.0, 0.0, {}), 60.0, 0.1, 100.0)
     foretold = forecasts.when(world.record(large))
-    assert tell_forecast(foretold, world.now) == ["never, as things are: it cannot start: 5 cores, largest node 4"]
+    assert describe_forecast(foretold, world.now) == ["never, as things are: it cannot start: 5 cores, largest node 4"]
     world.node("n9", cpu=5.0)
     assert (cause(world, large), cause(world, pending)) == ("suspended", "cannot_start")
 

@@ -10,7 +10,7 @@ from cpumond.api.overview import find_alerts
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.drain import DrainPlan, Places, find_places, plan_drain
 from cpumond.scheduler.answers.operation import explain_operation
-from cpumond.scheduler.event_log.commands import Asked, tell_command
+from cpumond.scheduler.event_log.commands import Asked, make_command_event
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.state.commands import prepare
@@ -145,12 +145,12 @@ def test_a_node_is_shown_with_its_cordon_also_when_it_is_lost(world: World) -> N
 def test_an_event_names_the_node_its_tree_the_reason_and_the_operations_that_are_stopped(world: World) -> None:
     command = DrainNode("n1", "new disks")
     change = prepare(world.state, command, "alice", world.now, world.new_id)
-    told = tell_command(world.state, command, Asked(User("alice")), change, world.now)
+    told = make_command_event(world.state, command, Asked(User("alice")), change, world.now)
     assert told.event.text == 'alice drained node "n1": new disks'
     assert (told.event.node, told.event.tree, told.event.request["why"]) == ("n1", "default", "new disks")
     operations = {f"operation:{name}" for name in world.state.operations}
     assert {"node:n1", "tree:default", "user:alice", "audit", *operations} <= set(told.subjects)
-    cordon = tell_command(world.state, CordonNode("n1"), Asked(User("alice")), change, world.now)
+    cordon = make_command_event(world.state, CordonNode("n1"), Asked(User("alice")), change, world.now)
     assert not operations & set(cordon.subjects), "nothing of them is stopped"
 
 

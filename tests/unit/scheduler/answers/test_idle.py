@@ -11,7 +11,7 @@ from scheduler_world import GIB, TREE, ServedNode, World
 from cpumond.core.wire import JobReport
 from cpumond.scheduler.answers.idle import IdleReport, idle_reasons, in_pool, readable
 from cpumond.scheduler.answers.idle_trials import find_idle
-from cpumond.scheduler.answers.pool import tell_pool
+from cpumond.scheduler.answers.pool import describe_pool
 from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.settings.commands import ConfigCommand, CreatePool
 from cpumond.scheduler.settings.operations import StartOperation
@@ -249,11 +249,11 @@ def test_a_pool_says_why_its_guarantee_is_not_used_though_it_does_not_starve():
     for _ in range(13):
         world.start("prod", cpu=1.0)
     world.settle_down()
-    assert tell_pool(world.pool("prod"), world.now) == (
+    assert describe_pool(world.pool("prod"), world.now) == (
         "not starving, but it is allotted 0 of 12 guaranteed cores: operations that do not run want 13 cores, since "
         'pool "prod" runs 0 operations of at most 0'
     )
-    assert tell_pool(world.pool("<Root>"), world.now) == ""
+    assert describe_pool(world.pool("<Root>"), world.now) == ""
 
 
 def test_a_pool_that_starves_says_since_when():
@@ -265,9 +265,9 @@ def test_a_pool_that_starves_says_since_when():
     world.settle_down()
     world.start("prod", jobs=4, cpu=2.0)
     world.step()
-    assert tell_pool(world.pool("prod"), world.now).startswith("starves in 30 s, below its guarantee")
+    assert describe_pool(world.pool("prod"), world.now).startswith("starves in 30 s, below its guarantee")
     world.step(40.0)
-    assert tell_pool(world.pool("prod"), world.now) == (
+    assert describe_pool(world.pool("prod"), world.now) == (
         "starving, below its guarantee for 40 s: 4 jobs of others are protected by their number "
         f"(operation {other}: 4): an operation with fewer than 10 jobs loses none, "
         "max_unpreemptible_running_job_count of "

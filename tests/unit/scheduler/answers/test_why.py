@@ -14,7 +14,7 @@ from cpumond.fairshare.explain import explain
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.answers.operation import OperationAnswer, explain_operation, name_operations
 from cpumond.scheduler.answers.plan import ChangePlan, make_plan, try_command
-from cpumond.scheduler.answers.pool import tell_pool
+from cpumond.scheduler.answers.pool import describe_pool
 from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.model import CommandError, Rules
 from cpumond.scheduler.rights.users import User
@@ -203,7 +203,7 @@ def test_6_2_who_is_at_a_limit_does_not_starve_and_the_first_sentence_names_it(s
     assert 'it is at the limit of pool "a": another job does not fit below it: it does not starve' in service.lines(
         held
     )
-    assert tell_pool(service.pool("a"), service.now) == (
+    assert describe_pool(service.pool("a"), service.now) == (
         "not starving: it is at its limit: another job does not fit below it"
     )
     rival = service.begin("a", 1, cpu=2.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_world import World
 
-from cpumond.scheduler.answers.pool import tell_pool
+from cpumond.scheduler.answers.pool import describe_pool
 from cpumond.scheduler.answers.standing import find_standing
 
 STEP = (
@@ -34,7 +34,7 @@ def test_its_sentence_names_the_step_and_the_weight_and_what_it_says_lets_it_run
     assert world.share("batch") == pytest.approx(of_batch)
     has = "is allotted all that it demands, 6 cores, and others may take it"
     has = has if runs_first else "gets nothing of the 6 cores it demands"
-    assert tell_pool(world.pool("mpi"), world.now) == (
+    assert describe_pool(world.pool("mpi"), world.now) == (
         f"not starving: it {has}: a gang starts whole or not at all, and {STEP}"
     )
     assert find_standing(world.element(gang)).text.endswith(STEP)

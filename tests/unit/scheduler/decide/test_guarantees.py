@@ -7,7 +7,7 @@ from scheduler_world import World
 
 from cpumond.scheduler.answers.idle import in_pool
 from cpumond.scheduler.answers.idle_trials import find_idle
-from cpumond.scheduler.answers.pool import tell_pool
+from cpumond.scheduler.answers.pool import describe_pool
 
 COUNT = "max_unpreemptible_running_job_count is 10"
 SHARES = "aggressive_preemption_satisfaction_threshold 0.5"
@@ -103,7 +103,7 @@ def test_6_10_what_a_guarantee_may_take(other, expected):
     assert [len(world.jobs_of(each)) for each in ids] == expected
     if expected[0]:
         told = "has no job beyond its own strong guarantee" if "min_run_time" not in other else "by min_run_time"
-        assert told in tell_pool(world.pool("b"), world.now)
+        assert told in describe_pool(world.pool("b"), world.now)
 
 
 def test_6_10_no_more_than_its_fair_share_is_taken_for_a_guarantee():

@@ -8,7 +8,7 @@ from scheduler_builders import World, give, starve
 
 from cpumond.fairshare.resources import ZERO
 from cpumond.scheduler.decide.preemption import Targets, plan_preemption
-from cpumond.scheduler.decide.protection import find_protections, tell_protections
+from cpumond.scheduler.decide.protection import describe_protections, find_protections
 from cpumond.scheduler.decide.swap import TargetPriority
 from cpumond.scheduler.elements import OperationElement, end_job
 
@@ -29,8 +29,8 @@ def make_world(rich: dict[str, Any] | None = None, poor: dict[str, Any] | None =
     return world
 
 
-def tell(world: World, priority: TargetPriority = "normal") -> str:
-    return "\n".join(tell_protections(world.tree.operations["late"], priority, NOW))
+def explain(world: World, priority: TargetPriority = "normal") -> str:
+    return "\n".join(describe_protections(world.tree.operations["late"], priority, NOW))
 
 
 def causes(world: World, priority: TargetPriority = "normal") -> dict[tuple[str, str], int]:
@@ -47,7 +47,7 @@ def take_jobs(element: OperationElement, left: int) -> None:
 def test_6_4_the_count_rule_names_the_option_its_value_and_the_operation():
     world = make_world(max_unpreemptible_running_job_count=11)
     assert causes(world) == {("count", "big"): 10}
-    assert tell(world) == (
+    assert explain(world) == (
         "10 jobs of others are protected by their number (operation big: 10): an operation with fewer than 11 jobs "
         'loses none, max_unpreemptible_running_job_count of tree "default" is 11; lower it, 0 protects nobody'
     )
@@ -58,7 +58,7 @@ def test_6_4_the_count_rule_of_an_operation_is_named_as_its_own():
     other = world.operation("own", "rich", max_unpreemptible_running_job_count=1)
     world.jobs(other, world.tree.nodes["n0"], 1)
     take_jobs(world.tree.operations["big"], 0)
-    assert "with at most 1 jobs loses none, max_unpreemptible_running_job_count of operation own is 1" in tell(world)
+    assert "with at most 1 jobs loses none, max_unpreemptible_running_job_count of operation own is 1" in explain(world)
 
 
 def test_6_4_the_lists_name_threshold_share_and_what_aggression_could_take():
@@ -66,7 +66,7 @@ def test_6_4_the_lists_name_threshold_share_and_what_aggression_could_take():
     give(world.tree.operations["big"], 0.7)
     give(world.tree.pools["rich"], 0.5)
     assert causes(world) == {("threshold", "big"): 4, ("aggressive", "big"): 3, ("free", "big"): 3}
-    text = tell(world)
+    text = explain(world)
     assert (
         "operation big keeps 4 jobs of its non-preemptible list, within 0.5 of its fair share "
         '(aggressive_preemption_satisfaction_threshold of tree "default") or within '
@@ -84,14 +84,14 @@ def test_6_4_without_a_threshold_the_fair_share_alone_makes_the_list():
     world = make_world(preemption_check_satisfaction=False)
     give(world.tree.operations["big"], 1.0)
     assert causes(world) == {("list", "big"): 5, ("aggressive", "big"): 5}
-    assert "non_preemptible_resource_usage_threshold" not in tell(world)
+    assert "non_preemptible_resource_usage_threshold" not in explain(world)
 
 
 def test_6_5_a_pool_at_its_share_is_named_with_usage_and_share():
     world = make_world()
     give(world.tree.pools["rich"], 1.0)
     assert causes(world) == {("share", "rich"): 10}
-    assert tell(world) == (
+    assert explain(world) == (
         '100.0% of the cluster is allotted to pool "rich", its fair share is 100.0%: it has no more than its '
         "share and keeps its 10 jobs "
         '(preemption_satisfaction_threshold of tree "default" is 1); aggressive starvation could take them '
@@ -102,9 +102,9 @@ def test_6_5_a_pool_at_its_share_is_named_with_usage_and_share():
 def test_6_5_who_forbids_aggression_is_named_where_it_is_set():
     world = make_world(rich={"allow_aggressive_preemption": False}, poor={"enable_aggressive_starvation": True})
     give(world.tree.pools["rich"], 1.0)
-    assert 'but pool "rich" forbids aggressive preemption, its allow_aggressive_preemption is false' in tell(world)
+    assert 'but pool "rich" forbids aggressive preemption, its allow_aggressive_preemption is false' in explain(world)
     assert causes(world, "aggressive") == {("forbids", "rich"): 10}
-    assert tell(world, "aggressive") == (
+    assert explain(world, "aggressive") == (
         'pool "rich" forbids aggressive preemption, its allow_aggressive_preemption is false: it keeps 10 jobs '
         "within its fair share; allow it to have them taken"
     )
@@ -115,19 +115,19 @@ def test_6_5_the_tree_is_named_where_it_forbids_aggression():
     give(world.tree.operations["big"], 0.8)
     give(world.tree.pools["rich"], 0.2)
     assert causes(world, "aggressive")["forbids", "<Root>"] == 4
-    assert 'tree "default" forbids aggressive preemption' in tell(world, "aggressive")
+    assert 'tree "default" forbids aggressive preemption' in explain(world, "aggressive")
 
 
 def test_6_5_one_that_starves_itself_and_a_graceful_one():
     world = make_world()
     starve(world.tree.pools["rich"])
     assert causes(world) == {("starving", "rich"): 10}
-    assert 'pool "rich" starves itself and keeps its 10 jobs: preemption_check_starvation' in tell(world)
+    assert 'pool "rich" starves itself and keeps its 10 jobs: preemption_check_starvation' in explain(world)
     world = make_world()
     graceful = world.operation("soft", "rich", preemption_mode="graceful")
     world.jobs(graceful, world.tree.nodes["n0"], 2)
     assert causes(world)["graceful", "soft"] == 2
-    assert "operation soft keeps its 2 jobs: its preemption_mode is graceful" in tell(world)
+    assert "operation soft keeps its 2 jobs: its preemption_mode is graceful" in explain(world)
 
 
 def test_6_5_pools_above_both_protect_only_without_conditional_preemption():
@@ -149,11 +149,11 @@ def test_many_operations_are_summed_up_and_none_is_told_of():
     for number in range(5):
         world.jobs(world.operation(f"o{number}", "rich"), world.tree.nodes["n0"], 1)
     told = "(operation big: 10, operation o0: 1, operation o1: 1 and 3 more)"
-    assert "15 jobs of others are protected by their number" in tell(world)
-    assert told in tell(world)
+    assert "15 jobs of others are protected by their number" in explain(world)
+    assert told in explain(world)
     empty = make_world()
     take_jobs(empty.tree.operations["big"], 0)
-    assert tell(empty) == "no other operation has jobs in this tree that it could take"
+    assert explain(empty) == "no other operation has jobs in this tree that it could take"
 
 
 def test_what_is_told_as_free_is_what_a_node_would_take():
@@ -172,5 +172,5 @@ def test_6_4_min_run_time_is_told_with_how_long_it_still_protects():
     for number, job in enumerate(big.jobs.values()):
         job.began_at = NOW - 420.0 - 600.0 * (number % 2)
     assert causes(world)["time", "big"] == 2
-    assert "operation big keeps 2 jobs: protected for 3 min more by min_run_time" in tell(world)
+    assert "operation big keeps 2 jobs: protected for 3 min more by min_run_time" in explain(world)
     assert causes(world)["free", "big"] == 3

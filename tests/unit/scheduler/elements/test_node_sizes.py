@@ -23,8 +23,8 @@ NODES = NodeSizes({(9.0, 4.0, 0.0, 2 * GIB, 0.0): 3, (9.0, 2.0, 0.0, 10 * GIB, 0
     ],
 )  # fmt: skip
 def test_a_job(order, told):
-    assert NODES.tell_excess(order) == NODES.tell_unplaceable([(order, 7)], False) == told
-    assert NodeSizes({}).tell_excess(order) == "", "without a node nothing is known"
+    assert NODES.explain_excess(order) == NODES.explain_unplaceable([(order, 7)], False) == told
+    assert NodeSizes({}).explain_excess(order) == "", "without a node nothing is known"
 
 
 @pytest.mark.parametrize(
@@ -39,5 +39,5 @@ def test_a_job(order, told):
     ],
 )  # fmt: skip
 def test_a_gang(jobs, told):
-    assert NODES.tell_unplaceable(jobs, True) == told
-    assert NODES.tell_unplaceable(jobs, False) == "", "one of the jobs can start"
+    assert NODES.explain_unplaceable(jobs, True) == told
+    assert NODES.explain_unplaceable(jobs, False) == "", "one of the jobs can start"

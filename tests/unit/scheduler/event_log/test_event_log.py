@@ -313,18 +313,18 @@ async def test_preemptions_of_one_period_are_told_together(scheduler: Scheduler)
 async def test_a_contested_limit_is_told_once_an_hour(scheduler: Scheduler) -> None:
     node, _ = await run_jobs(scheduler, start(jobs=1), ROOT)
 
-    async def tell(mode: str) -> None:
+    async def report_mode(mode: str) -> None:
         heartbeat = node.heartbeat()
         jobs = [msgspec.structs.replace(job, mode=mode) for job in heartbeat.jobs]
         await scheduler.heartbeat(msgspec.structs.replace(heartbeat, jobs=jobs))
         await scheduler.update_all()
 
     for mode in ("contested", "contested", "reclaim", "overridden", "reclaim"):
-        await tell(mode)
+        await report_mode(mode)
     (event,) = await find(scheduler, "kind:limit_contested", "node:n1")
     assert "is contested" in event.text
     scheduler.clock.at += 3601.0
-    await tell("overridden")
+    await report_mode("overridden")
     assert len(await find(scheduler, "kind:limit_contested")) == 2
 
 

@@ -14,7 +14,7 @@ from cpumond.core.wire import NodeRegistration, NodeResources
 from cpumond.fairshare.update import FairShareUpdater
 from cpumond.host.service import ServiceManager
 from cpumond.scheduler.model import Rules
-from cpumond.scheduler.program.notify import describe_status, tell_manager, vitals_of
+from cpumond.scheduler.program.notify import describe_status, notify_manager, vitals_of
 from cpumond.scheduler.service import Clock, Scheduler
 from cpumond.scheduler.settings.commands import CreatePool, CreateTree
 from cpumond.scheduler.settings.operations import StartOperation
@@ -72,7 +72,7 @@ class Life:
         self.running = asyncio.ensure_future(self.scheduler.run(self.stopping))
         await self.scheduler.ready.wait()
         self.telling = asyncio.ensure_future(
-            tell_manager(ServiceManager(os.environ), vitals_of(self.scheduler), self.stopping)
+            notify_manager(ServiceManager(os.environ), vitals_of(self.scheduler), self.stopping)
         )
         return self
 

@@ -50,16 +50,16 @@ class Played:
             self.fleet.about[host.id] = msgspec.structs.replace(
                 ABOUT, bound=bound, may_set_mode=may, knows_guarantee=number % 3 > 0
             )
-        self.tell()
+        self.beat()
 
-    def tell(self):
+    def beat(self):
         for _ in range(2):
             self.world.now += 1.0
             for host in self.fleet.hosts:
                 node = self.world.state.nodes[host.id]
                 is_known = node.about is not None or node.sequence < 0
                 if node.is_online and is_known:
-                    self.fleet.tell(host)
+                    self.fleet.beat(host)
 
     def change(self, what, number, host):
         """A host becomes another one."""
@@ -76,7 +76,7 @@ class Played:
         else:
             changed = {"bound": bound} if what == "bound" else {"may_set_mode": may}
             self.fleet.about[played.id] = msgspec.structs.replace(about, **changed)
-        self.tell()
+        self.beat()
 
     def told(self):
         return {node.id: node.level for node in self.world.state.nodes.values()}
@@ -142,7 +142,7 @@ def test_no_host_does_more_without_a_canary_or_a_sentence_and_a_plan_is_what_hap
             unknown = set() if shown else unknown
         counted = sum(int(text.split()[0]) for text in done.warnings if "may do more" in text)
         assert counted == len(known) + len(unknown)
-        played.tell()
+        played.beat()
 
 
 @given(

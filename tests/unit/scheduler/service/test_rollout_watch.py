@@ -36,7 +36,7 @@ class Fleet:
         self.meanwhile: Callable[[], object] = lambda: None
         self.hosts = [self.world.node(f"n{number}", tags=("a",)) for number in range(hosts)]
         for host in self.hosts:
-            self.tell(host)
+            self.beat(host)
         self.begin()
 
     def begin(self) -> None:
@@ -50,7 +50,7 @@ class Fleet:
         self.said.append(command.why)
         self.world.do(command, user.name)
 
-    def tell(self, host: PlayedNode) -> None:
+    def beat(self, host: PlayedNode) -> None:
         """A heartbeat of a host that does as it was told before."""
         node = self.world.state.nodes[host.id]
         about = self.about.get(host.id, ABOUT)
@@ -68,7 +68,7 @@ class Fleet:
             for host in self.hosts:
                 turn = zlib.crc32(host.id.encode()) % heartbeat_s
                 if host.id not in without and int(self.world.now) % heartbeat_s == turn:
-                    self.tell(host)
+                    self.beat(host)
             self.world.expire()
             asyncio.run(self.watch.look())
 

@@ -17,10 +17,10 @@ from cpumond.scheduler.settings.retries import (
     Terms,
     check_policy,
     decide,
+    describe_note,
     find_delay_s,
     find_kind,
     parse_rule,
-    tell_note,
 )
 
 GIB = 2**30
@@ -165,7 +165,7 @@ def test_what_a_job_was_allowed_is_forgotten_once_it_completes_and_kept_otherwis
     seen = count_job(record(), job("oom"), 5.0, policy)
     rule = "oom:5,memory_growth=2,delay=30s"
     assert seen.retried.places == {"t": {0: Retry({rule: 1}, 35.0, 4 * GIB)}}
-    assert tell_note(seen.retried.notes[-1]) == (
+    assert describe_note(seen.retried.notes[-1]) == (
         'job j (task "t", cookie 0): out of memory; rule oom:5,memory_growth=2,delay=30s started it again at '
         "1970-01-01 00:00:35 UTC with 4 GiB, 4 retries left"
     )

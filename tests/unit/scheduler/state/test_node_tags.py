@@ -6,7 +6,7 @@ import pytest
 from scheduler_world import TREE, World, assert_consistent
 
 from cpumond.scheduler.access.required import decide
-from cpumond.scheduler.event_log.commands import Asked, tell_command
+from cpumond.scheduler.event_log.commands import Asked, make_command_event
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.state.node_commands import ChangeNodeTags, CordonNode, SetNodeTags
@@ -35,7 +35,7 @@ def test_they_stand_beside_those_of_the_agent_and_outlive_registrations_and_rest
 def test_some_are_given_and_taken_back_beside_the_others(world):
     world.do(SetNodeTags("n1", tags=("hdd", "fast")))
     command = ChangeNodeTags("n1", why="new disks", add=("ssd", "fast"), remove=("hdd",))
-    told = tell_command(world.state, command, Asked(User("ann")), world.do(command), world.now)
+    told = make_command_event(world.state, command, Asked(User("ann")), world.do(command), world.now)
     assert told.event.text == 'ann changed the tags of node "n1": +ssd +fast -hdd: new disks'
     assert world.state.nodes["n1"].user_tags == ("fast", "ssd")
     for tag, what in (("agent", "is its agent's own; change"), ("hdd", r"is not one of \['fast', 'ssd'\]")):
@@ -92,7 +92,7 @@ def test_who_may_give_them_is_who_may_cordon_the_node_and_it_is_told(world):
     (verdict,) = decide(world.state, command, User("bob"))
     assert not verdict.allowed
     assert all(each.allowed for each in decide(world.state, command, User("root", admin=True)))
-    told = tell_command(world.state, command, Asked(User("ann")), world.do(command), world.now)
+    told = make_command_event(world.state, command, Asked(User("ann")), world.do(command), world.now)
     assert told.event.text == 'ann gave node "n1" the tags ssd'
     assert (told.event.node, told.event.tree) == ("n1", TREE)
     assert world.do(command).warnings == ('node "n1" is tagged so already; nothing is changed',)

@@ -210,7 +210,7 @@ def test_a_gang_has_fitting_nodes_alone():
         world.step()
     assert len(world.jobs_of(gang)) == 4
     assert "n2" not in places(world, gang)
-    assert world.element(large).tell_unplaceable() == (
+    assert world.element(large).explain_unplaceable() == (
         '9 jobs of 1 core at once, all nodes that scheduling_tag_filter "ssd" fits together hold 8'
     )
     assert not world.jobs_of(large)
@@ -221,7 +221,7 @@ def test_why_nothing_starts_is_noted_and_unplaceable_jobs_demand_nothing():
     operation = world.start(jobs=2, cpu=5.0, scheduling_tag_filter="ssd")
     world.settle_down()
     element = world.element(operation)
-    assert element.tell_unplaceable() == '5 cores, largest node that scheduling_tag_filter "ssd" fits 3'
+    assert element.explain_unplaceable() == '5 cores, largest node that scheduling_tag_filter "ssd" fits 3'
     assert element.demand[1] == 0.0
     world.set_tree(count_unplaceable_jobs_in_demand=True)
     world.settle_down()
