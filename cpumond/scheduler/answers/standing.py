@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from cpumond.core.measures import count_cores
 from cpumond.fairshare.resources import CPU, Vector, share, show_dominant
+from cpumond.scheduler.decide import usage_history
 from cpumond.scheduler.decide.snapshot import element_name, operation_weight
 from cpumond.scheduler.decide.starvation import EPSILON, find_limit, list_wanting
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, usage_share
@@ -102,6 +103,13 @@ def _describe_weight(step: float, at: OperationElement | PoolElement, parent: Po
         changes.append(f"raise that weight above {(weights - own) * (needed - strong) / (room + strong - needed):.4g}")
     if isinstance(at, PoolElement) and needed < 1.0:
         changes.append(f"guarantee it {needed:.1%}")
+    if isinstance(at, PoolElement) and len(wanting) > 1 and not usage_history.half_life_s(parent):
+        # At its best it has used nothing of late, and its siblings have used all.
+        others = (weights - own) * usage_history.factor(weights / (weights - own))
+        most = own * usage_history.factor(0.0)
+        if strong + room * most / (most + others) > needed + EPSILON:
+            where = "the tree" if parent.is_root else element_name(parent)
+            changes.append(f"set usage_half_life of {where}, so that it takes turns")
     if len(wanting) == 1 or part > needed - EPSILON or not changes:
         return ""
     return (

@@ -58,8 +58,12 @@ def set_factors(pool: PoolElement) -> None:
         child.weight_factor = 1.0
         if total > LEAST:
             due = (child.settings.weight or 1.0) / weights
-            overuse = min(history.get(key_of(child), 0.0) / total / due, MOST_OVERUSE)
-            child.weight_factor = 2.0 ** (math.floor((1.0 - overuse) * STEPS) / STEPS)
+            child.weight_factor = factor(history.get(key_of(child), 0.0) / total / due)
+
+
+def factor(overuse: float) -> float:
+    """What a weight is multiplied with where so many times its due was used, between 1/16 and 2."""
+    return math.pow(2.0, math.floor((1.0 - min(overuse, MOST_OVERUSE)) * STEPS) / STEPS)
 
 
 def key_of(pool: PoolElement) -> str:
