@@ -1,7 +1,7 @@
 """Events of what changes by itself: nodes, preemptions, failed operations, contested limits. Pure.
 
-What a transaction does is told with its own write (``make_change_events``). What is only noticed (``noticed``, preemptions) is
-put into ``State.happened`` at that moment, and told in the next period (``make_noticed_events``).
+What a transaction does is stored with its own write (``make_change_events``). What is only noticed (``noticed``,
+preemptions) is put into ``State.happened`` at that moment and stored in the next period (``make_noticed_events``).
 """
 
 from __future__ import annotations

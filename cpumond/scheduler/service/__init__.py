@@ -308,7 +308,8 @@ class Scheduler:
             group.append(waiting.popleft())
             made.append(change)
             is_open = ahead.add(change.operations[0], self.state.trees)
-            told.append(tell_command(self.state, each.command, replace(each.asked, allowed_by=allowed_by), change, now))
+            asked = replace(each.asked, allowed_by=allowed_by)
+            told.append(make_command_event(self.state, each.command, asked, change, now))
             if each.remember is not None:
                 kept += self._remember(each.remember(Reply(change.id, change.warnings)))
         if not group:
