@@ -1,4 +1,4 @@
-"""The command line: a folder for each family of commands; a module is imported when one of its commands is called.
+"""The command line: a folder for each family of commands. A module is imported when one of its commands is called.
 
 Errors that a user can cause become one sentence on stderr and an exit code of ``core.errors``, never a traceback.
 """
@@ -25,27 +25,27 @@ from cpumond.core.errors import EXIT_UNAVAILABLE, EXIT_USAGE, AccessError, Cpumo
 COMMAND_GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "The agent of this host": {
         "init": ("agent.init", "Find Docker, Podman, Slurm, Kubernetes here, and follow their jobs in shadow mode."),
-        "doctor": ("doctor.command", "What this host offers and what to do about what is missing."),
+        "doctor": ("doctor.command", "Report what this host supports, and how to add what is missing."),
         "agent": ("agent.service", "Run the agent: measure, decide, write, report, once per check_period."),
         "check-config": ("agent.service", "Check a configuration and print the resulting values."),
-        "status": ("agent.control", "One line per job of the running agent."),
-        "top": ("agent.control", "Live table of the running agent."),
-        "explain": ("agent.control", "Why a job's limit is what it is."),
+        "status": ("agent.control", "Print one line for each job of the running agent."),
+        "top": ("agent.control", "Show a live table of the running agent."),
+        "explain": ("agent.control", "Explain why a job's limit has its value."),
         "job": ("agent.control", "Add, remove and list jobs of the running agent."),
-        "pin": ("agent.control", "Hold a job's limit until unpin."),
-        "unpin": ("agent.control", "Give a pinned or contested job back to the monitor."),
-        "restore": ("agent.service", "Put the original limits back when the agent is dead (ExecStopPost)."),
+        "pin": ("agent.control", "Hold a job's limit until `cpumond unpin`."),
+        "unpin": ("agent.control", "Return a pinned or contested job to the monitor."),
+        "restore": ("agent.service", "Restore the original limits after the agent died (ExecStopPost)."),
     },
     "Jobs and operations": {
         "run": (
             "scheduler.running",
-            "Run a command as an operation: its output here, its exit code, Ctrl-C aborts it.",
+            "Run a command as an operation, with its output and exit code here; Ctrl-C aborts it.",
         ),
         "operation": (
             "scheduler.operations",
             "Operations: start, wait, list, show, why, jobs, log, set, patch, abort, suspend, resume, complete.",
         ),
-        "why": ("scheduler.why", "Why CPU stands idle while operations wait, and what to change."),
+        "why": ("scheduler.why", "Explain why CPU is idle while operations wait, and what to change."),
     },
     "Pools and trees": {
         "pool": ("scheduler.pools", "Pools of the running scheduler: list, show, create, set, move, remove, plan."),
@@ -53,77 +53,90 @@ COMMAND_GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
             "scheduler.pools",
             "Pool trees of the scheduler: list, show, create, set, remove, export, import, plan, apply.",
         ),
-        "undo": ("scheduler.events", "Take back a change of pools or trees."),
+        "undo": ("scheduler.events", "Undo a change of pools or trees."),
     },
     "Nodes and roll-out": {
         "node": ("scheduler.nodes", "Nodes of the running scheduler: list, show, cordon, uncordon, drain, tag."),
-        "fleet": ("scheduler.rollout", "The agents of all nodes: version, what they do to limits, problems."),
-        "rollout": ("scheduler.rollout", "What groups of nodes may do to limits, a canary first."),
+        "fleet": ("scheduler.rollout", "The agents of all nodes: version, what they do with limits, problems."),
+        "rollout": (
+            "scheduler.rollout",
+            "What the agents of groups of nodes may do with limits; a canary group first.",
+        ),
         "kubernetes": ("kubernetes.publish", "Offer reclaimed CPU to pods as a resource of their node: publish."),
     },
     "The scheduler": {
         "scheduler": ("scheduler.service", "Run the scheduler: pools, fair share, preemption, the `yt` protocol."),
         "store": (
             "scheduler.store",
-            "The scheduler's state while no scheduler runs: copy between SQLite and PostgreSQL.",
+            "Copy the scheduler's state between SQLite and PostgreSQL while no scheduler runs.",
         ),
         "token": ("scheduler.tokens", "Tokens of users, nodes and proxies: create, list, revoke."),
-        "can": ("scheduler.rights", "Whether a user may do something on the running scheduler, and by what."),
-        "events": ("scheduler.events", "What happened to pools, nodes and operations; --follow prints what comes."),
-        "audit": ("scheduler.events", "Who did what, and what was refused: a table, or lines of JSON."),
+        "can": (
+            "scheduler.rights",
+            "Whether a user may do something on the running scheduler, and which rule decides it.",
+        ),
+        "events": ("scheduler.events", "Events of pools, nodes and operations; --follow prints new ones."),
+        "audit": ("scheduler.events", "Who did what, and which requests were refused: a table, or lines of JSON."),
     },
     "Reports and trials": {
         "report": (
             "scheduler.report",
             "Core-hours of pools and operations from the scheduler's history: text, CSV, JSON.",
         ),
-        "estimate": ("agent.estimate", "What would be reclaimed on this host, or by a Prometheus; never writes."),
-        "dry-run": ("agent.watch", "Watch one real cgroup and say what would be reclaimed; never writes."),
-        "record": ("agent.watch", "Write a trace of a live cgroup for replay."),
+        "estimate": (
+            "agent.estimate",
+            "Estimate what would be reclaimed on this host, or from a Prometheus; never writes.",
+        ),
+        "dry-run": ("agent.watch", "Watch one real cgroup and print what would be reclaimed; never writes."),
+        "record": ("agent.watch", "Record a trace of a live cgroup for `cpumond replay`."),
         "replay": ("agent.simulate", "Run the monitor over a recorded trace."),
-        "simulate": ("agent.simulate", "What a rule would free of a load, and how often it would hold the job back."),
+        "simulate": (
+            "agent.simulate",
+            "What a rule would free under a given load, and how often it would hold the job back.",
+        ),
         "fair-share": ("fairshare.command", "Shares of a pool tree: compute, explain, simulate."),
         "demo": ("demo.command", "A scheduler, an agent and real jobs on this machine, live."),
         "cluster": (
             "scheduler.cluster",
-            "A scheduler and some agents with real jobs on this machine, to try things out.",
+            "A scheduler and some agents with real jobs on this machine, for experiments.",
         ),
-        "stub-scheduler": ("agent.receiver", "A small receiver of heartbeats, to try reports out."),
+        "stub-scheduler": ("agent.receiver", "A small receiver of heartbeats, for testing reports."),
     },
     "Shells and programs": {
-        "completion": ("completion", "Print what makes a shell complete commands and names: bash, zsh, fish."),
-        "schema": ("schema", "Print the JSON Schema of a message, or of what a command prints with --json."),
+        "completion": ("completion", "Print the shell code that completes commands and names: bash, zsh, fish."),
+        "schema": ("schema", "Print the JSON Schema of a message, or of a command's --json output."),
     },
 }
-"""By who uses them: command -> (module of this package, line of help). In a module the command's function is
-``<name>_command``."""
+"""Commands grouped by their users: command -> (module of this package, line of help). The function of a command in its
+module is ``<name>_command``.
+"""
 
 COMMANDS: Final = {name: entry for group in COMMAND_GROUPS.values() for name, entry in group.items()}
 
 
 REMOVED_OPTIONS: Final[dict[str, str]] = {
-    "operation when --shorter": "It is gone; 'cpumond why POOL' says what to change so that more operations start.",
-    "report --html": "Its page is gone; the scheduler's web page has the graphs, --format csv or json the numbers.",
-    "fair-share simulate --csv": "It is gone; the rows are JSON lines on standard output.",
+    "operation when --shorter": "Removed; 'cpumond why POOL' says what to change so that more operations start.",
+    "report --html": "Removed; the scheduler's web page has the graphs, --format csv or json the numbers.",
+    "fair-share simulate --csv": "Removed; the rows are JSON lines on standard output.",
 }
-"""Command and option of earlier versions -> what to use instead."""
+"""Removed options, by command and option -> replacement."""
 
 NO_ARGUMENTS: Final[tuple[type[click.UsageError], ...]] = (
     (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
 )
-"""What click raises for a group without a command; before 8.2 it prints the help itself."""
+"""Errors that click raises for a group without a command; before 8.2 it prints the help itself."""
 
 
 click.Context.formatter_class = Formatter
 
 
 class OutputClosed(Exception):  # noqa: N818 - nothing went wrong
-    """The reader of the output went away (`cpumond status | head`)."""
+    """The reader of the output closed it (`cpumond status | head`)."""
 
 
 @contextlib.contextmanager
 def _noticing_closed_output() -> Iterator[None]:
-    """Raise OutputClosed for a broken pipe, where click would end the process with 1, also outside standalone mode."""
+    """Raise OutputClosed for a broken pipe, also outside standalone mode; click itself would end the process with 1."""
     try:
         yield
     except BrokenPipeError:
@@ -168,16 +181,16 @@ class LazyGroup(click.Group):
 )
 @click.version_option(__version__, prog_name="cpumond")
 def cli() -> None:
-    """Measures the CPU that jobs really use, moves their cgroup limits to it, and reports what is free."""
+    """Measure the CPU that jobs really use, adapt their cgroup limits to it, and report the CPU that is free."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of ``cpumond``: runs the command line and exits with a code of ``cpumond.core.errors``."""
+    """Entry point of ``cpumond``: run the command line and exit with a code of ``cpumond.core.errors``."""
     sys.exit(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The command line as a function: the exit code; errors are printed to stderr as one sentence."""
+    """Run the command line and return its exit code; errors are printed to stderr as one sentence."""
     try:
         result = cli.main(arguments, prog_name="cpumond", standalone_mode=False)
         if sys.stdout is not None:
@@ -199,7 +212,7 @@ def run(arguments: list[str] | None = None) -> int:
     except CpumondError as error:
         return _fail(str(error), error.exit_code, getattr(error, "details", ""), getattr(error, "others", ()))
     except (OutputClosed, BrokenPipeError):
-        # Standard output becomes /dev/null: the flush at exit must not fail on the broken pipe as well.
+        # Standard output becomes /dev/null, so that the flush at exit does not fail on the broken pipe, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except PermissionError as error:
@@ -207,7 +220,7 @@ def run(arguments: list[str] | None = None) -> int:
     except OSError as error:
         return _fail(f"{error.filename or 'the system'}: {describe(error)}", EXIT_UNAVAILABLE)
     except Exception as error:
-        # A bug: the traceback is for developers, the sentence for users.
+        # An internal error: the traceback is for developers, the sentence for users.
         if os.environ.get("CPUMOND_DEBUG"):
             traceback.print_exc()
         text = f"internal error: {type(error).__name__}: {error}; run with CPUMOND_DEBUG=1 for the traceback"
@@ -216,7 +229,9 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _suggest(error: click.UsageError) -> str:
-    """The commands that a mistyped one is like; "" where there is none, or click, from 8.2 on, has named them."""
+    """Suggest commands similar to a mistyped one; "" where there is none, or where click (8.2 and later) has named
+    them.
+    """
     group, match = error.ctx and error.ctx.command, re.match(r"No such command '(.*)'", error.message)
     if error.ctx is None or not isinstance(group, click.Group) or match is None or "ean" in error.format_message():
         return ""
@@ -225,7 +240,7 @@ def _suggest(error: click.UsageError) -> str:
 
 
 def _sentence(text: str) -> str:
-    """``text`` with a full stop: click leaves it out after a list of choices."""
+    """``text`` with a full stop; click leaves it out after a list of choices."""
     return text.rstrip() + ("" if text.rstrip().endswith((".", "?", "!", ")")) else ".")
 
 
@@ -233,7 +248,7 @@ def _fail(message: str, code: int, details: str = "", others: Iterable[str] = ()
     from cpumond.cli.output import error_width
     from cpumond.core.words import show_name
 
-    # What another user or a node wrote may be in them.
+    # The text may contain names that other users or nodes wrote.
     sentences = [show_name(" ".join(each.split())) for each in (message, *others)]
     with contextlib.suppress(OSError):  # the terminal may be gone
         for sentence in sentences:

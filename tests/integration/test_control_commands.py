@@ -132,7 +132,7 @@ def test_top_survives_a_restart_of_the_agent(running):
     agent = running("job-1")
     with top_of(agent, 100, 24) as terminal:
         assert agent.stop() == 0
-        terminal.wait("agent not running, trying again")
+        terminal.wait("agent not running, retrying")
         agent.start()
         terminal.press("")
         terminal.wait("test-node")
@@ -238,8 +238,8 @@ def test_a_job_without_an_order_takes_it_from_its_cgroup(running, cgroups):
     cgroups.write("other", name, 50000)
     text = said(agent, "job", "add", "--cgroup", cgroups.path("other"))
     assert text == (
-        f"job other ({path}): mode shadow, 0.5 cores ordered, limit 0.5; nothing is written to it, "
-        "give --mode reclaim for that\n"
+        f"job other ({path}): mode shadow, 0.5 cores ordered, limit 0.5; its limit is not changed; "
+        "--mode reclaim changes that\n"
     )
     assert answered(agent, "job", "remove", "other") == {"job_id": "other", "removed": True}
 
@@ -274,7 +274,7 @@ def test_a_pin_holds_the_limit_and_unpin_gives_it_back(running, cgroups):
     assert answered(agent, "pin", "job-1")["pinned_cpu_limit"] == 2.0
     assert "`cpumond unpin job-1`" in said(agent, "explain", "job-1").splitlines()[0]
     assert said(agent, "unpin", "job-1").startswith(
-        "job job-1 is the monitor's again (mode reclaim); its limit stands at "
+        "job job-1 is managed by the monitor again (mode reclaim); its limit is "
     )
     wait_for_reclaim(agent, "job-1")
     assert answered(agent, "unpin", "job-1")["status"] == "reclaim"
@@ -309,7 +309,7 @@ def test_without_the_rights_every_command_is_77(shared):
     for arguments in (["status"], ["explain", "job-1"], ["unpin", "job-1"]):
         done = run_as_nobody(*arguments, "--socket", str(shared.socket_path))
         assert done.returncode == 77, done.stderr
-        assert "only root and the socket's group may speak to the agent; run as root" in done.stderr
+        assert "only root and the socket's group may connect to the agent; run as root" in done.stderr
         assert done.stdout == ""
 
 

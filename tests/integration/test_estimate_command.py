@@ -162,7 +162,7 @@ def test_the_table_the_configuration_and_the_report(host: CgroupTree, tmp_path: 
     assert result.returncode == 0, result.stderr
     assert "3 workloads of this host" in result.stdout
     assert "(no limit)" in result.stdout
-    assert "How sure that is: low" in result.stdout
+    assert "Confidence: low" in result.stdout
     assert WEB[:12] in page.read_text()
     checked = run_command(["check-config", "--config", str(config)])
     assert checked.returncode == 0, checked.stdout + checked.stderr
@@ -171,7 +171,7 @@ def test_the_table_the_configuration_and_the_report(host: CgroupTree, tmp_path: 
     again = run("--root", host.top, "--duration", "1", "--write", str(config))
     assert again.returncode == 73
     assert again.stderr == (
-        f"cpumond: {config}: is there already; give --write another file, or replace it with --force\n"
+        f"cpumond: {config}: already exists; give --write another file, or replace it with --force\n"
     )
 
 

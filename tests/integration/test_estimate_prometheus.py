@@ -114,8 +114,8 @@ def test_history_of_containers(prometheus: Prometheus, tmp_path: Path) -> None:
     assert web["missing_s"] == pytest.approx(GAP[1] - GAP[0], abs=60)
     assert web["watched_s"] + web["missing_s"] == pytest.approx(LENGTH_S, abs=120)
     notes = " ".join(found["notes"])
-    assert "scraped each 15s, so the step is 30s" in notes
-    assert "4 workloads have gaps in its history; gaps are left out" in notes
+    assert "scraped every 15s, so the step is 30s" in notes
+    assert "4 workloads have gaps in the history; gaps are left out" in notes
     assert "1 workload has no limit, and no machine_cpu_cores says" in notes
     assert found["confidence"] == "medium"
     assert found["total_limited"]["ordered_cores"] == pytest.approx(6.0 * web["watched_s"] / found["watched_s"])
@@ -172,18 +172,18 @@ def test_a_prometheus_that_is_away_is_said() -> None:
 @pytest.mark.parametrize(
     ("status", "body", "code", "said"),
     [
-        (401, b"Unauthorized", 77, "wants a token; give it one with --token-file (HTTP status 401)"),
-        (403, b"", 77, "wants a token"),
+        (401, b"Unauthorized", 77, "requires a token; give it one with --token-file (HTTP status 401)"),
+        (403, b"", 77, "requires a token"),
         (302, b"", 69, "there is no Prometheus at this address (HTTP status 302); is a path missing?"),
         (404, b"404 page not found", 69, "there is no Prometheus at this address"),
         (503, b"Service Unavailable", 69, "Prometheus answered with an error (HTTP status 503)"),
         (422, b'{"status":"error","error":"too many\\nsamples"}', 69, "(HTTP status 422): too many samples"),
         (200, b'{"status":"error","error":"odd"}', 69, "Prometheus answered with an error (HTTP status 200): odd"),
-        (200, b"<html>", 69, "the answer is not understood: "),
-        (200, b'{"status":"success"}', 69, "the answer is not understood: it has no data"),
+        (200, b"<html>", 69, "the answer cannot be decoded: "),
+        (200, b'{"status":"success"}', 69, "the answer cannot be decoded: it has no data"),
         (200, b'{"status":"success","data":{"result":[{"metric":{},"values":[[1,"x"]]}]}}', 69, "is no number"),
         (200, b'{"status":"success","data":{"result":[]}}', 69, "has no container_cpu_usage_seconds_total nor "),
-        (200, b"[" * 100_000, 69, "the answer is not understood: "),
+        (200, b"[" * 100_000, 69, "the answer cannot be decoded: "),
     ],
 )  # fmt: skip
 def test_odd_answers_are_one_sentence(odd: OddServer, status: int, body: bytes, code: int, said: str) -> None:

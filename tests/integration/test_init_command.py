@@ -102,7 +102,7 @@ def test_writes_once_and_a_second_time_changes_nothing(host: Host) -> None:
     assert [is_ours(path.read_text()) for path in (host.sources, host.drop_in)] == [True, True]
     before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in (host.sources, host.drop_in)]
     text = host.init("--yes")
-    assert text.count("already as it should be") == 2
+    assert text.count("is up to date") == 2
     assert "systemctl" not in text.partition("already")[2]
     assert [(path.read_bytes(), path.stat().st_mtime_ns) for path in (host.sources, host.drop_in)] == before
 

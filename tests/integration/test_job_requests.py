@@ -86,6 +86,6 @@ def test_a_pin_holds_the_limit_until_it_is_taken_back(loop, job):
     shown = loop.run("operation", "explain", job["operation"], job["id"]).stdout
     assert f"an operator pinned it until `cpumond operation unpin {job['operation']} {job['id']}`." in shown
     freed = loop.run("operation", "unpin", job["operation"], job["id"])
-    assert (freed.returncode, freed.stdout) == (0, f"job {job['id']} is the monitor's again\n")
+    assert (freed.returncode, freed.stdout) == (0, f"job {job['id']} is managed by the monitor again\n")
     assert explain(loop, job)["pinned_cpu_limit"] is None
     loop.wait(lambda: loop.quota_cores(job["cgroup"]) < 0.69, "the monitor lowers the limit again", WAIT_S)

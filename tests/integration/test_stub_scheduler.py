@@ -156,7 +156,7 @@ def test_only_what_is_newer_counts_until_a_new_incarnation_begins(shared: Stub):
     assert kept() == [("run-1", 7)]
     assert send(9) == {"accepted": True, "sequence": 9}
     assert send(0, "run-2") == {"accepted": True, "sequence": 0}
-    reason = "incarnation 'run-1' of node 'late' was followed by another one"
+    reason = "incarnation 'run-1' of node 'late' was superseded by another one"
     assert send(10) == {"accepted": False, "reason": reason}
     assert kept() == [("run-2", 0)]
 
@@ -220,8 +220,8 @@ def test_a_signal_ends_it_with_0_after_one_line_per_accepted_heartbeat(start, nu
     stub.post(make_message(sequence=2, jobs=[], node_id="node\n1"))
     assert stub.stop(number) == 0
     assert stub.process.stdout.read().splitlines() == [
-        "node 'node-1' sequence 1: 1 jobs, 1.5 of 4 ordered cores",
-        "node 'node\\n1' sequence 2: 0 jobs, 0 of 0 ordered cores",
+        "node 'node-1' sequence 1: 1 jobs, 1.5 of 4 requested cores",
+        "node 'node\\n1' sequence 2: 0 jobs, 0 of 0 requested cores",
     ]
 
 
@@ -229,7 +229,7 @@ def test_a_busy_address_is_exit_73(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert run(["stub-scheduler", "--listen", address]) == 73
-    sentence = f"cpumond: {address} is in use already; end what listens there or give another --listen\n"
+    sentence = f"cpumond: {address} is already in use; stop the program that listens there, or give another --listen\n"
     assert capsys.readouterr() == ("", sentence)
 
 

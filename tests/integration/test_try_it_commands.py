@@ -138,7 +138,7 @@ def test_dry_run_says_where_the_limit_would_stay(cgroups: CgroupTree) -> None:
                  "--set", "limit_rule=peak")  # fmt: skip
     result = run(*arguments)
     assert result.returncode == 0, result.stderr
-    told = r"At this use by rule peak: limit 1\.[01] of 4 cores, 7[45]% reclaimed, after about \d+ s\."
+    told = r"At this usage by rule peak: limit 1\.[01] of 4 cores, 7[45]% reclaimed, after about \d+ s\."
     assert re.search(told, result.stdout)
     summary = json.loads(run(*arguments, "--json").stdout.splitlines()[-1])["summary"]
     assert 1.0 <= summary["steady_limit_cores"] <= 1.06  # cuts below a twentieth are not written
@@ -149,7 +149,7 @@ def test_dry_run_says_where_the_limit_would_stay(cgroups: CgroupTree) -> None:
 def test_record_refuses_a_place_it_cannot_write(hierarchies: Hierarchies, tmp_path: Path) -> None:
     result = run("record", "--cgroup", "/", "--duration", "1", "--output", str(tmp_path / "no" / "trace.csv"))
     assert result.returncode == 73
-    assert "give --output another place" in result.stderr
+    assert "give another --output" in result.stderr
 
 
 @pytest.mark.cgroup

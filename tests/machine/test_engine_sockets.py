@@ -62,7 +62,7 @@ def test_with_the_drop_in_it_sees_them_and_nothing_else(facts: Facts) -> None:
     assert (fact["state"], fact["seen"]) == ("active", SOCKETS)
     assert fact["problems"] == []
     assert not said(facts, "opened", "hidden")
-    assert fact["again"]["output"].count("already as it should be") == 2
+    assert fact["again"]["output"].count("is up to date") == 2
 
 
 def test_systemd_accepts_the_drop_in(facts: Facts) -> None:

@@ -1,1 +1,1 @@
-"""Commands of the agent, and of limits without one."""
+"""Commands of the agent, and commands about limits that need no agent."""

@@ -1,4 +1,4 @@
-"""The command line's side of the control socket: where it is, one request, and the agent's answers as values."""
+"""Client of the agent's control socket: its path, single requests, and the agent's answers as values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Answer = TypeVar("Answer")
 
 
 class AgentRefusedError(CpumondError):
-    """The agent answered with an error: its own sentence and exit code."""
+    """The agent answered with an error; the exception has its sentence and exit code."""
 
     def __init__(self, sentence: str, exit_code: int) -> None:
         super().__init__(sentence)
@@ -44,7 +44,7 @@ class AgentRefusedError(CpumondError):
 
 
 class AgentClient:
-    """Speaks HTTP with one agent over its unix socket, one connection for each request.
+    """HTTP client of one agent over its unix socket; each request has its own connection.
 
     ``as_json``: ``show`` prints answers for programs and ends the command.
     """
@@ -55,10 +55,10 @@ class AgentClient:
         self.timeout_s = timeout_s
 
     def request(self, method: str, path: str, body: object = None) -> bytes:
-        """The JSON of a successful answer.
+        """Return the JSON of a successful answer.
 
-        Raises UnavailableError without a running agent, AccessError without the rights, UsageError for a name that is
-        not UTF-8, AgentRefusedError for an error that the agent answered.
+        Raises UnavailableError if no agent runs, AccessError without the rights, UsageError for a name that is not
+        UTF-8, AgentRefusedError for an error answer of the agent.
         """
         import httpx2
 
@@ -66,10 +66,10 @@ class AgentClient:
             content = None if body is None else msgspec.json.encode(body)
         except UnicodeEncodeError:
             raise UsageError(
-                "a name on the command line is not readable text (UTF-8); the agent takes no such name"
+                "a name on the command line is not readable text (UTF-8); the agent accepts only UTF-8 names"
             ) from None
         check_socket(self.socket_path, self.timeout_s)
-        # Nothing here is TLS: without `verify` no certificates are loaded, which would take longer than the request.
+        # No TLS here: `verify=False` avoids loading certificates, which would take longer than the request.
         transport = httpx2.HTTPTransport(uds=self.socket_path, verify=False, trust_env=False)
         try:
             with httpx2.Client(transport=transport, timeout=self.timeout_s, trust_env=False) as client:
@@ -88,24 +88,24 @@ class AgentClient:
         return self.request("GET", "/v1/status")
 
     def show(self, content: bytes, kind: type[Answer], rows: str | None = None) -> Answer:
-        """An answer as a value for people; with ``as_json`` it is printed, and the command ends here."""
+        """Return an answer as a value to format for people; with ``as_json``, print it and end the command."""
         if self.as_json:
             print_json_and_end(content, kind, rows)
         return self.decode(content, kind)
 
     def decode(self, content: bytes, kind: type[Answer]) -> Answer:
-        """An answer as a value. Raises UnavailableError for one that is no ``kind``: the agent is another version."""
+        """Decode an answer. Raises UnavailableError if it is no ``kind``, because the agent has another version."""
         try:
             return decode_json(content, kind)
         except ContentError as error:
             raise UnavailableError(
-                f"{self.socket_path}: the agent's answer is not understood: {error}; restart the agent with this "
+                f"{self.socket_path}: the agent's answer cannot be decoded: {error}; restart the agent with this "
                 "version of cpumond"
             ) from None
 
 
 def check_socket(path: str, timeout_s: float) -> None:
-    """Connect to a unix socket once: the HTTP library hides why a connection failed.
+    """Connect to a unix socket once, because the HTTP library hides why a connection failed.
 
     Raises UnavailableError or AccessError.
     """
@@ -121,7 +121,7 @@ def explain_failure(socket_path: str, error: OSError) -> CpumondError:
     """The error to raise for a connection to ``socket_path`` that failed with ``error``."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return AccessError(
-            f"{socket_path}: only root and the socket's group may speak to the agent; "
+            f"{socket_path}: only root and the socket's group may connect to the agent; "
             "run as root, or join the group of [control] group"
         )
     return UnavailableError(
@@ -131,7 +131,7 @@ def explain_failure(socket_path: str, error: OSError) -> CpumondError:
 
 
 def read_refusal(socket_path: str, status: int, content: bytes) -> AgentRefusedError:
-    """The error to raise for an unsuccessful answer: the agent's sentence and exit code."""
+    """The exception for an unsuccessful answer, with the agent's sentence and exit code."""
     try:
         answer = decode_json(content, dict[str, object])
     except ContentError:
@@ -150,9 +150,9 @@ def is_given(parameter: str) -> bool:
 
 
 def find_socket(config_path: str, explicit: bool, socket_path: str | None) -> str:
-    """The control socket: the one given, else that of the configuration, else that of the built-in defaults.
+    """Path of the control socket: ``socket_path`` if given, else that of the configuration, else the built-in default.
 
-    ``explicit``: the user named the configuration, so it must be there. Raises ConfigError or AccessError.
+    ``explicit``: the user named the configuration, so the file must exist. Raises ConfigError or AccessError.
     """
     if socket_path:
         return socket_path
@@ -161,7 +161,7 @@ def find_socket(config_path: str, explicit: bool, socket_path: str | None) -> st
     try:
         return load_config(config_path).control_socket
     except (ConfigError, AccessError) as error:
-        # The agent may still run, with the configuration as it was before.
+        # The agent may still run with an earlier configuration.
         raise type(error)(f"{error}; or name the agent's socket with --socket") from None
 
 
@@ -175,7 +175,9 @@ socket_option = click.option(
 
 
 def agent_options(command: Callable[Concatenate[AgentClient, P], Result]) -> Callable[..., Result]:
-    """Give a command ``--config`` and ``--socket``, and call it with the client of these and its own ``--json``."""
+    """Give a command ``--config`` and ``--socket``, and call it with a client for this socket and its own
+    ``--json``.
+    """
 
     @config_option
     @socket_option

@@ -1,6 +1,6 @@
-"""The commands that speak with the running agent: ``status``, ``top``, ``explain``, ``job``, ``pin``, ``unpin``.
+"""Commands that talk to the running agent: ``status``, ``top``, ``explain``, ``job``, ``pin``, ``unpin``.
 
-What they print is made in ``tables`` and ``explain``.
+Their output is made in ``tables`` and ``explain``.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ MAX_INTERVAL_S = 3600.0
 @agent_options
 @json_option
 def status_command(client: AgentClient) -> None:
-    """One line per job of the running agent, sums, and what needs an operator.
+    """Print one line for each job of the running agent, sums, and anything that needs an operator.
 
-    Numbers are cores: what the job ordered, its limit now, its use in the last check, and smoothed.
+    Numbers are cores: the job's request, its limit now, its usage in the last check, and its smoothed usage.
     """
     answer = client.show(client.status(), StatusAnswer, "jobs")
     click.echo(draw_status(answer, terminal_width(), use_colour()))
@@ -55,18 +55,20 @@ def status_command(client: AgentClient) -> None:
 @config_option
 @socket_option
 @connection_flags
-@click.option("--cluster", is_flag=True, help="The scheduler's pools, operations and nodes; so does --scheduler.")
+@click.option(
+    "--cluster", is_flag=True, help="Show the scheduler's pools, operations and nodes; --scheduler implies it."
+)
 @click.option("--tree", metavar="TREE", type=TREE, help="With --cluster; default: the scheduler's default tree.")
 @click.option(
     "--interval",
     "interval_s",
     type=DurationType(MIN_INTERVAL_S, MAX_INTERVAL_S),
-    help='Time between two frames, such as "2s"; default: the agent\'s check period.',
+    help='Time between two frames, for example "2s"; default: the agent\'s check period.',
 )
 @click.option(
     "--sort",
     type=click.Choice(list(dict.fromkeys([*SORTS, *CLUSTER_SORTS]))),
-    help="First line: most; of jobs, or with --cluster (used: allotted).  [default: reclaimed, used]",
+    help="Column to sort by, largest first; of jobs, or with --cluster (used: allotted).  [default: reclaimed, used]",
 )
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @json_option
@@ -74,12 +76,13 @@ def top_command(
     config_path: str, socket_path: str | None, cluster: bool, tree: str | None, interval_s: float | None,
     sort: str | None, once: bool, as_json: bool, **connection: str | None,
 ) -> None:  # fmt: skip
-    """Live table of the running agent, or with --cluster of the scheduler; Ctrl-C ends it.
+    """Show a live table of the running agent, or with --cluster of the scheduler; Ctrl-C ends it.
 
-    It waits for an agent that is restarted. Into a pipe it prints one frame after the other, with --json one line each.
+    While the agent restarts, the table waits for it. In a pipe it prints frame after frame, with --json one line per
+    frame.
 
-    With --cluster: keys p, o, n show pools, operations, nodes; u, d, s, a sort by use, demand, share, name; q ends.
-    Where there is no terminal it prints one picture.
+    With --cluster: keys p, o, n show pools, operations, nodes; u, d, s, a sort by usage, demand, share, name; q quits.
+    Without a terminal it prints one frame.
     """
     source = click.get_current_context().get_parameter_source("url")
     is_of_cluster = cluster or source is ParameterSource.COMMANDLINE
@@ -98,7 +101,7 @@ def top_command(
 
 
 def show_agent(client: AgentClient, interval_s: float | None, sort: Sort, once: bool) -> None:
-    """Print one frame, or show them one after the other until KeyboardInterrupt."""
+    """Print one frame, or show frames until KeyboardInterrupt."""
     try:
         content = client.status()
         answer = client.decode(content, StatusAnswer)
@@ -115,14 +118,16 @@ def show_agent(client: AgentClient, interval_s: float | None, sort: Sort, once: 
 @click.command("explain", epilog="Example: cpumond explain steady-low --last 20")
 @click.argument("job")
 @agent_options
-@click.option("--last", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Decisions to show.")
-@click.option("--all", "show_all", is_flag=True, help="Show all decisions the agent remembers (up to 100).")
+@click.option(
+    "--last", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Number of decisions to show."
+)
+@click.option("--all", "show_all", is_flag=True, help="Show all decisions that the agent remembers (up to 100).")
 @json_option
 def explain_command(client: AgentClient, job: str, last: int, show_all: bool) -> None:
-    """Why JOB's limit is what it is, in words and numbers.
+    """Explain in words and numbers why the limit of JOB has its value.
 
-    JOB is a job's id or its cgroup. The first sentences are the answer; below are what it follows from, the votes of
-    the last window, what the next check would do, the resulting options and the last decisions.
+    JOB is a job's id or its cgroup. The first sentences are the answer. Below them are the reasons: the votes of the
+    last window, the result of the next check, the options in force and the last decisions.
     """
     answer = client.show(client.request("GET", f"/v1/jobs/{quote_name(job)}/explain"), ExplainAnswer)
     click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
@@ -130,7 +135,7 @@ def explain_command(client: AgentClient, job: str, last: int, show_all: bool) ->
 
 @click.group("job", epilog="Example: cpumond job add --cgroup jobs/job-1 --cpu-limit 4 --mode reclaim")
 def job_command() -> None:
-    """Add, remove and list jobs of the running agent; they outlive its restart."""
+    """Add, remove and list jobs of the running agent. These jobs survive its restart."""
 
 
 @job_command.command(
@@ -138,16 +143,16 @@ def job_command() -> None:
 )
 @agent_options
 @click.option(
-    "--cgroup", required=True, metavar="PATH", help="Relative to the hierarchy of the cpu controller, or absolute."
+    "--cgroup", required=True, metavar="PATH", help="Path relative to the hierarchy of the cpu controller, or absolute."
 )
 @click.option(
     "--cpu-limit",
     type=CoresType(),
-    help="What the job ordered; default: the quota found on the cgroup, else the CPUs it may use.",
+    help="The job's CPU request; default: the quota found on the cgroup, else the CPUs it may use.",
 )
-@click.option("--id", "job_id", metavar="ID", help="Default: the last part of the path.")
+@click.option("--id", "job_id", metavar="ID", help="Default: the last component of the path.")
 @click.option("--operation", metavar="OP", help="The operation the job belongs to.")
-@click.option("--mode", type=click.Choice(MODES), help="Default: what the configuration says.")
+@click.option("--mode", type=click.Choice(MODES), help="Default: the mode in the configuration.")
 @set_option
 @json_option
 def job_add_command(
@@ -159,15 +164,15 @@ def job_add_command(
     mode: str | None,
     assignments: tuple[str, ...],
 ) -> None:
-    """Follow a cgroup as a job from now on.
+    """Manage a cgroup as a job from now on.
 
-    It stays so over restarts of the agent. An id given again replaces what was said before.
+    The job stays over restarts of the agent. An id that is given again replaces the earlier settings.
     """
     layer = read_layer(assignments, mode)
     body = given({"cgroup": cgroup, "cpu_limit": cpu_limit, "job_id": job_id, "operation_id": operation})
     content = client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer})
     job = client.show(content, AddedJob)
-    hint = "; nothing is written to it, give --mode reclaim for that" if is_only_watched(job) else ""
+    hint = "; its limit is not changed; --mode reclaim changes that" if is_only_watched(job) else ""
     print_text(
         f"job {show_name(job.job_id)} ({job.cgroup}): mode {job.mode}, {count_cores(job.cpu_limit)} ordered, "
         f"limit {show_cores(job.current_cpu_limit)}{hint}"
@@ -181,22 +186,25 @@ def job_add_command(
 @agent_options
 @json_option
 def job_remove_command(client: AgentClient, job: str) -> None:
-    """Forget JOB and put its cgroup back as it was found.
+    """Stop managing JOB and restore the cgroup's original limit.
 
-    JOB is an id that `cpumond job add` gave; jobs of the configuration's sources stay.
+    JOB must be an id that was added with `cpumond job add`; jobs of the configuration's sources stay.
     """
     content = client.request("DELETE", f"/v1/registered/{quote_name(job)}")
     client.show(content, dict[str, object])
-    print_text(f"job {show_name(job)} is removed; its cgroup has its original limit back unless a source names it, too")
+    print_text(
+        f"job {show_name(job)} is removed; its cgroup has its original limit again, unless a source of the "
+        "configuration also finds it"
+    )
 
 
 @job_command.command("list", epilog="Example: cpumond job list --json")
 @agent_options
 @json_option
 def job_list_command(client: AgentClient) -> None:
-    """The jobs that `cpumond job add` added.
+    """List the jobs that were added with `cpumond job add`.
 
-    `cpumond status` shows these and those of the configuration's sources.
+    `cpumond status` shows these and the jobs of the configuration's sources.
     """
     jobs = client.show(client.request("GET", "/v1/registered"), RegisteredList).jobs
     if jobs:
@@ -208,11 +216,11 @@ def job_list_command(client: AgentClient) -> None:
 @click.command("pin", epilog="Example: cpumond pin steady-low --cpu-limit 4 --for 1h")
 @click.argument("job")
 @agent_options
-@click.option("--cpu-limit", type=CoresType(), help="Default: all that the job ordered.")
-@click.option("--for", "ttl_s", type=DurationType(1.0), help='Such as "1h"; default: until `cpumond unpin`.')
+@click.option("--cpu-limit", type=CoresType(), help="Default: the job's whole request.")
+@click.option("--for", "ttl_s", type=DurationType(1.0), help='For example "1h"; default: until `cpumond unpin`.')
 @json_option
 def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: float | None) -> None:
-    """Hold the limit of JOB, an id or a cgroup, until unpin or for a time."""
+    """Hold the limit of JOB, an id or a cgroup, until `cpumond unpin` or for a given time."""
     body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
     content = client.request("PUT", f"/v1/jobs/{quote_name(job)}/pin", body)
     print_text(describe_pin(client.show(content, JobAnswer), ttl_s))
@@ -223,31 +231,33 @@ def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: f
 @agent_options
 @json_option
 def unpin_command(client: AgentClient, job: str) -> None:
-    """Give JOB back to the monitor when it is pinned, overridden by somebody else's write, or contested."""
+    """Return JOB to the monitor when it is pinned, contested, or overridden by another program's write."""
     content = client.request("DELETE", f"/v1/jobs/{quote_name(job)}/pin")
     answer = client.show(content, JobAnswer)
     print_text(
-        f"job {show_name(answer.job_id)} is the monitor's again (mode {answer.mode}); "
-        f"its limit stands at {count_cores(answer.current_cpu_limit)}"
+        f"job {show_name(answer.job_id)} is managed by the monitor again (mode {answer.mode}); "
+        f"its limit is {count_cores(answer.current_cpu_limit)}"
     )
 
 
 def read_layer(assignments: tuple[str, ...], mode: str | None) -> dict[str, object]:
-    """The section ``job-cpu-monitor`` to send: checked here, but sent as the user wrote it.
+    """Return the ``job-cpu-monitor`` section to send, checked here but in the user's own notation.
 
-    Parsed durations are in seconds, and the agent would read them as milliseconds. Raises ConfigError, UsageError.
+    Parsed durations are in seconds, which the agent would read as milliseconds. Raises ConfigError, UsageError.
     """
     layer = read_assignments(assignments)
     checked = parse_layer(layer, "--set", "")
     if mode is not None:
         if "mode" in checked:
-            raise UsageError("--mode and --set mode=... both name the mode; give one of them")
+            raise UsageError("--mode and --set mode=... both set the mode; use one of them")
         layer["mode"] = mode
     return layer
 
 
 def follow(client: AgentClient, sort: Sort, interval_s: float) -> None:
-    """A frame every ``interval_s`` until KeyboardInterrupt; SIGTERM is one, so that a terminal gets its cursor back."""
+    """Show a frame every ``interval_s`` until KeyboardInterrupt, which SIGTERM raises, too: the terminal gets its
+    cursor back.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if is_terminal() and not client.as_json:
         follow_on_screen(client, sort, interval_s)
@@ -270,18 +280,18 @@ def follow_on_screen(client: AgentClient, sort: Sort, interval_s: float) -> NoRe
 
 
 def read_frame(client: AgentClient, sort: Sort, width: int | None, colour: bool, height: int | None) -> str:
-    """One frame; where no agent answers, the sentence about it. Raises AccessError."""
+    """Return one frame, or a sentence where no agent answers. Raises AccessError."""
     try:
         answer = client.decode(client.status(), StatusAnswer)
     except AccessError:
         raise
     except CpumondError as error:
-        return f"agent not running, trying again\n{error}"
+        return f"agent not running, retrying\n{error}"
     return draw_top(answer, sort, width, colour, height)
 
 
 def read_line(client: AgentClient, sort: Sort) -> str:
-    """One frame as a line of JSON; where no agent answers, an object with ``error``. Raises AccessError."""
+    """Return one frame as a line of JSON, or an object with ``error`` where no agent answers. Raises AccessError."""
     try:
         content = client.status()
         client.decode(content, StatusAnswer)
@@ -293,7 +303,7 @@ def read_line(client: AgentClient, sort: Sort) -> str:
 
 
 def sort_answer(content: bytes, sort: Sort) -> dict[str, object]:
-    """The whole answer of ``/v1/status`` with its jobs in the order of the table."""
+    """Return the answer of ``/v1/status`` with its jobs sorted as in the table."""
     answer = decode_json(content, dict[str, object])
     jobs = msgspec.convert(answer["jobs"], list[dict[str, object]])
     answer["jobs"] = sorted(jobs, key=lambda job: SORTS[sort](msgspec.convert(job, JobAnswer)))

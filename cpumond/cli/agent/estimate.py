@@ -36,7 +36,8 @@ DAY_S = 86_400.0
 UNUSED_OPTIONS: Final = {
     **dict.fromkeys(MODE_OPTIONS, "an estimate, which writes no limit; --write makes a file in shadow mode"),
     **dict.fromkeys(
-        ("pressure_restore_ratio", "min_cores_per_thread"), "an estimate, which does not watch what it is about"
+        ("pressure_restore_ratio", "min_cores_per_thread"),
+        "an estimate, which does not watch the cgroups that it affects",
     ),
 }
 
@@ -46,7 +47,7 @@ UNUSED_OPTIONS: Final = {
     "--duration",
     "duration_s",
     type=DurationType(1.0, 31 * DAY_S),
-    help="Watch so long; Ctrl-C gives what is known so far.  [default: 5m]",
+    help="How long to watch; Ctrl-C ends early with the findings so far.  [default: 5m]",
 )
 @click.option(
     "--root",
@@ -55,59 +56,74 @@ UNUSED_OPTIONS: Final = {
 )
 @click.option("--prometheus", "url", metavar="URL", help="Read history from this Prometheus instead of watching.")
 @click.option(
-    "--since", "since_s", type=DurationType(60.0, 366 * DAY_S), help="Of Prometheus: how far back.  [default: 24h]"
+    "--since",
+    "since_s",
+    type=DurationType(60.0, 366 * DAY_S),
+    help="With --prometheus: how far back to read.  [default: 24h]",
 )
 @click.option(
     "--step",
     "step_s",
     type=DurationType(1.0, 3600.0),
-    help="Of Prometheus: time between two samples, at least that between two scrapes.  [default: 30s]",
+    help="With --prometheus: time between two samples, at least the scrape interval.  [default: 30s]",
 )
-@click.option("--match", metavar="MATCHERS", help="Of Prometheus: only series with these labels, 'cluster=\"a\"'.")
+@click.option("--match", metavar="MATCHERS", help="With --prometheus: only series with these labels, 'cluster=\"a\"'.")
 @click.option(
     "--metrics",
     type=click.Choice(METRICS),
-    help="Of Prometheus: cAdvisor's metrics or those of cpumond's agents.  [default: auto, whichever has more series]",
+    help="With --prometheus: cAdvisor's metrics or those of cpumond's agents.  [default: auto, whichever has more "
+    "series]",
 )
-@click.option("--token-file", metavar="FILE", help="Bearer token for Prometheus; the file must be its owner's only.")
+@click.option(
+    "--token-file", metavar="FILE", help="File with a bearer token for Prometheus; only its owner may read it."
+)
 @set_option
 @click.option(
-    "--write", "config_path", metavar="FILE", help="Write a configuration with sources, for conf.d/jobs.toml."
+    "--write",
+    "config_path",
+    metavar="FILE",
+    help="Write a configuration with sources for these workloads, to use as conf.d/jobs.toml.",
 )
-@click.option("--force", is_flag=True, help="Let --write replace a file.")
-@click.option("--html", "html_path", metavar="FILE", help="Write a report to show somebody else, in one file.")
-@click.option("--anonymous", is_flag=True, help="No names, ids, paths and addresses in the output and in --html.")
-@click.option("--top", type=click.IntRange(0), default=20, show_default=True, help="How many workloads the table has.")
-@output_options("All of it as JSON.")
+@click.option("--force", is_flag=True, help="Let --write replace an existing file.")
+@click.option("--html", "html_path", metavar="FILE", help="Write a report in one file, to share with others.")
+@click.option(
+    "--anonymous", is_flag=True, help="Leave names, ids, paths and addresses out of the output and of --html."
+)
+@click.option(
+    "--top", type=click.IntRange(0), default=20, show_default=True, help="Maximum number of workloads in the table."
+)
+@output_options("Print everything as JSON.")
 def estimate_command(
     duration_s: float | None, root: str | None, url: str | None, since_s: float | None, step_s: float | None,
     match: str | None, metrics: Metrics | None, token_file: str | None, assignments: tuple[str, ...],
     config_path: str | None, force: bool, html_path: str | None, anonymous: bool, top: int, as_json: bool,
 ) -> None:  # fmt: skip
-    """What cpumond would reclaim here: needs no configuration, no agent and no root, and changes nothing.
+    """Estimate what cpumond would reclaim here. Needs no configuration, agent or root, and changes nothing.
 
-    Finds the cgroups that look like workloads (containers, pods, Slurm jobs, virtual machines, units of systemd, other
-    cgroups with processes), watches what they use, and runs each limit rule over it as shadow mode would: cores
-    ordered, used, reclaimable, and how often the limit would have held a workload back.
+    Finds the cgroups that look like workloads (containers, pods, Slurm jobs, virtual machines, systemd units, other
+    cgroups with processes), watches their usage, and runs each limit rule over it as shadow mode would. Reports the
+    cores requested, used and reclaimable, and how often the limit would have held a workload back.
 
-    A cgroup tells ids, not names. What it orders is its quota; without one it may use all the CPUs of the host. Bursts
-    shorter than 0.2 s are not seen, and five minutes are not a day: the report says how sure it is.
+    A cgroup has an id, not a name. Its request is its quota; without a quota it may use all the CPUs of the host.
+    Bursts shorter than 0.2 s are not seen, and five minutes do not represent a day: the report says how certain it is.
     """
     check_together_given(url, {"--since": since_s, "--step": step_s, "--match": match, "--metrics": metrics,
                                "--token-file": token_file}, {"--duration": duration_s, "--root": root})  # fmt: skip
     if config_path and html_path and os.path.realpath(config_path) == os.path.realpath(html_path):
         raise UsageError("--write and --html name the same file; give each its own")
     if match and not match.isprintable():
-        raise UsageError("--match: has characters that cannot be printed; give label matchers such as 'cluster=\"a\"'")
+        raise UsageError(
+            "--match: contains characters that cannot be printed; give label matchers such as 'cluster=\"a\"'"
+        )
     if force and not config_path:
-        raise UsageError("--force is about the file of --write; name one")
+        raise UsageError("--force only applies to --write; add --write FILE")
     settings = read_rule_settings(assignments)
     with contextlib.ExitStack() as stack:
         # A signal raises KeyboardInterrupt, so that Replacement removes an unfinished file.
         stack.enter_context(ending_as_interrupted(list_ending_signals()))
-        # A file that cannot be written is refused before anything is watched.
+        # Refuse a file that cannot be written before watching anything.
         if config_path and os.path.exists(config_path) and not force:
-            raise CreateError(f"{config_path}: is there already; give --write another file, or replace it with --force")
+            raise CreateError(f"{config_path}: already exists; give --write another file, or replace it with --force")
         config = stack.enter_context(Replacement(config_path, "--write")) if config_path else None
         page = stack.enter_context(Replacement(html_path, "--html")) if html_path else None
         if url is None:
@@ -123,15 +139,15 @@ def estimate_command(
         findings.notes.extend(_describe_floor(findings, settings))
         for actuator in sorted({each.actuator for each in settings.values() if not each.is_ceiling}):
             findings.notes.append(
-                f"reckoned as if each limit were a quota: with actuator = {actuator} nothing is held back while the "
-                "host has free CPU, and what is reclaimable is only guaranteed to others, not kept from the workload"
+                f"computed as if each limit were a quota. With actuator = {actuator} nothing is held back while the "
+                "host has free CPU, and reclaimable CPU is guaranteed to others but still open to the workload"
             )
         if config is not None:
             text = render_config(findings, leaves)
             if text:
                 config.write(text)
             else:
-                warn(f"{config_path} is not written: of no workload is it known in which cgroup it is")
+                warn(f"{config_path} is not written: the cgroup of no workload is known")
                 config_path = None
         findings = hide_names(findings) if anonymous else findings
         if page is not None:
@@ -148,30 +164,32 @@ def estimate_command(
 
 
 def check_together_given(url: str | None, of_prometheus: Mapping[str, object], of_host: Mapping[str, object]) -> None:
-    """Refuse options of the source that is not used. Raises UsageError."""
+    """Refuse options of the source that is not in use. Raises UsageError."""
     wrong = of_prometheus if url is None else of_host
     for name, value in wrong.items():
         if value is not None:
-            need = "only with --prometheus" if url is None else "not with --prometheus, which reads history"
+            need = "only with --prometheus" if url is None else "not with --prometheus, which reads past data"
             raise UsageError(f"{name} is {need}; leave it out")
 
 
 def read_rule_settings(assignments: tuple[str, ...]) -> dict[LimitRule, MonitorSettings]:
-    """The settings of each rule with ``--set key=value`` over its defaults. Raises ConfigError, UsageError."""
+    """Return the settings of each rule, its defaults overlaid by ``--set key=value``. Raises ConfigError,
+    UsageError.
+    """
     if "limit_rule" in parse_assignments(assignments):
-        raise UsageError("--set limit_rule: every rule is estimated; leave it out")
+        raise UsageError("--set limit_rule: the estimate covers every rule; leave it out")
     return dict(zip(RULES, read_settings_of_rules(assignments, RULES, UNUSED_OPTIONS), strict=True))
 
 
 def _describe_floor(findings: Findings, settings: Mapping[LimitRule, MonitorSettings]) -> Iterator[str]:
-    """A note when min_cpu_limit keeps some limits from going lower: how many, and how to try a lower one."""
+    """Yield a note if min_cpu_limit keeps limits from going lower: how many, and how to try a lower value."""
     floor = next(iter(settings.values())).min_cpu_limit
     at_floor = sum(any(each.limit_cores <= floor for each in row.estimate.rules.values()) for row in findings.rows)
     if at_floor:
         limits = count(at_floor, "limit stays", "limits stay")
         less = f"--set min_cpu_limit={floor / 4:g}"
         unit = "core" if floor == 1.0 else "cores"
-        yield f"{limits} at min_cpu_limit, {floor:g} {unit}; {less} says what less would bring"
+        yield f"{limits} at min_cpu_limit, {floor:g} {unit}; {less} estimates a lower floor"
 
 
 def _read_prometheus(

@@ -1,4 +1,4 @@
-"""Findings of ``cpumond estimate``: a table with sentences, JSON, and a first configuration."""
+"""Output of ``cpumond estimate``: a table with sentences, JSON, and a first configuration."""
 
 from __future__ import annotations
 
@@ -27,15 +27,18 @@ VERSION: Final = 1
 MAX_NAME: Final = 48
 MIN_NAME: Final = 14
 DROP_ORDER: Final = ("kind", "sure", "document: held back", "document: reclaimable", "peak: held back", "used")
-"""Columns that a narrow terminal does without, the first one first."""
+"""Columns that a narrow terminal leaves out, in this order."""
 MODE_OPTIONS: Final = ("mode", "enable_cpu_reclaim")
-"""Keys of ``--set`` without effect: an estimate writes no limit, and its configuration begins in shadow mode."""
+"""Keys of ``--set`` without effect, because an estimate writes no limit and its configuration starts in shadow mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRow:
-    """One workload. ``is_limited``: whether it has a limit of its own, None where what it may use is not known;
-    ``host``: "" for this host; ``is_shared``: it is under a limit that it shares with other workloads."""
+    """One workload.
+
+    ``is_limited``: it has a limit of its own, None if its limits are unknown; ``host``: "" for this host;
+    ``is_shared``: its limit is shared with other workloads.
+    """
 
     workload: Workload
     estimate: Estimate
@@ -52,11 +55,11 @@ class WorkloadRow:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Facts about all workloads over the time watched.
+    """Facts about all workloads over the watched time.
 
-    ``source`` cgroups or prometheus; ``place`` says where, with names; ``length_s`` seconds from the first to the last
-    sample, ``asked_s`` what was asked for, ``resolution_s`` between two samples; ``host_cores`` None for several hosts.
-    ``notes`` hold no names, ``named_notes`` may. ``assignments``: the options of ``--set``.
+    ``source``: cgroups or prometheus; ``place``: where, with names; ``length_s``: seconds from the first to the last
+    sample; ``asked_s``: seconds requested; ``resolution_s``: seconds between two samples; ``host_cores``: None for
+    several hosts. ``notes`` contain no names, ``named_notes`` may. ``assignments``: the options of ``--set``.
     """
 
     source: str
@@ -72,22 +75,22 @@ class Findings:
     assignments: tuple[str, ...] = ()
 
     def total(self, is_limited: bool | None = None) -> Estimate:
-        """All workloads together, or those with or without a limit."""
+        """Sum of all workloads, or of those with or without a limit."""
         rows = [row for row in self.rows if is_limited is None or (row.is_limited is True) == is_limited]
         return add_up([row.estimate for row in rows], max(self.length_s, 1e-9))
 
     def confidence(self, row: WorkloadRow | None = None) -> tuple[Confidence, list[str]]:
-        """How sure the estimate of one workload is, or with None that of all, and why."""
+        """Confidence in the estimate of one workload (None: of all together), with the reasons."""
         if row is not None:
             return judge_confidence(row.estimate.watched_s, row.estimate.missing_s, self.resolution_s)
         total = self.total()
-        # Workloads come and go: only gaps between the samples of a workload count as missing time.
+        # Workloads start and end: only gaps between the samples of one workload count as missing time.
         missing = total.missing_s / max(total.watched_s + total.missing_s, 1e-9) * self.length_s
         return judge_confidence(self.length_s - missing, missing, self.resolution_s)
 
 
 def hide_names(findings: Findings) -> Findings:
-    """The same without names, ids, paths and addresses: workloads are numbered, hosts too."""
+    """The findings without names, ids, paths and addresses; workloads and hosts are numbered."""
     hosts = {
         host: f"host {number}" for number, host in enumerate(sorted({row.host for row in findings.rows} - {""}), 1)
     }
@@ -99,7 +102,7 @@ def hide_names(findings: Findings) -> Findings:
 
 
 def sort_rows(rows: list[WorkloadRow]) -> list[WorkloadRow]:
-    """Workloads with a limit first, then by the cores that can be reclaimed, most first."""
+    """Sort workloads: those with a limit first, then by reclaimable cores, largest first."""
     return sorted(
         rows,
         key=lambda row: (
@@ -112,17 +115,17 @@ def sort_rows(rows: list[WorkloadRow]) -> list[WorkloadRow]:
 
 
 def describe(findings: Findings) -> list[str]:
-    """The findings in sentences: cores ordered, used and reclaimable, the cost, and the confidence."""
+    """The findings in sentences: cores requested, used and reclaimable, the cost, and the confidence."""
     hosts = len({row.host for row in findings.rows})
     place = findings.place or ("one host" if hosts == 1 else f"{hosts} hosts")
-    span = f"{format_span(findings.length_s)}, a sample each {format_span(findings.resolution_s)}"
+    span = f"{format_span(findings.length_s)}, a sample every {format_span(findings.resolution_s)}"
     said = [f"{count(len(findings.rows), 'workload')} of {place}, {span}; nothing was written."]
     limited, free = findings.total(True), findings.total(False)
     numbers = {flag: sum((row.is_limited is True) == flag for row in findings.rows) for flag in (True, False)}
     if numbers[True]:
         share = f" ({limited.used_cores / limited.ordered_cores:.0%})" if limited.ordered_cores > 0.0 else ""
         said.append(
-            f"{count(numbers[True], 'workload')} with a limit ordered {count_cores(limited.ordered_cores)} and "
+            f"{count(numbers[True], 'workload')} with a limit requested {count_cores(limited.ordered_cores)} and "
             f"used {show_cores(limited.used_cores)}{share}."
         )
         said += [_describe_rule(rule, each) for rule, each in limited.rules.items()]
@@ -130,16 +133,16 @@ def describe(findings: Findings) -> list[str]:
         host = f" of {count_cores(findings.host_cores)}" if findings.host_cores else ""
         said.append(
             f"{count(numbers[False], 'workload')} without a limit used {count_cores(free.used_cores)}. Each could "
-            f"use the whole host{host}, so what is reclaimable of them is no CPU that can be given away."
+            f"use the whole host{host}, so their reclaimable CPU cannot be given to others."
         )
         shared = sum(row.is_shared for row in findings.rows)
         if shared:
             said.append(
                 f"{shared} of these {'is' if shared == 1 else 'are'} under a limit that others share: it counts for "
-                "none of them, as each could use all of it."
+                "none of them, because each could use all of it."
             )
     level, reasons = findings.confidence()
-    said.append(f"How sure that is: {level} ({'; '.join(reasons)}).")
+    said.append(f"Confidence: {level} ({'; '.join(reasons)}).")
     return said
 
 
@@ -147,7 +150,7 @@ def _describe_rule(rule: LimitRule, of: RuleEstimate) -> str:
     return (
         f"Rule {rule}: {count_cores(of.reclaimable_cores)} reclaimable ({of.reclaimable_ratio:.0%}), held back "
         f"{_show_ratio(of.held_back_ratio)} of the time, at most {_show_ratio(of.held_back_most_ratio)}. "
-        f"Jobs of {format_span(USUAL_JOBS.length_s)} that a scheduler starts on it would lose "
+        f"If a scheduler started jobs of {format_span(USUAL_JOBS.length_s)} on it, they would lose "
         f"{_show_ratio(of.lost_work_ratio)} of their work."
     )
 
@@ -157,10 +160,10 @@ def _show_ratio(ratio: float) -> str:
 
 
 EXPLANATION: Final = (
-    "reclaimable  mean of the cores ordered above the limit that the rule would have set, once it is down",
-    "held back    each time that use exceeded that limit, for as long as the rule needs to see it; at most: a check",
-    "total        means over the whole time; a row has those over the time in which its workload was there",
-    "sure         by the time watched, the distance of samples and the gaps; bursts between samples are not seen",
+    "reclaimable  mean of the cores requested above the limit that the rule would have set, once it has gone down",
+    "held back    each time that usage exceeded that limit, for as long as the rule needs to notice; at most: a check",
+    "total        means over the whole time; a row covers the time in which its workload existed",
+    "sure         from the time watched, the sampling interval and gaps; bursts between samples are not seen",
 )
 
 
@@ -178,7 +181,7 @@ def render_text(findings: Findings, top: int, width: int | None, colour: bool) -
 
 
 def list_columns() -> list[Column[Any]]:
-    """Numbers are never shortened, names to MIN_NAME at most."""
+    """Columns of the table; numbers are never shortened, names to MIN_NAME characters at least."""
     first, *others = list_headings()
     columns: list[Column[Any]] = [Column(first, least=MIN_NAME)]
     for heading in others:
@@ -209,7 +212,7 @@ def list_cells(findings: Findings, row: WorkloadRow) -> Iterator[str]:
 
 
 def list_totals(findings: Findings) -> Iterator[tuple[str, Iterator[str]]]:
-    """The last rows of the table: the name of each, and the cells after it."""
+    """The totals at the end of the table: the name of each, and its cells."""
     for name, flag in (("total, with a limit", True), ("total, without", False)):
         if any((row.is_limited is True) == flag for row in findings.rows):
             yield name, itertools.chain([""], _list_numbers(findings.total(flag), True), [""])
@@ -225,14 +228,14 @@ def _list_numbers(estimate: Estimate, is_limited: bool | None, is_shared: bool =
 
 
 def show_order(estimate: Estimate, is_limited: bool | None, is_shared: bool = False) -> str:
-    """Cores ordered, marked where no limit bounds the workload or only one that it shares."""
+    """Format the requested cores, marked if no limit bounds the workload or only a shared one."""
     if is_limited is None:
         return "unknown"
     return show_cores(estimate.ordered_cores) + ("" if is_limited else " (shared)" if is_shared else " (no limit)")
 
 
 class EstimateSums(msgspec.Struct, frozen=True):
-    """``Estimate`` of several workloads together, whose peaks come at different times."""
+    """Sum of the ``Estimate`` of several workloads, whose peaks occur at different times."""
 
     watched_s: float
     missing_s: float
@@ -300,15 +303,15 @@ def render_json(findings: Findings) -> str:
     # Names first.
     order = sorted(WorkloadAnswer.__struct_fields__, key=lambda key: key in Estimate.__struct_fields__)
     value["workloads"] = [{key: each[key] for key in order} for each in value["workloads"]]
-    # Names of cgroups may hold bytes that are not UTF-8.
+    # Names of cgroups may contain bytes that are not UTF-8.
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode() + "\n"
 
 
 def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str:
-    """A file for ``conf.d``: shadow mode, and sources that find the workloads; "" where no source can find any.
+    """Return a file for ``conf.d``: shadow mode, and sources that find the workloads; "" where no source can find any.
 
-    ``leaves`` is passed to ``list_sources``: the leaf cgroups below a path.
+    ``leaves`` is passed to ``list_sources``: it lists the leaf cgroups below a path.
     """
     # A source cannot name a cgroup whose name is not readable text.
     workloads = [row.workload for row in findings.rows if row.workload.path and row.workload.path.isprintable()]
@@ -318,22 +321,22 @@ def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str
         return ""
     roots = find_roots(sketches)
     lines = [
-        "# Made by `cpumond estimate`: where the workloads are that it found. Put it into /etc/cpumond/conf.d, run",
-        "# `cpumond check-config` and `systemctl reload cpumond`; to try it out: `cpumond agent --config FILE`.",
-        f"# Watched for {format_span(findings.length_s)}, a sample each {format_span(findings.resolution_s)}.",
+        "# Written by `cpumond estimate`: the cgroups of its workloads. Move it to /etc/cpumond/conf.d, run",
+        "# `cpumond check-config` and `systemctl reload cpumond`. To try it first: `cpumond agent --config FILE`.",
+        f"# Watched for {format_span(findings.length_s)}, a sample every {format_span(findings.resolution_s)}.",
         *(
             line
             for said in describe(findings)[1:]
             for line in textwrap.wrap(said, 118, initial_indent="# ", subsequent_indent="# ")
         ),
         "",
-        "# Subtrees whose leaf cgroups may be changed, as soon as a mode below is reclaim. In shadow mode nothing is.",
+        "# Subtrees whose leaf cgroups may be changed once a mode below is reclaim. Shadow mode changes nothing.",
         f"managed_roots = {to_toml(roots)}",
         "",
         "[monitor]",
-        "# Measured and decided, never written. `cpumond status` says what each limit would be.",
+        "# Measured and decided, never written. `cpumond status` shows the limits that would be set.",
         'mode = "shadow"',
-        "# The rule that takes more and holds back less; without it YTsaurus' rule.",
+        "# This rule reclaims more and throttles less; without this line YTsaurus' rule applies.",
         '#limit_rule = "peak"',
         *_render_options(findings.assignments),
     ]
@@ -343,7 +346,7 @@ def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str
 
 
 def _render_options(assignments: tuple[str, ...]) -> Iterator[str]:
-    """The options of ``--set`` as lines of ``[monitor]``, without those that would undo its mode."""
+    """Yield the options of ``--set`` as lines of ``[monitor]``, without those that would override its mode."""
     durations = {each.encode_name for each in msgspec.structs.fields(MonitorSettings) if each.name.endswith("_s")}
     for key, value in parse_assignments(assignments).items():
         if key not in MODE_OPTIONS:
@@ -353,22 +356,22 @@ def _render_options(assignments: tuple[str, ...]) -> Iterator[str]:
 
 
 def _render_source(sketch: SourceSketch, leaves: Callable[[str], list[str]]) -> Iterator[str]:
-    yield f"# {count(len(sketch.paths), 'cgroup')} of kind {sketch.kind}, such as {show_name(sketch.paths[0])}"
+    yield f"# {count(len(sketch.paths), 'cgroup')} of kind {sketch.kind}, for example {show_name(sketch.paths[0])}"
     is_whole = sketch.kind in ("lxc", "machine")
     if not is_whole and any(leaves(path) != [path] for path in sketch.paths):
-        yield "# Some of them have child cgroups: these can be watched, but only leaf cgroups are ever changed."
+        yield "# Some of them have child cgroups. These can be watched, but only leaf cgroups are ever changed."
     yield "[[source]]"
     for key, value in sketch.keys.items():
         yield f"{key} = {to_toml(value)}"
     if is_whole:
         yield "whole = true"
     if sketch.keep_shadow:
-        yield "# What keeps the system running is better never lowered without a thought."
+        yield "# Services that keep the system running: think twice before lowering their limits."
         yield 'mode = "shadow"'
 
 
 def to_toml(value: str | list[str]) -> str:
-    """A text, or a list of some, as a value in TOML."""
+    """Format a string, or a list of strings, as a TOML value."""
     if isinstance(value, list):
         return f"[{', '.join(map(to_toml, value))}]"
     if "\\" in value and "'" not in value:

@@ -1,4 +1,4 @@
-"""Workloads from the history in a Prometheus: metrics of cAdvisor, or of cpumond's agents."""
+"""Workloads from the history of a Prometheus: metrics of cAdvisor, or of cpumond's agents."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ Metrics = Literal["auto", "cadvisor", "cpumond"]
 
 TIMEOUT_S: Final = 60.0
 MAX_POINTS: Final = 5000
-"""Points of each series in one query; Prometheus answers with 11 000 at most."""
+"""Maximum points of each series in one query; Prometheus answers with 11 000 at most."""
 FIRST_POINTS: Final = 100
-"""Points of each series in the first query, when the number of series is not known yet."""
+"""Points of each series in the first query, before the number of series is known."""
 MAX_ANSWER: Final = 500_000
-"""Points of one answer; each takes some 300 bytes while the answer is read."""
+"""Maximum points of one answer; each takes about 300 bytes while the answer is read."""
 MAX_KEPT: Final = 30_000_000
-"""Points of all answers, 16 bytes each."""
+"""Maximum points of all answers together, 16 bytes each."""
 PROBE_S: Final = 900.0
-"""How far back the scrape interval is looked for."""
+"""Seconds of history in which the scrape interval is determined."""
 DEFAULT_SCRAPE_S: Final = 30.0
 LOOKBACK_S: Final = 300.0
-"""How long Prometheus repeats the last value of a series (its default)."""
+"""Seconds for which Prometheus repeats the last value of a series (its default)."""
 MAX_CHECKS: Final = 30_000_000
-"""Checks of all rules over all workloads, some minutes of computing; instead of more, checks are further apart."""
+"""Maximum checks of all rules over all workloads, some minutes of computing; above it, checks are spaced wider."""
 GAP_STEPS: Final = 1.5
 MAX_SAID: Final = 300
 MAX_QUERY: Final = 1500
 
 Series = Mapping[float, float]
-"""Value by time (seconds since 1970), in order."""
+"""Values by time (seconds since 1970), in order."""
 Labels = Mapping[str, str]
 
 
@@ -59,7 +59,7 @@ class Samples(Series):
             self.append(at_s, value)
 
     def append(self, at_s: float, value: float) -> None:
-        """Add a sample; it is left out unless it is later than all others."""
+        """Add a sample, unless it is not later than all others."""
         if not self._times or at_s > self._times[-1]:
             self._times.append(at_s)
             self._values.append(value)
@@ -94,9 +94,9 @@ class _Answer(msgspec.Struct):
 
 
 class Prometheus:
-    """Asks one Prometheus for ranges of samples over its HTTP interface.
+    """Client that reads ranges of samples from one Prometheus over HTTP.
 
-    ``url`` is its address, with a path where a proxy has it below one; ``token`` a bearer token, "" for none. Raises
+    ``url``: its address, with a path if a proxy serves it below one; ``token``: a bearer token, "" for none. Raises
     ConfigError for a ``url`` that is no address.
     """
 
@@ -112,7 +112,7 @@ class Prometheus:
     def read_range(
         self, expression: str, start_s: float, end_s: float, step_s: float
     ) -> list[tuple[dict[str, str], Series]]:
-        """Labels and samples of each series of ``expression``, a sample each ``step_s``, finite values only.
+        """Return labels and samples of each series of ``expression``: a sample every ``step_s``, finite values only.
 
         Raises UnavailableError without a usable answer or for too many samples, AccessError for a refused token.
         """
@@ -132,8 +132,8 @@ class Prometheus:
                 self._kept += len(series) - before
             if self._kept > MAX_KEPT:
                 raise UnavailableError(
-                    f"{self.url}: has more than {MAX_KEPT // 1_000_000} million samples of what is asked for, too many "
-                    "for the memory; ask for less with --match, a longer --step or a shorter --since"
+                    f"{self.url}: has more than {MAX_KEPT // 1_000_000} million samples for this query, too many for "
+                    "the memory; reduce it with --match, a longer --step or a shorter --since"
                 )
             points = min(max(MAX_ANSWER // max(len(results), 1), 10), MAX_POINTS)
             begin_s = until_s + step_s
@@ -150,11 +150,11 @@ class Prometheus:
                 if len(query["query"]) <= MAX_QUERY:
                     answer = client.get(address, params=query, headers=headers)
                 else:
-                    # Not every gateway lets POST through, but a URL may not be so long.
+                    # Some gateways refuse POST, but a URL cannot hold a long query.
                     answer = client.post(address, data=query, headers=headers)
         except httpx2.TimeoutException:
             raise UnavailableError(
-                f"{self.url}: Prometheus did not answer in {self._timeout_s:g} s; ask for less with --since, a longer "
+                f"{self.url}: Prometheus did not answer in {self._timeout_s:g} s; query less with --since, a longer "
                 "--step or --match"
             ) from None
         except httpx2.ConnectError as error:
@@ -174,7 +174,9 @@ class Prometheus:
         said = f": {self._show(answer.error)}" if answer.error else ""
         if status in (401, 403):
             have = (
-                "refuses the token of --token-file" if self._token else "wants a token; give it one with --token-file"
+                "refuses the token of --token-file"
+                if self._token
+                else "requires a token; give it one with --token-file"
             )
             raise AccessError(f"{self.url}: {have} (HTTP status {status}{said})")
         if status == 404 or 300 <= status < 400:
@@ -185,7 +187,7 @@ class Prometheus:
             raise UnavailableError(f"{self.url}: Prometheus answered with an error (HTTP status {status}){said}")
         if problem or answer.data is None:
             raise UnavailableError(
-                f"{self.url}: the answer is not understood: {self._show(problem) or 'it has no data'}; "
+                f"{self.url}: the answer cannot be decoded: {self._show(problem) or 'it has no data'}; "
                 "is this a Prometheus?"
             )
         self.warnings.update(self._show(each) for each in answer.warnings)
@@ -198,13 +200,13 @@ class Prometheus:
         return answer.data.result
 
     def _show(self, text: str) -> str:
-        """A text from the server as one line of output, without control characters and the token."""
+        """A text from the server as one line of output, without control characters and without the token."""
         text = text.replace(self._token, "...") if self._token else text
         return show_name(" ".join(text.split())[:MAX_SAID])
 
 
 class RecordedWorkload(msgspec.Struct):
-    """History of one workload: CPU seconds, cores ordered, and enforcement periods, by time."""
+    """History of one workload by time: CPU seconds, cores requested, and enforcement periods."""
 
     workload: Workload
     host: str
@@ -219,9 +221,9 @@ def read_history(
     prometheus: Prometheus, metrics: Metrics, match: str, since_s: float, step_s: float, now_s: float,
     settings: Mapping[LimitRule, MonitorSettings], show: Callable[[str], None],
 ) -> Findings:  # fmt: skip
-    """The findings of the last ``since_s`` seconds before ``now_s`` (since 1970).
+    """Return the findings of the ``since_s`` seconds before ``now_s`` (since 1970).
 
-    ``match``: label matchers that all series have to meet, "" for none. Raises UnavailableError, AccessError.
+    ``match``: label matchers that every series must meet, "" for none. Raises UnavailableError, AccessError.
     """
     notes: list[str] = []
     chosen, step_s = _choose(prometheus, metrics, match, since_s, step_s, now_s, notes)
@@ -229,7 +231,7 @@ def read_history(
     start_s = end_s - math.floor(since_s / step_s) * step_s
 
     def read(expression: str) -> list[tuple[dict[str, str], Series]]:
-        show(f"asking for {expression}")
+        show(f"querying {expression}")
         return prometheus.read_range(expression, start_s, end_s, step_s)
 
     reader = read_cadvisor if chosen == "cadvisor" else read_cpumond
@@ -237,18 +239,18 @@ def read_history(
     histories = [each for each in histories if len(each.usage) > 1]
     if not histories:
         raise UnavailableError(
-            f"{prometheus.url}: no workload has two samples in the last {format_span(since_s)}; ask for more with "
+            f"{prometheus.url}: no workload has two samples in the last {format_span(since_s)}; extend the time with "
             "--since"
         )
     check_s = next(iter(settings.values())).check_period_s
     checks = sum(len(each.usage) for each in histories) * step_s / check_s * len(settings)
     if checks > MAX_CHECKS:
         check_s = min(check_s * math.ceil(checks / MAX_CHECKS), step_s)
-        notes.append(f"so many samples are reckoned with a check each {format_duration(check_s)}")
+        notes.append(f"because of the number of samples, a check is computed every {format_duration(check_s)}")
     timeline = Timeline(0.0, end_s - start_s)
     rows = []
     for number, history in enumerate(histories, 1):
-        show(f"reckoning workload {number} of {len(histories)}")
+        show(f"computing workload {number} of {len(histories)}")
         rows.append(_replay(history, step_s, min(check_s, step_s), start_s, end_s, settings, timeline))
     known = [row for row in rows if row.estimate.watched_s > 0.0]
     if not known:
@@ -259,7 +261,7 @@ def read_history(
         notes.append(f"Prometheus has only {format_span(last - first)} of it")
     missing = sum(row.estimate.missing_s > 0.01 * (last - first) for row in known)
     if missing:
-        notes.append(f"{count(missing, 'workload has', 'workloads have')} gaps in its history; gaps are left out")
+        notes.append(f"{count(missing, 'workload has', 'workloads have')} gaps in the history; gaps are left out")
     named_notes = [f"Prometheus warns: {each}" for each in sorted(prometheus.warnings)]
     return Findings(
         "prometheus", prometheus.url, last - first, since_s, step_s, None, known, timeline, notes, named_notes
@@ -272,14 +274,16 @@ USAGE: Final = {"cadvisor": "container_cpu_usage_seconds_total", "cpumond": "cpu
 def _choose(
     prometheus: Prometheus, metrics: Metrics, match: str, since_s: float, step_s: float, now_s: float, notes: list[str]
 ) -> tuple[str, float]:
-    """The metrics to read (a key of USAGE) and the step in seconds, a multiple of the scrape interval if known."""
+    """Choose the metrics to read (a key of USAGE) and the step in seconds, a multiple of the scrape interval if
+    known.
+    """
     probed = {}
     probe_s = min(max(20.0 * step_s, PROBE_S), since_s)
     for name in USAGE if metrics == "auto" else (metrics,):
         expression = f"timestamp({USAGE[name]}{{{match}}})"
         series = prometheus.read_range(expression, now_s - probe_s, now_s, step_s)
         if not series:
-            # There may be only samples from hours ago.
+            # All samples may be hours old.
             coarse_s = max(LOOKBACK_S, since_s / 2000)
             series = prometheus.read_range(expression, now_s - since_s, now_s, coarse_s)
             stamps = [max(stamps.values()) for _, stamps in series]
@@ -298,19 +302,19 @@ def _choose(
     chosen = max(probed, key=lambda name: len(probed[name]))
     if len(probed) > 1:
         other = next(name for name in probed if name != chosen)
-        notes.append(f"metrics of {chosen} are read; there are metrics of {other}, too: --metrics {other} reads those")
+        notes.append(f"metrics of {chosen} are used; there are also metrics of {other}: --metrics {other} uses those")
     scrape_s = _find_scrape_s([stamps for _, stamps in probed[chosen]])
     if scrape_s == 0.0:
         step_s = max(step_s, DEFAULT_SCRAPE_S)
-        notes.append(f"it does not show how far apart samples are, so the step is {format_duration(step_s)}")
+        notes.append(f"the scrape interval is unknown, so the step is {format_duration(step_s)}")
     if scrape_s > step_s * 1.01 or (scrape_s > 0.0 and abs(step_s / scrape_s - round(step_s / scrape_s)) > 0.01):
         step_s = scrape_s * max(math.ceil(step_s / scrape_s - 0.01), 1)
-        notes.append(f"scraped each {format_duration(scrape_s)}, so the step is {format_duration(step_s)}")
+        notes.append(f"scraped every {format_duration(scrape_s)}, so the step is {format_duration(step_s)}")
     return chosen, step_s
 
 
 def _find_scrape_s(stamps: Iterable[Series]) -> float:
-    """The scrape interval in seconds, to a tenth, from the times of samples; 0 where no series has two of them."""
+    """The scrape interval in seconds, rounded to a tenth, from the times of samples; 0 if no series has two samples."""
     distances = []
     for series in stamps:
         times = sorted(set(series.values()))
@@ -330,7 +334,7 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[RecordedWo
         if not _is_pause(labels):
             place = _identify(labels, clusters)
             known = found.get(place)
-            # Two series of one cgroup, from two scrape jobs: at equal times the sample of the first counts.
+            # Two series of one cgroup come from two scrape jobs: at equal times the first one's sample counts.
             found[place] = (known[0], Samples(sorted({**series, **known[1]}.items()))) if known else (labels, series)
     chosen: dict[tuple[str, str], Workload] = {}
     for host in sorted({host for host, _ in found}):
@@ -350,7 +354,7 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[RecordedWo
             "container_cpu_cfs_throttled_periods_total",
         )
     )
-    # This metric has the labels of a host, and none of a container.
+    # This metric has the labels of a host and none of a container.
     cores = {_find_host(labels, clusters): series for labels, series in read(f"machine_cpu_cores{{{match}}}")}
     histories = []
     for place, workload in chosen.items():
@@ -368,9 +372,9 @@ def read_cadvisor(read: Reader, match: str, notes: list[str]) -> list[RecordedWo
     if unknown:
         notes.append(
             f"{count(unknown, 'workload has', 'workloads have')} no limit, and no machine_cpu_cores says how many CPUs "
-            "the host has: nothing is reckoned for them"
+            "the host has: they are left out"
         )
-    notes.append("a limit that cpumond or anybody else lowered meanwhile looks like what was ordered")
+    notes.append("a limit that cpumond or another program had lowered looks like the request")
     return histories
 
 
@@ -390,11 +394,11 @@ def _identify(labels: Labels, clusters: tuple[str, ...]) -> tuple[str, str]:
 
 
 CLUSTER_LABELS: Final = ("cluster", "cluster_name", "cluster_id", "k8s_cluster", "datacenter", "region", "environment")
-"""Labels that name a cluster: hosts of several clusters in one Prometheus may have the same name."""
+"""Labels that name a cluster; hosts of different clusters in one Prometheus may have the same name."""
 
 
 def _find_cluster_labels(every: Iterable[Labels]) -> tuple[str, ...]:
-    """Those of ``CLUSTER_LABELS`` in which series differ."""
+    """The ``CLUSTER_LABELS`` whose values differ between series."""
     values: dict[str, set[str]] = {name: set() for name in CLUSTER_LABELS}
     for labels in every:
         for name, known in values.items():
@@ -403,7 +407,7 @@ def _find_cluster_labels(every: Iterable[Labels]) -> tuple[str, ...]:
 
 
 def _find_host(labels: Labels, clusters: tuple[str, ...]) -> str:
-    """The host, after the values of the labels ``clusters``."""
+    """The host's name, prefixed with the values of the labels ``clusters``."""
     host = labels.get("node") or labels.get("instance", "")
     return "/".join([*(labels[name] for name in clusters if labels.get(name)), host])
 
@@ -415,7 +419,7 @@ def _is_pause(labels: Labels) -> bool:
 
 
 def _name_by_labels(workload: Workload, labels: Labels) -> Workload:
-    """``workload`` with the names that the container engine gave; a cgroup's path has ids only."""
+    """``workload`` with the names that the container engine gave; a cgroup's path has only ids."""
     if labels.get("pod") and labels.get("container"):
         name = "/".join(labels[each] for each in ("namespace", "pod", "container") if labels.get(each))
         return msgspec.structs.replace(workload, kind="kubernetes", name=name)
@@ -453,8 +457,8 @@ def read_cpumond(read: Reader, match: str, notes: list[str]) -> list[RecordedWor
         histories.append(RecordedWorkload(workload, key[0], series, limits, True if limits else None))
     if moved:
         notes.append(
-            f"{count(len(moved), 'job')} had a limit that cpumond moved: while that held a job back, what it would "
-            "have used is not known"
+            f"{count(len(moved), 'job')} had a limit that cpumond moved: while that limit held a job back, its demand "
+            "is unknown"
         )
     return histories
 
@@ -463,7 +467,7 @@ def _replay(
     history: RecordedWorkload, step_s: float, check_s: float, start_s: float, end_s: float,
     settings: Mapping[LimitRule, MonitorSettings], timeline: Timeline,
 ) -> WorkloadRow:  # fmt: skip
-    """Every rule of ``settings`` over one history; time 0 of the estimate is ``start_s``."""
+    """Run every rule of ``settings`` over one history; time 0 of the estimate is ``start_s``."""
     times = list_times(history.usage, step_s, end_s)
     ordered = _fill_forward(history.ordered, times)
     known = next((value for value in ordered if value is not None), None)
@@ -486,9 +490,9 @@ def _replay(
 
 
 def list_times(usage: Series, step_s: float, end_s: float = -math.inf) -> list[float]:
-    """The times of samples, in order, without repetitions of the last value before a gap or before ``end_s``.
+    """The times of samples in order, without repetitions of the last value before a gap or before ``end_s``.
 
-    For LOOKBACK_S Prometheus repeats the last value of a series that has no more samples.
+    Prometheus repeats the last value of a series for LOOKBACK_S after its last sample.
     """
     times = sorted(usage)
     kept: list[float] = []
@@ -507,7 +511,7 @@ def _drop_repeated(times: list[float], usage: Series) -> None:
 
 
 def interpolate(before: CpuReading | None, now: CpuReading, check_s: float, longest_s: float) -> Iterator[CpuReading]:
-    """Readings each ``check_s`` from ``before`` to ``now``, as if use had been even; only ``now`` after a gap."""
+    """Yield readings every ``check_s`` from ``before`` to ``now``, assuming even usage; only ``now`` after a gap."""
     if before is not None:
         length_s = now.at_s - before.at_s
         if length_s <= longest_s and now.total_cpu_s >= before.total_cpu_s:
@@ -527,7 +531,7 @@ def interpolate(before: CpuReading | None, now: CpuReading, check_s: float, long
 
 
 def _fill_forward(series: Series, times: list[float]) -> list[float | None]:
-    """The last known value at each time; before the first one, that one."""
+    """The last known value at each time; before the first known value, that one."""
     if not series:
         return [None] * len(times)
     last: float | None = series[min(series)]

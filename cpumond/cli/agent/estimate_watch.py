@@ -1,4 +1,4 @@
-"""Workloads of this host, watched by their cgroups; nothing is written."""
+"""Workloads of this host, observed through their cgroups; nothing is written."""
 
 from __future__ import annotations
 
@@ -31,22 +31,25 @@ from cpumond.monitor.estimate import MOST_CHECKS, WARM_UP_S, Timeline, UseWatch,
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
 
 RESCAN_S: Final = 5.0
-"""Seconds between two searches for new workloads and changed orders."""
+"""Seconds between two searches for new workloads and changed requests."""
 MAX_DEPTH: Final = 32
 GLANCE_S: Final = 0.2
-"""Between two checks counters are read this often, to see shorter bursts; not with more than MAX_GLANCED workloads."""
+"""Seconds between two readings of the counters between checks, to see shorter bursts; not with more than MAX_GLANCED
+workloads.
+"""
 MAX_GLANCED: Final = 500
 MAX_ENDED: Final = 2000
-"""Ended workloads that have a row each; later ones share two rows, with and without a limit."""
+"""Ended workloads that have rows of their own; later ones share two rows, with and without a limit."""
 ENDED_CHECKS: Final = 200
 """The ``most_checks`` of ``UseWatch.conclude`` for an ended workload, which is computed between two samples."""
 LATE_PERIODS: Final = 10.0
-"""An interval longer than so many check periods and RESCAN_S is a gap: the machine or this program was stopped."""
+"""An interval longer than this many check periods plus RESCAN_S is a gap: the machine or this program was stopped."""
 
 
 class AccountedCgroup:
-    """A cgroup that is only in the hierarchy of cpuacct (v1), as Slurm's are where cpu is mounted apart: its CPU time
-    is counted, but it has no limit and can have none."""
+    """A cgroup that exists only in the cpuacct hierarchy (v1), as Slurm's do where cpu is mounted separately: its CPU
+    time is counted, but it cannot have a limit.
+    """
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
@@ -60,7 +63,7 @@ class AccountedCgroup:
         return None if fd is None else cls(path, fd)
 
     def read(self, at_s: float) -> CpuReading | None:
-        """CPU time alone; None when the cgroup is gone. Raises CgroupReadError."""
+        """Read the CPU time alone; None when the cgroup is gone. Raises CgroupReadError."""
         try:
             return CpuReading(int(os.pread(self._fd, 64, 0)) * 1e-9, at_s, self._inode)
         except OSError as error:
@@ -78,7 +81,7 @@ Counted = Cgroup | AccountedCgroup
 
 
 class Order(NamedTuple):
-    """The ``cores`` that a workload may use, by a limit of its own (``is_limited``) or one that it shares."""
+    """The ``cores`` that a workload may use, by its own limit (``is_limited``) or by a shared one."""
 
     cores: float
     is_limited: bool = False
@@ -98,7 +101,7 @@ class _Followed:
 
 
 class HostWatch:
-    """Finds the workloads below ``root`` ("": everywhere), samples them, and looks for new ones."""
+    """Samples the workloads below ``root`` ("": everywhere), and looks for new ones."""
 
     def __init__(
         self,
@@ -109,7 +112,7 @@ class HostWatch:
     ) -> None:
         self.hierarchies = open_hierarchies(mountinfo_path)
         self.root = relative_path(self.hierarchies, root)
-        # Slurm's jobs are in cpuacct alone where it is mounted apart.
+        # Slurm's jobs are in cpuacct alone where it is mounted separately.
         self.roots = list(dict.fromkeys((self.hierarchies.cpu_root, self.hierarchies.cpuacct_root)))
         if not any(os.path.isdir(os.path.join(each, self.root)) for each in self.roots):
             raise UnavailableError(
@@ -129,14 +132,14 @@ class HostWatch:
         raise_descriptor_limit()
 
     def rescan(self) -> None:
-        """Follow new workloads, read orders again. Raises UnavailableError where the first scan finds no workload."""
+        """Follow new workloads and read requests again. Raises UnavailableError if the first scan finds no workload."""
         found = find_workloads(self.roots, self.root)
         found = [each for each in found if each.path in self._followed or not self._is_pause(each)]
         places = {each.path for each in found}
         self._holders = Counter(above for path in places for above in list_above(path))
         for path, followed in list(self._followed.items()):
             if path not in places:
-                # It ended, or its cgroup now holds workloads of its own.
+                # It ended, or its cgroup now contains workloads of its own.
                 self._end(path)
             else:
                 self._read_order(followed)
@@ -144,7 +147,7 @@ class HostWatch:
             where = os.path.join(self.hierarchies.cpu_root, self.root)
             raise UnavailableError(
                 f"no cgroup in {where} looks like a workload: there is no container, job, unit, or other cgroup with "
-                "processes; start one, or say with --root where to look"
+                "processes; start one, or choose another place with --root"
             )
         for workload in found:
             if workload.path not in self._followed:
@@ -162,19 +165,19 @@ class HostWatch:
             self._refuse(workload.path, str(error))
             return
         if cgroup is None:
-            # It ended meanwhile, or its CPU time is counted nowhere.
+            # It has ended, or no controller counts its CPU time.
             return
         watch = UseWatch(self.host_cores, self.settings, LATE_PERIODS * self.period_s + RESCAN_S, self.timeline)
         followed = self._followed[workload.path] = _Followed(workload, cgroup, watch, Order(self.host_cores))
         self._read_order(followed)
 
     def _refuse(self, path: str, why: str) -> None:
-        """Leave a workload out until the next rescan: descriptors may have run out, and be free again by then."""
+        """Leave a workload out until the next rescan; if file descriptors ran out, some may be free by then."""
         self._refused.add(path)
         self.problems[path] = why
 
     def _end(self, path: str) -> None:
-        """Stop following a workload and keep its row; after MAX_ENDED rows, as a part of a common one."""
+        """Stop following a workload and keep its row; after MAX_ENDED rows, merge it into a shared one."""
         followed = self._followed.pop(path)
         followed.cgroup.close()
         if followed.watch.watched_s > 0.0:
@@ -185,7 +188,7 @@ class HostWatch:
             self._over[path] = merge_rows(self._over.get(path), row)
 
     def _read_order(self, followed: _Followed) -> None:
-        """Read the order of a workload again; it stays as it was where the workload ends meanwhile."""
+        """Read the request of a workload again; keep the old value if the workload ends during the read."""
         path = followed.cgroup.path
         try:
             order = self._find_order(followed.cgroup)
@@ -198,8 +201,11 @@ class HostWatch:
             followed.watch.move_hard(order.cores)
 
     def _find_order(self, cgroup: Counted) -> Order:
-        """The order of a workload: its quota or that of a cgroup above it that holds no other workload, else a cpuset
-        smaller than those above. What several workloads share cannot be reclaimed from each. Raises CpumondError."""
+        """Determine the request of a workload. Raises CpumondError.
+
+        It is the workload's quota, or that of a cgroup above it that holds no other workload, else a cpuset smaller
+        than those above. CPU that several workloads share cannot be reclaimed from each of them.
+        """
         path = cgroup.path
         own, cap = math.inf, AncestorCap(math.inf)
         if not isinstance(cgroup, AccountedCgroup):
@@ -216,7 +222,7 @@ class HostWatch:
         return Order(cores, is_shared=cores < self.host_cores)
 
     def _is_alone_in(self, place: str) -> bool:
-        """Whether the cgroup ``place`` holds one workload only; False above ``root``, which is not searched."""
+        """Whether the cgroup ``place`` holds only one workload; False above ``root``, which is not searched."""
         return self._holders[place] == 1 and self._is_below_root(place)
 
     def _is_below_root(self, place: str) -> bool:
@@ -224,7 +230,7 @@ class HostWatch:
 
     @property
     def tick_s(self) -> float:
-        """Seconds between two readings: of a check, or of a part of it."""
+        """Seconds between two readings: a check period, or a fraction of it."""
         parts = round(self.period_s / GLANCE_S)
         return self.period_s / parts if parts > 1 and len(self._followed) <= MAX_GLANCED else self.period_s
 
@@ -255,30 +261,30 @@ class HostWatch:
         return len(self._followed)
 
     def describe_progress(self) -> str:
-        """One line: the time passed, the number of workloads, and their use."""
+        """One line: the elapsed time, the number of workloads, and their usage."""
         used = sum(each.watch.usage_cores for each in self._followed.values())
         return (
             f"{format_span(self.end_s - self.begin_s)} of {format_span(self.duration_s)}: "
             f"{count(len(self._followed), 'workload')}, {show_cores(used)} of {count_cores(self.host_cores)} "
-            "used; Ctrl-C for what is known so far"
+            "used; Ctrl-C ends early with the findings so far"
         )
 
     def conclude(self) -> Findings:
-        """The findings so far. Raises UnavailableError before the second sample."""
+        """Compute the findings so far. Raises UnavailableError before the second sample."""
         rows = dict(self._over)
         for path, each in self._followed.items():
             if each.watch.watched_s > 0.0:
                 rows[path] = merge_rows(rows.get(path), each.conclude())
         if not rows:
-            raise UnavailableError("stopped before the second sample, so nothing is known yet; let it run longer")
+            raise UnavailableError("stopped before the second sample, so there are no findings yet; let it run longer")
         place = f"this host{f' below {show_name(self.root)}' if self.root else ''}"
         length_s = self.end_s - self.begin_s
         accounted = sum(isinstance(each.cgroup, AccountedCgroup) for each in self._followed.values())
         notes = []
         if accounted:
             notes.append(
-                f"{count(accounted, 'workload is', 'workloads are')} in the hierarchy of cpuacct alone: use is "
-                "counted, but there is no limit to lower; mount cpu and cpuacct together, or use cgroup v2"
+                f"{count(accounted, 'workload is', 'workloads are')} only in the cpuacct hierarchy: usage is counted, "
+                "but there is no limit to lower; mount cpu and cpuacct together, or use cgroup v2"
             )
         named_notes = [f"left out {show_name(path)}: {why}" for path, why in sorted(self.problems.items())]
         vital = find_vital(self.hierarchies.cpu_root)
@@ -295,11 +301,11 @@ class HostWatch:
             notes.append(f"stopped after {format_span(length_s)} of {format_span(self.duration_s)}")
         if length_s < 2.0 * WARM_UP_S:
             span = format_span(2.0 * WARM_UP_S)
-            notes.append(f"less than {span}: what was seen is taken to go on the same until limits are down")
+            notes.append(f"less than {span}: usage is assumed to stay the same until limits have gone down")
         if os.path.exists(load_config(None).control_socket):
-            notes.append("an agent of cpumond runs on this host: a limit that it lowered looks like what was ordered")
+            notes.append("an agent of cpumond runs on this host: a limit that it lowered looks like the request")
         if self._over:
-            notes.append("some workloads ended; their last moments, up to a sample's length, are not counted")
+            notes.append("some workloads ended; their usage after the last sample is not counted")
         return notes
 
     def close(self) -> None:
@@ -310,7 +316,8 @@ class HostWatch:
 def watch_host(
     root: str, duration_s: float, settings: Mapping[LimitRule, MonitorSettings]
 ) -> tuple[Findings, Callable[[str], list[str]]]:
-    """Watch for ``duration_s``, or until SIGINT, SIGTERM or SIGHUP: the findings, and a function that lists the leaves.
+    """Watch for ``duration_s``, or until SIGINT, SIGTERM or SIGHUP; return the findings and a function that lists
+    leaves.
 
     Raises UnavailableError when no cgroup looks like a workload, or none has two samples at the end.
     """
@@ -326,7 +333,7 @@ def watch_host(
         check_s, is_last = -math.inf, False
         while not is_last:
             now_s = time.monotonic()
-            # A tick may be a little early or late.
+            # A tick may come slightly early or late.
             early_s = watch.tick_s / 2.0
             is_last = ended.is_set() or now_s >= begin_s + duration_s - early_s
             is_check = is_last or now_s >= check_s + watch.period_s - early_s
@@ -340,9 +347,9 @@ def watch_host(
             next_s = max(next_s + watch.tick_s, now_s)
             if not is_last:
                 ended.wait(next_s - time.monotonic())
-        # Computing may take a while with many workloads; another signal ends it as it ends any command.
+        # Computing may take long with many workloads; another signal ends it like any other command.
         signals.close()
-        progress.show(f"reckoning {count(len(watch), 'workload')}; another Ctrl-C gives up")
+        progress.show(f"computing {count(len(watch), 'workload')}; another Ctrl-C aborts")
         return watch.conclude(), lambda path: list_leaves(watch.hierarchies.cpu_root, path)
 
 
@@ -357,7 +364,7 @@ def find_workloads(roots: Sequence[str], top: str) -> list[Workload]:
 
 
 def list_cgroups(root: str, top: str, depth: int = MAX_DEPTH) -> list[str]:
-    """``top`` and the cgroups up to ``depth`` + 1 levels below it, relative to ``root``; unreadable ones left out."""
+    """``top`` and the cgroups up to ``depth`` + 1 levels below it, relative to ``root``, without unreadable ones."""
     found = [top] if top else []
     waiting = [(top, depth)]
     while waiting:
@@ -370,7 +377,7 @@ def list_cgroups(root: str, top: str, depth: int = MAX_DEPTH) -> list[str]:
 
 
 def list_leaves(root: str, path: str) -> list[str]:
-    """The leaf cgroups below ``path``; ``path`` itself where it has no children, none where it does not exist."""
+    """The leaf cgroups below ``path``; ``path`` itself if it has no children, none if it does not exist."""
     if not os.path.isdir(os.path.join(root, path)):
         return []
     places = list_cgroups(root, path)
@@ -379,15 +386,17 @@ def list_leaves(root: str, path: str) -> list[str]:
 
 
 def merge_rows(earlier: WorkloadRow | None, later: WorkloadRow) -> WorkloadRow:
-    """One row for two: those of a cgroup that was made again, or of workloads that ended."""
+    """Merge two rows: of a cgroup that was recreated, or of workloads that ended."""
     if earlier is None:
         return later
     return dataclasses.replace(later, estimate=merge(earlier.estimate, later.estimate))
 
 
 def read_quota(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
-    """A workload's own quota in cores, infinity where there is none: that of its cgroup, or of its only child, where
-    container engines may set it. Raises CgroupReadError."""
+    """A workload's own quota in cores, infinity if there is none. Raises CgroupReadError.
+
+    It is that of its cgroup, or of its only child, where container engines may set it.
+    """
     own = read_own_quota(cgroup)
     path = cgroup.path
     while own == math.inf:
@@ -404,7 +413,7 @@ def read_quota(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
 
 
 def is_pause(directory: str) -> bool:
-    """Whether a cgroup holds only the ``pause`` process that keeps a pod's namespaces: it orders and uses nothing."""
+    """Whether a cgroup holds only the ``pause`` process that keeps a pod's namespaces; it requests and uses no CPU."""
     try:
         with open(os.path.join(directory, "cgroup.procs"), encoding="ascii") as file:
             processes = file.read().split()

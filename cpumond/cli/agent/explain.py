@@ -1,7 +1,7 @@
 """Output of ``explain``: the agent's sentences about a job's limit, and its figures.
 
-Every function is pure but for the time zone: from the agent's answer ``e`` to text. With ``width`` None (a pipe) no
-line is wrapped. Text of an agent is shown with its control characters escaped.
+Every function is pure except for the time zone: agent's answer ``e`` to text. With ``width`` None (a pipe) no line is
+wrapped. Control characters in an agent's text are escaped.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from cpumond.core.words import count, show_measured, show_name, show_time, show_
 
 
 def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: bool) -> str:
-    """``cpumond explain``: the answer, the facts behind it, the window, the next step, options, ``last`` decisions.
+    """Output of ``cpumond explain``: the answer, the facts behind it, the window, the next step, options, ``last``
+    decisions.
 
-    Raises UnavailableError for the answer of an agent that makes no sentences.
+    Raises UnavailableError for an agent whose answers have no sentences.
     """
     if not e.why:
         raise UnavailableError(
-            f"the agent of job {show_name(e.job_id)} is an older cpumond, which gives no reasons; update it, "
-            "or read its figures with --json"
+            f"the agent of job {show_name(e.job_id)} is an older version, which gives no reasons; update it, or read "
+            "its figures with --json"
         )
 
     def table(rows: Sequence[Sequence[Cell]]) -> str:
@@ -50,7 +51,7 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
 
 
 def list_votes(e: ExplainAnswer) -> list[str]:
-    """Lines about the window of votes: the meaning of a vote, each value and its vote."""
+    """Lines about the voting window: the meaning of a vote, each value and its vote."""
     w = e.window
     lines = [show_name(w.meaning)]
     for value, vote in zip(w.values, w.votes, strict=False):
@@ -62,7 +63,7 @@ def list_votes(e: ExplainAnswer) -> list[str]:
 
 
 def list_options(e: ExplainAnswer, width: int | None) -> list[list[Cell]]:
-    """Two options a row, where they have room."""
+    """Two options in each row, if they fit."""
     texts = [show_name(f"{key} = {show_option(key, value)}") for key, value in e.job_cpu_monitor.items()]
     if width is not None and 2 * max(map(width_of, texts), default=0) + 4 > width:
         return [[f"  {text}"] for text in texts]

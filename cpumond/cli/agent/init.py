@@ -1,4 +1,6 @@
-"""``cpumond init``: which engines run jobs on this host, and the files that let cpumond follow those jobs."""
+"""``cpumond init``: find the engines that run jobs on this host, and write the files that let cpumond follow those
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ if TYPE_CHECKING:
 UNIT_DIR: Final = "/etc/systemd/system"
 SERVICE: Final = "cpumond.service"
 MAIN_FILE: Final = (
-    "# The agent's configuration. Yours goes into files of its own in conf.d/ beside this one.\n"
-    "# Every key with its default: cpumond.toml(5). `cpumond check-config` says what results.\n"
+    "# The agent's configuration. Put your settings into files in conf.d/ beside this one.\n"
+    "# Every key with its default: cpumond.toml(5). `cpumond check-config` prints the result.\n"
 )
 NEXT: Final = ("systemctl daemon-reload && systemctl restart cpumond", "cpumond status", "cpumond doctor")
 
 
 class InitPlan(msgspec.Struct, frozen=True):
-    """Findings, and files to write; ``others``: sentences about workloads of no engine."""
+    """Findings, and files to write; ``others``: sentences about workloads that belong to no engine."""
 
     engines: list[EngineSeen]
     others: list[str]
@@ -53,28 +55,29 @@ class InitPlan(msgspec.Struct, frozen=True):
 
 @click.command("init", epilog="Example: cpumond init --yes && systemctl daemon-reload && systemctl restart cpumond")
 @config_option
-@click.option("--yes", is_flag=True, help="Write without asking, for scripts.")
+@click.option("--yes", is_flag=True, help="Write without a question, for scripts.")
 @click.option(
     "--socket",
     "sockets",
     multiple=True,
     metavar="KIND=PATH",
-    help="Where an engine listens, if not at its own place, such as docker=/run/docker-2.sock; may be repeated.",
+    help="Where an engine listens, if not at its default path, for example docker=/run/docker-2.sock; may be repeated.",
 )
 @click.option(
     "--unit-dir",
     metavar="DIR",
-    help=f"Where the unit's drop-in goes.  [default: {UNIT_DIR}, where systemd runs this machine]",
+    help=f"Folder of the unit's drop-in.  [default: {UNIT_DIR}, where systemd runs this machine]",
 )
-@output_options("All of it as JSON; only writes with --yes.")
+@output_options("Print everything as JSON; writes only with --yes.")
 def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir: str | None, as_json: bool) -> None:
-    """Look which engines run jobs here (Docker, Podman, Slurm, Kubernetes) and have cpumond follow them.
+    """Find the engines that run jobs here (Docker, Podman, Slurm, Kubernetes) and let cpumond follow their jobs.
 
-    Says what was found, what would be managed and what not, and why. After asking it writes conf.d/engines.toml beside
-    the configuration, in shadow mode, and a drop-in for the unit, which hides other services' sockets otherwise.
-    Without a terminal and without --yes it only prints what it would write.
+    Prints what was found, what would be managed and what would not, and why. After a question it writes
+    conf.d/engines.toml beside the configuration, in shadow mode, and a drop-in for the unit, which otherwise hides
+    other services' sockets. Without a terminal and without --yes it only prints the files that it would write.
 
-    A file that it did not write, or that was changed since, is never replaced; a second run changes nothing.
+    A file that `cpumond init` did not write, or that was changed since, is never replaced. A second run changes
+    nothing.
     """
     if unit_dir is None and os.path.isdir("/run/systemd/system"):
         unit_dir = UNIT_DIR
@@ -93,8 +96,8 @@ def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir
         click.echo("Next:\n" + "\n".join(f"  {command}" for command in NEXT))
     if plan.foreign:
         raise CreateError(
-            f"{plan.foreign[0].path}: was not written by `cpumond init`, or was changed since, and stays as it is; put "
-            "what is missing there yourself, or move it away and run this again"
+            f"{plan.foreign[0].path}: was not written by `cpumond init`, or was changed since, and is left alone; add "
+            "the missing settings yourself, or move the file away and run this again"
         )
 
 
@@ -107,7 +110,7 @@ def _ask(plan: InitPlan) -> bool:
 
 
 def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> InitPlan:
-    """Look at this host and plan its files. Raises ConfigError, AccessError, UnavailableError."""
+    """Examine this host and plan its files. Raises ConfigError, AccessError, UnavailableError."""
     from cpumond.cli.doctor.host import list_process_names
     from cpumond.host.cgroup.mounts import open_hierarchies
 
@@ -137,7 +140,7 @@ def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> Ini
     elif drop_in:
         notes.append("systemd does not run this machine: nothing hides sockets from the agent, so no drop-in is needed")
     notes += [
-        f"{each.facts.daemon}: no source is written for it, since it does not answer: see above"
+        f"{each.facts.daemon}: no source is written for it, because it does not answer: see above"
         for each in shown
         if not (each.is_configured or each.can_be_followed)
     ]
@@ -147,9 +150,9 @@ def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> Ini
 def choose_sources(
     own: list[Source], config: AgentConfig, seen: Iterable[EngineSeen], more: Iterable[Source]
 ) -> list[Source]:
-    """The sources of our file: those that are in it, and one for each engine that no source names so far.
+    """The sources of the generated file: those that it already has, and one for each engine that no source names yet.
 
-    An engine that is away just now stays in it; a kubelet that gives no answer is not written.
+    An engine that is down at the moment keeps its source; a kubelet that does not answer gets none.
     """
     # An engine that another file names is left to that file.
     others = list((Counter(map(_key, config.source)) - Counter(map(_key, own))).elements())
@@ -164,7 +167,7 @@ def _key(source: Source) -> tuple[str, str]:
 
 
 def list_others(hierarchies: Hierarchies, seen: Iterable[EngineSeen]) -> list[str]:
-    """Sentences about the workloads of this host that are no engine's."""
+    """Sentences about the workloads of this host that belong to no engine."""
     from cpumond.agent.discovery.workloads import list_above, list_sources
     from cpumond.cli.agent.estimate_watch import find_workloads, list_leaves
 
@@ -172,7 +175,7 @@ def list_others(hierarchies: Hierarchies, seen: Iterable[EngineSeen]) -> list[st
     kinds = {kind for each in seen for kind in each.facts.workloads}
 
     def is_engines(workload: Workload) -> bool:
-        # The engine's own lines show them, also where a workload's cgroup is another one than its job's.
+        # The engine's own lines show them, even if a workload's cgroup differs from its job's.
         return workload.kind in kinds or workload.path in jobs or not jobs.isdisjoint(list_above(workload.path))
 
     found = [each for each in find_workloads([hierarchies.cpu_root], "") if not is_engines(each)]
@@ -203,10 +206,10 @@ def draw_findings(plan: InitPlan) -> Iterator[str]:
     yield (
         "Found on this host:"
         if plan.engines
-        else ("No engine of jobs was found on this host: Docker, Podman, Slurm, Kubernetes.")
+        else ("No job engine was found on this host (Docker, Podman, Slurm, Kubernetes).")
     )
     for seen in plan.engines:
-        yield f"  {seen.headline}{'' if seen.is_here else ': nothing of it is here now'}"
+        yield f"  {seen.headline}{'' if seen.is_here else ': not on this host now'}"
         yield from (f"    {sentence}" for sentence in describe_fates(seen.kind, seen.jobs))
         for text, advice in list_troubles(seen):
             yield f"    {text}"
@@ -216,18 +219,18 @@ def draw_findings(plan: InitPlan) -> Iterator[str]:
 
 
 def print_files(plan: InitPlan) -> None:
-    """The files that are to be written, and those that are not. A file's own lines are shown as they are."""
+    """Print the files to write, and those that are left alone. The lines of files are shown unchanged."""
     if not plan.due and not plan.foreign:
         print_text("There is nothing to write.")
     for file in plan.files:
         lines: Iterable[str] = ()
         if file.state == "same":
-            said = "already as it should be"
+            said = "is up to date"
         elif file.state == "foreign":
-            said = "is not cpumond's, or was changed since; it stays as it is"
+            said = "was not written by cpumond, or was changed since; it is left alone"
             lines = _list_missing(file)
         else:
-            said = "to be written" if file.state == "new" else "to be written anew"
+            said = "would be created" if file.state == "new" else "would be replaced"
             lines = file.text.splitlines()
         print_text(f"{file.path}: {said}")
         for line in lines:
@@ -235,14 +238,14 @@ def print_files(plan: InitPlan) -> None:
 
 
 def _list_missing(file: Planned) -> Iterator[str]:
-    """The settings that would be in a file and are not in the one that is there."""
+    """Settings that the new file would have and the existing one lacks."""
     with contextlib.suppress(OSError), open(file.path, encoding="utf-8", errors="replace") as present:
-        yield "what it does not say:"
+        yield "settings that it lacks:"
         yield from (f"  {line}" for line in init_files.list_missing(present.read(), file.text))
 
 
 def write_file(file: Planned) -> None:
-    """Write one file, and make its folder. Raises AccessError, CreateError."""
+    """Write one file, creating its folder. Raises AccessError, CreateError."""
     folder = os.path.dirname(file.path)
     try:
         os.makedirs(folder, exist_ok=True)
@@ -250,14 +253,14 @@ def write_file(file: Planned) -> None:
         raise from_os_error(error, f"make {folder}", "run this as root") from error
     with Replacement(file.path, "--config or --unit-dir") as target:
         if not init_files.is_as_planned(file):
-            raise CreateError(f"{file.path}: was made or changed meanwhile, and stays as it is; run this again")
+            raise CreateError(f"{file.path}: was created or changed in the meantime and is left alone; run this again")
         target.write(file.text)
     with contextlib.suppress(OSError):
         os.chmod(file.path, 0o644)
 
 
 class SocketAnswer(msgspec.Struct, frozen=True):
-    """The answer at an engine's socket; ``problem``: the reason for none, else ""."""
+    """The answer at an engine's socket; ``problem``: why there was none, else ""."""
 
     title: str
     problem: str

@@ -1,6 +1,6 @@
 """The files of ``cpumond init``: their content, and whether they may be written.
 
-A file of `cpumond init` begins with MARK and a checksum of the rest; one that was changed since is its user's.
+A file of `cpumond init` begins with MARK and a checksum of the rest; a file that was changed since belongs to its user.
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ from cpumond.cli.agent.estimate_findings import to_toml
 from cpumond.cli.engines import FACTS
 from cpumond.core.errors import AccessError, ConfigError, UsageError
 
-MARK: Final = "# Made by `cpumond init`, checksum "
+MARK: Final = "# Written by `cpumond init`, checksum "
 SOURCES_FILE: Final = "engines.toml"
 DROP_IN_FILE: Final = "engines.conf"
 _USER_PLACE: Final = re.compile(r"-(/run/user/[0-9]+/podman)(?=\s)")
 PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9_@.,+=/-]+")
 WIDTH: Final = 78
-"""Of comments: with the two blanks that `init` shows before them they fit a terminal."""
+"""Width of comments: with the two blanks that `init` shows before them they fit a terminal."""
 
 OPTIONS: Final[Mapping[str, str | float]] = {"actuator": "guarantee", "limit_rule": "peak", "min_cpu_limit": 0.1}
-"""Of ``job-cpu-monitor`` in a source that is new; the order is that in the file."""
+"""Options of ``job-cpu-monitor`` in a new source, in the order of the file."""
 
 State = Literal["new", "changed", "same", "foreign"]
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """One file: its place, its whole text, and the state of the present one: none ("new"), an earlier one of ours
-    ("changed"), the same or all that is needed ("same"), or the user's own ("foreign"), which stays as it is."""
+    """One file: its path, its new text, and the state of the existing one.
+
+    States: no file ("new"), an earlier file of ours ("changed"), one that is equal or sufficient ("same"), or the
+    user's own ("foreign"), which is left alone.
+    """
 
     path: str
     text: str
@@ -47,7 +50,7 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 def plan_file(path: str, body: str) -> Planned:
-    """The file with ``body``. Raises AccessError where the one that is there cannot be read."""
+    """Plan the file with ``body``. Raises AccessError if the existing one cannot be read."""
     text = sign(body)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -64,8 +67,9 @@ def plan_file(path: str, body: str) -> Planned:
 
 
 def is_as_planned(file: Planned) -> bool:
-    """Whether a file that is to be written is still as it was when that was planned: somebody may have made or changed
-    it while the question was open. Raises OSError."""
+    """Whether a file to be written is still in the state that was planned for: a user may have created or changed it
+    while the question was open. Raises OSError.
+    """
     try:
         with open(file.path, encoding="utf-8", errors="replace") as present:
             return file.state == "changed" and is_ours(present.read())
@@ -74,18 +78,18 @@ def is_as_planned(file: Planned) -> bool:
 
 
 def list_missing(present: str, body: str) -> list[str]:
-    """The settings of ``body`` that the text which is there does not have."""
+    """The settings of ``body`` that the existing text lacks."""
     there = set(present.splitlines())
     return [line for line in body.splitlines() if line and line[0] not in "#[" and line not in there]
 
 
 def sign(body: str) -> str:
-    """``body`` below the first line that marks it as ours."""
+    """``body`` below the first line that marks it as generated."""
     return f"{MARK}{_checksum(body)}\n{body}"
 
 
 def is_ours(text: str) -> bool:
-    """Whether a file is as ``sign`` made it."""
+    """Whether a file is unchanged since ``sign`` made it."""
     first, _, body = text.partition("\n")
     return first == f"{MARK}{_checksum(body)}"
 
@@ -95,7 +99,7 @@ def _checksum(body: str) -> str:
 
 
 def read_own_sources(path: str) -> list[Source]:
-    """The sources of an earlier file of ours; none where there is none. Raises ConfigError."""
+    """The sources of an earlier generated file; none if there is none. Raises ConfigError."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -105,7 +109,7 @@ def read_own_sources(path: str) -> list[Source]:
 
 
 def parse_sockets(given: Iterable[str]) -> list[Source]:
-    """The sources of ``--socket KIND=PATH``. Raises UsageError."""
+    """Parse the sources of ``--socket KIND=PATH``. Raises UsageError."""
     found = []
     for text in dict.fromkeys(given):
         kind, _, socket = text.partition("=")
@@ -123,7 +127,7 @@ def _parse_socket(kind: str, socket: str) -> Source:
 
 
 def make_source(kind: str, socket: str = "") -> dict[str, Any]:
-    """A source of an engine that no file names so far, as a table of the configuration."""
+    """The source of an engine that no file names yet, as a table of the configuration."""
     return {"kind": kind, "socket": socket, "mode": "shadow", "job_cpu_monitor": dict(OPTIONS)}
 
 
@@ -143,34 +147,34 @@ def render_sources(sources: Iterable[Source]) -> str:
         return ""
     head = [
         *_comment(
-            "The engines whose jobs cpumond follows, by the names that they have there. As soon as anything is changed "
+            "The engines whose jobs cpumond follows, under the names that they have there. Once you change anything "
             "here, the file is yours: `cpumond init` leaves it alone from then on."
         ),
         *_comment(
-            "shadow: measured and decided, never written; `cpumond status` says what each limit would be. Then, a "
-            'source at a time: mode = "reclaim". Jobs that ordered no CPU limit are only ever looked at.'
+            "shadow: measured and decided, never written; `cpumond status` shows what each limit would be. Then set "
+            'mode = "reclaim", one source at a time. Jobs without a CPU limit are only observed.'
         ),
         *_comment(
-            "guarantee: nothing is written to containers then, either; a job's guarantee moves and is reported. For "
-            'hard caps, actuator = "quota": CPU quotas move, and servers feel it. With min_cpu_limit = 1, the default '
-            "of YTsaurus' documents, a job that ordered one core or less would never give anything."
+            "guarantee: even in mode reclaim no container is changed; a job's guarantee moves and is reported. For "
+            'hard caps, actuator = "quota": CPU quotas move; servers get slower. With min_cpu_limit = 1, the default '
+            "of YTsaurus' documents, nothing is reclaimed from jobs that request one core or less."
         ),
     ]
     return "\n".join([*head, *lines]) + "\n"
 
 
 def render_drop_in(sockets: Mapping[str, Iterable[str]]) -> str:
-    """The drop-in of the agent's unit that lets it reach engines: kind -> sockets; "" where none needs any."""
+    """The drop-in that lets the agent's unit reach engines (kind -> sockets); "" if none needs it."""
     kinds = [kind for kind in FACTS if kind in sockets]
     opened = {kind: list_opened(kind, sockets[kind]) for kind in kinds}
     service: list[str] = []
     if any(FACTS[kind].tells_processes for kind in kinds):
         service += [
-            *_comment("An engine names the first process of a container; that tells in /proc which cgroup it has."),
+            *_comment("An engine reports the first process of a container; /proc shows the cgroup of that process."),
             "ProtectProc=default",
         ]
     if any(path.startswith("/run/user/") for paths in opened.values() for path in paths):
-        service += [*_comment("As closed as with `yes`, but what is named below can be seen."), "ProtectHome=tmpfs"]
+        service += [*_comment("As closed as with `yes`, except that the paths below are visible."), "ProtectHome=tmpfs"]
     for kind in kinds:
         if opened[kind]:
             service += [
@@ -181,19 +185,19 @@ def render_drop_in(sockets: Mapping[str, Iterable[str]]) -> str:
         return ""
     units = [unit for kind in kinds if opened[kind] for unit in FACTS[kind].units]
     order = [
-        *_comment("What is not there yet when the agent starts stays hidden until it starts again."),
+        *_comment("A path that does not exist when the agent starts stays hidden until the agent is restarted."),
         f"After={' '.join(units)}",
         "",
     ]
     head = _comment(
-        "The unit hides other services' sockets from the agent, on purpose. This opens those of the engines that it "
-        "asks about jobs, and nothing else."
+        "The unit deliberately hides other services' sockets from the agent. This opens only those of the engines that "
+        "it asks about jobs."
     )
     return "\n".join([*head, "", *(["[Unit]", *order] if units else []), "[Service]", *service]) + "\n"
 
 
 def read_own_user_sockets(path: str) -> list[str]:
-    """The users' sockets that an earlier drop-in of ours opens: a user who is not logged in now has none."""
+    """The users' sockets that an earlier generated drop-in opens; a user who is not logged in now has none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()
@@ -203,7 +207,7 @@ def read_own_user_sockets(path: str) -> list[str]:
 
 
 def list_opened(kind: str, sockets: Iterable[str]) -> list[str]:
-    """The paths that a drop-in opens for one kind: Podman's directory, else the sockets themselves."""
+    """The paths that a drop-in opens for one kind: Podman's directory, otherwise the sockets."""
     paths = [os.path.dirname(each) if os.path.dirname(each).endswith("/podman") else each for each in sockets]
     paths = [f"/run{path.removeprefix('/var/run')}" if path.startswith("/var/run/") else path for path in paths]
     return list(dict.fromkeys([*(path for path in paths if PLAIN_PATH.fullmatch(path)), *FACTS[kind].opened]))

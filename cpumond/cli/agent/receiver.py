@@ -1,7 +1,7 @@
 """``cpumond stub-scheduler``: a small receiver of heartbeats that checks them.
 
 The receiver keeps the newest heartbeat of each node in memory. A heartbeat is a node's full state, so a job that is
-not in the newest one is gone.
+missing from the newest one has ended.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 HEARTBEAT_PATHS = ("/v1/heartbeat", "/v1/heartbeats", "/")
 JOB_KEYS = ("job_id", "operation_id", "cpu_limit", "current_cpu_limit", "smoothed_cpu_usage", "mode")
-"""Of a job in ``GET /v1/limits``, beside those of its node's heartbeat."""
+"""Keys of a job in ``GET /v1/limits``, in addition to those of its node's heartbeat."""
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_SUPERSEDED = 64
-"""Earlier incarnations remembered of each node."""
+"""Earlier incarnations remembered for each node."""
 
 MAX_SENTENCE_CHARS = 300
 
@@ -48,11 +48,13 @@ class Received:
         self._superseded: dict[str, deque[str]] = {}
 
     def accept(self, heartbeat: Heartbeat, received_at: float) -> str:
-        """Keep ``heartbeat`` (``received_at`` seconds since 1970) if it is new; "" or the reason why it is not."""
+        """Store ``heartbeat`` (``received_at`` seconds since 1970) if it is new; return "" or the reason why it is
+        not.
+        """
         node_id = heartbeat.node_id
         superseded = self._superseded.setdefault(node_id, deque(maxlen=MAX_SUPERSEDED))
         if heartbeat.incarnation in superseded:
-            return f"incarnation {heartbeat.incarnation!r} of node {node_id!r} was followed by another one"
+            return f"incarnation {heartbeat.incarnation!r} of node {node_id!r} was superseded by another one"
         known = self._newest[node_id][0] if node_id in self._newest else None
         if known is not None and known.incarnation != heartbeat.incarnation:
             superseded.append(known.incarnation)
@@ -88,7 +90,9 @@ def _sum_cores(cores: Iterable[float]) -> float:
 
 
 def make_heartbeat_parser() -> Callable[[bytes], Heartbeat]:
-    """A function from a body to a heartbeat; it raises ValueError with one sentence that names the place."""
+    """Return a function that parses a body into a heartbeat, or raises ValueError with one sentence that names the
+    place.
+    """
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import best_match
 
@@ -104,7 +108,7 @@ def make_heartbeat_parser() -> Callable[[bytes], Heartbeat]:
         if wrong is not None:
             raise ValueError(_shorten(f"{wrong.json_path}: {wrong.message}"))
         try:
-            # Not strict: to JSON Schema 1.0 is an integer. Strings in place of numbers were refused above.
+            # Not strict, because 1.0 is an integer to JSON Schema. Strings in place of numbers were refused above.
             return msgspec.convert(message, Heartbeat, strict=False)
         except msgspec.ValidationError as error:
             raise ValueError(_shorten(str(error))) from None
@@ -113,16 +117,16 @@ def make_heartbeat_parser() -> Callable[[bytes], Heartbeat]:
 
 
 def _shorten(sentence: str) -> str:
-    """``sentence`` without its middle where a whole message is quoted in it."""
+    """``sentence`` without its middle if it quotes a whole message."""
     half = MAX_SENTENCE_CHARS // 2
     return sentence if len(sentence) <= MAX_SENTENCE_CHARS else f"{sentence[:half]} ... {sentence[-half:]}"
 
 
 def make_stub_app(token: str | None, say: Callable[[str], None] | None = None) -> Starlette:
-    """The receiver as an application; its state begins empty.
+    """Make the receiver as an application with empty state.
 
     With a ``token`` heartbeats and limits need ``Authorization: Bearer <token>``. ``say`` gets one line for each
-    heartbeat that was accepted.
+    accepted heartbeat.
     """
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -151,7 +155,7 @@ def make_stub_app(token: str | None, say: Callable[[str], None] | None = None) -
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
                     return answer({"error": f"the body is larger than {MAX_BODY_BYTES} bytes"}, 413)
-            # Checking thousands of jobs takes most of a second; the event loop serves other nodes meanwhile.
+            # Checking thousands of jobs takes most of a second; meanwhile the event loop serves other nodes.
             heartbeat = await run_in_threadpool(parse, bytes(body))
         except ClientDisconnect:
             return answer({"error": "the connection was closed before the end of the body"}, 400)
@@ -176,24 +180,28 @@ def make_stub_app(token: str | None, say: Callable[[str], None] | None = None) -
 def describe_heartbeat(heartbeat: Heartbeat) -> str:
     ordered = _sum_cores(job.cpu_limit for job in heartbeat.jobs)
     limit = _sum_cores(job.current_cpu_limit for job in heartbeat.jobs)
-    # repr: a name that arrived over the network must not move the cursor of the terminal.
+    # repr: a name that arrived over the network must not control the terminal.
     return (
         f"node {heartbeat.node_id!r} sequence {heartbeat.sequence}: {len(heartbeat.jobs)} jobs, "
-        f"{limit:g} of {ordered:g} ordered cores"
+        f"{limit:g} of {ordered:g} requested cores"
     )
 
 
 @click.command("stub-scheduler", epilog="Example: cpumond stub-scheduler --listen 127.0.0.1:9758")
 @click.option(
-    "--listen", default="127.0.0.1:9758", show_default=True, metavar="HOST:PORT", help="Port 0: any free one."
+    "--listen",
+    default="127.0.0.1:9758",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Address to listen on; port 0 picks a free one.",
 )
-@click.option("--token-file", metavar="FILE", help="Ask for the bearer token in FILE; needed beyond loopback.")
-@click.option("--quiet", is_flag=True, help="No line for each heartbeat.")
+@click.option("--token-file", metavar="FILE", help="Require the bearer token in FILE; mandatory beyond loopback.")
+@click.option("--quiet", is_flag=True, help="Print no line for each heartbeat.")
 def stub_scheduler_command(listen: str, token_file: str | None, quiet: bool) -> None:
-    """A small receiver of heartbeats, to try reports out.
+    """Run a small receiver of heartbeats, to test reports.
 
-    Checks each heartbeat against the schema, keeps the newest of each node and shows the limits at /v1/limits. It
-    keeps nothing on disk and schedules nothing. SIGTERM or Ctrl-C ends it.
+    It checks each heartbeat against the schema, keeps the newest of each node and serves the limits at /v1/limits. It
+    stores nothing on disk and schedules nothing. SIGTERM or Ctrl-C ends it.
     """
     from cpumond.agent.report.token import read_token
 
@@ -203,10 +211,10 @@ def stub_scheduler_command(listen: str, token_file: str | None, quiet: bool) -> 
 
 
 def listen_on(listen: str, has_token: bool) -> socket.socket:
-    """A socket that listens on ``listen``.
+    """Return a socket that listens on ``listen``.
 
-    Raises UsageError where it is not host:port, ConfigError for an unknown host and, without a token, for an address
-    beyond loopback, CreateError and AccessError where it cannot be listened on.
+    Raises UsageError if that is not host:port, ConfigError for an unknown host and, without a token, for an address
+    beyond loopback, CreateError and AccessError if listening fails.
     """
     try:
         host, port = parse_listen(listen, "--listen")
@@ -227,14 +235,18 @@ def listen_on(listen: str, has_token: bool) -> socket.socket:
     except OSError as error:
         shown = _show_address(*address[:2])
         if error.errno == errno.EADDRINUSE:
-            raise CreateError(f"{shown} is in use already; end what listens there or give another --listen") from None
-        # ``create_server`` adds words of its own to those of the system.
+            raise CreateError(
+                f"{shown} is already in use; stop the program that listens there, or give another --listen"
+            ) from None
+        # ``create_server`` adds its own words to those of the system.
         plain = OSError(error.errno, os.strerror(error.errno or 0))
         raise from_os_error(plain, f"listen on {shown}", "give another --listen") from error
 
 
 def serve(app: Starlette, listener: socket.socket) -> None:
-    """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, after printing where. Call it in the main thread."""
+    """Serve ``app`` on ``listener`` until SIGTERM or SIGINT, and print the address first. Call it in the main
+    thread.
+    """
     import uvicorn
 
     server = uvicorn.Server(
@@ -247,7 +259,7 @@ def serve(app: Starlette, listener: socket.socket) -> None:
     def stop(*_: Any) -> None:
         server.should_exit = True
 
-    # At its end uvicorn raises a caught signal again for the handlers that were set before it ran: these.
+    # When uvicorn ends, it raises a caught signal again for the handlers that were set before: these.
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     _say(f"listening on http://{_show_address(*listener.getsockname()[:2])}")
@@ -259,6 +271,6 @@ def _show_address(host: str, port: int) -> str:
 
 
 def _say(line: str) -> None:
-    # The receiver goes on when its output is closed.
+    # The receiver continues when its output is closed.
     with suppress(OSError):
         click.echo(line)

@@ -19,7 +19,7 @@ from cpumond.core.words import count
 
 @contextlib.contextmanager
 def _without(*modules: str) -> Iterator[None]:
-    """Hide modules from import: structlog would import them, which costs the agent 4 MiB that it never uses."""
+    """Hide modules from import: structlog would import them, and they cost the agent 4 MiB without use."""
     hidden = [name for name in modules if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
@@ -34,7 +34,7 @@ def _without(*modules: str) -> Iterator[None]:
 def agent_command(config_path: str) -> int:
     """Run the agent: measure, decide, write, report, once per check_period.
 
-    SIGTERM and SIGINT put every limit back and end it, SIGHUP reads the configuration again.
+    SIGTERM and SIGINT restore every limit and end the agent; SIGHUP reloads the configuration.
     """
     with _without("rich", "greenlet"):
         from cpumond.agent.main import run_agent
@@ -47,17 +47,17 @@ def agent_command(config_path: str) -> int:
 @click.option(
     "--quick",
     is_flag=True,
-    help="Only raise lowered quotas, at once; only as ExecStopPost= of the service, before the full one.",
+    help="Only raise lowered quotas, at once; only for ExecStopPost= of the service, before the full run.",
 )
 def restore_command(config_path: str, quick: bool) -> int:
-    """Put the original limits back that a dead agent left lowered (ExecStopPost=).
+    """Restore the original limits that a dead agent left lowered (ExecStopPost=).
 
-    Exit code 69: not all are back; 75: the agent's files are gone, so nobody knows which were lowered; 73 or 77: they
-    are back, but no file can be written that says so; 78: they are back, and the configuration is wrong.
+    Exit code 69: not all are restored. 75: the agent's files are gone, so the lowered limits are unknown. 73 or 77:
+    they are restored, but this cannot be recorded in a file. 78: they are restored, and the configuration is wrong.
     """
     if quick:
         if "SERVICE_RESULT" not in os.environ:
-            raise UsageError("--quick is for ExecStopPost=, where systemd says how the service ended; leave it out")
+            raise UsageError("--quick is for ExecStopPost=, where systemd passes how the service ended; leave it out")
         from cpumond.agent.limits.first_aid import raise_quotas
 
         raise_quotas(os.environ)
@@ -68,9 +68,9 @@ def restore_command(config_path: str, quick: bool) -> int:
 
 
 class CheckedConfig(AgentConfig, frozen=True, kw_only=True):
-    """The JSON of ``check-config``: the configuration with ``monitor`` as it results, durations of that as text.
+    """The JSON of ``check-config``: the configuration, with ``monitor`` as it results and its durations as text.
 
-    ``warnings``: about options without effect.
+    ``warnings``: options without effect.
     """
 
     monitor: dict[str, bool | float | str | None]
@@ -80,13 +80,15 @@ class CheckedConfig(AgentConfig, frozen=True, kw_only=True):
 @click.command("check-config", epilog="Example: cpumond check-config --config /etc/cpumond/cpumond.toml --json")
 @click.argument("file", required=False)
 @config_option
-@click.option("-q", "--quiet", is_flag=True, help="Print nothing when it is good; warnings still are.")
+@click.option(
+    "-q", "--quiet", is_flag=True, help="Print nothing when the configuration is valid; warnings are printed anyway."
+)
 @output_options("Print the resulting values as JSON.")
 def check_config_command(file: str | None, config_path: str, quiet: bool, as_json: bool) -> None:
     """Check a configuration and print the resulting values; exit code 78 and a sentence for each mistake.
 
-    Standard error warns of options without effect, such as those of another limit_rule, of files in conf.d that are not
-    read and of sources whose limits cannot move. The scheduler's files: `cpumond scheduler --check`.
+    Warnings on standard error name options without effect (for example those of another limit_rule), files in conf.d
+    that are not read, and sources whose limits cannot move. For the scheduler's files: `cpumond scheduler --check`.
     """
     from cpumond.agent.control import describe_settings
     from cpumond.agent.dead_ends import find_dead_ends
@@ -122,11 +124,11 @@ def check_config_command(file: str | None, config_path: str, quiet: bool, as_jso
 
 
 def _describe_roots(config: AgentConfig) -> str:
-    """Below which cgroups limits may be written, for which jobs."""
+    """Where limits may be written, and for which jobs."""
     engines = list(dict.fromkeys(source.kind for source in config.source if source.is_engine))
     others = config.find_roots(is_engines=False)
     if config.managed_roots:
-        return f"in {', '.join(root or '/' for root in others)} and nowhere else (managed_roots)"
+        return f"in {', '.join(root or '/' for root in others)} only (managed_roots)"
     said = [f"of jobs of {' and '.join(engines)}, wherever they are"] if engines else []
     said += [f"in {root}" for root in others]
     return (

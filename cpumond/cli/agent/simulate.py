@@ -1,6 +1,6 @@
-"""``cpumond simulate``: the CPU that a rule would free of a load, and how often it would hold the job back.
+"""``cpumond simulate``: the CPU that a rule would free under a load, and how often it would hold the job back.
 
-``cpumond replay`` is the same without a kernel: what the rule decides at each row of a recorded trace.
+``cpumond replay`` needs no simulated kernel: it prints the rule's decision at each row of a recorded trace.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ COLUMNS: Final[dict[str, Callable[[SimulationResult], str]]] = {
     "kept": lambda result: f"{result.kept_work_ratio:.3f}",
     "lost": lambda result: f"{result.lost_work_ratio:.2%}",
 }
-"""Heading -> text of a result."""
+"""Headings -> text of a result."""
 
 
 def find_known(name: str, known: Collection[K], what: str) -> K:
-    """``name``, if it is one of ``known``. Raises UsageError with a suggestion."""
+    """Return ``name`` if it is one of ``known``. Raises UsageError with a suggestion."""
     for each in known:
         if name == each:
             return each
@@ -72,8 +72,10 @@ def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 class SimulatedRules(msgspec.Struct, frozen=True):
-    """The JSON of ``simulate``: a result of each rule for the use as recorded. The second list is there where the trace
-    has throttled rows, and takes the whole order as wanted in these."""
+    """The JSON of ``simulate``: a result of each rule for the usage as recorded.
+
+    A second list is present if the trace has throttled rows; it assumes that the whole request was wanted in these.
+    """
 
     results: list[SimulationResult]
     results_held_back_at_order: list[SimulationResult] | msgspec.UnsetType = msgspec.UNSET
@@ -83,26 +85,28 @@ class SimulatedRules(msgspec.Struct, frozen=True):
 @click.argument("trace", required=False)
 @cpu_limit_option
 @set_option
-@click.option("--compare", metavar="RULE,RULE", help="Values of limit_rule to run one after the other.")
+@click.option("--compare", metavar="RULE,RULE", help="Values of limit_rule to run one after another.")
 @click.option(
     "--shape",
     metavar="NAME",
     shell_complete=complete_shape,
     help=f"A built-in load instead of TRACE: {', '.join(SHAPES)}.",
 )
-@click.option("--seed", type=click.IntRange(0), help="Another load of the same --shape.  [default: 1]")
+@click.option(
+    "--seed", type=click.IntRange(0), help="Seed; another number gives another load of the same --shape.  [default: 1]"
+)
 @click.option(
     "--duration",
     "duration_s",
     type=DurationType(PERIOD_S, MAX_S),
-    help="How long; TRACE is cut, or its last row lasts until then.  [default: 2h of a --shape, all of TRACE]",
+    help="Duration; TRACE is truncated, or its last row extended to it.  [default: 2h of a --shape, all of TRACE]",
 )
 @click.option(
     "--program",
     "is_program",
     is_flag=True,
-    help="Later work waits for earlier work, so that a job that is held back falls behind, and never more than was "
-    "ordered is wanted at once. Otherwise work arrives from outside and piles up.",
+    help="The job is a program: later work waits for earlier work, so a job that is held back falls behind, and "
+    "demand never exceeds the request. Otherwise work arrives from outside and queues up.",
 )
 @click.option(
     "--reclaimed-job-length",
@@ -110,7 +114,7 @@ class SimulatedRules(msgspec.Struct, frozen=True):
     type=DurationType(1.0, MAX_S),
     default="2m",
     show_default=True,
-    help="How long a job on the reclaimed CPU runs.",
+    help="Run time of a job on the reclaimed CPU.",
 )
 @click.option(
     "--reclaimed-job-wait",
@@ -118,10 +122,10 @@ class SimulatedRules(msgspec.Struct, frozen=True):
     type=DurationType(0.0, MAX_S),
     default="15s",
     show_default=True,
-    help="How long such jobs may wait for CPU before the youngest end: allowed_node_resources_overcommit_duration "
-    "and additional_reclaimed_overcommit_duration of the scheduler.",
+    help="How long such jobs may wait for CPU before the youngest are ended: "
+    "allowed_node_resources_overcommit_duration and additional_reclaimed_overcommit_duration of the scheduler.",
 )
-@output_options("The results as JSON.")
+@output_options("Print the results as JSON.")
 def simulate_command(
     trace: str | None,
     cpu_limit: float,
@@ -195,7 +199,7 @@ def simulate_command(
         print_json(msgspec.json.encode(SimulatedRules(*results)), rows="results")
         return
     first, *others = COLUMNS
-    headings = ("", "use as recorded:", "all that was ordered in the rows that were throttled:")
+    headings = ("", "usage as recorded:", "the whole request wanted in the rows that were throttled:")
     print_text(f"{title}: {describe_work(demand.work_cpu_s, cpu_limit)}")
     for note in demand.notes:
         print_text(note)
@@ -208,7 +212,7 @@ def simulate_command(
 
 
 def read_compared(assignments: tuple[str, ...], compare: str | None) -> list[MonitorSettings]:
-    """The settings of ``--set``, once with each rule of ``--compare``. Raises ConfigError and UsageError."""
+    """The settings of ``--set``, once for each rule of ``--compare``. Raises ConfigError and UsageError."""
     names = () if compare is None else compare.split(",")
     rules = dict.fromkeys(find_known(name.strip(), RULES, "--compare") for name in names)
     if rules and "limit_rule" in parse_assignments(assignments):
@@ -220,14 +224,14 @@ def describe_work(work_cpu_s: Sequence[float], order_cores: float) -> str:
     mean = math.fsum(work_cpu_s) / len(work_cpu_s) / PERIOD_S
     most = max(work_cpu_s) / PERIOD_S
     return (
-        f"{format_duration(round(len(work_cpu_s) * PERIOD_S, 1))}, {count_cores(order_cores)} ordered, {mean:.4g} "
+        f"{format_duration(round(len(work_cpu_s) * PERIOD_S, 1))}, {count_cores(order_cores)} requested, {mean:.4g} "
         f"wanted on average and {most:.4g} at most"
     )
 
 
 @contextlib.contextmanager
 def _show_progress(periods: int) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar on standard error; yields the function that advances it, None where that is no terminal."""
+    """Show a progress bar on standard error; yields the function that advances it, None without a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
         return
@@ -276,13 +280,13 @@ def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], fo
     if format_ == "csv":
         print(",".join(find_columns(settings)))
     for row in replay_rows(rows, cpu_limit, settings):
-        # Standard input may still be growing: each decision is shown when it is made.
+        # Standard input may still be growing, so each decision is printed at once.
         print(format_row(row, format_), flush=file == "-")
     sys.stdout.flush()
 
 
 def format_row(row: ReplayRow, format_: Format) -> str:
-    """One line of output; floats are the shortest text that reads back as the same value."""
+    """Format one row; floats are the shortest text that reads back as the same value."""
     if format_ == "json":
         return json.dumps(msgspec.structs.asdict(row))
     values = msgspec.structs.astuple(row)

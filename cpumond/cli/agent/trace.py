@@ -1,4 +1,4 @@
-"""Input of trials of a rule: the settings of ``--set``, and the lines of a trace."""
+"""Input of ``simulate``, ``replay`` and ``dry-run``: the settings of ``--set``, and the lines of a trace."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from cpumond.monitor.replay import MAX_LINE_CHARS
 
 
 def read_settings(assignments: tuple[str, ...]) -> MonitorSettings:
-    """The settings of ``--set key=value`` over the defaults. Raises ConfigError, also where options contradict."""
+    """The settings of ``--set key=value`` over the defaults. Raises ConfigError, also if options contradict each
+    other.
+    """
     return _convert(parse_assignments(assignments))
 
 
 def read_settings_of_rules(
     assignments: tuple[str, ...], rules: Iterable[LimitRule], unused: Mapping[str, str]
 ) -> list[MonitorSettings]:
-    """The same for each of ``rules``, or for that of ``--set`` where there are none.
+    """The settings of ``--set`` for each of ``rules``, or for the rule of ``--set`` if there are none.
 
-    An option is warned of that is in ``unused`` (with what it has no effect in), or idle under all of these settings.
+    Warns of options in ``unused`` (option -> where it has no effect), and of options without effect under all these
+    settings.
     """
     layer = parse_assignments(assignments)
     found = [_convert({**layer, "limit_rule": rule}) for rule in rules] or [_convert(layer)]
@@ -48,8 +51,8 @@ def _convert(layer: Mapping[str, object]) -> MonitorSettings:
 def read_lines(path: str) -> Iterator[str]:
     """The lines of a text file, or of standard input for ``-``; bytes that are not UTF-8 become U+FFFD.
 
-    Lines come in pieces of MAX_LINE_CHARS + 1 characters at most, so memory stays bounded.
-    Raises AccessError for missing rights, UnavailableError for everything else that prevents reading.
+    A line is split into pieces of at most MAX_LINE_CHARS + 1 characters, so memory stays bounded. Raises AccessError
+    for missing rights, UnavailableError for any other failure to read.
     """
     with naming_unreadable(path, "a trace"):
         if path == "-":

@@ -38,9 +38,9 @@ from cpumond.monitor.rules import check
 from cpumond.monitor.steady import SteadyState, Use, find_steady_state
 
 LINE_WIDTH = 72
-"""Columns of the terminal that a line takes with all that may be in it."""
+"""Columns of the terminal that a complete line takes."""
 MAX_USES = 3600
-"""The newest checks that are kept to compute where the limit would stay."""
+"""Newest checks that are kept to compute where the limit would settle."""
 
 cgroup_option = click.option(
     "--cgroup",
@@ -60,21 +60,24 @@ duration_option = click.option(
 @click.command("dry-run", epilog="Example: cpumond dry-run --cgroup jobs/job-17 --cpu-limit 4 --duration 60")
 @cgroup_option
 @click.option(
-    "--cpu-limit", "cpu_limit_cores", type=CoresType(), help="CPU the job ordered.  [default: the quota of the cgroup]"
+    "--cpu-limit",
+    "cpu_limit_cores",
+    type=CoresType(),
+    help="CPU that the job requested.  [default: the quota of the cgroup]",
 )
 @duration_option
 @set_option
-@output_options("One JSON object a line.")
+@output_options("Print one JSON object per line.")
 def dry_run_command(
     path: str, cpu_limit_cores: float | None, duration_s: float | None, assignments: tuple[str, ...], as_json: bool
 ) -> None:
-    """Watch one real cgroup and say what would be reclaimed; never writes.
+    """Watch one real cgroup and print what would be reclaimed; never writes.
 
-    Prints a line per check and a summary at the end: what this time would have moved, and where the limit would stay
-    if the job went on like that. Needs no configuration and no running agent.
+    Prints a line per check and a summary at the end: how the limit would have moved in this time, and where it would
+    settle if the job went on like that. Needs no configuration and no running agent.
 
-    A burst that is shorter than a check is seen as its mean: it may be held back more than this says. To try the other
-    rule: --set limit_rule=peak.
+    A burst that is shorter than a check is seen as its mean, so it may be throttled more than this shows. To try the
+    other rule: --set limit_rule=peak.
     """
     settings = read_settings(assignments)
     hierarchies = open_hierarchies()
@@ -85,7 +88,7 @@ def dry_run_command(
         show = _show_json if as_json else _show_line
         if not as_json:
             print_text(
-                f"{cgroup.directory}: {count_cores(hard_cores)} ordered, a check each "
+                f"{cgroup.directory}: {count_cores(hard_cores)} requested, a check every "
                 f"{format_duration(settings.check_period_s)}; nothing is written"
             )
             click.echo(_make_line("time", "usage", "smoothed", "votes", "limit", "decision"))
@@ -106,7 +109,7 @@ def dry_run_command(
         if not as_json:
             for sentence in list_sentences(sums, hard_cores, settings, steady):
                 print_text(sentence)
-        elif chosen_output() == "json":  # a table of CSV has no line of another kind
+        elif chosen_output() == "json":  # a CSV table has no lines of another kind
             print_line(msgspec.to_builtins(DryRunEnd(sums)))
 
 
@@ -118,11 +121,10 @@ def dry_run_command(
     "--period", "period_s", type=DurationType(), default="1s", show_default=True, help="Time between two rows."
 )
 def record_command(path: str, output: str, duration_s: float | None, period_s: float) -> None:
-    """Write a trace of a live cgroup for `cpumond replay`.
+    """Record a trace of a live cgroup for `cpumond replay`.
 
-    Its columns are time_s, total_cpu_s, throttled_ratio, throttled_periods, and pressure_ratio where the kernel tells
-    the pressure (PSI). It has what both limit rules go by; how much a job would have used that was held back it cannot
-    tell.
+    Its columns are time_s, total_cpu_s, throttled_ratio, throttled_periods, and pressure_ratio if the kernel reports
+    pressure (PSI). It has the input of both limit rules; it cannot show how much a throttled job would have used.
     """
     if not 0.01 <= period_s <= 3600:
         raise UsageError(f"--period must be in [10ms, 1h], got {format_duration(period_s)}")
@@ -132,7 +134,7 @@ def record_command(path: str, output: str, duration_s: float | None, period_s: f
                 pressure = not _follow_pressure(cgroup)
                 rows = _write_trace(target, _readings(cgroup, period_s, duration_s), pressure)
         except OSError as error:
-            raise from_os_error(error, f"write {output}", "give --output another place") from error
+            raise from_os_error(error, f"write {output}", "give another --output") from error
     if output != "-":
         click.echo(f"{rows} rows in {output}; try: cpumond replay {output} --cpu-limit CORES", err=True)
 
@@ -141,7 +143,7 @@ def _create(path: str) -> TextIO:
     try:
         return open(path, "w", encoding="ascii")
     except OSError as error:
-        raise from_os_error(error, f"create {path}", "give --output another place") from error
+        raise from_os_error(error, f"create {path}", "give another --output") from error
 
 
 def _write_trace(target: TextIO, readings: Iterator[CpuReading], pressure: bool) -> int:
@@ -164,7 +166,7 @@ def _write_trace(target: TextIO, readings: Iterator[CpuReading], pressure: bool)
 
 
 def _follow_pressure(cgroup: Cgroup) -> str:
-    """Have the pressure read from now on. Returns "", or why it cannot be read."""
+    """Start reading the pressure of a cgroup. Returns "", or why it cannot be read."""
     try:
         cgroup.follow_pressure(True)
     except CgroupReadError as error:
@@ -183,23 +185,25 @@ def _open(hierarchies: Hierarchies, path: str) -> Cgroup:
 
 
 def read_own_quota(cgroup: Cgroup) -> float:
-    """The quota of a cgroup itself in cores; infinity where it has none."""
+    """The quota of the cgroup itself in cores; infinity if it has none."""
     try:
         settings = cgroup.read_settings()
     except CgroupReadError:
-        # No cpu.max here: the controller is not turned on for it, so it has no quota of its own.
+        # No cpu.max here: the controller is off for this cgroup, so it has no quota of its own.
         return math.inf
     return math.inf if settings is None else settings.cores
 
 
 def _read_order(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
-    """The lowest quota of the cgroup and those above it, else the CPUs it may use, in cores."""
+    """The lowest quota of the cgroup and those above it, otherwise the CPUs it may use, in cores."""
     least = min(read_own_quota(cgroup), cgroup.read_ancestor_cap().cores)
     return least if least < math.inf else float(read_cpus(hierarchies, cgroup.path))
 
 
 def _readings(cgroup: Cgroup, period_s: float, duration_s: float | None) -> Iterator[CpuReading]:
-    """A reading each period at a fixed rate, until the time is over, the cgroup is gone, or SIGINT or SIGTERM comes."""
+    """Yield a reading each period at a fixed rate, until the time is over, the cgroup is gone, or SIGINT or SIGTERM
+    comes.
+    """
     with ended_by((signal.SIGINT, signal.SIGTERM)) as ended:
         begin_s = next_s = time.monotonic()
         while not ended.is_set():
@@ -216,21 +220,21 @@ def _readings(cgroup: Cgroup, period_s: float, duration_s: float | None) -> Iter
 
 
 def describe_steady(steady: SteadyState, hard_cores: float, settings: MonitorSettings) -> str:
-    """A sentence: where the limit would stay; it names the rule where that is not the default one."""
+    """A sentence that says where the limit would settle; it names the rule unless it is the default."""
     rule = "" if settings.limit_rule == "document" else f" by rule {settings.limit_rule}"
     if steady.reclaimed_ratio < 0.005:
-        return f"At this use{rule}: the limit would stay at {count_cores(hard_cores)}, nothing would be reclaimed."
+        return f"At this usage{rule}: the limit would stay at {count_cores(hard_cores)}, nothing would be reclaimed."
     moves = ""
     if steady.most_cores - steady.least_cores > 0.05 * hard_cores:
         moves = f" on average, between {format_cores(steady.least_cores)} and {format_cores(steady.most_cores)}"
     return (
-        f"At this use{rule}: limit {steady.limit_cores:.1f} of {count_cores(hard_cores)}, {steady.reclaimed_ratio:.0%} "
-        f"reclaimed{moves}, after about {_show_about(steady.after_s)}."
+        f"At this usage{rule}: limit {steady.limit_cores:.1f} of {count_cores(hard_cores)}, "
+        f"{steady.reclaimed_ratio:.0%} reclaimed{moves}, after about {_show_about(steady.after_s)}."
     )
 
 
 def _show_about(seconds: float) -> str:
-    """An approximate time: to 1 s, from 20 s on to 10 s, from 5 min on to a minute."""
+    """Format an approximate time: to 1 s; from 20 s on to 10 s; from 5 min on to a minute."""
     if seconds >= 300.0:
         return format_span(60.0 * round(seconds / 60.0))
     step = 1 if seconds < 20.0 else 10
@@ -240,7 +244,7 @@ def _show_about(seconds: float) -> str:
 class DryRunCheck(msgspec.Struct, frozen=True):
     """A line of ``dry-run --json``: one check, ``time_s`` after the first; cores, ratios in [0, 1].
 
-    ``smoothed_cores`` and ``votes_sum`` are None where there is none yet, ``decision`` is that of the rule.
+    ``smoothed_cores`` and ``votes_sum`` are None until there is a value; ``decision`` is that of the rule.
     """
 
     time_s: float
@@ -254,8 +258,11 @@ class DryRunCheck(msgspec.Struct, frozen=True):
 
 
 class DryRunSums(msgspec.Struct):
-    """The sums of a dry run, in core-seconds, cores and seconds; ``short_cpu_s``: use above the limit it would have
-    had; ``steady_``: the limit that this use leads to, None where it is not known."""
+    """Sums of a dry run, in core-seconds, cores and seconds.
+
+    ``short_cpu_s``: usage above the limit that would have been set; ``steady_``: the limit that this usage leads to,
+    None if unknown.
+    """
 
     seconds: float
     ordered_cpu_s: float
@@ -270,7 +277,7 @@ class DryRunSums(msgspec.Struct):
     steady_after_s: float | None = None
 
     def add(self, state: JobState, decision: Decision) -> None:
-        """One check, after which the state is ``state``."""
+        """Add one check, after which the state is ``state``."""
         used_cores = decision.usage_cores or 0.0
         self.seconds += decision.interval_s
         self.used_cpu_s += used_cores * decision.interval_s
@@ -292,19 +299,19 @@ def list_sentences(sums: DryRunSums, hard_cores: float, settings: MonitorSetting
 ):  # fmt: skip
     share = sums.reclaimed_cpu_s / sums.ordered_cpu_s if sums.ordered_cpu_s else 0.0
     yield (
-        f"\nIn {sums.seconds:.0f} s the job ordered {sums.ordered_cpu_s:.1f} core-seconds and used "
+        f"\nIn {sums.seconds:.0f} s the job requested {sums.ordered_cpu_s:.1f} core-seconds and used "
         f"{sums.used_cpu_s:.1f}.\n{sums.reclaimed_cpu_s:.1f} core-seconds ({share:.0%}) would have been reclaimed in "
         f"{sums.changes} changes; the limit would be {sums.final_limit_cores:.2f} of {count_cores(hard_cores)} now."
     )
     if steady is not None:
         yield describe_steady(steady, hard_cores, settings)
     if sums.short_cpu_s:
-        yield f"{sums.short_cpu_s:.1f} core-seconds of its use lay above the limit it would have had."
+        yield f"{sums.short_cpu_s:.1f} core-seconds of its usage exceeded the limit that would have been set."
     seen, ordered = math.ceil(sums.least_limit_cores), math.ceil(hard_cores)
     if seen < ordered:
         yield (
-            f"At the least limit a runtime that sizes its threads by the quota would have seen {seen} CPUs instead of "
-            f"{ordered}; min_cpu_limit, min_limit_ratio, or actuator = guarantee or weight, avoid that."
+            f"At the lowest limit a runtime that sizes its thread pools by the quota would have seen {seen} CPUs "
+            f"instead of {ordered}; min_cpu_limit, min_limit_ratio, or actuator = guarantee or weight, avoid that."
         )
 
 
@@ -313,7 +320,7 @@ def _is_narrow() -> bool:
 
 
 def _make_line(at: str, usage: str, smoothed: str, votes: str, limit: str, rest: str) -> str:
-    """A line of the table as it goes on; a narrow terminal does without the smoothed usage."""
+    """Format a line of the running table; a narrow terminal leaves out the smoothed usage."""
     if _is_narrow():
         return f"{at:>7} {usage:>7} {votes:>5} {limit:>7}  {rest}".rstrip()
     return f"{at:>8} {usage:>8} {smoothed:>8} {votes:>5} {limit:>8}  {rest}"

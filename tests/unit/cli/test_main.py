@@ -59,7 +59,7 @@ def test_without_a_command_the_help_is_shown(arguments, capsys):
         (["nonsense"], r"cpumond: No such command 'nonsense'\. See 'cpumond --help'\.\n"),
         (["--nonsense"], r"cpumond: No such option.* See 'cpumond --help'\.\n"),
         (["status", "--nonsense"], r"cpumond: No such option.* See 'cpumond status --help'\.\n"),
-        (["operation", "when", "1", "--shorter"], r"cpumond: No such option\W+--shorter.* It is gone; .* why POOL.*\n"),
+        (["operation", "when", "1", "--shorter"], r"cpumond: No such option\W+--shorter.* Removed; .* why POOL.*\n"),
         (["statsu"], r"cpumond: No such command 'statsu'\. Did you mean 'status'\? See 'cpumond --help'\.\n"),
         (["job", "nonsense"], r"cpumond: No such command 'nonsense'\. See 'cpumond job --help'\.\n"),
         (["restore", "--quick"], r"cpumond: --quick is for ExecStopPost=, .*leave it out\n"),

@@ -312,7 +312,7 @@ def test_what_a_node_says_moves_no_cursor():
 def test_the_answer_of_an_agent_that_gives_no_sentences_is_said():
     of_0_1 = msgspec.structs.replace(make_explain(), why="", next="", facts={})
     with pytest.raises(
-        UnavailableError, match=r"the agent of job steady-low is an older cpumond, which gives no reasons"
+        UnavailableError, match=r"the agent of job steady-low is an older version, which gives no reasons"
     ):
         explain.draw_explain(of_0_1, 10, None, False)
 
@@ -366,7 +366,7 @@ def test_options_of_a_new_job_are_checked_here_and_sent_as_they_were_given():
     assert read_there["start_delay"] == 2.0
     with pytest.raises(ConfigError, match=r"--set: check_perod: unknown key; did you mean 'check_period'\?"):
         control.read_layer(("check_perod=1",), None)
-    with pytest.raises(UsageError, match="both name the mode"):
+    with pytest.raises(UsageError, match="both set the mode"):
         control.read_layer(("mode=off",), "shadow")
 
 
@@ -446,7 +446,7 @@ def test_an_error_of_the_agent_keeps_its_sentence_and_exit_code():
 
 
 def test_an_answer_of_another_version_is_said():
-    with pytest.raises(UnavailableError, match=r"/s: the agent's answer is not understood: .*; restart the agent"):
+    with pytest.raises(UnavailableError, match=r"/s: the agent's answer cannot be decoded: .*; restart the agent"):
         AgentClient("/s").decode(b"{}", StatusAnswer)
 
 

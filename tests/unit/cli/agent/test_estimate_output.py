@@ -67,17 +67,17 @@ FREE = make_row("system.slice/a.service", "unit", MARKUP, 0.25, 8.0, False)
 UNKNOWN = make_row("other", "cgroup", "other", 0.125, 0.0, None)
 
 
-LOST = "Jobs of 2 min that a scheduler starts on it would lose 0 % of their work."
+LOST = "If a scheduler started jobs of 2 min on it, they would lose 0 % of their work."
 
 
 def test_the_whole_in_sentences() -> None:
     said = describe(make_findings(WEB, JOB, FREE))
-    assert said[0] == "3 workloads of this host, 10 min, a sample each 1 s; nothing was written."
-    assert said[1] == "2 workloads with a limit ordered 8 cores and used 3.5 (44%)."
+    assert said[0] == "3 workloads of this host, 10 min, a sample every 1 s; nothing was written."
+    assert said[1] == "2 workloads with a limit requested 8 cores and used 3.5 (44%)."
     assert said[2].startswith("Rule document: ")
     assert said[3] == "Rule peak: 3.84 cores reclaimable (48%), held back 0 % of the time, at most 0 %. " + LOST
     assert said[4].startswith("1 workload without a limit used 0.25 cores. Each could use the whole host of 8 cores")
-    assert said[5].startswith("How sure that is: low (only 10m watched")
+    assert said[5].startswith("Confidence: low (only 10m watched")
     assert len(describe(make_findings(UNKNOWN))) == 3
 
 
@@ -273,9 +273,7 @@ def test_series_of_agents() -> None:
     assert one.workload == Workload(f"docker/{ID}", "docker", "a", "operation op")
     assert (one.ordered, one.is_limited) == ({0.0: 4.0, 30.0: 4.0}, True)
     assert (other.workload.name, other.is_limited) == ("b", None)
-    assert notes == [
-        "1 job had a limit that cpumond moved: while that held a job back, what it would have used is not known"
-    ]
+    assert notes == ["1 job had a limit that cpumond moved: while that limit held a job back, its demand is unknown"]
 
 
 def test_options_without_effect_are_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -391,7 +389,7 @@ def test_answers_and_all_of_them_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert len(read(prometheus, 12_000.0, 30.0).rows) == 2
     assert prometheus.most <= 300
     monkeypatch.setattr("cpumond.cli.agent.estimate_prometheus.MAX_KEPT", 500)
-    with pytest.raises(UnavailableError, match="ask for less with --match, a longer --step"):
+    with pytest.raises(UnavailableError, match="reduce it with --match, a longer --step"):
         read(FakePrometheus(30.0, a=(0.0, NOW), b=(0.0, NOW)), 12_000.0, 30.0)
 
 
@@ -415,7 +413,7 @@ def test_without_a_cgroup_no_configuration_is_written(
     path = tmp_path / "jobs.toml"
     assert run(["estimate", "--prometheus", "http://x", "--write", str(path)]) == 0
     assert list(tmp_path.iterdir()) == []
-    assert f"{path} is not written: of no workload is it known in which cgroup it is" in capsys.readouterr().err
+    assert f"{path} is not written: the cgroup of no workload is known" in capsys.readouterr().err
 
 
 def test_a_weight_is_told_to_be_reckoned_as_a_quota(
@@ -424,7 +422,7 @@ def test_a_weight_is_told_to_be_reckoned_as_a_quota(
     monkeypatch.setattr("cpumond.cli.agent.estimate._read_prometheus", lambda *_: make_findings(WEB))
     for options, is_said in (([], False), (["--set", "actuator=weight"], True)):
         assert run(["estimate", "--prometheus", "http://x", *options]) == 0
-        assert ("reckoned as if each limit were a quota" in capsys.readouterr().out) == is_said
+        assert ("computed as if each limit were a quota" in capsys.readouterr().out) == is_said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -51,7 +51,7 @@ def options(config: Path) -> list[str]:
 def test_a_host_without_engines_gets_no_file(config, programs, capsys):
     assert run([*options(config), "--yes"]) == 0
     text = capsys.readouterr().out
-    assert "No engine of jobs was found on this host" in text
+    assert "No job engine was found on this host" in text
     assert "2 services and sessions of the system (cron.service, ssh.service): left alone" in text
     assert "2 other workloads (batch/one, batch/two): left alone; `cpumond estimate --write FILE`" in text
     assert not (config.parent / "conf.d").exists()
@@ -66,7 +66,7 @@ def test_an_engine_that_is_away_just_now_is_written_with_what_to_do(config, prog
     # It stays when nothing of it is here any more.
     programs.clear()
     assert run([*options(config), "--yes"]) == 0
-    assert capsys.readouterr().out.count("already as it should be") == 2
+    assert capsys.readouterr().out.count("is up to date") == 2
 
 
 def test_without_systemd_there_is_no_drop_in(config, programs, capsys, monkeypatch):
@@ -112,7 +112,7 @@ def test_what_somebody_writes_while_the_question_is_open_stays(config, programs,
 
     monkeypatch.setattr(init, "_ask", ask)
     assert run(options(config)) == 73
-    assert "was made or changed meanwhile, and stays as it is; run this again" in capsys.readouterr().err
+    assert "was created or changed in the meantime and is left alone; run this again" in capsys.readouterr().err
     assert path.read_text() == "# mine\n"
     assert sorted(each.name for each in path.parent.iterdir()) == ["engines.toml"]
 
@@ -147,7 +147,7 @@ def test_on_a_node_of_kubernetes_the_runtime_is_asked_and_what_cannot_work_is_no
         assert f"containerd v2.1.9 with 0 containers ({runtime})" in text
         assert str(runtime) in (config.parent / "units" / "cpumond.service.d" / "engines.conf").read_text()
     else:
-        assert "no source is written for it, since it does not answer" in text
+        assert "no source is written for it, because it does not answer" in text
         assert "a Secret of type kubernetes.io/service-account-token" in text
 
 

@@ -69,4 +69,4 @@ def test_a_recorded_trace_replays_to_what_the_checks_decide(rule, seconds):
 )
 def test_where_a_limit_would_stay_is_one_sentence(steady, rule, text):
     told = describe_steady(SteadyState(*steady), 4.0, MonitorSettings(limit_rule=rule))
-    assert told == f"At this use{' by rule peak' if rule == 'peak' else ''}: {text}"
+    assert told == f"At this usage{' by rule peak' if rule == 'peak' else ''}: {text}"

@@ -49,7 +49,7 @@ def test_the_table_has_a_line_for_each_rule(demand, capsys):
     out, err = capsys.readouterr()
     title, heading, *rows = out.splitlines()
     assert err == ""
-    assert title == f"{demand}: 2m, 8 cores ordered, 1.875 wanted on average and 6 at most"
+    assert title == f"{demand}: 2m, 8 cores requested, 1.875 wanted on average and 6 at most"
     assert heading.split("  ")[0] == "rule"
     assert [row.split()[0] for row in rows] == ["peak", "document"]
     assert len({len(row) for row in [heading, *rows]}) == 1
@@ -110,7 +110,7 @@ def test_a_program_falls_behind_where_other_work_piles_up(demand, capsys):
 def test_standard_input_is_read_for_a_dash(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(DEMAND.encode()), encoding="ascii"))
     assert run(["simulate", "-", "--cpu-limit", "8", "--duration", "30s"]) == 0
-    assert capsys.readouterr().out.startswith("standard input: 30s, 8 cores ordered, 0.5 wanted on average and 0.5 at")
+    assert capsys.readouterr().out.startswith("standard input: 30s, 8 cores requested, 0.5 wanted on average and")
 
 
 # recorded traces
@@ -121,8 +121,8 @@ def test_a_trace_in_which_the_job_was_throttled_is_run_for_two_demands(recorded,
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].startswith("A recorded trace is not demand: in 1 of 3 rows the job was throttled, ")
     assert lines[2] == "It does not show bursts shorter than a row (30s on average)."
-    assert lines[3] == "use as recorded:"
-    assert lines[6] == "all that was ordered in the rows that were throttled:"
+    assert lines[3] == "usage as recorded:"
+    assert lines[6] == "the whole request wanted in the rows that were throttled:"
     assert [line.split()[0] for line in lines[4:6] + lines[7:]] == ["rule", "document", "rule", "document"]
 
 

@@ -375,7 +375,7 @@ def test_a_wrong_command_line_is_64(tree, capsys, arguments):
 
 def test_rows_as_csv_are_gone(tree, capsys):
     assert simulate(tree, "--csv", "rows.csv") == 64
-    assert capsys.readouterr().err.endswith("It is gone; the rows are JSON lines on standard output.\n")
+    assert capsys.readouterr().err.endswith("Removed; the rows are JSON lines on standard output.\n")
 
 
 # the shipped examples

@@ -287,7 +287,7 @@ def test_options_that_disagree_are_refused(given, sentence):
     [
         (
             ("--html", "x"),
-            "Its page is gone; the scheduler's web page has the graphs, --format csv or json the numbers.",
+            "Removed; the scheduler's web page has the graphs, --format csv or json the numbers.",
         ),
         (("-o", "html"), "'html' is gone; the scheduler's web page has the graphs, csv and json have the numbers."),
     ],
