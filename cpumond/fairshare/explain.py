@@ -42,12 +42,34 @@ SHOWN_NAMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
+class PathStep:
+    """An element on the way from the root: absolute amounts of its dominant resource.
+
+    ``share`` is the sum of ``strong``, ``integral`` and ``by_weight``. ``cut``: why it ends below ``demand``, where
+    that is decided at this element; "" elsewhere.
+    """
+
+    name: str
+    resource: str
+    demand: float
+    share: float
+    strong: float
+    integral: float
+    by_weight: float
+    cut: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
-    """The rule that holds ``element``, and lines for people: that rule in a sentence, then the path from the root."""
+    """The rule that holds ``element``, and lines for people: that rule in a sentence, then the path from the root.
+
+    ``path``: the same path as figures, the root first.
+    """
 
     element: str
     rule: Rule
     lines: tuple[str, ...]
+    path: tuple[PathStep, ...]
 
 
 def explain(snapshot: Snapshot, result: UpdateResult, name: str) -> Explanation:
@@ -60,7 +82,8 @@ def explain(snapshot: Snapshot, result: UpdateResult, name: str) -> Explanation:
     lines = [_describe_binding(tree, name, binding), "from the root down, in percent of the cluster:"]
     for element in tree.path(name):
         lines += _describe_element(tree, element)
-    return Explanation(name, binding.rule, tuple(lines))
+    path = tuple(_make_step(tree, element, binding) for element in tree.path(name))
+    return Explanation(name, binding.rule, tuple(lines), path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +266,21 @@ def _describe_binding(tree: _Tree, name: str, binding: _Binding) -> str:
     amount = f"{show_amount(r, gets * total)} of {show_amount(r, total)} {RESOURCES[r]}"
     share_of = f"{show_percent(gets)} % of the cluster ({amount})" if _is_some(shares.fair_share.total) else "nothing"
     return f"{printable(name)} gets {share_of}: {DESCRIBE[binding.rule](tree, name, binding)}."
+
+
+def _make_step(tree: _Tree, name: str, binding: _Binding) -> PathStep:
+    shares = tree.shares(name)
+    r = RESOURCES.index(shares.dominant_resource)
+    parts, total = shares.fair_share, tree.total[r]
+    own, cut = tree.limit_in_force(name), ""
+    if name == binding.at and binding.rule != "demand":
+        cut = DESCRIBE[binding.rule](tree, name, binding)
+    elif own is not None:
+        by_limit = _describe_limit(tree, name, _Binding("limit", name, own))
+        cut = f"all {RESOURCES[own]} is shared out" if name == ROOT else by_limit
+    amounts = (shares.demand_share, parts.total, parts.strong_guarantee, parts.integral_guarantee)
+    demand, share_of, strong, integral = (each[r] * total for each in amounts)
+    return PathStep(name, RESOURCES[r], demand, share_of, strong, integral, share_of - strong - integral, cut)
 
 
 def _of(tree: _Tree, word: str, name: str, at: str) -> str:

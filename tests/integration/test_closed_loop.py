@@ -117,7 +117,7 @@ def test_freed_cpu_runs_another_job_and_comes_back_when_it_is_wanted(loop, tmp_p
         ended = loop.wait(lambda: loop.jobs(b, "aborted"), "B's job is repaired away", WAIT_S)[0]
         [shown] = [job for job in loop.ask("operation", "jobs", b)["jobs"] if job["state"] == "aborted"]
         assert (shown["id"], shown["preemption"]["kind"]) == (b_job["id"], "overcommit")
-        assert "of 1 cpu; allowed_node_resources_overcommit_duration is 2 s" in shown["preemption"]["why"]
+        assert "of 1 core (allowed_node_resources_overcommit_duration is 2 s" in shown["preemption"]["why"]
         assert shown["preemption"]["at"] - restore["at"] > OVERCOMMIT_S - CHECK_S
         assert ended["finish_time"] is not None
         loop.wait(lambda: not loop.pids(b_job["cgroup"]), "its processes are gone")

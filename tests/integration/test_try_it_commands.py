@@ -177,7 +177,7 @@ def test_demo_tells_the_whole_story_and_leaves_nothing(hierarchies: Hierarchies,
     assert 0.0 < summary["give_back_s"][0] < 20.0
     [first, *_] = [stop for stop in summary["stopped"] if stop["job"] == "render-1"]
     assert first["kind"] == "overcommit"
-    assert first["reason"].startswith("preempted because the node is overcommitted: node")
+    assert first["reason"].startswith("preempted: node")
     assert summary["reclaimed_cpu_s"] > 1.0
     assert 0.0 < summary["given_cpu_s"] <= summary["pools"]["batch"]["used_cpu_s"]
     used = sum(pool["used_cpu_s"] for pool in summary["pools"].values())

@@ -211,13 +211,13 @@ def test_events_are_marked_with_their_sentence_and_a_link(page, site):
     tip = chart_of(page).locator(".chart-tip")
     expect(tip).to_be_hidden()
     mark.hover()
-    expect(tip).to_contain_text("preempted because of violated resource limits")
+    expect(tip).to_contain_text("used more than its limits allow")
     # The same at the cursor, in the graph below it.
     box, plot = mark.bounding_box(), chart_of(page).locator(".u-over").bounding_box()
     page.mouse.move(plot["x"] + plot["width"] - 3, plot["y"] + 60)
     expect(tip).to_be_hidden()
     page.mouse.move(box["x"] + box["width"] / 2 + 2, plot["y"] + 60)
-    expect(tip).to_contain_text("preempted because of violated resource limits")
+    expect(tip).to_contain_text("used more than its limits allow")
     page.mouse.move(5, 5)
     # By keyboard: one stop for all of them.
     marks.first.focus()

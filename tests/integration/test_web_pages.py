@@ -210,6 +210,15 @@ def test_the_operation_s_page_shows_state_shares_why_and_jobs(page, site):
         if not any(sign.isdigit() for sign in line):
             expect(main).to_contain_text(line.strip())
     assert any("queue" in line for line in lines)
+    turn = page.get_by_role("region", name="Your turn")
+    expect(turn).to_contain_text("Pool queue is full")
+    expect(turn).to_contain_text("raise it to 2")
+    expect(turn.get_by_role("button", name="What it changes")).to_be_visible()
+    expect(main).not_to_contain_text(f"operation {site.operations['waiting']}")  # its id is in its own place
+    site.open(page, f"#/operations/{operation}?tab=why")
+    way = main.locator(".way > li")
+    for name, step in zip(("Root pool", "research", "models", "Moving usage"), way.all(), strict=True):
+        expect(step).to_contain_text(re.compile(rf"{name}.* of .* cores: strong guarantee"))
     site.open(page, f"#/operations/{operation}?tab=jobs")
     expect(page.get_by_role("link", name=site.job["id"], exact=True)).to_have_attribute(
         "href", f"#/operations/{operation}/jobs/{site.job['id']}"
@@ -415,7 +424,7 @@ def hostile_pages(site: Site) -> dict[str, tuple[str, ...]]:
         f"#/operations/{ids['aborted']}": (HOSTILE, LONG),
         f"#/events?pool={encode(MARKUP)}": (MARKUP,),
         f"#/audit?pool={encode(MARKUP)}": (MARKUP,),
-        "#/preemptions": (PRESSED, f'pool "{PRESSED}" uses more'),
+        "#/preemptions": (PRESSED, f'pool "{PRESSED}" used more'),
         "#/nodes": (NODE, PLAIN_HOSTILE, LONG),
         f"#/nodes/{encode(NODE)}": (NODE, PLAIN_HOSTILE, LONG, *(job["id"] for job in node["jobs"])),
     }

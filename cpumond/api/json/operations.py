@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -133,16 +135,23 @@ async def _ask_job(
 
 async def why_operation(call: Call) -> OperationAnswer:
     record = call.find_operation()
-    shares = {}
+    shares, paths = {}, {}
+
+    def make_readable(lines: Iterable[str]) -> list[str]:
+        return name_operations(call.state, map(call.rights.hide_operations, lines))
+
     async with call.shared.plan_lock:
-        for name in record.trees:
-            told = await _explain_share(call.scheduler, name, GUARANTEE_PREFIX + record.id)
-            told = told or await _explain_share(call.scheduler, name, OPERATION_PREFIX + record.id)
+        for tree in record.trees:
+            told = await _explain_share(call.scheduler, tree, GUARANTEE_PREFIX + record.id)
+            told = told or await _explain_share(call.scheduler, tree, OPERATION_PREFIX + record.id)
             if told is not None:
-                lines = map(call.rights.hide_operations, told.lines)
-                shares[name] = (told.rule, name_operations(call.state, lines))
+                shares[tree] = (told.rule, make_readable(told.lines))
+                cuts = make_readable(step.cut for step in told.path)
+                paths[tree] = [replace(step, cut=cut) for step, cut in zip(told.path, cuts, strict=True)]
     record = call.state.find_record(record.id)
-    return explain_operation(call.state, record, call.now, shares, call.rights)
+    answer = explain_operation(call.state, record, call.now, shares, call.rights)
+    trees = [msgspec.structs.replace(part, path=paths.get(part.tree, [])) for part in answer.trees]
+    return msgspec.structs.replace(answer, trees=trees)
 
 
 async def _explain_share(scheduler: Scheduler, tree: str, element: str) -> Explanation | None:

@@ -15,6 +15,7 @@ import msgspec
 
 from cpumond.core.measures import count_cores, format_span
 from cpumond.core.words import count, printable, quoted, show_utc
+from cpumond.fairshare.explain import PathStep
 from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, dominates, show_amount, sum_vectors
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.causes import Causes, describe_cannot_start, find_shown_state
@@ -52,13 +53,17 @@ MIB: Final = 2**20
 
 
 class TreeAnswer(msgspec.Struct, frozen=True):
-    """One tree's part of the answer. ``rule``: what ends its fair share, "" where no update knows it yet."""
+    """One tree's part of the answer. ``rule``: what ends its fair share, "" where no update knows it yet.
+
+    ``path``: the shares of each element from the root down to the operation; empty where no update knows it yet.
+    """
 
     tree: str
     pool: str
     is_running: bool
     rule: str
     lines: list[str]
+    path: list[PathStep] = []
 
 
 class OperationAnswer(msgspec.Struct, frozen=True):

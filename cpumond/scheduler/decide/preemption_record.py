@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from cpumond.core.words import GIB, named, printable
-from cpumond.fairshare.resources import RESOURCES, show_dominant
+from cpumond.core.measures import count_cores, format_cores
+from cpumond.core.words import named, printable
+from cpumond.fairshare.resources import CPU, RESOURCES, show_amount, show_dominant
 from cpumond.scheduler.decide.cost import lost_core_seconds
 from cpumond.scheduler.decide.starvation import claims_guarantee, starving_element
 from cpumond.scheduler.elements import Element, Job, OperationElement, PoolElement, usage_share
@@ -63,8 +64,8 @@ def fails_operation(job: Job) -> bool:
 _FAILS: Final = "; its operation fails unless the job completes in its time (fail_on_job_restart)"
 _HEADS: Final[dict[Kind, str]] = {
     "preempted": "preempted",
-    "limit_violated": "preempted because of violated resource limits",
-    "overcommit": "preempted because the node is overcommitted",
+    "limit_violated": "preempted",
+    "overcommit": "preempted",
     "graceful": "preempted gracefully",
     "aborted": "aborted",
 }
@@ -102,5 +103,8 @@ def format_name(element: Element) -> str:
     return named("operation" if isinstance(element, OperationElement) else "pool", element.name)
 
 
-def format_amount(resource: int, amount: float) -> str:
-    return f"{amount / GIB:.4g} GiB" if RESOURCES[resource] == "memory" else f"{amount:.6g}"
+def format_use(resource: int, used: float, most: float) -> str:
+    """Usage beside its bound: ``6 of 4 cores``."""
+    if resource == CPU:
+        return f"{format_cores(used)} of {count_cores(most)}"
+    return f"{show_amount(resource, used)} of {show_amount(resource, most)} {RESOURCES[resource]}"

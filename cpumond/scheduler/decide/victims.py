@@ -20,7 +20,7 @@ from cpumond.fairshare.resources import (
 )
 from cpumond.scheduler.decide.cost import lost_core_seconds, spared_until
 from cpumond.scheduler.decide.placement import satisfaction_of
-from cpumond.scheduler.decide.preemption_record import describe_shares, format_amount, format_name
+from cpumond.scheduler.decide.preemption_record import describe_shares, format_name, format_use
 from cpumond.scheduler.decide.snapshot import limits_beside, sum_kept
 from cpumond.scheduler.decide.starvation import EPSILON
 from cpumond.scheduler.elements import (
@@ -452,19 +452,15 @@ def _describe_class(job: Job, is_beyond: bool) -> str:
 
 def _describe_limits(element: Element) -> str:
     excess = _excess(element, ZERO)
-    parts = [
-        f"{format_amount(k, element.usage[k])} of {format_amount(k, element.limits[k])} {RESOURCES[k]}"
-        for k in range(len(RESOURCES))
-        if excess[k] > 0.0
-    ]
-    return f"{format_name(element)} uses more than its limits allow: {', '.join(parts)}"
+    parts = [format_use(k, element.usage[k], element.limits[k]) for k in range(len(RESOURCES)) if excess[k] > 0.0]
+    return f"{format_name(element)} used more than its limits allow: {', '.join(parts)}"
 
 
 def _describe_overcommit(node: Node, for_s: float, limit: str) -> str:
     free = node.free
     parts = [
-        f"{format_amount(k, node.capacity[k] - free[k])} of {format_amount(k, node.capacity[k])} {RESOURCES[k]}"
+        format_use(k, node.capacity[k] - free[k], node.capacity[k])
         for k in range(len(RESOURCES))
         if free[k] < -ROUNDING * node.capacity[k]
     ]
-    return f"node {quoted(node.address)} has been above its capacity for {for_s:.0f} s: {', '.join(parts)}; {limit}"
+    return f"node {quoted(node.address)} was overcommitted for {for_s:.0f} s: {', '.join(parts)} ({limit})"

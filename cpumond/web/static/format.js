@@ -20,6 +20,13 @@ export function short(value) {
 // A thousandth of a core is as fine as it is shown.
 export const cores = (value) => number(Number.isFinite(value) ? Math.round(1000 * value) / 1000 : value, 3);
 
+// Numbers of one figure as texts, all with as many digits after the point as the largest has room for in four digits.
+export function evenly(values) {
+  const most = Math.max(...values.map((value) => Math.abs(value ?? 0)));
+  const digits = most >= 1000 ? 0 : most >= 100 ? 1 : most >= 0.1 || !most ? 2 : 4;
+  return values.map((value) => (value === null || value === undefined ? NONE : value.toLocaleString("en-GB", { minimumFractionDigits: digits, maximumFractionDigits: digits })));
+}
+
 export function percent(ratio) {
   if (ratio === null || ratio === undefined || Number.isNaN(ratio)) return NONE;
   return `${number(100 * ratio, 3)} %`;
@@ -82,6 +89,12 @@ export function localTimes(text) {
     (all, day, clock) => { const at = Date.parse(`${day ?? today}T${clock}Z`) / 1000; return Number.isNaN(at) ? all : `${time(at)} ${zone(at)}`; });
 }
 
+const ID = "[0-9a-f]{1,8}(?:-[0-9a-f]{1,8}){3}";
+
+// A sentence in which an operation is named by its title, else by the first part of its id, as is a job of no operation.
+export const withoutIds = (text) => text.replace(new RegExp(`\\b(operation) ${ID} (?=")`, "g"), "$1 ")
+  .replace(new RegExp(`\\bjob ${ID} of (?=operation)`, "g"), "a job of ").replace(new RegExp(`\\b([0-9a-f]{1,8})(?:-[0-9a-f]{1,8}){3}`, "g"), "$1");
+
 // Core-hours: a thousandth is as fine as they are shown.
 export function hours(value, digits = 3) {
   const size = Math.abs(value ?? 0);
@@ -107,7 +120,7 @@ export function amounts(values) {
 }
 
 export function amount(name, value) {
-  if (name === "cpu") return `${cores(value)} ${value === 1 ? "core" : "cores"}`;
+  if (name === "cpu") return `${cores(value)} ${cores(value) === "1" ? "core" : "cores"}`;
   if (name === "memory") return `${bytes(value)} memory`;
   return `${number(value)} ${name === "user_slots" ? (value === 1 ? "slot" : "slots") : name}`;
 }

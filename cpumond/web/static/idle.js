@@ -36,7 +36,7 @@ function causesTable(report, app) {
   });
 }
 
-function changeButton(tree, cause, app) {
+export function changeButton(tree, cause, app) {
   const { commands, shell, text } = cause.change;
   if (commands.length !== 1) return shell.map((line) => h("code.line", { key: line }, line));
   return h("button", { type: "button", title: shell.join("\n"), onclick: () => openChange(commands[0], `${cause.why}: ${text}.`, app) }, "What it changes");

@@ -6,11 +6,13 @@ import { chart } from "./chart.js";
 import { h, skeleton } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
 import { selectFilter } from "./filters.js";
-import { allAmounts, amounts, capital, count, duration, number, percent, share, showCores, showOption, showSpan, time } from "./format.js";
+import { allAmounts, amount, amounts, capital, count, duration, evenly, number, percent, share, showCores, showOption, showSpan, time, withoutIds } from "./format.js";
 import { axis, chosenTab, DAY_S, line, rangeButtons, readLife, remember, tabs } from "./history.js";
+import { changeButton } from "./idle.js";
 import { readMarks } from "./marks.js";
 import { describePart, isLate, pager, stateBadge } from "./page_operations.js";
-import { readRights } from "./rights.js";
+import { preemptionsTable } from "./page_preemptions.js";
+import { readRights, ROOT } from "./rights.js";
 import { currentQuery, to } from "./route.js";
 import { badge, bar, facts, operationLink, table } from "./table.js";
 
@@ -20,9 +22,6 @@ export const JOB_TONES = { running: "good", starting: "", stopping: "warn", comp
 const PAGE = 50;
 const PATIENCE_MS = 500;
 const WHY_MS = 4000;
-// Sentences of /why that say what keeps an operation from its demand; the first that matches is shown.
-const HINDRANCES = [/ cannot start: /, /^no node that is online can hold/, /has no node that is online/, / is full: /, /it is suspended/, /limits leave no room/,
-  /are protected by their number/, /^no node has room/, / and starves/, / because of retry rule /];
 
 export const operation = {
   title: ({ operation: id }, data) => data?.operation.title || `Operation ${id}`,
@@ -33,9 +32,9 @@ export const operation = {
     if (tab === "overview") {
       data.history = await readLife({ kind: "operation", name: found.id }, found.start_time, found.finish_time, PATIENCE_MS);
       data.marks = await readMarks({ operation: found.id }, ["preemption", "node_lost", "operation_failed", "operation_stuck", "limit_contested", "command"]);
-      if (isHindered(found)) data.hindered = (await remember(`${found.id}/why`, WHY_MS, () => get(path`/operations/${id}/why`), PATIENCE_MS)).value;
     }
     if (tab === "why") data.why = await get(path`/operations/${id}/why`, { signal });
+    if (tab === "overview" || tab === "why") data.idle = isHindered(found) ? await readIdle(found) : {};
     if (tab === "jobs") {
       data.offset = Math.max(Math.trunc(Number(chosen.get("offset"))) || 0, 0);
       data.asked = chosen.get("job_state") ?? "";
@@ -62,21 +61,41 @@ export const operation = {
   },
 };
 
-// ---- overview
+// ---- your turn: when it starts or why it does not, and the change that would let it
 
 const isHindered = (o) => o.finish_time === null && (o.state === "pending" || o.suspended || o.jobs.pending > 0
   || Object.values(o.trees).some((part) => part.starvation_status !== "non_starving"));
 
-function hindrance(o, why) {
-  const told = (why?.trees ?? []).flatMap((part) => part.lines).concat(why?.lines ?? []);
-  const found = HINDRANCES.map((form) => told.find((text) => form.test(text))).find(Boolean);
-  return h("p.note", { key: "hindrance" }, found ? `${capital(found.trim())}. ` : "Not all that it wants runs. ",
-    h("a", { href: to("operations", o.id, { tab: "why" }) }, "Why?"));
+// Why CPU of its pools stands idle, by tree: the causes there have the changes.
+const readIdle = async (o) => Object.fromEntries(await Promise.all(Object.entries(o.pools).map(async ([tree, pool]) => [tree,
+  (await remember(`idle/${tree}/${pool}`, WHY_MS, () => get(path`/trees/${tree}/why` + query({ pool })), PATIENCE_MS)).value])));
+
+function turn(o, idle, app, link = null) {
+  const parts = Object.entries(o.trees).filter(([, part]) => part.cause !== "working");
+  return h("section.card.turn", { key: "turn", "aria-labelledby": "turn" }, h("h2", { id: "turn" }, "Your turn"), h("p.flat", h("strong", turnText(o))),
+    parts.map(([tree, part], index) => {
+      const cause = idle[tree]?.causes.find(({ operations }) => operations.includes(o.id));
+      return h("p.flat", { key: tree }, `${parts.length > 1 ? `Tree ${tree}: ` : ""}${capital(part.why)}. `,
+        cause ? [`Remedy: ${cause.why}; ${withoutIds(cause.change.text)}. `, changeButton(tree, cause, app), " "] : null, index ? null : link);
+    }));
 }
 
-function overview({ operation: o, history, hindered, marks }, app) {
+function turnText({ forecast, shown_state: state, suspended, jobs }) {
+  if (state === "cannot start") return "It never starts as it is.";
+  if (suspended) return "It starts no more jobs until it is resumed.";
+  if (jobs.active) return `${count(jobs.active, "job")} active, ${jobs.pending ? number(jobs.pending, 6) : "none"} still to start.`;
+  if (!forecast || forecast.start_p10 === null) return "It waits; when it starts is not predicted yet.";
+  if (isLate(forecast)) return "It is late: by the last prediction it should have started.";
+  const { start_p10: first, start_p50: middle, start_p90: last } = forecast;
+  if (middle === null) return "It probably does not start soon: most simulations end before it does.";
+  return `It starts at about ${time(middle)}, in ${duration(Math.max(middle - serverNow(), 0))} (${last === null ? `at ${time(first)} at the earliest` : `in eight of ten simulations from ${time(first)} to ${time(last)}`}).`;
+}
+
+// ---- overview
+
+function overview({ operation: o, history, idle, marks }, app) {
   return [
-    isHindered(o) ? hindrance(o, hindered) : null,
+    isHindered(o) ? turn(o, idle, app, h("a", { href: to("operations", o.id, { tab: "why" }) }, "Why?")) : null,
     h("section.card", { key: "facts", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Facts"), facts([
       ["Id", h("span.mono", o.id)],
       o.alias ? ["Alias", o.alias] : null,
@@ -101,13 +120,10 @@ function overview({ operation: o, history, hindered, marks }, app) {
   ];
 }
 
-/** When it starts and ends in eight of ten runs ahead, and in the middle; nothing where that is not known. */
+/** When it ends in eight of ten simulations, and in the middle; nothing where that is not predicted. */
 function foretold(told) {
-  const line = (word, [first, middle, last]) => middle === null ? [] : [[word,
-    `${time(first)} to ${last === null ? "later than was looked at" : time(last)}, about ${time(middle)} (as of ${duration(serverNow() - told.as_of)} ago)`
-      + (word === "Starts" && isLate(told) ? ": late, see why it waits" : "")]];
-  return !told ? [] : [...line("Starts", [told.start_p10, told.start_p50, told.start_p90]),
-    ...line("Ends", [told.end_p10, told.end_p50, told.end_p90])];
+  if (!told || told.end_p50 === null) return [];
+  return [["Ends", `${time(told.end_p10)} to ${told.end_p90 === null ? "later than is simulated" : time(told.end_p90)}, about ${time(told.end_p50)} (as of ${duration(serverNow() - told.as_of)} ago)`]];
 }
 
 function tellJobs(jobs) {
@@ -172,24 +188,45 @@ const commandOf = (task) => (Array.isArray(task.command) ? task.command.join(" "
 
 // ---- why
 
-function why({ why: answer }) {
+function why({ operation: o, why: answer, idle }, app) {
   return [
-    h("section.card", { key: "all", "aria-labelledby": "in-all" }, h("h2", { id: "in-all" }, "In all"), lines(answer.lines)),
+    o.finish_time === null ? turn(o, idle, app) : h("section.card", { key: "all" }, lines(answer.lines)),
     ...answer.trees.map((part) => h("section.card", { key: `tree-${part.tree}` },
-      h("h2", "In pool ", h("a", { href: to("pools", part.tree, part.pool) }, part.pool), ` of tree ${part.tree}`), lines(part.lines))),
-    preempted("Jobs that were taken from it", answer.preempted),
-    preempted("Jobs that were stopped for it", answer.preempted_for_it),
+      h("h2", "In pool ", h("a", { href: to("pools", part.tree, part.pool) }, part.pool), ` of tree ${part.tree}`),
+      part.path.length ? way(o, part) : null, h("details", h("summary", "Line by line"), lines(part.lines)))),
+    o.finish_time === null && answer.lines.length > 1 ? h("section.card", { key: "all" }, h("h2", "What happened to it"), lines(answer.lines.slice(1))) : null,
+    preempted("Jobs that were taken from it", answer.preempted, "Operation"),
+    preempted("Jobs that were stopped for it", answer.preempted_for_it, "For"),
   ];
 }
 
 // Spaces at the beginning of a line are its indentation.
-const lines = (texts) => h("ul.why", texts.map((text) => h("li", { style: { "margin-left": `${text.search(/\S|$/) / 2}em` } }, text)));
+const lines = (texts) => h("ul.why", texts.map((text) => h("li", { style: { "margin-left": `${text.search(/\S|$/) / 2}em` } }, withoutIds(text))));
 
-function preempted(title, records) {
-  if (!records.length) return null;
-  return h("section.card", { key: title }, h("h2", title), h("ul.why", records.map((record) => h("li", { key: record.job_id },
-    `${time(record.at)}: job `, h("a.mono", { href: to("operations", record.operation_id, "jobs", record.job_id) }, record.job_id),
-      `: ${record.why}`))));
+const SHARE_PARTS = [["strong", "strong guarantee"], ["integral", "integral guarantee"], ["by_weight", "by weight"], ["rest", "demanded, not given"]];
+
+// The fair share of each pool from the root down to the operation, as a bar as long as its demand.
+function way(o, part) {
+  const last = part.path.length - 1;
+  const cutAt = part.path.findLastIndex(({ cut }) => cut);
+  const of = ({ resource, share: has, demand }) => (resource === "cpu" ? evenly([has, demand]).join(" of ") + " cores" : `${amount(resource, has)} of ${amount(resource, demand)}`);
+  const why = ({ cut, share: has, demand }, index) => cut || (has >= demand * 0.999 ? "" : cutAt >= 0 && index > cutAt ? "cut off by a pool above" : "cut off below it");
+  return [
+    h("h3", "How its fair share comes about"),
+    h("ol.way", part.path.map((step, index) => {
+      const whole = Math.max(step.demand, step.share) || 1;
+      return h("li", { key: step.name }, h("span.way-name", index === last ? h("strong", o.title || "This operation") : h("a", { href: to("pools", part.tree, index ? step.name : ROOT) }, index ? step.name : "Root pool")),
+        h("span.stack", { "aria-hidden": "true" }, SHARE_PARTS.slice(0, -1).map(([name]) => h("span", { key: name, class: name, style: { width: `${(100 * step[name] / whole).toFixed(2)}%` } }))),
+        h("span.way-told", of(step),
+          h("span.hidden-text", `: ${SHARE_PARTS.slice(0, -1).map(([name, word]) => `${word} ${amount(step.resource, step[name])}`).join(", ")}`),
+          why(step, index) ? h("span.muted", `: ${withoutIds(why(step, index))}`) : null));
+    })),
+    h("ul.glance-legend", { "aria-label": "Parts of a bar" }, SHARE_PARTS.map(([name, word]) => h("li", { key: name }, h("span.square", { class: name, "aria-hidden": "true" }), word))),
+  ];
+}
+
+function preempted(title, records, without) {
+  return records.length ? h("section.part", { key: title }, h("h2", title), preemptionsTable(title, records, {}, { without: [without, "Lost"] })) : null;
 }
 
 // ---- jobs

@@ -61,19 +61,16 @@ def operation(name: str, parent: str, cores: float, **fields: object) -> Operati
 
 def test_an_element_that_has_all_it_asks_for():
     found = why("o", [Pool("q")], [operation("o", "q", 46.0)])
-    assert found == Explanation(
-        "o",
-        "demand",
-        (
-            "o gets 23.0 % of the cluster (46 of 200 cpu): all it asks for.",
-            "from the root down, in percent of the cluster:",
-            "  <root>, fair_share pool: 23.0 of 23.0 cpu demanded = 0.0 strong + 0.0 integral + 23.0 by weight",
-            "    no resource is all shared out",
-            "  q, fair_share pool: 23.0 of 23.0 cpu demanded = 0.0 strong + 0.0 integral + 23.0 by weight",
-            "    no siblings to share with",
-            "  o, operation: 23.0 of 23.0 cpu demanded",
-            "    no siblings to share with",
-        ),
+    assert (found.element, found.rule) == ("o", "demand")
+    assert found.lines == (
+        "o gets 23.0 % of the cluster (46 of 200 cpu): all it asks for.",
+        "from the root down, in percent of the cluster:",
+        "  <root>, fair_share pool: 23.0 of 23.0 cpu demanded = 0.0 strong + 0.0 integral + 23.0 by weight",
+        "    no resource is all shared out",
+        "  q, fair_share pool: 23.0 of 23.0 cpu demanded = 0.0 strong + 0.0 integral + 23.0 by weight",
+        "    no siblings to share with",
+        "  o, operation: 23.0 of 23.0 cpu demanded",
+        "    no siblings to share with",
     )
 
 
@@ -368,6 +365,38 @@ def test_a_fifo_pool_that_puts_gangs_back():
     assert found.lines[-1] == (
         "    place 1 of fifo pool q, from 0 (0 before gangs that do not fit were put back): after small"
     )
+
+
+# ---- the path as figures
+
+
+@pytest.mark.parametrize(
+    ("name", "pools", "operations", "cuts"),
+    [
+        pytest.param("o", [], [operation("o", ROOT, 100.0)], ["", ""], id="all it asks for"),
+        pytest.param(
+            "o", [Pool("q", resource_limits=limit(50.0))], [operation("o", "q", 100.0)],
+            ["", "limited by its resource_limits, 25.0 % of cpu (50)", ""], id="a limit above it",
+        ),
+        pytest.param(
+            "o", [], [operation("o", ROOT, 300.0, weight=1.0), operation("p", ROOT, 300.0, weight=3.0)],
+            ["all cpu is shared out",
+             "limited by its weight, 1 of 4 among the siblings that still want more; cpu is the scarce resource"],
+            id="a weight",
+        ),
+    ],
+)  # fmt: skip
+def test_the_path_says_where_a_share_is_cut(name, pools, operations, cuts):
+    assert [step.cut for step in why(name, pools, operations).path] == cuts
+
+
+def test_the_parts_of_a_step_make_up_its_share():
+    pools = [guaranteed("q", ROOT, 50.0), Pool("r")]
+    root, q, o = why("o", pools, [operation("o", "q", 150.0), operation("p", "r", 150.0)]).path
+    assert [step.name for step in (root, q, o)] == [ROOT, "q", "o"]
+    assert (q.resource, q.demand, q.share) == ("cpu", 150.0, pytest.approx(125.0))
+    assert (q.strong, q.integral, q.by_weight) == pytest.approx((50.0, 0.0, 75.0))
+    assert (root.demand, root.share) == pytest.approx((300.0, 200.0))
 
 
 # ---- size and numbers

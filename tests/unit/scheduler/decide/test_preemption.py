@@ -469,7 +469,7 @@ def test_6_6_limits_take_jobs_away_latest_start_first_until_they_hold():
     limit(pool, 4.0)
     found = find_limit_violators(node)
     assert [(job, violated) for job, violated, _ in found] == [(jobs[5], pool), (jobs[4], pool)]
-    assert found[0][2] == 'pool "p" uses more than its limits allow: 6 of 4 cpu'
+    assert found[0][2] == 'pool "p" used more than its limits allow: 6 of 4 cores'
     limit(pool, 6.0)
     assert find_limit_violators(node) == []
 
@@ -656,7 +656,7 @@ def test_1_9_jobs_on_reclaimed_cpu_have_more_time_while_they_alone_wait_for_cpu(
     assert ended(75.1) == {jobs["beyond"][2], jobs["beyond"][1]}
     (_, why), *_ = find_overcommit_victims(node, 76.0, 15.0, 60.0)
     limit = "allowed_node_resources_overcommit_duration is 15 s, 60 s more while jobs on reclaimed CPU alone wait"
-    assert f"8 of 6 cpu; {limit}; it ran on reclaimed CPU" in why
+    assert f"8 of 6 cores ({limit}); it ran on reclaimed CPU" in why
     node.foreign_usage = amount(5.0)
     assert ended(16.0) == set(), "the ordinary one has its core"
     node.foreign_usage = amount(5.1)
@@ -678,7 +678,7 @@ def test_1_9_the_sentence():
     _, node, _ = overcommitted(*[1.0] * 8)
     (_, why), _ = find_overcommit_victims(node, 20.0, 15.0)
     assert why == (
-        'node "n0" has been above its capacity for 20 s: 8 of 6 cpu; allowed_node_resources_overcommit_duration is 15 s'
+        'node "n0" was overcommitted for 20 s: 8 of 6 cores (allowed_node_resources_overcommit_duration is 15 s)'
     )
 
 

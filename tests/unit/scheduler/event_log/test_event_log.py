@@ -307,7 +307,7 @@ async def test_preemptions_of_one_period_are_told_together(scheduler: Scheduler)
     await scheduler.update_all()
     (event,) = await find(scheduler, "kind:preemption", "node:n1", "pool:default/p", f"operation:{reply.id}")
     assert (event.count, event.command, event.node, event.job) == (3, "limit_violated", "n1", "")
-    assert event.text.startswith(f'3 jobs of operation {reply.id} in pool "p": preempted because of violated')
+    assert event.text.startswith(f'3 jobs of operation {reply.id} in pool "p": preempted: pool "p" used more')
 
 
 async def test_a_contested_limit_is_told_once_an_hour(scheduler: Scheduler) -> None:
