@@ -26,6 +26,9 @@ READY_S: Final = 2.0
 ALERT_S: Final = 600.0
 """For how long something that went wrong is an alert."""
 
+LATE_UPDATES: Final = 30
+"""Updates of the last ``RECENT_UPDATES`` that may begin late without an alert."""
+
 
 def show_me(call: Call) -> overview.Me:
     scheduler, shared = call.scheduler, call.shared
@@ -82,15 +85,17 @@ def _own_alerts(scheduler: Scheduler) -> Iterator[overview.Alert]:
     refused = f"the store refused {timings.store_errors} writes since the start; see the log and free its disk"
     lost = "somebody removed the store while it was in use; it was written anew, and nothing is lost; see the log"
     failed = f"{timings.failed_updates} fair-share updates failed since the start; see the log"
+    recent, late_count = len(timings.recent_late), sum(timings.recent_late)
+    late_at = timings.late_at if late_count > LATE_UPDATES else None
     late = (
-        f"{timings.late_updates} of {timings.updates} fair-share updates began late since the start; raise "
-        "fair_share_update_period or give the scheduler more CPU"
+        f"{late_count} of the last {recent} fair-share updates began late; raise fair_share_update_period or give the "
+        "scheduler more CPU"
     )
     kinds: tuple[tuple[str, Literal["warning", "error"], float | None, str], ...] = (
         ("store_errors", "error", timings.store_error_at, scheduler.store_problem or refused),
         ("store_lost", "error", timings.store_lost_at, lost),
         ("failed_updates", "error", timings.failed_at, failed),
-        ("late_updates", "warning", timings.late_at, late),
+        ("late_updates", "warning", late_at, late),
     )
     for code, severity, last_at, message in kinds:
         if (last_at or 0.0) > scheduler.clock.now() - ALERT_S:

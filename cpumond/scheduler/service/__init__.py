@@ -622,10 +622,8 @@ class Scheduler:
                     collected, collections = now, collections + 1
                     _collect(collections)
                 due += period_s
-                if due < now:
-                    self.timings.late_updates += 1
-                    self.timings.late_at = self.clock.now()
-                    due = now
+                self.timings.count_update(self.clock.now() if due < now else None)
+                due = max(due, now)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), max(due - loop.time(), 0.0))
         for each in (self.idle, self.forecasts, self.waste):

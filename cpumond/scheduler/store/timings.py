@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
@@ -44,6 +45,10 @@ class Histogram:
         return list(accumulate(self.counts))
 
 
+RECENT_UPDATES: Final = 600
+"""Updates that an alert about late ones is made of: a minute at the shortest period, ten at one second."""
+
+
 def name_write(changes: Sequence[Change]) -> str:
     """What a write to the store is called in metrics, which anybody may read: its first record, by its id if that is
     no secret (the key of a token is made of the token)."""
@@ -63,6 +68,8 @@ class Timings:
     """Updates in which not every tree failed; a refusal of the store is no failure here."""
     late_updates: int = 0
     late_at: float | None = None
+    recent_late: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_UPDATES))
+    """Whether each of the last updates began late."""
     failed_updates: int = 0
     failed_at: float | None = None
     heartbeat: Histogram = field(default_factory=Histogram)
@@ -83,6 +90,13 @@ class Timings:
     def updates(self) -> int:
         return self.update.count
 
+    def count_update(self, late_at: float | None) -> None:
+        """Note whether an update began late, and when (scheduler time)."""
+        self.recent_late.append(late_at is not None)
+        if late_at is not None:
+            self.late_updates += 1
+            self.late_at = late_at
+
     def list_numbers(self) -> dict[str, float]:
         """All counters and sums by name, those of a histogram as ``NAMEs`` and ``NAMEs_s``; nothing that never was."""
         numbers: dict[str, float] = {}
@@ -90,6 +104,6 @@ class Timings:
             value = getattr(self, each.name)
             if isinstance(value, Histogram):
                 numbers |= {f"{each.name}s": float(value.count), f"{each.name}s_s": value.sum_s}
-            elif value is not None:
+            elif isinstance(value, int | float):
                 numbers[each.name] = float(value)
         return numbers

@@ -12,6 +12,7 @@ from cpumond.api import tables
 from cpumond.api.json.call import Call, Shared
 from cpumond.api.json.operations import list_operations
 from cpumond.api.json.requests import OperationsQuery
+from cpumond.api.json.status import list_alerts
 from cpumond.scheduler.model import Rules
 from cpumond.scheduler.rights.tokens import User
 from cpumond.scheduler.service import Clock, Scheduler
@@ -89,3 +90,23 @@ async def test_a_pool_table_that_could_not_be_made_is_made_anew(
         with pytest.raises(RuntimeError, match="a mistake"):
             await read_table(api)
     assert [row[0] for row in (await read_table(api))["rows"]] == ["<Root>"]
+
+
+async def test_the_alert_about_late_updates_is_of_the_last_ones_and_goes_away(api: Shared) -> None:
+    scheduler = api.scheduler
+
+    async def late_alerts() -> list[str]:
+        found = await list_alerts(Call(api, User("me", admin=True)))
+        return [each.message for each in found.alerts if each.code == "late_updates"]
+
+    for late in (True,) * 30 + (False,) * 10:
+        scheduler.timings.count_update(scheduler.clock.now() if late else None)
+    assert await late_alerts() == []
+    scheduler.timings.count_update(scheduler.clock.now())
+    assert await late_alerts() == [
+        "31 of the last 41 fair-share updates began late; raise fair_share_update_period or give the scheduler more CPU"
+    ]
+    for _ in range(600):
+        scheduler.timings.count_update(None)
+    assert await late_alerts() == []
+    assert scheduler.timings.late_updates == 31
