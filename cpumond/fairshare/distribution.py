@@ -15,6 +15,8 @@ MARGIN: Vector = (EPS, EPS, EPS, EPS, EPS)
 
 def detail(total: Vector, strong: Vector, proposed: Vector) -> FairShare:
     """The parts of a pool's share: strong guarantee first, then integral guarantee, the rest by weight (12)."""
+    if strong == ZERO == proposed:
+        return FairShare(total, weight_proportional=total)
     by_strong = least(total, strong)
     rest = subtract(total, by_strong)
     by_integral = least(rest, proposed)

@@ -151,19 +151,19 @@ class ShareFunction:
             count = bisect_right(starts, until)
             starts, slopes = starts[:count], slopes[:count]
         unit = factor * EXACT
-        rates = [
-            (int(a * unit), int(b * unit), int(c * unit), int(d * unit), int(e * unit)) for a, b, c, d, e in slopes
-        ]
-        for ramp in self.ramps:
-            if ramp < len(rates):
-                rates[ramp] = FLAT
+        ramps = self.ramps
+        changes: list[SlopeChange] = []
+        f = g = h = i = j = 0
+        for n, (s, (v, w, x, y, z)) in enumerate(zip(starts, slopes, strict=True)):
+            if ramps and n in ramps:
+                a = b = c = d = e = 0
+            else:
+                a, b, c, d, e = int(v * unit), int(w * unit), int(x * unit), int(y * unit), int(z * unit)
+            changes.append((s / factor, a - f, b - g, c - h, d - i, e - j))
+            f, g, h, i, j = a, b, c, d, e
         if self.slopes[-1] != ZERO and 1.0 == self.horizon <= until:  # beyond suggestion 1 it stays as it is
-            starts = [*starts, 1.0]
-            rates.append(FLAT)
-        return [
-            (s / factor, a - f, b - g, c - h, d - i, e - j)
-            for s, (a, b, c, d, e), (f, g, h, i, j) in zip(starts, rates, [FLAT, *rates], strict=False)
-        ]
+            changes.append((1.0 / factor, -f, -g, -h, -i, -j))
+        return changes
 
 
 FLAT: Final = (0, 0, 0, 0, 0)

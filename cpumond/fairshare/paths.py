@@ -224,16 +224,12 @@ def _sweep(
     m0, m1, m2, m3, m4 = slope
     add_x, add_value, add_slope = path.xs.append, path.values.append, path.slopes.append
     unit = 1.0 / EXACT
+    r0, r1, r2, r3, r4 = m0 * unit, m1 * unit, m2 * unit, m3 * unit, m4 * unit
     for x, d0, d1, d2, d3, d4 in changes:
         if x > at:
             if x >= 1.0:
                 break
             dx = x - at
-            r0 = m0 * unit
-            r1 = m1 * unit
-            r2 = m2 * unit
-            r3 = m3 * unit
-            r4 = m4 * unit
             add_slope((r0, r1, r2, r3, r4))
             v0 += r0 * dx
             v1 += r1 * dx
@@ -243,14 +239,24 @@ def _sweep(
             add_value((v0, v1, v2, v3, v4))
             add_x(x)
             at = x
-        m0 += d0
-        m1 += d1
-        m2 += d2
-        m3 += d3
-        m4 += d4
+        if d0:  # many change one resource alone
+            m0 += d0
+            r0 = m0 * unit
+        if d1:
+            m1 += d1
+            r1 = m1 * unit
+        if d2:
+            m2 += d2
+            r2 = m2 * unit
+        if d3:
+            m3 += d3
+            r3 = m3 * unit
+        if d4:
+            m4 += d4
+            r4 = m4 * unit
     value, slope = (v0, v1, v2, v3, v4), (m0, m1, m2, m3, m4)
     if until is not None and until > at:
-        rates: Vector = (m0 * unit, m1 * unit, m2 * unit, m3 * unit, m4 * unit)
+        rates: Vector = (r0, r1, r2, r3, r4)
         value = add(value, scale(rates, until - at))
         path.add_step(until, rates, value)
     return value, slope
