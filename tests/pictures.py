@@ -297,7 +297,7 @@ def make_overview() -> None:
 # the figures in README
 
 
-def say_demo() -> str:
+def describe_demo() -> str:
     told = load("demo.json")
     return (
         f"The demo, as it was: on {told['cores']:g} core for {told['seconds']:g} s it reclaimed "
@@ -310,7 +310,7 @@ def _show_times(times: float) -> str:
     return f"{times:.2f}" if times < 10.0 else f"{times:.0f}"
 
 
-def say_servers() -> str:
+def describe_servers() -> str:
     data = load("real-servers.json")
     rows = {row["name"]: row for row in data["rows"]}
     worst = {name: _show_times(find_worst(row)) for name, row in rows.items()}
@@ -324,7 +324,7 @@ def say_servers() -> str:
     )
 
 
-def say_trust() -> str:
+def describe_trust() -> str:
     told = load("trust.json")
     hours = told["simulated_s"] / 3600
     return (
@@ -334,7 +334,11 @@ def say_trust() -> str:
     )
 
 
-SENTENCES: Final[dict[str, Callable[[], str]]] = {"demo": say_demo, "servers": say_servers, "trust": say_trust}
+SENTENCES: Final[dict[str, Callable[[], str]]] = {
+    "demo": describe_demo,
+    "servers": describe_servers,
+    "trust": describe_trust,
+}
 """Name of a mark in README -> what has to stand between it and the next end."""
 
 

@@ -201,7 +201,7 @@ class PeakFile:
         if not self._is_writing():
             self._start(jobs, now_s)
         elif now_s >= self._began_s + SLOW_S:
-            self._say(f"{self.path}: it takes the disk more than {SLOW_S:g} s to write it")
+            self._log_problem(f"{self.path}: it takes the disk more than {SLOW_S:g} s to write it")
 
     def close(self, jobs: Iterable[Tracked]) -> None:
         """Write it a last time; a disk that takes longer than LAST_WRITE_S for one write is not waited for."""
@@ -240,7 +240,7 @@ class PeakFile:
             self._thread.start()
         except RuntimeError as error:
             self._thread = None
-            self._say(f"{self.path}: no thread to write it: {error}")
+            self._log_problem(f"{self.path}: no thread to write it: {error}")
 
     def _write(
         self,
@@ -263,13 +263,15 @@ class PeakFile:
                 self._stored = stored
             self.problem = ""
         except (CpumondError, OSError, ValueError) as error:
-            self._say(f"{error}; until then caution and peaks of the jobs would be lost with the agent")
+            self._log_problem(f"{error}; until then caution and peaks of the jobs would be lost with the agent")
         except Exception as error:
             # Else the thread would end without a log line, and nothing more be stored.
             log.exception("peaks_thread_failed")
-            self._say(f"{self.path}: {error!r}; until then caution and peaks of the jobs would be lost with the agent")
+            self._log_problem(
+                f"{self.path}: {error!r}; until then caution and peaks of the jobs would be lost with the agent"
+            )
 
-    def _say(self, problem: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         """Log a problem once while it lasts."""
         if not self.problem:
             log.error("peaks_not_written", error=problem, retry_s=self.period_s)

@@ -28,7 +28,7 @@ class Watcher:
         try:
             self._inotify = Inotify(sync_timeout=0)
         except OSError as error:
-            self._say(f"no inotify instance is left ({describe(error)})", "fs.inotify.max_user_instances")
+            self._note_problem(f"no inotify instance is left ({describe(error)})", "fs.inotify.max_user_instances")
 
     def watch_directories(self, paths: set[str]) -> bool:
         """Watch exactly these directories for children that come, go, get another name or another xattr.
@@ -72,10 +72,10 @@ class Watcher:
         except OSError as error:
             # A path that is gone needs no watch.
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
-                self._say("no inotify watches are left", "fs.inotify.max_user_watches")
+                self._note_problem("no inotify watches are left", "fs.inotify.max_user_watches")
             return None
 
-    def _say(self, what: str, sysctl: str) -> None:
+    def _note_problem(self, what: str, sysctl: str) -> None:
         """Note the first problem; it lasts as long as the agent, since jobs are watched once."""
         if not self.problem:
             advice = f"raise the sysctl {sysctl} and restart the agent"

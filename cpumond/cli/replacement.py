@@ -33,7 +33,7 @@ class Replacement:
         self._is_direct = os.path.exists(path) and not os.path.isfile(path)
 
     def __enter__(self) -> Replacement:
-        with self._saying_why():
+        with self._explaining_errors():
             if os.path.isdir(self._path):
                 raise IsADirectoryError(errno.EISDIR, "")
             if self._is_direct and stat.S_ISFIFO(os.stat(self._path).st_mode):
@@ -45,7 +45,7 @@ class Replacement:
         return self
 
     def write(self, text: str) -> None:
-        with self._saying_why():
+        with self._explaining_errors():
             place: str | int = self._path if self._is_direct else self._temporary
             if self._pipe is not None:
                 place, self._pipe = self._pipe, None
@@ -84,7 +84,7 @@ class Replacement:
             os.unlink(self._temporary)
 
     @contextlib.contextmanager
-    def _saying_why(self) -> Iterator[None]:
+    def _explaining_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

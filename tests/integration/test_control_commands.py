@@ -88,7 +88,7 @@ def call(agent: AgentProcess, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def said(agent: AgentProcess, *arguments: str) -> str:
+def run_quietly(agent: AgentProcess, *arguments: str) -> str:
     """What a command prints that must succeed without a word on stderr."""
     code, output, errors = call(agent, *arguments)
     assert (code, errors) == (0, ""), output
@@ -97,7 +97,7 @@ def said(agent: AgentProcess, *arguments: str) -> str:
 
 def answered(agent: AgentProcess, *arguments: str) -> dict[str, Any]:
     """The same with --json."""
-    answer: dict[str, Any] = json.loads(said(agent, *arguments, "--json"))
+    answer: dict[str, Any] = json.loads(run_quietly(agent, *arguments, "--json"))
     name = next(each for each in (" ".join(arguments[:2]), arguments[0]) if each in ANSWERS)
     every.validator(name).validate(answer)
     return answer
@@ -162,7 +162,7 @@ def test_top_on_a_terminal_fits_it_and_gives_it_back(running):
 def test_explain_answers_in_the_first_sentence_and_finds_a_job_by_its_cgroup(running, cgroups):
     agent = running("job-1")
     wait_for_reclaim(agent, "job-1")
-    text = said(agent, "explain", "job-1")
+    text = run_quietly(agent, "explain", "job-1")
     assert re.match(
         r"The limit of job-1 is [0-9.]+ of 2 ordered cores, because it lately used about [0-9.]+ \(smoothed\)\. "
         r"The last change, [0-9.]+ -> [0-9.]+ at [-0-9:]+ [0-9:]+ \S+: use stayed below 0\.6 of the limit "
@@ -198,22 +198,22 @@ def test_a_job_is_added_listed_explained_and_removed(running, cgroups):
     agent = running()
     path = cgroups.make("other")
     before = cgroups.read_all("other")
-    text = said(
+    text = run_quietly(
         agent, "job", "add", "--cgroup", path, "--cpu-limit", "2", "--id", "a/b c", "--operation", "op",
         "--mode", "reclaim", "--set", "check-period=200", "--set", 'start_delay="10ms"',
     )  # fmt: skip
     assert text == f"job a/b c ({path}): mode reclaim, 2 cores ordered, limit 2\n"
-    wait_until(lambda: "a/b c" in said(agent, "status"), "the next check shows it")
+    wait_until(lambda: "a/b c" in run_quietly(agent, "status"), "the next check shows it")
     assert agent.job("a/b c")["operation_id"] == "op"
     section = answered(agent, "explain", "a/b c")["job_cpu_monitor"]
     assert (section["check_period"], section["start_delay"], section["mode"]) == ("200ms", "10ms", "reclaim")
-    listed = said(agent, "job", "list").splitlines()[1]
+    listed = run_quietly(agent, "job", "list").splitlines()[1]
     assert " ".join(listed.split()) == f"a/b c op {path} 2 check_period = 200ms, start_delay = 10ms, mode = reclaim"
     assert [job["job_id"] for job in answered(agent, "job", "list")["jobs"]] == ["a/b c"]
     wait_for_reclaim(agent, "a/b c")
-    assert said(agent, "job", "remove", "a/b c").startswith("job a/b c is removed")
+    assert run_quietly(agent, "job", "remove", "a/b c").startswith("job a/b c is removed")
     assert cgroups.read_all("other") == before
-    assert "no job was added over the socket" in said(agent, "job", "list")
+    assert "no job was added over the socket" in run_quietly(agent, "job", "list")
 
 
 @pytest.mark.parametrize("columns", [80, 40])
@@ -236,7 +236,7 @@ def test_a_job_without_an_order_takes_it_from_its_cgroup(running, cgroups):
     path = cgroups.make("other")
     name = "cpu.max" if cgroups.hierarchies.cpu_version == 2 else "cpu.cfs_quota_us"
     cgroups.write("other", name, 50000)
-    text = said(agent, "job", "add", "--cgroup", cgroups.path("other"))
+    text = run_quietly(agent, "job", "add", "--cgroup", cgroups.path("other"))
     assert text == (
         f"job other ({path}): mode shadow, 0.5 cores ordered, limit 0.5; its limit is not changed; "
         "--mode reclaim changes that\n"
@@ -266,14 +266,14 @@ def test_a_job_that_may_not_be_managed_is_refused(running, cgroups):
 def test_a_pin_holds_the_limit_and_unpin_gives_it_back(running, cgroups):
     agent = running("job-1")
     wait_for_reclaim(agent, "job-1")
-    text = said(agent, "pin", "job-1", "--cpu-limit", "1.5", "--for", "1h")
+    text = run_quietly(agent, "pin", "job-1", "--cpu-limit", "1.5", "--for", "1h")
     assert re.fullmatch(r"job job-1 is pinned at 1\.5 cores until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+\n", text)
     assert cgroups.quota_cores("job-1") == 1.5
-    assert "an operator pinned it until 2" in said(agent, "explain", "job-1").splitlines()[0]
-    assert "pinned" in said(agent, "status")
+    assert "an operator pinned it until 2" in run_quietly(agent, "explain", "job-1").splitlines()[0]
+    assert "pinned" in run_quietly(agent, "status")
     assert answered(agent, "pin", "job-1")["pinned_cpu_limit"] == 2.0
-    assert "`cpumond unpin job-1`" in said(agent, "explain", "job-1").splitlines()[0]
-    assert said(agent, "unpin", "job-1").startswith(
+    assert "`cpumond unpin job-1`" in run_quietly(agent, "explain", "job-1").splitlines()[0]
+    assert run_quietly(agent, "unpin", "job-1").startswith(
         "job job-1 is managed by the monitor again (mode reclaim); its limit is "
     )
     wait_for_reclaim(agent, "job-1")
@@ -322,7 +322,7 @@ def test_doctor_sees_the_running_agent(shared):
     assert findings["metrics"]["text"] == f"the agent serves http://127.0.0.1:{shared.port}/metrics"
     assert findings["rights"]["level"] == "ok"
     assert f"{TOP}/job-1 -> job 'job-1' of operation 'sort'" in findings["source 1"]["text"]
-    assert "pid " in said(shared, "doctor")
+    assert "pid " in run_quietly(shared, "doctor")
 
 
 def test_doctor_works_for_somebody_without_rights(shared):

@@ -122,7 +122,7 @@ class Systemd:
         self.unit.looks = 0
         await self.bus.request_name("org.freedesktop.systemd1")
 
-    def say(self, name: str, argument: Any) -> None:
+    def call_manager(self, name: str, argument: Any) -> None:
         self.loop.call_soon_threadsafe(getattr(self.manager, name), argument)
 
     def stop(self) -> None:
@@ -337,9 +337,9 @@ def test_properties_are_asked_for(client: Client) -> None:
 
 def test_signals_of_the_manager(systemd: Systemd, client: Client) -> None:
     wait_until(lambda: systemd.manager.subscribers == 1, "it has subscribed")
-    systemd.say("Reloading", True)
-    systemd.say("Reloading", False)
-    systemd.say("UnitRemoved", "a.service")
+    systemd.call_manager("Reloading", True)
+    systemd.call_manager("Reloading", False)
+    systemd.call_manager("UnitRemoved", "a.service")
     [removed] = client.wait_for("removed")
     assert removed.unit == "a.service"
     assert client.kinds().count("reloaded") == 1

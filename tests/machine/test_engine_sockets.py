@@ -24,7 +24,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
         return boot("engine_sockets.py", tmp_path_factory.mktemp("machine"), LIMIT_S)
 
 
-def said(facts: Facts, step: str, word: str) -> list[str]:
+def find_sentences(facts: Facts, step: str, word: str) -> list[str]:
     """The sentences of ``doctor`` about engines that have a word."""
     return [each["text"] for each in of(facts, step)["doctor"] if word in each["text"]]
 
@@ -52,7 +52,7 @@ def test_without_the_drop_in_the_service_sees_no_engine(facts: Facts) -> None:
     fact = of(facts, "before")
     assert (fact["state"], fact["seen"]) == ("active", [])
     assert any("there is no such socket" in problem for problem in fact["problems"]), fact["problems"]
-    hidden = said(facts, "before", "is hidden from the service")
+    hidden = find_sentences(facts, "before", "is hidden from the service")
     assert [text.split()[0] for text in hidden] == SOCKETS
 
 
@@ -61,7 +61,7 @@ def test_with_the_drop_in_it_sees_them_and_nothing_else(facts: Facts) -> None:
     assert fact["written"]["code"] == fact["again"]["code"] == 0, fact
     assert (fact["state"], fact["seen"]) == ("active", SOCKETS)
     assert fact["problems"] == []
-    assert not said(facts, "opened", "hidden")
+    assert not find_sentences(facts, "opened", "hidden")
     assert fact["again"]["output"].count("is up to date") == 2
 
 
@@ -73,7 +73,7 @@ def test_systemd_accepts_the_drop_in(facts: Facts) -> None:
 
 def test_a_socket_that_was_made_anew(facts: Facts) -> None:
     """Docker's is bound by itself, so the service has to start again; Podman's lies in a directory of its own."""
-    (text,) = said(facts, "made_anew", "made anew")
+    (text,) = find_sentences(facts, "made_anew", "made anew")
     assert text.startswith("/run/docker.sock ")
     after = of(facts, "made_anew")["after"]
     assert after["seen"] == SOCKETS

@@ -207,7 +207,7 @@ def stub_scheduler_command(listen: str, token_file: str | None, quiet: bool) -> 
 
     with listen_on(listen, token_file is not None) as listener:
         token = read_token(token_file) if token_file is not None else None
-        serve(make_stub_app(token, None if quiet else _say), listener)
+        serve(make_stub_app(token, None if quiet else _print_line), listener)
 
 
 def listen_on(listen: str, has_token: bool) -> socket.socket:
@@ -262,7 +262,7 @@ def serve(app: Starlette, listener: socket.socket) -> None:
     # When uvicorn ends, it raises a caught signal again for the handlers that were set before: these.
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    _say(f"listening on http://{_show_address(*listener.getsockname()[:2])}")
+    _print_line(f"listening on http://{_show_address(*listener.getsockname()[:2])}")
     server.run(sockets=[listener])
 
 
@@ -270,7 +270,7 @@ def _show_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     # The receiver continues when its output is closed.
     with suppress(OSError):
         click.echo(line)

@@ -117,7 +117,7 @@ class Making:
         text = " ".join(str(value).split())
         self.notes.append(Note(verdict, option, sentence, *at, text if len(text) <= 60 else text[:57] + "..."))
 
-    def say(self, place: str, name: str, value: Any, at: At, target: dict[str, Any], resource: str = "") -> None:
+    def set_option(self, place: str, name: str, value: Any, at: At, target: dict[str, Any], resource: str = "") -> None:
         """Put what an option says into ``target``, options of a pool or of the tree, and note what it does not say.
 
         ``resource``: whose amount ``value`` is, where it is one of one resource.

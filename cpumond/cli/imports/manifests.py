@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cpumond.cli.imports.making import RESOURCES, Making, clean
-from cpumond.cli.imports.tables import Table, read_documents, read_queue, say_limits
+from cpumond.cli.imports.tables import Table, read_documents, read_queue, translate_limits
 from cpumond.core.errors import ConfigError
 from cpumond.core.measures import parse_duration_s
 from cpumond.scheduler.model import ROOT_POOL
@@ -25,8 +25,8 @@ def read_yunikorn(texts: Mapping[str, str], total: Mapping[str, float]) -> Makin
     partitions = [each for table in read_documents(texts) for each in table.items("partitions")]
     if len(partitions) != 1:
         raise ConfigError(f"{', '.join(texts)}: expected `partitions` with one of them, not {len(partitions)}")
-    partitions[0].say(making, "partition", "the partition", making.options, "queues", "name", "limits")
-    say_limits(making, partitions[0], "the partition", making.options)
+    partitions[0].translate(making, "partition", "the partition", making.options, "queues", "name", "limits")
+    translate_limits(making, partitions[0], "the partition", making.options)
     for queue in partitions[0].items("queues"):
         read_queue(making, queue)
     return making
@@ -50,13 +50,13 @@ class _Kueue:
             above = table.text("parentName", "parent")
             pool = self.making.add_pool((name,), self.make_cohort(above, (*below, name)), table.at(f"Cohort {name}"))
             self.making.beside.add(pool.name)
-            self.say_all("Cohort", name, table, pool.name, is_root=not above)
+            self.translate_quotas("Cohort", name, table, pool.name, is_root=not above)
         return pool_name or ROOT_POOL
 
-    def say_all(self, kind: str, name: str, table: Table, pool: str, *, is_root: bool) -> list[str]:
+    def translate_quotas(self, kind: str, name: str, table: Table, pool: str, *, is_root: bool) -> list[str]:
         """Say what an object says; quotas are summed over flavors, whose names are given."""
         options, subject = self.making.pools[pool].options, f"{kind} {name}"
-        table.say(self.making, kind, subject, options, "resourceGroups")
+        table.translate(self.making, kind, subject, options, "resourceGroups")
         flavors = [each for group in table.items("resourceGroups") for each in group.items("flavors")]
         sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
         times: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -64,7 +64,7 @@ class _Kueue:
             for quota in flavor.items("resources"):
                 one: dict[str, dict[str, float]] = {}
                 about = f"{subject} flavor {flavor.text('name')}"
-                quota.say(self.making, kind, about, one, "name", resource=quota.text("name"))
+                quota.translate(self.making, kind, about, one, "name", resource=quota.text("name"))
                 for option, amounts in one.items():
                     sums[option].update(amounts)
                     times[option].update(amounts.keys())
@@ -102,7 +102,7 @@ def read_kueue(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
     found = _sort_objects(making, texts)
     kueue, pools, filters = _Kueue(making, found), {}, {}
     for name, table in found["ResourceFlavor"].items():
-        table.say(making, "ResourceFlavor", f"ResourceFlavor {name}", {})
+        table.translate(making, "ResourceFlavor", f"ResourceFlavor {name}", {})
         filters[name] = " & ".join(f"{key}:{value}" for key, value in sorted(table.go("nodeLabels").value.items()))
     cohorts = {name: table.text("cohort", "cohortName") for name, table in found["ClusterQueue"].items()}
     for name in (*found["Cohort"], *cohorts.values()):
@@ -110,7 +110,7 @@ def read_kueue(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
     for name, table in found["ClusterQueue"].items():
         cohort, at = cohorts[name], table.at(f"ClusterQueue {name}")
         pool = making.add_pool((cohort, name) if cohort else (name,), kueue.make_cohort(cohort), at)
-        flavors = kueue.say_all("ClusterQueue", name, table, pool.name, is_root=not cohort)
+        flavors = kueue.translate_quotas("ClusterQueue", name, table, pool.name, is_root=not cohort)
         fits = [filters.get(each, "") for each in flavors]
         if fits and all(fits):
             pool.options["scheduling_tag_filter"] = " | ".join(f"({each})" for each in dict.fromkeys(fits))
@@ -127,5 +127,5 @@ def read_kueue(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
         options: dict[str, Any] = {}
         if "admissionScope" in found["ClusterQueue"][queue].value:
             options = making.add_pool((queue, *name.split("/")), pools[queue].name, at).options
-        table.say(making, "LocalQueue", at.subject, options)
+        table.translate(making, "LocalQueue", at.subject, options)
     return making

@@ -54,7 +54,7 @@ def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
             elif "|" in head:
                 for at, row in _rows(text, file):
                     for option, value in row.items():
-                        making.say("QOS", option, value, At(at, f"QOS {row.get('Name', '')}"), making.options)
+                        making.set_option("QOS", option, value, At(at, f"QOS {row.get('Name', '')}"), making.options)
             else:
                 _read_conf(making, text, file)
         except ValueError as error:
@@ -74,7 +74,7 @@ def _read_conf(making: Making, text: str, file: str) -> None:
         place = "partition" if first == "partitionname" else "slurm.conf"
         for key, value in words[:1] if first == "nodename" else words:
             subject = f"partition {words[0][1]}" if place == "partition" else "the cluster"
-            making.say(place, key, value, At(f"{file}:{number}", subject), making.options)
+            making.set_option(place, key, value, At(f"{file}:{number}", subject), making.options)
 
 
 def _rows(text: str, file: str) -> Iterator[tuple[str, dict[str, str]]]:
@@ -155,7 +155,7 @@ def _make_pools(making: Making, found: list[_Association]) -> None:
                 pools[each.account] = (pool.name, options)
         for name, value in each.options.items():
             place = "user" if each.user and find_option("slurm", "user", name, value) else "association"
-            making.say(place, name, value, each.at, options)
+            making.set_option(place, name, value, each.at, options)
         # Pools that come with the first operation of a user have the weight 1.
         if usual[1] and usual[0] != "parent" and "weight" in options:
             options["weight"] /= float(usual[0]) or 1.0

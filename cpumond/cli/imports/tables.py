@@ -70,11 +70,11 @@ class Table:
                 text = str(value).lower() if isinstance(value, bool) else value
                 yield str(key), "", text, (str(key),)
 
-    def say(
+    def translate(
         self, making: Making, place: str, subject: str, options: dict[str, Any], *skip: str, resource: str = ""
     ) -> None:
         for name, last, value, path in self.leaves(*skip):
-            making.say(place, name, value, self.at(subject, *path), options, resource or last)
+            making.set_option(place, name, value, self.at(subject, *path), options, resource or last)
 
 
 def read_xml(text: str, file: str) -> tuple[str, Table]:
@@ -145,15 +145,17 @@ def read_queue(making: Making, queue: Table, above: tuple[str, ...] = (), parent
     path, below = (*above, queue.text("name").removeprefix("root.")), queue.items("queues")
     at = queue.at(f"queue {'.'.join(path)}")
     pool = making.add_queue(path, parent, at)
-    queue.say(making, "queue", at.subject, pool.options, "name", "queues", "limits", *["parent", "type"] * bool(below))
-    say_limits(making, queue, at.subject, pool.options)
+    queue.translate(
+        making, "queue", at.subject, pool.options, "name", "queues", "limits", *["parent", "type"] * bool(below)
+    )
+    translate_limits(making, queue, at.subject, pool.options)
     for each in below:
         read_queue(making, each, path, pool.name)
 
 
-def say_limits(making: Making, table: Table, subject: str, options: dict[str, Any]) -> None:
+def translate_limits(making: Making, table: Table, subject: str, options: dict[str, Any]) -> None:
     for limit in table.items("limits"):
         place = "limit of the root" if options is making.options else "limit"
         for_all = limit.value.get("users") == ["*"] and not limit.value.get("groups")
         place = f"{place} for all users" if for_all else "limit"
-        limit.say(making, place, subject, options, "limit", "users", "groups")
+        limit.translate(making, place, subject, options, "limit", "users", "groups")

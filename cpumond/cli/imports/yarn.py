@@ -50,7 +50,7 @@ def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
             raise ConfigError(f"{file}: is neither <allocations> of a fair scheduler nor a <configuration>")
     if is_fair:
         for name, (value, at) in properties.items():
-            making.say("property", name, value, at, making.options)
+            making.set_option("property", name, value, at, making.options)
     else:
         _read_capacity(making, properties)
     return making
@@ -58,10 +58,10 @@ def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
 
 def _read_allocations(making: Making, root: Table) -> None:
     for user in root.items("users"):
-        user.say(making, "user", f"user {user.text('name')}", making.options, "name")
+        user.translate(making, "user", f"user {user.text('name')}", making.options, "name")
     for name, _, value, path in root.leaves("queues", "users"):
         target = making.defaults if name in OF_QUEUES else making.options
-        making.say("allocations", name, value, root.at("the cluster", *path), target)
+        making.set_option("allocations", name, value, root.at("the cluster", *path), target)
     for queue in root.items("queues"):
         read_queue(making, queue)
     if not NEVER.keys() & making.options.keys():
@@ -90,6 +90,8 @@ def _read_capacity(making: Making, properties: Mapping[str, tuple[str, At]]) -> 
             path = path.rpartition(".")[0]
         if path:
             options = {} if rest == "root.capacity" else pools[path][0].options
-            making.say("queue", rest.removeprefix(f"{path}."), value, at._replace(subject=f"queue {path}"), options)
+            making.set_option(
+                "queue", rest.removeprefix(f"{path}."), value, at._replace(subject=f"queue {path}"), options
+            )
         else:
-            making.say("property", rest, value, at, making.options)
+            making.set_option("property", rest, value, at, making.options)

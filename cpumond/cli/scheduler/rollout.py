@@ -17,7 +17,7 @@ from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.core.errors import UsageError
 from cpumond.core.wire import AgentAbout
 from cpumond.core.words import count, show_name
-from cpumond.scheduler.settings.rollout import EVERY_NODE, NO_CANARY, Budget, Stage, StageLevel, StagePlan, say_level
+from cpumond.scheduler.settings.rollout import EVERY_NODE, NO_CANARY, Budget, Stage, StageLevel, StagePlan, format_level
 
 BUDGET: Final = Budget()
 
@@ -29,7 +29,7 @@ def _show_agent_state(agent: AgentView) -> Cell:
 
 
 def _show_told(agent: AgentView, about: AgentAbout) -> Cell:
-    told = say_level(agent.told) + (" (canary)" if agent.is_canary else "")
+    told = format_level(agent.told) + (" (canary)" if agent.is_canary else "")
     return told if about.may_set_mode else ("may not", "dim")
 
 
@@ -46,8 +46,8 @@ def _of_about(heading: str, rank: int, read: Callable[[AgentAbout], Cell], unkno
 AGENTS: Final[tuple[Column[AgentView], ...]] = (
     column("node", 0, lambda agent: show_name(agent.id)),
     _of_about("agent", 3, lambda about: show_name(about.version), "unknown"),
-    _of_about("does", 1, lambda about: say_level(about.level)),
-    _of_about("at most", 4, lambda about: say_level(about.bound)),
+    _of_about("does", 1, lambda about: format_level(about.level)),
+    _of_about("at most", 4, lambda about: format_level(about.bound)),
     column("told", 2, lambda agent: "" if agent.about is None else _show_told(agent, agent.about)),
     _of_about("rule", 8, lambda about: show_name(about.limit_rule)),
     column("state", 5, _show_agent_state),
@@ -114,8 +114,8 @@ def _show_seen(view: StageView) -> str:
 
 STAGES: Final[tuple[Column[StageView], ...]] = (
     column("nodes", 0, lambda view: show_name(view.stage.nodes_filter)),
-    column("level", 1, lambda view: say_level(view.stage.level)),
-    column("before", 5, lambda view: say_level(view.stage.previous)),
+    column("level", 1, lambda view: format_level(view.stage.level)),
+    column("before", 5, lambda view: format_level(view.stage.previous)),
     column("state", 2, lambda view: _show_stage_state(view.stage)),
     column(">hosts", 3, lambda view: str(view.host_count)),
     column(">as told", 4, lambda view: str(view.reached)),
@@ -174,7 +174,7 @@ def set_command(client: SchedulerClient, /, is_plan: bool, **stage: Any) -> None
             elif sentence != NO_CANARY:  # the change itself warns of that
                 print_text(sentence.replace("would", "will", 1))
     if not is_plan:
-        client.change(f"nodes {_show(stage['nodes_filter'])}: {say_level(stage['level'])}", "POST", "/rollout", body)
+        client.change(f"nodes {_show(stage['nodes_filter'])}: {format_level(stage['level'])}", "POST", "/rollout", body)
 
 
 def _make_command(verb: str, done: str, text: str) -> None:

@@ -97,7 +97,7 @@ class EventLog:
 
     async def record(self, told: Told) -> None:
         """Write an event at once; where the store refuses, it is written later."""
-        say(told.event)
+        log_event(told.event)
         entries = [self.encode(told)]
         try:
             await self._write(entries)
@@ -194,7 +194,7 @@ def _decode_all(found: Iterable[tuple[int, Entry]]) -> list[tuple[int, Event]]:
     return events
 
 
-def say(event: Event, **more: Any) -> None:
+def log_event(event: Event, **more: Any) -> None:
     """The line of an audited event in the scheduler's own log, for journald; ``more`` are further fields."""
     told = msgspec.to_builtins(event, str_keys=True)
     changes = told.pop("changes", [])

@@ -21,15 +21,15 @@ from cpumond.scheduler.model import ROOT_POOL, CommandError, OperationRecord
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.changes import ConfigChange, describe_change, unfold
-from cpumond.scheduler.settings.rollout import RolloutCommand, say_rollout
+from cpumond.scheduler.settings.rollout import RolloutCommand, describe_rollout
 from cpumond.scheduler.settings.spec_options import canonical
 from cpumond.scheduler.settings.spec_patch import list_known
-from cpumond.scheduler.settings.tree_file import ApplyTree, say_applied
+from cpumond.scheduler.settings.tree_file import ApplyTree, describe_applied
 from cpumond.scheduler.settings.undo import Undo, UndoChange
 from cpumond.scheduler.settings.values import format_value
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
-from cpumond.scheduler.state.node_commands import DrainNode, NodeCommand, say_node
+from cpumond.scheduler.state.node_commands import DrainNode, NodeCommand, describe_node_command
 from cpumond.scheduler.state.token_commands import CreateToken, TokenCommand
 from cpumond.scheduler.state.transaction import Transaction
 
@@ -73,11 +73,11 @@ def make_command_event(
     if isinstance(command, NodeCommand):
         return _make_node_event(state, command, asked, now)
     if isinstance(command, RolloutCommand):
-        return Subjects(_begin(command, asked, now, say_rollout(command))).index()
+        return Subjects(_begin(command, asked, now, describe_rollout(command))).index()
     new = state.config if change.config is None else change.config
     changes = describe_change(state.config, new, exact=True)
     event = msgspec.structs.replace(
-        _begin(command, asked, now, _say(command, changes)),
+        _begin(command, asked, now, _describe(command, changes)),
         tree=getattr(command, "tree", None) or (getattr(command, "name", "") if _is_of_tree(command) else ""),
         pool="" if _is_of_tree(command) else _pool_of(command),
         changes=tuple(EventChange(each.tree, each.pool, each.attribute, each.old, each.new) for each in changes),
@@ -234,7 +234,7 @@ def _make_token_event(command: TokenCommand, asked: Asked, change: Transaction, 
 
 def _make_node_event(state: State, command: NodeCommand, asked: Asked, now: float) -> Told:
     node = state.nodes.get(command.node)
-    event = msgspec.structs.replace(_begin(command, asked, now, say_node(command)), node=command.node)
+    event = msgspec.structs.replace(_begin(command, asked, now, describe_node_command(command)), node=command.node)
     if node is None:
         return Subjects(event).index()
     event = msgspec.structs.replace(event, tree=node.tree or "")
@@ -245,67 +245,67 @@ def _make_node_event(state: State, command: NodeCommand, asked: Asked, now: floa
 # --- sentences about configurations
 
 
-def _say(command: Any, changes: list[ConfigChange]) -> str:
+def _describe(command: Any, changes: list[ConfigChange]) -> str:
     """What a command has done, without its user."""
     if isinstance(command, Undo):
-        return f"took back change {command.number}: {_say_changes(changes)}"
+        return f"took back change {command.number}: {_describe_changes(changes)}"
     if isinstance(command, ApplyTree):
-        return f"{say_applied(command)}: {_say_changes(changes)}"
-    if type(command) not in _SAYINGS:
+        return f"{describe_applied(command)}: {_describe_changes(changes)}"
+    if type(command) not in _DESCRIPTIONS:
         return f"carried out {_name_of(command)}"
-    return _SAYINGS[type(command)](command, changes) + ("" if changes else ", which changed nothing")
+    return _DESCRIPTIONS[type(command)](command, changes) + ("" if changes else ", which changed nothing")
 
 
-def _say_changes(changes: list[ConfigChange]) -> str:
-    return _list_changes(changes, _say_change) or "nothing"
+def _describe_changes(changes: list[ConfigChange]) -> str:
+    return _list_changes(changes, _describe_change) or "nothing"
 
 
-def _list_changes(changes: list[ConfigChange], say: Callable[[ConfigChange], str]) -> str:
+def _list_changes(changes: list[ConfigChange], describe: Callable[[ConfigChange], str]) -> str:
     unfolded = [inner for each in changes for inner in unfold(each)]
-    sentences = [say(each) for each in unfolded[:MAX_TOLD]]
+    sentences = [describe(each) for each in unfolded[:MAX_TOLD]]
     if len(unfolded) > MAX_TOLD:
         sentences.append(f"{len(unfolded) - MAX_TOLD} more")
     return ", ".join(sentences)
 
 
-def _say_change(change: ConfigChange) -> str:
+def _describe_change(change: ConfigChange) -> str:
     where = f"pool {quoted(change.pool)}" if change.pool else f"tree {quoted(change.tree)}"
     if not change.attribute:
         return f"{where} {'is gone' if change.new is None else 'is there'}"
-    text = _say_value(change)
+    text = _describe_value(change)
     return f"{where} {text}" if change.tree else text
 
 
-def _say_value(change: ConfigChange) -> str:
+def _describe_value(change: ConfigChange) -> str:
     return f"{change.attribute} {format_value(change.old)} -> {format_value(change.new)}"
 
 
-def _say_attributes(changes: list[ConfigChange]) -> str:
-    sentences = _list_changes(changes, _say_value)
+def _describe_attributes(changes: list[ConfigChange]) -> str:
+    sentences = _list_changes(changes, _describe_value)
     return f": {sentences}" if sentences else ""
 
 
-def _say_move(command: commands.MovePool, changes: list[ConfigChange]) -> str:
+def _describe_move(command: commands.MovePool, changes: list[ConfigChange]) -> str:
     own = [each for each in changes if each.pool == command.new_name]
-    return f"moved pool {quoted(command.pool)}{_say_attributes(own)}"
+    return f"moved pool {quoted(command.pool)}{_describe_attributes(own)}"
 
 
-def _say_removed(what: str, changes: list[ConfigChange], is_tree: bool) -> str:
+def _describe_removal(what: str, changes: list[ConfigChange], is_tree: bool) -> str:
     below = sum(bool(each.pool) and not each.attribute for each in changes) - (not is_tree)
     return f"removed {what}" + (f" and {count(below, 'pool')} below it" if below > 0 else "")
 
 
-_SAYINGS: Final[Mapping[type[Any], Callable[[Any, list[ConfigChange]], str]]] = {
+_DESCRIPTIONS: Final[Mapping[type[Any], Callable[[Any, list[ConfigChange]], str]]] = {
     commands.CreateTree: lambda c, _: f"made pool tree {quoted(c.name)}",
-    commands.ChangeTree: lambda c, found: f"changed pool tree {quoted(c.tree)}{_say_attributes(found)}",
-    commands.RemoveTree: lambda c, found: _say_removed(f"pool tree {quoted(c.tree)}", found, True),
+    commands.ChangeTree: lambda c, found: f"changed pool tree {quoted(c.tree)}{_describe_attributes(found)}",
+    commands.RemoveTree: lambda c, found: _describe_removal(f"pool tree {quoted(c.tree)}", found, True),
     commands.SetDefaultTree: lambda c, _: (
         "left no tree the default" if c.tree is None else f"made pool tree {quoted(c.tree)} the default one"
     ),
     commands.CreatePool: lambda c, _: f"made pool {quoted(c.name)} under {quoted(c.parent)}",
-    commands.ChangePool: lambda c, found: f"changed pool {quoted(c.pool)}{_say_attributes(found)}",
-    commands.RemovePool: lambda c, found: _say_removed(f"pool {quoted(c.pool)}", found, False),
-    commands.MovePool: _say_move,
+    commands.ChangePool: lambda c, found: f"changed pool {quoted(c.pool)}{_describe_attributes(found)}",
+    commands.RemovePool: lambda c, found: _describe_removal(f"pool {quoted(c.pool)}", found, False),
+    commands.MovePool: _describe_move,
     commands.TransferPoolResources: lambda c, _: (
         f"gave resources of pool {quoted(c.source)} to pool {quoted(c.destination)}"
     ),
@@ -316,7 +316,7 @@ _SAYINGS: Final[Mapping[type[Any], Callable[[Any, list[ConfigChange]], str]]] = 
 
 
 def _make_operation_event(state: State, command: Any, asked: Asked, record: OperationRecord | None, now: float) -> Told:
-    event = _begin(command, asked, now, _say_operation(command, record))
+    event = _begin(command, asked, now, _describe_operation(command, record))
     if record is None:
         return Subjects(event).index()
     places = [(tree, options.pool) for tree, options in record.trees.items()]
@@ -339,7 +339,7 @@ def _make_job_event(state: State, command: operations.JobCommand, asked: Asked, 
     return Subjects(event).add_pools(state.trees, [pool]).index()
 
 
-def _say_operation(command: Any, record: OperationRecord | None) -> str:
+def _describe_operation(command: Any, record: OperationRecord | None) -> str:
     name = "an operation" if record is None else name_operation(record)
     if isinstance(command, operations.StartOperation) and record is not None:
         pools = " and ".join(quoted(options.pool) for options in record.trees.values())

@@ -101,12 +101,12 @@ def judge(user: User, permission: Permission, access: Access) -> Verdict:
         if not any(name in entry.permissions for name in table[permission]) or not find_subject(user, entry, access):
             continue
         if entry.action == "deny":
-            return Verdict(False, _say(standing, permission, user, access))
+            return Verdict(False, _describe_decision(standing, permission, user, access))
         allowing = allowing or standing
     if access.owner == user.name and permission in access.owned:
         return Verdict(True, f"{user.name} is the owner of {access.what}")
     if allowing is not None:
-        return Verdict(True, _say(allowing, permission, user, access))
+        return Verdict(True, _describe_decision(allowing, permission, user, access))
     if permission == "read":
         return Verdict(True, "every user may read what no access list denies")
     is_given = access.is_open and not user.needs_entry
@@ -132,7 +132,7 @@ def find_subject(user: User, entry: AccessEntry, access: Access) -> str:
     return ""
 
 
-def _say(standing: StandingEntry, permission: Permission, user: User, access: Access) -> str:
+def _describe_decision(standing: StandingEntry, permission: Permission, user: User, access: Access) -> str:
     entry = standing.entry
     table = DENIED_BY if entry.action == "deny" else ALLOWED_BY
     word: str = next(name for name in table[permission] if name in entry.permissions)

@@ -45,7 +45,7 @@ from cpumond.scheduler.access.required import check
 from cpumond.scheduler.answers.forecasts import Forecasts
 from cpumond.scheduler.decide.admission import Ahead
 from cpumond.scheduler.elements import Node, Tree
-from cpumond.scheduler.event_log import EventLog, is_denied, say
+from cpumond.scheduler.event_log import EventLog, is_denied, log_event
 from cpumond.scheduler.event_log.commands import Asked, make_command_event, make_pin_event, make_refusal_event
 from cpumond.scheduler.event_log.happenings import make_change_events, make_refused_node_event, make_start_event
 from cpumond.scheduler.events import Told
@@ -258,7 +258,7 @@ class Scheduler:
         told = make_command_event(self.state, command, replace(asked, allowed_by=allowed_by), change, now)
         await self._commit(change, [] if remember is None else self._remember(remember(reply)), [told])
         self.timings.commands += 1
-        say(told.event, id=change.id or None, warnings=change.warnings or None)
+        log_event(told.event, id=change.id or None, warnings=change.warnings or None)
         await self._settle()
         return reply
 
@@ -319,7 +319,7 @@ class Scheduler:
         await self._commit(Transaction(operations=operations, vaults=vaults), kept, told)
         self.timings.commands += len(group)
         for change, event in zip(made, told, strict=True):
-            say(event.event, id=change.id, warnings=change.warnings or None)
+            log_event(event.event, id=change.id, warnings=change.warnings or None)
         await self._settle()
         for each, change in zip(group, made, strict=True):
             each.done.set_result(Reply(change.id, change.warnings))

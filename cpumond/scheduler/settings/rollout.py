@@ -108,7 +108,7 @@ class RemoveStage(_Command, frozen=True):
 RolloutCommand = SetStage | AdvanceStage | StopStage | RemoveStage
 
 
-def say_rollout(command: RolloutCommand) -> str:
+def describe_rollout(command: RolloutCommand) -> str:
     """``set the stage of nodes "rack-a" to weight: second week``."""
     nodes = f'nodes "{command.nodes_filter or EVERY_NODE}"'
     if isinstance(command, SetStage):
@@ -258,7 +258,7 @@ def plan_stage(stage: Stage, hosts: Iterable[Host]) -> StagePlan:
         silent += not host.is_online
         changed.append(host.node_id)
     told = [
-        f"{count(number, 'host')} would go {first}from {say_level(old)} to {say_level(new)}"
+        f"{count(number, 'host')} would go {first}from {format_level(old)} to {format_level(new)}"
         for (old, new, first), number in sorted(moves.items())
     ]
     if silent:
@@ -283,7 +283,7 @@ def _find_stay(stage: Stage, host: Host) -> str:
     return BOUND if is_above(stage.level, host.about.bound) else SAME
 
 
-def say_level(level: Level | None) -> str:
+def format_level(level: Level | None) -> str:
     return "no stage" if level is None else f"reclaim by {level}" if level in ACTUATORS else level
 
 

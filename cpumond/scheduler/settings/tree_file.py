@@ -305,7 +305,7 @@ def _describe_others(kept: list[PoolConfig], removed: int, made: int) -> Iterato
         )
 
 
-def say_applied(command: ApplyTree) -> str:
+def describe_applied(command: ApplyTree) -> str:
     """``applied a file to pool tree "default" (more for research)``."""
     why = f" ({show_name(command.why)})" if command.why else ""
     return f"applied a file to pool tree {quoted(command.tree)}{why}"

@@ -56,7 +56,7 @@ def make_cordon(command: Maintenance, user: str, now: float) -> Cordon | None:
     return Cordon(user, now, command.why, "graceful" if command.graceful else "usual")
 
 
-def say_node(command: NodeCommand) -> str:
+def describe_node_command(command: NodeCommand) -> str:
     """``drained node "n1": new disks``."""
     if isinstance(command, SetNodeTags):
         what = f"gave node {quoted(command.node)} the tags {', '.join(map(show_name, command.tags))}"

@@ -397,10 +397,10 @@ def no_rights() -> None:
     user = pwd.getpwnam("nobody")
     os.setgid(user.pw_gid)
     os.setuid(user.pw_uid)
-    say_problem()
+    print_problem()
 
 
-def say_problem() -> None:
+def print_problem() -> None:
     one = Driver()
     try:
         one.recover()
@@ -413,10 +413,10 @@ def problems() -> dict[str, Any]:
     """No rights, no bus, no library."""
     result = {"rights": run(sys.executable, __file__, "no_rights")}
     no_bus = {**os.environ, "DBUS_SYSTEM_BUS_ADDRESS": "unix:path=/run/no-such-socket"}
-    result["bus"] = run(sys.executable, __file__, "say_problem", env=no_bus)
+    result["bus"] = run(sys.executable, __file__, "print_problem", env=no_bus)
     hidden = "import sys; sys.modules['dbus_fast'] = None; sys.path[:0] = ['/in', '/in/site']; "
     hidden += "import importlib.util as u; s = u.spec_from_file_location('guest', sys.argv[1]); "
-    hidden += "m = u.module_from_spec(s); s.loader.exec_module(m); m.say_problem()"
+    hidden += "m = u.module_from_spec(s); s.loader.exec_module(m); m.print_problem()"
     return {**result, "library": run(sys.executable, "-c", hidden, __file__)}
 
 

@@ -48,7 +48,7 @@ class Node(FakeNode):
 
     thread: Thread
 
-    def say(self, *jobs: EngineJob, problem: str = "", at_s: float = 0.0) -> None:
+    def answer(self, *jobs: EngineJob, problem: str = "", at_s: float = 0.0) -> None:
         """The engine answers."""
         view = EngineView("docker", {each.path: each for each in jobs}, at_s, problem)
         self.thread.views[KEY] = view
@@ -65,7 +65,7 @@ class Node(FakeNode):
 def node(tmp_path: Path) -> Iterator[Node]:
     """A container that ordered two cores and was lowered to the floor."""
     node = Node(tmp_path, {"web": TWO}, config=SOURCE)
-    node.say(WEB)
+    node.answer(WEB)
     node.start()
     node.ticks(8)
     assert node.cores("web") == 0.5
@@ -78,7 +78,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def test_a_job_in_which_the_agent_runs_is_never_lowered(tmp_path, monkeypatch, place):
     monkeypatch.setattr(tracked, "find_vital", lambda _: {place: "this program itself runs in it"})
     node = Node(tmp_path, {"web": TWO}, config=SOURCE)
-    node.say(WEB)
+    node.answer(WEB)
     node.start()
     node.ticks(8)
     assert (node.cores("web"), node.agent.table.jobs["docker/web"].refused) == (2.0, "this program itself runs in it")
@@ -99,13 +99,13 @@ def ring(node: Node) -> list[str]:
 @pytest.mark.parametrize("cores", [1.2, 0.7, 3.0])
 def test_an_order_is_followed_whoever_shows_it_first(node, cores, first):
     if first == "engine":
-        node.say(order(cores))
+        node.answer(order(cores))
     node.write("web", "cpu.max", f"{round(cores * 100_000)} 100000")
     node.tick()
     if first == "cgroup":
         assert node.thread.nudged == [KEY], "the engine is asked"
         assert node.cores("web") == cores, "and nothing is written over it"
-        node.say(order(cores))
+        node.answer(order(cores))
         node.tick()
         assert ring(node) == ["order"]
     assert (node.job("web").ordered_cores, node.job("web").status) == (cores, "reclaim")
@@ -121,7 +121,7 @@ def test_an_order_of_just_the_limit_in_force_is_seen_though_nothing_changes(node
     if not is_running:
         node.drop_agent()
         node.agent = node.make_agent()
-    node.say(order(0.5))
+    node.answer(order(0.5))
     if is_running:
         node.tick()
         assert node.job("web").ordered_cores == 0.5
@@ -134,7 +134,7 @@ def test_an_order_of_just_the_limit_in_force_is_seen_though_nothing_changes(node
 
 def test_an_order_of_just_the_limit_in_force_that_comes_with_the_end_is_kept(node, monkeypatch):
     node.write("web", "cpu.max", "50000 100000")
-    monkeypatch.setattr(node.thread, "nudge", lambda _: node.say(order(0.5), at_s=time.monotonic()))
+    monkeypatch.setattr(node.thread, "nudge", lambda _: node.answer(order(0.5), at_s=time.monotonic()))
     node.agent.close()
     assert node.cores("web") == 0.5
 
@@ -143,7 +143,7 @@ def test_an_order_that_the_agent_wrote_over_is_followed_too(node):
     node.ticks(1, 1.9)
     node.write("web", "cpu.max", "200000 100000")
     node.tick(1.9)
-    node.say(order(0.8))  # written between the agent's look and its own write
+    node.answer(order(0.8))  # written between the agent's look and its own write
     node.ticks(2, 1.9)
     assert node.cores("web") == 0.8
 
@@ -155,10 +155,10 @@ def test_a_write_of_another_program_is_respected_for_a_time(node):
     node.ticks(5)
     assert (node.cores("web"), node.job("web").status) == (0.9, "overridden")
     assert node.snapshot().foreign_writes == {"raise": 1, "lower": 0}
-    node.say(order(0.9))  # the engine says so late
+    node.answer(order(0.9))  # the engine says so late
     node.tick()
     assert (node.job("web").ordered_cores, node.job("web").status) == (0.9, "reclaim")
-    node.say(order(0.9), problem="docker: no answer")
+    node.answer(order(0.9), problem="docker: no answer")
     node.write("web", "cpu.max", "80000 100000")
     node.tick()
     assert node.job("web").status == "overridden", "while the engine is away it is another program's at once"
@@ -169,7 +169,7 @@ def test_a_write_of_another_program_is_respected_for_a_time(node):
 @pytest.mark.parametrize(("quota", "cores"), [("110000", 1.1), ("260000", 2.6)])
 def test_an_engine_that_does_not_tell_orders_is_taken_at_its_writes(node, quota, cores):
     mute = msgspec.structs.replace(WEB, tells_order=False)
-    node.say(mute)
+    node.answer(mute)
     node.tick()
     for usage in (0.0, 1.9, 0.0, 1.9):
         node.ticks(8, usage)
@@ -177,7 +177,7 @@ def test_an_engine_that_does_not_tell_orders_is_taken_at_its_writes(node, quota,
     node.write("web", "cpu.max", f"{quota} 100000")
     node.tick()
     assert (node.job("web").ordered_cores, node.job("web").status, ring(node)) == (cores, "reclaim", ["order"])
-    node.say(mute, problem="podman: no answer")
+    node.answer(mute, problem="podman: no answer")
     node.tick()
     node.write("web", "cpu.max", "90000 100000")
     node.tick()
@@ -186,7 +186,7 @@ def test_an_engine_that_does_not_tell_orders_is_taken_at_its_writes(node, quota,
 
 @pytest.mark.parametrize("is_up", [True, False])
 def test_one_that_writes_just_the_limit_in_force_has_ordered_that(node, is_up):
-    node.say(msgspec.structs.replace(WEB, tells_order=False), problem="" if is_up else "podman: no answer")
+    node.answer(msgspec.structs.replace(WEB, tells_order=False), problem="" if is_up else "podman: no answer")
     node.ticks(2)
     node.write("web", "cpu.max", "50000 100000")
     node.ticks(3, 1.9)
@@ -197,7 +197,7 @@ def test_one_that_writes_just_the_limit_in_force_has_ordered_that(node, is_up):
 
 
 def test_a_job_that_orders_no_limit_any_more_has_none_and_counts_as_its_use(node):
-    node.say(order(None))
+    node.answer(order(None))
     node.write("web", "cpu.max", "max 100000")
     node.ticks(3, 0.25)
     assert (node.job("web").status, node.read("web").split()[0]) == ("no limit ordered", "max")
@@ -222,7 +222,7 @@ def test_what_no_engine_has_named_counts_as_its_use(node, quota, status):
 def test_one_without_a_limit_counts_as_its_use_from_its_first_check_on(tmp_path, logs):
     config = SOURCE.replace('smoothing_seed = "first_value"\n', "")
     node = Node(tmp_path, {"web": v2_cgroup(quota="max 100000")}, config=config)
-    node.say(order(None))
+    node.answer(order(None))
     node.start()
     node.ticks(1, 0.25)
     assert node.agent.table.find("web").report().current_cpu_limit == pytest.approx(0.25, abs=0.01)
@@ -233,17 +233,17 @@ def test_one_without_a_limit_counts_as_its_use_from_its_first_check_on(tmp_path,
 def test_one_that_orders_its_first_limit_is_managed_from_then_on(tmp_path, logs, tells, first):
     free = msgspec.structs.replace(WEB, ordered_cores=None, tells_order=tells)
     node = Node(tmp_path, {"web": v2_cgroup(quota="max 100000")}, config=SOURCE)
-    node.say(free)
+    node.answer(free)
     node.start()
     node.ticks(8)
     assert node.job("web").status == "no limit ordered"
     ordered = msgspec.structs.replace(free, ordered_cores=1.6 if tells else None)
     if first == "engine":
-        node.say(ordered)
+        node.answer(ordered)
         node.tick()
     node.write("web", "cpu.max", "160000 100000")
     node.tick()
-    node.say(ordered)
+    node.answer(ordered)
     node.ticks(8)
     assert (node.job("web").ordered_cores, node.cores("web")) == (1.6, 0.5)
     node.agent.close()
@@ -251,15 +251,15 @@ def test_one_that_orders_its_first_limit_is_managed_from_then_on(tmp_path, logs,
 
 
 def test_one_that_is_left_alone_or_no_longer_named_gets_its_limit_back(node):
-    node.say(msgspec.structs.replace(WEB, name="www", labels={"name": "www"}, left_out="its CPUs are its own"))
+    node.answer(msgspec.structs.replace(WEB, name="www", labels={"name": "www"}, left_out="its CPUs are its own"))
     node.ticks(2)
     www = node.job("web")
     assert (node.cores("web"), www.refused) == (2.0, "its CPUs are its own")
     assert (www.found.job_id, www.labels) == ("www", {"name": "www"})
-    node.say(WEB)
+    node.answer(WEB)
     node.ticks(8)
     assert node.cores("web") == 0.5
-    node.say()
+    node.answer()
     node.tick()
     assert node.cores("web") == 2.0
     assert not node.snapshot().jobs
@@ -267,13 +267,13 @@ def test_one_that_is_left_alone_or_no_longer_named_gets_its_limit_back(node):
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_pin_stays_below_a_new_order(node, tells):
-    node.say(msgspec.structs.replace(WEB, tells_order=tells))
+    node.answer(msgspec.structs.replace(WEB, tells_order=tells))
     node.tick()
     control.pin_job(node.agent, "web", {"cpu_limit": 0.8})
     assert node.cores("web") == 0.8
     for cores in (1.2, 0.6, 1.8):
         node.write("web", "cpu.max", f"{round(cores * 100_000)} 100000")
-        node.say(msgspec.structs.replace(order(cores), tells_order=tells))
+        node.answer(msgspec.structs.replace(order(cores), tells_order=tells))
         node.ticks(3)
         assert (node.cores("web"), node.job("web").status) == (min(cores, 0.8), "pinned")
     node.agent.close()
@@ -284,11 +284,11 @@ def test_an_order_that_the_engine_enforces_in_another_way_is_no_quota(tmp_path):
     """Slurm gives a job CPUs and writes no quota."""
     job = msgspec.structs.replace(WEB, sets_quota=False)
     node = Node(tmp_path, {"web": v2_cgroup(quota="max 100000")}, config=SOURCE)
-    node.say(job)
+    node.answer(job)
     node.start()
     node.ticks(8)
     assert node.cores("web") == 0.5
-    node.say(msgspec.structs.replace(job, ordered_cores=1.0))
+    node.answer(msgspec.structs.replace(job, ordered_cores=1.0))
     node.ticks(2)
     assert node.job("web").ordered_cores == 1.0
     node.agent.close()

@@ -50,7 +50,7 @@ def test_each_option_becomes_what_its_row_says(table: str, row: Option) -> None:
     found = find_option(table, row.place, name, value)
     assert found is row
     given: dict[str, Any] = making.options if row.place in OF_A_TREE and "of each" not in row.sentence else {}
-    making.say(row.place, name, value, At("file:7", "queue q"), given, resource)
+    making.set_option(row.place, name, value, At("file:7", "queue q"), given, resource)
     wanted = [re.split("[=:/]", option)[0] for option in row.becomes.split(", ") if option and option[0] != "("]
     if row.verdict in ("expressible", "approximated"):
         assert sorted(given) == sorted(set(wanted))

@@ -77,7 +77,7 @@ class Watch:
         (job,) = self.world.jobs_of(operation)
         return operation, job.id
 
-    def say(self, job_id: str, **facts: Any) -> None:
+    def report(self, job_id: str, **facts: Any) -> None:
         """The node's next word about a job."""
         heartbeat = self.world.nodes["n1"].heartbeat()
         jobs = [msgspec.structs.replace(job, **facts) if job.job_id == job_id else job for job in heartbeat.jobs]
@@ -103,20 +103,20 @@ def operation_key(name: str) -> Key:
 @pytest.mark.parametrize(("counter", "rate"), list(zip(COUNTERS, RATES, strict=True)))
 def test_each_counter_of_a_job_is_added_up_and_becomes_a_rate(watch, counter, rate):
     operation, job = watch.run_one()
-    watch.say(job, **{counter: 30.0})
+    watch.report(job, **{counter: 30.0})
     world = watch.world
     for element in (world.element(operation), world.pool("b"), world.pool("a"), world.pool(ROOT_POOL)):
         assert [getattr(element, name) for name in COUNTERS] == [30.0 * (name == counter) for name in COUNTERS]
     found = watch.look(10.0)
     for key in (operation_key(operation), pool("b"), pool("a"), pool(ROOT_POOL)):
         assert [found[key][name] for name in RATES] == [3.0 * (name == rate) for name in RATES]
-    watch.say(job, **{counter: 35.0})
+    watch.report(job, **{counter: 35.0})
     assert watch.look(5.0)[pool("b")][rate] == 1.0
 
 
 def test_what_a_node_says_at_the_end_of_a_job_is_counted_and_stored(watch):
     operation, job = watch.run_one()
-    watch.say(job, **dict.fromkeys(COUNTERS, 5.0))
+    watch.report(job, **dict.fromkeys(COUNTERS, 5.0))
     last = dict.fromkeys(COUNTERS, 7.0) | {"late_cpu_seconds": None}
     watch.world.nodes["n1"].finish(job, **last)
     watch.world.settle_down()
@@ -140,7 +140,7 @@ def test_a_record_of_the_version_before_is_read():
 
 def test_a_tick_has_all_kinds(watch):
     operation, job = watch.run_one(cpu=2.0)
-    watch.say(job, current_cpu_limit=1.5, cpu_usage=1.0, smoothed_cpu_usage=0.75, min_cpu_limit=0.5, votes_sum=-3)
+    watch.report(job, current_cpu_limit=1.5, cpu_usage=1.0, smoothed_cpu_usage=0.75, min_cpu_limit=0.5, votes_sum=-3)
     found = watch.look()
     assert set(found) == {
         *(pool(name) for name in (ROOT_POOL, "a", "b")),
@@ -187,7 +187,7 @@ def test_an_integral_pool_shows_its_volume_and_the_flow_in_its_guarantee(watch):
 
 def test_a_late_tick_uses_the_time_that_has_passed(watch):
     _, job = watch.run_one()
-    watch.say(job, cpu_seconds=60.0)
+    watch.report(job, cpu_seconds=60.0)
     tick = watch.tick(40.0)
     assert tick.interval_s == 40.0
     assert watch.points(tick)[pool("b")]["used_cores"] == 1.5
@@ -196,7 +196,7 @@ def test_a_late_tick_uses_the_time_that_has_passed(watch):
 
 def test_a_counter_that_began_anew_counts_from_zero(watch):
     _, job = watch.run_one()
-    watch.say(job, cpu_seconds=60.0)
+    watch.report(job, cpu_seconds=60.0)
     watch.look()
     for each in ("b", "a"):
         watch.world.pool(each).cpu_seconds = 20.0
@@ -211,9 +211,9 @@ def test_an_operation_that_has_nothing_has_no_point(watch):
 
 def test_the_last_moments_of_an_operation_are_not_lost(watch):
     operation, job = watch.run_one()
-    watch.say(job, cpu_seconds=10.0)
+    watch.report(job, cpu_seconds=10.0)
     watch.look()
-    watch.say(job, cpu_seconds=15.0)
+    watch.report(job, cpu_seconds=15.0)
     watch.world.nodes["n1"].finish(job, cpu_seconds=18.0)
     watch.world.settle_down()
     assert watch.world.states([operation]) == "c"
@@ -226,7 +226,7 @@ def test_the_last_moments_of_an_operation_are_not_lost(watch):
 def test_an_operation_between_two_ticks_is_not_lost(watch):
     watch.look()
     operation, job = watch.run_one("ephemeral")
-    watch.say(job, cpu_seconds=5.0)
+    watch.report(job, cpu_seconds=5.0)
     watch.world.nodes["n1"].finish(job, cpu_seconds=8.0)
     watch.world.settle_down()
     assert watch.look()[operation_key(operation)]["used_cores"] == pytest.approx(0.8)
@@ -236,7 +236,7 @@ def test_a_job_that_ends_after_its_operation_is_counted_for_a_while(watch):
     operation, job = watch.run_one()
     node = watch.world.nodes["n1"]
     node.keeps_stopping = True
-    watch.say(job, cpu_seconds=10.0)
+    watch.report(job, cpu_seconds=10.0)
     watch.look()
     watch.world.abort(operation)
     node.beat()
@@ -251,10 +251,10 @@ def test_a_job_that_ends_after_its_operation_is_counted_for_a_while(watch):
 
 def test_a_renamed_pool_goes_on_under_its_new_name(watch):
     _, job = watch.run_one()
-    watch.say(job, cpu_seconds=10.0)
+    watch.report(job, cpu_seconds=10.0)
     watch.look()
     watch.world.do(MovePool("default", "b", "a", "d"))
-    watch.say(job, cpu_seconds=15.0)
+    watch.report(job, cpu_seconds=15.0)
     found = watch.look()
     assert found[pool("d")]["used_cores"] == 0.5
     assert pool("b") not in found
@@ -294,7 +294,7 @@ def test_jobs_do_not_push_out_the_last_point_of_an_operation(watch):
     operation, job = watch.run_one()
     watch.begin(max_series=9)
     assert len(watch.tick().names[JOB]) == 1
-    watch.say(job, cpu_seconds=100.0)
+    watch.report(job, cpu_seconds=100.0)
     watch.world.complete(operation)
     tick = watch.tick()
     assert watch.points(tick)[operation_key(operation)]["used_cores"] == 10.0
@@ -304,21 +304,21 @@ def test_jobs_do_not_push_out_the_last_point_of_an_operation(watch):
 def test_what_was_left_out_comes_in_with_the_rate_of_its_interval(watch):
     operation, job = watch.run_one()
     watch.begin(max_series=4)
-    watch.say(job, cpu_seconds=100.0)
+    watch.report(job, cpu_seconds=100.0)
     watch.look()
     watch.collector.max_series = 100
-    watch.say(job, cpu_seconds=105.0)
+    watch.report(job, cpu_seconds=105.0)
     assert watch.look()[operation_key(operation)]["used_cores"] == 0.5
 
 
 def test_a_pool_that_was_removed_and_made_again_has_one_point_with_the_rates_of_both(watch):
     _, job = watch.run_one("short")
     watch.look()
-    watch.say(job, cpu_seconds=20.0)
+    watch.report(job, cpu_seconds=20.0)
     watch.world.nodes["n1"].finish(job, cpu_seconds=20.0)
     watch.world.settle_down()
     _, job = watch.run_one("short")
-    watch.say(job, cpu_seconds=10.0)
+    watch.report(job, cpu_seconds=10.0)
     found = watch.look()[pool("short")]
     assert (found["used_cores"], found["running_operations"]) == (3.0, 1.0)
 
@@ -336,15 +336,15 @@ def test_a_tick_adds_pools_and_users_to_its_day_whether_they_have_series_or_not(
     first, job = watch.run_one(user="ann", cpu=2.0)
     _, other = watch.run_one("a", user="bob")
     watch.begin(max_series=1)
-    watch.say(other, ordered_cpu_seconds=20.0)
-    watch.say(job, cpu_seconds=30.0, current_cpu_limit=1.5)
+    watch.report(other, ordered_cpu_seconds=20.0)
+    watch.report(job, cpu_seconds=30.0, current_cpu_limit=1.5)
     totals = watch.tick(10.0).totals
     assert totals[COVERED_KEY] == Amounts(seconds=10.0, points=1)
     ann, bob = (totals[Key(USER, "default", name)] for name in ("ann", "bob"))
     assert (ann.used, ann.limit, ann.peak, ann.points, bob.ordered) == (30.0, 15.0, 1.5, 1, 20.0)
     assert (totals[pool("b")].used, totals[pool("a")].used, totals[pool(ROOT_POOL)].used) == (30.0, 30.0, 30.0)
     assert (totals[pool("b")].ordered, totals[pool("a")].ordered) == (0.0, 20.0)
-    watch.say(job, cpu_seconds=35.0)
+    watch.report(job, cpu_seconds=35.0)
     watch.world.complete(first)
     assert watch.tick(10.0).totals[Key(USER, "default", "ann")].used == 5.0, "also where it has ended since"
     later = watch.tick(10.0).totals

@@ -34,7 +34,7 @@ def run_one(world: World, pool: str = "b", **spec: object) -> tuple[str, str]:
     return operation, job.id
 
 
-def say(world: World, job: str, cpu_seconds: float | None, reclaimed: float | None = None) -> None:
+def report(world: World, job: str, cpu_seconds: float | None, reclaimed: float | None = None) -> None:
     """The node's next word about a job."""
     node = world.nodes["n1"]
     node.jobs[job].cpu_seconds, node.jobs[job].reclaimed_cpu_seconds = cpu_seconds, reclaimed
@@ -44,14 +44,14 @@ def say(world: World, job: str, cpu_seconds: float | None, reclaimed: float | No
 def test_what_no_host_can_have_used_is_not_believed(world):
     """One wrong number would stand out of the pool's graphs and sums for a day."""
     operation, job = run_one(world)
-    say(world, job, 5.0, 1.0)
+    report(world, job, 5.0, 1.0)
     node = world.nodes["n1"]
     node.jobs[job].ordered_cpu_seconds = node.jobs[job].late_cpu_seconds = 1e14
-    say(world, job, 1e15, 1e15)
+    report(world, job, 1e15, 1e15)
     assert used(world, "b", ROOT_POOL) == [5.0, 5.0]
     pool = world.pool("b")
     assert (pool.reclaimed_cpu_seconds, pool.ordered_cpu_seconds, pool.late_cpu_seconds) == (1.0, 0.0, 0.0)
-    say(world, job, 6.0, 1.5)
+    report(world, job, 6.0, 1.5)
     assert used(world, "b") == [6.0]
     node.finish(job, cpu_seconds=1e15)
     node.beat()
@@ -70,7 +70,7 @@ def test_what_no_host_can_have_used_is_not_believed(world):
 def test_cpu_time_that_goes_back_or_is_not_known_keeps_its_last_value(world, told, counted, end):
     operation, job = run_one(world)
     for seconds, most in zip(told, counted, strict=True):
-        say(world, job, seconds)
+        report(world, job, seconds)
         assert used(world, "b") == [most]
         assert world.state.jobs[job].report.cpu_seconds == (most if seconds is None else seconds)
     world.nodes["n1"].finish(job, cpu_seconds=end)
@@ -115,7 +115,7 @@ def test_a_job_that_is_being_stopped_goes_on_counting(world):
     node.keeps_stopping = True
     world.suspend(operation, abort_running_jobs=True)
     node.beat()
-    say(world, job, 3.0)
+    report(world, job, 3.0)
     assert used(world, "b") == [3.0]
     node.let_go(job, cpu_seconds=4.0)
     node.beat()
@@ -124,7 +124,7 @@ def test_a_job_that_is_being_stopped_goes_on_counting(world):
 
 def test_a_job_that_ends_after_its_operation_counts_for_the_pools_above(world):
     operation, job = run_one(world, "e")  # an ephemeral pool, which goes with the operation
-    say(world, job, 3.0)
+    report(world, job, 3.0)
     node = world.nodes["n1"]
     node.keeps_stopping = True
     world.complete(operation)
@@ -137,29 +137,29 @@ def test_a_job_that_ends_after_its_operation_counts_for_the_pools_above(world):
 
 def test_what_was_counted_stays_when_an_operation_moves(world):
     operation, job = run_one(world)
-    say(world, job, 5.0)
+    report(world, job, 5.0)
     world.set_operation(operation, pool="c")
-    say(world, job, 8.0)
+    report(world, job, 8.0)
     assert used(world, "b", "a", "c", ROOT_POOL) == [5.0, 5.0, 3.0, 8.0]
     assert world.element(operation).cpu_seconds == 8.0
 
 
 def test_a_pool_that_is_renamed_or_moved_keeps_its_count(world):
     _, job = run_one(world)
-    say(world, job, 5.0)
+    report(world, job, 5.0)
     world.do(MovePool("default", "b", "c", "d"))
-    say(world, job, 6.0)
+    report(world, job, 6.0)
     assert used(world, "d", "c", "a", ROOT_POOL) == [6.0, 1.0, 5.0, 6.0]
 
 
 def test_a_job_that_is_taken_over_counts_from_its_first_report(world):
     operation, job = run_one(world)
-    say(world, job, 100.0, 10.0)
+    report(world, job, 100.0, 10.0)
     world.restart()
-    say(world, job, 103.0, 10.5)
+    report(world, job, 103.0, 10.5)
     assert used(world, "b", ROOT_POOL) == [0.0, 0.0]
     assert world.state.jobs[job].report.cpu_seconds == 103.0
-    say(world, job, 105.0, 11.0)
+    report(world, job, 105.0, 11.0)
     assert used(world, "b", "a") == [2.0, 2.0]
     assert world.pool("b").reclaimed_cpu_seconds == 0.5
     world.nodes["n1"].finish(job, cpu_seconds=106.0)
@@ -171,25 +171,25 @@ def test_a_job_that_is_taken_over_counts_from_its_first_report(world):
 def test_a_job_that_is_taken_over_before_its_node_knows_counts_from_when_it_does(world):
     _, job = run_one(world)
     world.restart()
-    say(world, job, None)
-    say(world, job, 50.0)
-    say(world, job, 51.0)
+    report(world, job, None)
+    report(world, job, 50.0)
+    report(world, job, 51.0)
     assert used(world, "b") == [1.0]
 
 
 def test_a_job_that_was_lost_for_a_while_counts_what_it_used_meanwhile(world):
     _, job = run_one(world)
-    say(world, job, 5.0)
+    report(world, job, 5.0)
     world.now += 400
     world.expire()
     world.nodes["n1"].register()
-    say(world, job, 300.0)
+    report(world, job, 300.0)
     assert used(world, "b") == [300.0]
 
 
 def test_a_lost_job_that_completed_meanwhile_counts_what_it_used_meanwhile(world):
     operation, job = run_one(world, jobs=1)
-    say(world, job, 5.0, 1.0)
+    report(world, job, 5.0, 1.0)
     node = world.nodes["n1"]
     node.finish(job, cpu_seconds=300.0, reclaimed_cpu_seconds=None)
     world.now += 400

@@ -29,7 +29,7 @@ class Small(World):
         pools = [self.cores(name) for name in ("low", "top", ROOT_POOL)]
         return [self.cores_of(self.first), *pools, self.state.nodes["n1"].used[CPU]]
 
-    def say(self, cores: float, job: str = "") -> None:
+    def report(self, cores: float, job: str = "") -> None:
         self.host.limit(job or self.one, cores)
         self.host.beat()
 
@@ -55,7 +55,7 @@ def test_8_a_started_job_counts_with_what_it_ordered_before_it_is_seen():
 
 @pytest.mark.parametrize(("cores", "used"), [(1.5, 5.5), (6.0, 10.0)], ids=["lowered", "above the order"])
 def test_8_a_changed_limit_counts_at_once_on_every_level(small, cores, used):
-    small.say(cores)
+    small.report(cores)
     assert small.levels() == [used] * 5
     assert small.state.nodes["n1"].free[CPU] == 10.0 - used
 
@@ -64,13 +64,13 @@ def test_8_freed_cores_are_given_to_others_in_the_same_heartbeat(small):
     other = small.start("low", cpu=4.0)
     small.settle_down()
     assert small.jobs_of(other) == []
-    small.say(2.0)
+    small.report(2.0)
     assert small.cores_of(other) == 4.0
 
 
 def test_8_a_new_job_needs_its_whole_order_whatever_others_were_lowered_to(small):
     for job in (small.one, small.two):
-        small.say(0.5, job)
+        small.report(0.5, job)
     other = small.start("low", cpu=9.5)
     small.settle_down()
     assert small.jobs_of(other) == []  # 9 cores are free
@@ -79,11 +79,11 @@ def test_8_a_new_job_needs_its_whole_order_whatever_others_were_lowered_to(small
 
 def test_8_a_raised_limit_is_never_refused():
     small = Small(resource_limits={"cpu": 8})
-    small.say(1.0)
+    small.report(1.0)
     other = small.start("low", cpu=3.0)
     small.settle_down()
     assert small.cores("top") == 8.0
-    small.say(4.0)
+    small.report(4.0)
     assert small.cores("top") == 11.0
     assert small.cores_of(other) == 3.0
     assert small.state.nodes["n1"].free[CPU] == -1.0
@@ -109,7 +109,7 @@ def test_6_7_a_job_told_to_stop_leaves_every_level_at_once(small):
     small.suspend(small.first, abort_running_jobs=True)
     assert small.levels() == [0.0] * 5
     assert small.state.nodes["n1"].free[CPU] == 10.0
-    small.say(3.0)
+    small.report(3.0)
     assert small.levels() == [0.0] * 5
     assert len(small.state.nodes["n1"].stopping) == 2
 
@@ -117,10 +117,10 @@ def test_6_7_a_job_told_to_stop_leaves_every_level_at_once(small):
 def overcommit(allowed_s: float = 15.0, **rules: Any) -> tuple[Small, PlayedNode]:
     """A node whose freed cores were given to a third job before the first wanted them back."""
     small = Small(Rules(spare=EASY.spare, overcommit_duration_s=allowed_s, **rules), jobs=3)
-    small.say(1.0)
+    small.report(1.0)
     small.settle_down()
     assert len(small.host.jobs) == 3
-    small.say(4.0)
+    small.report(4.0)
     assert small.levels() == [12.0] * 5
     assert small.state.nodes["n1"].free[CPU] == -2.0
     assert small.state.nodes["n1"].overcommit_count == 1
@@ -151,13 +151,13 @@ def test_1_9_overcommit_is_repaired_after_its_time_latest_start_first(more_s):
 @pytest.mark.parametrize("is_reclaimed", [True, False])
 def test_1_9_the_most_protected_jobs_stay(is_reclaimed):
     small = Small(Rules(spare=EASY.spare, overcommit_duration_s=3.0))
-    small.say(1.0)
+    small.report(1.0)
     other = small.start("low", cpu=4.0)
     small.settle_down()
     (job,) = small.jobs_of(other)
     assert job.reclaimed
     job.reclaimed = is_reclaimed
-    small.say(4.0)
+    small.report(4.0)
     for _ in range(4):
         small.step()
     # The first operation has 6 cores of fair share: its second job is above half of that, the other's only one is not.
@@ -169,9 +169,9 @@ def test_1_9_a_moment_within_the_capacity_starts_the_time_anew():
     small, node = overcommit()
     for _ in range(10):
         small.step()
-    small.say(2.0)
+    small.report(2.0)
     assert small.state.nodes["n1"].overcommitted_since is None
-    small.say(4.0)
+    small.report(4.0)
     for _ in range(15):
         small.step()
     assert len(node.jobs) == 3
