@@ -404,6 +404,8 @@ def write_pages(folder: Path) -> None:
 def main(arguments: list[str]) -> Any:
     if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
         return (__doc__ or "").partition("\n\n")[2]
+    if not arguments:
+        importlib.import_module("reference").main()  # docs/commands.md and docs/configuration.md have the same sources
     return write_pages(Path(arguments[0]) if arguments else HERE / "man")
 
 

@@ -19,5 +19,6 @@ def load_script(name: str) -> ModuleType:
     script = importlib.util.module_from_spec(specification)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, name, script)  # where its dataclasses look for their names
+        patch.syspath_prepend(str(PACKAGING))  # where its own imports look for each other
         specification.loader.exec_module(script)
     return script

@@ -300,9 +300,9 @@ def make_overview() -> None:
 def describe_demo() -> str:
     told = load("demo.json")
     return (
-        f"The demo, as it was: on {told['cores']:g} core for {told['seconds']:g} s it reclaimed "
-        f"{told['reclaimed_cpu_s']:g} core-seconds, jobs that were started on freed CPU used {told['given_cpu_s']:g}, "
-        f"and the one that woke up ran on all that it ordered within {max(told['full_use_s']):g} s; no quota was moved."
+        f"The recorded demo: in {told['seconds']:g} s on {told['cores']:g} core it reclaimed "
+        f"{told['reclaimed_cpu_s']:g} core-seconds, and jobs that were started on them used {told['given_cpu_s']:g}. "
+        f"The job that became busy used its whole request within {max(told['full_use_s']):g} s; no quota was moved."
     )
 
 
@@ -315,12 +315,14 @@ def describe_servers() -> str:
     rows = {row["name"]: row for row in data["rows"]}
     worst = {name: _show_times(find_worst(row)) for name, row in rows.items()}
     noise, cores = _show_times(max(data["noise"].values())), rows["guarantee"]["batch_cores"]
+    freed = rows["guarantee"]["freed_ratio"]
     return (
-        "Four real servers in bursts: with guarantees the p99 that rises most is "
-        f"{worst['guarantee']} times that alone (twice alone: {noise}), beside a compiler that gets {cores:.2g} of 2 "
-        f"cores. Quotas, nothing beside them: rule `peak` {worst['early-restore']} times, YTsaurus' own "
-        f"{worst['document']}, a percentile each minute, like "
-        f"VPA's, {worst['vpa']}. [All figures](docs/real-servers.md), [simulated](docs/simulate.md)."
+        "PostgreSQL, nginx, Redis and Node.js under bursts of load. **With guarantees**, as `cpumond init` sets them "
+        f"up, {freed:.0%} of the CPU that they requested and did not use was reclaimed, batch jobs got {cores:.2g} of "
+        f"the machine's 2 cores, and the 99th percentile of latency was at most {worst['guarantee']} times that "
+        f"without them (noise: {noise}). **With quotas**, no batch jobs: {worst['early-restore']} times by rule "
+        f"`peak`, {worst['document']} by YTsaurus' rule, {worst['vpa']} by a percentile set each minute, like VPA's. "
+        "[All figures](docs/real-servers.md), [simulated](docs/simulate.md)."
     )
 
 
@@ -329,8 +331,8 @@ def describe_trust() -> str:
     hours = told["simulated_s"] / 3600
     return (
         f"{told['seeds']} simulated worlds, {hours:.0f} hours with {told['faults']:,} faults and "
-        f"{told['checks'] / 1e6:.1f} million checks: nothing acknowledged was lost, no job started twice. "
-        "[How they are made, and what they found](docs/trust.md)."
+        f"{told['checks'] / 1e6:.1f} million checks: nothing acknowledged was lost, no job started twice "
+        "([how it was tested, and what it found](docs/trust.md))."
     )
 
 

@@ -21,6 +21,7 @@ import httpx2
 import pytest
 import yaml
 from commands import run_command
+from documents import list_metrics
 from prometheus_server import Prometheus, find_program
 from waiting import PATIENCE, wait_until
 
@@ -193,6 +194,15 @@ def test_every_metric_of_the_rules_is_there(prometheus: Prometheus) -> None:
     assert names >= OF_SEVERAL
     for name in sorted(names - OF_SEVERAL):
         wait_until(lambda name=name: prometheus.query(f"count({name})"), f"{name} is there")
+
+
+def test_every_metric_that_documents_name_is_there(cluster: Cluster) -> None:
+    with httpx2.Client(trust_env=False, timeout=60.0, headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        texts = [client.get(url).text for url in (cluster.nodes[0].metrics_url, f"{cluster.url}/metrics")]
+    known = set(re.findall(r"^# TYPE (\w+)", "\n".join(texts), re.MULTILINE)) | OF_SEVERAL
+    known |= {"cpumond_scheduler_terms_refused_total", "cpumond_tree_held_off_nodes"}
+    named = list_metrics()
+    assert sorted(each for each in named if each not in known and not any(it.startswith(each) for it in known)) == []
 
 
 def test_the_numbers_agree(prometheus: Prometheus, cluster: Cluster) -> None:

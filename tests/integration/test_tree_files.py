@@ -187,8 +187,7 @@ def test_each_change_needs_what_its_own_command_needs(scheduler: SchedulerProces
 
 
 def test_the_documents_example_is_one(cpumond: Shell, file: Path) -> None:
-    document = (Path(__file__).parents[2] / "docs/answers.md").read_text()
-    text = document.partition("## Pools as a file\n")[2].partition("\n## ")[0]
+    text = (Path(__file__).parents[2] / "docs/pools-as-files.md").read_text()
     blocks = dict(re.findall(r"^```(toml|yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     file.write_text(blocks["toml"])
     cpumond("tree", "apply", file, "--yes")

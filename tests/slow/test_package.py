@@ -107,9 +107,9 @@ def broken_package(package: Path) -> Path:
 def read_documents() -> dict[str, Any]:
     """What README tells to type: the installation and its configuration; and the steps of a roll-out."""
     (toml,) = (block for block in read_blocks("toml") if "managed_roots" in block)
-    text = (REPOSITORY / "docs" / "install.md").read_text(encoding="utf-8")
-    heads = (r"2\. Guarantee\*\* \(`(.*?)`, ", r"3\. Weight\*\*.*?\(`(.*?)`\)", r"4\. Quota\*\*.*?\(`(.*?)`")
-    steps = ".*".join(rf"^\*\*{head}" for head in heads)
+    text = (REPOSITORY / "docs" / "rollout.md").read_text(encoding="utf-8")
+    heads = (r"2\. Guarantee \| `(.*?)`, ", r"3\. Weight \| `(.*?)` \|", r"4\. Quota \| `(.*?)` \|")
+    steps = ".*".join(rf"^\| {head}" for head in heads)
     ((mode, weight, quota),) = re.findall(steps, text, re.MULTILINE | re.DOTALL)
     return {
         "lines": README,

@@ -69,40 +69,6 @@ def test_readme_is_short_and_shows_what_is_in_the_repository() -> None:
     assert {path: size for path, size in sizes.items() if size > 200_000} == {}
 
 
-DOCUMENTS = [pictures.README, pictures.ROOT / "CONTRIBUTING.md", *sorted((pictures.ROOT / "docs").glob("*.md"))]
-
-
-def test_links_lead_to_files_and_headings_and_do_not_break_across_lines() -> None:
-    broken = []
-    for document in DOCUMENTS:
-        text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        for path, anchor in re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", text):
-            target = document.parent / path
-            if "\n" in path or ("://" not in path and not target.exists()):
-                broken.append((document.name, path))
-            elif anchor and document == pictures.README and "://" not in path:
-                headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
-                if anchor not in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}:
-                    broken.append((document.name, f"{path}#{anchor}"))
-    assert broken == []
-
-
-def test_the_settings_that_matter_are_keys_of_the_configuration() -> None:
-    table = (pictures.ROOT / "docs/settings.md").read_text(encoding="utf-8")
-    known = (pictures.ROOT / "config/cpumond.toml").read_text(encoding="utf-8")
-    first_cells = "".join(re.findall(r"^\| (`.*?) \| ", table, re.MULTILINE))
-    keys = [key for name in re.findall(r"`(?:\[\w+\] )?([\w{},]+)`", first_cells) for key in expand(name)]
-    assert len(keys) > 25
-    assert [key for key in keys if not re.search(rf"^#? ?{key} = ", known, re.MULTILINE)] == []
-
-
-def expand(name: str) -> list[str]:
-    """Names of ``a_{b,c}_d``."""
-    before, brace, rest = name.partition("{")
-    inner, _, after = rest.partition("}")
-    return [f"{before}{each}{after}" for each in inner.split(",")] if brace else [name]
-
-
 # the recording
 
 

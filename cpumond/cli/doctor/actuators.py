@@ -72,7 +72,7 @@ def check_idle_class(found: IdleClass) -> Finding:
     if found.name:
         return Finding("idle class", "warn", f"jobs on reclaimed CPU have the {found.name}: {found.note}",
                        "a kernel since 5.15 has cpu.idle")  # fmt: skip
-    return Finding("idle class", "warn", found.note or "jobs on reclaimed CPU have none", "see docs/install.md, rights")
+    return Finding("idle class", "warn", found.note or "jobs on reclaimed CPU have none", "see docs/host-rights.md")
 
 
 def check_cpu_scheduler(state: str, name: str) -> Finding:

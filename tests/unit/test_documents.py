@@ -1,0 +1,221 @@
+"""README, CONTRIBUTING.md and docs/: links, commands, configuration keys and metrics that they name exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import click
+import pytest
+from documents import DOCUMENTS, FENCED, ROOT, expand, list_metrics
+from packaging_script import load_script
+
+from cpumond.agent.config import parse_config_text
+from cpumond.cli import cli
+from cpumond.core.errors import ConfigError
+from cpumond.scheduler.program.config import parse_scheduler_config_text
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load_script("reference")
+
+
+# ---- links
+
+
+def list_anchors(text: str) -> set[str]:
+    """Ids of a document's headings as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", re.sub(r"\]\([^)]*\)", "", each)).lower().replace(" ", "-") for each in headings}
+
+
+def test_links_lead_to_files_and_headings_and_do_not_break_across_lines() -> None:
+    broken, count = [], 0
+    for document in DOCUMENTS:
+        text = FENCED.sub("", document.read_text(encoding="utf-8"))
+        for path, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
+            count += 1
+            target = document.parent / path if path else document
+            if "\n" in path or ("://" not in path and not target.exists()):
+                broken.append((document.name, path))
+            elif anchor and "://" not in path and anchor not in list_anchors(target.read_text(encoding="utf-8")):
+                broken.append((document.name, f"{path}#{anchor}"))
+    assert broken == []
+    assert count > 250
+
+
+def test_each_page_is_in_the_table_of_contents() -> None:
+    contents = ROOT / "docs" / "README.md"
+    linked = {(contents.parent / path).resolve() for path in re.findall(r"\]\(([^)#:]+)", contents.read_text())}
+    pages = {path for path in DOCUMENTS if "docs" in path.parts and path != contents}
+    assert [str(page.relative_to(ROOT)) for page in sorted(pages - linked)] == []
+
+
+# ---- commands
+
+
+SHOWN = re.compile(r"(?:[$#] )?(?:\S+=\S+ |\S+ && )*(?:\S*/)?cpumond ")
+"""A line of a block without a language, or of one with output, that is typed."""
+
+
+def list_commands(text: str) -> Iterator[tuple[list[str], bool]]:
+    """Words of each `cpumond` command, and whether it stands in a fenced block; not those with an ellipsis.
+
+    A command between backquotes may lack arguments.
+    """
+    blocks = [(language, re.sub(r"\\\n\s*", " ", block)) for language, block in FENCED.findall(text)]
+    lines = [(line, True) for language, block in blocks for line in block.splitlines()
+             if language == "sh" or (language in ("console", "") and SHOWN.match(line))]  # fmt: skip
+    lines += [(line, False) for line in re.findall(r"`((?:sudo )?cpumond [^`]+)`", FENCED.sub("", text))]
+    for line, is_fenced in lines:
+        if "cpumond " in line.partition("#")[0].removeprefix("# ") and "..." not in line:
+            typed = re.sub(r"^[$#] ", "", " ".join(line.split()))
+            yield from ((words, is_fenced) for words in split_commands(typed))
+
+
+def split_commands(line: str) -> Iterator[list[str]]:
+    """Words of each `cpumond` command of a line of shell, without redirections and comments."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&<>()")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in [*lexer, ";"]:
+        if set(word) <= set(";|&<>()"):
+            if words and (words[0] == "cpumond" or words[0].endswith("/bin/cpumond")):
+                yield words[1:]
+            words = []
+        elif words or not re.match(r"sudo$|\w+=", word):
+            words.append(word)
+
+
+def parse(words: list[str], hidden: dict[str, dict[str, str]]) -> None:
+    """Parse the words after ``cpumond`` as the program does. Raises click.UsageError."""
+    command: click.Command | None = cli
+    context = click.Context(cli, info_name="cpumond")
+    name = ""
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name, words = words[0], words[1:]
+        command = command.get_command(context, name)
+        if command is None:
+            raise click.UsageError(f"no command {name!r}")
+        context = click.Context(command, info_name=name, parent=context)
+    if words and words[0] in hidden.get(name, {}):
+        return
+    assert command is not None
+    if isinstance(command, click.Group) and not words:
+        return  # a group by its name
+    try:
+        command.make_context(name, list(words), parent=context.parent)
+    except click.exceptions.Exit:
+        return  # --help, --version
+    except click.MissingParameter:
+        raise
+    except click.BadParameter as error:
+        if not re.search(r"does not exist|No such file", error.format_message()) and not has_placeholder(words):
+            raise
+
+
+def has_placeholder(words: list[str]) -> bool:
+    return any(re.fullmatch(r"[A-Z]+", word) for word in words)
+
+
+def test_commands_that_documents_name_are_those_of_the_program() -> None:
+    hidden = load_script("man_pages").HIDDEN_COMMANDS
+    wrong, count = [], 0
+    for document in DOCUMENTS:
+        if document.name == "commands.md":
+            continue  # usage lines, generated
+        for words, is_fenced in list_commands(document.read_text(encoding="utf-8")):
+            count += 1
+            try:
+                parse(words, hidden)
+            except (click.MissingParameter, click.BadOptionUsage) as error:
+                if is_fenced or isinstance(error, click.NoSuchOption):
+                    wrong.append((str(document.relative_to(ROOT)), " ".join(words), error.format_message()))
+            except click.UsageError as error:
+                wrong.append((str(document.relative_to(ROOT)), " ".join(words), error.format_message()))
+    assert wrong == []
+    assert count > 300
+
+
+@pytest.mark.parametrize(
+    ("text", "commands"),
+    [
+        ("```sh\ncpumond why | head; A=1 cpumond top --once # x\ncurl x\n```", [["why"], ["top", "--once"]]),
+        ("```\n$ cpumond why\n26 cores of cpumond stand idle\n```", [["why"]]),
+        ("`cpumond pool\nset a weight=1`, `cpumond ...`", [["pool", "set", "a", "weight=1"]]),
+        ("```sh\nx && .venv/bin/cpumond demo >f\n```", [["demo"]]),
+    ],
+)
+def test_forms_of_commands(text: str, commands: list[list[str]]) -> None:
+    assert [words for words, _ in list_commands(text)] == commands
+
+
+@pytest.mark.parametrize("words", ["nosuch", "why --nosuch", "pool nosuch", "undo x --plan", "node drain --plan"])
+def test_a_wrong_command_is_found(words: str) -> None:
+    with pytest.raises(click.UsageError):
+        parse(words.split(), {})
+
+
+# ---- configuration
+
+
+def test_the_generated_references_are_fresh(script: ModuleType) -> None:
+    text = script.DOCUMENT.read_text(encoding="utf-8")
+    assert script.make_document(text) == text, "run: python packaging/reference.py"
+    assert script.make_commands() == script.COMMANDS.read_text(encoding="utf-8"), "run: python packaging/reference.py"
+
+
+def test_a_new_key_gets_the_coming_version_and_the_others_keep_theirs(script: ModuleType) -> None:
+    text = script.DOCUMENT.read_text(encoding="utf-8")
+    versions = {(file, key): version for file, key, version in script.read_versions(text)}
+    assert versions["cpumond.toml", "[monitor] check_period"] == "0.1"
+    assert versions["scheduler.toml", "[history] currency"] == "0.3"
+    assert script.find_version("## [Unreleased]\n\n## [0.2.0] - x\n") == "0.3"
+    assert script.find_version("## [0.3.1] - x\n\n## [0.2.0] - x\n") == "0.3"
+    less = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("| `check_period`"))
+    assert re.search(
+        r"\| `check_period` \| a duration in \[10ms, 1d\] \| `\"1s\"` \| 0\.[3-9]", script.make_document(less)
+    )
+
+
+def test_configurations_that_documents_show_have_known_keys_and_values() -> None:
+    wrong, count = [], 0
+    for document in DOCUMENTS:
+        for language, block in FENCED.findall(document.read_text(encoding="utf-8")):
+            if language == "toml" and "pools" not in tomllib.loads(block):
+                count += 1
+                said = [find_problem(parse, block) for parse in (parse_config_text, parse_scheduler_config_text)]
+                if all(said):
+                    wrong.append((document.name, said))
+    assert wrong == []
+    assert count > 15
+
+
+def find_problem(parse_text: Callable[[str, str], object], text: str) -> str:
+    try:
+        parse_text(text, "x.toml")
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_the_settings_that_matter_are_keys_of_the_configuration(script: ModuleType) -> None:
+    table = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    known = {key.split()[-1] for _, key, _ in script.read_versions(script.DOCUMENT.read_text(encoding="utf-8"))}
+    first_cells = "".join(re.findall(r"^\| (`.*?) \| ", table, re.MULTILINE))
+    keys = {key for name in re.findall(r"`(?:\[\w+\] )?([\w{},]+)`", first_cells) for key in expand(name)}
+    assert len(keys) > 25
+    assert keys <= known
+
+
+# ---- metrics: test_dashboards.py looks for them
+
+
+def test_names_in_braces_are_alternatives_or_labels() -> None:
+    assert expand("a_{b,c}_d{e,f}") == ["a_b_d", "a_c_d"]
+    assert expand("a_{b,c}") == ["a_b", "a_c"]
+    assert len(list_metrics()) > 50
