@@ -1,7 +1,8 @@
-"""HTTP of the agent, in a thread of its own: metrics and health on TCP, the page on a loopback address, everything else
-on the unix socket.
+"""HTTP server of the agent, in its own thread.
 
-Handlers read the published snapshot; what needs the live records is handed to the tick's thread with ``Agent.call``.
+It serves metrics and health on TCP, the page on a loopback address, and everything else on the unix socket.
+
+Handlers read the published snapshot. Requests that need the live records run in the tick's thread (``Agent.call``).
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ log = structlog.get_logger("cpumond.agent")
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_CONNECTIONS = 64
-"""Beyond it one from the address that has most of them goes: a flood leaves those of Prometheus alone."""
+"""Above this, a connection of the address with the most connections is closed: a flood does not affect Prometheus."""
 ACCEPTED_AT_ONCE = 16
 BACKLOG = 1024
 MAX_HELD_BYTES = 32 * 2**20
-"""Bytes of unread answers, of all connections of one application."""
+"""Bytes of unread responses, over all connections of one application."""
 KEEP_ALIVE_S = 20
 ASK_NAME_S = 60.0
 EXCHANGE_S = 40.0
-"""From the connection, or the answer before, to the end of the next answer; longer than KEEP_ALIVE_S."""
+"""Maximum time from the connection, or the previous response, to the end of the next one; longer than KEEP_ALIVE_S."""
 RETRY_S = 5.0
 STOP_S = 3.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -61,7 +62,7 @@ PAGE_HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"referrer-policy", b"no-referrer"),
 )
-"""Added to each answer over TCP that does not set them itself."""
+"""Headers added to each response over TCP that does not set them itself."""
 
 
 class BadRequestError(ConfigError):
@@ -84,8 +85,8 @@ STATUS_OF: dict[type[CpumondError], int] = {
 
 
 def make_public_app(agent: Agent, metrics: AgentMetrics) -> ASGIApp:
-    """The application on TCP: metrics and health."""
-    advice = "this host has no such name: ask by its address or host name, or add the name to [metrics] names"
+    """Make the application on TCP: metrics and health."""
+    advice = "this host has no such name: use its address or host name, or add the name to [metrics] names"
     return _OwnNamesOnly(_make_app(_public_routes(agent, metrics)), OwnNames(agent), advice)
 
 
@@ -94,7 +95,7 @@ def make_private_app(agent: Agent, metrics: AgentMetrics) -> ASGIApp:
 
 
 def make_page_app(agent: Agent) -> ASGIApp:
-    """The application on ``[web] listen``: the page and its data; nothing can be changed through it."""
+    """Make the application on ``[web] listen``: the page and its data. Nothing can be changed through it."""
     from cpumond.web import make_web_routes
 
     routes = [
@@ -102,14 +103,15 @@ def make_page_app(agent: Agent) -> ASGIApp:
         Route("/api/v1/status", _read_status(agent)),
         Route("/api/v1/jobs/{name:path}/explain", _act(agent, lambda name, _: control.explain_job(agent, name))),
     ]
-    advice = "this page is for this host only: open it as localhost or 127.0.0.1, not by another name"
+    advice = "this page is only for this host: open it as localhost or 127.0.0.1, not under another name"
     return _OwnNamesOnly(_make_app(routes), _is_loopback_name, advice)
 
 
 class _OwnNamesOnly:
-    """Refuses requests that call this host by a name that ``is_own`` does not know, and adds ``PAGE_HEADERS``.
+    """Refuses requests for host names that ``is_own`` does not know, and adds ``PAGE_HEADERS``.
 
-    A page of another site whose name is made to lead here (DNS rebinding) would count as this page's own.
+    Otherwise a page of another site, under a name made to resolve to this host (DNS rebinding), would count as this
+    page.
     """
 
     def __init__(self, app: ASGIApp, is_own: Callable[[str], Awaitable[bool]], advice: str) -> None:
@@ -124,7 +126,7 @@ class _OwnNamesOnly:
                 message["headers"] = [*message["headers"], *(each for each in PAGE_HEADERS if each[0] not in given)]
             await send(message)
 
-        # HTTP/1.0 may name no host, which no browser does.
+        # HTTP/1.0 may omit the host, but no browser does.
         hosts = [value for name, value in scope["headers"] if name == b"host"] or [b""]
         if len(hosts) == 1 and await self._is_own(_cut_port(hosts[0].decode("latin-1"))):
             await self._app(scope, receive, send_with_headers)
@@ -137,8 +139,8 @@ async def _is_loopback_name(host: str) -> bool:
 
 
 class OwnNames:
-    """The names that requests may call this host by: addresses, which DNS rebinding cannot forge; "localhost", its host
-    name, short and with its domain; its node id; those of ``[metrics] listen`` and ``names``."""
+    """The host names that requests may use: addresses, which DNS rebinding cannot forge; "localhost"; the host name,
+    short and with its domain; the node id; those of ``[metrics] listen`` and ``names``."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -146,12 +148,12 @@ class OwnNames:
         self._asked_at_s = -math.inf
 
     async def __call__(self, host: str) -> bool:
-        """Whether ``host``, without a port, is this host."""
+        """Return whether ``host``, without a port, is this host."""
         name = host.lower().rstrip(".")
         if not name or is_loopback(name) or _is_address(name) or name in self._known():
             return True
         if name != self._full_name and time.monotonic() - self._asked_at_s >= ASK_NAME_S:
-            # It may ask a name server, which does not answer yet while the host starts.
+            # This may query a name server that does not answer while the host starts.
             self._asked_at_s = time.monotonic()
             found = (await run_in_threadpool(socket.getfqdn)).lower().rstrip(".")
             self._full_name = found if "." in found else self._full_name
@@ -184,7 +186,7 @@ def _make_app(routes: list[Route]) -> Starlette:
 
 
 async def _describe_refusal(request: Request, error: Exception) -> Response:
-    """404 and 405 in the form of all other errors."""
+    """Return 404 and 405 in the form of all other errors."""
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path}: {error.detail}"
     return _json({"error": text, "exit_code": 69}, error.status_code, error.headers)
@@ -195,7 +197,7 @@ def _public_routes(agent: Agent, metrics: AgentMetrics) -> list[Route]:
         try:
             text = await run_in_threadpool(metrics.encode)
         except (CpumondError, TimeoutError) as error:
-            return _json({"error": str(error) or "the agent's tick does not answer; see its log", "exit_code": 69}, 503)
+            return _json({"error": str(error) or "the agent's tick is stuck; see its log", "exit_code": 69}, 503)
         return Response(text, headers={"content-type": METRICS_TYPE})
 
     async def healthz(_: Request) -> Response:
@@ -217,7 +219,7 @@ def _read_status(agent: Agent) -> Callable[[Request], Awaitable[Response]]:
         try:
             snapshot = await run_in_threadpool(agent.read_snapshot)
         except (CpumondError, TimeoutError) as error:
-            return _json({"error": str(error) or "the agent's tick does not answer; see its log", "exit_code": 69}, 503)
+            return _json({"error": str(error) or "the agent's tick is stuck; see its log", "exit_code": 69}, 503)
         if snapshot is None:
             return _json({"error": "the agent is starting; try again in a moment", "exit_code": 69}, 503)
         age_s = agent.clock.monotonic_s() - snapshot.at_s
@@ -229,7 +231,7 @@ def _read_status(agent: Agent) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _act(agent: Agent, work: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
-    """A handler that has ``work`` done by the tick's thread, with the job's name and the request's JSON."""
+    """Make a handler that runs ``work`` in the tick's thread, with the job's name and the request's JSON."""
 
     async def handle(request: Request) -> Response:
         try:
@@ -239,15 +241,15 @@ def _act(agent: Agent, work: Callable[[str, dict[str, Any]], Any]) -> Callable[[
         except CpumondError as error:
             return _json({"error": str(error), "exit_code": error.exit_code}, STATUS_OF.get(type(error), 500))
         except TimeoutError:
-            return _json({"error": "the agent's tick did not answer in 10 s; see its log", "exit_code": 69}, 503)
+            return _json({"error": "the agent's tick did not respond within 10 s; see its log", "exit_code": 69}, 503)
         except asyncio.CancelledError:
-            # The server ends and waits for no answer; the tick carries out no more requests.
-            return _json({"error": "the agent is ending; ask again when it is back", "exit_code": 69}, 503)
+            # The server stops without waiting for responses, and the tick carries out no more requests.
+            return _json({"error": "the agent is stopping; try again when it is back", "exit_code": 69}, 503)
         except ClientDisconnect:
             return Response(status_code=400)
         except Exception:
             log.exception("request_failed", method=request.method, path=request.url.path)
-            return _json({"error": "the agent failed at this request; see its log", "exit_code": 69}, 500)
+            return _json({"error": "the agent failed to handle this request; see its log", "exit_code": 69}, 500)
         return _json(result)
 
     return handle
@@ -287,7 +289,7 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
 
 
 class _Server(uvicorn.Server):
-    """A server that waits for ``stopping``; the library's own polls ten times a second, 0.2 % of a core when idle."""
+    """A server that waits for ``stopping``; the library polls ten times a second, 0.2 % of a core when idle."""
 
     def __init__(self, app: ASGIApp, stopping: asyncio.Event) -> None:
         door = Door(MAX_CONNECTIONS, MAX_HELD_BYTES, EXCHANGE_S, by_source=True)
@@ -299,11 +301,11 @@ class _Server(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                # Garbage from a port scanner is not worth a line.
+                # Garbage from a port scanner is not worth a log line.
                 log_level="error",
                 access_log=False,
                 server_header=False,
-                # The library renews the date in the loop that ``main_loop`` replaces.
+                # The library would renew the date in the loop that ``main_loop`` replaces.
                 date_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=1,
@@ -314,7 +316,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for sock in sockets or ():
-            # The event loop has set this to ACCEPTED_AT_ONCE, what it accepts in one turn.
+            # The event loop has set this to ACCEPTED_AT_ONCE, its limit per turn.
             sock.listen(BACKLOG)
 
     async def main_loop(self) -> None:
@@ -324,7 +326,7 @@ class _Server(uvicorn.Server):
 class AgentServer:
     """The thread that serves each application on its bound sockets; the agent ends it with ``stop``.
 
-    Each application has a limit of connections of its own: whatever happens on TCP, the unix socket answers.
+    Each application has its own limit of connections, so the unix socket responds whatever happens on TCP.
     """
 
     def __init__(self, served: list[tuple[ASGIApp, list[socket.socket]]]) -> None:
@@ -341,7 +343,7 @@ class AgentServer:
             try:
                 asyncio.run(self._serve())
             except (Exception, SystemExit):
-                # The sockets stay bound, and the agent goes on with what it is for.
+                # The sockets stay bound, and the agent continues its main work.
                 log.exception("api_failed", retry_s=RETRY_S)
                 self._ending.wait(RETRY_S)
 
@@ -353,12 +355,12 @@ class AgentServer:
         with contextlib.ExitStack() as stack:
             async with asyncio.TaskGroup() as tasks:
                 for app, sockets in self._served:
-                    # A server closes what it is given; another attempt needs the originals.
+                    # A server closes its sockets; another attempt needs the originals.
                     own = [stack.enter_context(sock.dup()) for sock in sockets]
                     tasks.create_task(_Server(app, stopping).serve(own))
 
     def replace_control(self, control: socket.socket) -> None:
-        """Answer on another control socket from now on: the file of the one before is gone."""
+        """Serve another control socket from now on: the file of the previous one is gone."""
         sockets = self._served[0][1]
         before, sockets[:] = list(sockets), [control]
         self._end_loop()
@@ -366,7 +368,7 @@ class AgentServer:
 
     def _end_loop(self) -> None:
         if self._wake is not None:
-            # The loop may have ended by itself.
+            # The loop may have ended on its own.
             with contextlib.suppress(RuntimeError):
                 self._wake()
 
@@ -380,7 +382,7 @@ class AgentServer:
 
 
 def serve(agent: Agent, sockets: list[socket.socket], web: Sequence[socket.socket] = ()) -> AgentServer:
-    """Start to answer on bound sockets: everything on unix ones, metrics and health on others, the page on ``web``."""
+    """Start serving bound sockets: everything on unix ones, metrics and health on others, the page on ``web``."""
     metrics = AgentMetrics(
         agent.read_snapshot,
         lambda: agent.config.metrics,

@@ -1,4 +1,4 @@
-"""The clocks of the agent, as one value that tests replace."""
+"""The agent's clocks, as one value that tests replace."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import time
 
 
 class HostClock:
-    """``monotonic_s`` for rates and periods, ``boottime_s`` to notice a suspend, ``wall_s`` for times of day."""
+    """The host's clocks: ``monotonic_s`` for periods, ``boottime_s`` to detect a suspend, ``wall_s`` for times of
+    day."""
 
     monotonic_s = staticmethod(time.monotonic)
     wall_s = staticmethod(time.time)
 
     @staticmethod
     def boottime_s() -> float:
-        """Seconds since boot with time in suspend."""
+        """Return seconds since boot, including time in suspend."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,8 +1,8 @@
 """The agent's configuration: TOML plus ``conf.d`` drop-ins, checked, as frozen values.
 
-Each file is checked by itself, so that a message names the file and the key; then tables are merged (a later file
-wins, ``[[source]]`` entries add up) and the rules between keys are applied. Keys may be written with hyphens or
-underscores; two spellings of one key in one table are an error.
+Each file is checked by itself, so that a message names the file and the key. Then tables are merged (a later file wins,
+``[[source]]`` entries add up) and rules between keys are checked. Keys may be written with hyphens or underscores; two
+spellings of one key in one table are an error.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ from cpumond.monitor.model import (
 DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
 ENGINE_KINDS = ("docker", "podman", "slurm", "kubernetes")
 ENGINE_DEFAULTS: Mapping[str, Any] = {"min_cpu_limit": 0.1}
-"""Options of ``job-cpu-monitor`` for jobs of engines where nothing else is given: they order whole cores."""
+"""Default options of ``job-cpu-monitor`` for jobs of engines, because their requests may be small."""
 MAX_LABELS = 8
-"""Properties of units that one source may ask for."""
+"""Maximum number of unit properties that one source may read."""
 
 Layer = Annotated[dict[str, Any], msgspec.Meta(extra={"table": MonitorSettings})]
-"""Options of ``job-cpu-monitor`` that one level gives explicitly: normalised names, durations in seconds."""
+"""Options of ``job-cpu-monitor`` that one level sets explicitly: normalised names, durations in seconds."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 PositiveDuration = Annotated[float, msgspec.Meta(gt=0.0, extra=DURATION)]
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One ``[[source]]``: where jobs come from.
+    """One ``[[source]]``: where to find jobs.
 
-    ``pattern`` a cgroup path relative to the root of the hierarchy of the cpu controller; with ``kind = "glob"`` it
-    may hold ``*``, ``?``, ``[...]`` and ``**``. ``id_regex`` is searched in that path, its groups ``id`` and
-    ``operation`` name the job. ``cpu_limit`` cores, or "from-cgroup": the quota found before the first change.
-    ``whole``: each match is one job with all that is below it, as a container that makes cgroups of its own.
+    ``pattern`` is a cgroup path relative to the root of the hierarchy of the cpu controller; with ``kind = "glob"`` it
+    may contain ``*``, ``?``, ``[...]`` and ``**``. ``id_regex`` is searched in that path, and its groups ``id`` and
+    ``operation`` name the job. ``cpu_limit`` is in cores, or "from-cgroup": the quota found before the first change.
+    ``whole``: each match is one job with all cgroups below it, like a container that creates its own cgroups.
 
-    With ``kind = "systemd"`` the jobs are services and scopes of ``slices``; there ``pattern`` (default "*") and
-    ``id_regex`` are about the unit's name, and ``labels`` are properties of the unit to be shown.
+    With ``kind = "systemd"`` the jobs are services and scopes of ``slices``. Then ``pattern`` (default "*") and
+    ``id_regex`` match the unit's name, and ``labels`` are properties of the unit to display.
 
-    With the kind of an engine the jobs are what that engine runs; there ``pattern`` (default "*") is about the job's
-    name, and ``socket`` is where the engine is asked ("" = its own). ``token_file``, ``ca_file``: what a kubelet is
-    shown, and what its certificate is signed with ("none": nobody looks at it, on the loopback alone). ``unlimited``:
-    what becomes of jobs that ordered no CPU limit: they stay in mode shadow, or all CPUs of the "host" are their order.
+    With the kind of an engine the jobs are those of that engine. Then ``pattern`` (default "*") matches the job's name,
+    and ``socket`` is the engine's address ("" = its default). ``token_file`` holds the token for a kubelet; ``ca_file``
+    holds the authority of its certificate ("none": no check, only on the loopback). ``unlimited`` decides about jobs
+    without a requested CPU limit: they stay in mode shadow or, with "host", count as requesting all CPUs of the host.
     """
 
     kind: Literal["static", "glob", "systemd", "docker", "podman", "slurm", "kubernetes"]
@@ -96,16 +96,17 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class OperationOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One ``[operation.NAME]``: what an operation's specification says about its jobs on this node."""
+    """One ``[operation.NAME]``: options for the jobs of an operation on this node."""
 
     mode: Mode | None = None
     job_cpu_monitor: Layer = {}
 
 
 class Writes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[writes]``: what happens when another program or an operator changes a limit that the agent moved.
+    """``[writes]``: reaction to another program or an operator changing a limit that the agent moved.
 
-    It is the new original, and for ``override_ttl`` it is not moved; ``drift_...`` is for files of units alone.
+    The changed limit is the new original, and it is not moved for ``override_ttl``. ``drift_...`` only applies to unit
+    files.
     """
 
     override_ttl_s: Duration = msgspec.field(name="override_ttl", default=600.0)
@@ -114,7 +115,7 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Discovery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[discovery]``: how jobs are looked for."""
+    """``[discovery]``: how to find jobs."""
 
     rescan_period_s: PositiveDuration = msgspec.field(name="rescan_period", default=30.0)
     empty_rescans: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 6
@@ -131,7 +132,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[report]``: where limits are reported to."""
+    """``[report]``: the receiver of reports on limits."""
 
     kind: Literal["none", "log", "http"] = "log"
     url: str = ""
@@ -142,11 +143,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[scheduler]``: the scheduler whose node this host is; ``url = ""``: none. ``tags`` decide its tree.
+    """``[scheduler]``: the scheduler that uses this host as a node; ``url = ""``: none. ``tags`` decide its tree.
 
-    ``url``: its address, or those of several of which one leads. ``ca_file``: what signed its certificate, "" for what
-    the system trusts. ``may_set_mode``: the scheduler's stages of a roll-out say what is done to limits here, at most
-    what this configuration says; until one says more, nothing is written (shadow).
+    ``url``: its address, or a list of several of which one leads. ``ca_file``: the authority of its certificate, "" for
+    those that the system trusts. ``may_set_mode``: the roll-out stages of the scheduler set the level of changes to
+    limits here, bounded by this configuration; until it sets one, nothing is written (shadow).
     """
 
     url: str | list[str] = ""
@@ -161,15 +162,15 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where a scheduler may be; none where the host is no node."""
+        """Addresses of possible schedulers; empty if the host is no node."""
         return tuple(self.url) if isinstance(self.url, list) else (self.url,) if self.url else ()
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[resources]``: what this host offers to jobs; None: what it has.
+    """``[resources]``: the resources that this host offers to jobs; None: those that it has.
 
-    The rest: how long the sum of the jobs' limits may be above that before jobs are aborted, and by which part of the
-    CPU for ever (semantics.md 1.9).
+    The other keys: how long the sum of the jobs' limits may exceed them before jobs are aborted, and by which part of
+    the CPU permanently (semantics.md 1.9).
     """
 
     cpu: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
@@ -182,10 +183,10 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[executor]``: how the scheduler's jobs are run. ``cgroup_root`` is relative to the cpu hierarchy's root.
+    """``[executor]``: how the scheduler's jobs run. ``cgroup_root`` is relative to the cpu hierarchy's root.
 
-    ``user`` "" = the user of the operation, whose number must be at least ``min_uid``; ``jobs_dir`` "" = ``state_dir``
-    with "-jobs" at its end; ``max_tasks``: processes and threads of a job, 0 = no limit.
+    ``user`` "" = the user of the operation, whose uid must be at least ``min_uid``. ``jobs_dir`` "" = ``state_dir``
+    plus "-jobs". ``max_tasks``: processes and threads of a job, 0 = no limit.
     """
 
     kind: Literal["none", "cgroup", "systemd"] = "none"
@@ -201,13 +202,14 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def cgroup_roots(self) -> tuple[str, ...]:
-        """Cgroups below which its jobs are: of ordinary ones, then of those on reclaimed CPU; none without jobs."""
+        """The parent cgroups of its jobs: of ordinary jobs, then of those on reclaimed CPU; empty without an
+        executor."""
         return () if self.kind == "none" else (self.cgroup_root, *self.idle_roots)
 
     @property
     def idle_roots(self) -> tuple[str, ...]:
-        """The cgroup of jobs on reclaimed CPU (one, or none): at the hierarchy's root, and only where that is not
-        allowed below ``cgroup_root``."""
+        """The parent cgroups (at most one) of jobs on reclaimed CPU: at the hierarchy's root, and only if they may
+        not be below ``cgroup_root``."""
         if self.kind == "cgroup":
             return (name_idle_parent(self.cgroup_root),)
         return (IDLE_SLICE,) if self.kind == "systemd" else ()
@@ -220,10 +222,10 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[web]``: the page of this node's jobs, read only; ``listen`` a loopback address and port, "" = no page.
+    """``[web]``: the read-only page of this node's jobs; ``listen`` is a loopback address and port, "" = no page.
 
     ``samples`` of each job are kept in memory for its graphs, one every ``period``, 28 bytes each (32 with a peak); 0
-    keeps none. They are kept where something shows them: with a page here, or with a scheduler, whose page asks for
+    keeps none. They are kept only if they can be shown: with a page here, or with a scheduler, whose page requests
     them.
     """
 
@@ -233,16 +235,16 @@ class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[cost]``: the share of one core that checks may take; above it, jobs are checked in turns (0 = never)."""
+    """``[cost]``: the share of one core that checks may use; above it, jobs are checked in turns (0 = never)."""
 
     cpu_budget_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 0.25
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration of the agent. ``path`` is where it was read from ("" for built-in defaults).
+    """The whole configuration of the agent. ``path`` is the file it was read from ("" for built-in defaults).
 
-    ``control_group_ratio``: this share of the jobs, or with "host" of all hosts that say so, is left in shadow.
-    ``ceiling``: what the scheduler lets it do at most, None where it has no say; no key of a file.
+    ``control_group_ratio``: this share of the jobs (with "host": of all hosts with this setting) is left in shadow.
+    ``ceiling`` is the highest level that the scheduler allows, None if it does not apply; it is no key of a file.
     """
 
     node_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
@@ -270,7 +272,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ceiling: Level | None = None
 
     def is_control(self, job_id: str) -> bool:
-        """Whether a job is left in shadow so that others can be compared with it; the same after every restart."""
+        """Return whether a job is left in shadow for comparison with others; stable over restarts."""
         ratio, chosen_by = self.control_group_ratio, self.node_id if self.control_group == "host" else job_id
         return ratio > 0.0 and stable_fraction(chosen_by) < ratio
 
@@ -279,10 +281,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return os.path.join(self.runtime_dir, "control.sock")
 
     def find_roots(self, is_engines: bool) -> list[str]:
-        """The cgroups below which limits may be written, for jobs of an engine or others: ``managed_roots``.
+        """Return the cgroups below which limits may be written, for jobs of an engine or others: ``managed_roots``.
 
-        Where they are not set, an engine's jobs are managed wherever it has them, others nowhere. The executor's jobs
-        are managed always: their place is made by this agent, and needs no entry there.
+        If those are not set, an engine's jobs are managed wherever they are, and others nowhere. The executor's jobs
+        are always managed: this agent creates their cgroups, so they need no entry.
         """
         if is_engines:
             return self.managed_roots or [""]
@@ -292,7 +294,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self.resolve_settings(None, "", {})
 
     def resolve_settings(self, source: Source | None, operation_id: str, job: Mapping[str, Any]) -> MonitorSettings:
-        """The resulting section of a job: node < source < operation < job. Raises ConfigError."""
+        """Merge the layers of a job's settings: node < source < operation < job. Raises ConfigError."""
         layers: list[Mapping[str, Any]] = [self.monitor]
         if source is not None:
             layers += [{**ENGINE_DEFAULTS, **self.monitor}] if source.is_engine else []
@@ -307,7 +309,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return msgspec.convert(merge_layers([*layers, held]), MonitorSettings) if held else settings
 
     def find_highest_level(self) -> Level:
-        """The most that is done to any job: of the node's own settings, each source's and each operation's; at most
+        """Return the highest level of any job, over the node's settings, each source and each operation; at most
         shadow on a host of the control group."""
         names = ["", *self.operation]
         found = [self.resolve_settings(source, name, {}) for source in (None, *self.source) for name in names]
@@ -328,7 +330,7 @@ def load_config(path: str | None) -> AgentConfig:
 
 
 def parse_config_text(text: str, path: str) -> dict[str, Any]:
-    """The checked content of one file: normalised keys, durations in seconds. Raises ConfigError."""
+    """Parse and check the text of one file: normalised keys, durations in seconds. Raises ConfigError."""
     try:
         raw = decode_toml(text)
     except ContentError as error:
@@ -336,21 +338,22 @@ def parse_config_text(text: str, path: str) -> dict[str, Any]:
     executor = raw.get("executor")
     if isinstance(executor, dict) and executor.get("kind") == "slurm":
         raise ConfigError(
-            f'{path}: executor.kind: "slurm" is gone; use "systemd" or "cgroup", whose jobs run beside those of Slurm, '
-            "and leave out partition and node_name"
+            f'{path}: executor.kind: "slurm" was removed; use "systemd" or "cgroup", whose jobs run beside those '
+            "of Slurm, and delete partition and node_name"
         )
     return normalise_table(raw, AgentConfig, path, "", hidden=frozenset({"path", "ceiling"}))
 
 
 def parse_layer(raw: object, where: str, key: str = "job-cpu-monitor") -> Layer:
-    """A checked section ``job-cpu-monitor`` given at run time or in a source. Raises ConfigError."""
+    """Check a section ``job-cpu-monitor`` given at run time or in a source. Raises ConfigError."""
     return normalise_table(raw, MonitorSettings, where, key)
 
 
 def read_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
-    """Options given as ``key=value`` on the command line, not checked: a value is read as TOML, else as text.
+    """Read unchecked options given as ``key=value`` on the command line; a value is read as TOML, else as text.
 
-    Raises ConfigError without an equals sign, and for a value of several lines, which would be more than a value.
+    Raises ConfigError if the equals sign is missing, or for a value of several lines, which would be more than one
+    value.
     """
     raw: dict[str, Any] = {}
     for assignment in assignments:
@@ -367,12 +370,12 @@ def read_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def parse_assignments(assignments: tuple[str, ...]) -> Layer:
-    """The checked options of ``read_assignments``. Raises ConfigError."""
+    """Return the checked options of ``read_assignments``. Raises ConfigError."""
     return parse_layer(read_assignments(assignments), "--set", "")
 
 
 def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
-    """The frozen configuration from merged, checked tables, after the rules between keys. Raises ConfigError."""
+    """Make the frozen configuration from merged, checked tables, and check rules between keys. Raises ConfigError."""
     config = msgspec.convert({**merged, "path": path}, AgentConfig)
     where = path or "built-in defaults"
     config = msgspec.structs.replace(
@@ -410,12 +413,12 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
 
 
 def find_idle_options(config: AgentConfig) -> list[str]:
-    """Sentences about options of ``job-cpu-monitor`` that have no effect where they are given: not with the rule and
-    the actuator that result there, whatever the levels above and below say (semantics.md 1.1)."""
+    """Describe options of ``job-cpu-monitor`` that have no effect: not with the resulting rule and actuator,
+    whatever the other levels say (semantics.md 1.1)."""
     operations, sources = ["", *config.operation], [None, *config.source]
 
     def list_idle(given: Layer, some: Sequence[Source | None], names: Sequence[str]) -> list[str]:
-        """Those of ``given`` options that have no effect on any job of sources ``some`` and operations ``names``."""
+        """Return those of ``given`` that have no effect on any job of sources ``some`` and operations ``names``."""
         found = [list_idle_options(config.resolve_settings(each, name, {}), given) for each in some for name in names]
         return [text for text in found[0] if all(text in others for others in found)]
 
@@ -431,7 +434,7 @@ def find_idle_options(config: AgentConfig) -> list[str]:
         told += [f"{where}.{text}" for text in always]
         for number, source in enumerate(config.source, 1):
             only = [text for text in list_idle(given, [source], [name]) if text not in always]
-            told += [f"{where}.{text}, so not for jobs of source {number}" for text in only]
+            told += [f"{where}.{text}, for jobs of source {number}" for text in only]
     return [f"{config.path or 'built-in defaults'}: {text}" for text in told]
 
 
@@ -445,15 +448,15 @@ def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
     if options.kind == "systemd" and root != EXECUTOR_ROOTS["systemd"]:
         raise ConfigError(
             f'{where}: executor.cgroup_root: with kind = "systemd" jobs are in {EXECUTOR_ROOTS["systemd"]}, '
-            f"got {root!r}; leave it out"
+            f"got {root!r}; delete it"
         )
     if options.kind == "cgroup" and is_idle_name(root):
         raise ConfigError(
-            f"{where}: executor.cgroup_root: {IDLE_NAME} is for jobs on reclaimed CPU alone, got {root!r}; "
+            f"{where}: executor.cgroup_root: {IDLE_NAME} is only for jobs on reclaimed CPU, got {root!r}; "
             f'choose a cgroup outside it, such as the default "{DEFAULT_ROOT}"'
         )
     if options.user and not re.fullmatch(r"[A-Za-z_][-A-Za-z0-9_.]{0,63}[$]?|[0-9]{1,10}", options.user):
-        raise ConfigError(f"{where}: executor.user: must be a name of a user, got {options.user!r}")
+        raise ConfigError(f"{where}: executor.user: must be the name of a user, got {options.user!r}")
     jobs_dir = os.path.abspath(options.jobs_dir) if options.jobs_dir else f"{config.state_dir}-jobs"
     options = msgspec.structs.replace(options, cgroup_root=root, jobs_dir=jobs_dir)
     return msgspec.structs.replace(config, executor=options)
@@ -466,11 +469,15 @@ def _check_scheduler(scheduler: SchedulerOptions, where: str) -> None:
                 f"{where}: scheduler.url: must be an http:// or https:// address, or unix:/PATH, got {url!r}"
             )
         if "," in url:
-            raise ConfigError(f'{where}: scheduler.url: several are a list, url = ["http://...", ...], got {url!r}')
+            raise ConfigError(
+                f'{where}: scheduler.url: write several addresses as a list, url = ["http://...", ...], got {url!r}'
+            )
     if scheduler.may_set_mode and not scheduler.addresses:
-        raise ConfigError(f"{where}: scheduler.may_set_mode: needs scheduler.url, the scheduler that sets the mode")
+        raise ConfigError(
+            f"{where}: scheduler.may_set_mode: needs scheduler.url, the address of the scheduler that sets the mode"
+        )
     if scheduler.token and scheduler.token_file:
-        raise ConfigError(f"{where}: scheduler.token: give either it or token_file, not both")
+        raise ConfigError(f"{where}: scheduler.token: set either token or token_file, not both")
     if not scheduler.token.isascii() or any(sign.isspace() for sign in scheduler.token):
         raise ConfigError(f"{where}: scheduler.token: must be visible ASCII characters without spaces")
 
@@ -479,13 +486,14 @@ def _check_loopback(listen: str, where: str) -> None:
     host, _ = parse_listen(listen, where)
     if not is_loopback(host):
         raise ConfigError(
-            f"{where}: must be a loopback address, such as 127.0.0.1:9759, [::1]:9759 or localhost:9759, because the "
-            f"page asks for no password, got {listen!r}; to see it from elsewhere: `ssh -L 9759:127.0.0.1:9759 HOST`"
+            f"{where}: must be a loopback address such as 127.0.0.1:9759, [::1]:9759 or localhost:9759, because the "
+            f"page has no password, got {listen!r}; to see it from elsewhere: `ssh -L 9759:127.0.0.1:9759 HOST`"
         )
 
 
 def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:
-    """A managed root as a relative path without slashes at its ends ("" = the whole hierarchy). Raises ConfigError."""
+    """Return a managed root as a relative path without slashes at its ends ("" = the whole hierarchy). Raises
+    ConfigError."""
     refuse_mounted(root, f"{where}: {key}")
     parts = [part for part in root.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in root:
@@ -494,12 +502,12 @@ def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:
 
 
 def refuse_mounted(cgroup: str, where: str) -> None:
-    """A cgroup is named by its path below the hierarchy's root, not by that of the mounted file system: ConfigError."""
+    """Raise ConfigError for a cgroup named by its path in the file system instead of below the hierarchy's root."""
     found = re.match(r"/*sys/fs/cgroup(?:/unified|/(?:cpu|cpuacct)(?:,cpu|,cpuacct)?(?![^/]))?(?:/+|$)", cgroup)
     if found:
         rest = cgroup[found.end() :]
         raise ConfigError(
-            f"{where}: {cgroup!r}: a cgroup is named by its path below the root of the hierarchy; write "
+            f"{where}: {cgroup!r}: name a cgroup by its path below the root of the hierarchy; write "
             + (f'"{rest}"' if rest else '"/" for all of it')
         )
 
@@ -512,12 +520,12 @@ def _check_source(source: Source, where: str) -> None:
     key = next((key for key in ("socket", "token_file", "ca_file", "unlimited") if getattr(source, key)), "")
     if key:
         kinds = ", ".join(ENGINE_KINDS)
-        raise ConfigError(f'{where}: {key}: is for the kinds {kinds} only, this source is of kind "{source.kind}"')
+        raise ConfigError(f'{where}: {key}: is only for the kinds {kinds}, this source is of kind "{source.kind}"')
     if source.kind == "systemd":
         _check_units(source, where)
     elif source.slices or source.labels:
         key = "slices" if source.slices else "labels"
-        raise ConfigError(f'{where}: {key}: is for kind = "systemd" only, this source is of kind "{source.kind}"')
+        raise ConfigError(f'{where}: {key}: is only for kind = "systemd", this source is of kind "{source.kind}"')
     elif not source.pattern:
         raise ConfigError(f"{where}: 'pattern' is missing; it has no default")
     where = f"{where} ({source.pattern or source.slices[0]!r})"
@@ -534,14 +542,14 @@ def _check_source(source: Source, where: str) -> None:
 
 def _check_engine(source: Source, where: str) -> None:
     if source.whole:
-        raise ConfigError(f'{where}: whole: not with kind = "{source.kind}", whose jobs always are; leave it out')
+        raise ConfigError(
+            f'{where}: whole: not needed with kind = "{source.kind}", whose jobs are always whole; delete it'
+        )
     for key in ("slices", "labels", "id", "id_regex"):
         if getattr(source, key):
-            raise ConfigError(
-                f'{where}: {key}: not with kind = "{source.kind}", the engine names its jobs; leave it out'
-            )
+            raise ConfigError(f'{where}: {key}: not with kind = "{source.kind}", the engine names its jobs; delete it')
     if source.kind == "slurm" and source.socket:
-        raise ConfigError(f'{where}: socket: not with kind = "slurm", which is asked by `squeue`; leave it out')
+        raise ConfigError(f'{where}: socket: not with kind = "slurm", which is queried by `squeue`; delete it')
     is_address = source.kind == "kubernetes" and re.match(r"https?://[^/\s]+", source.socket)
     if source.socket and not (source.socket.startswith("/") or is_address):
         wanted = "an absolute path" + (", or kubelet's https:// address" if source.kind == "kubernetes" else "")
@@ -549,11 +557,11 @@ def _check_engine(source: Source, where: str) -> None:
     is_kubelet = source.kind == "kubernetes" and (not source.socket or source.socket.startswith("https:"))
     for key in ("token_file", "ca_file"):
         if getattr(source, key) and not is_kubelet:
-            raise ConfigError(f"{where}: {key}: is for a kubelet at an https:// address only; leave it out")
+            raise ConfigError(f"{where}: {key}: is only for a kubelet at an https:// address; delete it")
     if source.ca_file == "none" and not is_loopback(urlsplit(source.socket or "//127.0.0.1").hostname or ""):
         raise ConfigError(
-            f'{where}: ca_file: "none" is for a kubelet on the loopback only; at {source.socket!r} anybody could '
-            "answer and be shown the token: name the file of its certificates"
+            f'{where}: ca_file: "none" is only for a kubelet on the loopback; at {source.socket!r} another host could '
+            "answer and receive the token; name the file of its certificates"
         )
 
 
@@ -562,13 +570,13 @@ def _check_units(source: Source, where: str) -> None:
         raise ConfigError(f'{where}: slices: name at least one, for example slices = ["batch.slice"]')
     for name in source.slices:
         if not re.fullmatch(r"(-|[A-Za-z0-9:_.\\@]+(-[A-Za-z0-9:_.\\@]+)*)\.slice", name):
-            raise ConfigError(f'{where}: slices: {name!r} is no name of a slice, such as "batch.slice"')
+            raise ConfigError(f'{where}: slices: {name!r} is not the name of a slice such as "batch.slice"')
     if "/" in source.pattern:
-        raise ConfigError(f'{where}: pattern: with kind = "systemd" it is about names of units, got {source.pattern!r}')
+        raise ConfigError(f'{where}: pattern: with kind = "systemd" it matches names of units, got {source.pattern!r}')
     if source.id is not None:
-        raise ConfigError(f'{where}: id: is for kind = "static" only; use id_regex')
+        raise ConfigError(f'{where}: id: is only for kind = "static"; use id_regex')
     if len(source.labels) > MAX_LABELS:
-        raise ConfigError(f"{where}: labels: at most {MAX_LABELS} are possible, got {len(source.labels)}")
+        raise ConfigError(f"{where}: labels: at most {MAX_LABELS} are allowed, got {len(source.labels)}")
     for label in source.labels:
         if not re.fullmatch(r"[A-Z][A-Za-z0-9]{0,63}", label):
-            raise ConfigError(f'{where}: labels: {label!r} is no property of a unit, such as "User" (systemctl show)')
+            raise ConfigError(f'{where}: labels: {label!r} is not a property of a unit such as "User" (systemctl show)')

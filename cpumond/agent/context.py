@@ -1,4 +1,4 @@
-"""The parts and the state of one agent, for the thread of the tick."""
+"""The parts and the state of one agent, for the tick's thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class AgentContext:
-    """The parts of one agent; ``last`` is the end of the newest tick, for any thread."""
+    """The parts of one agent. ``last`` is the end of the newest tick, for any thread."""
 
     def __init__(
         self,
@@ -46,10 +46,10 @@ class AgentContext:
         self.hierarchies = hierarchies
         self.reporter = reporter
         self.link: SchedulerLink | None = None
-        """Where the scheduler's heartbeats go; its answers come back through ``Agent.take_answer``."""
+        """Sends heartbeats to the scheduler; its responses arrive through ``Agent.take_answer``."""
         self.assigned = assigned
         self.on_offer: Callable[[], None] = lambda: None
-        """Called when the host offers something else than the scheduler was told."""
+        """Called when the host's resources differ from those registered with the scheduler."""
         self.clock = clock
         self.watcher = Watcher()
         self.totals = RunTotals()
@@ -67,24 +67,24 @@ class AgentContext:
         self.incarnation = uuid.uuid4().hex
         self.capacity_cores = config.resources.cpu or read_host_cores(hierarchies)
         self.read_resources: Callable[[], Resources] = lambda: self.config.resources
-        """Reads the resources that the host offers now."""
+        """Reads the present resources of the host."""
         self.period_s = config.node_settings().check_period_s
         self.last: TickEnd | None = None
         self.stopping = False
         self.stride = 1
-        """Every so many ticks a job is checked; more than 1 when the agent is over its budget."""
+        """A job is checked every ``stride`` ticks; more than 1 if the agent exceeds its budget."""
         self.discovery_problems: list[str] = []
         self.empty_rescans = 0
         self.followed: set[str] = set()
         """Cgroups of the scheduler's jobs that the monitor follows."""
         self.metrics_address = config.metrics.listen
-        """Where Prometheus asks; with the port that was chosen where none was given."""
+        """Address of the Prometheus endpoint; if no port was configured, with the chosen one."""
         self.service_ends: dict[str, int] = {}
         self.refused_config = ""
-        """Why the last reload was refused; "" where the files are what is in force."""
+        """Why the last reload was refused; "" if the files are in force."""
 
     def use_config(self, config: AgentConfig) -> None:
-        """Go on with another configuration; jobs get their new settings with the rescan that is due."""
+        """Switch to another configuration; jobs get their new settings with the rescan that is due."""
         self.config = self.table.config = self.writer.config = config
         self.due.report = True
 
@@ -96,10 +96,10 @@ class AgentContext:
         self.on_offer()
 
     def read_usage(self) -> dict[str, Usage]:
-        """The monitor's figures of the scheduler's jobs, by cgroup."""
+        """Return the monitor's figures of the scheduler's jobs, by cgroup."""
         return {path: job.usage() for path in self.followed if (job := self.table.jobs.get(path)) is not None}
 
     @property
     def keeps_samples(self) -> bool:
-        """Whether the jobs' graphs can be looked at: on the page of this node, or on that of its scheduler."""
+        """Whether graphs of the jobs can be seen: on the page of this node, or of its scheduler."""
         return self.config.web.samples > 0 and bool(self.config.web.listen or self.config.scheduler.addresses)

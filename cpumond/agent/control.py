@@ -1,4 +1,5 @@
-"""Functions of the control socket: answers from the newest snapshot, and requests carried out by the tick's thread."""
+"""Functions of the control socket: responses from the newest snapshot, and requests carried out by the tick's
+thread."""
 
 from __future__ import annotations
 
@@ -29,14 +30,14 @@ from cpumond.monitor.peak import find_half_life_s, find_peak, find_target
 from cpumond.monitor.policy import compute_floor
 
 log = structlog.get_logger("cpumond.agent")
-NO_PROCESS: Final = "no process is in it, so it is no job; it is one from its first process on"
+NO_PROCESS: Final = "it contains no process, so it is not a job yet; it becomes one with its first process"
 
 LEAST_PIN_CORES: Final = MIN_QUOTA_US / MAX_PERIOD_US
-"""The kernel takes no smaller limit."""
+"""The kernel accepts no smaller limit."""
 
 
 def describe_job(job: TrackedView) -> answers.JobAnswer:
-    """One job of ``cpumond status``."""
+    """Describe one job for ``cpumond status``."""
     decision, state = job.decision, job.state
     return answers.JobAnswer(
         job_id=job.found.job_id,
@@ -110,13 +111,13 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
 
 
 def _show_clock(at: float, wall_s: float) -> str:
-    """Local time with its zone, since it is read elsewhere, too; with the date unless it is today."""
+    """Format a local time with its zone, since readers may be elsewhere; with the date unless it is today."""
     is_today = show_time(at, "%Y-%m-%d") == show_time(wall_s, "%Y-%m-%d")
     return show_time(at, "%H:%M:%S %Z") if is_today else show_time(at)
 
 
 def describe_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
-    """The whole of ``cpumond status --json``, but for the age of the last check."""
+    """Describe the agent for ``cpumond status --json``, except for the age of the last check."""
     limited = [job for job in snapshot.jobs if not job.unlimited]
     ordered = sum(job.ordered_cores for job in limited)
     current = sum(job.current_cores for job in limited)
@@ -139,9 +140,9 @@ def describe_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
 
 
 def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answers.ExplainAnswer:
-    """Everything behind one job's limit, in figures and sentences; in the thread of the tick.
+    """Explain one job's limit completely, in figures and sentences; in the tick's thread.
 
-    ``unpin`` as in ``add_sentences``. Raises UnavailableError.
+    ``unpin`` is that of ``add_sentences``. Raises UnavailableError.
     """
     job = _find(agent, name)
     s, state = job.settings, job.state
@@ -203,10 +204,10 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
 
 
 def describe_samples(job: Tracked, period_s: float) -> answers.SamplesAnswer:
-    """The points of a job's graphs, oldest first, as one list for each line; cores, ``at`` seconds since 1970.
+    """Return the points of a job's graphs, oldest first, as one list per line; cores, ``at`` seconds since 1970.
 
-    ``limit`` is the monitor's, which is in force where it is written. The bounds of the votes follow from it and the
-    settings of now; ``peak`` is None for points under a rule without one. Empty where no samples are kept.
+    ``limit`` is the monitor's, which is in force if it is written. The bounds of the votes follow from it and the
+    present settings. ``peak`` is None for points under a rule without one. The lists are empty if no samples are kept.
     """
     s = job.settings
     records = [] if job.samples is None else job.samples.records()
@@ -226,15 +227,15 @@ def describe_samples(job: Tracked, period_s: float) -> answers.SamplesAnswer:
 
 
 def _describe_source(agent: Agent, job: Tracked) -> str:
-    """Where the agent has the job from: a source's pattern, the scheduler's order, "" for one added by hand."""
+    """Name the origin of a job: a source's pattern, the scheduler's order, or "" if it was added by hand."""
     if job.found.source is not None:
         return describe_source(job.found.source)
     order = None if agent.context.assigned is None else agent.context.assigned.find_by_cgroup(job.found.path)
-    return "" if order is None else f"ordered by the scheduler: pool {order.pool}, task {order.task}"
+    return "" if order is None else f"started by the scheduler: pool {order.pool}, task {order.task}"
 
 
 def describe_settings(s: MonitorSettings, mode: str) -> dict[str, Any]:
-    """The resulting section ``job-cpu-monitor`` under the documents' names; durations as text with a unit."""
+    """Return the resulting section ``job-cpu-monitor`` under YTsaurus' names; durations as text with a unit."""
     named = msgspec.to_builtins(s)
     for field in msgspec.structs.fields(MonitorSettings):
         if field.name.endswith("_s"):
@@ -243,14 +244,13 @@ def describe_settings(s: MonitorSettings, mode: str) -> dict[str, Any]:
 
 
 def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
-    """``cpumond job add``: on disk, then followed, then answered, with ``warnings`` about options without effect.
-
-    Raises ConfigError, RefusedError, UnavailableError, CreateError, AccessError."""
+    """Carry out ``cpumond job add``: save, follow, respond, with ``warnings`` about options without effect. Raises
+    ConfigError, RefusedError, UnavailableError, CreateError, AccessError."""
     path = relative_path(agent.context.hierarchies, str(body.get("cgroup", "")))
     limit = body.get("cpu_limit")
     if limit is not None and not (_is_number(limit) and 0 < limit < math.inf):
         raise ConfigError(
-            f"cpu_limit must be a number of cores > 0, or left out to take it from the cgroup, got {limit!r}"
+            f"cpu_limit must be a number of cores > 0, or omitted to take it from the cgroup, got {limit!r}"
         )
     job = answers.RegisteredJob(
         str(body.get("job_id") or path.rpartition("/")[2]),
@@ -264,28 +264,28 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
     directory = os.path.join(agent.context.hierarchies.cpu_root, path)
     other = agent.table.find(job.job_id)
     if other is not None and other.found.path != path:
-        raise ConfigError(f"job {job.job_id!r} is already {other.found.path}; give this one another --id")
+        raise ConfigError(f"job {job.job_id!r} is already the one at {other.found.path}; give this one another --id")
     for known in agent.context.registered.content.jobs.values():
         if known.path == path and known.job_id != job.job_id:
             raise ConfigError(f"cgroup {path!r} was already added as job {known.job_id!r}; remove that one first")
     if not os.path.isdir(directory):
         raise UnavailableError(
-            f"cgroup {path!r}: there is none at {agent.context.hierarchies.name(directory)}; make it first"
+            f"cgroup {path!r}: {agent.context.hierarchies.name(directory)} does not exist; create it first"
         )
     settings = agent.config.resolve_settings(None, found.operation_id, found.layer)
     refusal = find_refusal(agent.config, found, settings, directory)
     if refusal:
-        advice = "; add it to managed_roots or name a leaf below them"
+        advice = "; add it to managed_roots, or name a leaf cgroup below them"
         if "cpu.idle" in refusal:
-            advice = "; take it out of that class, or set another actuator"
+            advice = "; remove it from that class, or set another actuator"
         raise RefusedError(f"cgroup {path!r}: {refusal}{'' if NO_BANDWIDTH in refusal else advice}")
     agent.context.registered.add(job)
     agent.rescan_now()
     tracked = agent.table.find(job.job_id)
     if tracked is None:
-        gone = NO_PROCESS if path in agent.table.empty else "it went away at once"
+        gone = NO_PROCESS if path in agent.table.empty else "it disappeared at once"
         problem = agent.table.problems.get(path, gone)
-        raise UnavailableError(f"job {job.job_id!r} is registered, but not followed yet: {problem}")
+        raise UnavailableError(f"job {job.job_id!r} is registered but not followed yet: {problem}")
     warnings = [f"job_cpu_monitor.{text}" for text in list_idle_options(tracked.settings, job.job_cpu_monitor)]
     for sentence in warnings:
         log.warning("option_without_effect", job_id=job.job_id, error=sentence)
@@ -294,7 +294,8 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
 
 
 def remove_job(agent: Agent, job_id: str) -> answers.RemovedJob:
-    """``cpumond job remove``: forgotten, its cgroup put back. Raises UnavailableError, CreateError, AccessError."""
+    """Carry out ``cpumond job remove``: forget the job, restore its cgroup. Raises UnavailableError, CreateError,
+    AccessError."""
     if not agent.context.registered.remove(job_id):
         known = ", ".join(sorted(agent.context.registered.content.jobs)) or "none"
         raise UnavailableError(f"no job {job_id!r} was added over the socket (added: {known}); nothing to remove")
@@ -307,7 +308,7 @@ def list_registered(agent: Agent) -> answers.RegisteredList:
 
 
 def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
-    """``cpumond pin``: hold a limit until unpin or for a time. Raises what ``add_job`` does."""
+    """Carry out ``cpumond pin``: hold a limit until unpin or for a time. Raises the errors of ``add_job``."""
     job = _find(agent, name)
     if not job.moves:
         why = job.refused or f"its mode is {job.mode}"
@@ -329,7 +330,8 @@ def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
 
 
 def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
-    """``cpumond unpin``: end a pin, override or contest: the monitor decides again. Raises what ``remove_job`` does."""
+    """Carry out ``cpumond unpin``: end a pin, override or contest, so that the monitor decides again. Raises the
+    errors of ``remove_job``."""
     job = _find(agent, name)
     agent.context.registered.pin(job.found.job_id, None)
     agent.loop.limits.give_back(job)
@@ -364,5 +366,5 @@ def _settings(settings: CpuSettings) -> answers.Quota:
 
 
 def _cores(value: float) -> float | None:
-    """JSON has no infinity: no limit is null."""
+    """Return null for no limit: JSON has no infinity."""
     return value if math.isfinite(value) else None

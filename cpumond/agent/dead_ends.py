@@ -1,4 +1,4 @@
-"""Settings that are valid and can hardly be meant: files that are not read, limits that never move."""
+"""Settings that are valid but hardly intended: files that are not read, limits that never move."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from cpumond.core.settings import find_ignored
 
 
 def find_dead_ends(config: AgentConfig) -> list[str]:
-    """A sentence for each, with what to do."""
+    """Return a sentence for each of these settings, with the remedy."""
     folder = os.path.join(os.path.dirname(os.path.abspath(config.path)), "conf.d")
-    told = [f"{name}: is not read: the name must end with .toml" for name in find_ignored(folder)]
+    told = [f"{name}: is not read: its name must end with .toml" for name in find_ignored(folder)]
     for number, source in enumerate(config.source, 1):
         where = f"{config.path}: source {number}"
         if source.id_regex is not None:
             groups = set(re.compile(source.id_regex).groupindex)
             if groups and not groups & {"id", "job_id", "job"}:
-                told.append(f"{where}.id_regex: no group is named id, so the whole match is it: name one (?P<id>...)")
+                told.append(
+                    f"{where}.id_regex: no group is named id, so the whole match is the id; name a group (?P<id>...)"
+                )
         writes = config.resolve_settings(source, "", {}).actuator != "guarantee"
         for key, name, place in _list_places(source) if writes and config.managed_roots else ():
             roots = config.find_roots(source.is_engine)
             if not any(_is_below(place, root) or _is_below(root, place) for root in roots):
                 told.append(
-                    f"{where}.{key}: {name!r} is outside managed_roots {config.managed_roots}: limits of its jobs "
+                    f"{where}.{key}: {name!r} is outside managed_roots {config.managed_roots}: the limits of its jobs "
                     f"never move; add {place!r} there"
                 )
     return told
 
 
 def _list_places(source: Source) -> list[tuple[str, str, str]]:
-    """Key, value, and the cgroup that holds all jobs of it; none for an engine, which says where they are."""
+    """Return key, value, and the cgroup that holds all its jobs; empty for an engine, which reports where they are."""
     if source.is_engine:
         return []
     if source.kind == "systemd":

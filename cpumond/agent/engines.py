@@ -1,4 +1,4 @@
-"""The engines whose jobs the agent follows: asked in a thread of their own, which is there only with such a source."""
+"""The engines whose jobs the agent follows, queried in a thread that exists only with such a source."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from cpumond.host.engine.link import EngineThread
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where a pod finds the token of its service account and the certificates of its cluster."""
+"""Directory in a pod with its service account's token and its cluster's certificates."""
 ASK_NAMES_S = 1.0
-"""Least time between two questions to engines because of cgroups that they have not named."""
+"""Minimum seconds between two queries of engines because of unnamed cgroups."""
 ANSWER_LOOK_S = 0.02
 TELL_NOTHING = {"slurm"}
-"""Kinds of engines that tell of no change: they are asked when cgroups come or go."""
+"""Kinds of engines that report no changes: they are queried when cgroups come or go."""
 
 
 class Engines:
-    """For the thread of the tick; none of its methods but ``wait`` and ``wait_for_orders`` waits for an engine."""
+    """The engines, for the tick's thread; only ``wait`` and ``wait_for_orders`` wait for an engine."""
 
     def __init__(self, hierarchies: Hierarchies, node_id: str = "") -> None:
         self._hierarchies = hierarchies
@@ -43,7 +43,7 @@ class Engines:
         return {} if self._thread is None else self._thread.views
 
     def follow(self, sources: Iterable[Source]) -> None:
-        """Ask the engines of these sources from now on, and no others."""
+        """Query the engines of these sources from now on, and no others."""
         wanted = _choose_sources(sources)
         same = [key for key in wanted if key in self._sources and _ask_alike(wanted[key], self._sources[key])]
         if len(same) == len(wanted) == len(self._sources):
@@ -55,7 +55,7 @@ class Engines:
             self._thread = EngineThread(self._news.set)
         self._sources = wanted
         contexts = {key: EngineContext(self._hierarchies, wanted[key], self._node_id) for key in wanted}
-        for keys in (same, wanted):  # one that is asked in another way is begun anew
+        for keys in (same, wanted):  # an engine with other query settings is started again
             self._thread.follow({key: functools.partial(make_engine, key, contexts[key]) for key in keys})
 
     def wait(self, timeout_s: float) -> None:
@@ -68,7 +68,7 @@ class Engines:
             self._news.clear()
 
     def take_news(self) -> bool:
-        """Whether an engine has said something new since the last call."""
+        """Return whether an engine has sent news since the last call."""
         if not self._news.is_set():
             return False
         self._news.clear()
@@ -78,14 +78,15 @@ class Engines:
         return any(view.is_up for view in self._find_views(found).values())
 
     def ask(self, found: FoundJob) -> None:
-        """Ask the engine of a job again, since its limit was changed."""
+        """Query a job's engine again, since the job's limit was changed."""
         if self._thread is not None and found.engine is not None:
             self._thread.nudge(self._find_views(found))
 
     def wait_for_orders(self, jobs: Iterable[FoundJob], timeout_s: float) -> bool:
-        """Have the engines of these jobs asked again, those that answer and tell orders, and wait until they have
-        answered or refused: one may have ordered something since it was asked. Whether there is any such engine: its
-        views have to be looked at then."""
+        """Query those engines of these jobs again that are up and report requests, and wait for their answers.
+
+        One may have changed a request since the last query. Return whether there is such an engine: its views must
+        be read then."""
         since_s = time.monotonic()
         telling = (found for found in jobs if found.engine is not None and found.engine.tells_order)
         keys = {key for found in telling for key in self._find_views(found)}
@@ -95,12 +96,12 @@ class Engines:
             left_s = since_s + timeout_s - time.monotonic()
             if left_s <= 0.0:
                 break
-            self._news.wait(min(left_s, ANSWER_LOOK_S))  # an answer that is the same as before is no news
+            self._news.wait(min(left_s, ANSWER_LOOK_S))  # an answer without changes is no news
             self._news.clear()
         return bool(keys)
 
     def ask_for_names(self, kinds: set[str]) -> None:
-        """Ask engines of these ``kinds`` again, at most once in ASK_NAMES_S: there may be jobs to name."""
+        """Query engines of these ``kinds`` again, at most once in ASK_NAMES_S: there may be jobs to name."""
         keys = [key for key in self._sources if key[0] in kinds]
         if keys and self._thread is not None and time.monotonic() >= self._names_at_s:
             self._names_at_s = time.monotonic() + ASK_NAMES_S
@@ -110,7 +111,7 @@ class Engines:
         return {key: view for key in self._sources if (view := self.views.get(key)) and found.path in view.jobs}
 
     def describe(self) -> tuple[EngineAnswer, ...]:
-        """Each engine for people and metrics; one that has not answered yet is away."""
+        """Describe each engine for people and metrics; one that has not answered yet counts as down."""
         found = ((key, self.views.get(key)) for key in self._sources)
         return tuple(
             EngineAnswer(*key, problem="no answer yet")
@@ -122,14 +123,12 @@ class Engines:
         )
 
     def list_problems(self) -> list[str]:
-        """Sentences about engines that do not answer, or say what cannot be."""
+        """Return sentences about engines that do not answer or that report something impossible."""
         found = []
         for key in self._sources:
             view = self.views.get(key)
             if view is not None and view.problem:
-                found.append(
-                    f"{view.problem}; what it last said is kept, jobs that it did not name stay in shadow mode"
-                )
+                found.append(f"{view.problem}; its last answer is kept; jobs that it has not named stay in shadow mode")
             found += [] if view is None else view.notes
         return found
 
@@ -141,7 +140,7 @@ class Engines:
 def ask_once(
     sources: Iterable[Source], hierarchies: Hierarchies, node_id: str, timeout_s: float
 ) -> dict[Key, EngineView]:
-    """The answers of these sources' engines now, for a command; each has ``timeout_s`` for it."""
+    """Return the present answers of these sources' engines, for a command; each may take ``timeout_s``."""
     wanted = {key: source for key, source in _choose_sources(sources).items() if key[0] in ENGINES}
     if not wanted:
         return {}
@@ -152,7 +151,7 @@ def ask_once(
 
 
 def _choose_sources(sources: Iterable[Source]) -> dict[Key, Source]:
-    """Each engine that is to be asked, with the first source that names it."""
+    """Return each engine to query, with the first source that names it."""
     wanted: dict[Key, Source] = {}
     for source in sources:
         for key in list_engines(source) if source.is_engine else ():
@@ -165,7 +164,7 @@ def _ask_alike(one: Source, other: Source) -> bool:
 
 
 class EngineContext(NamedTuple):
-    """The arguments of an engine's client besides its socket."""
+    """Arguments of an engine's client besides its socket."""
 
     hierarchies: Hierarchies
     source: Source
@@ -201,7 +200,7 @@ def _make_kubernetes(socket: str, context: EngineContext) -> Engine:
     return KubeletEngine(socket, access, find_cgroups)
 
 
-def _make_slurm(socket: str, context: EngineContext) -> Engine:  # noqa: ARG001 - all factories are called alike
+def _make_slurm(socket: str, context: EngineContext) -> Engine:  # noqa: ARG001 - all factories have the same signature
     from cpumond.host.engine.slurm import SlurmEngine
 
     return SlurmEngine(context.hierarchies, PLACES["slurm"])

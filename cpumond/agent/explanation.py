@@ -1,6 +1,6 @@
-"""Why a job's limit is what it is, in sentences: the words of ``cpumond explain``, at the scheduler and on all pages.
+"""Explain in sentences why a job has its limit: the texts of ``cpumond explain``, at the scheduler and on all pages.
 
-Pure but for the time zone: times are the host's, and say of which zone, as they are read elsewhere, too.
+Pure but for the time zone: times are those of the host and name their zone, since readers may be elsewhere.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from cpumond.core.words import count, show_cores, show_left, show_measured, show
 from cpumond.monitor.model import MonitorSettings
 
 KIND_REASONS: Final = {
-    "foreign-raise": "somebody else raised it",
-    "foreign-lower": "somebody else lowered it",
-    "order": "its engine ordered that",
-    "reapply": "brought to what is meant: another write, a reload or a restart had left something else",
-    "adopt": "found as an earlier run of the agent left it",
+    "foreign-raise": "another program raised it",
+    "foreign-lower": "another program lowered it",
+    "order": "its engine set it",
+    "reapply": "written again: another write, a reload or a restart had left another limit",
+    "adopt": "adopted as an earlier run of the agent left it",
     "pin": "pinned by an operator",
     "mode": "its mode changed",
 }
 
 
 def add_sentences(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> ExplainAnswer:
-    """The answer with all that is said of it in words.
+    """Add all sentences to an explanation.
 
-    ``s`` the options that ``e`` follows from; ``unpin`` the command that, followed by the job's name, gives the job
-    back to the monitor.
+    ``s`` are the options behind ``e``. ``unpin`` is the command that, followed by the job's name, returns the job to
+    the monitor.
     """
     return msgspec.structs.replace(
         e,
@@ -42,32 +42,32 @@ def add_sentences(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> ExplainAn
 
 
 def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
-    """One or two sentences: why the limit is what it is."""
+    """Explain the present limit in one or two sentences."""
     name, limit = e.job_id, show_cores(e.current_cpu_limit)
     noun = "limit" if s.is_ceiling else "job guarantee"
-    stands = f"The {noun} of {name} is {limit} of {show_cores(e.cpu_limit)} ordered cores"
+    stands = f"The {noun} of {name} is {limit} of {show_cores(e.cpu_limit)} requested cores"
     if e.refused:
         return f"{stands}: nothing is ever written to its cgroup, because {e.refused}."
     if e.status == "contested":
         return (
-            f"{stands}, as another program left it: that one changed the limit back {e.contested_losses} times, so the "
-            f"agent writes no more. End the other program's writes, then `{unpin} {name}`."
+            f"{stands}, as another program left it: it changed the limit back {e.contested_losses} times, so the "
+            f"agent no longer writes it. Stop the other program's writes, then `{unpin} {name}`."
         )
     if e.override_left_s is not None:
-        who = f"{e.override_by} ordered it" if e.override_by else "somebody else set it"
+        who = f"{e.override_by} set it" if e.override_by else "another program set it"
         return (
-            f"{stands}: {who}, which is respected for {show_left(e.override_left_s)} more. "
-            f"`{unpin} {name}` gives it back to the monitor now."
+            f"{stands}: {who}, which is respected for another {show_left(e.override_left_s)}. "
+            f"`{unpin} {name}` returns it to the monitor now."
         )
     if e.pinned_cpu_limit is not None:
         until = f"until `{unpin} {name}`" if e.pinned_until is None else f"until {show_time(e.pinned_until)}"
         return f"{stands}: an operator pinned it {until}."
     if e.mode == "off":
-        return f"{stands}: its mode is off, it is neither measured nor changed."
+        return f"{stands}: its mode is off, so it is neither measured nor changed."
     if e.unlimited:
         return (
-            f"{name} ordered no CPU limit from {e.engine}, so nothing is written: without one there is nothing to "
-            f'reclaim. Give it a limit there, or let unlimited = "host" of its source count the CPUs of this host.'
+            f"{name} requested no CPU limit from {e.engine}, so nothing is written: there is no limit to "
+            f'reclaim from. Give it one there, or set unlimited = "host" in its source to count the CPUs of this host.'
         )
     if e.engine and not e.labels and e.mode == "shadow":
         return f"{stands}: {e.engine} has not named it, so nothing is written; see the problems of `cpumond status`."
@@ -77,32 +77,32 @@ def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
             f"{stands}: {why}, so nothing is written. In mode reclaim it would be "
             f"{show_cores(e.monitor_cpu_limit)} now{_describe_shadow(e, s)}"
         )
-    paused = " Writes are paused, so it stays there." if e.paused else ""
+    paused = " Writes are paused, so it stays as it is." if e.paused else ""
     if e.peak is not None and e.bounds.floor < e.bounds.cap:
         if e.start_left_s > 0:
-            return f"{stands}: it is not measured before start_delay is over, in {show_left(e.start_left_s)}.{paused}"
-        whole = ", all it may have" if e.current_cpu_limit >= e.bounds.cap else ""
+            return f"{stands}: it is measured after start_delay, in {show_left(e.start_left_s)}.{paused}"
+        whole = ", its maximum" if e.current_cpu_limit >= e.bounds.cap else ""
         return f"{stands}{whole}: {e.peak.because}{_describe_cap(e) if whole else ''}{paused}"
     if e.current_cpu_limit < e.bounds.cap:
         floor = f" This is its floor ({_floor_reason(e, s)})." if e.current_cpu_limit <= e.bounds.floor else ""
         return f"{stands}{_because(e)}.{_last_step(e, s)}{floor}{paused}"
     held = _describe_cap(e)
     if e.bounds.floor >= e.bounds.cap:
-        floor = f"its floor is as high ({_floor_reason(e, s)})"
-        return f"{stands}, all it may have, and never goes below: {floor}.{held}{paused}"
-    return f"{stands}, all it may have{_last_step(e, s) or ': it was not lowered so far.'}{held}{paused}"
+        floor = f"its floor is equally high ({_floor_reason(e, s)})"
+        return f"{stands}, its maximum, and never less: {floor}.{held}{paused}"
+    return f"{stands}, its maximum{_last_step(e, s) or ': it has not been lowered so far.'}{held}{paused}"
 
 
 def _because(e: ExplainAnswer) -> str:
     if e.smoothed_cpu_usage is None:
         return ""
-    return f", because it lately used about {show_cores(e.smoothed_cpu_usage)} (smoothed)"
+    return f", because its recent usage is about {show_cores(e.smoothed_cpu_usage)} (smoothed)"
 
 
 def _describe_shadow(e: ExplainAnswer, s: MonitorSettings) -> str:
-    """Why the monitor would have the limit where it is, as the end of a sentence; and its floor, if it is that."""
+    """Explain the monitor's limit as the end of a sentence; and its floor, if the limit is there."""
     if e.bounds.floor >= e.bounds.cap:
-        return f" and never less: its floor is as high ({_floor_reason(e, s)})."
+        return f" and never less: its floor is equally high ({_floor_reason(e, s)})."
     if e.peak is not None:
         return f": {e.peak.because}"
     floor = f" This is its floor ({_floor_reason(e, s)})." if e.monitor_cpu_limit <= e.bounds.floor else ""
@@ -110,7 +110,7 @@ def _describe_shadow(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 
 def _last_step(e: ExplainAnswer, s: MonitorSettings) -> str:
-    """A sentence about the newest change that was written, with a space before it; "" when there was none."""
+    """Return a sentence about the newest written change, with a space before it; "" if there was none."""
     step = next((decision for decision in reversed(e.decisions) if decision.result == "applied"), None)
     if step is None:
         return ""
@@ -120,21 +120,21 @@ def _last_step(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 
 def _explain_step(step: DecisionAnswer, e: ExplainAnswer, s: MonitorSettings) -> str:
-    """Why the newest change was made, for a reader who does not know about votes."""
-    votes = f"(votes {show_votes(step.votes_sum)}, more than {e.window.threshold} are needed)"
+    """Explain the newest change to a reader who does not know about votes."""
+    votes = f"(votes {show_votes(step.votes_sum)}; more than {e.window.threshold} are needed)"
     if step.kind == "shrink":
-        return f"use stayed below {s.relative_lower_bound:g} of the limit {votes}"
+        return f"usage stayed below {s.relative_lower_bound:g} of the limit {votes}"
     if step.kind == "grow":
-        return f"use stayed above {s.relative_upper_bound:g} of the limit {votes}"
+        return f"usage stayed above {s.relative_upper_bound:g} of the limit {votes}"
     return _describe_reason(step)
 
 
 def _describe_cap(e: ExplainAnswer) -> str:
-    """The reason for a limit below the order, with a space before it; "" without one."""
+    """Explain a limit below the request, with a space before it; "" if there is no such reason."""
     b = e.bounds
     if b.cap >= e.cpu_limit:
         return ""
-    what = "What it ordered"
+    what = "Its request"
     if b.ancestor_cap is not None and b.ancestor_cap <= b.cap:
         what = f"The quota of {b.ancestor or '/'} above it, {count_cores(b.ancestor_cap)},"
     elif b.quota_found is not None and b.quota_found <= b.cap:
@@ -150,7 +150,7 @@ def _floor_reason(e: ExplainAnswer, s: MonitorSettings) -> str:
     }
     reason, cores = max(reasons.items(), key=lambda item: item[1])
     if s.headroom_ratio and e.bounds.floor > min(cores, cap):
-        return f"headroom_ratio = {s.headroom_ratio:g} above the use of the window"
+        return f"headroom_ratio = {s.headroom_ratio:g} above the usage of the window"
     return reason
 
 
@@ -160,18 +160,18 @@ def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
     above = "none" if b.ancestor_cap is None else f"{show_cores(b.ancestor_cap)}, of {b.ancestor or '/'}"
     ordered = ", taken from its cgroup" if e.cpu_limit_given is None else ""
     ordered = f", as {e.engine} says" if e.engine and ordered == "" else ordered
-    order = "no limit ordered" if e.unlimited else f"{count_cores(e.cpu_limit)}{ordered}"
+    order = "no limit requested" if e.unlimited else f"{count_cores(e.cpu_limit)}{ordered}"
     use, smoothed = show_measured(e.usage), show_measured(e.smoothed_cpu_usage)
     facts = {
         "job": f"{e.job_id}, operation {e.operation_id or '-'}, {_describe_source(e)}",
         "cgroup": e.directory or e.cgroup,
         "ordered": order,
-        "cap": f"{count_cores(b.cap)}: least of the order, the quota found ({found}), the least above ({above})",
+        "cap": f"{count_cores(b.cap)}: least of its request, the quota found ({found}), the quotas above ({above})",
         "floor": f"{count_cores(b.floor)}: {_floor_reason(e, s)}",
         "mode": _describe_mode(e),
         "in force": f"{_describe_quota(e.in_force)}; found: {_describe_quota(e.found)}",
-        "use": f"{use} cores in the last check, smoothed {smoothed}, {e.throttled_ratio:.0%} of the periods throttled",
-        "pressure": "not known (no PSI for this cgroup)",
+        "use": f"{use} cores in the last check, {smoothed} smoothed, {e.throttled_ratio:.0%} of the periods throttled",
+        "pressure": "unknown (no PSI for this cgroup)",
     }
     if (psi := e.pressure) is not None:
         ratios = f"{psi.some_10s_ratio:.1%} of the last 10 s, {psi.some_60s_ratio:.1%} of the last 60 s"
@@ -185,28 +185,28 @@ def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
         facts["labels"] = ", ".join(f"{name} {text}" for name, text in e.labels.items())
     facts["last write"] = _describe_write(e)
     if e.actuator == "weight":
-        facts["actuator"] = "weight: it follows the job guarantee, a share for when CPU is short; it never throttles"
+        facts["actuator"] = "weight: it follows the job guarantee, its share when CPU is short; it never throttles"
     elif e.actuator == "guarantee":
         facts["actuator"] = "guarantee: nothing is written to its cgroup; it may use more while CPU is free"
     if e.notes:
         facts["held by"] = "; ".join(e.notes)
     if (a := e.aggregated) is not None:
         facts["so far"] = (
-            f"core-seconds: {a.max_cpu_s:.0f} ordered, {a.smoothed_cpu_s:.0f} used (smoothed), "
+            f"core-seconds: {a.max_cpu_s:.0f} requested, {a.smoothed_cpu_s:.0f} used (smoothed), "
             f"{a.preempted_cpu_s:.0f} reclaimed"
         )
         if e.fast_restores:
-            facts["so far"] += f"; the full limit given back at once {e.fast_restores} x"
+            facts["so far"] += f"; the full limit restored at once {e.fast_restores} x"
         if a.throttled_cpu_s:
             facts["so far"] += (
-                f"; its threads were held back for {a.throttled_cpu_s:.1f} s, {a.late_cpu_s:.1f} s of it while its "
+                f"; its threads were throttled for {a.throttled_cpu_s:.1f} s, {a.late_cpu_s:.1f} s of it while its "
                 "limit was lowered"
             )
     return facts
 
 
 def _describe_budget(p: PeakAnswer) -> str:
-    """The number of times that a lowered limit held the job back, against the budget for it."""
+    """Describe how often a lowered limit held the job back, against the budget for it."""
     times = count(p.held_count, "time")
     return (
         f"{times}, {format_span(p.held_s)} of {format_span(p.watched_s)} watched = {100 * p.held_ratio:.2f} %, "
@@ -215,7 +215,7 @@ def _describe_budget(p: PeakAnswer) -> str:
 
 
 def _describe_source(e: ExplainAnswer) -> str:
-    if e.source.startswith("ordered by the scheduler"):
+    if e.source.startswith("started by the scheduler"):
         return e.source
     return f"from source {e.source}" if e.source else "added by `cpumond job add`"
 
@@ -225,7 +225,7 @@ def _describe_mode(e: ExplainAnswer) -> str:
     if e.xattr_mode is not None:
         words.append(f"xattr user.cpumond.mode asks for {e.xattr_mode}")
     if e.told_level:
-        words.append(f"the scheduler lets this host do {e.told_level} at most (may_set_mode)")
+        words.append(f"the scheduler allows at most {e.told_level} on this host (may_set_mode)")
     if e.refused:
         words.append(f"refused: {e.refused}")
     if e.paused:
@@ -235,7 +235,7 @@ def _describe_mode(e: ExplainAnswer) -> str:
     elif e.status not in (e.mode, "refused"):
         words.append(e.status)
     if e.contested_losses:
-        words.append(f"limit lowered by somebody else {e.contested_losses} x")
+        words.append(f"limit lowered by another program {e.contested_losses} x")
     return ", ".join(words)
 
 
@@ -259,13 +259,13 @@ def _describe_write(e: ExplainAnswer) -> str:
 def _describe_votes(e: ExplainAnswer, s: MonitorSettings) -> str:
     limit, low, high = (show_cores(each) for each in (e.monitor_cpu_limit, e.bounds.lower_bound, e.bounds.upper_bound))
     return (
-        f"votes against the limit of {limit}: -1 below {s.relative_lower_bound:g} x {limit} = {low}, "
+        f"votes compare with the limit of {limit}: -1 below {s.relative_lower_bound:g} x {limit} = {low}, "
         f"+1 above {s.relative_upper_bound:g} x {limit} = {high}"
     )
 
 
 def _describe_next(e: ExplainAnswer, s: MonitorSettings) -> str:
-    """The effect of the next check if its vote is like the others: the sum, the threshold, and the step."""
+    """Describe the next check if its vote is like the others: the sum, the threshold, and the step."""
     b, w = e.bounds, e.window
     if e.mode == "off":
         return "none in mode off"
@@ -277,7 +277,7 @@ def _describe_next(e: ExplainAnswer, s: MonitorSettings) -> str:
     if s.vote_mode == "ytsaurus" and size == w.size - 1:
         return _describe_last_vote(e, s, total)
     if size < w.size:
-        return f"decides when the window has {w.size} votes; now {size}, sum {show_votes(total)}"
+        return f"decides once the window has {w.size} votes; now {size}, sum {show_votes(total)}"
     low, high = w.votes.count(-1), w.votes.count(1)
     shown = show_cores(limit)
     below = f"{low} of {size} below {s.relative_lower_bound:g} x {shown} = {count_cores(b.lower_bound)}"
@@ -292,7 +292,7 @@ def _describe_next(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 
 def _describe_last_vote(e: ExplainAnswer, s: MonitorSettings, total: int) -> str:
-    """Vote mode ytsaurus keeps one vote less than it needs between two checks."""
+    """Describe the next vote: between two checks, vote mode ytsaurus keeps one vote less than it needs."""
     threshold = e.window.threshold
     needs = f"needs |sum| > {threshold}, has {show_votes(total)} and one vote to come"
     if total - 1 < -threshold:
@@ -319,13 +319,13 @@ def _describe_shrink(e: ExplainAnswer, s: MonitorSettings) -> str:
     if s.direction == "up-only" or e.mode == "up-only":
         return f"would shrink, but its {'direction' if s.direction == 'up-only' else 'mode'} is up-only"
     if e.held_s > 0:
-        return f"would shrink, but restore_hold or startup_boost keep it for {show_left(e.held_s)} more"
+        return f"would shrink, but restore_hold or startup_boost keeps it for another {show_left(e.held_s)}"
     to = show_cores(max(limit * s.decrease_coefficient, floor))
     return f"shrink to {to} (x {s.decrease_coefficient:g})" + _describe_hindrance(e)
 
 
 def _describe_hindrance(e: ExplainAnswer) -> str:
-    """Why a step is not written even when it is decided."""
+    """Explain why a decided step is not written."""
     if e.status in ("refused", "contested", "overridden", "pinned"):
         return f", not written: it is {e.status}"
     if e.mode == "shadow":
@@ -335,14 +335,14 @@ def _describe_hindrance(e: ExplainAnswer) -> str:
 
 def _describe_reason(decision: DecisionAnswer) -> str:
     if decision.kind == "grow" and decision.by_look:
-        return f"use {show_measured(decision.usage_cores)} above the limit, before it held the job back"
+        return f"usage {show_measured(decision.usage_cores)} above the limit, before it held the job back"
     if decision.kind in ("grow", "shrink") and decision.votes_sum is None:
-        high = "its highest use of late asks for more" if decision.kind == "grow" else "its highest use of late fades"
-        return f"{high}, use {show_measured(decision.usage_cores)}"
+        high = "its recent maximum needs more" if decision.kind == "grow" else "its recent maximum fades"
+        return f"{high}, usage {show_measured(decision.usage_cores)}"
     if decision.kind in ("grow", "shrink"):
         votes = show_votes(decision.votes_sum)
         usage, smoothed = show_measured(decision.usage_cores), show_measured(decision.smoothed_cores)
-        return f"votes {votes}, use {usage}, smoothed {smoothed}"
+        return f"votes {votes}, usage {usage}, smoothed {smoothed}"
     if decision.kind == "restore":
         signs = []
         if decision.throttled_ratio:
@@ -350,7 +350,7 @@ def _describe_reason(decision: DecisionAnswer) -> str:
         if decision.pressure_ratio:
             signs.append(f"some task waited for CPU {decision.pressure_ratio:.0%} of the time")
         if not signs:
-            signs.append(f"use {show_measured(decision.usage_cores)} above the limit")
+            signs.append(f"usage {show_measured(decision.usage_cores)} above the limit")
         looked = " at a look between two checks" if decision.by_look else ""
-        return f"{', '.join(signs)}{looked}, so all was given back at once"
+        return f"{', '.join(signs)}{looked}, so the full request was restored at once"
     return KIND_REASONS.get(decision.kind, decision.kind)

@@ -1,7 +1,7 @@
 """Prometheus metrics from the newest snapshot; the text is made once per tick and kept.
 
-Families of fixed size go through prometheus_client as a collector. The series of jobs and operations, thousands of
-them, are written here in the same text format: the library's writer needs 8 us for each, this one less than 1 us.
+Families of fixed size go through prometheus_client as a collector. The thousands of series of jobs and operations are
+written here in the same text format: the library's writer needs 8 us for each, this one less than 1 us.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from cpumond.monitor.peak import find_half_life_s
 JobValue = Callable[[TrackedView], float | None]
 
 JOB_GAUGES: dict[str, tuple[str, JobValue]] = {
-    "cpumond_job_cpu_limit_cores": ("CPU the job ordered.", lambda job: job.ordered_cores),
-    "cpumond_job_current_cpu_limit_cores": ("CPU limit of the job now.", lambda job: job.current_cores),
+    "cpumond_job_cpu_limit_cores": ("CPU requested by the job.", lambda job: job.ordered_cores),
+    "cpumond_job_current_cpu_limit_cores": ("Current CPU limit of the job.", lambda job: job.current_cores),
     "cpumond_job_monitor_cpu_limit_cores": (
-        "Limit the monitor would set, also in shadow mode.",
+        "Limit that the monitor would set, also in shadow mode.",
         lambda job: job.state.limit_cores,
     ),
     "cpumond_job_cpu_usage_cores": (
         "CPU used in the last check.",
         lambda job: job.decision.usage_cores if job.decision else None,
     ),
-    "cpumond_job_smoothed_cpu_usage_cores": ("Smoothed CPU use.", lambda job: job.state.smoothed_cores),
+    "cpumond_job_smoothed_cpu_usage_cores": ("Smoothed CPU usage.", lambda job: job.state.smoothed_cores),
     "cpumond_job_throttled_ratio": (
         "Share of throttled enforcement periods in the last check.",
         lambda job: job.decision.throttled_ratio if job.decision else None,
     ),
 }
-# A counter without a base is left out, not 0: Prometheus would take that for a restart and count the whole value again.
+# A counter without a base is left out, not 0: Prometheus would take 0 for a restart and count the whole value again.
 JOB_COUNTERS: dict[str, tuple[str, JobValue]] = {
     "cpumond_job_cpu_seconds_total": (
         "CPU time of the job's cgroup.",
@@ -67,81 +67,87 @@ JOB_COUNTERS: dict[str, tuple[str, JobValue]] = {
         lambda job: job.state.base.throttled_s if job.state.base else None,
     ),
     "cpumond_job_late_cpu_seconds_total": (
-        "Time the job was throttled while cpumond held its limit down, summed over CPUs.",
+        "Time the job was throttled while cpumond had lowered its limit, summed over CPUs.",
         lambda job: job.late_cpu_s,
     ),
     "cpumond_job_aggregated_smoothed_cpu_seconds_total": (
-        "Smoothed use, summed over time.",
+        "Smoothed usage, summed over time.",
         lambda job: job.state.smoothed_cpu_s,
     ),
     "cpumond_job_aggregated_max_cpu_seconds_total": (
-        "Ordered CPU, summed over time.",
+        "Requested CPU, summed over time.",
         lambda job: job.state.max_cpu_s,
     ),
     "cpumond_job_aggregated_preemptible_cpu_seconds_total": (
-        "Ordered less the monitor's limit, summed over time.",
+        "Requested CPU minus the monitor's limit, summed over time.",
         lambda job: job.state.preemptible_cpu_s,
     ),
 }
 PEAK_GAUGES: dict[str, tuple[str, JobValue]] = {
     "cpumond_job_peak_cores": (
-        "Highest CPU use of late, fading; with the reserve it is the limit of rule peak.",
+        "Recent maximum of CPU usage, fading; with the reserve it is the limit of rule peak.",
         lambda job: job.state.peak_cores,
     ),
     "cpumond_job_peak_half_life_seconds": (
-        "Time in which that fades to its half; longer the more often a lowered limit held the job back.",
+        "Half-life of the peak; longer the more often a lowered limit held the job back.",
         lambda job: find_half_life_s(job.state, job.settings),
     ),
     "cpumond_job_throttle_budget_ratio": (
-        "Share of its time that rule peak may hold the job back.",
+        "Share of its time for which rule peak may hold the job back.",
         lambda job: job.settings.throttle_budget,
     ),
 }
 PEAK_COUNTERS: dict[str, tuple[str, JobValue]] = {
     "cpumond_job_held_back_total": (
-        "Times that a lowered limit held the job back and all was given back at once.",
+        "Times that a lowered limit held the job back and the full request was restored at once.",
         lambda job: job.state.held.count,
     ),
     "cpumond_job_held_back_seconds_total": (
         "Enforcement periods in which a lowered limit held the job back.",
         lambda job: job.state.held.held_s,
     ),
-    "cpumond_job_watched_seconds_total": ("Time that rule peak follows the job.", lambda job: job.state.watched_s),
+    "cpumond_job_watched_seconds_total": (
+        "Time for which rule peak has followed the job.",
+        lambda job: job.state.watched_s,
+    ),
 }
-"""Of jobs under rule ``peak`` alone: held back over watched seconds is what ``throttle_budget`` bounds."""
+"""Counters of jobs under rule ``peak``: ``throttle_budget`` bounds held-back seconds divided by watched seconds."""
 SUMS: dict[str, tuple[str, Callable[[TrackedView], float]]] = {
-    "cpu_limit_cores": ("CPU ordered by {jobs}.", lambda job: 0.0 if job.unlimited else job.ordered_cores),
+    "cpu_limit_cores": ("CPU requested by {jobs}.", lambda job: 0.0 if job.unlimited else job.ordered_cores),
     "current_cpu_limit_cores": (
-        "CPU that {jobs} are guaranteed; under quotas that follow it, their limits in force.",
+        "CPU guaranteed to {jobs}; with quotas that follow it, their limits in force.",
         lambda job: 0.0 if job.unlimited else job.current_cores,
     ),
     "reclaimed_cores": (
-        "CPU ordered less CPU guaranteed of {jobs}.",
+        "CPU requested by {jobs} minus CPU guaranteed to them.",
         lambda job: max(job.ordered_cores - job.current_cores, 0.0),
     ),
-    "ceiling_cores": ("Quotas of {jobs}, of those that have one.", lambda job: job.ceiling_cores or 0.0),
+    "ceiling_cores": ("Sum of the quotas of {jobs} that have one.", lambda job: job.ceiling_cores or 0.0),
     "cpu_usage_cores": (
         "CPU that {jobs} used in their last check.",
         lambda job: (job.decision.usage_cores or 0.0) if job.decision else 0.0,
     ),
-    "smoothed_cpu_usage_cores": ("Smoothed CPU use of {jobs}.", lambda job: job.state.smoothed_cores or 0.0),
+    "smoothed_cpu_usage_cores": ("Smoothed CPU usage of {jobs}.", lambda job: job.state.smoothed_cores or 0.0),
     "jobs": ("Number of {jobs}.", lambda _: 1.0),
     "throttled_jobs": (
-        "Those of {jobs} that were throttled in their last check while cpumond held their limit down.",
+        "Number of {jobs} throttled in their last check while cpumond had lowered their limit.",
         lambda job: float(is_throttled_by_us(job)),
     ),
 }
 TICK_COUNTERS = {
     "late_ticks": ("cpumond_late_ticks", "Ticks that began more than one period late."),
-    "rebaselines": ("cpumond_rebaselines", "Intervals thrown away after a late tick or a suspend."),
-    "restores": ("cpumond_fast_restores", "Limits given back at once because of throttling or pressure."),
-    "failed_restores": ("cpumond_fast_restores_failed", "Attempts at that which the kernel or the disk refused."),
+    "rebaselines": ("cpumond_rebaselines", "Intervals discarded after a late tick or a suspend."),
+    "restores": ("cpumond_fast_restores", "Limits restored at once because of throttling or pressure."),
+    "failed_restores": (
+        "cpumond_fast_restores_failed",
+        "Attempts to restore a limit at once that the kernel or the disk refused.",
+    ),
     "writes": ("cpumond_cgroup_writes", "Writes to cgroup files."),
     "write_errors": ("cpumond_write_errors", "Limits that could not be written."),
     "errors": ("cpumond_errors", "Errors of jobs, files and ticks."),
-    "jobs_gone": ("cpumond_jobs_gone", "Jobs whose cgroup went away."),
-    "lost_files": ("cpumond_lost_files", "Files of the agent's own that somebody removed, written anew."),
-    "shed_checks": ("cpumond_shed_checks", "Checks left out because the agent was over its CPU budget."),
+    "jobs_gone": ("cpumond_jobs_gone", "Jobs whose cgroup disappeared."),
+    "lost_files": ("cpumond_lost_files", "The agent's own files that were removed and written again."),
+    "shed_checks": ("cpumond_shed_checks", "Checks skipped because the agent was over its CPU budget."),
 }
 MODES_AND_STATES = ("off", "shadow", "up-only", "reclaim", "pinned", "overridden", "contested", "refused")
 HELD_STATES = frozenset({"reclaim", "up-only", "pinned"})
@@ -149,14 +155,16 @@ OTHERS = "(others)"
 
 
 def is_throttled_by_us(job: TrackedView) -> bool:
-    """Whether the job was throttled in its last check, and at a limit lower than it would have without the agent."""
+    """Return whether the job was throttled in its last check at a limit that the agent had lowered."""
     throttled = job.decision is not None and job.decision.throttled_ratio > 0.0
     return throttled and job.current_cores < job.state.hard_cores and job.status in HELD_STATES
 
 
 def sum_offered(jobs: Iterable[TrackedView], capacity_cores: float) -> float:
-    """What may be given to others on the node, in cores, >= 0: what its jobs ordered and may not use now, at most what
-    their limits in force, and the use of those without, leave of the node. Jobs that run on it do not count."""
+    """Return the cores that the node may offer to others, >= 0.
+
+    They are the requests of its jobs minus their current limits, at most the rest of the node beside these limits and
+    the usage of jobs without one. Jobs on reclaimed CPU do not count."""
     own = [job for job in jobs if RECLAIMED_LABEL not in job.labels]
     freed = sum(max(job.ordered_cores - job.current_cores, 0.0) for job in own if not job.counts_use)
     held = sum(job.state.smoothed_cores or 0.0 if job.counts_use else job.current_cores for job in own)
@@ -164,14 +172,14 @@ def sum_offered(jobs: Iterable[TrackedView], capacity_cores: float) -> float:
 
 
 def sum_unused(jobs: Iterable[TrackedView], capacity_cores: float) -> float:
-    """What the node's jobs did not use in their last checks, in cores, >= 0. Jobs that run on reclaimed CPU do not
-    count, nor does a job that was not measured yet."""
+    """Return the cores that the node's jobs did not use in their last checks, >= 0. Jobs on reclaimed CPU and jobs
+    without a measurement do not count."""
     used = (job.decision and job.decision.usage_cores for job in jobs if RECLAIMED_LABEL not in job.labels)
     return max(capacity_cores - sum(cores or 0.0 for cores in used), 0.0)
 
 
 def choose_jobs(jobs: Sequence[TrackedView], settings: Metrics) -> list[TrackedView]:
-    """The jobs that get series of their own: none, the first ``max_jobs``, or those with most CPU reclaimed."""
+    """Return the jobs that get their own series: none, the first ``max_jobs``, or those with most CPU reclaimed."""
     if settings.job_series == "off":
         return []
     if settings.job_series == "top":
@@ -180,7 +188,7 @@ def choose_jobs(jobs: Sequence[TrackedView], settings: Metrics) -> list[TrackedV
 
 
 def choose_operations(jobs: Sequence[TrackedView], limit: int) -> dict[str, list[TrackedView]]:
-    """Jobs by operation; the operations beyond ``limit`` are together under "(others)"."""
+    """Group jobs by operation; the operations beyond ``limit`` are together under "(others)"."""
     groups: dict[str, list[TrackedView]] = {}
     for job in jobs:
         name = job.found.operation_id
@@ -192,7 +200,7 @@ def choose_operations(jobs: Sequence[TrackedView], limit: int) -> dict[str, list
 class AgentCollector:
     """A prometheus_client collector over one snapshot (None before the first tick).
 
-    It yields what does not grow with the number of jobs; ``write_series`` has the rest.
+    It yields the metrics whose number does not grow with the jobs; ``write_series`` writes the rest.
     """
 
     snapshot: TickSnapshot | None
@@ -200,7 +208,7 @@ class AgentCollector:
     process: psutil.Process
 
     def collect(self) -> Iterator[Metric]:
-        """The agent's own metrics and the totals of the node."""
+        """Yield the agent's own metrics and the totals of the node."""
         build = InfoMetricFamily("cpumond_build", "Version of cpumond.")
         build.add_metric([], {"version": __version__, "python": sys.version.split()[0]})
         yield build
@@ -216,26 +224,30 @@ class AgentCollector:
             yield GaugeMetricFamily(f"cpumond_node_{name}", text.format(jobs="the node's jobs"), total)
         capacity_cores = self.snapshot.capacity_cores
         yield GaugeMetricFamily("cpumond_node_capacity_cores", "CPU of the node.", capacity_cores)
-        text = "Reclaimed CPU that others may run on, those that do included."
+        text = "Reclaimed CPU available to other jobs, including those that run on it."
         yield GaugeMetricFamily("cpumond_node_offered_cores", text, sum_offered(self.snapshot.jobs, capacity_cores))
-        text = "CPU that jobs did not use in their last checks, but those on reclaimed CPU."
+        text = "CPU that jobs did not use in their last checks, not counting jobs on reclaimed CPU."
         yield GaugeMetricFamily("cpumond_node_unused_cores", text, sum_unused(self.snapshot.jobs, capacity_cores))
         for name, text, seconds in (
-            ("throttled", "Time that jobs were held back by a quota, summed over CPUs.", self.snapshot.throttled_cpu_s),
-            ("late", "The part of it while cpumond held the limit down.", self.snapshot.late_cpu_s),
+            ("throttled", "Time that jobs were throttled by a quota, summed over CPUs.", self.snapshot.throttled_cpu_s),
+            (
+                "late",
+                "Time that jobs were throttled while cpumond had lowered the limit, summed over CPUs.",
+                self.snapshot.late_cpu_s,
+            ),
         ):
             yield CounterMetricFamily(f"cpumond_node_{name}_cpu_seconds", text, value=seconds)
 
 
 def write_pressure(jobs: Sequence[TrackedView], unified_root: str | None, host: str = HOST_PRESSURE) -> str:
-    """The kernel's pressure (PSI) of the host, and of ``jobs`` where the kernel tells that, in Prometheus' text format.
+    """Format the kernel's pressure (PSI) of the host and, if available, of ``jobs`` for Prometheus.
 
-    Read when the text is made: it grows whether the agent looks or not. What the kernel does not tell is left out.
+    It is read when the text is made, because it grows whether or not the agent looks. Unavailable values are left out.
     """
     pieces = []
     seconds = read_pressure_s(host)
     if seconds is not None:
-        text = "Time in which tasks of the host waited for CPU."
+        text = "Time in which some task of the host waited for CPU."
         pieces.append(_family("cpumond_node_cpu_pressure_seconds_total", "counter", text, ['kind="some"'], [seconds]))
     if unified_root is not None and jobs:
         values = [read_pressure_s(os.path.join(unified_root, job.found.path, "cpu.pressure")) for job in jobs]
@@ -254,7 +266,7 @@ def _own_cost(process: psutil.Process) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "cpumond_process_resident_memory_bytes", "Memory of the agent itself.", process.memory_info().rss
     )
-    yield GaugeMetricFamily("cpumond_process_open_fds", "Descriptors of the agent.", process.num_fds())
+    yield GaugeMetricFamily("cpumond_process_open_fds", "Open descriptors of the agent.", process.num_fds())
 
 
 def _label_all(
@@ -275,51 +287,53 @@ def _make_histogram(name: str, text: str, bounds: Sequence[float], counts: Seque
 
 
 def _tick_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
-    yield CounterMetricFamily("cpumond_ticks", "Check periods done.", value=snapshot.tick)
-    yield GaugeMetricFamily("cpumond_last_tick_timestamp_seconds", "When the last tick ended.", snapshot.at)
+    yield CounterMetricFamily("cpumond_ticks", "Check periods completed.", value=snapshot.tick)
+    yield GaugeMetricFamily("cpumond_last_tick_timestamp_seconds", "Time at which the last tick ended.", snapshot.at)
     yield _make_histogram(
-        "cpumond_tick_duration_seconds", "Time a tick took.",
+        "cpumond_tick_duration_seconds", "Duration of ticks.",
         TICK_BUCKETS_S, snapshot.tick_buckets, snapshot.tick_seconds,
     )  # fmt: skip
     for key, (name, text) in TICK_COUNTERS.items():
         yield CounterMetricFamily(name, text, value=snapshot.counters[key])
     counts = collections.Counter(job.status for job in snapshot.jobs)
     states = {state: counts[state] for state in MODES_AND_STATES}
-    foreign, ends = "Limits changed by somebody else.", "Ends of the agent's service as systemd called them."
+    foreign, ends = "Limits changed by another program.", "Ends of the agent's service, by systemd's result."
     yield _label_all(CounterMetricFamily, "cpumond_decisions", "Results of checks.", "kind", snapshot.decisions)
     yield _label_all(CounterMetricFamily, "cpumond_foreign_writes", foreign, "kind", snapshot.foreign_writes)
     yield _label_all(CounterMetricFamily, "cpumond_service_ends", ends, "result", snapshot.service_ends)
     yield _label_all(GaugeMetricFamily, "cpumond_jobs_by_status", "Jobs in each mode or state.", "status", states)
     yield GaugeMetricFamily(
-        "cpumond_problems", "Sentences of `cpumond status` for an operator.", len(snapshot.problems)
+        "cpumond_problems", "Problems shown to an operator by `cpumond status`.", len(snapshot.problems)
     )
-    yield GaugeMetricFamily("cpumond_writes_paused", "1 while the pause file is there.", float(snapshot.paused))
-    text = "Cgroups that a source names and that are no jobs, since no process is in them."
+    yield GaugeMetricFamily("cpumond_writes_paused", "1 while the pause file exists.", float(snapshot.paused))
+    text = "Cgroups named by a source that are not jobs because they contain no process."
     yield GaugeMetricFamily("cpumond_empty_cgroups", text, snapshot.empty_cgroups)
     yield GaugeMetricFamily("cpumond_empty_rescans", "Rescans in a row that found no job.", snapshot.empty_rescans)
-    yield GaugeMetricFamily("cpumond_check_stride", "Every so many ticks a job is looked at.", snapshot.stride)
+    yield GaugeMetricFamily("cpumond_check_stride", "Number of ticks per check of a job.", snapshot.stride)
 
 
 def _scheduler_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
-    """The link to the scheduler and the jobs that it ordered, where there are such."""
+    """Yield metrics of the link to the scheduler and of its jobs, if there are any."""
     link, assigned = snapshot.link, snapshot.assigned
     if link is not None:
         yield GaugeMetricFamily(
             "cpumond_scheduler_registered", "1 while the node is registered.", float(link.registered)
         )
         yield CounterMetricFamily(
-            "cpumond_scheduler_heartbeats", "Heartbeats the scheduler took.", value=link.stats.sent_total
+            "cpumond_scheduler_heartbeats", "Heartbeats that the scheduler accepted.", value=link.stats.sent_total
         )
         yield CounterMetricFamily(
-            "cpumond_scheduler_heartbeats_failed", "Attempts that failed.", value=link.stats.failed_total
+            "cpumond_scheduler_heartbeats_failed",
+            "Attempts to send a heartbeat to the scheduler that failed.",
+            value=link.stats.failed_total,
         )
-        asked = "1 for the address of the scheduler that is asked now."
+        asked = "1 for the address of the scheduler in use."
         yield _label_all(GaugeMetricFamily, "cpumond_scheduler_address", asked, "url", {link.url: 1})
         if link.term is not None:
-            yield GaugeMetricFamily("cpumond_scheduler_term", "Of the scheduler's last answer.", link.term)
+            yield GaugeMetricFamily("cpumond_scheduler_term", "Term of the scheduler's last response.", link.term)
         yield CounterMetricFamily(
             "cpumond_scheduler_terms_refused",
-            "Answers of a scheduler that had lost the lead.",
+            "Responses refused because their scheduler had lost the lead.",
             value=link.terms_refused,
         )
     if assigned is None:
@@ -327,12 +341,16 @@ def _scheduler_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
     ended = {state: assigned.counters[state] for state in ("completed", "failed", "aborted", "lost")}
     running = "Jobs of the scheduler on this node."
     yield _label_all(GaugeMetricFamily, "cpumond_assigned_jobs", running, "state", assigned.states)
-    yield _label_all(CounterMetricFamily, "cpumond_assigned_jobs_ended", "Jobs that ended, by how.", "state", ended)
+    yield _label_all(
+        CounterMetricFamily, "cpumond_assigned_jobs_ended", "Jobs that ended, by final state.", "state", ended
+    )
     yield CounterMetricFamily(
-        "cpumond_overdraft_aborts", "Jobs aborted because the node was overdrawn.", value=assigned.counters["overdraft"]
+        "cpumond_overdraft_aborts",
+        "Jobs aborted because the node was overcommitted.",
+        value=assigned.counters["overdraft"],
     )
     yield _make_histogram(
-        "cpumond_job_start_seconds", "From the heartbeat whose answer ordered a job to its process.",
+        "cpumond_job_start_seconds", "Time from the heartbeat whose response ordered a job to its first process.",
         START_BUCKETS_S, assigned.start_buckets, assigned.start_seconds,
     )  # fmt: skip
     yield GaugeMetricFamily("cpumond_executor_broken", "1 while no job can be started.", float(bool(assigned.problem)))
@@ -360,7 +378,7 @@ def _reporter_metrics(stats: ReporterStats) -> Iterator[Metric]:
 
 
 def write_series(jobs: Sequence[TrackedView], settings: Metrics) -> str:
-    """The sums of the operations and the series of the chosen jobs, in Prometheus' text format."""
+    """Format the sums of operations and the series of the chosen jobs for Prometheus."""
     pieces = [
         *_operation_families(choose_operations(jobs, settings.max_jobs)),
         *_job_families(choose_jobs(jobs, settings)),
@@ -391,7 +409,7 @@ def _job_families(jobs: list[TrackedView]) -> Iterator[str]:
         )
         for label, job in zip(labels, jobs, strict=True)
     ]
-    yield _family("cpumond_job_info", "gauge", "1; the labels say what the job is.", described, [1.0] * len(jobs))
+    yield _family("cpumond_job_info", "gauge", "1; the labels describe the job.", described, [1.0] * len(jobs))
     for kind, families in (("gauge", JOB_GAUGES), ("counter", JOB_COUNTERS)):
         for name, (text, value_of) in families.items():
             yield _family(name, kind, text, labels, map(value_of, jobs))
@@ -405,7 +423,8 @@ def _job_families(jobs: list[TrackedView]) -> Iterator[str]:
 
 
 def _own_labels(job: TrackedView) -> Iterator[str]:
-    """The labels that systemd or an engine gives the job; those of an engine have names that no other label has."""
+    """Yield the labels that systemd or an engine gives the job; an engine's labels have names that no other label
+    has."""
     prefix = ""
     if job.found.engine is None:
         prefix = "unit_"
@@ -416,7 +435,7 @@ def _own_labels(job: TrackedView) -> Iterator[str]:
 
 
 def _family(name: str, kind: str, text: str, labels: Iterable[str], values: Iterable[float | None]) -> str:
-    """One family in the text format; a value that is None is left out. repr is read back exactly by Go's parser."""
+    """Format one family; values of None are left out. Go's parser reads repr of a float back exactly."""
     lines = [
         f"{name}{{{label}}} {float(value)!r}\n"
         for label, value in zip(labels, values, strict=True)
@@ -431,7 +450,7 @@ def _label(name: str, value: str) -> str:
 
 
 class AgentMetrics:
-    """The text format of the newest snapshot, encoded at most once per tick; any thread may ask for it."""
+    """The metrics text of the newest snapshot, encoded at most once per tick; any thread may call it."""
 
     def __init__(
         self,
@@ -463,7 +482,7 @@ class AgentMetrics:
         text = generate_latest(registry)
         if snapshot is None:
             return text
-        # A name that is no valid Unicode is shown with "?" rather than taking all metrics away.
+        # A name that is not valid Unicode is shown with "?", so that it does not make all metrics fail.
         settings = self._read_settings()
         pressure = write_pressure(choose_jobs(snapshot.jobs, settings), self._unified_root)
         return text + (write_series(snapshot.jobs, settings) + pressure).encode("utf-8", "replace")

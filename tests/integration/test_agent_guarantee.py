@@ -60,7 +60,7 @@ def test_it_needs_no_right_to_the_cgroups_and_leaves_no_trace(cgroups, tmp_path)
         load.burn(1.2)
         wait_until(lambda: agent.job("busy")["current_cpu_limit"] == 1.5, "who woke up has all of it")
         explained = agent.request("GET", "/v1/jobs/busy/explain").json()
-        assert explained["why"].startswith("The job guarantee of busy is 1.5 of 1.5 ordered cores")
+        assert explained["why"].startswith("The job guarantee of busy is 1.5 of 1.5 requested cores")
         assert agent.get("/v1/status")["counters"]["writes"] == 0
         agent.process.kill()
         agent.process.wait()

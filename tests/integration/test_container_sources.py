@@ -131,7 +131,7 @@ def test_an_update_of_the_engine_is_the_new_order_at_once(containers, agent, ord
     assert highest.stop() == updated * 100_000
     explained = agent.get("/v1/jobs/web/explain")
     assert explained["status"] == "reclaim", "an order is no override"
-    assert f"of {updated:g} ordered cores" in explained["why"]
+    assert f"of {updated:g} requested cores" in explained["why"]
     assert explained["facts"]["ordered"].startswith(f"{updated:g} cores")
     assert agent.get("/v1/status")["counters"]["foreign_writes"] == {"raise": 0, "lower": 0}
 

@@ -164,9 +164,9 @@ def test_explain_answers_in_the_first_sentence_and_finds_a_job_by_its_cgroup(run
     wait_for_reclaim(agent, "job-1")
     text = run_quietly(agent, "explain", "job-1")
     assert re.match(
-        r"The limit of job-1 is [0-9.]+ of 2 ordered cores, because it lately used about [0-9.]+ \(smoothed\)\. "
-        r"The last change, [0-9.]+ -> [0-9.]+ at [-0-9:]+ [0-9:]+ \S+: use stayed below 0\.6 of the limit "
-        r"\(votes -[45], more than 3 are needed\)\.\n",
+        r"The limit of job-1 is [0-9.]+ of 2 requested cores, because its recent usage is about [0-9.]+ \(smoothed\)\. "
+        r"The last change, [0-9.]+ -> [0-9.]+ at [-0-9:]+ [0-9:]+ \S+: usage stayed below 0\.6 of the limit "
+        r"\(votes -[45]; more than 3 are needed\)\.\n",
         text,
     )
     for word in ("cap", "floor", "in force", "next check: needs |sum| > 3", "relative_lower_bound = 0.6", "shrink"):

@@ -72,7 +72,7 @@ def test_a_job_is_explained_as_its_node_does(loop, job):
     shown = loop.run("operation", "explain", job["operation"], job["id"])
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.startswith(f"The limit of {job['id']} is ")
-    assert "ordered by the scheduler: pool p, task main" in shown.stdout
+    assert "started by the scheduler: pool p, task main" in shown.stdout
     assert "min_cpu_limit = 0.1" in shown.stdout
 
 

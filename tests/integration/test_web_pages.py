@@ -243,7 +243,7 @@ def test_the_job_s_page_shows_limit_bounds_votes_and_decisions(page, site):
 
 def check_explained(page, answer) -> None:
     main = page.locator("main")
-    expect(main.locator(".why-limit")).to_contain_text("is 0.2 of 1 ordered cores")
+    expect(main.locator(".why-limit")).to_contain_text("is 0.2 of 1 requested cores")
     decisions = main.get_by_role("table", name="Decisions about the limit, the newest first")
     shrinks = decisions.get_by_role("row").filter(has_text="shrink")
     assert shrinks.count() == sum(decision["kind"] == "shrink" for decision in answer["decisions"])

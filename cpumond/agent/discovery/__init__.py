@@ -1,4 +1,4 @@
-"""Which cgroups are jobs: the configured sources looked up in the hierarchy of the cpu controller."""
+"""Find the cgroups that are jobs: look up the configured sources in the hierarchy of the cpu controller."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from cpumond.host.engine.model import EngineJob
 class FoundJob(msgspec.Struct, frozen=True):
     """A job as a source describes it.
 
-    ``path`` is its cgroup, relative; ``cpu_limit_cores`` what it ordered, None = from the cgroup itself;
-    ``layer`` options of the job alone; ``source`` None for a job registered at run time; ``engine`` what the engine
-    that runs it says of it, None for all others. ``is_whole``: what is below its cgroup is its own, and has no limits
-    of the agent's. ``is_assigned``: an executor of ours runs it; ``moves_ceiling``: with a quota that may move.
+    ``path`` is its cgroup, relative; ``cpu_limit_cores`` its request, None = from the cgroup itself. ``layer`` holds
+    options of the job alone. ``source`` is None for a job registered at run time; ``engine`` is its engine's
+    description, None without an engine. ``is_whole``: the cgroups below its own are part of it, and the agent sets no
+    limits there. ``is_assigned``: an executor of this agent runs it. ``moves_ceiling``: it has a quota that may move.
     """
 
     job_id: str
@@ -46,9 +46,9 @@ class FoundJob(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct):
-    """Results of one look at all sources: jobs, directories in which children come and go, what was left out and why.
+    """Results of one look at all sources: jobs, directories with changing children, and problems with omitted cgroups.
 
-    ``unnamed``: the kinds of engines that have jobs which they did not name so far.
+    ``unnamed``: kinds of engines that have not named all of their jobs yet.
     """
 
     jobs: list[FoundJob] = []
@@ -65,14 +65,14 @@ SOURCES: Final[dict[str, Callable[[str, str], tuple[list[str], list[str]]]]] = {
 
 
 def find_cgroups(root: str, source: Source) -> tuple[list[str], list[str]]:
-    """The cgroups that a source names and the directories in which others would appear, relative, sorted."""
+    """Return the cgroups of a source and the directories in which others would appear, relative, sorted."""
     if source.kind == "systemd":
         return list_units(root, source.slices, source.pattern or "*")
     return SOURCES[source.kind](root, source.pattern)
 
 
 def concerns(source: Source, path: str) -> bool:
-    """Whether a change at ``path`` (relative) can change what a source finds."""
+    """Return whether a change at ``path`` (relative) can change the result of a source."""
     if source.is_engine:
         return may_hold_engine_jobs(source, path)
     if source.kind == "systemd":
@@ -81,7 +81,7 @@ def concerns(source: Source, path: str) -> bool:
 
 
 def describe_source(source: Source) -> str:
-    """A source in a few words, for people."""
+    """Describe a source in a few words."""
     if source.is_engine:
         return f"{source.kind} {source.pattern}".strip()
     if source.kind != "systemd":
@@ -90,10 +90,9 @@ def describe_source(source: Source) -> str:
 
 
 def list_jobs(sources: list[Source], registered: list[FoundJob], root: str, views: Views | None = None) -> Scan:
-    """All jobs: those registered at run time, then each source in turn; the first one that names a cgroup keeps it.
+    """List all jobs: those registered at run time, then each source in turn; the first source of a cgroup keeps it.
 
-    ``views``: what the engines said last. What lies in the cgroup of an engine's job, or in one that is whole, is a
-    part of that job.
+    ``views``: the last answers of the engines. Cgroups inside an engine's job, or inside a whole job, are part of it.
     """
     scan = Scan(jobs=[], watched=set(), problems=[], unnamed=set())
     taken: set[str] = set()
@@ -116,23 +115,23 @@ def list_jobs(sources: list[Source], registered: list[FoundJob], root: str, view
                 inside += 1
                 continue
             if not path.isprintable():
-                scan.problems.append(f"{path!r}: its name is not readable text; left out")
+                scan.problems.append(f"{path!r}: its name has unprintable characters; ignored")
                 continue
             named = name_job(source, path)
             if named is None:
-                scan.problems.append(f"{path}: id_regex {source.id_regex!r} gives it no id; left out")
+                scan.problems.append(f"{path}: id_regex {source.id_regex!r} gives it no id; ignored")
             else:
                 _take(scan, taken, ids, named)
         if inside:
             scan.problems.append(
-                f"{describe_source(source)}: {inside} of its cgroups lie in jobs of engines, or of sources with "
-                "whole = true, which have a limit as a whole; they are left out"
+                f"{describe_source(source)}: {inside} of its cgroups are inside jobs of engines, or of sources with "
+                "whole = true, which have one limit as a whole; they are ignored"
             )
     return scan
 
 
 def _find_whole(sources: list[Source], found: list[list[str]], engines: Mapping[str, EngineJob]) -> set[str]:
-    """The cgroups that are jobs as a whole, by the first source that names each; none is inside of an engine's job."""
+    """Return the cgroups that are whole jobs, by the first source of each; none is inside of an engine's job."""
     taken: set[str] = set()
     whole: set[str] = set()
     for source, paths in zip(sources, found, strict=True) if any(source.whole for source in sources) else ():
@@ -144,7 +143,7 @@ def _find_whole(sources: list[Source], found: list[list[str]], engines: Mapping[
 
 
 def _list_engine_jobs(scan: Scan, sources: list[Source], root: str, views: Views) -> Mapping[str, EngineJob]:
-    """The jobs of all engines by path, each named by the outermost one."""
+    """Return the jobs of all engines by path, each named by the outermost engine."""
     found: list[EngineJob] = []
     asked: set[tuple[str, str]] = set()
     for source in sources:
@@ -165,7 +164,7 @@ def _take_engine_jobs(
     named = list_named(source, views)
     for path, job in engines.items():
         is_ours = job.is_job and job.kind == source.kind and fnmatch.fnmatchcase(job.name, source.pattern or "*")
-        # What a second engine of this kind has named is that one's source's.
+        # A job named by a second engine of this kind belongs to the source of that engine.
         if path in taken or not is_ours or (job.is_named and path not in named):
             continue
         ordered = given if given is not None else job.ordered_cores if job.tells_order else None
@@ -181,8 +180,8 @@ def _take(scan: Scan, taken: set[str], ids: dict[str, str], job: FoundJob) -> No
     taken.add(job.path)
     if job.job_id in ids:
         scan.problems.append(
-            f"{job.path}: its job id {job.job_id!r} is also that of {ids[job.job_id]}; left out, "
-            "give the source an id_regex that tells them apart"
+            f"{job.path}: its job id {job.job_id!r} is also that of {ids[job.job_id]}; ignored, "
+            "give the source an id_regex that distinguishes them"
         )
         return
     ids[job.job_id] = job.path
@@ -190,11 +189,11 @@ def _take(scan: Scan, taken: set[str], ids: dict[str, str], job: FoundJob) -> No
 
 
 def name_job(source: Source, path: str) -> FoundJob | None:
-    """The job at ``path`` by the source's rules; None when ``id_regex`` does not match or names it with nothing.
+    """Return the job at ``path`` by the source's rules; None if ``id_regex`` does not match or gives an empty id.
 
-    Groups ``id`` (or ``job_id``, ``job``) and ``operation`` (or ``operation_id``, ``op``) of ``id_regex`` name the
-    job, else its first and second group, else the whole match. Without ``id_regex`` the last component is the id,
-    or the whole path where a wildcard stands before the last component. For units ``id_regex`` is about the name.
+    Groups ``id`` (or ``job_id``, ``job``) and ``operation`` (or ``operation_id``, ``op``) of ``id_regex`` name the job,
+    else its first and second group, else the whole match. Without ``id_regex`` the id is the last component, or the
+    whole path if there is a wildcard before the last component. For units ``id_regex`` matches the name.
     """
     operation_id = source.operation
     if source.id_regex is None:

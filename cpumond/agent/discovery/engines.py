@@ -1,7 +1,7 @@
-"""Sources ``docker``, ``podman``, ``slurm``, ``kubernetes``: what engines run, by the names they give it.
+"""Sources ``docker``, ``podman``, ``slurm``, ``kubernetes``: jobs of engines, by the names that the engine gives them.
 
-What runs is what has a cgroup; the engine is asked for names and orders (``host/engine``) by a thread of its own, whose
-last answer is a value here.
+A job runs if it has a cgroup. Another thread asks the engine for names and requests (``host/engine``); its last answer
+is a value here.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SOCKETS: Final[dict[str, str]] = {
     "slurm": "",
     "kubernetes": "https://127.0.0.1:10250",
 }
-"""Where an engine is asked unless ``socket`` says so."""
+"""The default addresses of engines, unless ``socket`` is set."""
 USER_SOCKETS: Final = "/run/user/*/podman/podman.sock"
 RANKS: Final[dict[str, int]] = {"kubernetes": 0, "slurm": 1, "docker": 2, "podman": 3}
-"""Where several engines show one container, the first of these names it: it makes use of the others."""
+"""If several engines show one container, the first of these names it: it makes use of the others."""
 PLACES: Final[dict[str, tuple[str, ...]]] = {
     "docker": ("docker/*", "system.slice/docker-*.scope"),
     "podman": (
@@ -42,7 +42,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
         "kubepods.slice/kubepods-*.slice/kubepods-*-pod*.slice/*.scope",
     ),
 }
-"""Where an engine has the cgroups of its jobs unless told otherwise: watched for new ones, with or without a name."""
+"""The default cgroups of an engine's jobs, watched for new ones, named or not."""
 _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "docker": ("docker", "container"),
     "podman": ("podman",),
@@ -55,7 +55,7 @@ Views = Mapping[Key, EngineView]
 
 
 def list_engines(source: Source) -> list[Key]:
-    """The engines that a source asks; Podman has a service for each user besides that of root."""
+    """Return the engines of a source; Podman has a service for each user besides that of root."""
     if source.kind != "podman" or source.socket:
         return [(source.kind, source.socket or SOCKETS[source.kind])]
     users = sorted(glob.glob(USER_SOCKETS))
@@ -64,12 +64,12 @@ def list_engines(source: Source) -> list[Key]:
 
 
 def may_hold_engine_jobs(source: Source, path: str) -> bool:
-    """Whether a change at ``path`` (relative) can be that of a job of the source's engine."""
+    """Return whether a change at ``path`` (relative) can be that of a job of the source's engine."""
     return any(may_match(place, path) for place in PLACES[source.kind])
 
 
 def list_named(source: Source, views: Views) -> dict[str, EngineJob]:
-    """The jobs that the engines of a source have named, by path; of two that name one cgroup the first counts."""
+    """Return the jobs named by the engines of a source, by path; if two engines name one cgroup, the first counts."""
     found: dict[str, EngineJob] = {}
     for view in map(views.get, list_engines(source)):
         found = {**view.jobs, **found} if view is not None else found
@@ -77,7 +77,7 @@ def list_named(source: Source, views: Views) -> dict[str, EngineJob]:
 
 
 def list_engine_jobs(root: str, source: Source, views: Views) -> tuple[list[EngineJob], list[str]]:
-    """The jobs of a source's engine that have a cgroup, with name or without, sorted by path, and the directories in
+    """Return the jobs of a source's engine that have a cgroup, named or not, sorted by path, and the directories in
     which others would appear."""
     named = list_named(source, views)
     found = {path: job for path, job in named.items() if os.path.isdir(os.path.join(root, path))}
@@ -94,19 +94,20 @@ def list_engine_jobs(root: str, source: Source, views: Views) -> tuple[list[Engi
 
 
 def list_places(root: str, kind: str) -> list[str]:
-    """The cgroups that may be jobs of an engine of this kind, relative; the child that crun makes for each, if any."""
+    """Return the relative cgroups that may be jobs of an engine of this kind, or the child that crun creates in
+    each."""
     found = [path for place in PLACES[kind] for path in list_glob(root, place)[0]]
     return [find_own(root, path) for path in found]
 
 
 def find_own(root: str, path: str) -> str:
-    """The cgroup that has the limit of the job at ``path``: itself, or the child that crun makes."""
+    """Return the cgroup with the limit of the job at ``path``: itself, or the child that crun creates."""
     child = f"{path}/{CRUN_CHILD}"
     return child if os.path.isdir(os.path.join(root, child)) else path
 
 
 def find_unnamed(root: str, kind: str, path: str) -> EngineJob | None:
-    """The job at ``path`` as far as its path tells; None where that is no job of this kind of engine."""
+    """Return the job at ``path`` as described by its path; None if it is no job of this kind of engine."""
     described = classify(path)
     if described is None or described[0].kind not in _KINDS[kind]:
         return None
@@ -116,8 +117,8 @@ def find_unnamed(root: str, kind: str, path: str) -> EngineJob | None:
 
 
 def find_outer(jobs: list[EngineJob]) -> dict[str, EngineJob]:
-    """By path, the jobs of all engines without those that lie in another engine's job, or are one. A name counts more
-    than none: another engine of the same kind may have it."""
+    """Return by path the jobs of all engines that are not inside of another engine's job or the same one. A named
+    job takes precedence: another engine of the same kind may have named it."""
     taken: dict[str, EngineJob] = {}
     for job in sorted(jobs, key=lambda each: (RANKS[each.kind], not each.is_named)):
         taken.setdefault(job.path, job)
@@ -125,5 +126,5 @@ def find_outer(jobs: list[EngineJob]) -> dict[str, EngineJob]:
 
 
 def choose_id(job: EngineJob, taken: Mapping[str, str]) -> str:
-    """The name, with a part of the engine's own id where another job has that name already."""
+    """Return the job's name, with a part of the engine's own id if another job has that name."""
     return job.name if job.name not in taken else f"{job.name}-{job.job_id[:SHORT_ID]}"

@@ -10,7 +10,7 @@ MAX_DEPTH = 32
 
 
 def list_static(root: str, pattern: str) -> tuple[list[str], list[str]]:
-    """The one path, when it exists, and the nearest existing directory above it, in which it would appear."""
+    """Return the one path if it exists, and the nearest existing directory above it, in which it would appear."""
     path = "/".join(part for part in pattern.split("/") if part)
     parent = path.rpartition("/")[0]
     while parent and not os.path.isdir(os.path.join(root, parent)):
@@ -19,9 +19,9 @@ def list_static(root: str, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
-    """The directories that match ``pattern`` and those whose children decide about it.
+    """Return the directories that match ``pattern``, and those whose children can change the result.
 
-    ``*``, ``?``, ``[...]`` stay within a component, ``**`` stands for any number of them.
+    ``*``, ``?``, ``[...]`` stay within a component; ``**`` stands for any number of them.
     """
     found: set[str] = set()
     watched: set[str] = set()
@@ -32,7 +32,8 @@ def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def may_match(pattern: str, path: str) -> bool:
-    """Whether a change at ``path`` can change what ``pattern`` finds: whether they match as far as both go."""
+    """Return whether a change at ``path`` can change the matches of ``pattern``: whether both agree as far as they
+    go."""
     for part, component in zip((part for part in pattern.split("/") if part), path.split("/"), strict=False):
         if part == "**":
             return True
@@ -68,10 +69,10 @@ def _descend(root: str, place: str, parts: list[str], found: set[str], watched: 
 
 
 def list_directories(path: str) -> list[str]:
-    """The names of the directories in ``path``."""
+    """Return the names of the directories in ``path``."""
     try:
         with os.scandir(path) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
-        # Gone since its parent was listed: it has no children.
+        # It disappeared after its parent was listed: it has no children.
         return []

@@ -1,4 +1,4 @@
-"""Source ``systemd``: the services and scopes of some slices, looked up in cgroupfs, so it needs no bus."""
+"""Source ``systemd``: the services and scopes of some slices, looked up in cgroupfs, so no bus is needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_DEPTH = 32
 
 
 def slice_path(name: str) -> str:
-    """Where the cgroup of a slice is, relative: each dash in its name is a level; "" for the root slice, "-.slice"."""
+    """Return the relative cgroup of a slice: each dash in its name is a level; "" for the root slice, "-.slice"."""
     stem = name.removesuffix(".slice")
     if stem == "-":
         return ""
@@ -22,8 +22,8 @@ def slice_path(name: str) -> str:
 
 
 def list_units(root: str, slices: list[str], pattern: str) -> tuple[list[str], list[str]]:
-    """Services and scopes whose names match ``pattern`` (fnmatch) in ``slices`` and in slices below them, and the
-    directories in which others would appear; what lies inside a unit is the unit's own."""
+    """Return services and scopes matching ``pattern`` (fnmatch) in ``slices`` and slices below them, and the
+    directories in which others would appear. Cgroups inside a unit belong to the unit."""
     found: set[str] = set()
     watched: set[str] = set()
     matches = re.compile(fnmatch.translate(pattern)).match
@@ -31,7 +31,7 @@ def list_units(root: str, slices: list[str], pattern: str) -> tuple[list[str], l
         place = slice_path(name)
         above = place
         while above:
-            # A slice goes away with its last unit, and comes back with the next one.
+            # A slice disappears with its last unit and returns with the next one.
             above = above.rpartition("/")[0]
             watched.add(above)
         waiting = [place]
@@ -50,7 +50,7 @@ def list_units(root: str, slices: list[str], pattern: str) -> tuple[list[str], l
 
 
 def may_hold_units(slices: list[str], path: str) -> bool:
-    """Whether ``path`` is one of ``slices``, lies in one, or above one."""
+    """Return whether ``path`` is one of ``slices``, or inside or above one."""
     for name in slices:
         place = slice_path(name)
         if not place or path == "." or f"{path}/".startswith(f"{place}/") or f"{place}/".startswith(f"{path}/"):

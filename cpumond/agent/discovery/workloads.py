@@ -1,7 +1,7 @@
-"""Which cgroups look like workloads, and what their paths tell about them; pure, knows no configuration.
+"""Recognise cgroups that look like workloads, by their paths; pure, independent of the configuration.
 
 Engines and schedulers name cgroups by conventions that have been stable for years: the name holds a container's id, the
-number of a Slurm job, the uid of a pod. What a path does not tell (a container's name, a job's user) is left out.
+number of a Slurm job, the uid of a pod. Facts that are not in a path (a container's name, a job's user) are omitted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Kind = Literal[
 class Workload(msgspec.Struct, frozen=True):
     """One cgroup that is a workload.
 
-    ``path`` relative to the root of the hierarchy; ``name`` what the path tells: 12 digits of a container's id, a
-    pod's uid and those, "job 7", a unit, the last component; ``detail`` more of it in words ("uid 1000", "burstable").
+    ``path`` is relative to the root of the hierarchy. ``name`` comes from the path: 12 digits of a container's id, a
+    pod's uid and those, "job 7", a unit, or the last component. ``detail`` adds to it in words ("uid 1000",
+    "burstable").
     """
 
     path: str
@@ -37,7 +38,7 @@ class Workload(msgspec.Struct, frozen=True):
 class SourceSketch(msgspec.Struct, frozen=True):
     """A ``[[source]]`` that finds workloads like those of ``paths``: keys and values as in the configuration.
 
-    ``keep_shadow``: an operator should think before these are lowered, such as the services of the system.
+    ``keep_shadow``: an operator should think before lowering these, for example services of the system.
     """
 
     keys: dict[str, str | list[str]]
@@ -54,11 +55,11 @@ _ENGINES: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
     ("cri-o", re.compile(rf"crio-({_HEX})(?:\.scope)?")),
     ("container", re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")),
 )
-"""Names of containers' cgroups, wherever they are; the last one is for unknown engines."""
+"""Patterns of containers' cgroup names, in any place; the last one is for unknown engines."""
 _MONITORS: Final = re.compile(
     rf"conmon|(?:libpod|crio)-conmon-{_HEX}(?:\.scope)?|lxc\.monitor(?:\..+)?|init\.scope|\.lxc"
 )
-"""Cgroups of processes that look after a workload, and of PID 1: no workloads."""
+"""Pattern of cgroups of processes that supervise a workload, and of PID 1: these are no workloads."""
 _POD: Final = re.compile(r"(?:.*-)?pod([0-9a-f]{8}[0-9a-f_-]*)(?:\.slice)?(?::[\w-]+:([0-9a-f]+))?")
 _QOS: Final = re.compile(r"besteffort|burstable")
 _SLURM_JOB: Final = re.compile(rf"job_([0-9]+)|({SLUID})")
@@ -70,13 +71,13 @@ _MACHINE: Final = re.compile(r"machine-(.+)\.scope|systemd-nspawn@(.+)\.service"
 _UNIT_SUFFIXES: Final = (".service", ".scope")
 _SYSTEM_SLICES: Final = ("system.slice", "user.slice")
 _FULL: Final = 2
-"""Rank of what is surely one workload; pods and units may hold some (1), leaf cgroups are what is left (0)."""
+"""Rank of a certain single workload; pods and units (rank 1) may contain some, leaf cgroups (0) are the rest."""
 
 
 def classify(path: str) -> tuple[Workload, int] | None:
-    """The workload whose own cgroup is at ``path`` and its rank; None for what is inside or above one, or nothing.
+    """Return the workload whose own cgroup is at ``path``, and its rank; None inside or above one, or for no workload.
 
-    Leaf cgroups without a known name are found by ``pick_workloads``: their paths tell nothing.
+    Leaf cgroups without a known name are found by ``pick_workloads``, since their paths say nothing.
     """
     above, _, last = path.rpartition("/")
     if not last or _MONITORS.fullmatch(last):
@@ -139,7 +140,7 @@ def _find_container(parents: list[str], parent: str, last: str) -> _Found | None
 
 
 def _find_unit(path: str, parents: list[str], parent: str, last: str) -> tuple[Workload, int] | None:
-    """A service or scope in a slice, of the system's manager or a user's; the user's manager itself is no workload."""
+    """Return a service or scope in a slice, of the system's manager or a user's; the user's manager is no workload."""
     if not last.endswith(_UNIT_SUFFIXES) or _USER_MANAGER.fullmatch(last) or not parent.endswith(".slice"):
         return None
     user = next((each[1] for name in reversed(parents) if (each := _USER_SLICE.fullmatch(name))), "")
@@ -155,17 +156,18 @@ def _shorten(name: str) -> str:
 
 
 def _unescape(name: str) -> str:
-    r"""A unit's name as people gave it: systemd writes "-" within a part of a name as ``\x2d``."""
+    r"""Return a unit's original name: systemd writes "-" within a part of a name as ``\x2d``."""
     return re.sub(r"\\x([0-9a-f]{2})", lambda found: chr(int(found[1], 16)), name)
 
 
 def pick_workloads(
     paths: Iterable[str], is_populated: Callable[[str], bool], left_out: Iterable[str] = ()
 ) -> list[Workload]:
-    """The workloads among all cgroups ``paths`` (relative), sorted by path; none is above another.
+    """Return the workloads among all cgroups ``paths`` (relative), sorted by path; none is above another.
 
-    The outermost container, Slurm job or virtual machine; else the outermost unit or pod that holds none of them; else
-    a leaf cgroup with processes (``is_populated``, only asked about leaves). ``left_out`` are never workloads.
+    Chosen are the outermost container, Slurm job or virtual machine; else the outermost unit or pod that contains none
+    of them; else a leaf cgroup with processes (``is_populated`` is only called for leaves). ``left_out`` are never
+    workloads.
     """
     every = sorted(set(paths) - {""})
     inner = {above for path in every for above in list_above(path)}
@@ -197,14 +199,14 @@ def pick_workloads(
 
 
 def list_above(path: str) -> Iterator[str]:
-    """The paths above ``path``, the nearest first, without the root."""
+    """Yield the paths above ``path``, the nearest first, without the root."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
 
 
 _ANY_HEX: Final = "[0-9a-f][0-9a-f]*"
-"""A glob for an id: one digit alone would let ``libpod-conmon-ID.scope`` and ``docker/buildkit`` through."""
+"""Glob for an id: a single digit would also match ``libpod-conmon-ID.scope`` and ``docker/buildkit``."""
 _VARIABLE: Final = (
     (re.compile(r"(?<=pod)[0-9a-f][0-9a-f_-]{7,}"), "*"),
     (re.compile(r"[0-9a-f]{8}[-_](?:[0-9a-f]{4}[-_]){3}[0-9a-f]{12}|[0-9a-f]{12,64}"), _ANY_HEX),
@@ -213,7 +215,7 @@ _VARIABLE: Final = (
     (re.compile(r"^(step_|lxc\.payload\.|systemd-nspawn@).+?(\.service)?$"), r"\1*\2"),
     (re.compile(r"^machine-.+\.scope$"), "machine-*.scope"),
 )
-"""The parts of a name in which workloads of the same kind differ, and a glob for each."""
+"""Variable parts of names of one kind of workload, and a glob for each."""
 _NO_GLOB: Final = re.compile(r"[*?\[\]]")
 _IDS: Final[dict[str, str]] = {
     "kubernetes": rf"pod(?P<operation>[0-9a-f_-]+).*[/:-](?P<id>[0-9a-f]{{{SHORT_ID}}})[0-9a-f]*(\.scope)?$",
@@ -223,14 +225,14 @@ _IDS: Final[dict[str, str]] = {
         rf"(?P<id>[0-9a-f]{{{SHORT_ID}}})[0-9a-f]*(\.scope)?(/container)?$",
     ),
 }
-"""``id_regex`` where all of a kind's ids are as long as the engine makes them."""
+"""``id_regex`` for kinds whose ids all have the length that the engine gives them."""
 
 
 def list_sources(workloads: Iterable[Workload], leaves: Callable[[str], list[str]]) -> list[SourceSketch]:
-    """Sources that find ``workloads`` and others like them, the most specific first: the first one keeps a cgroup.
+    """Return sources that find ``workloads`` and similar ones, the most specific first: the first match keeps a cgroup.
 
-    ``leaves`` gives the leaf cgroups below a path, itself where it has none below: the agent changes leaf cgroups only,
-    which for a Slurm job are its tasks.
+    ``leaves`` returns the leaf cgroups below a path, or the path itself if there are none. The agent changes only leaf
+    cgroups, which for a Slurm job are its tasks.
     """
     globs: dict[tuple[Kind, str], list[str]] = {}
     units: dict[tuple[str, str], list[str]] = {}
@@ -244,11 +246,11 @@ def list_sources(workloads: Iterable[Workload], leaves: Callable[[str], list[str
         else:
             for leaf in leaves(path) if workload.kind == "slurm" else [path]:
                 globs.setdefault((workload.kind, generalise(leaf)), []).append(leaf)
-    # A pattern may match the parents of a longer one's, as for scopes of podman where crun made some of them.
+    # A pattern may match the parents of a longer one, like scopes of podman if crun created some of them.
     ordered = sorted(globs.items(), key=lambda item: (item[0][0], -item[0][1].count("/"), item[0][1]))
     found = [_sketch_glob(kind, pattern, paths) for (kind, pattern), paths in ordered]
     for (place, suffix), paths in sorted(units.items()):
-        # A source for a slice above finds these, too.
+        # A source for a slice above also finds these.
         outer = next((above for above in list_above(place) if (above, suffix) in units), None)
         if outer is not None:
             units[outer, suffix] += paths
@@ -283,7 +285,7 @@ def _is_of_system(path: str) -> bool:
 
 
 def generalise(path: str) -> str:
-    """A glob for ``path`` and its like, in place of ids, uids, numbers of jobs and the like."""
+    """Return a glob for ``path`` and similar paths, in place of ids, uids, job numbers and the like."""
     parts = []
     for part in path.split("/"):
         general = _escape(part)
@@ -294,7 +296,7 @@ def generalise(path: str) -> str:
 
 
 def find_roots(sketches: Iterable[SourceSketch]) -> list[str]:
-    """``managed_roots`` for what these sources find: the part of its paths before the first wildcard."""
+    """Return ``managed_roots`` for the sources: the part of their paths before the first wildcard."""
     roots = set()
     for sketch in sketches:
         slices = sketch.keys.get("slices", [])
@@ -303,14 +305,15 @@ def find_roots(sketches: Iterable[SourceSketch]) -> list[str]:
             continue
         for path in sketch.paths:
             pairs = zip(path.split("/"), str(sketch.keys["pattern"]).split("/"), strict=True)
-            # A "?" only replaces a character that would mean something in a glob.
+            # A "?" only replaces a character with a meaning in globs.
             fixed = itertools.takewhile(lambda pair: not re.search(r"[*\[]", pair[1]), pairs)
             roots.add("/".join(part for part, _ in fixed) or path.partition("/")[0])
     return sorted(root for root in roots if roots.isdisjoint(list_above(root)))
 
 
 def _is_in_slices(path: str) -> bool:
-    """Whether the source ``systemd`` finds the unit at ``path``: all above it are slices, named as systemd does."""
+    """Return whether source ``systemd`` finds the unit at ``path``: all cgroups above are slices with systemd's
+    names."""
     *above, _ = path.split("/")
     stem = ""
     for part in above:

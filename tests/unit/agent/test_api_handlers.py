@@ -200,8 +200,8 @@ def test_what_is_wrong_is_one_sentence_and_changes_nothing(
 @pytest.mark.parametrize(
     ("error", "status", "sentence"),
     [
-        (TimeoutError(), 503, "the agent's tick did not answer in 10 s; see its log"),
-        (ZeroDivisionError("x"), 500, "the agent failed at this request; see its log"),
+        (TimeoutError(), 503, "the agent's tick did not respond within 10 s; see its log"),
+        (ZeroDivisionError("x"), 500, "the agent failed to handle this request; see its log"),
         (UnavailableError("it is not there"), 404, "it is not there"),
     ],
 )
@@ -276,7 +276,7 @@ def test_the_page_is_read_by_loopback_names_alone(node: FakeNode, page: Caller):
         answer = page("GET", path, host=host)
         assert answer.status_code == 403
         assert answer.json() == {
-            "error": "this page is for this host only: open it as localhost or 127.0.0.1, not by another name",
+            "error": "this page is only for this host: open it as localhost or 127.0.0.1, not under another name",
             "exit_code": 77,
         }
         assert answer.headers["x-content-type-options"] == "nosniff"
@@ -350,7 +350,7 @@ def test_a_request_that_waits_at_the_end_is_answered(node: FakeNode, tmp_path: P
     over.set()
     assert not server._thread.is_alive()
     assert answer.startswith(b"HTTP/1.1 503")
-    assert b"the agent is ending" in answer
+    assert b"the agent is stopping" in answer
 
 
 class BrokenOnce:

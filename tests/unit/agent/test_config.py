@@ -263,7 +263,7 @@ def test_each_option_of_the_monitor_has_its_range_in_words():
 
 # refusals that are known by a part of their words
 
-IDLE_ROOT = "executor.cgroup_root: cpumond-reclaimed is for jobs on reclaimed CPU alone"
+IDLE_ROOT = "executor.cgroup_root: cpumond-reclaimed is only for jobs on reclaimed CPU"
 BEYOND_LOOPBACK = [
     "0.0.0.0:9759", "[::]:9759", "10.0.0.1:9759", "node-7:9759", "localhost.example:1", "127.0.0.1.x:1",
     "[::ffff:10.0.0.1]:1", "[fe80::1%eth0]:1", "*:1",
@@ -273,41 +273,44 @@ WRONG_SOURCES = [
         "kind = 'docker'\nslices = ['a.slice']",
         'source 1: slices: not with kind = "docker", the engine names its jobs',
     ),
-    ("kind = 'docker'\nwhole = true", 'source 1: whole: not with kind = "docker", whose jobs always are'),
+    ("kind = 'docker'\nwhole = true", 'source 1: whole: not needed with kind = "docker", whose jobs are always whole'),
     ("kind = 'podman'\nid_regex = 'a'", 'source 1: id_regex: not with kind = "podman"'),
-    ("kind = 'slurm'\nsocket = '/a'", 'source 1: socket: not with kind = "slurm", which is asked by `squeue`'),
+    ("kind = 'slurm'\nsocket = '/a'", 'source 1: socket: not with kind = "slurm", which is queried by `squeue`'),
     ("kind = 'docker'\nsocket = 'docker.sock'", "source 1: socket: must be an absolute path, got 'docker.sock'"),
     ("kind = 'kubernetes'\nsocket = 'a'", "must be an absolute path, or kubelet's https:// address, got 'a'"),
-    ("kind = 'docker'\ntoken_file = '/a'", "source 1: token_file: is for a kubelet at an https:// address only"),
-    ("kind = 'kubernetes'\nsocket = '/run/cri.sock'\nca_file = '/a'", "source 1: ca_file: is for a kubelet at"),
-    ("kind = 'kubernetes'\nsocket = 'http://127.0.0.1:10255'\ntoken_file = '/a'", "token_file: is for a kubelet"),
+    ("kind = 'docker'\ntoken_file = '/a'", "source 1: token_file: is only for a kubelet at an https:// address"),
+    ("kind = 'kubernetes'\nsocket = '/run/cri.sock'\nca_file = '/a'", "source 1: ca_file: is only for a kubelet at"),
+    ("kind = 'kubernetes'\nsocket = 'http://127.0.0.1:10255'\ntoken_file = '/a'", "token_file: is only for a kubelet"),
     (
         "kind = 'kubernetes'\nsocket = 'https://10.0.0.1:10250'\nca_file = 'none'",
-        'source 1: ca_file: "none" is for a kubelet on the loopback only',
+        'source 1: ca_file: "none" is only for a kubelet on the loopback',
     ),
-    ("kind = 'glob'\npattern = 'a'\nca_file = '/a'", "source 1: ca_file: is for the kinds docker,"),
+    ("kind = 'glob'\npattern = 'a'\nca_file = '/a'", "source 1: ca_file: is only for the kinds docker,"),
     ("kind = 'docker'\nunlimited = 'never'", "source 1.unlimited: must be one of"),
-    ("kind = 'glob'\npattern = 'a'\nsocket = '/a'", "source 1: socket: is for the kinds docker, podman, slurm,"),
-    ("kind = 'static'\npattern = 'a'\nunlimited = 'shadow'", "source 1: unlimited: is for the kinds docker,"),
+    ("kind = 'glob'\npattern = 'a'\nsocket = '/a'", "source 1: socket: is only for the kinds docker, podman, slurm,"),
+    ("kind = 'static'\npattern = 'a'\nunlimited = 'shadow'", "source 1: unlimited: is only for the kinds docker,"),
     ("kind = 'systemd'", 'source 1: slices: name at least one, for example slices = ["batch.slice"]'),
-    ("kind = 'systemd'\nslices = ['batch']", "source 1: slices: 'batch' is no name of a slice, such as"),
-    ("kind = 'systemd'\nslices = ['a/b.slice']", "source 1: slices: 'a/b.slice' is no name of a slice, such as"),
-    ("kind = 'systemd'\nslices = ['a--b.slice']", "source 1: slices: 'a--b.slice' is no name of a slice, such as"),
-    ("kind = 'systemd'\nslices = ['a.slice']\npattern = 'x/*'", 'pattern: with kind = "systemd" it is about names'),
-    ("kind = 'systemd'\nslices = ['a.slice']\nid = 'x'", 'source 1: id: is for kind = "static" only; use id_regex'),
-    ("kind = 'systemd'\nslices = ['a.slice']\nlabels = ['user']", "labels: 'user' is no property of a unit"),
+    ("kind = 'systemd'\nslices = ['batch']", "source 1: slices: 'batch' is not the name of a slice such as"),
+    ("kind = 'systemd'\nslices = ['a/b.slice']", "source 1: slices: 'a/b.slice' is not the name of a slice such as"),
+    ("kind = 'systemd'\nslices = ['a--b.slice']", "source 1: slices: 'a--b.slice' is not the name of a slice such as"),
+    ("kind = 'systemd'\nslices = ['a.slice']\npattern = 'x/*'", 'pattern: with kind = "systemd" it matches names'),
+    ("kind = 'systemd'\nslices = ['a.slice']\nid = 'x'", 'source 1: id: is only for kind = "static"; use id_regex'),
+    ("kind = 'systemd'\nslices = ['a.slice']\nlabels = ['user']", "labels: 'user' is not a property of a unit"),
     (
         "kind = 'systemd'\nslices = ['a.slice']\nlabels = ['A','B','C','D','E','F','G','H','I']",
-        "labels: at most 8 are possible, got 9",
+        "labels: at most 8 are allowed, got 9",
     ),
-    ("kind = 'glob'\npattern = 'a'\nslices = ['a.slice']", 'slices: is for kind = "systemd" only'),
-    ("kind = 'static'\npattern = 'a'\nlabels = ['User']", 'labels: is for kind = "systemd" only'),
+    ("kind = 'glob'\npattern = 'a'\nslices = ['a.slice']", 'slices: is only for kind = "systemd"'),
+    ("kind = 'static'\npattern = 'a'\nlabels = ['User']", 'labels: is only for kind = "systemd"'),
 ]
 WRONG_NODES = [
     ('[executor]\nkind = "cgroup"\ncgroup_root = "a/../b"', "executor.cgroup_root: 'a/../b' must not contain"),
-    ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "leave it out"),
+    ('[executor]\nkind = "systemd"\ncgroup_root = "jobs"', "delete it"),
     ('[executor]\nkind = "docker"', 'executor.kind: must be one of "cgroup", "none", "systemd"'),
-    ('[executor]\nnode_name = "n"\nkind = "slurm"', 'executor.kind: "slurm" is gone; use "systemd" or "cgroup", whose'),
+    (
+        '[executor]\nnode_name = "n"\nkind = "slurm"',
+        'executor.kind: "slurm" was removed; use "systemd" or "cgroup", whose',
+    ),
     ('[executor]\nuser = "a b"', "executor.user"),
     ("[executor]\nmax_log_bytes = 10", "executor.max_log_bytes"),
     ('[executor]\nkinds = "none"', "did you mean 'kind'"),
@@ -316,9 +319,9 @@ WRONG_NODES = [
         '[scheduler]\nurl = ["http://a", ""]',
         "must be an http:// or https:// address, or unix:/PATH, got ''",
     ),
-    ('[scheduler]\nurl = "http://a,http://b"', "scheduler.url: several are a list"),
+    ('[scheduler]\nurl = "http://a,http://b"', "scheduler.url: write several addresses as a list"),
     ("[scheduler]\nurl = 3", "scheduler.url: must be a text or a list of texts, got 3"),
-    ('[scheduler]\ntoken = "a"\ntoken_file = "b"', "either it or token_file"),
+    ('[scheduler]\ntoken = "a"\ntoken_file = "b"', "either token or token_file"),
     ('[scheduler]\ntoken = "sub secret"', "scheduler.token: must be visible ASCII"),
     ('[scheduler]\nheartbeat_period = "0s"', "scheduler.heartbeat_period"),
     ("[resources]\ncpu = 0", "resources.cpu"),
@@ -339,7 +342,7 @@ WRONG_NODES = [
         (
             text,
             (
-                f"{key}: '/sys/fs/cgroup{place}/a/b': a cgroup is named by its path below the root of the hierarchy; "
+                f"{key}: '/sys/fs/cgroup{place}/a/b': name a cgroup by its path below the root of the hierarchy; "
                 'write "a/b"'
             ),
         )
@@ -365,7 +368,7 @@ WRONG_NODES = [
         f"{SOURCE}job-cpu-monitor.vote_window_size = 4\n[operation.o]\njob-cpu-monitor.vote_decision_threshold = 4",
         "can never be exceeded by",
     ),
-    ('[web]\nlisten = "*:1"', "web.listen: must be a loopback address, such as 127.0.0.1:9759, "),
+    ('[web]\nlisten = "*:1"', "web.listen: must be a loopback address such as 127.0.0.1:9759, "),
     *(
         (f'[web]\nlisten = "{listen}"', f"got {listen!r}; to see it from elsewhere: `ssh -L")
         for listen in BEYOND_LOOPBACK
@@ -501,7 +504,7 @@ def test_a_file_of_rubbish_is_told_of_in_twenty_sentences(tmp_path, capsys):
         ({"main": "[web]\nlisten = '127.0.0.1:1'\n", "b": "[web]\nlisten = '*:1'\n"}, "b.toml:2: web.listen: must be"),
         ({"main": "managed-roots = ['..']\n", "b": ""}, "cpumond.toml:1: managed_roots: '..' must not"),
         # Sources are counted over all files.
-        ({"main": SOURCE, "b": f"{SOURCE}{SOURCE}slices = ['a']\n"}, "b.toml:7: source 3: slices: is for"),
+        ({"main": SOURCE, "b": f"{SOURCE}{SOURCE}slices = ['a']\n"}, "b.toml:7: source 3: slices: is only for"),
         (
             {"main": SOURCE, "b": "[[source]]\nkind = 'glob'\npattern = 'a/..'\n"},
             "b.toml:1: source 2 ('a/..'): ",
@@ -774,7 +777,7 @@ IDLE: dict[str, tuple[str, list[str]]] = {
     "a default that a source's rule has a use for": (f"[monitor]\nthrottle_budget = 0.01\n{OF_SOURCE}{PEAK}", []),
     "for the jobs of one source": (
         f"[operation.op.job-cpu-monitor]\nvote_mode = 'ytsaurus'\n{OF_SOURCE}{PEAK}",
-        [f"operation.op.job-cpu-monitor.vote_mode has no effect under {PEAK.strip()}, so not for jobs of source 1"],
+        [f"operation.op.job-cpu-monitor.vote_mode has no effect under {PEAK.strip()}, for jobs of source 1"],
     ),
     "the rule of an operation": (
         f"[operation.op.job-cpu-monitor]\n{PEAK}throttle_vote = true\n{OF_SOURCE}throttle_vote = true\n",

@@ -24,7 +24,7 @@ def glob(pattern: str, more: str = "") -> str:
     return f"[[source]]\nkind = 'glob'\npattern = '{pattern}'\n{more}\n"
 
 
-OUTSIDE = "is outside managed_roots ['a.slice']: limits of its jobs never move; add"
+OUTSIDE = "is outside managed_roots ['a.slice']: the limits of its jobs never move; add"
 
 
 @pytest.mark.parametrize(
@@ -60,5 +60,5 @@ def test_files_of_conf_d_that_do_not_count_are_named(tmp_path: Path) -> None:
     for name in ("x.conf", "y", "z.toml", "z.toml~", "z.toml.dpkg-old", ".z.toml.swp", "README", "w.toml.disabled"):
         (folder / name).touch()
     (folder / "folder").mkdir()
-    told = "is not read: the name must end with .toml"
+    told = "is not read: its name must end with .toml"
     assert find(tmp_path, "") == [f"conf.d/x.conf: {told}", f"conf.d/y: {told}"]

@@ -55,7 +55,7 @@ def test_what_keeps_it_from_being_lowered(start, config, held, said):
     node = start(config=config, after_s=30)
     if held:
         node.tick({"a": 4.0}, {"a": 0.2})
-    assert "all it may have: " in why(node)
+    assert "its maximum: " in why(node)
     assert said in why(node)
     assert held or ask(node).next == "hold: it is up-only"
 
@@ -66,9 +66,9 @@ def test_held_back_and_just_given_back_and_lowered_again(start):
     node.tick({"a": 4.0}, {"a": 0.2})
     told = ask(node)
     assert told.decisions[-1].kind == "restore"
-    assert told.decisions[-1].reason == "20% of the periods throttled, so all was given back at once"
+    assert told.decisions[-1].reason == "20% of the periods throttled, so the full request was restored at once"
     sentence = told.why
-    assert "all it may have: the full request was restored at " in sentence
+    assert "its maximum: the full request was restored at " in sentence
     assert f"because a limit of {show_cores(limit)} held it back; " in sentence
     assert (
         "because a lowered limit held this job back once, 0.2 s in all (0.65 % of its time, budget 0.40 %)" in sentence
@@ -79,7 +79,7 @@ def test_held_back_and_just_given_back_and_lowered_again(start):
     again = ask(node)
     assert again.current_cpu_limit < 16.0
     assert "its usage was at least that 1 s ago" in again.why
-    assert again.decisions[-1].reason == "its highest use of late fades, use 3.00"
+    assert again.decisions[-1].reason == "its recent maximum fades, usage 3.00"
     facts = again.facts
     assert facts["held back"] == "1 time, 0.2 s of 32 s watched = 0.62 %, budget 0.40 %"
     assert facts["rule"].startswith("peak: ")
@@ -97,7 +97,7 @@ def test_shadow(start):
     node = start(config=PEAK.replace("reclaim", "shadow"), after_s=60)
     told = why(node)
     assert told.startswith(
-        "The limit of a is 16 of 16 ordered cores: its mode is shadow, so nothing is written. In mode"
+        "The limit of a is 16 of 16 requested cores: its mode is shadow, so nothing is written. In mode"
     )
     assert told.endswith(f"{NEVER} (1 min).")
     node.tick(8.0)
@@ -112,19 +112,19 @@ def test_states_in_which_somebody_else_decides(start):
     node = start(after_s=40)
     (node.directory / "run" / "pause").touch()
     node.ticks(3, 0.1)
-    assert why(node).endswith(" Writes are paused, so it stays there.")
+    assert why(node).endswith(" Writes are paused, so it stays as it is.")
     assert "not written: writes are paused" in ask(node).next
     (node.directory / "run" / "pause").unlink()
     node.tick(0.1)
     control.pin_job(node.agent, "a", {"cpu_limit": 2.0})
-    assert why(node) == "The limit of a is 2 of 16 ordered cores: an operator pinned it until `cpumond unpin a`."
+    assert why(node) == "The limit of a is 2 of 16 requested cores: an operator pinned it until `cpumond unpin a`."
     node.ticks(5, 0.1)
     assert "not written: it is pinned" in ask(node).next
     control.unpin_job(node.agent, "a")
     node.tick(0.1)
     node.write("a", "cpu.max", "1200000 100000")
     node.tick(0.1)
-    assert "somebody else set it, which is respected for " in why(node)
+    assert "another program set it, which is respected for " in why(node)
 
 
 def test_a_job_that_is_refused_and_one_that_is_off(start, make_node):
@@ -132,7 +132,7 @@ def test_a_job_that_is_refused_and_one_that_is_off(start, make_node):
     e = control.explain_job(node.agent, "jobs")
     assert "nothing is ever written to its cgroup, because it has child cgroups" in e.why
     off = start(config=PEAK.replace("reclaim", "off"), after_s=5)
-    assert why(off).endswith(": its mode is off, it is neither measured nor changed.")
+    assert why(off).endswith(": its mode is off, so it is neither measured nor changed.")
     assert ask(off).next == "none in mode off"
 
 

@@ -42,7 +42,7 @@ def test_who_asks_for_a_job_without_a_process_is_told_that(make_node):
         lambda: explain_job(node.agent, "left"),
         lambda: explain_job(node.agent, "jobs/left"),
     ):
-        with pytest.raises(UnavailableError, match="no process is in it, so it is no job"):
+        with pytest.raises(UnavailableError, match="it contains no process, so it is not a job yet"):
             ask()
     node.write("added", "cgroup.events", "populated 1\nfrozen 0\n")
     node.tick()

@@ -144,13 +144,13 @@ def test_use_above_a_lowered_limit_raises_it_before_the_burst_is_spent(make_node
     assert state.caution == pytest.approx(caution + charged)
     record = control.explain_job(node.agent, "a").decisions[-1]
     assert (record.kind, record.result, record.by_look) == (told, "applied", True)
-    assert record.reason.startswith("use 2.0")
+    assert record.reason.startswith("usage 2.0")
     look_at_use(node, a=4.0)
     node.tick(1.0, seconds=0.4)
     assert node.job("a").state.held.count == 0
     if kind == "use":
         assert node.cores("a") == 4.0, "no check cuts it within a second"
-        assert "0.6 s more (early_restore)" in str(control.explain_job(node.agent, "a"))
+        assert "another 0.6 s (early_restore)" in str(control.explain_job(node.agent, "a"))
     node.tick(1.0)
     assert node.cores("a") < 4.0
 

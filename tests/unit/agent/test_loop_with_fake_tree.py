@@ -743,7 +743,7 @@ def test_a_registered_job_is_followed_at_once_and_over_a_restart(make_node):
     [
         ("elsewhere", {}, RefusedError, "outside managed_roots"),
         ("jobs", {}, RefusedError, "child cgroups"),
-        ("jobs/none", {}, UnavailableError, "there is none"),
+        ("jobs/none", {}, UnavailableError, "does not exist; create it first"),
         ("", {}, ConfigError, "must be a path below"),
         ("jobs/../elsewhere", {}, ConfigError, "without '..'"),
         ("jobs/a", {"cpu_limit": 0}, ConfigError, "cpu_limit must be a number"),

@@ -38,7 +38,7 @@ def test_a_match_can_be_one_job_as_a_whole(root):
         scan = list_jobs(sources, [], root)
         found = {job.path: job.is_whole for job in scan.jobs}
         assert found == {"jobs/a": True, "jobs/b": True, "jobs/c.scope": True}
-        assert any("jobs/*/*: 1 of its cgroups lie in jobs" in each for each in scan.problems)
+        assert any("jobs/*/*: 1 of its cgroups are inside jobs" in each for each in scan.problems)
     scan = list_jobs([glob("jobs/*"), whole, inner], [], root)
     assert {job.path: job.is_whole for job in scan.jobs}["jobs/a"] is False
     assert "jobs/a/inner" in [job.path for job in scan.jobs]

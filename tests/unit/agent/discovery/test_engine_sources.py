@@ -125,7 +125,7 @@ def test_what_lies_in_a_job_of_an_engine_is_a_part_of_it(root, tmp_path):
         f"docker/{B}": B[:12],
     }
     assert not any(each.path.startswith(f"docker/{A}/") for each in scan.jobs)
-    assert "lie in jobs of engines" in scan.problems[0]
+    assert "are inside jobs of engines" in scan.problems[0]
 
 
 def test_what_an_engine_runs_in_a_job_that_is_whole_is_a_part_of_it(root):

@@ -247,23 +247,23 @@ def test_json_of_top_is_the_whole_answer_in_the_order_of_the_table():
 
 def test_explain_tells_the_whole_story():
     text = explain.draw_explain(make_explain(), 10, None, False)
-    assert text.split("\n")[0].startswith("The limit of steady-low is 3.2 of 10 ordered cores, because ")
+    assert text.split("\n")[0].startswith("The limit of steady-low is 3.2 of 10 requested cores, because ")
     for line in (
         "job         steady-low, operation sort-17, from source jobs/*",
         "cgroup      /sys/fs/cgroup/jobs/steady-low",
         "ordered     10 cores",
-        "cap         10 cores: least of the order, the quota found (none), the least above (none)",
+        "cap         10 cores: least of its request, the quota found (none), the quotas above (none)",
         "floor       1 core: min_cpu_limit = 1",
         "mode        reclaim",
         (
             "in force    320000 us of each 100000 us = 3.2 cores, weight 100; "
             "found: no quota (period 100000 us), weight 100"
         ),
-        "use         1.75 cores in the last check, smoothed 1.80, 0% of the periods throttled",
-        "pressure    not known (no PSI for this cgroup)",
+        "use         1.75 cores in the last check, 1.80 smoothed, 0% of the periods throttled",
+        "pressure    unknown (no PSI for this cgroup)",
         "last write  applied",
-        "so far      core-seconds: 100 ordered, 20 used (smoothed), 60 reclaimed",
-        "votes against the limit of 3.2: -1 below 0.6 x 3.2 = 1.92, +1 above 0.9 x 3.2 = 2.88",
+        "so far      core-seconds: 100 requested, 20 used (smoothed), 60 reclaimed",
+        "votes compare with the limit of 3.2: -1 below 0.6 x 3.2 = 1.92, +1 above 0.9 x 3.2 = 2.88",
         "      2.000   0",
         "      1.900  -1",
         "next check: needs |sum| > 3, has -4: 4 of 5 below 0.6 x 3.2 = 1.92 cores -> shrink to 3.1 (x 0.97)",
@@ -272,7 +272,7 @@ def test_explain_tells_the_whole_story():
         assert line in text.split("\n"), line
     assert "  relative_upper_bound = 0.9" in text
     stamp = time.strftime("%b %d %H:%M:%S %Z", time.localtime(1795223773.1))
-    assert text.endswith(f"{stamp}  shrink  3.30 -> 3.20  applied  votes -4, use 1.75, smoothed 1.80")
+    assert text.endswith(f"{stamp}  shrink  3.30 -> 3.20  applied  votes -4, usage 1.75, smoothed 1.80")
 
 
 def test_explain_shows_as_many_decisions_as_asked_for():
