@@ -305,8 +305,8 @@ def test_an_operation_from_start_to_end(server, cpumond):
     jobs = cpumond("operation", "jobs", operation_id)
     assert jobs.count("running") == 2
     told = cpumond("operation", "why", operation_id)
-    assert "its fair share is 3 cores; 3 cores allotted to 2 jobs, and it demands 3 cores" in told
-    assert "all its jobs are started" in told
+    assert "its fair share is 3 cores; 3 cores allocated to its 2 jobs; it demands 3 cores" in told
+    assert "all of its jobs are started" in told
     listed = cpumond("node", "list", "--tag", "fast")
     assert listed.splitlines()[1].split()[:5] == ["n1", "default", "online", "4", "3"]
     assert operation_id in cpumond("node", "show", "n1")

@@ -68,7 +68,7 @@ def test_json_has_the_causes_most_cores_first(choked, server):
 def test_waiting_demand_stands_in_lists_and_a_pool_says_why_it_has_less(choked, server):
     # Used, demand, waiting, as of the last update.
     wait_until(lambda: choked("pool", "list").splitlines()[-1].split()[6:9] == ["2", "2", "4"], "it waits for 4 cores")
-    assert "operations that do not run want 4 cores" in choked("pool", "show", "research")
+    assert "operations that do not run yet want 4 cores" in choked("pool", "show", "research")
     wait_until(lambda: server.get("/overview")["why"].startswith("4 cores stand idle"), "the report follows")
     assert server.get("/overview")["trees"][0]["waiting_cores"] == 4.0
 

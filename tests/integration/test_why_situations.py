@@ -264,7 +264,7 @@ async def gang(c: Cluster) -> Expected:
         await c.do(AbortOperation(whole))
         await c.start("research", jobs=6, cpu=4.0, is_gang=True)
 
-    return Expected("gang", "research", "all of its 10 jobs at once", "room for 6", by_hand=by_hand)
+    return Expected("gang", "research", "all of its 10 jobs at once", "only 6 fit", by_hand=by_hand)
 
 
 async def cordoned_nodes(c: Cluster) -> Expected:
@@ -313,7 +313,7 @@ async def count_rule(c: Cluster) -> Expected:
     await leave_a_guarantee_unmet(c, 8)
     await c.settle(steps=10, seconds=5.0)
     return Expected(
-        "max_unpreemptible_running_job_count", "prod", "pool prod is allotted 0 of 12 guaranteed cores",
+        "max_unpreemptible_running_job_count", "prod", "pool prod is allocated 0 of 12 guaranteed cores",
         "tree default is 10", watched="prod",
     )  # fmt: skip
 

@@ -244,7 +244,9 @@ def test_the_own_work_says_what_holds_it(new_page, world):
         ("Cut short", "resource limits of pool narrow"), ("Far too much", "for room on a node"),
     ):  # fmt: skip
         if title == "Far too much":
-            expect(row_of(page, title)).to_contain_text(re.compile("room on a node|is allotted its fair share"))
+            expect(row_of(page, title)).to_contain_text(
+                re.compile("free resources on a node|is allocated its fair share")
+            )
         else:
             expect(row_of(page, title)).to_contain_text(why)
     assert page.evaluate(OVERFLOW) == []

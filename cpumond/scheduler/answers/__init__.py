@@ -1,1 +1,1 @@
-"""Explanations: why an operation has what it has, what a change of the configuration would do (semantics.md 2 to 7)."""
+"""Explanations: why an operation has what it has, and what a configuration change would do (semantics.md 2 to 7)."""

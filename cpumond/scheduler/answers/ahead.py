@@ -1,6 +1,6 @@
-"""What a child of the scheduler computes: when operations start and end, and what a change would do.
+"""Work of the scheduler's child processes: predict when operations start and end, and simulate a change.
 
-The state is the child's own. Each run ahead changes it, so that each is made by a child of the child.
+The state is the child's own copy. A simulation changes it, so each one runs in a child of the child.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ MOST_RUNS: Final = 40
 LEAST_RUN_S: Final = 0.2
 FIRST_RUN_S: Final = 1.0
 MOST_RUN_S: Final = 20.0
-"""CPU time of one run: so much at least, and at most while operations still wait, in the first round and later."""
+"""CPU time of one run: the least, and the most while operations still wait, in the first round and later."""
 PATIENCE: Final = 3.0
-"""A run in which operations still wait ends when it has taken so many times as long as to the last start of one of
-them: what waits for what never comes shall not keep back what is foretold of others."""
+"""A run in which operations still wait ends when it has taken this many times as long as to the last start of one of
+them: an operation that can never start must not delay the forecasts of others."""
 COMPARED_S: Final = 12.0
-"""CPU time of each of two runs that are compared: they look less far ahead where that is short."""
+"""CPU time of each of two compared runs; their horizon becomes shorter where this is not enough."""
 COMPARED_CLOCK_S: Final = 50.0
-"""How long each may take by the clock, on a host that is so busy that it gets less than a fourth of a core."""
+"""Longest wall-clock time of each, for a host so busy that a run gets less than a fourth of a core."""
 SAME_S: Final = 1.0
-"""Starts and ends that differ by less are the same."""
+"""Starts and ends that differ by less count as equal."""
 MOST_LISTED: Final = 200
 CHUNK: Final = 500
 
 Moments = dict[str, tuple[float | None, float | None]]
-"""Operation -> its first start and its end, None where it had none."""
+"""Operation -> its first start and its end; None: not within the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunBudget:
-    """How far and how long: seconds ahead, and seconds of CPU time that all runs may take, after LEAST_RUNS, and each
-    at most."""
+    """Limits of forecasts: the horizon in seconds, and seconds of CPU time of all runs (after LEAST_RUNS) and of each
+    one."""
 
     horizon_s: float
     budget_s: float
@@ -63,7 +63,7 @@ class RunBudget:
 
 
 class RunResult(msgspec.Struct):
-    """What a run ahead tells: the part of a ``Course`` that is needed, or why a command was refused."""
+    """Result of a run: the needed part of a ``Course``, or the reason why a command was refused."""
 
     moments: Moments = {}
     stops: list[ForetoldStop] = []
@@ -71,13 +71,13 @@ class RunResult(msgspec.Struct):
     began: float = 0.0
     until: float = 0.0
     is_cut: bool = False
-    """Whether it ended before its horizon because it took too long."""
+    """Whether the run ended before its horizon because it took too long."""
     ids: list[str] = []
     names: dict[str, tuple[str, str, str]] = {}
-    """Of operations that the commands made: title, tree, pool."""
+    """Operation created by the commands -> title, tree, pool."""
     refusal: str = ""
     unknown: int = 0
-    """Operations whose run times are guessed: no job like theirs has completed."""
+    """Number of operations whose run times are guessed because no similar job has completed."""
 
 
 def send_forecasts(
@@ -96,7 +96,7 @@ def send_forecasts(
         number = len(runs)
 
         def run(number: int = number) -> tuple[float, Moments]:
-            load = Drawn(experience, random.Random(f"{seed} {number}"))  # noqa: S311 - of chance, not of secrets
+            load = Drawn(experience, random.Random(f"{seed} {number}"))  # noqa: S311 - not for secrets
             forward = Forward(state, now, pace, load)
             told, left, moved_s = forward.course, waiting, 0.0
 
@@ -122,8 +122,7 @@ def send_forecasts(
 
 
 def patience_s(least_s: float, moved_s: float, most_s: float) -> float:
-    """How much CPU time a run may take in which something still waits and the last start was after ``moved_s`` of it.
-    Pure."""
+    """Return the CPU time that a run may take while operations wait, if its last start was after ``moved_s``. Pure."""
     return min(max(least_s, FIRST_RUN_S, PATIENCE * moved_s), most_s)
 
 
@@ -137,14 +136,14 @@ def _started(moments: Moments) -> frozenset[str]:
 
 
 def moments_of(course: Course, operation_ids: Iterable[str]) -> Moments:
-    """The first start and the end of some operations."""
+    """Return the first start and the end of some operations."""
     return {each: (course.first_starts.get(each), course.ends.get(each)) for each in operation_ids}
 
 
 def make_forecasts(
     state: State, experience: Experience, runs: Sequence[Moments], now: float, horizon: float, watched: Collection[str]
 ) -> list[Forecast]:
-    """Intervals of operations from what happened to them in each run. Pure."""
+    """Make intervals for operations from their starts and ends in each run. Pure."""
     found = []
     for record in [each.record for each in state.operations.values() if each.id in watched]:
         started_at = when_started(state, record)
@@ -167,7 +166,7 @@ def _from(at: float | None, now: float) -> float | None:
 
 
 def when_started(state: State, record: OperationRecord) -> float | None:
-    """When its first job started, as far as its jobs are known; None for never."""
+    """Return when the operation's first job started, as far as its jobs are known; None: not yet."""
     operation = state.operations.get(record.id)
     live = [] if operation is None else [
         job.start_time for element in operation.elements.values() for job in element.jobs.values()
@@ -177,31 +176,31 @@ def when_started(state: State, record: OperationRecord) -> float | None:
 
 
 def describe(forecast: Forecast, record: OperationRecord, experience: Experience) -> list[str]:
-    """The sentences of a forecast."""
+    """Return the sentences of a forecast."""
     lines = []
     span_s = forecast.horizon - forecast.as_of
     if forecast.started_at is None:
         if record.suspended:
-            lines.append("it is suspended: it starts nothing until it is resumed")
+            lines.append("it is suspended: no job of it starts until it is resumed")
         elif forecast.start_p50 is None:
             lines.append(
-                f"in half of {count(forecast.runs, 'run')} ahead it does not start within {format_span(span_s)}"
+                f"in half of {count(forecast.runs, 'simulation')} it does not start within {format_span(span_s)}"
             )
         elif forecast.start_p90 is None:
             lines.append(
-                f"in some of {count(forecast.runs, 'run')} ahead it does not start within {format_span(span_s)}"
+                f"in some of {count(forecast.runs, 'simulation')} it does not start within {format_span(span_s)}"
             )
     if forecast.end_p50 is None:
         known = any(experience.run_times(record, task) for task in record.tasks)
-        why = f"it is beyond {format_span(span_s)}" if known else "no job like its own has completed yet"
-        lines.append(f"when it ends is not known: {why}")
+        why = f"it is more than {format_span(span_s)} away" if known else "no job like its own has completed yet"
+        lines.append(f"its end is not known: {why}")
     else:
         number = len(experience.run_times(record, record.tasks[0]))
-        lines.append(f"run times are those of {count(number, 'job')} like its own")
+        lines.append(f"run times are taken from {count(number, 'job')} like its own")
     return lines
 
 
-# --- what if
+# --- what-if simulations
 
 
 def compare(
@@ -213,10 +212,10 @@ def compare(
     user: str,
     on_progress: Callable[[float], None],
 ) -> Simulation:
-    """What commands would do: two runs ahead with the usual load, without them and with them. Raises CommandError."""
+    """Compare two runs with the usual load, without and with the commands. Raises CommandError."""
     experience = Experience(state, now)
     known = {each.id: each.record for each in state.operations.values()}
-    # One after the other: the second core of the host is the scheduler's.
+    # One after the other: the host's second core belongs to the scheduler.
     after = _run(state, now, pace, horizon_s, experience, commands, user, lambda part: on_progress(part / 2.0))
     if after.refusal:
         raise CommandError(after.refusal)
@@ -224,7 +223,7 @@ def compare(
     before = _run(state, now, pace, span_s, experience, (), user, lambda part: on_progress((1.0 + part) / 2.0))
     if before.is_cut:
         after = cut(after, before.until)
-    # Cut neither: nothing was left to do.
+    # If no run was cut short, no work was left.
     is_over = not after.is_cut and after.until < now + horizon_s - SAME_S
 
     def apply(state: State) -> None:
@@ -237,7 +236,7 @@ def compare(
 
 
 def cut(told: RunResult, until: float) -> RunResult:
-    """As much of what is told as happens until then. Pure."""
+    """Return the part of a result that happens until a moment. Pure."""
 
     def seen(at: float | None) -> float | None:
         return None if at is None or at > until else at
@@ -268,13 +267,13 @@ def _run(
             time.process_time() + COMPARED_S,
             time.monotonic() + COMPARED_CLOCK_S,
         )
-        # That a job of them is started again, as after a drain, is no start.
+        # A restart of one of their jobs, as after a drain, is no start.
         begun = {each.id for each in state.operations.values() if any(part.jobs for part in each.elements.values())}
         is_cut, quiet_since = False, math.inf
 
         def is_enough() -> bool:
             nonlocal is_cut, quiet_since
-            # All that is there has ended, and so has what was asked for: in a whole round nothing has started.
+            # All jobs and requested operations have ended when nothing starts in a whole round.
             if forward.state.jobs or any(tree.queue for tree in state.trees.values()):
                 quiet_since = math.inf
             else:
@@ -338,7 +337,7 @@ def make_simulation(
     known: Mapping[str, OperationRecord], before: RunResult, after: RunResult, now: float, starts_at_once: str = "", *,
     is_over: bool = False,
 ) -> Simulation:  # fmt: skip
-    """The differences of two runs. ``is_over``: they ended before the horizon, when no job was left. Pure."""
+    """Return the differences of two runs. ``is_over``: no job was left before the horizon. Pure."""
     starts: list[ForetoldStart] = []
     left_out = 0
     for operation_id in {**dict.fromkeys(after.ids), **dict.fromkeys(before.moments), **dict.fromkeys(after.moments)}:
@@ -367,9 +366,9 @@ def make_simulation(
     if after.unknown:
         of, least = count(after.unknown, "operation"), format_span(UNKNOWN_S)
         guess = f"of {of} no job like {'its' if after.unknown == 1 else 'their'} own has completed yet"
-        lines.append(f"{guess}: each job is taken to run for {least} more, or for as long again as it has")
+        lines.append(f"{guess}: each job is assumed to run for {least} more, or for as long again as it has")
     if after.is_cut:
-        lines.append(f"it was looked {format_span(after.until - now)} ahead: more takes too long")
+        lines.append(f"the simulation ends {format_span(after.until - now)} from now: more would take too long")
     return msgspec.structs.replace(simulation, lines=lines)
 
 
@@ -379,7 +378,7 @@ def _is_same(one: float | None, other: float | None) -> bool:
 
 def _compare_shares(before: RunResult, after: RunResult, now: float) -> list[ForetoldShare]:
     was = {(tree, pool): (share, used) for tree, pool, share, used in before.core_seconds}
-    # One that ended before, with nothing left to do, would go on with nothing.
+    # A run that ended early because no work was left would go on with nothing.
     span_s = max(before.until - now, after.until - now, 1e-9)
     found = []
     for tree, pool, share, used in after.core_seconds:
@@ -402,7 +401,7 @@ def _describe_simulation(found: Simulation, starts_at_once: str, is_over: bool) 
         else:
             text = f"its first job starts after {format_span(max(asked.start_after - found.as_of, 0.0))}"
             ends = asked.end_after
-            yield text if ends is None else f"{text}, it ends after {format_span(ends - found.as_of)}"
+            yield text if ends is None else f"{text} and it ends after {format_span(ends - found.as_of)}"
     if starts_at_once:
         yield starts_at_once
     others = [each for each in found.starts if each.operation_id != found.operation_id]
@@ -410,21 +409,21 @@ def _describe_simulation(found: Simulation, starts_at_once: str, is_over: bool) 
     sooner = [each for each in others if _moves(each) < -SAME_S]
     if later:
         worst = max(later, key=_moves)
-        span = "beyond what was looked at" if math.isinf(_moves(worst)) else f"by {format_span(_moves(worst))} at most"
+        span = "beyond the simulated time" if math.isinf(_moves(worst)) else f"by {format_span(_moves(worst))} at most"
         yield f"{count(len(later), 'operation')} would start later, {span}"
     if sooner:
         yield f"{count(len(sooner), 'operation')} would start sooner"
     if found.stops:
         lost = sum(stop.lost_core_hours for stop in found.stops)
-        yield f"{count(len(found.stops), 'job')} would be stopped, {lost:.3g} core-hours of work lost"
+        yield f"{count(len(found.stops), 'job')} would be stopped, losing {lost:.3g} core-hours of work"
     elif found.operation_id or found.starts or found.shares:
-        yield "no job would be stopped for it"
+        yield "no job would be stopped"
     if not found.starts and not found.stops and not found.shares and not starts_at_once:
         yield "nothing would change until all jobs have ended" if is_over else f"nothing would change within {looked}"
 
 
 def _moves(each: ForetoldStart) -> float:
-    """By how many seconds it starts later."""
+    """Return by how many seconds it starts later."""
     if each.start_before is None and each.start_after is None:
         return 0.0
     if each.start_before is None or each.start_after is None:

@@ -1,7 +1,9 @@
-"""Intervals made wider or narrower by how the last ones fared (conformal prediction). Pure, but for its memory.
+"""Forecast intervals widened or narrowed by the accuracy of earlier ones (conformal prediction). Pure, but for its
+memory.
 
-Where a start came, as against the interval that the runs ahead gave, is a number: -1 at its beginning (10 %), 0 at its
-middle, 1 at its end (90 %). The next intervals reach from where 10 % of the last starts had come to where 90 % had.
+The position of an actual start in its simulated interval is a number: -1 at its beginning (10 %), 0 at its middle, 1 at
+its end (90 %). New intervals reach from the position below which 10 % of the last starts were to the one below which 90
+% were.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from cpumond.scheduler.model.forecast import Forecast
 
 PARTS: Final = (0.1, 0.5, 0.9)
 KEPT: Final = 500
-"""Starts that are remembered."""
+"""Number of starts that are remembered."""
 SUPPOSED: Final = 20
 SUPPOSED_SPREAD: Final = 1.25
-"""So many starts are supposed before the first real one, by so much further apart than the runs ahead foretell them."""
+"""Number of assumed starts before the first real one, and the factor by which they spread wider than simulated."""
 LEAST_S: Final = 5.0
-"""Half an interval is this long at least: jobs start with heartbeats."""
+"""Shortest half of an interval, in seconds: jobs start with heartbeats."""
 ENOUGH: Final = 20
-"""So many starts make a share that is worth telling."""
+"""Number of starts from which the share inside their intervals is reported."""
 
 
 class Interval(NamedTuple):
-    """From when to when, and the middle, seconds since 1970; None: beyond what was looked at."""
+    """Interval of a predicted start and its middle, in seconds since 1970; None: beyond the horizon."""
 
     first: float | None
     middle: float | None
@@ -38,10 +40,9 @@ class Interval(NamedTuple):
 
 
 class Calibration:
-    """The last starts of operations that had been foretold.
+    """The last actual starts of operations that had a forecast.
 
-    ``waiting``: operation that has not started -> what its first forecast with a middle said, before and after its
-    correction.
+    ``waiting``: operation that has not started -> its first forecast with a middle, before and after correction.
     """
 
     def __init__(self) -> None:
@@ -53,7 +54,7 @@ class Calibration:
         self._now_at = self._quantiles()
 
     def correct(self, forecast: Forecast) -> Forecast:
-        """The same with the interval of its start corrected, where it has not started."""
+        """Return the forecast with the interval of its start corrected, unless the operation has started."""
         if forecast.started_at is not None:
             return forecast
         raw = Interval(forecast.start_p10, forecast.start_p50, forecast.start_p90)
@@ -63,21 +64,21 @@ class Calibration:
         return msgspec.structs.replace(forecast, start_p10=told.first, start_p50=told.middle, start_p90=told.last)
 
     def settle(self, operation_id: str, began: float | None) -> None:
-        """One of ``waiting`` has started, or never will (None)."""
+        """Take the start of an operation in ``waiting``; None: it will never start."""
         told = self.waiting.pop(operation_id)
         if began is not None:
             self.take(*told, began)
 
     def correct_interval(self, raw: Interval, now: float) -> Interval:
-        """The interval of what the runs ahead gave, not before ``now``."""
+        """Correct a simulated interval; none of its moments is before ``now``."""
         if raw.first is None or raw.middle is None:
             return raw
-        # What cannot be measured by an end that is not known stays as it is.
+        # An end that is unknown gives nothing to measure by: it stays as it is.
         moved = [at if (new := _at(raw, place)) is None else new for at, place in zip(raw, self._now_at, strict=True)]
         return Interval(*(None if at is None else max(at, now) for at in moved))
 
     def take(self, raw: Interval, told: Interval, began: float) -> None:
-        """An operation began of which this was foretold, before and after its correction."""
+        """Take an operation's actual start and its forecast before (``raw``) and after correction (``told``)."""
         place = place_of(raw, began)
         if place is not None:
             self._places.append(place)
@@ -86,18 +87,18 @@ class Calibration:
 
     @property
     def starts(self) -> int:
-        """How many starts ``inside_ratio`` is of."""
+        """Number of starts on which ``inside_ratio`` is based."""
         return len(self._inside)
 
     @property
     def inside_ratio(self) -> float | None:
-        """The part of the last starts that came within their interval; 0.8 is aimed at. None: too few are known."""
+        """Share of the last starts inside their interval; the target is 0.8. None: too few are known."""
         return sum(self._inside) / self.starts if self.starts >= ENOUGH else None
 
     def describe(self) -> list[str]:
-        """The same as a sentence, where enough is known."""
+        """Return ``inside_ratio`` as a sentence, where enough starts are known."""
         ratio = self.inside_ratio
-        return [] if ratio is None else [f"of the last {count(self.starts, 'start')} {ratio:.0%} came when foretold"]
+        return [] if ratio is None else [f"{ratio:.0%} of the last {count(self.starts, 'start')} came when predicted"]
 
     def _quantiles(self) -> list[float]:
         ordered = sorted(self._places)
@@ -105,12 +106,13 @@ class Calibration:
 
 
 def is_inside(told: Interval, began: float) -> bool:
-    """Whether an interval has the moment; one without an end goes on for ever, one without a beginning never begins."""
+    """Whether an interval contains the moment; without an end it is unbounded, without a beginning it is empty."""
     return told.first is not None and told.first <= began and (told.last is None or began <= told.last)
 
 
 def place_of(raw: Interval, began: float) -> float | None:
-    """Where in its interval an operation began, -1 to 1 for inside; None where it has no end to measure by."""
+    """Return the position of a start in its interval, -1 to 1 if inside; None where the interval has no end on that
+    side."""
     if raw.middle is None:
         return None
     half_s = _half_s(raw, began < raw.middle)
@@ -128,8 +130,11 @@ def _half_s(raw: Interval, is_first: bool) -> float | None:
 
 
 def quantile(sorted_values: Sequence[float], part: float) -> float | None:
-    """The value below which another of their kind lies with the probability ``part``. The values, at least two, cut
-    what is possible into parts of equal probability; beyond them it goes on as steeply. None where it is infinite."""
+    """Return the value below which another one of the same distribution lies with probability ``part``.
+
+    The two or more values divide the range into parts of equal probability; beyond them the slope continues. None where
+    the result is infinite.
+    """
     place = part * (len(sorted_values) + 1) - 1.0
     low = min(max(int(place), 0), len(sorted_values) - 2)
     first, second = sorted_values[low], sorted_values[low + 1]

@@ -1,6 +1,6 @@
-"""What an operation waits for, in one word and a sentence: cheap enough to be asked of all operations. Pure.
+"""The cause for which an operation waits, as one word and one sentence. Pure.
 
-``answers.operation`` tells more, of one operation.
+It is cheap enough to compute for all operations of a list; ``answers.operation`` explains a single one in full.
 """
 
 from __future__ import annotations
@@ -22,60 +22,64 @@ CauseKind = Literal[
 SAME: Final = 1e-6
 
 _TEXTS: Final[dict[CauseKind, str]] = {
-    "cannot_start": "cannot start: no node of the tree is large enough, or a gang is too large for all of them",
+    "cannot_start": "cannot start: no node of the tree can hold a job, or all nodes together cannot hold the gang",
     "working": "all jobs are started",
-    "retry": "its jobs have failed and wait to be started again, as their retry rules say",
-    "suspended": "suspended: no job is started until that is taken back",
+    "retry": "its jobs have failed and wait for the delay that their retry rules set",
+    "suspended": "suspended: no job starts until it is resumed",
     "secrets": NO_KEY,
-    "pool_full": "pool {pool} is full: as many operations run in it as may (max_running_operation_count)",
-    "user_full": "as many operations of its user run as may (max_running_operation_count_per_user of the tree)",
-    "queue": "runs as soon as the scheduler has looked at it",
-    "no_nodes": "no node of the tree is online and takes jobs",
-    "gang": "a gang: waits for room for all of its jobs at once",
+    "pool_full": "pool {pool} is full: it already runs its max_running_operation_count of operations",
+    "user_full": "its user already runs the tree's max_running_operation_count_per_user of operations",
+    "queue": "will run as soon as the scheduler has checked it",
+    "no_nodes": "no online node of the tree takes jobs",
+    "gang": "a gang: waits until all of its jobs fit at once",
     "limit": "resource limits of {pool} leave no room for another job",
-    "reclaimed": "refuses reclaimed CPU (allow_reclaimed = false): waits for CPU that no ordinary job has ordered",
-    "filter": "waits for room on the nodes that scheduling_tag_filter, its own or that of a pool above, fits",
-    "budget": "the core-hour budget of {pool} is spent: no new job starts before its next period, or a larger budget",
-    "share": "is allotted its fair share: more jobs start where others leave room",
-    "room": "is allotted less than its fair share and waits for room on a node",
+    "reclaimed": "refuses reclaimed CPU (allow_reclaimed = false): waits for CPU that no ordinary job has requested",
+    "filter": "waits for free resources on the nodes that match its scheduling_tag_filter and those of the pools above "
+    "it",
+    "budget": "the core-hour budget of {pool} is spent: no new job starts until its next period or until it is raised",
+    "share": "is allocated its fair share: more jobs start only on resources that others leave",
+    "room": "is allocated less than its fair share and waits for free resources on a node",
 }
 
 
 class Cause(NamedTuple):
-    """``pool``: the one that is full or limits it; "" for the operation's own limits, and where none is the cause."""
+    """Cause for which an operation waits.
+
+    ``pool``: the pool that is full or has the limit; "" for the operation's own limits and for causes of no pool.
+    """
 
     kind: CauseKind
     pool: str = ""
 
     @property
     def key(self) -> str:
-        """It as one text: ``limit:research``."""
+        """The cause as one text: ``limit:research``."""
         return f"{self.kind}:{self.pool}" if self.pool else self.kind
 
     @property
     def text(self) -> str:
-        """It as a sentence."""
+        """The cause as a sentence."""
         whole = self.kind in ("pool_full", "budget")
         pool = self.pool if whole else f"pool {self.pool}" if self.pool else "the operation"
         return _TEXTS[self.kind].format(pool=pool)
 
 
 class Waiting(NamedTuple):
-    """What an operation waits for in a tree, and what its jobs order that are still to be started."""
+    """Cause for which an operation waits in a tree, and the cores that its jobs still to be started request."""
 
     cause: Cause
     wanted_cores: float = 0.0
     detail: str = ""
-    """What is too large, where it cannot start."""
+    """The request that is too large, where the operation cannot start."""
 
     @property
     def text(self) -> str:
-        """It as a sentence, of this operation."""
+        """The cause as a sentence, with the details of this operation."""
         return describe_cannot_start(self.detail) if self.detail else self.cause.text
 
 
 def describe_cannot_start(excess: str) -> str:
-    """The sentence, in all places the same, for what no node can hold."""
+    """Return the one sentence for a request that no node can hold."""
     return f"cannot start: {excess}"
 
 
@@ -86,7 +90,8 @@ ShownState = Literal[OperationState, "waiting", "cannot start"]
 
 
 def find_excess(live: Operation | None) -> str:
-    """What no tree of an operation without a job can hold, as ``describe_cannot_start`` takes it; "" where one can."""
+    """Return the request of an operation that no tree can hold, as ``describe_cannot_start`` takes it; "" if the
+    operation has a job or one of its trees can hold one."""
     if live is None or not live.needed or live.active_job_count:
         return ""
     told = [each.explain_unplaceable() for each in live.elements.values()]
@@ -94,7 +99,10 @@ def find_excess(live: Operation | None) -> str:
 
 
 def find_shown_state(record: OperationRecord, live: Operation | None) -> ShownState:
-    """The state of an operation in words: as recorded, but where it holds a place to run and has no job."""
+    """Return the state shown for an operation: the recorded one, or "waiting" where it is running without a job.
+
+    "cannot start" where no tree can hold its jobs.
+    """
     if live is None or live.active_job_count:
         return record.state
     if find_excess(live):
@@ -103,9 +111,9 @@ def find_shown_state(record: OperationRecord, live: Operation | None) -> ShownSt
 
 
 class Causes:
-    """What the operations of one tree wait for, at one look at it: those that were added, others are found when asked.
+    """Causes for which the operations of one tree wait, as of one moment.
 
-    There may be very many operations: a look that is kept costs nothing more.
+    Operations that were added are computed once and kept, since there may be very many; others are computed on request.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -115,12 +123,12 @@ class Causes:
         self._running = count_running(tree)
 
     def add(self, elements: Iterable[OperationElement]) -> None:
-        """Find and keep what some operations wait for."""
+        """Compute and keep the causes of some operations."""
         for element in elements:
             self._known[element.name] = self._find(element)
 
     def of(self, element: OperationElement) -> Waiting:
-        """What an operation waits for in this tree, as of this look."""
+        """Return the cause for which an operation waits in this tree, as of this object's moment."""
         known = self._known.get(element.name)
         return self._find(element) if known is None else known
 
@@ -172,7 +180,7 @@ class Causes:
         return _FIXED["share" if has_share else "room"].cause
 
     def _limits_above(self, pool: PoolElement) -> list[PoolElement]:
-        """Of a pool and those above it the ones that have limits."""
+        """Return those of a pool and its ancestors that have limits."""
         found = self._limited.get(pool)
         if found is None:
             above = [] if pool.parent is None else self._limits_above(pool.parent)

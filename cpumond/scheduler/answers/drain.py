@@ -1,4 +1,4 @@
-"""What a drain of a node would do now: which jobs end, what is lost, and where a trial starts them again."""
+"""Plan of a node's drain: jobs that would end, work that is lost, and nodes on which a trial restarts the jobs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cpumond.scheduler.trial.rounds import start_jobs
 
 
 class DrainedJob(msgspec.Struct, frozen=True):
-    """A job that would end. ``lost_core_seconds``: work done again, since its start or last checkpoint (6.9).
+    """A job that would end. ``lost_core_seconds``: work to be done again, since its start or last checkpoint (6.9).
 
-    ``to_node``: where it would start again now; "" where it would wait. ``fails_operation``: its operation would fail,
-    since it must not run twice (3.6), unless it completes in its time.
+    ``to_node``: where it would restart now; "" if it would wait. ``fails_operation``: its operation would fail, since
+    the job must not run twice (3.6), unless it completes in its time.
     """
 
     job_id: str
@@ -37,10 +37,10 @@ class DrainedJob(msgspec.Struct, frozen=True):
 
 
 class DrainPlan(msgspec.Struct, frozen=True):
-    """In the order in which the jobs would be stopped. ``hidden_job_count``: those of operations that the asker may not
-    read, which are counted in the sums. ``waiting_job_count``: those that would wait; ``failing_job_count``: those that
-    would fail their operations. ``gang_job_count``: jobs on other nodes that stop with their gang; their loss is in the
-    sum."""
+    """Effects of a drain; jobs in the order in which they would be stopped. ``hidden_job_count``: jobs of operations
+    that the caller may not read; the sums include them. ``waiting_job_count``: jobs that would wait.
+    ``failing_job_count``: jobs that would fail their operations. ``gang_job_count``: jobs on other nodes that stop with
+    their gang; the sum includes their loss."""
 
     node: str
     jobs: list[DrainedJob]
@@ -53,15 +53,15 @@ class DrainPlan(msgspec.Struct, frozen=True):
 
 
 Places = dict[str, list[str]]
-"""Operation and task -> the nodes on which jobs of it started."""
+"""Operation and task -> the nodes on which its jobs started."""
 
 
 def find_places(state: State, node_id: str, now: float) -> Places:
-    """Where jobs start once the node is drained; on a copy of the state, which is changed."""
+    """Return where jobs start once the node is drained; changes ``state``, which is a copy."""
     places: Places = {}
     tree = state.trees.get(state.nodes[node_id].tree or "")
     if tree is not None:
-        start_jobs(state, tree, now)  # what starts by itself takes its room first
+        start_jobs(state, tree, now)  # work that starts by itself comes first
         changes.apply(state, prepare(state, DrainNode(node_id), "", now, lambda: "planned"), now)
         for _ in ("interruptible jobs", "the others, when those have ended"):
             dispatch.schedule(state, node_id, now, lambda: "planned")
@@ -76,7 +76,7 @@ def _place_key(job: Job) -> str:
 
 
 def plan_drain(node: Node, rights: Rights, now: float, places: Places) -> DrainPlan:
-    """What would become of the jobs that are on the node at this moment; ``places`` are used up."""
+    """Return what a drain would do to the jobs now on the node; ``places`` are used up."""
     jobs = sorted(node.jobs.values(), key=start_order, reverse=True)
     found = []
     for job in sorted(jobs, key=lambda job: not job.task.interruptible):

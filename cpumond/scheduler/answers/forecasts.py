@@ -1,4 +1,4 @@
-"""Forecasts beside the running scheduler: made again and again in children of it, kept for whoever asks (shell)."""
+"""Forecasts of the running scheduler, computed repeatedly in child processes and kept for callers (shell)."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from cpumond.scheduler.trial.forward import Pace
 log = structlog.get_logger("cpumond.scheduler")
 
 NOT_YET: Final = {"try_again": True}
-"""The attributes of a refusal that is none a moment later."""
+"""Attributes of a refusal that the caller can retry a moment later."""
 MOST_SIMULATIONS: Final = 2
-"""At a time; each takes a core of the host at the lowest priority."""
-TOO_MANY: Final = f"{MOST_SIMULATIONS} simulations are under way; ask again in a moment"
+"""Most simulations at a time; each takes a core of the host at the lowest priority."""
+TOO_MANY: Final = f"{MOST_SIMULATIONS} simulations are already running; try again in a moment"
 SIMULATION_S: Final = 120.0
-"""After which a simulation is given up."""
+"""Time after which a simulation is given up."""
 TELLS_EACH_S: Final = 5.0
-"""Whoever asked hears of a simulation so often, whether it got on or not: a copy has the lowest priority."""
+"""Interval of progress reports to the caller, with or without progress: a copy has the lowest priority."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What if these commands were carried out, one after the other."""
+    """A what-if question: these commands, carried out one after the other."""
 
     commands: tuple[Command, ...]
     user: User
 
 
 class Forecasts:
-    """The last forecasts. Used by the event loop's thread. ``pace``: the moment's, see ``forward.Pace``.
+    """The latest forecasts, used by the event loop's thread. ``pace``: see ``forward.Pace``.
 
-    A round begins ``period_s`` after the last one did, later where it takes more than ``max_load`` of one core.
+    A round begins ``period_s`` after the previous one, later if that took more than ``max_load`` of one core.
     """
 
     def __init__(
@@ -72,21 +72,21 @@ class Forecasts:
         self._simulations = 0
         self._updated = asyncio.Event()
         self.as_of: float | None = None
-        """The moment whose state the last forecasts are of; None before the first."""
+        """Moment of the state from which the latest forecasts were made; None before the first."""
         self.calibration = Calibration()
         self.cpu_s = 0.0
-        """What all children took."""
+        """CPU seconds that all children took."""
         self.runs = self.failures = 0
 
     def take_if_due(self) -> None:
-        """Begin a round, if it is due and none is under way. Called after each update."""
+        """Begin a round if one is due and none is running. Called after each update."""
         self._updated.set()
         self._updated.clear()
         if time.monotonic() >= self._due and (self._round is None or self._round.done()):
             self._round = asyncio.ensure_future(self._take())
 
     async def close(self) -> None:
-        """Give up the round that is under way."""
+        """Cancel the round that is running."""
         if self._round is not None:
             self._round.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -121,7 +121,7 @@ class Forecasts:
             self._due = begun + max(self._period_s, cpu_s / self._max_load)
 
     async def _compare_starts(self) -> None:
-        """What was foretold of operations with when they have started since."""
+        """Compare earlier forecasts with the actual starts of their operations."""
         for number, operation_id in enumerate(list(self.calibration.waiting)):
             record = self._state.record_of(operation_id)
             began = None if record is None else when_started(self._state, record)
@@ -131,22 +131,22 @@ class Forecasts:
                 await asyncio.sleep(0)
 
     def read(self, operation_id: str) -> Forecast | None:
-        """What the last round foretold of a live operation, None where it did not know it."""
+        """Return the last round's forecast of a live operation; None if that round did not know it."""
         return self._state.foretold.get(operation_id)
 
     def when(self, record: OperationRecord) -> Forecast:
-        """The forecast of an operation. Raises CommandError: it has ended; nothing is foretold of it yet."""
+        """Return the forecast of an operation. Raises CommandError if it has ended or has no forecast yet."""
         if record.is_finished:
             raise CommandError(f"operation {record.id} has ended: it is {record.state}")
         now = self._now()
         if excess := find_excess(self._state.operations.get(record.id)):
-            line = f"never, as things are: it {describe_cannot_start(excess)}"
+            line = f"never, unless something changes: it {describe_cannot_start(excess)}"
             return Forecast(operation_id=record.id, as_of=now, horizon=now, runs=0, lines=[line])
         found = self.read(record.id)
         if found is None:
             raise CommandError(
-                f"operation {record.id}: nothing is foretold of it yet, forecasts are made each "
-                f"{format_span(self._period_s)} and less often under load; ask again",
+                f"operation {record.id} has no forecast yet: forecasts are made every "
+                f"{format_span(self._period_s)}, less often under load; try again later",
                 RESOLVE,
                 NOT_YET,
             )
@@ -158,18 +158,19 @@ class Forecasts:
         return msgspec.structs.replace(found, started_at=started_at, start_p10=None, start_p50=None, start_p90=None)
 
     async def simulate(self, question: Question) -> AsyncIterator[Progress]:
-        """What a question's commands would do; the last one says it. At once there is what the last round says of like
-        operations. Raises CommandError: refused as the commands themselves would be; too many simulations."""
+        """Yield the progress of a simulation of a question's commands; the last item has the result. The first item has
+        the last round's forecasts of similar operations. Raises CommandError if a command is refused or too many
+        simulations run."""
         for command in question.commands:
             check(self._state, command, question.user)
-        if len(question.commands) == 1:  # later ones build on what the first does
+        if len(question.commands) == 1:  # later ones depend on the first
             prepare(self._state, question.commands[0], question.user.name, self._now(), lambda: "asked-for")
         if self._simulations >= MOST_SIMULATIONS:
             raise CommandError(TOO_MANY, RESOLVE, NOT_YET)
         return self._simulate(question, self._first_lines(question))
 
     async def _simulate(self, question: Question, first: list[str]) -> AsyncIterator[Progress]:
-        if self._simulations >= MOST_SIMULATIONS:  # others have begun since this one was let in
+        if self._simulations >= MOST_SIMULATIONS:  # others have begun since the check in simulate
             yield Progress(1.0, error=TOO_MANY)
             return
 
@@ -197,21 +198,22 @@ class Forecasts:
                     yield progress
         except (ChildError, TimeoutError) as error:
             self.failures += 1
-            yield Progress(1.0, error=str(error) or f"it is not done after {format_span(SIMULATION_S)}")
+            yield Progress(1.0, error=str(error) or f"the simulation was given up after {format_span(SIMULATION_S)}")
         finally:
             self._simulations -= 1
             self.cpu_s += 0.0 if child is None else child.cpu_s
 
     async def _await_update(self) -> None:
-        """Until one is just over: the next one, which needs most of the memory, finds its pages copied."""
+        """Wait until an update has just ended: the next one, which needs most of the memory, then finds its pages
+        copied."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TELLS_EACH_S):
                 await self._updated.wait()
 
     def _first_lines(self, question: Question) -> list[str]:
-        """What the last round says of operations that wait in the pools that are asked about."""
+        """Return the last round's forecasts of operations that wait in the pools of the question."""
         if self.as_of is None:
-            return ["nothing is foretold yet"]
+            return ["there are no forecasts yet"]
         age = format_span(max(self._now() - self.as_of, 0.0))
         pools = {
             (name, options.pool)
@@ -228,11 +230,11 @@ class Forecasts:
             and (found := self.read(element.name)) is not None and found.started_at is None
         ]  # fmt: skip
         if not pools:
-            return [f"forecasts as of {age} ago; what the change does is computed now"]
+            return [f"forecasts as of {age} ago; the effect of the change is being computed"]
         if not waiting:
-            return [f"as of {age} ago no operation waits in its pool: it would start as soon as there is room"]
+            return [f"as of {age} ago no operation waits in its pool: it would start as soon as it fits"]
         middle = [found.start_p50 for found in waiting if found.start_p50 is not None]
         if not middle:
-            return [f"as of {age} ago {len(waiting)} operations wait in its pool, beyond what was looked at"]
+            return [f"as of {age} ago {len(waiting)} operations wait in its pool, longer than was simulated"]
         span = format_span(max(max(middle) - self._now(), 0.0))
         return [f"as of {age} ago {len(waiting)} operations wait in its pool; the last of them starts in about {span}"]

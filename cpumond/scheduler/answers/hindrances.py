@@ -1,4 +1,4 @@
-"""What is in the way of waiting jobs, by the checks of the pass that starts jobs; how a tree's capacity is split. Pure.
+"""Hindrances of waiting jobs, by the checks of the pass that starts jobs; and the split of a tree's capacity. Pure.
 
 Amounts are absolute vectors in the order of RESOURCES, cores where a name says so.
 """
@@ -23,11 +23,11 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.trial.rounds import list_takers
 
 SCARCE: Final = ("user_slots", "gpu", "memory", "network")
-"""What a node may lack while CPU of it is free."""
+"""Resources that a node may lack while some of its CPU is free."""
 
 
 class Hindrance(NamedTuple):
-    """Something in the way of waiting jobs. ``name``: the pool or operation that it is of, "" where it is of none."""
+    """A reason that keeps waiting jobs from starting. ``name``: the pool or operation that has it, "" if none."""
 
     kind: str
     name: str = ""
@@ -48,24 +48,24 @@ CONFIGURED: Final = (*COUNTS, "limits")
 
 
 def is_subpool(pool: PoolElement) -> bool:
-    """Whether an ephemeral pool's limits are its parent's ``ephemeral_subpool_config``."""
+    """Whether the limits of an ephemeral pool are its parent's ``ephemeral_subpool_config``."""
     return pool.is_ephemeral and not getattr(pool.parent, "is_root", True) and SUBPOOL_DELIMITER in pool.name
 
 
 def count_limit(pool: PoolElement) -> Hindrance:
-    """The limit of running operations that holds for a pool: one for all ephemeral sub-pools of a pool."""
+    """Return the limit of running operations of a pool; all ephemeral sub-pools of one pool share a hindrance."""
     if is_subpool(pool) and pool.parent is not None:
         return Hindrance("subpool_count", pool.parent.name)
     return Hindrance("count", pool.name)
 
 
 def is_full(pool: PoolElement) -> bool:
-    """Whether as many operations run in it as may."""
+    """Whether the pool runs as many operations as it may."""
     return pool.running_operation_count >= pool.max_running_operation_count
 
 
 def waiting_cores(element: OperationElement) -> float:
-    """What the jobs of an operation that are still to be started order; 0 while it is held."""
+    """Return the cores that an operation's jobs to be started request; 0 while the operation is held."""
     if element.operation.is_held or element.spent is not None:
         return 0.0
     return sum(order[CPU] * number for order, number in element.operation.needed_orders)
@@ -73,7 +73,7 @@ def waiting_cores(element: OperationElement) -> float:
 
 @dataclass(slots=True)
 class Waiting:
-    """An operation with jobs to start: their cores, and what is in their way, the nearest first."""
+    """An operation with jobs to start: the cores that they request, and their hindrances, the nearest first."""
 
     element: OperationElement
     cores: float
@@ -81,7 +81,7 @@ class Waiting:
 
 
 def find_waiting(state: State, tree: Tree) -> dict[str, Waiting]:
-    """The operations of a tree in which jobs wait, by id."""
+    """Return the operations of a tree in which jobs wait, by id."""
     look = _Look(state, tree)
     return {
         element.name: Waiting(element, cores, look.find_in_way(element))
@@ -91,11 +91,11 @@ def find_waiting(state: State, tree: Tree) -> dict[str, Waiting]:
 
 
 Rooms = list[tuple[Node, Vector]]
-"""Nodes, each with what is free there."""
+"""Nodes, each with its free resources."""
 
 
 class _Look:
-    """A tree's nodes at one moment; of equal orders the same is in the way."""
+    """A tree's nodes at one moment; hindrances are kept by request, since equal requests have the same ones."""
 
     def __init__(self, state: State, tree: Tree) -> None:
         self.spare = state.rules.spare
@@ -103,7 +103,7 @@ class _Look:
         self._known: dict[tuple[Fitting | None, bool, Vector], tuple[Hindrance, ...]] = {}
 
     def find_in_way(self, element: OperationElement) -> tuple[Hindrance, ...]:
-        """What is in the way of the next job of an operation, of a gang of all."""
+        """Return the hindrances of an operation's next job, or of all jobs of a gang."""
         if not element.is_running:
             return tuple(dict.fromkeys(count_limit(pool) for pool in element.ancestors() if is_full(pool)))
         record = element.operation.record
@@ -120,7 +120,7 @@ class _Look:
         return found
 
     def _waits_for_orders(self, element: OperationElement, order: Vector) -> bool:
-        """Whether a node has room for the job, and other jobs ordered that CPU."""
+        """Whether the job fits into the free resources of a node, but other jobs have requested that CPU."""
         record = element.operation.record
         return any(
             self._has_room(free, node, order)
@@ -144,7 +144,7 @@ class _Look:
 
 
 def _find_of_order(rooms: Rooms, order: Vector) -> Iterator[Hindrance]:
-    """Why no node takes a job of this order, what concerns most cores first."""
+    """Yield why no node takes a job of this request, the reason that concerns most cores first."""
     cores: dict[Hindrance, float] = {}
     for _, free in rooms:
         if free[CPU] < order[CPU] - ROUNDING or free[CPU] <= ROUNDING:
@@ -155,14 +155,15 @@ def _find_of_order(rooms: Rooms, order: Vector) -> Iterator[Hindrance]:
     if not cores:
         largest = max((node.capacity[CPU] for node, _ in rooms), default=math.inf)
         whole = sum(free[CPU] for _, free in rooms)
-        # What no node could hold if it was empty does not wait for others' ends.
+        # A job that no empty node can hold does not wait for other jobs to end.
         is_in_pieces = order[CPU] - ROUNDING <= whole or order[CPU] - ROUNDING > largest
         cores[FRAGMENTATION if is_in_pieces else FULL] = whole
     yield from sorted(cores, key=lambda each: -cores[each])
 
 
 def _find_limits(element: OperationElement, orders: list[Vector]) -> tuple[Hindrance, ...]:
-    """The elements on its path whose limits leave no room for any of these orders; of the first one's."""
+    """Return the elements on its path that limit an operation's first request, where limits allow none of the
+    requests."""
     path: list[OperationElement | PoolElement] = [element, *element.ancestors()]
     limited = [each for each in path if each.limits is not UNLIMITED]
     in_way = [
@@ -172,7 +173,7 @@ def _find_limits(element: OperationElement, orders: list[Vector]) -> tuple[Hindr
 
 
 def list_outside(state: State, tree: Tree) -> list[Node]:
-    """Nodes that the tree could have: of no tree, of several, and those of trees where nothing waits."""
+    """Return nodes that the tree could have: of no tree, of several, or of trees where nothing waits."""
     quiet = {name for name, each in state.trees.items() if each is not tree and not _has_waiting(each)}
     return [
         node
@@ -193,10 +194,10 @@ def _has_waiting(tree: Tree) -> bool:
 
 @dataclass(slots=True)
 class CapacitySplit:
-    """The capacity of a tree's nodes in cores. The parts, with the idle ones that are found later, make up the whole.
+    """The capacity of a tree's nodes in cores. The parts, with the idle ones that are found later, add up to the whole.
 
-    ``reused``: used by jobs beyond what the nodes' jobs could have had by their orders: reclaimed from others.
-    ``unused``: allotted to jobs, or to what is no job of the scheduler, and not used. ``silent``: of nodes that are
+    ``reused``: used by jobs beyond the CPU that requests would have left them, so reclaimed from others. ``unused``:
+    allocated to jobs, or to processes that are no jobs of the scheduler, and not used. ``silent``: of nodes that are
     offline.
     """
 
@@ -207,7 +208,7 @@ class CapacitySplit:
     silent: float = 0.0
     idle: float = 0.0
     backfilled: float = 0.0
-    """Of these, allotted to jobs in room that is kept for a gang (7.3)."""
+    """Cores of the above that are allocated to jobs on resources reserved for a gang (7.3)."""
 
     def take(self, node: Node) -> None:
         capacity = node.capacity[CPU]
@@ -233,7 +234,7 @@ class CapacitySplit:
 
 
 def split_capacity(tree: Tree) -> CapacitySplit:
-    """The split of a tree as it is."""
+    """Return the split of a tree as it is."""
     split = CapacitySplit(backfilled=TREE["backfilled_cores"](tree))
     for node in tree.nodes.values():
         split.take(node)

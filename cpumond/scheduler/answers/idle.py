@@ -1,7 +1,8 @@
-"""Why CPU stands idle while work waits: the capacity of a tree split, and what holds back how much, in sentences. Pure.
+"""Reasons why CPU stands idle while work waits: the split of a tree's capacity, and the CPU that each cause holds back.
+Pure.
 
-Cores throughout. A cause's ``cores`` is what would start if its change were made and nothing else; causes overlap, so
-these do not add up. ``idle_cores`` do: they lay each idle core to one cause.
+Cores throughout. A cause's ``cores`` would start if only its change were made. Causes overlap, so these do not add up;
+``idle_cores`` do, since each idle core is assigned to one cause.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from cpumond.scheduler.trial.remedy import Remedy
 
 SHOWN_OPERATIONS: Final = 20
 LEAST: Final = 0.005
-"""Fewer cores are not told of: they would be shown as 0."""
+"""Fewer cores are not reported: they would be shown as 0."""
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """What to do about a cause. ``commands``: changes of trees and pools, as ``POST /api/v1/plan`` takes each;
-    ``shell``: the same as command lines. Both are empty where no configuration can do it."""
+    """The remedy of a cause. ``commands``: changes of trees and pools, as ``POST /api/v1/plan`` takes each; ``shell``:
+    the same as command lines. Both are empty where no configuration helps."""
 
     text: str
     commands: list[dict[str, Any]] = []
     shell: list[str] = []
     operations: list[str] = []
-    """Ids of the operations that are to be changed; others may not be shown them."""
+    """Ids of the operations to change; shown only to users who may read these."""
 
 
 class IdleCause(msgspec.Struct, frozen=True):
-    """What holds back ``cores``. ``pool``: the one with the limit, else the one whose operations wait for most of them,
-    "" for none. ``operations``: the ids of some of the ``operation_count`` operations that it holds back; of
-    ``max_operation_count`` that many starts were refused, which have no ids, and ``cores`` is what they may use."""
+    """A cause that holds back ``cores``. ``pool``: the one with the limit, else the one whose operations wait for most
+    of the cores, "" for none. ``operations``: the ids of some of the ``operation_count`` operations that it holds back.
+    For ``max_operation_count`` these are refused starts, which have no ids, and ``cores`` is what they may use."""
 
     kind: str
     pool: str
@@ -52,17 +53,17 @@ class IdleCause(msgspec.Struct, frozen=True):
     operation_count: int
     operations: list[str]
     lead: str = ""
-    """How its sentence begins where it is not of work that waits for idle CPU: a pool has less than its guarantee while
-    others use the CPU, or work was refused that nobody has started again."""
+    """Begin of its sentence where the cause is not about work that waits for idle CPU: a pool has less than its
+    guarantee while others use the CPU, or work was refused and not started again."""
     pools: list[str] = []
-    """Those of the operations in whose way it is; not those above them."""
+    """Pools of the operations that it holds back, without the pools above."""
 
 
 class IdleParts(msgspec.Struct, frozen=True):
-    """The capacity of a tree. ``reused``: used beyond what the jobs' orders would have left, since others' limits are
-    lowered. ``unused``: allotted and not used. ``silent``: of nodes that are offline. ``starting``: idle, and about to
-    be given to jobs. ``without_work``: idle, and nothing waits for it. ``held_back``: idle while work waits for it.
-    ``backfilled`` is no part of its own: allotted to jobs in room that is kept for a gang."""
+    """The split of a tree's capacity. ``reused``: used beyond the CPU that requests would have left, since others'
+    limits are lowered. ``unused``: allocated and not used. ``silent``: of nodes that are offline. ``starting``: idle,
+    and about to be given to jobs. ``without_work``: idle, and nothing waits for it. ``held_back``: idle while work
+    waits for it. ``backfilled`` is not a separate part: it is allocated to jobs on resources reserved for a gang."""
 
     capacity: float = 0.0
     used: float = 0.0
@@ -76,9 +77,9 @@ class IdleParts(msgspec.Struct, frozen=True):
 
 
 class IdleReport(msgspec.Struct, frozen=True):
-    """Why CPU of a tree stands idle, as of ``as_of`` (seconds since 1970). ``waiting_cores``: what operations with jobs
-    to start order for these; ``outside_cores``: idle on nodes that the tree does not have and no work waits for there.
-    ``held_by_pool``: idle cores that the operations of each pool's subtree would use."""
+    """Why CPU of a tree stands idle, as of ``as_of`` (seconds since 1970). ``waiting_cores``: requested by jobs still
+    to be started. ``outside_cores``: idle on nodes outside of the tree, where no work waits for it. ``held_by_pool``:
+    idle cores that the operations of each pool's subtree would use."""
 
     tree: str
     pool: str
@@ -91,16 +92,15 @@ class IdleReport(msgspec.Struct, frozen=True):
     causes: list[IdleCause]
     held_by_pool: dict[str, float]
     too_large_operations: int = 0
-    """That no node of the tree can hold; ``too_large``: what is, of one of them."""
+    """Number of operations that no node of the tree can hold; ``too_large``: the excess of one of them."""
     too_large: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class Found:
-    """Hindrances, the first is what one sees, and the remedy of all. ``placed``: operation -> cores that start then.
+    """Hindrances, the visible one first, and the remedy for all. ``placed``: operation -> cores that start then.
 
-    ``waits``: the operations in whose way the first one is. ``idle``: the part of the idle CPU that is laid to these
-    hindrances alone.
+    ``waits``: the operations that the first one holds back. ``idle``: the idle CPU assigned to these hindrances alone.
     """
 
     hindrances: tuple[Hindrance, ...]
@@ -115,14 +115,14 @@ class Found:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether it takes more than changes of the configuration, or than one thing that nodes lack."""
+        """Whether the remedy needs more than configuration changes, or more than one resource that nodes lack."""
         return len(self.hindrances) > 1 and any(each.kind not in CONFIGURED for each in self.hindrances)
 
 
 @dataclass(slots=True, eq=False)
 class Idle:
-    """What was found of a tree. ``starting``: cores of what starts by itself, after which ``waiting`` waits;
-    ``outside``: idle cores of nodes outside of the tree that no work waits for there."""
+    """Findings of a tree. ``starting``: cores of work that starts by itself, after which ``waiting`` waits;
+    ``outside``: idle cores of nodes outside of the tree, where no work waits for them."""
 
     tree: Tree
     split: CapacitySplit
@@ -133,7 +133,7 @@ class Idle:
 
     @property
     def left(self) -> float:
-        """Cores that are idle when all that starts by itself has started."""
+        """Cores that are idle after all work that starts by itself has started."""
         return max(self.split.idle - self.starting, 0.0)
 
     @property
@@ -142,19 +142,19 @@ class Idle:
 
     @property
     def held(self) -> float:
-        """Of the cores ``left`` those that what waits could use."""
+        """Those of the cores ``left`` that waiting work could use."""
         return min(self.left, self.waiting_cores)
 
     def path_of(self, operation_id: str) -> list[str]:
-        """The names of the pools above an operation, its own first."""
+        """Return the names of the pools above an operation, its own first."""
         return [pool.name for pool in self.tree.operations[operation_id].ancestors()]
 
 
 def make_report(
     idle: Idle, now: float, unmet: Sequence[Remedy], refusals: Iterable[tuple[Remedy, int]], too_large: Sequence[str]
 ) -> IdleReport:
-    """The report. ``unmet``: what keeps pools from their guarantees; ``refusals``: how many starts a limit refused of
-    late; ``too_large``: of each operation that no node can hold what is."""
+    """Return the report. ``unmet``: remedies for pools below their guarantees; ``refusals``: starts that limits refused
+    recently; ``too_large``: the excess of each operation that no node can hold."""
     split, held = idle.split, idle.held
     starting = min(idle.starting, split.idle)
     without_work = max(split.idle - starting - held, 0.0)
@@ -201,7 +201,7 @@ def _make_cause(idle: Idle, found: Found) -> IdleCause:
 
 
 def _is_told(remedy: Remedy, idle: Idle, causes: list[IdleCause]) -> bool:
-    """Whether idle CPU is enough for what a pool misses, and what holds that back is told already."""
+    """Whether the pool's deficit fits into the idle CPU and its cause is reported already."""
     return idle.held >= remedy.cores and any(cause.kind == remedy.kind for cause in causes)
 
 
@@ -214,7 +214,7 @@ def _make_guarantee_cause(idle: Idle, remedy: Remedy) -> IdleCause:
 
 
 def _make_refusal_causes(refusals: Iterable[tuple[Remedy, int]], idle: float) -> list[IdleCause]:
-    """Of starts that were refused: nothing waits for them, so they come after what holds back work that is there."""
+    """Return causes of refused starts. Nothing waits for them, so they come after the causes of waiting work."""
     causes = []
     for remedy, starts in refusals:
         cores = _round(min(remedy.cores, idle))
@@ -248,11 +248,11 @@ KINDS: Final = (
     "max_running_operation_count", "resource_limits", "max_share_ratio", "fragmentation", "memory", "user_slots", "gpu",
     "network", "spare", "graceful", "gang", "cordon", "allow_reclaimed", TAG_FILTER,
 )  # fmt: skip
-"""Kinds of causes that hold back CPU of a tree's own nodes; series of metrics begin at 0 for all of them."""
+"""Kinds of causes that hold back CPU of a tree's own nodes; each has a metric series from the start, at 0."""
 
 
 def idle_reasons(report: IdleReport) -> dict[str, float]:
-    """Idle cores by reason: they add up to what is idle. "several": no single change would let them be used."""
+    """Return idle cores by reason; they add up to all idle cores. "several": no single change lets them be used."""
     parts = report.parts
     reasons = {"no_work": parts.without_work, "starting": parts.starting, **dict.fromkeys((*KINDS, "several"), 0.0)}
     for cause in report.causes:
@@ -263,7 +263,7 @@ def idle_reasons(report: IdleReport) -> dict[str, float]:
 
 
 def describe(report: IdleReport) -> str:
-    """The report in one sentence: what can never start, how much is idle, what is most in the way, what to do."""
+    """Return the report in one sentence: what can never start, how much is idle, the main cause, its remedy."""
     told, number = _describe_idle(report), report.too_large_operations
     if not number:
         return told
@@ -292,7 +292,7 @@ def _describe_idle(report: IdleReport) -> str:
         return f"{count_cores(idle)} {_stand(idle)} idle for lack of work: no operation waits for CPU"
     if not report.waiting_operations:
         return "no CPU stands idle, and no operation waits for CPU"
-    return f"no CPU stands idle while {waiting} {wait}: all of it is given to jobs"
+    return f"no CPU stands idle while {waiting} {wait}: all of it is allocated to jobs"
 
 
 def _stand(cores: float) -> str:
@@ -300,7 +300,8 @@ def _stand(cores: float) -> str:
 
 
 def in_pool(report: IdleReport, pool: str, above: frozenset[str], below: frozenset[str]) -> IdleReport:
-    """What concerns a pool: limits of it, of pools ``above`` and ``below`` it, and what holds back its operations."""
+    """Return the part of the report about a pool: limits of it, of pools ``above`` and ``below`` it, causes of its
+    operations."""
     held = report.held_by_pool.get(pool, 0.0)
     own = below | {pool}
     causes = [cause for cause in report.causes if cause.pool in above | own or not own.isdisjoint(cause.pools)]
@@ -312,7 +313,7 @@ def in_pool(report: IdleReport, pool: str, above: frozenset[str], below: frozens
 
 
 def readable(report: IdleReport, may_read: Callable[[str], bool]) -> IdleReport:
-    """The report for somebody who may not know of all operations: of those there are numbers only."""
+    """Return the report for a user who may not read all operations: those are counted, not named."""
     causes = []
     for cause in report.causes:
         change = cause.change

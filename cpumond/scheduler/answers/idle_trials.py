@@ -1,4 +1,4 @@
-"""Which change lets waiting work start on idle CPU, found by trials: the scheduler itself on copies of its memory."""
+"""Search for changes that let waiting work start on idle CPU, by trials of the scheduler on copies of its memory."""
 
 from __future__ import annotations
 
@@ -49,31 +49,31 @@ from cpumond.scheduler.trial.remedy import Remedy, join
 from cpumond.scheduler.trial.rounds import start_jobs
 
 LEAST_CORES: Final = 1e-6
-"""Less than that is nothing."""
+"""Smaller amounts count as nothing."""
 MAX_CANDIDATES: Final = 12
-"""So many hindrances are tried, those in the way of most cores first."""
+"""Most hindrances that are tried, those that hold back most cores first."""
 MAX_TRIALS: Final = 40
 LARGE: Final = 1000
 MAX_TRIALS_OF_LARGE: Final = 8
-"""So many trials are begun for candidates of a tree, of one with more than LARGE operations and nodes."""
+"""Most trials of a tree's candidates; the second for a tree with more than LARGE operations and nodes."""
 MAX_CHAIN: Final = 6
 ENOUGH: Final = 0.995
-"""This part of what limits hold back must start with the values that are advised."""
+"""Fraction of the work held back by limits that must start with the advised values."""
 SINGLE: Final = 0.1
-"""A change that lets this part start is told rather than several that let more start."""
+"""A single change that lets this fraction start is preferred to several that let more start."""
 MAX_VALUES: Final = 4
-"""So many values of limits are tried, the least that could be enough first; one that is enough of a large tree."""
+"""Most values of a limit that are tried, the lowest sufficient one first; in a large tree one that is enough."""
 LATER_S: Final = 120.0
-"""A change is tried so long after the moment that is asked about: no room is kept for a gang any more."""
+"""Time from the moment of the report to that of a trial: by then nothing is reserved for a gang."""
 
 
 def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
-    """The report on a tree as it is. Changes nothing. Raises CommandError."""
+    """Return the report on a tree as it is. Changes nothing. Raises CommandError."""
     return ask_at_once(lambda: look_into_idle(state, tree, now), IdleReport)
 
 
 def look_into_idle(state: State, tree: Tree, now: float) -> IdleReport:
-    """The report, on a copy of the state, which is changed."""
+    """Return the report; changes ``state``, which is a copy."""
     split = split_capacity(tree)
     too_large = [told for each in tree.operations.values() if (told := each.explain_unplaceable())]
     unmet, refusals = find_unmet(state, tree, split.idle, now), list(find_refusals(state, tree, now))
@@ -83,7 +83,7 @@ def look_into_idle(state: State, tree: Tree, now: float) -> IdleReport:
 
 
 class _Search:
-    """All that is in the way, what holds back most first."""
+    """Search for all hindrances and their remedies, those that hold back most first."""
 
     def __init__(self, state: State, tree: Tree, now: float, split: CapacitySplit) -> None:
         self.state, self.tree, self.now = state, tree, now
@@ -128,7 +128,7 @@ class _Search:
         return sorted(cores, key=lambda each: -cores[each])[:MAX_CANDIDATES]
 
     def _follow(self, start: Hindrance) -> Found | None:
-        """Take away ``start``, then what it hid, until something starts."""
+        """Lift ``start``, then each hindrance that it hid, until something starts."""
         waits = frozenset(name for name, each in self.waiting.items() if _is_in_way(start, each))
         chain = [start]
         while True:
@@ -156,12 +156,12 @@ class _Search:
         return Found(tuple(chain), remedy, started.cores, waits)
 
     def _list_remedies(self, chain: Sequence[Hindrance], values: Started, waits: frozenset[str]) -> list[Remedy]:
-        """Of a gang in pieces there is one for both."""
+        """Return the remedies of a chain; a gang and fragmentation share one."""
         told = [each for each in chain if each != FRAGMENTATION or GANG not in chain]
         return [make_remedy(self.look, each, values, waits) for each in told]
 
     def _find_values(self, chain: list[Hindrance], lifted: Started, waits: frozenset[str]) -> Found | None:
-        """The remedy with the least values that are enough, as far as a few trials show."""
+        """Return the remedy with the lowest values that are enough, as far as a few trials show."""
         counts = {each for each in chain if each.kind in COUNTS}
         if not counts:
             return self._try_values(chain, lifted, waits)
@@ -186,7 +186,7 @@ class _Search:
         return best
 
     def _try_values(self, chain: list[Hindrance], values: Started, waits: frozenset[str]) -> Found | None:
-        """The remedy with these values, with what it starts; without limits that they do not reach."""
+        """Return the remedy with these values and the work it starts, without limits that the values do not reach."""
         needed = [each for each in chain if each.kind not in COUNTS or self._reaches(each, values)]
         started = self._try(join(self._list_remedies(needed, values, waits)), waits, needed)
         return None if started is None else self._make(needed, values, started, waits)
@@ -196,7 +196,7 @@ class _Search:
         return any(values.running.get(pool.name, 0) > pool.max_running_operation_count for pool in pools)
 
     def _try(self, remedy: Remedy, waits: Collection[str], chain: Sequence[Hindrance]) -> Started | None:
-        """What starts with a change; None where a command of it is refused."""
+        """Return the work that starts with a change; None where a command of it is refused."""
         self._trials_left -= 1
         state, tree, now = self.state, self.tree, self.now + LATER_S
         return ask_at_once(lambda: _try_out(state, tree, now, remedy, waits, chain), Started | None)
@@ -229,7 +229,7 @@ def _try_out(
 
 
 def _is_in_way(hindrance: Hindrance, waiting: Waiting) -> bool:
-    """Whether it is what holds an operation back, of what is configured the nearest."""
+    """Whether a hindrance holds an operation back; of configured ones only the nearest counts."""
     if hindrance in (CORDON, TAGS):
         return True
     return hindrance in (waiting.in_way[:1] if hindrance.kind in CONFIGURED else waiting.in_way)
@@ -240,13 +240,13 @@ def _is_lifted(pool: PoolElement, counts: Collection[Hindrance]) -> bool:
 
 
 def _run_first(queue: Sequence[OperationElement], lifted: Started) -> Started:
-    """As ``lifted``, where of the queue only these run."""
+    """Return ``lifted`` as if only these operations of the queue ran."""
     more = Counter(pool for element in queue for pool in element.ancestors())
     running = {pool.name: pool.running_operation_count + number for pool, number in more.items()}
     return msgspec.structs.replace(lifted, running=running)
 
 
 def _without_mixed(found: list[Found]) -> list[Found]:
-    """Where one change alone lets enough start, those that need several of different kinds are left out."""
+    """Drop findings that need several different kinds of changes where a single change lets enough start."""
     most = max((each.cores for each in found if not each.is_mixed), default=0.0)
     return [each for each in found if not each.is_mixed or each.cores * SINGLE > most]

@@ -1,4 +1,4 @@
-"""Why an operation has what it has, or has to wait, in sentences. Pure.
+"""Sentences that explain why an operation holds what it holds, or why it waits. Pure.
 
 Times are seconds, amounts absolute, shares fractions (semantics.md 2.2, 3, 6, 7).
 """
@@ -45,7 +45,7 @@ from cpumond.scheduler.state.gang_table import GangTable
 Amounts = dict[str, float]
 
 SAME_SHARE: Final = 1e-6
-"""Shares that differ by less are shown as unchanged."""
+"""Smallest difference of two shares that is shown as a change."""
 
 SHOWN_RECORDS: Final = 5
 KEPT_RECORDS: Final = 20
@@ -53,10 +53,8 @@ MIB: Final = 2**20
 
 
 class TreeAnswer(msgspec.Struct, frozen=True):
-    """One tree's part of the answer. ``rule``: what ends its fair share, "" where no update knows it yet.
-
-    ``path``: the shares of each element from the root down to the operation; empty where no update knows it yet.
-    """
+    """One tree's part of the answer. ``rule``: what limits its fair share. ``path``: the shares of each element from the
+    root down to the operation. Both are empty until the first update with the operation."""
 
     tree: str
     pool: str
@@ -67,7 +65,8 @@ class TreeAnswer(msgspec.Struct, frozen=True):
 
 
 class OperationAnswer(msgspec.Struct, frozen=True):
-    """Why an operation is where it is: sentences in all, then by tree; preemptions of and for it, newest first."""
+    """Why an operation is where it is: sentences for all trees, then by tree; preemptions of it and for it, newest
+    first."""
 
     operation_id: str
     state: str
@@ -84,8 +83,10 @@ def explain_operation(
     shares: Mapping[str, tuple[str, Sequence[str]]],
     rights: Rights | None = None,
 ) -> OperationAnswer:
-    """The answer for an operation, without others that the asker may not know of. ``shares``: tree -> rule and lines of
-    ``fairshare.explain`` of its last update."""
+    """Return the answer for an operation, without other operations that the caller may not read.
+
+    ``shares``: tree -> rule and lines of ``fairshare.explain`` of its last update.
+    """
     live = state.operations.get(record.id)
     trees = []
     if live is not None:
@@ -118,7 +119,7 @@ def explain_operation(
 
 
 def name_operations(state: State, lines: Iterable[str]) -> list[str]:
-    """Lines of ``fairshare.explain`` with ``operation ID`` or its title in place of ``#ID``."""
+    """Replace ``#ID`` in lines of ``fairshare.explain`` by ``operation ID`` and its title."""
 
     def show(match: re.Match[str]) -> str:
         operation = state.operations.get(match[1])
@@ -132,8 +133,8 @@ def name_operations(state: State, lines: Iterable[str]) -> list[str]:
 
 def _describe_suspended(record: OperationRecord) -> str:
     failure = record.suspended_for
-    why = "" if failure is None else f" since a job failed, {printable(innermost(failure).message)}"
-    return f"it is suspended{why}: no job of it is started until it is resumed"
+    why = "" if failure is None else f" because a job failed, {printable(innermost(failure).message)}"
+    return f"it is suspended{why}: no job of it starts until it is resumed"
 
 
 def _describe_no_restart(record: OperationRecord) -> list[str]:
@@ -141,36 +142,36 @@ def _describe_no_restart(record: OperationRecord) -> list[str]:
     if not names:
         return []
     which = "one of its jobs" if len(names) == len(record.tasks) else f"a job of task {', '.join(map(quoted, names))}"
-    return [f"the preemption, abort or loss of {which} fails it: fail_on_job_restart"]
+    return [f"it fails if {which} is preempted, aborted or lost (fail_on_job_restart)"]
 
 
 def _describe_failures(state: State, record: OperationRecord, now: float) -> Iterator[str]:
-    """Where all of its jobs that failed did so on one node."""
+    """Yield a sentence if all failed jobs of the operation failed on one node."""
     where = describe_where(record)
     if not where or where in record.error:
         return
     node = state.nodes.get(next(iter(record.failed_on)))
     told = "" if node is None or node.failing is None else node.failing.describe(now)
-    counts = "; they do not count towards max_failed_job_count as long as no other node agrees"
+    counts = "; they do not count towards max_failed_job_count until jobs fail on another node, too"
     yield f"{where}{told and f' ({told})'}{counts if record.blamed_failures else ''}"
 
 
 def _describe_incarnation(state: State, live: Operation, now: float) -> Iterator[str]:
-    """Of an operation with ``gang_options``: why it began anew, and what its jobs wait for."""
+    """Yield, for an operation with ``gang_options``, why it restarted and what its jobs wait for."""
     if live.gang is None or len(live.record.incarnations) < 2:
         return
     new = live.record.incarnations[-1]
-    yield f"all of its jobs started again {format_span(now - new.at)} ago: {printable(describe_switch(new))}"
+    yield f"all of its jobs were restarted {format_span(now - new.at)} ago: {printable(describe_switch(new))}"
     ending = lifecycle.list_ending(state, live)
     if ending:
         nodes = sorted({each.node_id for each in ending})
         where = ", ".join(map(quoted, nodes[:3])) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
-        which = f"{count(len(ending), 'job')} of the incarnation before"
-        yield f"none of them begins before {which} on {where} {'has' if len(ending) == 1 else 'have'} ended"
+        which = f"{count(len(ending), 'job')} of the previous incarnation"
+        yield f"none of them starts before {which} on {where} {'has' if len(ending) == 1 else 'have'} ended"
 
 
 def _describe_retries(live: Operation, now: float) -> Iterator[str]:
-    """Which jobs are not started again yet, because of which rules."""
+    """Yield which jobs wait for their restart, and because of which retry rules."""
     waits: dict[str, list[float]] = {}
     for (task, cookie), due in live.later.items():
         rule = next(reversed(live.record.retried.places[task][cookie].used), "")
@@ -182,7 +183,7 @@ def _describe_retries(live: Operation, now: float) -> Iterator[str]:
             f"{format_span(max(first - now, 0.0))} more){' or later' * (number > 1)} because of retry rule {rule}"
         )
     if live.waits_whole:
-        yield "it is a gang: its other jobs wait with it"
+        yield "it is a gang, so its other jobs wait, too"
 
 
 def _describe_state(record: OperationRecord, live: Operation | None, now: float) -> str:
@@ -198,14 +199,14 @@ def _describe_state(record: OperationRecord, live: Operation | None, now: float)
 
 
 def _describe_causes(elements: Collection[OperationElement]) -> str:
-    """What it waits for, so that nobody has to read on; each tree's where they are several."""
+    """Return the cause for which it waits as the end of the first sentence; one per tree where there are several."""
     found = [(each.tree, Causes(each.tree).of(each).cause) for each in elements]
     texts = [
         f"{cause.text} (tree {tree.name})" if len(found) > 1 else cause.text
         for tree, cause in found
         if cause.kind not in ("working", "suspended", "cannot_start")
     ]
-    return f"; it waits: {'; '.join(texts)}" if texts else ""
+    return f"; why it waits: {'; '.join(texts)}" if texts else ""
 
 
 def _describe_counts(record: OperationRecord) -> Iterator[str]:
@@ -227,13 +228,13 @@ def _explain_in_tree(
     assert pool is not None
     rule, told = shares or ("", ())
     if excess := element.explain_unplaceable():
-        what, remedy = "what is left of it" if element.jobs else "it", "smaller jobs, or add a node that holds them"
+        what, remedy = "the rest of it" if element.jobs else "it", "smaller jobs, or add a node that can hold them"
         if element.operation.record.is_gang:
             remedy = "fewer or smaller jobs, or add nodes"
         cannot = f"{what} {describe_cannot_start(excess)}; start it again with {remedy}"
         if element.fitting is not None and not element.fitting.nodes:
             told = describe_filters(element)
-            cannot = f"{what} cannot start: no node fits {told}; change that, or give nodes tags that fit"
+            cannot = f"{what} cannot start: no node matches {told}; change the filter, or give nodes matching tags"
         return TreeAnswer(element.tree.name, pool.name, element.is_running, rule, [cannot, *_describe_share(element)])
     if not element.is_running:
         return TreeAnswer(
@@ -254,8 +255,8 @@ def _explain_in_tree(
     lines += [f"budget of {each.record.kind} {quoted(each.name)}: {show_budget(each, now).text}" for each in spent]
     if above := sum(job.report.over_reserve for job in element.jobs.values()):
         lines.append(
-            f"{count(above, 'job')} of it {'uses' if above == 1 else 'use'} more memory than reserved: where a node "
-            "comes short of it, the one that started last is aborted and started again with all of its memory_limit"
+            f"{count(above, 'job')} of it {'uses' if above == 1 else 'use'} more memory than reserved: if a node runs "
+            "short of memory, the job that started last is aborted and restarted with its whole memory_limit reserved"
         )
     return TreeAnswer(element.tree.name, pool.name, True, rule, lines)
 
@@ -269,22 +270,24 @@ def _describe_queue(element: OperationElement) -> Iterator[str]:
         before.append(other)
     same = sum(other.parent is pool for other in before)
     place = f"it is number {len(before) + 1} of {len(tree.queue)} in the queue of tree {tree.name!r}"
-    yield f"{place}; {same} of those before it wait for the same pool" if before else place
+    yield (
+        f"{place}; {same} of those before it {'waits' if same == 1 else 'wait'} for the same pool" if before else place
+    )
     full = find_full(element)
     running = count_running(tree)[element.operation.record.user]
     if full is None and is_user_full(tree, running):
         yield (
             f"{count(running, 'operation')} of its user {'runs' if running == 1 else 'run'} in the tree, as many as "
-            "max_running_operation_count_per_user lets; one of them must end, or the option be raised"
+            "max_running_operation_count_per_user allows; wait until one of them ends, or raise the option"
         )
         return
     if full is None:
-        yield "no pool above it is full: it runs as soon as the scheduler has looked at it"
+        yield "no pool above it is full: it will run as soon as the scheduler has checked it"
         return
     yield (
-        f"{element_name(full)} is full: {count(full.running_operation_count, 'operation')} of at most "
-        f"{full.max_running_operation_count} (max_running_operation_count) "
-        f"{'runs' if full.running_operation_count == 1 else 'run'} in it; one of them must end, or the limit be raised"
+        f"{element_name(full)} is full: it runs {count(full.running_operation_count, 'operation')} of at most "
+        f"{full.max_running_operation_count} (max_running_operation_count); wait until one of them ends, or raise the "
+        "limit"
     )
 
 
@@ -299,11 +302,11 @@ def _describe_path(element: OperationElement) -> Iterator[str]:
 def _describe_share(element: OperationElement) -> Iterator[str]:
     total = element.tree.total
     if not any(total):
-        yield f"tree {element.tree.name!r} has no nodes, or they offer nothing: nobody has a share until one registers"
+        yield f"tree {element.tree.name!r} has no nodes, or they offer nothing: no share until a node registers"
     cores = [element.fair_share[CPU] * total[CPU], operation_demand(element)[CPU]]
     yield (
-        f"its fair share is {count_cores(cores[0])}; {count_cores(max(element.usage[CPU], 0.0))} allotted to "
-        f"{count(len(element.jobs), 'job')}, and it demands {count_cores(cores[1])}"
+        f"its fair share is {count_cores(cores[0])}; {count_cores(max(element.usage[CPU], 0.0))} allocated to "
+        f"its {count(len(element.jobs), 'job')}; it demands {count_cores(cores[1])}"
     )
     demand = element.demand_share
     r = demand.index(max(demand))
@@ -312,8 +315,8 @@ def _describe_share(element: OperationElement) -> Iterator[str]:
             show_amount(r, x) for x in (element.fair_share[r] * total[r], element.usage[r], demand[r] * total[r])
         ]
         yield (
-            f"most of what it demands is {RESOURCES[r]}: its fair share of that is {amounts[0]}; {amounts[1]} "
-            f"allotted, and it demands {amounts[2]}"
+            f"its dominant resource is {RESOURCES[r]}: its fair share of that is {amounts[0]}; {amounts[1]} "
+            f"allocated to it; it demands {amounts[2]}"
         )
 
 
@@ -321,14 +324,14 @@ def _describe_limits(element: OperationElement) -> Iterator[str]:
     above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
     for each in above:
         texts = [
-            f"{show_amount(r, limit)} {RESOURCES[r]}, {show_amount(r, max(allotted, 0.0))} allotted"
+            f"{show_amount(r, limit)} {RESOURCES[r]}, {show_amount(r, max(allotted, 0.0))} allocated"
             for r, (limit, allotted) in enumerate(zip(each.limits, each.usage, strict=True))
             if math.isfinite(limit)
         ]
         if texts:
             yield f"limit of {'it' if each is element else element_name(each)}: {'; '.join(texts)}"
     if kept := sum_vectors(list(kept_from(element).values()))[CPU]:
-        yield f"{count_cores(kept)} of guarantees that other pools do not use are lent to nobody (lending_limit)"
+        yield f"{count_cores(kept)} of guarantees that other pools do not use are kept for them (lending_limit)"
 
 
 def _describe_starvation(element: OperationElement, now: float, preemptions_left: float) -> Iterator[str]:
@@ -339,18 +342,18 @@ def _describe_starvation(element: OperationElement, now: float, preemptions_left
         if told:
             yield f"{name} {told}"
         elif each is element or (each.parent is not None and find_standing(each).kind in ("tolerance", "limit")):
-            yield f"{name} {find_standing(each).text}: it does not starve"
+            yield f"{name} {find_standing(each).text}; it does not starve"
     priorities = list_priorities(element)
     if not priorities or not wants_jobs(element):
         return
     strongest = priorities[-1]
-    with_it = "for a strong guarantee" if strongest == "guarantee" else f"with {strongest} priority"
-    yield f"it may take jobs from others, {with_it}"
+    with_it = "to reach its strong guarantee" if strongest == "guarantee" else f"with {strongest} priority"
+    yield f"it may preempt jobs of others {with_it}"
     if preemptions_left <= 0:
         settings = element.tree.config.settings
         yield (
-            f"no job is taken at the moment: max_preemptions_per_minute of tree {element.tree.name!r} is "
-            f"{settings.max_preemptions_per_minute}, and so many were; raise it"
+            f"no job can be preempted now: {settings.max_preemptions_per_minute} were in the last minute, as many as "
+            f"max_preemptions_per_minute of tree {element.tree.name!r} allows; wait, or raise it"
         )
     yield from describe_protections(element, strongest, now)
 
@@ -369,16 +372,17 @@ def _starvation_of(element: Element, now: float) -> str:
 
 
 REASONS: Final = {
-    "node_resources": "a node that asked for work had too little room for its jobs",
+    "node_resources": "the node that asked for work had too few free resources for its jobs",
     "no_needed_jobs": "it needed no more jobs",
-    "graceful_over_fair_share": "its preemption_mode is graceful and it is allotted its fair share",
-    ONLY_RECLAIMED: "on a node that asked for work other jobs ordered the CPU that is free, and its allow_reclaimed is "
-    "false; wait until jobs end there, or start it again with allow_reclaimed = true",
-    NO_SECRETS: "the agent of a node that asked for work gives no secrets to jobs, which this one has; upgrade it",
-    UNMATCHED: "a node that asked for work does not fit its scheduling_tag_filter, or that of a pool above it",
-    OTHER_NODE: "its jobs to start failed on a node that asked for work, and another node has room for them",
-    "gang_room": "it is a gang, and the free room of all nodes together does not hold all jobs that it needs",
-    "gang_stops": "it is a gang, and jobs of its last run have not ended yet",
+    "graceful_over_fair_share": "its preemption_mode is graceful and it is allocated its fair share",
+    ONLY_RECLAIMED: "its allow_reclaimed is false, and the free CPU of the node that asked for work is requested by "
+    "other jobs; wait until jobs end there, or start it again with allow_reclaimed = true",
+    NO_SECRETS: "it has secrets, and the agent of the node that asked for work cannot pass them to jobs; upgrade the "
+    "agent",
+    UNMATCHED: "the node that asked for work does not match its scheduling_tag_filter, or that of a pool above it",
+    OTHER_NODE: "its jobs failed on the node that asked for work, and another node has enough free resources for them",
+    "gang_room": "it is a gang, and all nodes together have too few free resources for the jobs that it needs",
+    "gang_stops": "it is a gang, and jobs of its previous run have not ended yet",
     "resource_limits": "its resource limits leave no room for another job",
 }
 
@@ -388,7 +392,7 @@ def _describe_placement(element: OperationElement) -> Iterator[str]:
     needed = operation.needed_job_count
     if not needed:
         if not operation.later:
-            yield "all its jobs are started"
+            yield "all of its jobs are started"
         return
     if operation.is_held or element.spent is not None:
         return
@@ -398,39 +402,42 @@ def _describe_placement(element: OperationElement) -> Iterator[str]:
     if not online:
         cordoned = sum(node.cordoned for node in tree.nodes.values())
         what = "cordoned or held off" if any(node.is_held_off for node in tree.nodes.values()) else "cordoned"
-        rest = f" and not {what}, as {cordoned} {'is' if cordoned == 1 else 'are'}" if cordoned else ""
+        rest = f" and not {what} ({cordoned} {'is' if cordoned == 1 else 'are'})" if cordoned else ""
         yield f"tree {tree.name!r} has no node that is online{rest}"
         return
     if operation.record.vault_bytes and (old := sum(not node.takes_secrets for node in online)):
-        yield f"it has secrets: {old} of {count(len(online), 'node')} online left out, whose agents give none to jobs"
+        yield (
+            f"it has secrets, which leaves out {old} of {count(len(online), 'node')} online: their agents cannot pass "
+            "secrets to jobs; upgrade them"
+        )
     if element.fitting is not None:
         fitting = [node for node in online if element.may_use(node)]
         left_out = len(online) - len(fitting)
-        yield f"{describe_filters(element)}: of {count(len(online), 'node')} online {left_out or 'none'} left out"
+        yield f"{describe_filters(element)} leaves out {left_out or 'none'} of {count(len(online), 'node')} online"
         online = fitting
         if not online:
             return
     for task in operation.next_tasks():
-        orders = f'a job of task "{task.name}", which orders {_amounts(task.resources)}'
+        orders = f'a job of task "{task.name}", which requests {_amounts(task.resources)}'
         if not any(dominates(node.capacity, task.resources) for node in online):
-            yield f"no node that is online can hold {orders}"
+            yield f"no online node is large enough for {orders}"
         elif not any(dominates(node.free, task.resources) for node in online):
-            yield f"no node has room now for {orders}"
+            yield f"no node has enough free resources now for {orders}"
             if task.memory_reserve and any(_lacks_memory(node.free, task.resources) for node in online):
                 reserve, limit = task.memory_reserve / MIB, task.memory_limit / MIB
                 yield (
-                    f"it waits for memory: reserve {reserve:.0f} MiB of memory_limit {limit:.0f} MiB, by what jobs of "
-                    "the task used before"
+                    f"it waits for memory: {reserve:.0f} MiB of memory_limit {limit:.0f} MiB are reserved for a job, "
+                    "by the usage of earlier jobs of the task"
                 )
     if operation.record.is_gang and find_places(element, {node: node.capacity for node in online}, ZERO) is None:
-        yield f"it is a gang, and no place for all {count(needed, 'job')} at once is found even if all nodes were empty"
+        yield f"it is a gang, and all {count(needed, 'job')} would not fit at once even if all nodes were empty"
     for reason, times in sorted(element.deactivations.items(), key=lambda item: -item[1]):
         text = REASONS.get(reason, f"{reason} leave no room for another job")
         yield f"passed over {count(times, 'time')} since the last update: {text}"
 
 
 def _lacks_memory(free: Vector, order: Vector) -> bool:
-    """Whether it is memory alone that is missing."""
+    """Whether memory is the only resource that is missing."""
     return all(f >= o or r == MEMORY for r, (f, o) in enumerate(zip(free, order, strict=True)))
 
 
@@ -438,8 +445,9 @@ def _describe_reservation(element: OperationElement, table: GangTable, now: floa
     ends = [job.backfill_until for job in element.jobs.values() if job.backfill_until is not None]
     if ends:
         yield (
-            f"of its jobs {len(ends)} started in room that is kept for a gang (backfilled): expected to have ended in "
-            f"{format_span(max(ends) - now)}, they stop as soon as a gang needs it"
+            f"{count(len(ends), 'job')} of it started on resources that are reserved for a gang (backfilled): expected "
+            "to end "
+            f"within {format_span(max(ends) - now)}, stopped earlier if the gang needs them"
         )
     kept, operation = table.reservations.get(element.tree.name), element.operation
     if kept is None or not element.is_running or not operation.needed:
@@ -447,30 +455,30 @@ def _describe_reservation(element: OperationElement, table: GangTable, now: floa
     is_own, nodes = kept.element is element, sorted(node.id for node in kept.rooms)
     where = ", ".join(map(printable, nodes[:3])) + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else "")
     yield (
-        f"room on {count(len(nodes), 'node')} ({where}) is kept free for {'it' if is_own else 'a gang'} since "
-        f"{format_span(now - kept.since)}, for {format_span(kept.until - now)} more at most (gang_reservation_timeout "
-        f"of tree {element.tree.name!r})"
+        f"resources on {count(len(nodes), 'node')} ({where}) have been reserved for {'it' if is_own else 'a gang'} for "
+        f"{format_span(now - kept.since)}, and will be for at most {format_span(kept.until - now)} more "
+        f"(gang_reservation_timeout of tree {element.tree.name!r})"
     )
     if kept.ready_at is None or table.run_times is None:
         return
     ready = (
-        "is expected to be free in " + format_span(kept.ready_at - now) if kept.ready_at > now else "may be free now"
+        "are expected to be free in " + format_span(kept.ready_at - now) if kept.ready_at > now else "may be free now"
     )
     if is_own:
         cores = sum(job.usage[CPU] for node in kept.rooms for job in list_backfilled(node))
-        yield f"that room {ready}; until then backfilled jobs have {count_cores(cores)} of it"
+        yield f"these resources {ready}; until then backfilled jobs use {count_cores(cores)} of them"
         return
     for task in islice(operation.next_tasks(), SHOWN_RECORDS):
         run_s, refusal = find_refusal(element, task, table.run_times, kept.ready_at, now)
-        until = f", up to {format_span(run_s)}, and it {ready}" if run_s else ""
+        until = f" (up to {format_span(run_s)}), and the resources {ready}" if run_s else ""
         if refusal:
-            yield f"jobs of task {quoted(task.name)} may not use that room meanwhile: {refusal}{until}"
+            yield f"jobs of task {quoted(task.name)} may not use these resources meanwhile: {refusal}{until}"
 
 
 def _find_preemptions(
     records: Iterable[PreemptionRecord], operation_id: str
 ) -> tuple[list[PreemptionRecord], list[PreemptionRecord]]:
-    """Preemptions of the operation's jobs, and those for it; the newest first."""
+    """Return preemptions of the operation's jobs, and those for its jobs; the newest first."""
     taken, given = [], []
     for record in records:
         if record.operation_id == operation_id:
@@ -491,11 +499,11 @@ def _describe_preemptions(
         yield f"{len(taken) - SHOWN_RECORDS} more of its jobs were stopped before that"
     for record in given[:SHOWN_RECORDS]:
         yield (
-            f"{format_span(now - record.at)} ago its job {record.preemptor_job_id} got the place of job "
-            f"{record.job_id} of operation {record.operation_id} on {record.node_id}"
+            f"{format_span(now - record.at)} ago its job {record.preemptor_job_id} replaced job {record.job_id} of "
+            f"operation {record.operation_id} on {record.node_id}"
         )
     if len(given) > SHOWN_RECORDS:
-        yield f"{len(given) - SHOWN_RECORDS} more jobs of others made place for it before that"
+        yield f"{len(given) - SHOWN_RECORDS} more jobs of others were preempted for it before that"
 
 
 def _amounts(vector: Vector) -> str:

@@ -1,4 +1,4 @@
-"""What a change of the configuration would do, found on a copy of the state that carries it out."""
+"""Plan of a configuration change: its effects, found by carrying it out on a copy of the state."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from cpumond.scheduler.trial.rounds import settle
 
 
 class ElementShares(msgspec.Struct, frozen=True):
-    """What an element has. ``pool``: its parent, or an operation's pool. Limits that are missing are no limits.
+    """Shares of a pool or operation. ``pool``: its parent, or an operation's pool. A missing limit means no limit.
 
-    ``is_running``: of an operation, whether it holds a running slot; the counts are of pools.
+    ``is_running``: for an operation, whether it holds a running slot; the counts are of pools.
     """
 
     pool: str
@@ -53,7 +53,7 @@ class ElementShares(msgspec.Struct, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What becomes of a pool or operation; null: it is not there. ``changed`` names the fields that differ."""
+    """Effect on a pool or operation; null: it does not exist then. ``changed``: the fields that differ."""
 
     kind: Literal["pool", "operation"]
     tree: str
@@ -65,8 +65,7 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 class ChangePlan(msgspec.Struct, frozen=True):
-    """What a command would do. Refused: ``refusal``, ``code`` and ``attributes`` say why as the command's own refusal
-    would, and nothing else is there."""
+    """Effects of a command. Refused: only ``refusal``, ``code`` and ``attributes``, as in the command's own refusal."""
 
     accepted: bool
     refusal: str = ""
@@ -79,9 +78,9 @@ class ChangePlan(msgspec.Struct, frozen=True):
 
 
 def try_command(state: State, command: ConfigChanging, user: User, now: float) -> Transaction | ChangePlan:
-    """The change that a command would make, or the plan that says why it is refused. Changes nothing.
+    """Return the change that a command would make, or the plan that says why it is refused. Changes nothing.
 
-    Raises ChangedSinceError, about which the log knows more.
+    Raises ChangedSinceError, to which the log adds details.
     """
     numbers = itertools.count(1)
     try:
@@ -94,17 +93,16 @@ def try_command(state: State, command: ConfigChanging, user: User, now: float) -
 
 
 def refused_plan(refusal: CommandError) -> ChangePlan:
-    """The plan of a command that is refused."""
+    """Return the plan of a command that is refused."""
     return ChangePlan(accepted=False, refusal=str(refusal), code=refusal.code, attributes=dict(refusal.attributes))
 
 
 def make_plan(
     state: State, change: Transaction, now: float, previous: Mapping[str, float | None], everything: bool
 ) -> ChangePlan:
-    """What ``change`` of the configuration would do to every pool and operation; on a copy of the state, which is
-    changed.
+    """Return the effects of ``change`` on every pool and operation; it is applied to a copy of the state.
 
-    ``previous``: tree -> time of its last update. Only what differs is listed, unless ``everything`` is wanted.
+    ``previous``: tree -> time of its last update. Elements without a difference are left out unless ``everything``.
     """
     config = state.config
     new = config if change.config is None else change.config
@@ -139,7 +137,7 @@ def make_plan(
 
 
 _Looks = dict[tuple[Literal["pool", "operation"], str], tuple[str, str, ElementShares]]
-"""(kind, id) -> name, title, outlook."""
+"""(kind, id) -> name, title, shares."""
 
 
 def _look(state: State, name: str, now: float, previous: float | None) -> _Looks:
@@ -229,10 +227,10 @@ def _note_lost_operations(known: Sequence[str], state: State) -> Iterator[str]:
     if lost:
         shown = ", ".join(lost[:SHOWN_RECORDS]) + (" ..." if len(lost) > SHOWN_RECORDS else "")
         them = "it" if len(lost) == 1 else "them"
-        yield f"{count(len(lost), 'operation')} would be aborted, no tree is left for {them}: {shown}"
+        yield f"{count(len(lost), 'operation')} would be aborted because no tree is left for {them}: {shown}"
     stopped = sum(not state.match_trees(node.tags) for node in state.nodes.values())
     if stopped:
-        verb = "fits" if stopped == 1 else "fit"
+        verb = "matches" if stopped == 1 else "match"
         yield f"{count(stopped, 'node')} {verb} the nodes_filter of no tree and would get no work"
 
 
@@ -245,7 +243,7 @@ def _note_left_operations(old: State, config: Config) -> Iterator[str]:
             if pool.config is not None and pool.config.id not in left and pool.operations:
                 go = "goes" if len(pool.operations) == 1 else "go"
                 held = (
-                    f"{count(len(pool.operations), 'operation')} in it, which {go} on in an ephemeral pool of that name"
+                    f"{count(len(pool.operations), 'operation')} in it, which {go} on in an ephemeral pool of its name"
                 )
                 yield f"pool {quoted(pool.name)} is removed with {held}"
 
@@ -258,12 +256,12 @@ def _note_overcommit(before: Mapping[str, str | None], state: State) -> Iterator
 
 
 def _list_counts(tree: Tree) -> dict[str, tuple[int, int]]:
-    """How many operations each pool may hold and run."""
+    """Return how many operations each pool may hold and run."""
     return {pool.name: operation_limits_of(pool) for pool in tree.pools.values()}
 
 
 def _note_inner_pools(before: Mapping[str, tuple[bool, Mapping[str, tuple[int, int]]]], state: State) -> Iterator[str]:
-    """What inner pools without counts of their own may run from now on, where the tree's option changes it (2.4)."""
+    """Yield how many operations inner pools without own counts may run once the tree's option changes (2.4)."""
     option = "per_pool_counts_for_leaves_only"
     for name, tree in state.trees.items():
         was_on, counts = before.get(name, (None, {}))
@@ -275,16 +273,16 @@ def _note_inner_pools(before: Mapping[str, tuple[bool, Mapping[str, tuple[int, i
             for pool, (most, running) in _list_counts(tree).items()
             if pool in counts and counts[pool] != (most, running)
         ]
-        more = f", and so on for {len(told) - SHOWN_RECORDS} more" if len(told) > SHOWN_RECORDS else ""
+        more = f", and {len(told) - SHOWN_RECORDS} more pools change" if len(told) > SHOWN_RECORDS else ""
         now = f"; now {'; '.join(told[:SHOWN_RECORDS])}{more}" if told else ""
         settings = tree.config.settings
         bound = f"max_running_operation_count ({settings.max_running_operation_count}) of the tree"
         if not is_on:
             bound = f"max_running_operation_count_per_pool ({settings.max_running_operation_count_per_pool})"
         yield (
-            f"pool tree {quoted(name)}: {option} becomes {str(is_on).lower()}, so that {bound} bounds all that runs "
-            f"below an inner pool without a count of its own{'' if is_on else ', as in YTsaurus'}{now}; a file of the "
-            "tree without the option sets it to false"
+            f"pool tree {quoted(name)}: {option} becomes {str(is_on).lower()}, so that {bound} limits all operations "
+            f"below an inner pool without a count of its own{'' if is_on else ', as in YTsaurus'}{now}; a tree file "
+            "without the option sets it to false"
         )
 
 
@@ -293,8 +291,8 @@ def _note_integral(old: Config, new: Config) -> Iterator[str]:
         before, after = _integral_guarantees(old.trees.get(name)), _integral_guarantees(tree)
         if any(guarantees != before.get(pool_id) for pool_id, guarantees in after.items()):
             yield (
-                f'pool tree "{name}": integral guarantees change; the shares are those of the first moment, they move '
-                "as volume is gathered and spent"
+                f'pool tree "{name}": integral guarantees change; the shares shown are those right after the change '
+                "and move as volume is saved and spent"
             )
 
 

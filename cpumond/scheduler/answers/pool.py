@@ -1,4 +1,6 @@
-"""Whether a pool starves, or has less than its guarantee without starving, in a sentence. Pure (semantics.md 6.2)."""
+"""One sentence about a pool: whether it starves, or has less than its guarantee without starving. Pure (semantics.md
+6.2).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ LEAST: Final = 0.005
 
 
 def describe_pool(pool: PoolElement, now: float) -> str:
-    """The sentence for a pool; "" for the root, which never starves."""
+    """Return the sentence for a pool; "" for the root, which never starves."""
     if pool.parent is None:
         return ""
     if pool.starvation_status != "non_starving":
@@ -32,11 +34,11 @@ def describe_pool(pool: PoolElement, now: float) -> str:
     allotted = pool.usage[CPU]
     if pool.waiting[CPU] <= LEAST:
         return f"not starving: it {find_standing(pool).text}"
-    waiting = f"operations that do not run want {count_cores(pool.waiting[CPU])}{_why_pending(pool)}"
+    waiting = f"operations that do not run yet want {count_cores(pool.waiting[CPU])}{_why_pending(pool)}"
     if allotted >= due - LEAST:
         return f"not starving, but {waiting}"
     amounts = f"{show_cores(allotted)} of {show_cores(guarantee)} guaranteed cores"
-    return f"not starving, but it is allotted {amounts}: {waiting}"
+    return f"not starving, but it is allocated {amounts}: {waiting}"
 
 
 def _since(pool: PoolElement, now: float) -> str:
@@ -45,7 +47,7 @@ def _since(pool: PoolElement, now: float) -> str:
 
 
 def _why_starving(pool: PoolElement, now: float) -> str:
-    """What protects most of the jobs that it could have the room of."""
+    """Return what protects most of the jobs that the pool could replace."""
     for element in list_wanting(pool):
         for priority in list_priorities(element)[-1:]:
             return "".join(f": {text}" for text in itertools.islice(describe_protections(element, priority, now), 1))
@@ -58,7 +60,7 @@ def _why_pending(pool: PoolElement) -> str:
     if full is None:
         return ""
     running = count(full.running_operation_count, "operation")
-    return f", since {element_name(full)} runs {running} of at most {full.max_running_operation_count}"
+    return f", because {element_name(full)} runs {running} of at most {full.max_running_operation_count}"
 
 
 def _is_below(element: OperationElement, pool: PoolElement) -> bool:

@@ -1,4 +1,4 @@
-"""The change for each hindrance, as a remedy with values that are enough. Pure: reads a living tree."""
+"""The change that removes each hindrance, as a remedy with sufficient values. Pure: reads a living tree."""
 
 from __future__ import annotations
 
@@ -57,22 +57,23 @@ SUBPOOL: Final = "ephemeral_subpool_config"
 NO_LIMIT: Final = 2**31 - 1
 
 LEAST_ORDER: Final = 0.1
-"""Cores; nobody is advised to order less for a job."""
+"""Cores; no advice asks for a smaller request of a job than this."""
 WAIT: Final = "wait until jobs end, or add a node"
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What a trial started. ``usage`` and ``running``: of pools, ``usage`` also of operations that it started jobs of.
+    """Everything that a trial started. ``usage``, ``running``: of pools; ``usage`` also of operations whose jobs it
+    started.
 
-    ``hidden``: what is in the way of most of what still waits then.
+    ``hidden``: the hindrance of most of the work that still waits then.
     """
 
     cores: dict[str, float] = {}
     """Operation -> cores of the jobs that started."""
     jobs: dict[str, int] = {}
-    """Node -> how many started on it."""
+    """Node -> number of jobs that started on it."""
     jobs_of: dict[str, int] = {}
-    """Operation -> how many of its jobs started."""
+    """Operation -> number of its jobs that started."""
     usage: dict[str, Vector] = {}
     running: dict[str, int] = {}
     hidden: Hindrance | None = None
@@ -84,7 +85,7 @@ class Started(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class Look:
-    """A tree in which nothing more starts by itself, and what waits in it."""
+    """A tree in which nothing more starts by itself, and the operations that wait in it."""
 
     state: State
     tree: Tree
@@ -96,20 +97,20 @@ class Look:
         self.takers = list_takers(self.tree)
 
     def find(self, name: str) -> PoolElement | None:
-        """A pool by name."""
+        """Return a pool by name."""
         return self.tree.root if name == ROOT_POOL else self.tree.pools.get(name)
 
     def orders(self, waits: Collection[str]) -> list[Vector]:
-        """What jobs of these operations that are to be started order."""
+        """Return the requests of the jobs of these operations that are still to be started."""
         elements = (self.waiting[each].element for each in waits)
         return [order for element in elements for order, _ in element.operation.needed_orders]
 
 
-# --- what stands for a limit that is not there
+# --- lifted limits
 
 
 def lift(hindrance: Hindrance, look: Look, waits: Collection[str]) -> Remedy:
-    """As if a limit was not there; of others the change itself."""
+    """Return a remedy that lifts a limit altogether; for other hindrances, the change itself."""
     if hindrance.kind in COUNTS:
         above = {hindrance, *list_counts_above(look, hindrance, waits)}
         return Remedy("", "", tried=(lambda state: _lift_counts(state.trees[look.tree.name], above, state),))
@@ -119,7 +120,8 @@ def lift(hindrance: Hindrance, look: Look, waits: Collection[str]) -> Remedy:
 
 
 def list_counts_above(look: Look, hindrance: Hindrance, waits: Collection[str]) -> list[Hindrance]:
-    """The limits of running operations further up that those below this one reach next, the nearest first."""
+    """Return the limits of running operations above this one that the operations below it reach next, the nearest
+    first."""
     found: dict[Hindrance, None] = {}
     for each in waits:
         limits = [count_limit(pool) for pool in look.waiting[each].element.ancestors()]
@@ -149,7 +151,7 @@ def _lift_limits(tree: Tree, name: str) -> None:
 
 
 def make_remedy(look: Look, hindrance: Hindrance, started: Started, waits: Collection[str]) -> Remedy:
-    """The change for a hindrance; ``started``: what starts without it."""
+    """Return the change for a hindrance; ``started``: everything that starts without the hindrance."""
     if hindrance.kind in COUNTS:
         return raise_count(look.tree, hindrance, started.running)
     if hindrance.kind == "limits":
@@ -161,11 +163,11 @@ def make_remedy(look: Look, hindrance: Hindrance, started: Started, waits: Colle
     if hindrance == GRACEFUL:
         return _restart(
             started, waits, "preemption_mode", "normal",
-            "is graceful, and such an operation starts no job beyond its fair share",
+            "is graceful, so it starts no job beyond its fair share",
         )  # fmt: skip
     if hindrance == REFUSED:
         return _restart(
-            started, waits, "allow_reclaimed", True, "is false, and other jobs ordered the CPU that is free"
+            started, waits, "allow_reclaimed", True, "is false, and other jobs requested the CPU that is free"
         )
     if hindrance == GANG:
         return _fit_gang(look, started, waits)
@@ -179,7 +181,7 @@ def make_remedy(look: Look, hindrance: Hindrance, started: Started, waits: Colle
 
 
 def name_hindrance(look: Look, hindrance: Hindrance) -> tuple[str, str]:
-    """The kind of cause, and the pool that it is of."""
+    """Return the kind of cause and the pool that it belongs to."""
     if hindrance.kind in COUNTS:
         return COUNT, hindrance.name
     if hindrance.kind != "limits":
@@ -192,13 +194,13 @@ def name_hindrance(look: Look, hindrance: Hindrance) -> tuple[str, str]:
 
 
 def _restart(started: Started, waits: Collection[str], option: str, value: object, why: str) -> Remedy:
-    """Operations are started again with another value of an option."""
+    """Remedy that starts operations again with another value of an option."""
     ids = sorted(started.cores or waits)
     shown = value if isinstance(value, str) else str(value).lower()
     them = "it" if len(ids) == 1 else "them"
     return Remedy(
         f"{option} of {count(len(ids), 'waiting operation')} {why}",
-        f"start {them} with {option} = {shown} ({', '.join(ids[:3])})",
+        f"start {them} again with {option} = {shown} ({', '.join(ids[:3])})",
         operations=tuple(ids[:3]),
         tried=(_edit_records(waits, lambda record: msgspec.structs.replace(record, **{option: value})),),
     )
@@ -218,7 +220,7 @@ def _edit_records(
 
 
 def _edit_orders(waits: Collection[str], r: int, size: float) -> Callable[[State], None]:
-    """Waiting jobs order ``size`` at most of a resource; of CPU they are as many more as do the same work."""
+    """Lower the waiting jobs' request of a resource to ``size``; for CPU, add jobs so that they do the same work."""
 
     def apply(state: State) -> None:
         for name in waits:
@@ -243,7 +245,7 @@ def _edit_orders(waits: Collection[str], r: int, size: float) -> Callable[[State
 
 
 _OPTIONS: Final = ("user_slots", "cpu_limit", "gpu_limit", "memory_limit", "network")
-"""Of a task, in the order of RESOURCES."""
+"""Options of a task, in the order of RESOURCES."""
 
 
 def _whole(r: int, amount: float) -> float:
@@ -258,14 +260,14 @@ def _of(pool: str, tree: str) -> str:
 
 
 def list_limited(tree: Tree, hindrance: Hindrance) -> list[PoolElement]:
-    """The pools that a limit of running operations is of."""
+    """Return the pools to which a limit of running operations applies."""
     if hindrance.kind == "count" and hindrance.name in tree.pools:
         return [tree.pools[hindrance.name]]
     return [pool for pool in (tree.root, *tree.pools.values()) if count_limit(pool) == hindrance]
 
 
 def raise_count(tree: Tree, hindrance: Hindrance, running: Mapping[str, int]) -> Remedy:
-    """A limit of running operations that lets so many run in each of the pools that it is of."""
+    """Remedy that raises a limit of running operations so that each of its pools can run ``running`` operations."""
     pools = list_limited(tree, hindrance)
     limit = max(max(running.get(pool.name, 0), pool.max_running_operation_count) for pool in pools)
     if hindrance.kind == "subpool_count":
@@ -278,10 +280,10 @@ def raise_count(tree: Tree, hindrance: Hindrance, running: Mapping[str, int]) ->
 
 
 def find_refusals(state: State, tree: Tree, now: float) -> Iterator[tuple[Remedy, int]]:
-    """For each pool whose ``max_operation_count`` refused starts of late: what to raise, and how many it refused.
+    """Yield for each pool whose ``max_operation_count`` refused starts recently its remedy and the number of refusals.
 
-    Limits further up that so many more would reach are raised with it, and those of running operations where no more
-    could run. ``cores`` counts what may run at once then.
+    Limits further up that as many more operations would reach are raised with it. So are those of running operations
+    where no more could run. ``cores`` counts the operations that may run at once then.
     """
     for pool in (tree.root, *tree.pools.values()):
         refused, cores = state.refused_starts.count(tree.name, pool.name, pool.max_operation_count, now)
@@ -305,7 +307,7 @@ def find_refusals(state: State, tree: Tree, now: float) -> Iterator[tuple[Remedy
 
 
 def _raise_options(pool: PoolElement, limits: Mapping[str, int]) -> Remedy:
-    """Higher limits of the number of operations of a pool, by option."""
+    """Remedy that raises limits of the number of operations of a pool, by option."""
     tree, names = pool.tree.name, " and ".join(limits)
     limits_now = {COUNT: pool.max_running_operation_count, MOST: pool.max_operation_count}
     now = " and ".join(str(limits_now[option]) for option in limits)
@@ -318,7 +320,7 @@ def _raise_options(pool: PoolElement, limits: Mapping[str, int]) -> Remedy:
         is_own = any(getattr(pool.settings, option) is not None for option in limits)
         most = pool.settings.max_operation_count
         if most is not None and most < limits.get(COUNT, 0) and MOST not in limits:
-            limits = {MOST: limits[COUNT], **limits}  # one may not be below the other
+            limits = {MOST: limits[COUNT], **limits}  # may not be below COUNT
             text += f" and {MOST} to {limits[COUNT]}"
         edits = [((option,), limit) for option, limit in limits.items()]
         return set_pool(tree, pool.name, edits, why if is_own else f"{why} by default", text)
@@ -328,7 +330,7 @@ def _raise_options(pool: PoolElement, limits: Mapping[str, int]) -> Remedy:
     command = CreatePool(tree, pool.name, parent.name, dict(limits))
     words = [f"{option}={limit}" for option, limit in limits.items()]
     line = command_line("pool", "create", pool.name, *words, "--tree", tree)
-    return Remedy(f"{why} by default", f"make it a pool with {values}", (command,), (line,))
+    return Remedy(f"{why} by default", f"create it as a pool with {values}", (command,), (line,))
 
 
 def _own_limits(pool: PoolElement) -> Vector:
@@ -337,13 +339,13 @@ def _own_limits(pool: PoolElement) -> Vector:
 
 
 def _above(pool: PoolElement) -> Vector:
-    """What a pool's ``max_share_ratio`` is a part of."""
+    """Return the amounts of which a pool's ``max_share_ratio`` is a fraction."""
     assert pool.parent is not None
     return least(pool.parent.limits, pool.tree.total)
 
 
 def _own_binds(pool: PoolElement) -> bool:
-    """Whether the pool's ``resource_limits`` are what limits it, rather than its ``max_share_ratio``."""
+    """Whether the pool's ``resource_limits`` limit it, rather than its ``max_share_ratio``."""
     ratio = pool.settings.max_share_ratio
     if ratio is None:
         return True
@@ -351,7 +353,7 @@ def _own_binds(pool: PoolElement) -> bool:
 
 
 def _up(r: int, amount: float) -> float:
-    """An amount that can be set, not below ``amount``."""
+    """Round up to an amount that can be set."""
     return math.ceil(amount * 100.0 - 1e-6) / 100.0 if r == CPU else float(math.ceil(amount - 1e-6))
 
 
@@ -387,7 +389,8 @@ def _raise_limits(look: Look, name: str, started: Started) -> Remedy:
 
 
 def _slack(look: Look, pool: PoolElement, r: int) -> float:
-    """Room for one job more, where jobs of several sizes wait: others may start than are counted with."""
+    """Return an allowance for one more job where jobs of several sizes wait: other jobs may start than those
+    counted."""
     inside = [name for name, each in look.waiting.items() if any(above is pool for above in each.element.ancestors())]
     orders = {order[r] for order in look.orders(inside)}
     return max(orders) if len(orders) > 1 else 0.0
@@ -415,7 +418,7 @@ def _raise_operation(element: OperationElement, started: Started) -> Remedy:
     )
 
 
-# --- what nodes lack
+# --- resources that nodes lack
 
 
 def _lower_spare(look: Look) -> Remedy:
@@ -426,21 +429,23 @@ def _lower_spare(look: Look) -> Remedy:
     amounts = ", ".join(f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(spare) if x)
     return Remedy(
         f"a node gets jobs only while it has {amounts} free (min_spare_job_resources_on_node)",
-        "lower min_spare_job_resources_on_node in the scheduler's configuration to what the smallest job orders",
+        "lower min_spare_job_resources_on_node in the scheduler's configuration to the smallest job's request",
         tried=(apply,),
     )
 
 
 def count_fitting(free: float, order: float, spare: float) -> int:
-    """How many jobs a node with that much ``free`` starts while it has ``spare`` left before each."""
+    """Return how many jobs a node with ``free`` starts if it must have ``spare`` free before each start."""
     smallest = max(order, spare)
     return int((free - smallest) / order + 1e-9) + 1 if free >= smallest - 1e-9 else 0
 
 
 def find_size(look: Look, order: float) -> float:
-    """The largest order of CPU with which jobs would use about as much of the free pieces as can be, 0 for none.
+    """Return the largest CPU request with which jobs would use nearly as much of the free pieces as possible; 0 for
+    none.
 
-    Not below ``LEAST_ORDER`` where there is such a one. ``order``: of a job now."""
+    At least ``LEAST_ORDER`` where one such exists. ``order``: the present request of a job.
+    """
     spare = look.state.rules.spare
     rooms = [(node, positive_part(node.free)) for node in look.takers]
     pieces = [free[CPU] for node, free in rooms if has_spare(node, free, spare)]
@@ -460,10 +465,10 @@ def _order_less_cpu(look: Look, waits: Collection[str]) -> Remedy:
     smallest = min(order[CPU] for order in orders)
     size = find_size(look, smallest)
     why = (
-        f"they are in pieces of at most {count_cores(_largest_piece(look))}, and each waiting job orders "
+        f"they are in pieces of at most {count_cores(_largest_piece(look))}, and each waiting job requests "
         f"{count_cores(smallest)}{' or more' if any(order[CPU] > smallest for order in orders) else ''}"
     )
-    text = WAIT if size < LEAST_ORDER else f"order at most {count_cores(size)} for a job"
+    text = WAIT if size < LEAST_ORDER else f"request at most {count_cores(size)} for a job"
     return Remedy(why, text, tried=(_edit_orders(waits, CPU, size),) if size else ())
 
 
@@ -472,7 +477,7 @@ def _largest_piece(look: Look) -> float:
 
 
 def _smaller(look: Look, waits: Collection[str], r: int) -> float:
-    """The largest order of a resource with which jobs would use most of the free CPU; 0 for none."""
+    """Return the largest request of a resource with which jobs would use most of the free CPU; 0 for none."""
     orders = [order for order in look.orders(waits) if order[r] > 0.0]
     if not orders:
         return 0.0
@@ -498,7 +503,7 @@ def _order_less(look: Look, r: int, started: Started, waits: Collection[str]) ->
     name, wanted = RESOURCES[r], min((order[r] for order in orders), default=0.0)
     nodes = [node for node in look.takers if node.free[r] < wanted]
     tasks = (task for each in waits for task in look.waiting[each].element.operation.record.tasks)
-    verb = "reserves" if r == MEMORY and any(task.memory_reserve for task in tasks) else "orders"
+    verb = "reserves" if r == MEMORY and any(task.memory_reserve for task in tasks) else "requests"
     why = f"the nodes where CPU is free lack {name}: a waiting job {verb} {show_amount(r, wanted)}"
     if name == SCARCE[0]:
         more = f"let {count(len(nodes), 'node')} offer {count(sum(started.jobs.values()), 'more user_slot')} in all"
@@ -508,10 +513,10 @@ def _order_less(look: Look, r: int, started: Started, waits: Collection[str]) ->
     size = _smaller(look, waits, r)
     tried = (_edit_orders(waits, r, size),)
     if size:
-        return Remedy(f"{why} {name}", f"order at most {show_amount(r, size)} {name} for a job", tried=tried)
+        return Remedy(f"{why} {name}", f"request at most {show_amount(r, size)} {name} for a job", tried=tried)
     most = max((max(node.free[r], 0.0) for node in nodes), default=0.0)
     return Remedy(
-        f"{why} {name}, {show_amount(r, most)} is the most that is left", f"add a node with {name}", tried=tried
+        f"{why} {name}, at most {show_amount(r, most)} is left on a node", f"add a node with {name}", tried=tried
     )
 
 
@@ -526,26 +531,26 @@ def _offer_slots(name: str) -> Callable[[State], None]:
 
 
 def _fit_gang(look: Look, started: Started, waits: Collection[str]) -> Remedy:
-    """Of the gang that would use most: as many jobs as there is room for at once."""
+    """Remedy for the gang that would use most: start it with as many jobs as fit at once."""
     gangs = [each for each in waits if look.waiting[each].element.operation.record.is_gang]
     name = max(gangs, key=lambda each: started.cores.get(each, 0.0))
     operation = look.waiting[name].element.operation
     needed, smallest = operation.needed_job_count, min(order[CPU] for order, _ in operation.needed_orders)
     single = _edit_records(waits, lambda record: msgspec.structs.replace(record, is_gang=False))
-    why = f"a gang needs room for all of its {needed} jobs at once"
+    why = f"a gang starts only when all of its {needed} jobs fit at once"
     room, largest = started.jobs_of.get(name, 0), _largest_piece(look)
     if largest < smallest - 1e-9:
         size = find_size(look, smallest)
         pieces = f"{count(room, 'job')} of at most {count_cores(size)}"
         return Remedy(
-            f"{why}, and CPU is free in pieces of at most {count_cores(largest)}, less than they order",
-            WAIT if size < LEAST_ORDER else f"start operation {name} with at most {pieces} each",
+            f"{why}, and CPU is free in pieces of at most {count_cores(largest)}, less than a job requests",
+            WAIT if size < LEAST_ORDER else f"start operation {name} again with at most {pieces} each",
             operations=(name,),
             tried=(single, _edit_orders(waits, CPU, size)) if size else (single,),
         )
     return Remedy(
-        f"{why}, and there is room for {room}",
-        f"start operation {name} with at most {count(room, 'job')}",
+        f"{why}, and only {room} {'fits' if room == 1 else 'fit'}",
+        f"start operation {name} again with at most {count(room, 'job')}",
         operations=(name,),
         tried=(single,),
     )
@@ -557,12 +562,13 @@ def _names(nodes: Sequence[Node]) -> str:
 
 
 def _used(nodes: Iterable[Node], started: Started) -> list[Node]:
-    """Those of the nodes that jobs started on; before a trial all."""
+    """Return those of the nodes on which jobs started; before a trial, all of them."""
     return [each for each in nodes if not started.jobs or each.id in started.jobs]
 
 
 def _widen_filters(look: Look, started: Started, waits: Collection[str]) -> Remedy:
-    """Which nodes are left out is meant: what is said is how much it holds back, no value."""
+    """Remedy for nodes that filters leave out. It says how much that holds back and advises no value, since the filter
+    is deliberate."""
     elements = [look.waiting[each].element for each in sorted(started.cores or waits)]
     told = list(
         dict.fromkeys(describe_filters(each.parent) for each in elements if each.parent and each.parent.fitting)
@@ -572,7 +578,7 @@ def _widen_filters(look: Look, started: Started, waits: Collection[str]) -> Reme
     nodes = _used((node for node in look.takers if not all(each.may_use(node) for each in elements)), started)
     return Remedy(
         f"{' and '.join(told[:3])} leave{'s' if len(told) == 1 else ''} out {_names(nodes)}",
-        f"give {_names(nodes)} tags that fit, or widen the filter",
+        f"give {_names(nodes)} matching tags, or widen the filter",
         operations=tuple(own[:3]),
         tried=(_lift_filters(look.tree.name, waits),),
     )
@@ -596,7 +602,7 @@ def _lift_filters(tree_name: str, waits: Collection[str]) -> Callable[[State], N
 
 def _uncordon(look: Look, started: Started) -> Remedy:
     nodes = _used((each for each in look.tree.nodes.values() if each.cordoned and each.is_online), started)
-    how = "held off, since jobs fail there" if all(each.is_held_off for each in nodes) else "cordoned"
+    how = "held off because jobs fail there" if all(each.is_held_off for each in nodes) else "cordoned"
     return Remedy(
         f"{_names(nodes)} {'is' if len(nodes) == 1 else 'are'} {how}",
         f"uncordon {_names(nodes)}",
@@ -615,8 +621,8 @@ def _fit_tags(look: Look, started: Started) -> Remedy:
     if several := [each for each in nodes if each.matched_trees]:
         trees = " and ".join(several[0].matched_trees)
         return Remedy(
-            f"the tags of {they} fit the nodes_filter of trees {trees}, so that no job starts there",
-            f"change the tags of {they}, or the filters, so that only one fits",
+            f"the tags of {they} match the nodes_filter of trees {trees}, so no job starts there",
+            f"change the tags of {they}, or the filters, so that only one matches",
             tried=tried,
         )
     theirs = sorted({each.tree for each in nodes if each.tree})

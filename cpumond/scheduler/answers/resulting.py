@@ -1,7 +1,6 @@
-"""The resulting specification of an operation: what its user gave, with all defaults filled in. Pure.
+"""The resulting specification of an operation: its user's specification with all defaults filled in. Pure.
 
-It is what the documents show on an operation's page under Specification -> Resulting specification (semantics.md 1.1,
-2.5, 2.8).
+YTsaurus shows it on an operation's page under Specification -> Resulting specification (semantics.md 1.1, 2.5, 2.8).
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ Source = Literal["default", "specification"]
 MONITOR_DURATIONS: Final = frozenset(
     field.encode_name for field in msgspec.structs.fields(MonitorSettings) if field.name.endswith("_s")
 )
-"""Options of ``job-cpu-monitor`` that are times: seconds in ``MonitorSettings``, milliseconds as they are written."""
+"""Options of ``job-cpu-monitor`` that are times: seconds in ``MonitorSettings``, milliseconds in specifications."""
 
 NOTE: Final = (
-    "A node's own configuration ([monitor]) can set other defaults of job_cpu_monitor for the jobs that it runs; what "
-    "is given in the specification wins over them. The page of a job shows what holds for it."
+    "A node's own configuration ([monitor]) can set other defaults of job_cpu_monitor for the jobs that it runs; "
+    "values in the specification override them. The page of a job shows the values in effect for it."
 )
 
 _MONITOR_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -40,11 +39,11 @@ _MONITOR_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     }
     for rule in RULE_DEFAULTS
 }
-"""By ``limit_rule``."""
+"""Defaults by ``limit_rule``."""
 
 
 def resulting_monitor(given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of ``job_cpu_monitor`` by the documents' names, durations in milliseconds; null has no default.
+    """Return all options of ``job_cpu_monitor`` under YTsaurus' names, durations in milliseconds; null: no default.
 
     ``given``: the section of the specification, checked (``OperationRecord.job_cpu_monitor``).
     """
@@ -52,15 +51,16 @@ def resulting_monitor(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def monitor_sources(given: Mapping[str, Any]) -> dict[str, Source]:
-    """Option of ``job_cpu_monitor`` -> where its value comes from."""
+    """Return for each option of ``job_cpu_monitor`` where its value comes from."""
     return {name: "specification" if name in given else "default" for name in resulting_monitor(given)}
 
 
 def resulting_specification(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
-    """All options of an operation that have an effect, defaults and later changes of parameters included.
+    """Return all options of an operation that have an effect, with defaults and later changes of parameters.
 
     For a ``live`` operation starvation times are those that its pool's and tree's settings allow (6.2), in
-    milliseconds; for a finished one only what was set is known. Keys without an effect are as they were given.
+    milliseconds; for a finished one only the times that were set are known. Keys without an effect are returned as
+    given.
     """
     return {
         **{name: value for name, value in _given(record).items() if name not in _READ},
@@ -86,17 +86,18 @@ def resulting_specification(record: OperationRecord, live: Operation | None) -> 
 
 
 def full_spec(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
-    """The same with the options for all trees where the user put them: what ``get_operation`` answers."""
+    """Return the resulting specification as ``get_operation`` answers it: options for all trees stay at the root, where
+    the user put them."""
     for_all_trees = {name: value for name, value in _given(record).items() if name == "pool" or name in TREE_OPTIONS}
     return {**for_all_trees, **resulting_specification(record, live)}
 
 
 _READ: Final = ROOT_OPTIONS - {"annotations", "description", "started_by", "schedule_in_single_tree"}
-"""Options whose values the record has in its own fields."""
+"""Options whose values are fields of the record."""
 
 
 def _given(record: OperationRecord) -> dict[str, Any]:
-    """The root of the specification under canonical names."""
+    """Return the root of the specification under canonical names."""
     return {canonical(key): value for key, value in record.spec.items()}
 
 
@@ -121,7 +122,7 @@ def _options(options: OperationTreeOptions, element: OperationElement | None) ->
 
 
 _NO_OPTIONS: Final = frozenset({"name", "spec", "memory_reserve"})
-"""Fields of a task that nobody says in its table."""
+"""Fields of a task that its table in a specification does not contain."""
 
 
 def _task(task: Task) -> dict[str, Any]:

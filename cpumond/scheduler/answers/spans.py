@@ -1,7 +1,7 @@
-"""What a trace of an operation tells: from its start to its end, in the phases that it went through. Pure.
+"""Spans of an operation's trace: from its start to its end, divided into the phases that it went through. Pure.
 
-Moments between are seen once an update: what begins and ends between two of them has none, and a scheduler that starts
-anew does not know those of before.
+Moments between start and end are sampled once per update. A phase that begins and ends between two updates has no span.
+A scheduler that restarts does not know the moments before its start.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from cpumond.scheduler.model import OperationRecord
 from cpumond.scheduler.state import State
 
 PHASES: Final = {"submitted": "pending", "admitted": "waiting", "placed": "starting", "first CPU": "running"}
-"""Moment -> the phase that begins with it: it holds a running slot of its pool; the start of its first job is ordered;
-a job has used CPU."""
+"""Moment -> the phase that begins then. The moments: the operation holds a running slot of its pool; the start of its
+first job is sent to a node; a job has used CPU."""
 THROTTLED: Final = "throttled"
-"""Further moment: a quota has held a job back."""
+"""One more moment: a CPU quota has throttled a job."""
 
 Moments = dict[str, float]
-"""When something first happened to an operation, in seconds since 1970."""
+"""Moment -> when an operation first reached it, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A phase; ``events``: moments in it."""
+    """A phase of an operation; ``events``: the moments in it."""
 
     name: str
     start: float
@@ -35,16 +35,16 @@ class Span:
 
 
 class Watched:
-    """The moments of live operations, by id."""
+    """Moments of live operations, by operation id."""
 
     def __init__(self, state: State) -> None:
         self._state = state
         self._moments: dict[str, Moments] = {}
         self._known = set(state.finished)
-        """Those that had ended before the last look."""
+        """Operations that had ended before the last call of ``look``."""
 
     def look(self, now: float) -> list[list[Span]]:
-        """The spans of each operation that has ended since the last look, its own first."""
+        """Return the spans of each operation that has ended since the last call, the operation's own span first."""
         state, before = self._state, self._moments
         self._moments = {each: before.get(each, {}) for each in state.operations}
         for operation_id, moments in self._moments.items():
@@ -75,7 +75,7 @@ def _note(moments: Moments, start: float, used: float | None, throttled: float |
 
 
 def make_spans(record: OperationRecord, moments: Moments) -> list[Span]:
-    """The span of an operation that has ended, and those of its phases, as far as they are known."""
+    """Make the span of an operation that has ended and the spans of its phases, as far as they are known."""
     begin, end = record.start_time, record.finish_time or record.start_time
     counts = record.counts.values()
     attributes: dict[str, Any] = {

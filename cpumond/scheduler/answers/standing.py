@@ -1,4 +1,4 @@
-"""What an element that does not starve has: its cause as a value, and in words. Pure (semantics.md 6.2)."""
+"""The reason why an element does not starve, as a value and in words. Pure (semantics.md 6.2)."""
 
 from __future__ import annotations
 
@@ -13,48 +13,47 @@ from cpumond.scheduler.decide.starvation import EPSILON, find_limit, list_wantin
 from cpumond.scheduler.elements import Element, OperationElement, PoolElement, usage_share
 
 StandingKind = Literal["idle", "covered", "share", "gang", "nothing", "limit", "tolerance", "below"]
-"""It demands nothing; has all that it demands; has its fair share and demands more; is a gang whose share is nothing;
-has no share otherwise; is at a limit; has less than its share, but not by more than its tolerance; by more."""
+"""``idle``: it demands nothing. ``covered``: it has all that it demands. ``share``: it has its fair share and demands
+more. ``gang``: it is a gang without a share. ``nothing``: it has no share for another reason. ``limit``: it is at a
+limit. ``tolerance``: it has less than its share, but within its tolerance. ``below``: it has still less."""
 
 
 class ShareStanding(NamedTuple):
-    """``text`` completes a sentence that begins with the element: "is allotted all that it demands"."""
+    """``text`` completes a sentence that begins with the element: "is allocated all that it demands"."""
 
     kind: StandingKind
     text: str
 
 
 def find_standing(element: OperationElement | PoolElement) -> ShareStanding:
-    """What the element has, of what it could have, as of the last update."""
+    """Compare the element's usage with its fair share, demand and limits, as of the last update."""
     usage, fair, demand = max(usage_share(element)), max(element.fair_share), max(element.demand_share)
     limit = find_limit(element)
     demanded = _cores(element, element.demand_share)
     if demand <= EPSILON:
         return ShareStanding("idle", "wants nothing" + _describe_unused(element))
     if fair <= EPSILON and (step := _describe_step(element)):
-        has = f"gets nothing of the {demanded} it demands"
+        has = f"gets none of the {demanded} it demands"
         if usage > demand - EPSILON:
-            has = f"is allotted all that it demands, {demanded}, and others may take it"
+            has = f"is allocated all that it demands, {demanded}, and others may take it"
         return ShareStanding("gang", f"{has}: a gang starts whole or not at all, and {step}")
     if usage > demand - EPSILON:
-        return ShareStanding("covered", f"is allotted all that it demands, {demanded}" + _describe_unused(element))
+        return ShareStanding("covered", f"is allocated all that it demands, {demanded}" + _describe_unused(element))
     if limit is not None:
         assert isinstance(limit, OperationElement | PoolElement)
         name = "its limit" if limit is element else f"the limit of {element_name(limit)}"
-        return ShareStanding("limit", f"is at {name}: another job does not fit below it")
+        return ShareStanding("limit", f"is at {name}: another job would exceed it")
     if fair <= EPSILON:
-        text = f"gets nothing of the {demanded} it demands"
+        text = f"gets none of the {demanded} it demands"
         if all(each.operation.record.is_gang for each in list_wanting(element)):
             who = "it is a gang" if isinstance(element, OperationElement) else "only gangs want jobs"
-            return ShareStanding(
-                "gang", f"{text}: {who}, and what others leave is too little for all jobs of one at once"
-            )
-        return ShareStanding("nothing", f"{text}: others are entitled to all")
+            return ShareStanding("gang", f"{text}: {who}, and others leave too little for all jobs of a gang at once")
+        return ShareStanding("nothing", f"{text}: others are entitled to everything")
     guaranteed = "guarantee" if fair < max(element.strong_guarantee_share) + EPSILON else "fair share"
     if usage > fair - EPSILON:
-        text = f"is allotted its fair share, {_cores(element, element.fair_share)}, and demands {demanded}"
+        text = f"is allocated its fair share, {_cores(element, element.fair_share)}, and demands {demanded}"
         return ShareStanding("share", text + _describe_unused(element))
-    text = f"is allotted {usage / fair:.0%} of its {guaranteed}"
+    text = f"is allocated {usage / fair:.0%} of its {guaranteed}"
     if element.scheduling_status == "normal" and element.rules is not None:
         tolerance = f"fair_share_starvation_tolerance, {element.rules.tolerance:g} for it"
         return ShareStanding("tolerance", f"{text}, and starving begins below {tolerance}")
@@ -62,7 +61,8 @@ def find_standing(element: OperationElement | PoolElement) -> ShareStanding:
 
 
 def _describe_step(element: OperationElement | PoolElement) -> str:
-    """What keeps the step of its first gang from a share, where only gangs run in it; else ""."""
+    """Return what keeps the first gang's step (the share of all its jobs) from being granted, where only gangs run;
+    else ""."""
     gangs = list(_list_running(element))
     if not gangs or not all(each.operation.record.is_gang for each in gangs):
         return ""
@@ -78,7 +78,7 @@ def _describe_step(element: OperationElement | PoolElement) -> str:
 
 
 def _list_running(element: Element) -> Iterator[OperationElement]:
-    """The running operations: itself, of a pool those below it."""
+    """Yield the running operations: the element itself, or those below it if it is a pool."""
     if isinstance(element, PoolElement):
         for below in (*element.children.values(), *element.operations.values()):
             yield from _list_running(below)
@@ -87,8 +87,11 @@ def _list_running(element: Element) -> Iterator[OperationElement]:
 
 
 def _describe_weight(step: float, at: OperationElement | PoolElement, parent: PoolElement, r: int) -> str:
-    """Whether a step (a fraction of the cluster) is more than what the weight of ``at``, which has the gang, comes to
-    among the siblings that want more, and what to change; "" where the weights are not in the way, or nothing helps."""
+    """Return that a gang's step is more than the weight of ``at`` gives, and the changes that help; "" where weights do
+    not.
+
+    ``step``: a fraction of the cluster. ``at``: the element with the gang, compared with its siblings that want more.
+    """
     inside: list[OperationElement | PoolElement] = [*parent.children.values(), *parent.operations.values()]
     wanting = [each for each in inside if each is at or each.demand_share[r] > each.fair_share[r] + EPSILON]
     limit = min(share(parent.bounds, at.tree.total)[r], 1.0)
@@ -113,9 +116,9 @@ def _describe_weight(step: float, at: OperationElement | PoolElement, parent: Po
     if len(wanting) == 1 or part > needed - EPSILON or not changes:
         return ""
     return (
-        f"the step of {step:.1%} is more than the {max(part - total, 0.0):.1%} that the weight of {element_name(at)}, "
-        f"{own:g} of {weights:g} with those that want more, comes to: {', '.join(changes)}, or let fewer jobs begin "
-        "at once"
+        f"all of its jobs need {step:.1%}, more than the {max(part - total, 0.0):.1%} that {element_name(at)} gets by "
+        f"its weight ({own:g} of {weights:g}, summed over siblings that want more): {', '.join(changes)}, or let "
+        "fewer jobs start at once"
     )
 
 
@@ -126,18 +129,18 @@ def _weight_of(element: PoolElement | OperationElement) -> float:
 
 
 def _describe_unused(element: Element) -> str:
-    """Why its share is below its guarantee: what its jobs and those to be started demand is."""
+    """Return why the element's share is below its guarantee: its running and waiting jobs demand less."""
     guarantee, demand = max(element.strong_guarantee_share), max(element.demand_share)
     if demand > guarantee - EPSILON:
         return ""
     return (
-        f"; of its guarantee, {_cores(element, element.strong_guarantee_share)}, others have what it does not demand: "
-        "running jobs demand what they may use now, those to be started what they order"
+        f"; it demands less than its guarantee of {_cores(element, element.strong_guarantee_share)}, and others have "
+        "the rest: a running job demands its present limit, a job to be started demands its request"
     )
 
 
 def _cores(element: Element, shares: Vector) -> str:
-    """A share of the dominant resource, in cores where it is CPU."""
+    """Return a share of the dominant resource, in cores where it is CPU."""
     if shares[CPU] == max(shares):
         return count_cores(shares[CPU] * element.tree.total[CPU])
     return f"{show_dominant(shares)} of the tree"

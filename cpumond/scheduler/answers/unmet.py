@@ -1,6 +1,7 @@
-"""Guarantees that are not met while others use the CPU: which rule holds back the pool's operations. Pure.
+"""Guarantees that are not met while others use the CPU: the rule that holds back each pool's operations. Pure.
 
-Cores. What a change frees comes by preemption, so after the time-outs of starvation (semantics.md 3, 6).
+Amounts are cores. Capacity that a change frees comes by preemption, so only after the starvation timeouts (semantics.md
+3, 6).
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ STARVATION_MS: Final = 30_000.0
 
 
 def find_unmet(state: State, tree: Tree, idle: float, now: float) -> list[Remedy]:
-    """What to do for pools that have less than their guarantee though their operations want it, most missed first.
-    ``idle``: cores that no job has."""
+    """Return remedies for pools that have less than their guarantee though their operations want it, largest deficit
+    first.
+
+    ``idle``: cores that no job has.
+    """
     missing = sorted((missed, pool.name) for pool in tree.pools.values() if (missed := _missing(pool)) > LEAST)
     found: dict[tuple[object, ...], Remedy] = {}
     for missed, name in missing[: -MAX_POOLS - 1 : -1]:
@@ -48,8 +52,11 @@ def _missing(pool: PoolElement) -> float:
 
 
 def _takeable(pool: PoolElement, by_shares: bool) -> float:
-    """What preemption could take from others in the long run: jobs above fair shares (``by_shares``), as far as the
-    count rule does not protect them."""
+    """Return the cores that preemption could take from others in the long run, without jobs that the count rule
+    protects.
+
+    ``by_shares``: only jobs above their operation's fair share.
+    """
     total, cores = pool.tree.total[CPU], 0.0
     for element in pool.tree.operations.values():
         jobs = len(element.jobs)
@@ -63,7 +70,7 @@ def _takeable(pool: PoolElement, by_shares: bool) -> float:
 
 
 def _beyond(pool: PoolElement) -> float:
-    """What others have beyond their strong guarantees, which a guarantee may take (6.10)."""
+    """Return the cores that others have beyond their strong guarantees, which a guarantee may take (6.10)."""
     side, cores, total = pool, 0.0, pool.tree.total[CPU]
     for above in pool.ancestors():
         others = (each for each in (*above.children.values(), *above.operations.values()) if each is not side)
@@ -73,7 +80,7 @@ def _beyond(pool: PoolElement) -> float:
 
 
 def _whole_jobs(cores: float, element: OperationElement) -> float:
-    """As much of it as jobs of the operation can use."""
+    """Return ``cores`` rounded down to whole jobs of the operation."""
     order = next((task.resources[CPU] for task in element.operation.next_tasks()), 0.0)
     return math.floor(cores / order + 1e-6) * order if order > 0.0 else 0.0
 
@@ -81,7 +88,7 @@ def _whole_jobs(cores: float, element: OperationElement) -> float:
 def _begin(remedy: Remedy, pool: PoolElement) -> Remedy:
     guarantee = show_cores(pool.strong_guarantee_share[CPU] * pool.tree.total[CPU])
     lead = (
-        f"pool {pool.name} is allotted {show_cores(pool.usage[CPU])} of {guarantee} guaranteed cores "
+        f"pool {pool.name} is allocated {show_cores(pool.usage[CPU])} of {guarantee} guaranteed cores "
         "while others hold the CPU"
     )
     return replace(remedy, lead=lead)
@@ -102,7 +109,7 @@ def _find(state: State, pool: PoolElement, idle: float, missed: float, now: floa
 
 
 def _held_by_counts(pool: PoolElement, missed: float) -> Iterator[Remedy]:
-    """Operations of the pool do not run, since pools above them are full."""
+    """Remedy where operations of the pool do not run because pools above them are full."""
     left, taken = missed, dict[PoolElement, int]()
     for element in pool.tree.queue.values():
         if left < LEAST:
@@ -124,7 +131,7 @@ def _held_by_counts(pool: PoolElement, missed: float) -> Iterator[Remedy]:
 def _held_by_rules(
     state: State, pool: PoolElement, target: OperationElement, missed: float, now: float
 ) -> Iterator[Remedy]:
-    """An operation of the pool runs and wants jobs, and others keep theirs."""
+    """Remedies where an operation of the pool runs and wants jobs, and preemption rules let others keep theirs."""
     tree = pool.tree
     settings = tree.config.settings
     holds = bool(settings.guarantee_tolerance)
@@ -150,7 +157,7 @@ def _held_by_rules(
     for cause, option in (("forbids", "allow_aggressive_preemption"), ("starving", "preemption_check_starvation")):
         cores = sum(each.element.usage[CPU] for each in protections if each.cause == cause)
         if cores > LEAST and option == "preemption_check_starvation":
-            why = f"others starve, too, and preemption_check_starvation of tree {tree.name} is true"
+            why = f"the others starve, too, and preemption_check_starvation of tree {tree.name} is true"
             yield _set_option(tree.root, pool, option, False, min(missed, cores), why)
         elif cores > LEAST:
             element = next(each.element for each in protections if each.cause == cause)
@@ -161,10 +168,8 @@ def _held_by_rules(
 
 
 def _held_without_tolerance(pool: PoolElement, target: OperationElement, missed: float, now: float) -> Iterator[Remedy]:
-    """No ordinary rule would give it more: what pools above their guarantees have is protected, or it does not starve.
-
-    With ``guarantee_tolerance`` it takes that all the same (6.10).
-    """
+    """Remedy where no ordinary rule gives the pool more: jobs of pools above their guarantees are protected, or it does
+    not starve. ``guarantee_tolerance`` lets it take them all the same (6.10)."""
     tree = pool.tree
     could = min(missed, _whole_jobs(_beyond(pool), target))
     if tree.config.settings.guarantee_tolerance or could <= LEAST:
@@ -203,13 +208,13 @@ def _held_by_count_rule(pool: PoolElement, operations: list[OperationElement], m
         now = tree.config.settings.max_unpreemptible_running_job_count
         why = (
             f"max_unpreemptible_running_job_count of tree {tree.name} is {now} and protects "
-            f"{count(len(operations), 'operation')} of others"
+            f"{count(len(operations), 'operation')} of other pools"
         )
         yield _set_option(tree.root, pool, "max_unpreemptible_running_job_count", limit, min(got, missed), why, "lower")
 
 
 def _held_by_time(pool: PoolElement, target: OperationElement, missed: float, now: float) -> Iterator[Remedy]:
-    """It does not starve yet, and will not for long."""
+    """Remedy where the pool does not starve yet, and will not for a long time."""
     left = [left for each in (target, pool) if (left := starves_in_s(each, now)) is not None]
     if not left or min(left) < LONG_S:
         return
@@ -232,7 +237,7 @@ def _set_option(
     element: OperationElement | PoolElement, pool: PoolElement, option: str, value: object, cores: float, why: str,
     verb: str = "raise",
 ) -> Remedy:  # fmt: skip
-    """An option of a pool, of the root as the tree's, that keeps ``pool`` from its guarantee."""
+    """Remedy that sets the option, of a pool or (for the root) of the tree, that keeps ``pool`` from its guarantee."""
     shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
     text = f"set it to {shown}" if isinstance(value, bool) else f"{verb} it to {shown}"
     if option.endswith("timeout"):

@@ -77,7 +77,7 @@ def describe_starvation(target: OperationElement, now: float) -> str:
     below_s = max(0.0, now - element.below_since) if element.below_since is not None else 0.0
     return (
         f"{format_name(element)} is {how}, it has been below its share for {below_s:.0f} s: "
-        f"{show_dominant(usage_share(element))} of the cluster is allotted to it, "
+        f"{show_dominant(usage_share(element))} of the cluster is allocated to it, "
         f"its fair share is {show_dominant(element.fair_share)}"
     )
 
@@ -86,17 +86,17 @@ def explain_claim(target: OperationElement, victim: OperationElement) -> str:
     """Why a job of ``victim`` goes for a pool that is below its strong guarantee (6.10)."""
     claiming = next((each for each in (target, *target.ancestors()) if claims_guarantee(each)), target)
     losing = next((each for each in victim.ancestors() if max(each.strong_guarantee_share) > 0.0), victim)
-    has = f"{show_dominant(usage_share(claiming))} of the cluster is allotted to {format_name(claiming)}"
+    has = f"{show_dominant(usage_share(claiming))} of the cluster is allocated to {format_name(claiming)}"
     return (
         f"{has}, its strong guarantee is {show_dominant(claiming.strong_guarantee_share)}; "
-        f"{show_dominant(usage_share(losing))} is allotted to {format_name(losing)}, and "
+        f"{show_dominant(usage_share(losing))} is allocated to {format_name(losing)}, and "
         f"{show_dominant(losing.strong_guarantee_share)} is guaranteed to it"
     )
 
 
 def describe_shares(element: Element) -> str:
     usage, fair_share = show_dominant(usage_share(element)), show_dominant(element.fair_share)
-    return f"{usage} is allotted to {format_name(element)}, its fair share is {fair_share}"
+    return f"{usage} is allocated to {format_name(element)}, its fair share is {fair_share}"
 
 
 def format_name(element: Element) -> str:

@@ -258,7 +258,7 @@ def _describe(each: Protection, target: OperationElement) -> str:
         return f"{_describe_forbidding(element)}: it keeps {jobs} within its fair share; allow it to have them taken"
     if each.cause == "share":
         return (
-            f"{show_dominant(usage_share(element))} of the cluster is allotted to {name}, its fair share is "
+            f"{show_dominant(usage_share(element))} of the cluster is allocated to {name}, its fair share is "
             f"{show_dominant(element.fair_share)}: it has no more than its share and keeps its {jobs} "
             f"(preemption_satisfaction_threshold of {tree} is {settings.preemption_satisfaction_threshold:g})"
             f"{_describe_aggression(target, element)}"

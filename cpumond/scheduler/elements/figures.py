@@ -2,7 +2,7 @@
 
 JSON, the pool table, the ``yt`` protocol, metrics and the history read them here, each in its own form. ``_ratio``: the
 largest component as a fraction of the tree's resources; ``_cores``: of the CPU; volumes and capacities are
-share-seconds; ``_seconds`` count from the start of this scheduler. ``usage`` and ``limit_cores`` are what is allotted;
+share-seconds; ``_seconds`` count from the start of this scheduler. ``usage`` and ``limit_cores`` are what is allocated;
 counts of running and pending operations go by slots (semantics.md 3.2), which ``shown_state`` does not. None stands for
 what an element does not have.
 """
@@ -40,7 +40,7 @@ TREE: Final[Mapping[str, Read]] = {
     "pool_count": lambda t: len(t.pools),
     "pending_operation_count": lambda t: len(t.queue),
     "capacity_cores": lambda t: t.total[CPU],
-    "allotted_cores": lambda t: sum(node.used[CPU] for node in t.nodes.values()),
+    "allocated_cores": lambda t: sum(node.used[CPU] for node in t.nodes.values()),
     "backfilled_cores": lambda t: (
         sum(job.usage[CPU] for node in t.nodes.values() for job in node.jobs.values() if job.backfill_until is not None)
         if t.config.settings.enable_backfill

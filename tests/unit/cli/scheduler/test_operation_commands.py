@@ -58,10 +58,10 @@ def test_what_is_waited_for_is_told_after_a_while_and_when_it_changes():
         rights = Rights(world.state, User("tester", admin=True))
         return told.note(show_operation_details(rights, world.record(operation), world.now), now_s)
 
-    no_node = "no node of the tree is online and takes jobs"
+    no_node = "no online node of the tree takes jobs"
     assert [look(now) for now in (0.0, 4.9, 5.0, 9.0)] == ["", "", no_node, ""]
     world.suspend(operation)
-    suspended = "suspended: no job is started until that is taken back"
+    suspended = "suspended: no job starts until it is resumed"
     assert [look(now) for now in (10.0, 14.0, 16.0, 99.0)] == ["", "", suspended, ""]
     world.resume(operation)
     world.node("n1", cpu=1.0)

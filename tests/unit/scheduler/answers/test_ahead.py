@@ -71,7 +71,7 @@ def test_two_runs_are_compared_as_far_as_the_shorter_one_looked() -> None:
     told = make_simulation({}, before, seen, 100.0)
     assert told.horizon == 180.0
     assert told.shares == []
-    assert "it was looked 1 min 20 s ahead: more takes too long" in told.lines
+    assert "the simulation ends 1 min 20 s from now: more would take too long" in told.lines
 
 
 def test_run_times_of_which_nothing_is_known_are_told_as_guesses() -> None:
@@ -88,8 +88,8 @@ def test_run_times_of_which_nothing_is_known_are_told_as_guesses() -> None:
 
     [guess] = find_guesses()
     assert guess == (
-        "of 1 operation no job like its own has completed yet: each job is taken to run for 5 min more, or for as long "
-        "again as it has"
+        "of 1 operation no job like its own has completed yet: each job is assumed to run for 5 min more, or for as "
+        "long again as it has"
     )
     world.start("p", jobs=4)
     world.settle_down()

@@ -48,7 +48,7 @@ def test_eight_of_ten_begin_inside_however_wrong_the_runs_are(bias: float, sprea
     assert sum(inside) / len(inside) == pytest.approx(0.8, abs=0.025)
     assert calibration.starts == KEPT
     assert calibration.inside_ratio == sum(inside[-KEPT:]) / KEPT
-    assert calibration.describe() == [f"of the last 500 starts {calibration.inside_ratio:.0%} came when foretold"]
+    assert calibration.describe() == [f"{calibration.inside_ratio:.0%} of the last 500 starts came when predicted"]
 
 
 def test_what_is_not_known_stays_so_and_nothing_starts_in_the_past() -> None:

@@ -92,7 +92,9 @@ def test_what_no_node_can_hold_comes_before_all_other_causes(world):
     assert (rows[1], rows[10], rows[-1]) == shown
     forecasts = Forecasts(world.state, lambda: world.now, lambda: Pace(1.0, 1.0, 0.0, {}), 60.0, 0.1, 100.0)
     foretold = forecasts.when(world.record(large))
-    assert describe_forecast(foretold, world.now) == ["never, as things are: it cannot start: 5 cores, largest node 4"]
+    assert describe_forecast(foretold, world.now) == [
+        "never, unless something changes: it cannot start: 5 cores, largest node 4"
+    ]
     world.node("n9", cpu=5.0)
     assert (cause(world, large), cause(world, pending)) == ("suspended", "cannot_start")
 
@@ -126,7 +128,7 @@ def test_groups_count_each_operation_once_in_each_tree(world):
     assert list(groups) == ["pool_full:queue", "working", "aborted"]
     full = groups["pool_full:queue"]
     assert (full.operations, full.jobs, full.wanted_cores, full.pool) == (2, 3, 1.25, "queue")
-    assert full.why == "pool queue is full: as many operations run in it as may (max_running_operation_count)"
+    assert full.why == "pool queue is full: it already runs its max_running_operation_count of operations"
     assert (groups["working"].limit_cores, groups["aborted"].tree) == (1.0, "")
     for key, titles in (("pool_full:queue", {ids[1], ids[3]}), ("working", {ids[0]}), ("aborted", {ids[2]})):
         listed = listed_of(world, cause=key, causes=causes)

@@ -155,7 +155,7 @@ def test_idle_for_lack_of_work_and_nothing_idle_are_said_so():
     world.start("p", jobs=12, cpu=1.0)
     assert "waiting jobs are about to get 8 cores" in look(world).sentence
     world.settle_down()
-    assert look(world).sentence == "no CPU stands idle while 1 operation waits: all of it is given to jobs"
+    assert look(world).sentence == "no CPU stands idle while 1 operation waits: all of it is allocated to jobs"
 
 
 def test_suspended_operations_want_nothing(full):
@@ -250,8 +250,8 @@ def test_a_pool_says_why_its_guarantee_is_not_used_though_it_does_not_starve():
         world.start("prod", cpu=1.0)
     world.settle_down()
     assert describe_pool(world.pool("prod"), world.now) == (
-        "not starving, but it is allotted 0 of 12 guaranteed cores: operations that do not run want 13 cores, since "
-        'pool "prod" runs 0 operations of at most 0'
+        "not starving, but it is allocated 0 of 12 guaranteed cores: operations that do not run yet want 13 cores, "
+        'because pool "prod" runs 0 operations of at most 0'
     )
     assert describe_pool(world.pool("<Root>"), world.now) == ""
 
@@ -307,9 +307,10 @@ def test_a_gang_whose_jobs_fit_no_node_is_told_what_would_start_and_that_starts(
     report = look(world)
     assert report.sentence == (
         "1 operation cannot start: 5 cores, largest node 2; "
-        "6 cores stand idle while 1 operation waits: a gang needs room for all of its 3 jobs at once, and CPU is free "
-        f"in pieces of at most 2 cores, less than they order; start operation {gang} with at most 3 jobs of at most 2 "
-        "cores each and 6 cores start work"
+        "6 cores stand idle while 1 operation waits: a gang starts only when all of its 3 jobs fit at once, and CPU is "
+        "free "
+        f"in pieces of at most 2 cores, less than a job requests; start operation {gang} again with at most 3 jobs of "
+        "at most 2 cores each and 6 cores start work"
     )
     [cause] = report.causes
     assert (cause.kind, cause.cores, cause.change.operations) == ("gang", 6.0, [gang])
@@ -352,7 +353,7 @@ def test_a_job_that_no_node_could_hold_is_in_the_way_of_itself():
     assert report.sentence == (
         "1 operation cannot start: 9 cores, largest node 4; "
         "4 cores stand idle while 1 operation waits: they are in pieces of at most 4 cores, and each waiting job "
-        "orders 9 cores; order at most 4 cores for a job and 4 cores start work"
+        "requests 9 cores; request at most 4 cores for a job and 4 cores start work"
     )
     [cause] = report.causes
     assert (cause.kind, cause.pool, cause.cores, cause.idle_cores) == ("fragmentation", "lab", 4.0, 4.0)
@@ -406,7 +407,8 @@ def test_an_operation_that_refuses_reclaimed_cpu_waits_for_what_others_ordered()
     assert idle_reasons(report)["allow_reclaimed"] == 4.0
     assert report.sentence == (
         "4 cores stand idle while 1 operation waits: allow_reclaimed of 1 waiting operation is false, and other jobs "
-        f"ordered the CPU that is free; start it with allow_reclaimed = true ({refusing}) and 4 cores start work"
+        f"requested the CPU that is free; start it again with allow_reclaimed = true ({refusing}) and 4 cores start "
+        "work"
     )
 
 

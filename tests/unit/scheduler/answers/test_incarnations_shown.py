@@ -77,11 +77,11 @@ def test_why_and_show_tell_of_an_operation_between_incarnations() -> None:
     world.settle_down()
     answer = explain_operation(world.state, world.record(operation), world.now, {})
     told = "\n".join(answer.lines)
-    assert f"all of its jobs started again 2 s ago: job {job} failed" in told
-    assert 'none of them begins before 1 job of the incarnation before on "n2" has ended' in told
+    assert f"all of its jobs were restarted 2 s ago: job {job} failed" in told
+    assert 'none of them starts before 1 job of the previous incarnation on "n2" has ended' in told
     details = show_operation_details(world.rights, world.record(operation), world.now)
     assert f"job {job} failed: User job failed" in _show_incarnation(details.incarnations)
     world.nodes["n2"].let_go(next(iter(world.nodes["n2"].jobs)))
     world.settle_down()
     answer = explain_operation(world.state, world.record(operation), world.now, {})
-    assert "none of them begins" not in "\n".join(answer.lines)
+    assert "none of them starts" not in "\n".join(answer.lines)

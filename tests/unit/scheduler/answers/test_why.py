@@ -73,7 +73,7 @@ def test_3_2_a_pending_operation_names_the_first_full_pool_and_its_place(service
     waiting = service.begin("low")
     text = service.lines(waiting)
     assert f"operation {waiting} is pending" in text
-    assert "it is number 2 of 2 in the queue of tree 'default'; 1 of those before it wait for the same pool" in text
+    assert "it is number 2 of 2 in the queue of tree 'default'; 1 of those before it waits for the same pool" in text
     assert 'pool "top" is full: 1 operation of at most 1 (max_running_operation_count) runs in it' in text
     assert 'pool "top": 1 of at most 1 running, 3 of at most 9 operations' in text
     assert "the root: 1 of at most" in text
@@ -88,7 +88,7 @@ def test_a_running_operation_tells_its_share_usage_and_demand_in_cores(service):
     service.work()
     answer = service.why(first, told=True)
     lines = answer.trees[0].lines
-    assert lines[0] == "its fair share is 2 cores; 2 cores allotted to 2 jobs, and it demands 10 cores"
+    assert lines[0] == "its fair share is 2 cores; 2 cores allocated to its 2 jobs; it demands 10 cores"
     assert answer.trees[0].rule == "weight"
     assert any(f"operation {first} gets 50.0 % of the cluster (2 of 4 cpu): limited by" in line for line in lines)
     assert "8 jobs of it are still to be started" in lines
@@ -106,7 +106,7 @@ def test_limits_on_the_path_are_named_with_what_is_used(service):
     operation_id = service.begin("a", 3)
     service.work()
     text = service.lines(operation_id)
-    assert 'limit of pool "a": 1 cpu, 1 allotted' in text
+    assert 'limit of pool "a": 1 cpu, 1 allocated' in text
     assert 'passed over 1 time since the last update: resource_limits of pool "a" leave no room' in text
 
 
@@ -115,7 +115,9 @@ def test_a_graceful_operation_is_passed_over_at_its_fair_share(service):
     graceful = service.begin("a", 4, preemption_mode="graceful")
     service.begin("b", cpu=4.0)
     service.work()
-    told = "passed over 1 time since the last update: its preemption_mode is graceful and it is allotted its fair share"
+    told = (
+        "passed over 1 time since the last update: its preemption_mode is graceful and it is allocated its fair share"
+    )
     assert told in service.lines(graceful)
 
 
@@ -148,7 +150,7 @@ def test_a_job_that_must_wait_for_room(service):
     operation_id = service.begin("a", 5)
     service.work()
     text = service.lines(operation_id)
-    assert 'no node has room now for a job of task "t", which orders 1 user_slots, 1 cpu' in text
+    assert 'no node has enough free resources now for a job of task "t", which requests 1 user_slots, 1 cpu' in text
 
 
 def test_without_nodes(service):
@@ -162,7 +164,7 @@ def test_a_suspended_operation_says_so_and_does_not_complain(service):
     service.do(operations.SuspendOperation(operation_id))
     service.update()
     text = service.lines(operation_id)
-    assert "it is suspended: no job of it is started until it is resumed" in text
+    assert "it is suspended: no job of it starts until it is resumed" in text
     assert "still to be started" not in text
 
 
@@ -186,7 +188,7 @@ def test_6_2_an_operation_below_its_share_says_when_it_starves(service):
     service.update()
     text = service.lines(late)
     assert "it is below its fair share for 31 s and starves" in text
-    assert "it may take jobs from others, with normal priority" in text
+    assert "it may preempt jobs of others with normal priority" in text
 
 
 def test_6_2_who_is_at_a_limit_does_not_starve_and_the_first_sentence_names_it(service):
@@ -199,12 +201,10 @@ def test_6_2_who_is_at_a_limit_does_not_starve_and_the_first_sentence_names_it(s
     assert (element.usage[CPU], element.starvation_status, element.below_since) == (2.0, "non_starving", None)
     assert service.pool("a").starvation_status == "non_starving"
     answer = service.why(held)
-    assert answer.lines[0].endswith("; it waits: resource limits of pool a leave no room for another job")
-    assert 'it is at the limit of pool "a": another job does not fit below it: it does not starve' in service.lines(
-        held
-    )
+    assert answer.lines[0].endswith("; why it waits: resource limits of pool a leave no room for another job")
+    assert 'it is at the limit of pool "a": another job would exceed it; it does not starve' in service.lines(held)
     assert describe_pool(service.pool("a"), service.now) == (
-        "not starving: it is at its limit: another job does not fit below it"
+        "not starving: it is at its limit: another job would exceed it"
     )
     rival = service.begin("a", 1, cpu=2.0)
     for _ in range(3):
@@ -215,11 +215,11 @@ def test_6_2_who_is_at_a_limit_does_not_starve_and_the_first_sentence_names_it(s
 @pytest.mark.parametrize(
     ("guarantee", "spec", "kind", "text"),
     [
-        (0, {"jobs": 1, "cpu": 2.0}, "covered", "is allotted all that it demands, 2 cores"),
-        (8, {"jobs": 1, "cpu": 2.0}, "covered", "is allotted all that it demands, 2 cores; of its guarantee, 8 "),
-        (0, {"jobs": 9, "cpu": 1.0}, "share", "is allotted its fair share, 5 cores, and demands 9 cores"),
-        (0, {"jobs": 9, "cpu": 1.0, "is_gang": True}, "gang", "gets nothing of the 9 cores it demands: "),
-        (9, {"jobs": 4, "cpu": 2.5}, "tolerance", "is allotted 83% of its guarantee, and starving begins below "),
+        (0, {"jobs": 1, "cpu": 2.0}, "covered", "is allocated all that it demands, 2 cores"),
+        (8, {"jobs": 1, "cpu": 2.0}, "covered", "is allocated all that it demands, 2 cores; it demands less than its "),
+        (0, {"jobs": 9, "cpu": 1.0}, "share", "is allocated its fair share, 5 cores, and demands 9 cores"),
+        (0, {"jobs": 9, "cpu": 1.0, "is_gang": True}, "gang", "gets none of the 9 cores it demands: "),
+        (9, {"jobs": 4, "cpu": 2.5}, "tolerance", "is allocated 83% of its guarantee, and starving begins below "),
     ],
 )  # fmt: skip
 def test_6_2_what_an_element_has_that_does_not_starve(service, guarantee, spec, kind, text):
@@ -249,7 +249,7 @@ def test_preemptions_are_told_to_both_sides(service):
     job_id = lost.preempted[0].job_id
     assert any(line.startswith(f"5 s ago its job {job_id} on n1 was stopped (preempted): ") for line in lost.lines)
     assert any(line.endswith("; it lost 0.0086 core-hours") for line in lost.lines)
-    assert any(f"got the place of job {job_id} of operation {early} on n1" in line for line in got.lines)
+    assert any(f"replaced job {job_id} of operation {early} on n1" in line for line in got.lines)
 
 
 # --- finished
@@ -429,7 +429,9 @@ def test_a_tree_that_goes_takes_operations_along(service):
     service.node("n1", cpu=4.0)
     operation_id = service.begin("a")
     plan = service.plan(commands.RemoveTree(TREE, recursive=True))
-    assert any(f"1 operation would be aborted, no tree is left for it: {operation_id}" in note for note in plan.notes)
+    assert any(
+        f"1 operation would be aborted because no tree is left for it: {operation_id}" in note for note in plan.notes
+    )
     assert any("1 node fits the nodes_filter of no tree" in note for note in plan.notes)
 
 
@@ -440,10 +442,10 @@ def test_what_becomes_of_inner_pools_without_counts_of_their_own_is_a_note(servi
     off = commands.ChangeTree(TREE, (Edit(("per_pool_counts_for_leaves_only",), False),))
     (note,) = service.plan(off).notes
     assert (
-        "per_pool_counts_for_leaves_only becomes false, so that max_running_operation_count_per_pool (8) bounds all "
-        "that runs below an inner pool without a count of its own, as in YTsaurus; now "
+        "per_pool_counts_for_leaves_only becomes false, so that max_running_operation_count_per_pool (8) limits all "
+        "operations below an inner pool without a count of its own, as in YTsaurus; now "
     ) in note
-    assert '"top" runs 8 (100 before) and holds 50 (200); a file of the tree without the option sets it to' in note
+    assert '"top" runs 8 (100 before) and holds 50 (200); a tree file without the option sets it to' in note
     assert '"low"' not in note
     assert service.plan(service.set("top", weight=2)).notes == []
     service.do(commands.RemovePool(TREE, "low"))
@@ -482,5 +484,5 @@ def test_integral_guarantees_come_with_a_note(service):
     service.node("n1", cpu=10.0)
     service.create_pool("a")
     plan = service.plan(service.set("a", integral_guarantees=BURST))
-    assert any("as volume is gathered" in note for note in plan.notes)
+    assert any("as volume is saved" in note for note in plan.notes)
     assert service.plan(service.set("a", weight=2)).notes == []

@@ -11,9 +11,9 @@ from cpumond.scheduler.answers.pool import describe_pool
 from cpumond.scheduler.answers.standing import find_standing
 
 STEP = (
-    'the step of 60.0% is more than the 50.0% that the weight of pool "mpi", 1 of 2 with those that want more, comes '
-    "to: raise that weight above 1.5, guarantee it 60.0%, set usage_half_life of the tree, so that it takes turns, "
-    "or let fewer jobs begin at once"
+    'all of its jobs need 60.0%, more than the 50.0% that pool "mpi" gets by its weight (1 of 2, summed over siblings '
+    "that want more): raise that weight above 1.5, guarantee it 60.0%, set usage_half_life of the tree, so that it "
+    "takes turns, or let fewer jobs start at once"
 )
 
 
@@ -35,8 +35,8 @@ def test_its_sentence_names_the_step_and_the_weight_and_what_it_says_lets_it_run
     world.settle_down(40)
     assert len(world.jobs_of(gang)) == (6 if runs_first else 0)
     assert world.share("batch") == pytest.approx(of_batch)
-    has = "is allotted all that it demands, 6 cores, and others may take it"
-    has = has if runs_first else "gets nothing of the 6 cores it demands"
+    has = "is allocated all that it demands, 6 cores, and others may take it"
+    has = has if runs_first else "gets none of the 6 cores it demands"
     assert describe_pool(world.pool("mpi"), world.now) == (
         f"not starving: it {has}: a gang starts whole or not at all, and {STEP}"
     )

@@ -42,9 +42,9 @@ def test_6_10_beside_operations_of_one_large_job_a_guarantee_holds_with_the_opti
     assert [len(world.jobs_of(each)) for each in ids] == [1, 1, 0]
     report = in_pool(find_idle(world.state, world.tree(), world.now), "b", frozenset(), frozenset())
     assert report.sentence.startswith(
-        f"pool b is allotted 0 of 6 guaranteed cores while others hold the CPU: {cause}"
+        f"pool b is allocated 0 of 6 guaranteed cores while others hold the CPU: {cause}"
         if cause is COUNT
-        else "pool b is allotted 0 of 6 guaranteed cores while others hold the CPU: others' jobs are within the fair "
+        else "pool b is allocated 0 of 6 guaranteed cores while others hold the CPU: others' jobs are within the fair "
     )
     assert cause in report.sentence
     assert report.causes[0].change.shell == ["cpumond tree set default guarantee_tolerance=1"]
@@ -54,7 +54,7 @@ def test_6_10_beside_operations_of_one_large_job_a_guarantee_holds_with_the_opti
     (record,) = world.state.preemptions
     assert (record.priority, record.operation_id, record.preemptor_pool) == ("guarantee", ids[1], "b")
     assert record.why.endswith(
-        '0.0% of the cluster is allotted to pool "b", its strong guarantee is 50.0%; 100.0% is allotted to pool "a", '
+        '0.0% of the cluster is allocated to pool "b", its strong guarantee is 50.0%; 100.0% is allocated to pool "a", '
         "and 50.0% is guaranteed to it"
     )
     world.settle_down(100)

@@ -31,7 +31,7 @@ def test_others_get_no_more_than_what_is_lent_and_not_guaranteed() -> None:
     assert world.pool("etl").starvation_status == "non_starving"
     assert max(world.pool("etl").fair_share) == pytest.approx(0.0, abs=1e-9)
     told = explain_operation(world.state, world.record(first), world.now, {}, world.rights)
-    assert any("100 cores of guarantees that other pools do not use are lent to nobody" in line
+    assert any("100 cores of guarantees that other pools do not use are kept for them" in line
                for part in told.trees for line in part.lines)  # fmt: skip
     world.start("etl", jobs=100)
     world.settle_down(6)

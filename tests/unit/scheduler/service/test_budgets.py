@@ -143,7 +143,7 @@ async def test_stop_lets_what_runs_go_on_and_starts_nothing_and_why_names_it(clu
     cause = Causes(state.trees["default"]).of(element).cause
     assert (cause.key, cause.text) == (
         "budget:pool a",
-        "the core-hour budget of pool a is spent: no new job starts before its next period, or a larger budget",
+        "the core-hour budget of pool a is spent: no new job starts until its next period or until it is raised",
     )
     lines = explain_operation(state, element.operation.record, cluster.clock.at, {}).trees[0].lines
     assert any("10 of 10 core-hours ordered this month (100%), spent: no new job starts" in line for line in lines)

@@ -79,7 +79,7 @@ def why(world: World, operation: str) -> str:
         ({"title": "new", "job_time_limit": 200_000}, 0, "they run for too long"),
         ({"title": "new", "time_limit": 50_000}, 4, ""),
         ({"title": "short 2", "fail_on_job_restart": True}, 0, "must not be stopped"),
-        ({"title": "short 2", "is_gang": True, "jobs": 2}, 0, "is kept free for a gang"),
+        ({"title": "short 2", "is_gang": True, "jobs": 2}, 0, "have been reserved for a gang"),
         ({"title": "short 2", "preemption_mode": "graceful", "jobs": 2}, 1, ""),
     ],
 )  # fmt: skip
@@ -191,10 +191,10 @@ def test_it_is_seen_who_has_the_room_and_until_when():
     world, gang, _ = make_waiting()
     short = ask(world, title="short 2")
     told = why(world, gang)
-    assert "room on 2 nodes (n0, n1) is kept free for it since" in told
+    assert "resources on 2 nodes (n0, n1) have been reserved for it for" in told
     assert "is expected to be free in 1 min" in told
-    assert "until then backfilled jobs have 4 cores of it" in told
-    assert "of its jobs 4 started in room that is kept for a gang (backfilled)" in why(world, short)
+    assert "until then backfilled jobs use 4 cores of them" in told
+    assert "4 jobs of it started on resources that are reserved for a gang (backfilled)" in why(world, short)
     (first, *_), tree = world.jobs_of(short), world.tree()
     assert show_job(first).backfill_until == first.backfill_until
     assert TREE["backfilled_cores"](tree) == split_capacity(tree).backfilled == 4.0

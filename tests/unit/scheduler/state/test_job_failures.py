@@ -260,8 +260,8 @@ def test_why_says_that_a_preemption_would_fail_it(world):
     world.node("n1")
     every = begin(world, {"a": task(), "b": task()}, fail_on_job_restart=True)
     one = begin(world, {"a": task(), "b": task(fail_on_job_restart=True)})
-    assert "the preemption, abort or loss of one of its jobs fails it: fail_on_job_restart" in lines_of(world, every)
-    assert "the preemption, abort or loss of a job of task 'b' fails it" in lines_of(world, one).replace('"', "'")
+    assert "it fails if one of its jobs is preempted, aborted or lost (fail_on_job_restart)" in lines_of(world, every)
+    assert "it fails if a job of task 'b' is preempted, aborted or lost" in lines_of(world, one).replace('"', "'")
     assert "fail_on_job_restart" not in lines_of(world, begin(world))
 
 
@@ -279,7 +279,7 @@ def test_an_operation_is_suspended_by_a_failed_job_until_it_is_resumed(world):
     info = materialise(operation_info(world.rights, record, look_once({})))
     assert info["suspended"] is True
     assert info["alerts"]["operation_suspended"]["inner_errors"][0]["code"] == 1205
-    assert "it is suspended since a job failed, exit code 1; stderr: boom:" in lines_of(world, operation)
+    assert "it is suspended because a job failed, exit code 1; stderr: boom:" in lines_of(world, operation)
     for _ in range(10):
         world.step()
     assert len(node.jobs) == 1  # the other one goes on

@@ -113,8 +113,8 @@ def test_mem_9_the_successor_of_a_job_that_was_aborted_for_want_of_memory_reserv
     assert world.record(operation_id).state == "running"
     assert reserves(world, operation_id) == [256.0] * 3, "there is no room for 512 MiB"
     told = explain_operation(world.state, world.record(operation_id), world.now, {}).trees[0].lines
-    reserve = "it waits for memory: reserve 512 MiB of memory_limit 512 MiB"
-    assert f"{reserve}, by what jobs of the task used before" in told
+    reserve = "it waits for memory: 512 MiB of memory_limit 512 MiB are reserved for a job"
+    assert f"{reserve}, by the usage of earlier jobs of the task" in told
     node.finish(first(world, operation_id).id, max_memory=int(0.3 * LIMIT))
     world.settle_down()
     assert reserves(world, operation_id) == [256.0] * 2 + [512.0]

@@ -261,9 +261,9 @@ def test_it_is_said_what_waits_how_long_and_because_of_which_rule(world):
         "rule exit:2,delay=100s"
     ) in answer.lines
     assert answer.lines[0].endswith(
-        "; it waits: its jobs have failed and wait to be started again, as their retry rules say"
+        "; why it waits: its jobs have failed and wait for the delay that their retry rules set"
     )
-    assert "all its jobs are started" not in answer.trees[0].lines
+    assert "all of its jobs are started" not in answer.trees[0].lines
     shown = show_operation_details(Rights(world.state, User("root", admin=True)), live.record, now)
     assert (shown.next_retry, shown.jobs.pending, len(shown.retried)) == (first, 2, 2)
     assert shown.retried[0].endswith(

@@ -294,14 +294,14 @@ def test_why_says_what_is_left_out_and_idle_cpu_names_the_filter():
     filters = f'scheduling_tag_filter "!fast" of operation {operation} and "ssd | fast" of pool "p"'
     lines = answer.trees[0].lines
     assert f"{filters}: of 2 nodes online 1 left out" in lines
-    assert "no node has room now for" in "".join(lines)
+    assert "no node has enough free resources now for" in "".join(lines)
     assert answer.lines[0].endswith(
-        "waits for room on the nodes that scheduling_tag_filter, its own or that of a pool above, fits"
+        "waits for free resources on the nodes that match its scheduling_tag_filter and those of the pools above it"
     )
     report = find_idle(world.state, world.tree(), world.now)
     assert report.sentence == (
         '2 cores stand idle while 1 operation waits: scheduling_tag_filter "ssd | fast" of pool "p" and '
-        "scheduling_tag_filter of 1 waiting operation leave out node n2; give node n2 tags that fit, or widen the "
+        "scheduling_tag_filter of 1 waiting operation leave out node n2; give node n2 matching tags, or widen the "
         "filter and 2 cores start work"
     )
     (cause,) = report.causes
@@ -312,8 +312,8 @@ def test_why_says_what_is_left_out_and_idle_cpu_names_the_filter():
     world.settle_down()
     for name, told in ((operation, "what is left of it"), (never, "it")):
         (part,) = explain_operation(world.state, world.record(name), world.now, {}).trees
-        assert part.lines[0].startswith(f"{told} cannot start: no node fits scheduling_tag_filter ")
-        assert part.lines[0].endswith("; change that, or give nodes tags that fit")
+        assert part.lines[0].startswith(f"{told} cannot start: no node matches scheduling_tag_filter ")
+        assert part.lines[0].endswith("; change the filter, or give nodes matching tags")
     assert find_stuck_tasks(world.operation(never)) == [
         'no job of task "t" can start: no node fits scheduling_tag_filter "ssd | fast" and "gpu"'
     ]
