@@ -1,4 +1,4 @@
-"""Which pool an operation goes to, whether it may start, and when it runs: semantics.md 2.8, 2.9 and 3."""
+"""Admission: the pool of an operation, whether it may start, and when it runs (semantics.md 2.8, 2.9 and 3)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from cpumond.scheduler.model import (
 
 @dataclass(frozen=True, slots=True)
 class PoolChoice:
-    """The pool of an operation in one tree; ``parent`` is where an ephemeral one is made, the root for the root."""
+    """The pool of an operation in one tree. ``parent``: the pool in which an ephemeral one is created; the root for the
+    root."""
 
     name: str
     parent: PoolElement
     pool: PoolElement | None
-    """None when it has to be made."""
+    """None if it has to be created."""
 
     @property
     def settings(self) -> PoolSettings:
@@ -40,7 +41,7 @@ class PoolChoice:
         return ephemeral_settings(self.parent) if self.pool is None else self.pool.settings
 
     def path(self) -> Iterator[PoolElement]:
-        """The pools on the way to the root that exist."""
+        """Yield the pools on the way to the root that exist already."""
         first = self.pool or self.parent
         yield first
         yield from first.ancestors()
@@ -75,17 +76,18 @@ NONE_AHEAD: Final = Ahead()
 
 
 def default_parent(tree: Tree) -> PoolElement:
-    """Where ephemeral pools are made: ``default_parent_pool``, or the root if it cannot have sub-pools (2.4)."""
+    """Return the parent of new ephemeral pools: ``default_parent_pool``, or the root if that cannot have sub-pools
+    (2.4)."""
     name = tree.config.settings.default_parent_pool
     pool = tree.pools.get(name)
     return tree.root if pool is None or pool.config is None or pool.mode == "fifo" else pool
 
 
 def choose_pool(tree: Tree, wanted: str, user: str, rules: Rules, moved: OperationElement | None = None) -> PoolChoice:
-    """The pool for an operation of ``user`` that asks for ``wanted`` ("" = its user's name) (2.8, 2.9).
+    """Choose the pool for an operation of ``user`` that asks for pool ``wanted``; "" means its user's name (2.8, 2.9).
 
-    ``moved`` is the operation if it lives already: an ephemeral pool that it would leave empty does not count.
-    Raises CommandError; changes nothing.
+    ``moved`` is the operation if it is live: an ephemeral pool that it would leave empty does not count. Raises
+    CommandError; changes nothing.
     """
     name = wanted or user
     if name == ROOT_POOL:
@@ -117,7 +119,8 @@ def choose_pool(tree: Tree, wanted: str, user: str, rules: Rules, moved: Operati
 
 
 def find_place(tree: Tree, wanted: str, user: str) -> PoolElement:
-    """The pool that ``choose_pool`` would choose, or where it would make one; also where it would refuse."""
+    """Return the pool that ``choose_pool`` would choose, or the parent of the one that it would create; never
+    refuses."""
     name = wanted or user
     known = tree.root if name == ROOT_POOL else tree.pools.get(name)
     if known is None and SUBPOOL_DELIMITER in name:
@@ -159,14 +162,14 @@ def _check_pools_of_user(tree: Tree, parent: PoolElement, name: str, user: str, 
     ]
     if len(made) >= limit:
         raise CommandError(
-            f'Cannot make ephemeral pool "{name}": limit of {limit} ephemeral pools (max_ephemeral_pools_per_user) for '
-            f'user "{user}" in tree "{tree.name}" has been reached: {", ".join(sorted(made))}; use one of '
-            "these, or have the pool created first"
+            f'Cannot create ephemeral pool "{name}": user "{user}" already has {limit} of them in tree "{tree.name}" '
+            f"(max_ephemeral_pools_per_user): {', '.join(sorted(made))}; use one of these, or ask an administrator to "
+            "create the pool"
         )
 
 
 def ephemeral_settings(parent: PoolElement) -> PoolSettings:
-    """The settings of an ephemeral pool: defaults, and its parent's ``ephemeral_subpool_config`` (2.9)."""
+    """Return the settings of an ephemeral pool: defaults, and its parent's ``ephemeral_subpool_config`` (2.9)."""
     given: EphemeralSubpoolConfig = parent.settings.ephemeral_subpool_config
     if given == NO_POOL_SETTINGS.ephemeral_subpool_config:
         return NO_POOL_SETTINGS
@@ -179,7 +182,8 @@ def ephemeral_settings(parent: PoolElement) -> PoolSettings:
 
 
 def operation_limits(settings: PoolSettings, tree: TreeSettings) -> tuple[int, int]:
-    """Effective ``max_operation_count`` and ``max_running_operation_count`` of a pool: own, else the tree's (2.5)."""
+    """Return a pool's effective ``max_operation_count`` and ``max_running_operation_count``: its own, else the tree's
+    (2.5)."""
     most, running = settings.max_operation_count, settings.max_running_operation_count
     return (
         tree.max_operation_count_per_pool if most is None else most,
@@ -188,10 +192,10 @@ def operation_limits(settings: PoolSettings, tree: TreeSettings) -> tuple[int, i
 
 
 def operation_limits_of(pool: PoolElement) -> tuple[int, int]:
-    """``operation_limits`` of a living pool below the root.
+    """Return ``operation_limits`` of a living pool below the root.
 
-    With ``per_pool_counts_for_leaves_only`` an inner pool that says none is bounded as the tree is: one that has
-    explicit sub-pools, or in which ephemeral ones are made.
+    With ``per_pool_counts_for_leaves_only`` an inner pool that sets none has the limits of the tree. An inner pool has
+    explicit sub-pools, or is one in which ephemeral pools are created.
     """
     tree = pool.tree.config.settings
     if tree.per_pool_counts_for_leaves_only and is_inner(pool):
@@ -205,7 +209,7 @@ def operation_limits_of(pool: PoolElement) -> tuple[int, int]:
 
 
 def is_inner(pool: PoolElement) -> bool:
-    """Whether a pool is there for the sub-pools that it has, or that are made in it."""
+    """Whether a pool exists for sub-pools: those that it has, or those that are created in it."""
     return (
         any(child.config is not None for child in pool.children.values())
         or pool.settings.create_ephemeral_subpools
@@ -232,7 +236,8 @@ def _too_many(pool: str, limit: int, tree: str) -> CommandError:
 
 
 def find_full(element: OperationElement) -> PoolElement | None:
-    """The first pool on the way to the root that runs as many operations as it may (3.2)."""
+    """Return the first pool on the way to the root that runs as many operations as it may; None if there is none
+    (3.2)."""
     for pool in element.ancestors():
         if pool.running_operation_count >= pool.max_running_operation_count:
             return pool
@@ -240,21 +245,21 @@ def find_full(element: OperationElement) -> PoolElement | None:
 
 
 def count_running(tree: Tree) -> Counter[str]:
-    """User -> operations of theirs that run in the tree; empty where that is not bounded."""
+    """Return user -> number of their operations that run in the tree; empty if that is not limited."""
     if tree.config.settings.max_running_operation_count_per_user is None:
         return Counter()
     return Counter(each.operation.record.user for each in tree.operations.values() if each.is_running)
 
 
 def is_user_full(tree: Tree, running: int) -> bool:
-    """Whether a user with so many running operations may run no more of them (3.2)."""
+    """Whether a user with ``running`` operations may run no more of them (3.2)."""
     most = tree.config.settings.max_running_operation_count_per_user
     return most is not None and running >= most
 
 
 def may_run(tree: Tree, choice: PoolChoice, user: str, ahead: Ahead) -> bool:
-    """Whether an operation that starts now runs at once: neither a pool on its way to the root nor its user has as many
-    that run as may (3.2)."""
+    """Whether an operation that starts now is admitted at once: neither a pool on its way to the root nor its user runs
+    as many operations as allowed (3.2)."""
     _, most = operation_limits(choice.settings, tree.config.settings)
     has_room = all(
         pool.running_operation_count + ahead.running[pool] < pool.max_running_operation_count for pool in choice.path()
@@ -265,9 +270,10 @@ def may_run(tree: Tree, choice: PoolChoice, user: str, ahead: Ahead) -> bool:
 
 
 def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:
-    """The operations of ``pending``, in order of arrival, that run now: one scan of the queue (3.3). Changes nothing.
+    """Return the operations of ``pending`` that are admitted now, in order of arrival: one scan of the queue (3.3).
 
-    A blocked operation keeps its place and does not hold back those behind it; the scan ends when the root is full.
+    A blocked operation keeps its place and does not block those behind it. The scan ends when the root is full. Changes
+    nothing.
     """
     added: dict[PoolElement, int] = {}
     found: list[OperationElement] = []
@@ -287,7 +293,7 @@ def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[Oper
 
 
 def check_move(tree: Tree, element: OperationElement, choice: PoolChoice) -> None:
-    """Whether a live operation may go to another pool: limits of the pools that are new for it (3.5).
+    """Check that a live operation may move to another pool, by limits of the pools that are new for it (3.5).
 
     Raises CommandError.
     """

@@ -1,4 +1,7 @@
-"""Which jobs use room that is kept for a gang until it is needed, and which give it back (semantics.md 7.3). Pure."""
+"""Backfill: which jobs use resources reserved for a gang until it needs them, and which return them (semantics.md 7.3).
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,12 @@ from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.model import OperationRecord, Task
 
 FORGIVEN: Final = 2
-"""So many jobs of an operation may run for longer than expected, and so many times the part of them that
-``backfill_quantile`` leaves out."""
+"""Number of an operation's jobs that may run longer than expected; in large operations, this many times the fraction
+that ``backfill_quantile`` leaves out."""
 
 
 def _list_limits(record: OperationRecord, task: Task, began: float) -> list[float]:
-    """Exact bounds: when a job that began then is told to end."""
+    """Return exact limits on its run: the times at which a job that began then is stopped."""
     limits = [] if task.job_time_limit is None else [began + task.job_time_limit / 1e3]
     return limits if record.time_limit is None else [*limits, record.start_time + record.time_limit / 1e3]
 
@@ -27,8 +30,8 @@ def _list_limits(record: OperationRecord, task: Task, began: float) -> list[floa
 def find_refusal(
     element: OperationElement, task: Task, times: RunTimes, ready_at: float, now: float
 ) -> tuple[float, str]:
-    """For how many seconds a job of the task that starts now runs at most, as far as one can know, and why it may not
-    use room until ``ready_at``; "" if it may."""
+    """Return the most seconds that a job of the task would run if it started now, as far as known, and why it may not
+    use reserved resources until ``ready_at``; "" if it may."""
     operation, settings = element.operation, element.tree.config.settings
     if operation.record.is_gang:
         return 0.0, "it is a gang"
@@ -42,13 +45,13 @@ def find_refusal(
         last = min(int(settings.backfill_quantile * len(run_s)), len(run_s) - 1)
         ends.append(now + run_s[last] * settings.backfill_margin)
     if not ends:
-        return 0.0, f"how long they run is not limited, and not known before {ENOUGH} like them have completed"
+        return 0.0, f"their run time has no limit, and is not known before {ENOUGH} jobs like them have completed"
     return max(min(ends) - now, 0.0), "" if min(ends) <= ready_at else "they run for too long"
 
 
 def find_ready(kept: Reservation, times: RunTimes, now: float) -> float:
-    """When all of the room that is kept is expected to be free: half of the jobs like those there have ended by then.
-    What is not known may end at any moment."""
+    """Return when all reserved resources are expected to be free: by then half of the jobs like those there have ended.
+    A job whose run time is unknown may end at any moment."""
     return max((_find_ready_on(node, room, times, now) for node, room in kept.rooms.items()), default=now)
 
 
@@ -74,15 +77,16 @@ def _find_end(job: Job, times: RunTimes, now: float) -> float:
 def list_takers(
     elements: Iterable[OperationElement], times: RunTimes, ready_at: float, now: float
 ) -> list[tuple[OperationElement, Task, float]]:
-    """Of these operations those whose jobs may use room until ``ready_at``, as in ``Reservation.takers``."""
+    """Return those of these operations whose jobs may use reserved resources until ``ready_at``, as
+    ``Reservation.takers``."""
     asked = [(each, task) for each in elements if wants_jobs(each) for task in each.operation.next_tasks()]
     found = [(*each, *find_refusal(*each, times, ready_at, now)) for each in asked]
     return [(element, task, run_s) for element, task, run_s, refusal in found if not refusal]
 
 
 def find_startable(element: OperationElement, name: str, node: Node) -> Task | None:
-    """The task of one of ``takers`` as its next job orders it, with the memory of a retry, where that may still start
-    on a node."""
+    """Return the task ``name`` with the request of its next job (the memory of a retry included), if that may still
+    start on a node."""
     task = next((each for each in element.operation.next_tasks() if each.name == name), None)
     if task is None or not wants_jobs(element) or not element.may_use(node):
         return None
@@ -92,8 +96,8 @@ def find_startable(element: OperationElement, name: str, node: Node) -> Task | N
 
 
 def list_returns(node: Node, order: Vector, now: float) -> list[Job]:
-    """The backfilled jobs of a node that stop for a gang that orders so much there: what overstays goes first, then
-    what started last."""
+    """Return the backfilled jobs of a node that stop for a gang that needs ``order`` there: jobs that run longer than
+    expected first, then the one started last."""
     free, unordered, returns = node.free, node.unordered_cores, list[Job]()
     for job in sorted(list_backfilled(node), key=lambda job: (now <= (job.backfill_until or 0.0), -job.sequence)):
         if fits(free, order) and fits_orders(unordered, order[CPU]):

@@ -1,4 +1,4 @@
-"""Gangs: all of their jobs start in one round, on whatever nodes, or none (semantics.md 7.3). Pure."""
+"""Gangs: all of their jobs start in one round, on one or more nodes, or none does (semantics.md 7.3). Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.model import Task
 
 MOST_STEPS: Final = 2000
-"""How many ways to place a gang of several tasks are tried beyond the simple ones."""
+"""Most ways to place a gang of several tasks that are tried beyond the simple ones."""
 MOST_GANG_SEARCHES: Final = 512
-"""Searches for victims of one attempt for one gang; for larger ones nobody is preempted."""
+"""Most searches for victims in one attempt for a gang; a gang that needs more preempts no job."""
 
 
 class GangPlace(NamedTuple):
-    """Where a job of a gang starts."""
+    """The node on which a job of a gang starts."""
 
     task: Task
     node: Node
@@ -33,7 +33,7 @@ class GangPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GangPlan:
-    """The jobs of a gang to start, and those on their nodes that must end for it, each with its reason."""
+    """The jobs of a gang to start, and the jobs on their nodes that must end for it, each with its reason."""
 
     element: OperationElement
     priority: TargetPriority
@@ -43,26 +43,26 @@ class GangPlan:
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """Room that is kept free for one gang of a tree until it fits, or until ``until`` (scheduler time)."""
+    """Resources that are reserved for one gang of a tree until it fits, or until ``until`` (scheduler time)."""
 
     element: OperationElement
     rooms: Mapping[Node, Vector]
     until: float
     since: float
     ready_at: float | None = None
-    """When all of it is expected to be free, as of ``looked_at``; None: never looked at."""
+    """When all of it is expected to be free, computed at ``looked_at``; None: not computed yet."""
     looked_at: float = 0.0
     takers: Sequence[tuple[OperationElement, Task, float]] = ()
-    """Whose jobs may use it until then, in the order of service, and for how many seconds they run at most."""
+    """Operations whose jobs may use it until then, in the order of service, with the most seconds that they run."""
 
 
 def may_take_back(element: OperationElement) -> bool:
-    """Whether backfilled jobs make room for a gang; not for one for which others' orders are in the way, too (1.10)."""
+    """Whether backfilled jobs make room for a gang: not if the requests of other jobs are in its way, too (1.10)."""
     return element.tree.config.settings.enable_backfill and element.operation.record.allow_reclaimed
 
 
 def list_backfilled(node: Node) -> list[Job]:
-    """Jobs of a node that stop as soon as a gang needs the room that is kept for it there."""
+    """Return the jobs of a node that stop as soon as a gang needs the resources reserved for it there."""
     return [job for job in node.jobs.values() if job.backfill_until is not None]
 
 
@@ -71,7 +71,7 @@ def sum_backfilled(node: Node) -> Vector:
 
 
 def list_needed(element: OperationElement) -> list[Task]:
-    """The task of each job that the operation still needs, those that order most first."""
+    """Return the task of each job that the operation still needs, largest request first."""
     total = element.tree.total
     jobs = sorted(
         element.operation.next_jobs(),
@@ -86,7 +86,7 @@ def sum_needed(element: OperationElement) -> Vector:
 
 
 def find_limit(element: OperationElement) -> str:
-    """Why limits forbid all jobs that it needs together; "" where they do not."""
+    """Return which limits forbid all jobs that it needs together; "" if none does."""
     left, tightest = room_left(element)
     if fits(left, sum_needed(element)):
         return ""
@@ -94,7 +94,7 @@ def find_limit(element: OperationElement) -> str:
 
 
 def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:
-    """Of these rooms on nodes what is not reclaimed CPU (1.10)."""
+    """Return the part of these free resources that is not reclaimed CPU (1.10)."""
     return {
         node: (slots, min(cpu, node.unordered_cores), gpu, memory, network)
         for node, (slots, cpu, gpu, memory, network) in rooms.items()
@@ -102,9 +102,9 @@ def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:
 
 
 def find_places(element: OperationElement, rooms: Mapping[Node, Vector], spare: Vector) -> list[GangPlace] | None:
-    """A place for each job that it needs in the free room of the nodes, None where none is found.
+    """Return a place in the free resources of the nodes for each job that it needs; None if no way is found.
 
-    The fullest node that holds a job first, then the emptiest first, then other ways, MOST_STEPS of them at most.
+    Tries the fullest node that can hold a job first, then the emptiest first, then other ways, at most MOST_STEPS.
     """
     free = [as_vector(max(amount, 0.0) for amount in room) for room in rooms.values()]
     if not free or not fits(sum_vectors(free), sum_needed(element)):
@@ -126,7 +126,7 @@ def _fill(
     places: list[GangPlace] = []
     first, before = 0, None
     for task in needed:
-        # What did not hold the last job of the same task does not hold the next one.
+        # A node that could not hold the last job of a task cannot hold the next one.
         first = first if task is before else 0
         before = task
         while first < len(nodes) and not _holds(nodes[first], rooms[nodes[first]], task, spare):
@@ -144,7 +144,7 @@ def _holds(node: Node, free: Vector, task: Task, spare: Vector) -> bool:
 
 
 class _Packing:
-    """A search through all ways to place jobs of several sizes, as far as MOST_STEPS go."""
+    """A search through all ways to place jobs of several sizes, limited to MOST_STEPS."""
 
     def __init__(self, needed: Sequence[Task], nodes: Sequence[Node], rooms: dict[Node, Vector], spare: Vector) -> None:
         self.needed, self.nodes, self.rooms, self.spare = needed, nodes, rooms, spare
@@ -176,7 +176,7 @@ class _Packing:
         return None
 
     def _next(self, task: Task, at: list[int], tried: set[tuple[Vector, Vector]]) -> Node | None:
-        """The next node to try at this depth; of equal ones only the first is."""
+        """Return the next node to try at this depth; of equal nodes only the first."""
         while at[-1] < len(self.nodes):
             node = self.nodes[at[-1]]
             at[-1] += 1
@@ -188,8 +188,8 @@ class _Packing:
 
 
 def find_reservation(element: OperationElement, nodes: Iterable[Node], now: float, until: float) -> Reservation | None:
-    """Room to keep free for a gang: for each job the node that lacks least of it; None where even empty nodes are too
-    small."""
+    """Return the resources to reserve for a gang: for each job the node that lacks least; None if even empty nodes are
+    too small."""
     takes_back = may_take_back(element)
     free = {node: add(node.free, sum_backfilled(node)) if takes_back else node.free for node in nodes}
     empty = {node: subtract(node.capacity, node.foreign_usage) for node in free}
@@ -224,11 +224,11 @@ def _lack(free: Vector, order: Vector, capacity: Vector) -> float:
 def plan_for_gang(
     target: OperationElement, priority: TargetPriority, rooms: Mapping[Node, Vector], now: float, spare: Vector
 ) -> GangPlan | None:
-    """All jobs of a starving gang with the victims that make room for them on several nodes; None where that is not
-    enough for all of them: then nobody is killed.
+    """Return all jobs of a starving gang, with the victims on several nodes; None if not all jobs would fit: then no
+    job is preempted.
 
-    ``rooms``: what is free on each node that takes jobs. The rules are those of ``plan_preemption``, each victim after
-    the loss of all before, on whichever node. What fits without victims is placed so first.
+    ``rooms``: free resources of each node that takes jobs. The rules are those of ``plan_preemption``, each victim
+    after the loss of all before, on any node. Jobs that fit without victims are placed first.
     """
     if target.operation.needed_job_count > MOST_GANG_SEARCHES:
         return None
@@ -256,20 +256,20 @@ class _GangSearch:
         self.target, self.priority, self.now, self.spare = target, priority, now, spare
         self.rooms = dict(rooms)
         self.unordered = {node: node.unordered_cores for node in rooms}
-        """Node -> its ``unordered_cores``, with what is placed and taken here."""
+        """Node -> its ``unordered_cores`` after the placements and victims so far."""
         self.losses = Losses()
         self.places: list[GangPlace] = []
         self.victims: list[Candidate] = []
         self.stages: dict[Node, SwapStage] = {}
         self.searches = 0
         self.full: set[tuple[Node, Vector]] = set()
-        """Nodes on which no room could be made for an order."""
+        """Nodes and requests for which no victims were enough."""
         self.without_room: set[Vector] = set()
-        """Orders that no node has room for without victims."""
+        """Requests that fit no node without victims."""
         self.gone: set[Job] = set()
 
     def place(self, task: Task) -> bool:
-        """Place one more job, with victims where it needs some."""
+        """Place one more job, with victims if it needs some."""
         order = task.resources
         if order not in self.without_room and self._is_within_limits(order):
             for node, free in self.rooms.items():
@@ -303,7 +303,7 @@ class _GangSearch:
         stage = self.stages.get(node)
         if stage is None:
             stage = self.stages[node] = SwapStage(node, self.target.tree, self.priority, self.now)
-            if stage.settings.enable_backfill:  # their room is free for it, or is another gang's
+            if stage.settings.enable_backfill:  # their resources are free for it, or are another gang's
                 stage.candidates = [each for each in stage.candidates if each.jobs[0].backfill_until is None]
             stage.candidates = [each for each in stage.candidates if each.jobs[0] not in self.gone]
         stage.free = as_vector(f + c * ROUNDING for f, c in zip(self.rooms[node], node.capacity, strict=True))

@@ -1,6 +1,6 @@
-"""Which operations get jobs on a node's heartbeat: the order of service and the checks (semantics.md 7).
+"""Choice of the operations that get jobs on a node's heartbeat: the order of service and the checks (semantics.md 7).
 
-``ServiceOrder`` keeps, for each pool, a heap of what below it wants jobs, the least satisfied first; a change of one
+``ServiceOrder`` keeps a heap for each pool with the children that want jobs, the least satisfied first. A change of one
 operation moves only its own path. ``place_jobs`` is one regular stage of one heartbeat.
 """
 
@@ -20,42 +20,42 @@ SHARE_EPS = 1e-9
 """Shares that differ by less count as equal: sums of floats are inexact."""
 NEVER = float("inf")
 MOST_KINDS = 16
-"""Kinds of nodes that have an order of service each."""
+"""Most kinds of nodes with an order of service of their own."""
 MAX_TOLD = 10
-"""How many tasks of one operation are named in warnings."""
+"""Most tasks of one operation that are named in warnings."""
 
 ONLY_RECLAIMED = "only_reclaimed_cpu_left"
-"""Reason of an operation with ``allow_reclaimed = false`` where other jobs ordered what is free (1.10)."""
+"""Reason of an operation with ``allow_reclaimed = false`` where other jobs requested the free CPU (1.10)."""
 UNMATCHED = "unmatched_scheduling_tag"
-"""Reason of an operation that may not use a node by a filter on its way (2.13)."""
+"""Reason of an operation that a tag filter, its own or of a pool above, keeps from a node (2.13)."""
 OTHER_NODE = "other_node"
 NO_SECRETS = "no_secrets_on_node"
-"""Reason of an operation with secrets on a node whose agent gives none to jobs (12.6)."""
-NO_KEY = "has secrets that this scheduler cannot read: an administrator puts their key back (secrets_key_file)"
+"""Reason of an operation with secrets on a node whose agent cannot pass them to jobs (12.6)."""
+NO_KEY = "has secrets that this scheduler cannot read: an administrator must restore their key (secrets_key_file)"
 GANG_WAITS = "gang_room"
 """Reason of a gang whose jobs do not all fit at once."""
 
 NO_ENTRY = 0
-"""In place of a version: of a child that wants no jobs."""
+"""Version of a child that wants no jobs."""
 
 Key = tuple[float, float]
-"""What decides between siblings, lower is earlier; the second number decides between equals."""
+"""Sort key among siblings, lower is earlier; the second number decides between equals."""
 
 Entry = tuple[float, float, int, int, Element]
 """Key, order among siblings, version, element. The version makes the rest of the tuple unreachable in comparisons."""
 
 
 def satisfaction(element: Element) -> float:
-    """How much of its fair share an element uses: lower is served earlier, 1 is exactly the fair share (7.2).
+    """Return an element's usage over its fair share: lower is served earlier, 1 is exactly the fair share (7.2).
 
-    Of the element's own usage; where a pool stands in the order also depends on what is below it (``_key_of_pool``).
+    It counts the element's own usage; a pool's place in the order also depends on its children (``_key_of_pool``).
     """
     return satisfaction_of(element.usage, element.fair_share, element.demand_share, element.tree.total)
 
 
 def satisfaction_of(usage: Vector, fair: Vector, demand: Vector, total: Vector = ONE) -> float:
-    """Section 7.2: of ``usage``, absolute where ``total`` is the cluster's, and shares: the fair one and the demand."""
-    # Called for every pool above each job that starts: one plain loop.
+    """Return the satisfaction by section 7.2. ``usage`` is absolute if ``total`` is the cluster's, else a share."""
+    # Called for every pool above each job that starts, so it is one plain loop.
     over, open_ratio, blocked = 0.0, -1.0, NEVER
     for used, t, f, d in zip(usage, total, fair, demand, strict=True):
         u = used / t if t else 0.0
@@ -88,21 +88,21 @@ def wants_jobs(element: OperationElement) -> bool:
 
 
 class ServiceOrder:
-    """The order in which operations of one tree are served, from one fair-share update to the next (7.1).
+    """The order in which the operations of one tree are served, from one fair-share update to the next (7.1).
 
-    ``kind``: of the nodes that it is for, where filters leave out some (2.13), so that what they leave out is not
-    passed over again and again; None: it has all operations. All orders of a tree follow each change together.
+    ``kind``: the kind of nodes that it serves, where filters leave out some (2.13), so that operations that may not use
+    them are not visited again and again; None: all operations. All orders of a tree follow each change together.
     """
 
     def __init__(self, tree: Tree, kind: Kind | None = None) -> None:
         self.tree = tree
         self.kind = kind
         self._heaps: dict[PoolElement, list[Entry]] = {}
-        """Pool -> its children that want jobs."""
+        """Pool -> heap of its children that want jobs."""
         self._valid: dict[Element, int] = {}
-        """Child -> the version of its valid entry, NO_ENTRY for none; all that ever had one are in it."""
+        """Child -> the version of its valid entry, NO_ENTRY for none; every child that ever had one is here."""
         self._ranks: dict[Element, int] = {}
-        """Child -> its place among its siblings; without those that came after this was made."""
+        """Child -> its rank among its siblings; children that came after this object was made have none."""
         self._version = 0
         self._aside: list[OperationElement] = []
         self._of_kinds: dict[Kind, ServiceOrder] = {}
@@ -110,7 +110,7 @@ class ServiceOrder:
         self._build(tree.root)
 
     def of(self, node: Node) -> ServiceOrder:
-        """The order for a node: this one where no filter is in use, or there are too many kinds of nodes."""
+        """Return the order for a node: this one if no filter is in use, or there are too many kinds of nodes."""
         if not self.tree.fittings:
             return self
         kind = self.tree.fittings.of(node)
@@ -150,7 +150,7 @@ class ServiceOrder:
             heap.append((*key, rank, self._version, child))
 
     def _top(self, heap: list[Entry]) -> Entry | None:
-        """The first valid entry of a heap; those before it are dropped."""
+        """Return the first valid entry of a heap and drop the entries before it."""
         valid = self._valid
         while heap:
             entry = heap[0]
@@ -168,7 +168,7 @@ class ServiceOrder:
         return (element.satisfaction, 0.0)
 
     def _key_of_pool(self, pool: PoolElement, heap: list[Entry]) -> Key | None:
-        """A pool's key, from its best child (7.1); its own satisfaction decides between equals. None when nothing below
+        """Return a pool's key, from its best child (7.1); its own satisfaction decides between equals. None if no child
         wants a job.
 
         A pool above its own fair share is served by its own satisfaction. Each pool with more operations than jobs has
@@ -183,7 +183,7 @@ class ServiceOrder:
         return (max(least, own) if own > 1.0 + SHARE_EPS else least, own)
 
     def best(self) -> OperationElement | None:
-        """The operation that is served next, None when none wants a job."""
+        """Return the operation that is served next; None if none wants a job."""
         pool = self.tree.root
         while True:
             top = self._top(self._heaps[pool])
@@ -200,23 +200,23 @@ class ServiceOrder:
         self._place(element, self._key_of(element) if self._wants(element) else None)
 
     def set_aside(self, element: OperationElement) -> None:
-        """Pass an operation over until ``restore`` (7.1, deactivation)."""
+        """Skip an operation until ``restore`` (7.1, deactivation)."""
         self._aside.append(element)
         self._place(element, None)
 
     def leave(self, element: OperationElement) -> None:
-        """Pass an operation over until its needs change or the next order is made: no other node helps it now."""
+        """Skip an operation until its needs change or the next order is made: no other node helps it now."""
         self._place(element, None)
 
     def restore(self) -> None:
-        """End of a heartbeat: operations that were set aside take part again."""
+        """End of a heartbeat: let operations that were set aside take part again."""
         for element in self._aside:
             self.refresh(element)
         self._aside.clear()
 
     def catch_up(self, but: ServiceOrder | None = None) -> None:
-        """Move all operations that changed since the last call (``Tree.changed``), in the orders of all kinds, too;
-        ``but``: the one that knows already."""
+        """Move all operations that changed since the last call (``Tree.changed``), also in the orders of all kinds.
+        ``but``: the order that has them already."""
         changed = self.tree.changed
         if not changed:
             return
@@ -226,7 +226,7 @@ class ServiceOrder:
         changed.clear()
 
     def rank(self, elements: Sequence[OperationElement]) -> list[OperationElement]:
-        """Operations that want jobs, least satisfied on every level first; for preemptive stages (6.6)."""
+        """Sort operations that want jobs, least satisfied on every level first; for preemptive stages (6.6)."""
         inside: dict[PoolElement, list[Element]] = {}
         for element in elements:
             side: Element = element
@@ -245,7 +245,7 @@ class ServiceOrder:
             is_fifo = child.parent.mode == "fifo" and child.fifo_index is not None
             return ((float(child.fifo_index or 0) if is_fifo else child.satisfaction, 0.0), child.name)
 
-        # No function that calls itself: it would keep this order until the next garbage collection.
+        # Not recursive: a closure that refers to itself would keep this order until the next garbage collection.
         ranked: list[OperationElement] = []
         stack: list[Element] = [self.tree.root]
         while stack:
@@ -269,14 +269,14 @@ class ServiceOrder:
                 self._version += 1
                 self._valid[child] = self._version
                 heappush(heap, (*key, rank, self._version, child))
-            # Even where no operation wants a job the usage of the pools above has changed.
+            # Even if no operation wants a job, the usage of the pools above has changed.
             key = None if pool.parent is None else self._key_of_pool(pool, heap)
             child, pool = pool, pool.parent
 
 
 def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Collection[NodeSizes]) -> list[str]:
-    """Sentences about tasks of which no node of some trees could hold a job even if it were empty, or about a gang
-    that no tree could hold at once; ``jobs``: how many of each task. Empty where a tree has no node at all."""
+    """Return sentences about tasks of which no node of some trees could hold a job even if it were empty, or about a
+    gang that no tree could hold at once; ``jobs``: the number of each task. Empty for trees without nodes."""
 
     def find_first(told: list[str]) -> str:
         return told[0] if told and all(told) else ""
@@ -295,13 +295,13 @@ def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Col
 
 
 def find_stuck_tasks(live: Operation) -> list[str]:
-    """``find_unplaceable`` for a live operation: of its tasks that have jobs to start and none that lives."""
+    """Return ``find_unplaceable`` for a live operation: for its tasks that have jobs to start and none that is live."""
     jobs = [(task, number) for task, number in live.next_jobs() if not live.active.get(task.name)]
     return find_unplaceable(jobs, live.record.is_gang, [each.sizes for each in live.elements.values()])
 
 
 def list_alerts(live: Operation) -> list[tuple[str, str]]:
-    """What is told of a live operation of which nothing can start: code and sentence."""
+    """Return the alerts, as code and sentence, of a live operation of which nothing can start."""
     if live.lacks_secrets:
         return [("secrets_not_readable", f"it {NO_KEY}")]
     if live.stuck is not None and live.stuck.is_told and not live.active_job_count:
@@ -310,7 +310,7 @@ def list_alerts(live: Operation) -> list[tuple[str, str]]:
 
 
 def fits_orders(unordered_cores: float, cores: float) -> bool:
-    """Whether another ordinary job of ``cores`` leaves the orders of such jobs within a node's CPU, up to rounding.
+    """Whether another ordinary job of ``cores`` leaves the requests of such jobs within a node's CPU, up to rounding.
 
     ``unordered_cores``: as ``Node.unordered_cores``.
     """
@@ -318,13 +318,14 @@ def fits_orders(unordered_cores: float, cores: float) -> bool:
 
 
 def may_start_within(record: OperationRecord, unordered_cores: float, cores: float) -> bool:
-    """Whether so much that is not ordered is enough for a job of the operation: always, if it allows reclaimed CPU."""
+    """Whether the CPU that is not requested is enough for a job of the operation: always, if it allows reclaimed
+    CPU."""
     return record.allow_reclaimed or fits_orders(unordered_cores, cores)
 
 
 def is_on_reclaimed(job: Job) -> bool:
-    """Whether a job that is about to start will run on reclaimed CPU: its order and those of ordinary and foreign jobs
-    on its node exceed the capacity, or its operation requires it (1.10). Jobs told to stop do not count any more.
+    """Whether a job that is about to start will run on reclaimed CPU: its request and those of ordinary and foreign
+    jobs on its node exceed the capacity, or its operation requires it (1.10). Jobs that are being stopped do not count.
     """
     if job.element.operation.record.require_reclaimed:
         return True
@@ -332,14 +333,15 @@ def is_on_reclaimed(job: Job) -> bool:
 
 
 def is_in_idle_class(job: Job) -> bool:
-    """Whether its node is asked to run it in its idle class. An agent that can give none is not asked to: the job
+    """Whether the scheduler asks the node to run the job in its idle class. An agent without one is not asked: the job
     would have no ceiling, at a usual weight."""
     about = job.node.about
     return job.reclaimed and (about is None or bool(about.idle_class))
 
 
 def find_ceiling_rule(pool: PoolElement | None, tree: Tree) -> bool | None:
-    """``set_container_cpu_limit`` of the nearest pool at or above ``pool`` that says it, else the tree's (1.10)."""
+    """Return ``set_container_cpu_limit`` of the nearest pool at or above ``pool`` that sets it, else the tree's
+    (1.10)."""
     while pool is not None:
         if pool.settings.set_container_cpu_limit is not None:
             return pool.settings.set_container_cpu_limit
@@ -348,8 +350,8 @@ def find_ceiling_rule(pool: PoolElement | None, tree: Tree) -> bool | None:
 
 
 def has_ceiling(job: Job) -> bool:
-    """Whether the order of a job that is about to start is its ceiling, too: as its task says, else the nearest pool
-    or the tree, else as its class has it."""
+    """Whether the request of a job that is about to start is its ceiling, too: as its task says, else the nearest pool
+    or the tree, else its class."""
     says = job.task.set_container_cpu_limit
     if says is None:
         says = find_ceiling_rule(job.element.parent, job.element.tree)
@@ -357,7 +359,7 @@ def has_ceiling(job: Job) -> bool:
 
 
 def find_obstacle(element: OperationElement, task: Task, free: Vector, unordered_cores: float = NEVER) -> str:
-    """Why a job of the task cannot start now with ``free`` on the node; "" if it can (7.1)."""
+    """Return why a job of the task cannot start now with ``free`` on the node; "" if it can (7.1)."""
     wanted = task.resources
     if not fits(free, wanted):
         return "node_resources"
@@ -370,7 +372,7 @@ def find_obstacle(element: OperationElement, task: Task, free: Vector, unordered
 
 
 def find_task(element: OperationElement, free: Vector, unordered_cores: float = NEVER) -> tuple[Task | None, str]:
-    """The first task that may start a job with ``free`` on the node, or None and why the last task may not."""
+    """Return the first task that may start a job with ``free`` on the node, or None and the reason of the last task."""
     reason = "no_needed_jobs"
     if element.operation.record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
         return None, "graceful_over_fair_share"
@@ -382,7 +384,7 @@ def find_task(element: OperationElement, free: Vector, unordered_cores: float = 
 
 
 def has_spare(node: Node, free: Vector, spare: Vector) -> bool:
-    """Whether the node has at least ``spare`` free of everything that it has at all (7.1)."""
+    """Whether the node has at least ``spare`` free of every resource that it has at all (7.1)."""
     for f, s, c in zip(free, spare, node.capacity, strict=True):
         if f < s and c and f < s - ROUNDING * max(s, 1.0):
             return False
@@ -390,7 +392,7 @@ def has_spare(node: Node, free: Vector, spare: Vector) -> bool:
 
 
 def room_beside(free: Vector, reserved: Vector) -> Vector:
-    """What of a node's free room is left beside ``reserved``; where it is negative it stays so."""
+    """Return a node's free resources without ``reserved``; a negative amount stays as it is."""
     if reserved is ZERO:
         return free
     a, b, c, d, e = (f if f < 0.0 else max(f - r, 0.0) for f, r in zip(free, reserved, strict=True))
@@ -407,11 +409,11 @@ def place_jobs(
     reserved: Callable[[], Vector] = lambda: ZERO,
     shuns: Callable[[OperationElement, Task], bool] = lambda _, __: False,
 ) -> list[Job]:
-    """One regular stage: start jobs on the node, the least satisfied operation first, while there is room (7.1).
+    """One regular stage: start jobs on the node, the least satisfied operation first, while resources are free (7.1).
 
-    Each start is counted on the whole path at once, so that the next choice sees it; one that any level refuses is
-    not counted anywhere. ``place_gang`` starts all jobs of a gang on any nodes, or says why not (7.3); ``reserved`` of
-    this node's free room is kept for one. ``shuns``: whether an operation with failures waits for another node (2.14).
+    Each start is counted on the whole path at once, so that the next choice sees it; a start that any level refuses is
+    counted nowhere. ``place_gang`` starts all jobs of a gang on any nodes, or says why not (7.3); ``reserved`` of this
+    node's free resources is kept for one. ``shuns``: whether an operation with failures waits for another node (2.14).
     """
     started: list[Job] = []
     order.catch_up()

@@ -1,8 +1,7 @@
-"""Which jobs are taken away, for whom and why: decisions only, nothing is stopped here (semantics.md 1.9, 6.4 to 6.8).
+"""Choice of the jobs to preempt, for whom and why; nothing is stopped here (semantics.md 1.9, 6.4 to 6.8).
 
-Pure and deterministic: times are arguments, jobs are walked in a fixed order. Of the living tree only the
-jobs' ``preemptibility`` and ``lists_are_old`` are written, a cache of what follows from the last fair-share update, and
-a node's ``skipped_searches``.
+Pure and deterministic: times are arguments, jobs are walked in a fixed order. Only a cache of the last fair-share
+update is written, the jobs' ``preemptibility`` and ``lists_are_old``, and a node's ``skipped_searches``.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from cpumond.scheduler.model import Task
 class PreemptionPlan:
     """One job to start, and the jobs on its node that must end for it, in the order of the walk, each with its reason.
 
-    After the victims' usage is gone and the job's is there, the node fits its capacity and no pool above the job
-    exceeds its limits (within ``ROUNDING``). Sparing any one victim breaks that.
+    When the victims' usage is gone and the job's is there, the node fits its capacity and no pool above the job exceeds
+    its limits (within ``ROUNDING``). Without any one of the victims that would not hold.
     """
 
     element: OperationElement
@@ -36,15 +35,15 @@ class PreemptionPlan:
 
 
 MOST_SEARCHES: Final = 64
-"""How many searches for victims one attempt makes at most; the node's next attempt goes on behind them."""
+"""Most searches for victims in one attempt; the node's next attempt continues after them."""
 
 
 class Targets:
-    """The operations of a tree that may preempt, in the order of service, laid out so that an attempt looks up the few
-    that its node can serve. Made once per fair-share update.
+    """The operations of a tree that may preempt, in the order of service, indexed so that an attempt finds the few that
+    its node can serve. Made once per fair-share update.
 
-    ``ranked``: with their priorities, the children of each pool one after another. ``may_preempt`` is asked about those
-    that a search is made for: what was true at the update may have changed since.
+    ``ranked``: with their priorities, the children of each pool one after another. ``may_preempt`` is checked again for
+    each search, since the answer may have changed since the update.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Targets:
         self.may_preempt = may_preempt
         self.below: dict[TargetPriority, dict[Element, _Below]] = {}
         self.gangs: list[tuple[OperationElement, TargetPriority]] = []
-        """Aggressive ones first. They need several nodes at once (``gangs.plan_for_gang``)."""
+        """Starving gangs, aggressive ones first. They need several nodes at once (``gangs.plan_for_gang``)."""
         for element, priority in ranked:
             if element.operation.record.is_gang:
                 self.gangs.append((element, priority))
@@ -72,7 +71,7 @@ class Targets:
                     below = table[pool] = _Below()
                 below.children.setdefault(side, len(below.children))
                 if own.orders.keys() <= below.orders.keys():
-                    break  # the pools above have these orders, and lead here
+                    break  # the pools above have these requests, and lead here
                 below.orders |= own.orders
                 side = pool
         self.gangs.sort(key=lambda gang: _STAGES.index(gang[1]))
@@ -80,7 +79,8 @@ class Targets:
 
 @dataclass(slots=True, eq=False)
 class _Below:
-    """What is at or below one element: its children on the way to targets, with their rank, and the targets' orders."""
+    """Everything at or below one element: its children on the way to targets, with their rank, and the targets'
+    requests."""
 
     children: dict[Element, int] = field(default_factory=dict)
     orders: dict[Vector, None] = field(default_factory=dict)
@@ -89,27 +89,26 @@ class _Below:
 def plan_preemption(
     node: Node, targets: Targets, now: float, spare: Vector, reserved: Vector = ZERO
 ) -> PreemptionPlan | None:
-    """The first job of a starving operation that room can be made for on this node, and the jobs that must go for it.
+    """Return the first job of a starving operation that can replace jobs on this node, with the jobs that must end for
+    it.
 
     Targets are tried in the usual order of service, aggressive ones before normal ones, and last those that claim a
-    strong guarantee (6.10). A stage is left out when the
-    node's free resources and all that could be freed do not reach ``spare`` (6.6). At most ``MOST_SEARCHES`` are made;
-    ``node.skipped_searches`` is where the next attempt goes on.
+    strong guarantee (6.10). A stage is skipped when the node's free resources and all that victims could free do not
+    reach ``spare`` (6.6). At most ``MOST_SEARCHES`` are made; the next attempt continues at ``node.skipped_searches``.
 
-    ``reserved`` of what is free there is kept for a gang (7.3). Jobs within their ``min_run_time`` are no candidates,
-    and a gang goes whole, its jobs on other nodes included, or not at all.
+    ``reserved`` free resources of the node are kept for a gang (7.3). Jobs within their ``min_run_time`` are no
+    candidates. A gang ends whole, with its jobs on other nodes, or not at all.
 
     Victims are walked latest start first, or with ``preempt_cpu_gap_first`` the preemptible ones first and among the
-    others those with a lowered limit; what is not needed in the end is spared, the last of the walk first. Each is
-    taken only if its list (6.4), the count rule and the elements above it (6.5) still allow it after the loss of those
-    before.
-    With ``preempt_cheapest_first`` they are of those that would be enough the ones that lose least work (``Swap``).
-    With ``enable_conditional_preemption`` elements above both victim and target do not block: their total stays.
+    others those with a lowered limit. Victims that turn out to be needless are spared, the last of the walk first. Each
+    is taken only if its list (6.4), the count rule and the elements above it (6.5) still allow it after the loss of
+    those before. With ``preempt_cheapest_first`` the set of victims that loses least work is chosen (``Swap``). With
+    ``enable_conditional_preemption`` elements above both victim and target do not block: their total stays.
 
-    No job goes to and fro: below the lowest pool that victim and target have in common, the victim's side must after
-    its losses still be better satisfied (7.2) than the target's side is now, and either keep its fair share or be
-    better by ``LEAST_GAIN``. So a swap raises the lesser of the two satisfactions, and the reverse swap, which would
-    lower it again, is refused. The gain is required since fair shares themselves follow usage a little.
+    Jobs do not change places back and forth. Below the lowest common pool of victim and target, the victim's side must
+    after its losses still be better satisfied (7.2) than the target's side is now. It must also keep its fair share or
+    be better by ``LEAST_GAIN``. So a swap raises the lesser of the two satisfactions, and the reverse swap, which would
+    lower it again, is refused. The gain is required because fair shares themselves follow usage a little.
     """
     first, node.skipped_searches = node.skipped_searches, 0
     budget = _Budget(first)
@@ -134,7 +133,8 @@ _STAGES: Final[tuple[TargetPriority, ...]] = ("aggressive", "normal", "guarantee
 
 
 class _Budget:
-    """The searches of one attempt; earlier attempts made those before ``first``, which are not made again."""
+    """Number of searches in one attempt; the searches before ``first`` were made by earlier attempts and are not
+    repeated."""
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -146,10 +146,10 @@ class _Budget:
 
 
 class _Search:
-    """The way through the pools to the first target that victims are found for, in the order of service.
+    """The way through the pools to the first target for which victims are found, in the order of service.
 
-    An order that fails for one target fails for all whose path joins that of the candidates at the same pool, from a
-    side that is satisfied no less. So the cost follows the pools near the candidates, not all that starve.
+    A request that fails for one target fails for all whose path joins that of the candidates at the same pool, from a
+    side that is satisfied no less. So the cost depends on the pools near the candidates, not on all that starve.
     """
 
     def __init__(
@@ -169,7 +169,8 @@ class _Search:
         self.own = {candidate.element for candidate in stage.candidates}
 
     def visit(self, pool: PoolElement, available: Vector) -> PreemptionPlan | None:
-        """Search below a pool with candidates or the root. ``available``: free room and what the pools above let go."""
+        """Search below a pool with candidates or the root. ``available``: free resources and those that pools above
+        release."""
         stage, below = self.stage, self.below.get(pool)
         if below is None or not pool.may_use(stage.node):
             return None
@@ -177,14 +178,14 @@ class _Search:
         orders = [order for order in below.orders if dominates(available, order)]
         children: Iterable[Element] = below.children
         if not orders:
-            # Only jobs that a pool further down gives to targets inside it can be enough.
+            # Here only jobs that a pool further down releases to targets inside it can be enough.
             inside = stage.inside.get(pool, ()) if stage.conditional else ()
             children = sorted((child for child in inside if child in below.children), key=below.children.__getitem__)
         for child in children:
             if isinstance(child, PoolElement) and child in stage.pools:
                 plan = self.visit(child, available)
             elif orders:
-                # Whether a guarantee is claimed is a matter of the side.
+                # Whether a guarantee is claimed depends on the side.
                 joint = child if self.stage.by_guarantee else pool
                 plan = self._try(joint, child, orders, local_satisfaction(child))
                 orders = [order for order in orders if not self._is_hopeless(pool, order, 0.0)]
@@ -197,7 +198,7 @@ class _Search:
     def _try(
         self, joint: Element, element: Element, orders: Iterable[Vector], satisfaction: float
     ) -> PreemptionPlan | None:
-        """Search at or below an element without candidates; ``satisfaction`` is that of the side below ``joint``."""
+        """Search at or below an element without candidates; ``satisfaction``: of the side below ``joint``."""
         if not element.may_use(self.stage.node):
             return None
         below = self.below[element]
@@ -237,7 +238,7 @@ class _Search:
             if victims is not None:
                 told = explain_victims(target, stage.priority, victims, self.now)
                 return PreemptionPlan(target, task, stage.priority, told)
-            # One that refuses reclaimed CPU needs more room than others.
+            # An operation that refuses reclaimed CPU needs more free resources than others.
             if target not in self.own and target.operation.record.allow_reclaimed:
                 self.failed[joint, order] = satisfaction
         return None

@@ -1,4 +1,4 @@
-"""The record of a preemption and the sentences that say why (semantics.md 6.6 step 6)."""
+"""The record of a preemption and the sentences that explain it (semantics.md 6.6 step 6)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def make_record(
     preemptor: OperationElement | None = None,
     priority: Literal["", "normal", "aggressive", "guarantee"] = "",
 ) -> PreemptionRecord:
-    """The record of a decision about ``job``; ``now`` is seconds since 1970, ``why`` the reason without the kind.
+    """Return the record of a decision about ``job``; ``now`` is seconds since 1970, ``why`` the reason without the
+    kind.
 
     Call it while the job still has its usage. The record's ``why`` is the whole sentence.
     """
@@ -83,7 +84,7 @@ def describe_starvation(target: OperationElement, now: float) -> str:
 
 
 def explain_claim(target: OperationElement, victim: OperationElement) -> str:
-    """Why a job of ``victim`` goes for a pool that is below its strong guarantee (6.10)."""
+    """Return why a job of ``victim`` is preempted for a pool that is below its strong guarantee (6.10)."""
     claiming = next((each for each in (target, *target.ancestors()) if claims_guarantee(each)), target)
     losing = next((each for each in victim.ancestors() if max(each.strong_guarantee_share) > 0.0), victim)
     has = f"{show_dominant(usage_share(claiming))} of the cluster is allocated to {format_name(claiming)}"

@@ -1,6 +1,6 @@
-"""What protects the jobs of other operations from one that starves: the rules of preemption, in sentences.
+"""Protection of other operations' jobs from a starving one: the rules of preemption, in sentences.
 
-Pure (semantics.md 6.3 to 6.6). Each sentence names the pool or operation, the option and its value, and what to change.
+Pure (semantics.md 6.3 to 6.6). Each sentence names the pool or operation, the option and its value, and the remedy.
 """
 
 from __future__ import annotations
@@ -37,19 +37,18 @@ from cpumond.scheduler.elements import (
 Cause = Literal[
     "count", "graceful", "starving", "guaranteed", "share", "forbids", "threshold", "list", "aggressive", "time", "free"
 ]
-"""The count rule; ``preemption_mode``; the element is starving, too; a job less and it is below its guarantee; it has
-no more than its share; it would give more if it did not forbid aggression; two parts of the non-preemptible list; the
-list that aggression may take;
-``min_run_time``; nothing."""
+"""The count rule; ``preemption_mode``; the element starves, too; with one job less it is below its guarantee; it has
+no more than its share; it would lose more if it did not forbid aggressive preemption; two parts of the non-preemptible
+list; the list that aggressive preemption may take; ``min_run_time``; nothing."""
 
 SHOWN: Final = 3
-"""How many pools or operations are named for one cause, those with most jobs first."""
+"""Most pools or operations that are named for one cause, those with most jobs first."""
 
 
 class Protection(NamedTuple):
-    """``jobs`` jobs at or below ``element`` that an operation may not take, and the cause.
+    """``jobs`` jobs at or below ``element`` that an operation may not preempt, and the cause.
 
-    ``first_until``, ``until``: when the first and the last of them are no more protected by ``min_run_time``.
+    ``first_until``, ``until``: when the first and the last of them cease to be protected by ``min_run_time``.
     """
 
     cause: Cause
@@ -60,11 +59,11 @@ class Protection(NamedTuple):
 
 
 def find_protections(target: OperationElement, priority: TargetPriority, now: float) -> list[Protection]:
-    """Why ``target`` may or may not take the active jobs of the other operations of its tree, most jobs first; those
-    on nodes that it may use (2.13).
+    """Return why ``target`` may or may not preempt the active jobs of the other operations of its tree, most jobs
+    first; only jobs on nodes that it may use (2.13).
 
-    One entry per element and cause; cause "free" is of jobs that nothing protects by itself: whether a node has enough
-    of them, and whether the swap leaves the others no worse off than the target is now, is decided on each heartbeat.
+    One entry per element and cause. Cause "free" is for jobs that nothing protects. Whether a node has enough of them,
+    and whether the swap leaves the others no worse off than the target is now, is decided on each heartbeat.
     """
     own = set(target.ancestors())
     aggressive = priority == "aggressive"
@@ -96,8 +95,8 @@ def find_protections(target: OperationElement, priority: TargetPriority, now: fl
 def _causes_of_jobs(
     element: OperationElement, jobs: Iterable[Job], priority: TargetPriority, now: float
 ) -> list[tuple[Cause, float]]:
-    """What protects each of some active jobs, and until when ``min_run_time`` does; of a gang, which goes whole, all or
-    none."""
+    """Return the protection of each of some active jobs, and until when ``min_run_time`` protects it; all jobs of a
+    gang have the same one, since it ends whole."""
     causes: list[tuple[Cause, float]] = []
     for job in jobs:
         cause: Cause = "free"
@@ -106,7 +105,7 @@ def _causes_of_jobs(
         until = spared_until(job)
         causes.append(("time" if cause == "free" and until > now else cause, until))
     if element.operation.record.is_gang:
-        # What ends by itself last.
+        # The cause that ends by itself comes last.
         longest = max(causes, key=lambda each: (each[0] != "free", each[0] != "time", each[1]))
         return [longest] * len(causes)
     return causes
@@ -115,7 +114,7 @@ def _causes_of_jobs(
 def _find_guaranteed(
     element: OperationElement, own: set[PoolElement], _aggressive: bool
 ) -> tuple[Cause, OperationElement | PoolElement] | None:
-    """What protects all jobs of an operation from who is below a strong guarantee (6.10)."""
+    """Return what protects all jobs of an operation from a target that is below a strong guarantee (6.10)."""
     if element.operation.record.preemption_mode == "graceful":
         return "graceful", element
     least = min(element.jobs.values(), key=lambda job: max(job.usage)).usage
@@ -130,7 +129,7 @@ def _find_guaranteed(
 def _find_blocker(
     element: OperationElement, own: set[PoolElement], aggressive: bool
 ) -> tuple[Cause, OperationElement | PoolElement] | None:
-    """What protects all jobs of an operation: the operation's own state, or the nearest element above that blocks."""
+    """Return what protects all jobs of an operation: its own state, or the nearest element above that blocks."""
     if element.operation.record.preemption_mode == "graceful":
         return "graceful", element
     if is_protected_by_count(element, len(element.jobs)):
@@ -167,7 +166,7 @@ def _allows(element: Element) -> bool:
 
 
 def _forbidder(element: OperationElement | PoolElement) -> OperationElement | PoolElement:
-    """The pool at or above that sets ``allow_aggressive_preemption``; the root for the tree's own value."""
+    """Return the pool at or above that sets ``allow_aggressive_preemption``; the root for the tree's own value."""
     pool = element if isinstance(element, PoolElement) else element.parent
     while pool is not None and pool.parent is not None and pool.settings.allow_aggressive_preemption is None:
         pool = pool.parent
@@ -176,7 +175,7 @@ def _forbidder(element: OperationElement | PoolElement) -> OperationElement | Po
 
 
 def describe_cause(cause: Cause, tree: Tree) -> str:
-    """What protects others' jobs, without names of operations; "" for what ends by itself."""
+    """Return what protects others' jobs, without names of operations; "" for protection that ends by itself."""
     settings = tree.config.settings
     limit, least = settings.max_unpreemptible_running_job_count, settings.aggressive_preemption_satisfaction_threshold
     by_share = (
@@ -184,9 +183,9 @@ def describe_cause(cause: Cause, tree: Tree) -> str:
         f"{settings.preemption_satisfaction_threshold:g} and aggressive_preemption_satisfaction_threshold {least:g}"
     )
     texts: dict[Cause, str] = {
-        "count": f"max_unpreemptible_running_job_count is {limit} and protects operations of few jobs",
-        "starving": "others starve, too, and preemption_check_starvation protects them",
-        "free": "no swap would leave those better off who lose jobs for it",
+        "count": f"max_unpreemptible_running_job_count is {limit} and protects operations with few jobs",
+        "starving": "the others starve, too, and preemption_check_starvation protects them",
+        "free": "any swap would leave the operations that lose jobs worse satisfied than this one is now",
         "graceful": "",
         "time": "",
     }
@@ -194,12 +193,12 @@ def describe_cause(cause: Cause, tree: Tree) -> str:
 
 
 def describe_protections(target: OperationElement, priority: TargetPriority, now: float) -> Iterator[str]:
-    """Sentences on what protects the others, the cause with most jobs first."""
+    """Yield sentences on the protection of other operations, the cause with most jobs first."""
     by_cause: dict[Cause, list[Protection]] = {}
     for each in find_protections(target, priority, now):
         by_cause.setdefault(each.cause, []).append(each)
     if not by_cause:
-        yield "no other operation has jobs in this tree that it could take"
+        yield "no other operation has jobs in this tree that it could preempt"
     for cause, protections in sorted(by_cause.items(), key=lambda item: -sum(each.jobs for each in item[1])):
         if cause in ("count", "free"):
             yield (_describe_count if cause == "count" else _describe_free)(protections)
@@ -210,7 +209,7 @@ def describe_protections(target: OperationElement, priority: TargetPriority, now
             yield from (_describe(each, target) for each in protections[:SHOWN])
         left = protections[SHOWN:]
         if left:
-            yield f"the same holds for {len(left)} more, with {_jobs(left)}"
+            yield f"the same protects {_jobs(left)} of {len(left)} more"
 
 
 def _describe_count(protections: list[Protection]) -> str:
@@ -222,17 +221,16 @@ def _describe_count(protections: list[Protection]) -> str:
     few = "fewer than" if element.tree.config.settings.strict_unpreemptible_running_job_count else "at most"
     return (
         f"{_jobs(protections)} of others are protected by their number ({_names(protections)}): an operation with "
-        f"{few} {limit} jobs loses none, max_unpreemptible_running_job_count of {where} is {limit}; lower it, "
-        "0 protects nobody"
+        f"{few} {limit} jobs loses none (max_unpreemptible_running_job_count of {where}); lower it, 0 turns it off"
     )
 
 
 def _describe_free(protections: list[Protection]) -> str:
     settings = protections[0].element.tree.config.settings
     return (
-        f"{_jobs(protections)} of others may be taken ({_names(protections)}), where those of one node make enough "
-        "room and the others still have more of their share than it has of its own; a node looks once in "
-        f"preemptive_scheduling_backoff, {settings.preemptive_scheduling_backoff / 1e3:g} s"
+        f"{_jobs(protections)} of others may be preempted ({_names(protections)}) if those of one node free enough "
+        "and their operations still have more of their shares than it has of its own; each node tries every "
+        f"{settings.preemptive_scheduling_backoff / 1e3:g} s (preemptive_scheduling_backoff)"
     )
 
 
@@ -246,16 +244,14 @@ def _describe(each: Protection, target: OperationElement) -> str:
     element, settings = each.element, target.tree.config.settings
     tree, name, jobs = _tree(target), element_name(element), _jobs([each])
     if each.cause == "graceful":
-        return (
-            f"{name} keeps its {jobs}: its preemption_mode is graceful, it gives up by itself what is above its share"
-        )
+        return f"{name} keeps its {jobs}: its preemption_mode is graceful, so it ends jobs above its share by itself"
     if each.cause == "starving":
-        return f"{name} starves itself and keeps its {jobs}: preemption_check_starvation of {tree} is true"
+        return f"{name} starves, too, and keeps its {jobs}: preemption_check_starvation of {tree} is true"
     if each.cause == "guaranteed":
         guarantee = show_dominant(element.strong_guarantee_share)
         return f"{name} has no job beyond its own strong guarantee, {guarantee} of the cluster, and keeps its {jobs}"
     if each.cause == "forbids":
-        return f"{_describe_forbidding(element)}: it keeps {jobs} within its fair share; allow it to have them taken"
+        return f"{_describe_forbidding(element)}: it keeps {jobs} within its fair share; set it to true to preempt them"
     if each.cause == "share":
         return (
             f"{show_dominant(usage_share(element))} of the cluster is allocated to {name}, its fair share is "
@@ -276,17 +272,17 @@ def _describe(each: Protection, target: OperationElement) -> str:
         return text
     amounts = [f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(threshold) if math.isfinite(x)]
     place = _name_threshold_place(element)
-    return f"{text} or within non_preemptible_resource_usage_threshold of {place}, {', '.join(amounts)}; lower that"
+    return f"{text}, or within non_preemptible_resource_usage_threshold of {place}, {', '.join(amounts)}; lower that"
 
 
 def _describe_aggression(target: OperationElement, element: OperationElement | PoolElement) -> str:
-    """The end of a sentence: what could take jobs that are within a fair share; "" where nothing could."""
+    """Return the end of a sentence: what could preempt jobs that are within a fair share; "" if nothing could."""
     least, pool = target.tree.config.settings.aggressive_preemption_satisfaction_threshold, target.parent
     assert target.rules is not None
     assert pool is not None
     if local_satisfaction(element) < least + EPSILON:
         return ""
-    text = f"; aggressive starvation could take them down to {least:g} of it"
+    text = f"; aggressive starvation could reduce it to {least:g} of that share"
     if not target.rules.aggressive_starvation:
         text += f", but enable_aggressive_starvation of {_place(pool)} is false"
     if not _allows(element):
@@ -295,7 +291,7 @@ def _describe_aggression(target: OperationElement, element: OperationElement | P
 
 
 def _describe_forbidding(element: OperationElement | PoolElement) -> str:
-    return f"{_place(element)} forbids aggressive preemption, its allow_aggressive_preemption is false"
+    return f"{_place(element)} forbids aggressive preemption (allow_aggressive_preemption = false)"
 
 
 def _name_threshold_place(element: OperationElement) -> str:
@@ -306,7 +302,7 @@ def _name_threshold_place(element: OperationElement) -> str:
 
 
 def _place(element: OperationElement | PoolElement) -> str:
-    """Where an option of the element is set: on the tree for the root."""
+    """Return where an option of the element is set: the tree for the root."""
     return _tree(element) if element.parent is None else element_name(element)
 
 

@@ -1,6 +1,6 @@
-"""How long jobs that completed ran, by kind: an operation's own, like ones, its user's, its pool's, its tree's. Pure.
+"""Run times of completed jobs, by kind: of an operation, of similar ones, of its user, its pool, its tree. Pure.
 
-The first of these that has enough jobs answers for a task. Times are seconds.
+The first of these with enough jobs is used for a task. Times are seconds.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Final
 from cpumond.scheduler.model import JobRecord, OperationRecord, Task
 
 ENOUGH: Final = 4
-"""So many jobs make a distribution; one is enough of an operation's own."""
+"""Number of jobs that make a distribution; one job of the operation itself is enough."""
 MOST: Final = 400
-"""The latest that are kept of one kind."""
+"""Number of latest jobs of one kind that are kept."""
 UNKNOWN_S: Final = 300.0
-"""Expected of a job of which nothing is known, if it has not run for longer."""
+"""Expected run time of a job of which nothing is known, unless it has run for longer."""
 MOST_DOUBT: Final = 0.5
 
 Kind = tuple[str, ...]
 
 
 class Seen:
-    """The latest jobs of one kind that have completed."""
+    """The latest completed jobs of one kind."""
 
     __slots__ = ("_latest", "_sorted", "ratios")
 
@@ -35,7 +35,7 @@ class Seen:
         self._latest = deque(run_s, MOST)
         self._sorted: list[float] | None = None
         self.ratios: deque[float] = deque(maxlen=MOST)
-        """Their last limits as parts of what they ordered."""
+        """Their last limits as fractions of their requests."""
 
     def add(self, job: JobRecord) -> None:
         self._latest.append(max(job.finish_time - job.start_time, 0.0))
@@ -51,7 +51,7 @@ class Seen:
         return self._sorted
 
     def doubt(self) -> float:
-        """How far their mean may be from that of all their kind, as a part of it: its standard error."""
+        """Return the standard error of their mean run time, as a fraction of the mean."""
         run_s = self.run_s
         if len(run_s) < 2 or not run_s[-1]:
             return 0.0
@@ -59,14 +59,14 @@ class Seen:
 
 
 class RunTimes:
-    """The kinds that were seen; of more than ``most_kinds`` those that were seen longest ago are forgotten."""
+    """The latest jobs of all kinds; of more than ``most_kinds`` those not seen for longest are forgotten."""
 
     def __init__(self, most_kinds: int | None = None) -> None:
         self._seen: dict[Kind, Seen] = {}
         self._most_kinds = most_kinds
 
     def see(self, record: OperationRecord, job: JobRecord) -> None:
-        """Take in a job that has ended."""
+        """Record a job that has ended."""
         task = next((task for task in record.tasks if task.name == job.task), None)
         if job.state != "completed" or task is None:
             return
@@ -78,7 +78,7 @@ class RunTimes:
             del self._seen[next(iter(self._seen))]
 
     def find(self, record: OperationRecord, task: Task) -> Seen:
-        """The jobs that are most like those of the task; empty where nothing is known."""
+        """Return the jobs that are most similar to those of the task; empty if none is known."""
         for number, kind in enumerate(kinds_of(record, task)):
             seen = self._seen.get(kind)
             if seen is not None and len(seen.run_s) >= (ENOUGH if number else 1):
@@ -90,7 +90,7 @@ _NOTHING: Final = Seen()
 
 
 def kinds_of(record: OperationRecord, task: Task) -> Iterator[Kind]:
-    """What a job of the task is like, the narrowest first."""
+    """Yield the kinds of the task's jobs, the narrowest first."""
     yield "operation", record.id, task.name
     tree, options = next(iter(record.trees.items()))
     like = re.sub(r"\d+", "#", record.title)
@@ -101,10 +101,11 @@ def kinds_of(record: OperationRecord, task: Task) -> Iterator[Kind]:
 
 
 def left_of(run_s: list[float], ran_s: float, at: float) -> float:
-    """The run time at the part ``at`` (0 to 1) of those that are longer than ``ran_s``, less that."""
+    """Return the remaining run time after ``ran_s``, at the quantile ``at`` (0 to 1) of the run times longer than
+    that."""
     first = bisect_right(run_s, ran_s)
     longer = len(run_s) - first
     if longer:
         return run_s[first + min(int(at * longer), longer - 1)] - ran_s
-    # It runs for longer than any before: it is expected to do so for about as long again.
+    # It has run longer than any job before: expect it to run for as long again.
     return max(ran_s, UNKNOWN_S if not run_s else 0.0) * 2.0 * at

@@ -1,7 +1,8 @@
-"""What has less than its share, for how long, and what may therefore preempt (semantics.md 6.2, 6.3, 6.8).
+"""Starvation: elements with less than their share, for how long, and what they may preempt (semantics.md 6.2, 6.3,
+6.8).
 
-Pure: the time is an argument. Only ``scheduling_status``, ``starvation_status``, ``below_since`` and
-``lists_are_old`` of elements are changed here. Times inside are seconds, options have the documents' milliseconds.
+Pure: the time is an argument. Only ``scheduling_status``, ``starvation_status``, ``below_since`` and ``lists_are_old``
+of elements are changed. Times inside are seconds, options have YTsaurus' milliseconds.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from cpumond.scheduler.elements import Element, OperationElement, PoolElement, S
 from cpumond.scheduler.elements.node_sizes import fits
 
 TargetPriority = Literal["normal", "aggressive", "guarantee"]
-"""How jobs are taken from others; the last: for a strong guarantee, whatever protects them (6.10)."""
+"""Priorities at which jobs of others are preempted; the last: for a strong guarantee, despite all protection (6.10)."""
 Priority = Literal["none", "normal", "aggressive"]
 
 EPSILON: Final = 1e-6
-"""Shares and satisfactions that differ by less are the same (6.2)."""
+"""Shares and satisfactions that differ by less count as equal (6.2)."""
 
 
 def update_starvation(tree: Tree, now: float) -> None:
-    """Bring the states of all elements up to date, after each fair-share update; ``now`` is scheduler time in seconds.
+    """Update the states of all elements after a fair-share update; ``now`` is scheduler time in seconds.
 
-    The state machine of section 6.2 over dominant shares: one timer runs from the first update that finds an element
-    below its share; the time-out is that of its present state; it starves strictly after that, and is normal at once
-    when it has its share. The job lists of section 6.4 follow the fair share, so they are old from now on.
+    The state machine of section 6.2 over dominant shares. One timer runs from the first update that finds an element
+    below its share; the time-out is that of its present state. It starves strictly after that, and is normal as soon as
+    it has its share. The job lists of section 6.4 follow the fair share, so they are marked old.
     """
     tree.root.scheduling_status, tree.root.starvation_status, tree.root.below_since = "normal", "non_starving", None
     tree.updated_at = now
@@ -40,8 +41,8 @@ def update_starvation(tree: Tree, now: float) -> None:
 
 
 def find_limit(element: Element) -> Element | None:
-    """The element, or the nearest pool above it, whose limits, or nodes that it may use, leave no room for another job
-    of the element, even if nobody else had a job below that; None where there is room, or it wants no job (6.2)."""
+    """Return the element, or the nearest pool above it, whose limits or usable nodes allow no other job of the element,
+    even without jobs of others below it; None if a job is allowed or the element wants none (6.2)."""
     path: list[Element] = [element, *element.ancestors()]
     # Called for each operation and pool of an update: most have neither limits nor a filter.
     limited = [
@@ -65,7 +66,7 @@ def _bounds_of(element: Element) -> Vector:
 
 
 def list_wanting(element: Element) -> Iterator[OperationElement]:
-    """The operations that want jobs: itself, of a pool those below it."""
+    """Yield the operations that want jobs: the element itself, or those below a pool."""
     if isinstance(element, PoolElement):
         for below in (*element.children.values(), *element.operations.values()):
             yield from list_wanting(below)
@@ -74,7 +75,7 @@ def list_wanting(element: Element) -> Iterator[OperationElement]:
 
 
 def _orders_below(element: Element) -> Iterator[Vector]:
-    """What jobs order that could start next: one of each task, of a gang all together."""
+    """Yield the requests of jobs that could start next: one of each task, or all jobs of a gang together."""
     for each in list_wanting(element):
         orders = each.operation.needed_orders
         if each.operation.record.is_gang:
@@ -84,7 +85,7 @@ def _orders_below(element: Element) -> Iterator[Vector]:
 
 
 def _find_status_now(element: Element) -> SchedulingStatus:
-    """With what the limits say: no job that others lost would let one more start."""
+    """Return the status with limits considered: not below its share if no job of others could make place for one."""
     status = _find_status(element)
     return "normal" if status != "normal" and find_limit(element) is not None else status
 
@@ -93,7 +94,7 @@ def _find_status(element: Element) -> SchedulingStatus:
     rules = element.rules
     assert rules is not None
     usage, fair_share = max(usage_share(element)), max(element.fair_share)
-    # Where the fair share covers the whole demand, the element must get all of it.
+    # If the fair share covers the whole demand, the element must get all of it.
     tolerance = 1.0 if max(element.demand_share) < fair_share + EPSILON else rules.tolerance
     guarantee = element.strong_guarantee_share
     if usage > fair_share * tolerance - EPSILON and (guarantee is ZERO or not is_below_guarantee(element)):
@@ -112,7 +113,7 @@ def is_below_guarantee(element: Element) -> bool:
 
 
 def keeps_guarantee(element: Element, lost: Vector = ZERO) -> bool:
-    """Whether an element has its strong guarantee without ``lost`` of its usage (6.10)."""
+    """Whether an element still has its strong guarantee after losing ``lost`` of its usage (6.10)."""
     if not any(element.strong_guarantee_share):
         return True
     left = share(subtract(element.usage, lost), element.tree.total)
@@ -120,9 +121,10 @@ def keeps_guarantee(element: Element, lost: Vector = ZERO) -> bool:
 
 
 def claims_guarantee(element: Element) -> bool:
-    """Whether a pool, or an operation with a guarantee of its own, may take protected jobs to reach it (6.10).
+    """Whether a pool, or an operation with a guarantee of its own, may preempt protected jobs to reach it (6.10).
 
-    Once it has starved for a ``preemptive_scheduling_backoff``, in which each node could give it unprotected ones.
+    It may once it has starved for a ``preemptive_scheduling_backoff``, in which each node could give it unprotected
+    jobs.
     """
     if element.starvation_status == "non_starving" or not is_below_guarantee(element):
         return False
@@ -132,7 +134,7 @@ def claims_guarantee(element: Element) -> bool:
 
 
 def may_claim(element: OperationElement) -> bool:
-    """Whether an operation may take protected jobs from others, for itself or a pool above it (6.10)."""
+    """Whether an operation may preempt protected jobs of others, for itself or a pool above it (6.10)."""
     if element.tree.config.settings.guarantee_tolerance is None:
         return False
     return any(map(claims_guarantee, (element, *element.ancestors())))
@@ -163,7 +165,7 @@ def _timeout_s(element: Element) -> float:
 
 
 def _size_factor(element: Element) -> float:
-    """Operations that need few jobs wait less (6.2)."""
+    """Return the factor by which operations with few jobs wait less (6.2)."""
     if not isinstance(element, OperationElement):
         return 1.0
     coefficient = element.tree.config.settings.job_count_preemption_timeout_coefficient
@@ -171,8 +173,8 @@ def _size_factor(element: Element) -> float:
 
 
 def starves_in_s(element: Element, now: float) -> float | None:
-    """Seconds until the element starves if nothing changes, 0 when it does, None while it has its share (6.2), and
-    before the first update after a restart."""
+    """Return seconds until the element starves if nothing changes: 0 if it starves, None while it has its share (6.2),
+    and before the first update after a restart."""
     if element.below_since is None or element.rules is None:
         return None
     if element.starvation_status != "non_starving":
@@ -181,7 +183,7 @@ def starves_in_s(element: Element, now: float) -> float | None:
 
 
 def priority_of(element: OperationElement) -> Priority:
-    """At which priority an operation takes jobs from others (6.3).
+    """Return the priority at which an operation preempts jobs of others (6.3).
 
     Its own state counts, and that of the pools above with the tree's ``scheduling_preemption_priority_scope``
     "operation_and_ancestors".
@@ -193,7 +195,8 @@ def priority_of(element: OperationElement) -> Priority:
 
 
 def starving_element(element: OperationElement) -> OperationElement | PoolElement | None:
-    """Whose state gives an operation its priority: the nearest of those that starve hardest, itself included (6.3)."""
+    """Return the element whose state gives an operation its priority: of it and the pools above, those that starve
+    hardest, and of these the nearest (6.3)."""
     starving: OperationElement | PoolElement | None = None
     if element.starvation_status == "aggressively_starving":
         return element
@@ -209,14 +212,15 @@ def starving_element(element: OperationElement) -> OperationElement | PoolElemen
 
 
 def list_priorities(element: OperationElement) -> list[TargetPriority]:
-    """At which an operation takes jobs from others, the one that takes fewest first."""
+    """Return the priorities at which an operation preempts jobs, the weakest first."""
     usual = priority_of(element)
     claimed: list[TargetPriority] = ["guarantee"] if may_claim(element) else []
     return claimed if usual == "none" else [usual, *claimed]
 
 
 def still_starves(element: OperationElement, priority: TargetPriority) -> bool:
-    """Whether what gave an operation this priority at the last update is still below its share (6.2, 6.3)."""
+    """Whether the element that gave an operation this priority at the last update is still below its share (6.2,
+    6.3)."""
     if priority == "guarantee":
         return may_claim(element)
     with_ancestors = element.tree.config.settings.scheduling_preemption_priority_scope == "operation_and_ancestors"
@@ -226,8 +230,8 @@ def still_starves(element: OperationElement, priority: TargetPriority) -> bool:
 
 
 def starving_operations(tree: Tree) -> list[OperationElement]:
-    """Operations that may preempt: they run, need jobs, are not suspended, and have a priority (6.3).
+    """Return operations that may preempt: they run, need jobs, are not suspended, and have a priority (6.3).
 
-    Graceful ones too: the mode is about how their own jobs are taken (6.7). In the order in which the tree holds them.
+    Graceful ones, too: the mode is about how their own jobs are preempted (6.7). In the tree's own order.
     """
     return [element for element in tree.operations.values() if wants_jobs(element) and list_priorities(element)]

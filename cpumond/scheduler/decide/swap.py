@@ -1,4 +1,5 @@
-"""Who may be preempted on one node, and who of them goes for one job of a target (semantics.md 6.6). Pure."""
+"""Candidates for preemption on one node, and the victims among them for one job of a target (semantics.md 6.6).
+Pure."""
 
 from __future__ import annotations
 
@@ -35,35 +36,35 @@ from cpumond.scheduler.decide.victims import (
 from cpumond.scheduler.elements import PREEMPTIBLE, Element, Job, Node, OperationElement, PoolElement, Tree
 
 LEAST_GAIN: Final = 0.1
-"""By which part of itself the lesser satisfaction must rise where the swap leaves the victim's side below its share."""
+"""Fraction by which the lesser satisfaction must rise if the swap leaves the victim's side below its share."""
 
 NODE: Final = -1
 ORDERS: Final = -2
-"""Rooms of the node: what its jobs may use, and what they ordered, for a target that refuses reclaimed CPU (1.10)."""
+"""Limits of the node: on its jobs' limits, and on their requests, for a target that refuses reclaimed CPU (1.10)."""
 
 MOST_SETS: Final = 200
-"""How many sets of victims are looked at for the one that loses least; the first that was enough bounds the others."""
+"""Most sets of victims that are compared for the one that loses least; the first sufficient set is the bound."""
 
 
 class Candidate:
-    """What can be taken on a node: a job, or of a gang all jobs, wherever they are."""
+    """Jobs of a node that can be preempted together: one job, or all jobs of a gang, on any node."""
 
     __slots__ = ("blocker", "element", "jobs", "lost_core_seconds", "ordinary_cores", "rank", "usage", "whole")
 
     def __init__(self, job: Job, blocker: PoolElement | None) -> None:
         self.element = job.element
         self.jobs: tuple[Job, ...] = (job,)
-        """The one on this node that started last comes first."""
+        """The job on this node that started last comes first."""
         self.usage = job.usage
-        """What it frees on the node."""
+        """Resources that its end frees on the node."""
         self.whole = job.usage
-        """What it frees in all."""
+        """Resources that its end frees on all nodes."""
         self.ordinary_cores = job.ordinary_cores
-        """CPU of the node that ordinary jobs may order without it."""
+        """CPU of the node that ordinary jobs may request once it has ended."""
         self.blocker = blocker
-        """The nearest pool that blocks: only targets inside that pool may take it."""
+        """The nearest pool that blocks: only targets inside that pool may preempt it."""
         self.rank = int(job.task.fail_on_job_restart)
-        """Lower ranks go first: less protected lists, and of each those whose end does not fail their operation."""
+        """Lower ranks end first: less protected lists, and in each the jobs whose end does not fail their operation."""
         self.lost_core_seconds = 0.0
 
 
@@ -78,7 +79,7 @@ class SwapStage:
         self.now = now
         self.settings = tree.config.settings
         self.keeps_room = self.settings.enable_backfill and reserved is not ZERO
-        """Whether the room of backfilled jobs is a gang's, too (7.3)."""
+        """Whether resources of backfilled jobs are reserved for a gang (7.3)."""
         free = room_beside(node.free, reserved)
         self.free = as_vector(f + c * ROUNDING for f, c in zip(free, node.capacity, strict=True))
         self.unordered_cores = node.unordered_cores
@@ -93,7 +94,7 @@ class SwapStage:
             if element in left_out:
                 continue
             if element not in blockers:
-                # A node that changed its tree may still have jobs of the other tree.
+                # A node that changed its tree may still have jobs of the old tree.
                 if element.tree is not tree or not may_lose(element, self.by_guarantee):
                     left_out.add(element)
                     continue
@@ -121,7 +122,7 @@ class SwapStage:
         self._sort()
         elements = dict.fromkeys(candidate.element for candidate in self.candidates)
         self.pools = {pool: None for element in elements for pool in element.ancestors()}
-        """Pools with a candidate below them."""
+        """Pools with candidates below them."""
         self.inside: dict[PoolElement, list[PoolElement]] = {}
         """``pools`` by parent."""
         for pool in self.pools:
@@ -138,7 +139,7 @@ class SwapStage:
     def _may_go(self, job: Job) -> bool:
         if job.backfill_until is not None and self.keeps_room:
             return False
-        # A job that this heartbeat starts has not even been sent yet.
+        # A job that this heartbeat starts has not been sent yet.
         is_new = job.state == "starting" and job.start_time >= self.now
         is_allowed = self.by_guarantee or is_permitted(job, self.aggressive)
         return not is_new and job.is_active and is_allowed and spared_until(job) <= self.now
@@ -172,10 +173,10 @@ def _victim_order(candidate: Candidate) -> tuple[int, float, float, int]:
 
 @dataclass(slots=True, eq=False)
 class _Room:
-    """What is still missing below one limit, the node's or a pool's, per resource; 0 or less is enough."""
+    """Resources still missing below one limit, the node's or a pool's; 0 or less is enough."""
 
     depth: int
-    """How many of the target's pools, nearest first, lie below the limited one; NODE, ORDERS for the node."""
+    """Number of the target's pools, nearest first, below the limited one; NODE or ORDERS for the node."""
     missing: Vector
 
     @property
@@ -183,7 +184,8 @@ class _Room:
         return max(self.missing) <= 0.0
 
     def freed_by(self, victim: Candidate, depth: int) -> Vector | None:
-        """What a victim, whose side hangs below the target's pool ``depth``, gives here; None for nothing."""
+        """Return what a victim, whose side is below the target's pool number ``depth``, frees here; None for
+        nothing."""
         if self.depth == ORDERS:
             return (0.0, victim.ordinary_cores, 0.0, 0.0, 0.0)
         if self.depth == NODE:
@@ -193,13 +195,13 @@ class _Room:
 
 @dataclass(slots=True, eq=False)
 class Losses:
-    """What is planned already for the same target, on any node."""
+    """Preemptions already planned for the same target, on any node."""
 
     lost: dict[Element, Vector] = field(default_factory=dict)
     counts: dict[OperationElement, int] = field(default_factory=dict)
-    """Operation -> jobs that are left to it."""
+    """Operation -> number of its jobs that are left."""
     ordered: Vector = ZERO
-    """By the target."""
+    """Resources taken by the target."""
 
     def lose(self, victim: Candidate) -> None:
         element = victim.element
@@ -212,9 +214,9 @@ class Losses:
 
 
 class Swap:
-    """The search for victims for one order of one target.
+    """The search for victims for one request of one target.
 
-    ``before``: what is planned for other jobs of the target.
+    ``before``: preemptions already planned for other jobs of the target.
     """
 
     def __init__(self, stage: SwapStage, target: OperationElement, order: Vector, before: Losses | None = None) -> None:
@@ -225,14 +227,14 @@ class Swap:
         self.pools = list(target.ancestors())
         self.depths = {pool: depth for depth, pool in enumerate(self.pools)}
         self.branches: list[Element] = [target, *self.pools]
-        """Below ``pools[i]``, the target's side is ``branches[i]``."""
+        """``branches[i]``: the target's side below ``pools[i]``."""
         self.satisfactions: dict[int, float] = {}
         self.losses = Losses()
         self.was_refused_for_losses = False
         self.sets = 0
 
     def find_victims(self) -> list[Candidate] | None:
-        """Victims in the order of the walk, all of them needed; None when the room cannot be made."""
+        """Return victims in the order of the walk, all of them needed; None if no set of victims is enough."""
         candidates = [
             each
             for each in self.stage.candidates
@@ -242,7 +244,7 @@ class Swap:
         victims = find(candidates)
         if victims is None or not self.target.tree.lenders:
             return victims
-        # What victims give of a pool that lends too little is kept for it again (2.17).
+        # If a pool lends too little, resources freed by its victims are kept for it again (2.17).
         losses = self.before.copy()
         for each in victims:
             losses.lose(each)
@@ -272,7 +274,8 @@ class Swap:
         return self._spare(victims, rooms)
 
     def _take(self, each: Candidate, rooms: list[_Room]) -> list[_Room] | None:
-        """The rooms once this one goes, too, which is noted; None where it is not needed or may not go."""
+        """Return the missing resources after this victim's end, which is noted; None if it is not needed or
+        protected."""
         side, depth = self._find_side(each.element)
         gifts = [room.freed_by(each, depth) for room in rooms]
         needed = any(gift is not None and uses(gift, room.missing) for gift, room in zip(gifts, rooms, strict=True))
@@ -296,9 +299,9 @@ class Swap:
         return victims
 
     def _find_cheapest(self, candidates: list[Candidate]) -> list[Candidate] | None:
-        """The victims that lose least work, of the least protected ranks that are enough.
+        """Return the victims that lose least work, of the least protected ranks that are enough.
 
-        Exact up to MOST_SETS sets; what the first walk finds is the bound.
+        Exact up to MOST_SETS sets; the result of the first walk is the bound.
         """
         for rank in sorted({each.rank for each in candidates}):
             some = sorted((each for each in candidates if each.rank <= rank), key=_cost_order)
@@ -313,7 +316,7 @@ class Swap:
     def _improve(
         self, candidates: list[Candidate], rooms: list[_Room], chosen: list[Candidate], best: list[Candidate] | None
     ) -> list[Candidate] | None:
-        """The cheapest set of ``chosen`` and some of the candidates, if it is cheaper than ``best``."""
+        """Return the cheapest set of ``chosen`` and some of the candidates, if it is cheaper than ``best``."""
         if all(room.is_there for room in rooms):
             return list(chosen)
         cost = _cost(chosen)
@@ -338,7 +341,7 @@ class Swap:
         return [*rooms, *(_Room(depth, most) for depth, most in missing if max(most) > 0.0)]
 
     def _find_side(self, victim: OperationElement) -> tuple[Element, int]:
-        """The victim's side below the lowest common pool, and that pool's place among the target's pools."""
+        """Return the victim's side below the lowest common pool, and that pool's index among the target's pools."""
         side: Element = victim
         for pool in victim.ancestors():
             depth = self.depths.get(pool)
@@ -348,7 +351,7 @@ class Swap:
         raise AssertionError("victim and target are of one tree")
 
     def _may_go(self, each: Candidate, side: Element, depth: int) -> bool:
-        """Whether this one, too, may be taken after the victims so far (see ``plan_preemption``)."""
+        """Whether this victim, too, may end after the victims so far (see ``plan_preemption``)."""
         element, losses = each.element, self.losses
         by_guarantee = self.stage.by_guarantee
         if not by_guarantee and is_protected_by_count(element, losses.counts.get(element, len(element.jobs))):
@@ -377,7 +380,8 @@ class Swap:
         return self._refuse(side)
 
     def _claims(self, branch: Element) -> bool:
-        """Whether the target's side is below its guarantee, and within its fair share once it has the order (6.10)."""
+        """Whether the target's side is below its guarantee, and within its fair share once it has the request
+        (6.10)."""
         order = add(self.order, self.before.ordered)
         after = max(share(add(branch.usage, order), branch.tree.total))
         return claims_guarantee(branch) and after < max(branch.fair_share) + EPSILON

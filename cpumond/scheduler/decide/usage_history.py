@@ -1,6 +1,6 @@
-"""Weights that fall with what a pool used lately: ``usage_half_life`` (semantics.md 5.5).
+"""Weights that fall with a pool's recent usage: ``usage_half_life`` (semantics.md 5.5).
 
-As Slurm's fair-share factor: 2 to the power of minus used over due, both as parts of all siblings.
+As Slurm's fair-share factor: 2 to the power of minus used over due, both as fractions of all siblings.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import Final
 from cpumond.scheduler.elements import PoolElement, Tree, usage_share
 
 MOST_S: Final = 60.0
-"""Between two updates no more is counted, however the clock was set."""
+"""Most seconds that are counted between two updates, whatever the clock says."""
 LEAST: Final = 1e-4
-"""A mean share below that is forgotten."""
+"""Mean share below which usage is forgotten."""
 MOST_OVERUSE: Final = 5.0
-"""A weight falls to 1/32 of that of a pool that used nothing, not further."""
+"""A weight falls to no less than 1/32 of that of a pool without usage."""
 STEPS: Final = 64.0
-"""Of the exponent: a weight that hardly moves stays the same, and with it what is computed of it."""
+"""Step of the exponent: a weight that hardly moves stays the same, and so do the results computed from it."""
 
 
 def half_life_s(pool: PoolElement) -> float:
-    """That of the usage of a pool's children, of the nearest one that says it; 0 where it is not counted."""
+    """Return the half-life, in seconds, of the usage of a pool's children, set by the nearest pool; 0: usage is not
+    counted."""
     for each in (pool, *pool.ancestors()):
         settings = pool.tree.config.settings if each.parent is None else each.settings
         if settings.usage_half_life is not None:
@@ -30,7 +31,7 @@ def half_life_s(pool: PoolElement) -> float:
 
 
 def follow(tree: Tree, now: float) -> None:
-    """Bring the mean usage of all pools up to ``now``, since the update before."""
+    """Update the mean usage of all pools from the previous update to ``now``."""
     pools = (tree.root, *tree.pools.values())
     is_counted = bool(tree.config.settings.usage_half_life) or any(pool.settings.usage_half_life for pool in pools)
     if not is_counted and all(pool.history is None for pool in pools):
@@ -50,7 +51,7 @@ def follow(tree: Tree, now: float) -> None:
 
 
 def set_factors(pool: PoolElement) -> None:
-    """What the weights of those who share in a pool are multiplied with, by what is known of their usage."""
+    """Set the factors by which the weights of a pool's children are multiplied, from their known usage."""
     history, children = pool.history or {}, list(pool.list_sharing())
     total = sum(history.values())
     weights = sum(child.settings.weight or 1.0 for child in children)
@@ -67,17 +68,18 @@ def factor(overuse: float) -> float:
 
 
 def key_of(pool: PoolElement) -> str:
-    """By what its usage is kept: an explicit pool that is renamed keeps it, as does one of a user who comes back."""
+    """Return the key under which a pool's usage is kept: an explicit pool keeps it when renamed, a user's pool when the
+    user comes back."""
     return pool.name if pool.config is None else pool.config.id
 
 
 def describe_factor(pool: PoolElement) -> str:
-    """Why its weight is another than the one that is set, in a sentence; "" where it is that."""
+    """Return why a pool's weight differs from the configured one, in a sentence; "" if it does not."""
     history = None if pool.parent is None or pool.settings.flatten else pool.parent.sharing.history
     if not history or pool.weight_factor == 1.0:
         return ""
     part = history.get(key_of(pool), 0.0) / sum(history.values())
     return (
-        f"its weight counts {pool.weight_factor:.2f} times, since it had {part:.0%} of what it and its siblings used "
+        f"its weight counts {pool.weight_factor:.2f} times because it had {part:.0%} of what it and its siblings used "
         "lately (usage_half_life)"
     )

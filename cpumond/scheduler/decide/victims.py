@@ -1,4 +1,5 @@
-"""Which jobs may be preempted, and which must end although no other job needs it (semantics.md 1.9, 6.4 to 6.7)."""
+"""Jobs that may be preempted, and jobs that must end although no other job needs their place (semantics.md 1.9, 6.4 to
+6.7)."""
 
 from __future__ import annotations
 
@@ -37,24 +38,25 @@ from cpumond.scheduler.elements import (
 from cpumond.scheduler.model import to_vector
 
 ROUNDING: Final = 1e-9
-"""The error that sums of usage may have, as a part of the capacity, limit or total that they are compared with."""
+"""Largest error of sums of usage, as a fraction of the capacity, limit or total that they are compared with."""
 
 
 def sort_jobs(element: OperationElement) -> None:
-    """Put the active jobs of an operation in the three lists (6.4), if they may have changed (``lists_are_old``).
+    """Sort the active jobs of an operation into the three lists (6.4), if they may have changed (``lists_are_old``).
 
-    In the order of start, or with ``preempt_cheapest_first`` of what each would have lost at the last update in
-    proportion to its size, most first; U is the usage of all jobs before. A job is non-preemptible while U is below the
-    fair share times ``aggressive_preemption_satisfaction_threshold`` on every non-blocked resource, or below the
-    ``non_preemptible_resource_usage_threshold`` on all resources that it names; then aggressively preemptible while U
-    is below the fair share times ``preemption_satisfaction_threshold``; then preemptible, unless the fair share covers
-    the whole demand. A resource is blocked when the fair share covers its demand; if all are, any one is enough.
+    Jobs come in the order of start, or with ``preempt_cheapest_first`` in that of the work that each would have lost at
+    the last update in proportion to its size, most first. U is the usage of all jobs before.
+    - Non-preemptible: while U is below the fair share times ``aggressive_preemption_satisfaction_threshold`` on every
+      non-blocked resource, or below ``non_preemptible_resource_usage_threshold`` on all resources that it names.
+    - Then aggressively preemptible: while U is below the fair share times ``preemption_satisfaction_threshold``.
+    - Then preemptible, unless the fair share covers the whole demand. A resource is blocked when the fair share covers
+      its demand; if all are, any one is enough.
     """
     if not element.lists_are_old:
         return
     element.lists_are_old = False
     settings = element.tree.config.settings
-    # Where the fair share covers the demand on each resource all of them are blocked (7.2).
+    # If the fair share covers the demand for each resource, all of them are blocked (7.2).
     covered = all(d <= f + ROUNDING for f, d in zip(element.fair_share, element.demand_share, strict=True))
     names = _resources_that_count(element)
     total = element.tree.total
@@ -89,14 +91,14 @@ def sort_jobs(element: OperationElement) -> None:
 
 
 def _loss_by_size(job: Job) -> float:
-    """What the job would have lost at the last update, for each part of the tree's resources that it takes."""
+    """Return the job's loss at the last update, per fraction of the tree's resources that it takes."""
     size = max(share(job.usage, job.element.tree.total))
     lost = lost_core_seconds(job, job.element.tree.updated_at)
     return lost / size if size else lost
 
 
 def _resources_that_count(element: Element) -> tuple[int, ...]:
-    """The non-blocked resources, or all that the cluster has when all are blocked."""
+    """Return the non-blocked resources, or all resources of the cluster if all are blocked."""
     total, fair_share, demand_share = element.tree.total, element.fair_share, element.demand_share
     names = tuple(k for k in range(len(RESOURCES)) if total[k] and demand_share[k] > fair_share[k] + ROUNDING)
     return names or tuple(k for k in range(len(RESOURCES)) if total[k])
@@ -105,8 +107,8 @@ def _resources_that_count(element: Element) -> tuple[int, ...]:
 def is_protected_by_count(element: OperationElement, job_count: int) -> bool:
     """Whether an operation with ``job_count`` active jobs is too small to lose one (6.4, old count rule).
 
-    ``max_unpreemptible_running_job_count`` of the tree, or the operation's if that is less; fewer jobs than the value
-    are protected, and as many, too, without ``strict_unpreemptible_running_job_count``.
+    The limit is the tree's ``max_unpreemptible_running_job_count``, or the operation's if that is less. Operations with
+    fewer jobs are protected; with as many, too, without ``strict_unpreemptible_running_job_count``.
     """
     limit = unpreemptible_job_count(element)
     if limit is None:
@@ -116,16 +118,17 @@ def is_protected_by_count(element: OperationElement, job_count: int) -> bool:
 
 
 def unpreemptible_job_count(element: OperationElement) -> int | None:
-    """``max_unpreemptible_running_job_count`` that holds for an operation; None: the count rule is off (6.4)."""
+    """Return the ``max_unpreemptible_running_job_count`` of an operation; None: the count rule is off (6.4)."""
     limit = element.tree.config.settings.max_unpreemptible_running_job_count
     own = element.options.max_unpreemptible_running_job_count
     return limit if limit is None or own is None else min(limit, own)
 
 
 def local_satisfaction(element: Element, lost: Vector = ZERO) -> float:
-    """Usage over fair share of the element itself, not the least of its children (7.2), without ``lost`` of its usage.
+    """Return usage over fair share of the element itself, not the least of its children (7.2), without ``lost`` of its
+    usage.
 
-    1 is exactly the fair share, infinity no fair share at all.
+    1 is exactly the fair share; infinity: the element has no fair share.
     """
     usage = share(subtract(element.usage, lost), element.tree.total)
     return satisfaction_of(usage, element.fair_share, element.demand_share)
@@ -147,7 +150,7 @@ def blocks(element: Element, victim: OperationElement, aggressive: bool, lost: V
 
 
 def path_of(element: OperationElement) -> Iterator[OperationElement | PoolElement]:
-    """The element and the pools above it without the root."""
+    """Yield the element and the pools above it without the root."""
     yield element
     for pool in element.ancestors():
         if not pool.is_root:
@@ -155,7 +158,7 @@ def path_of(element: OperationElement) -> Iterator[OperationElement | PoolElemen
 
 
 def is_permitted(job: Job, aggressive: bool) -> bool:
-    """Whether the job's list lets it be taken at this priority (6.4)."""
+    """Whether the job's list allows its preemption at this priority (6.4)."""
     if job.preemptibility == PREEMPTIBLE:
         return True
     rules = job.element.rules
@@ -164,15 +167,16 @@ def is_permitted(job: Job, aggressive: bool) -> bool:
 
 
 def may_lose(element: OperationElement, by_guarantee: bool = False) -> bool:
-    """Whether its kind and number let it lose jobs; for a guarantee numbers protect nobody (6.10)."""
+    """Whether an operation's mode and number of jobs let it lose jobs; for a guarantee the number protects none
+    (6.10)."""
     if element.operation.record.preemption_mode == "graceful":
         return False
     return by_guarantee or not is_protected_by_count(element, len(element.jobs))
 
 
 def stop_order(job: Job) -> tuple[bool, float, int]:
-    """Of jobs that are protected alike the greatest goes first: the one started last, but before all that of which the
-    end fails no operation."""
+    """Return a sort key of equally protected jobs, the greatest ends first: the job started last, but jobs whose end
+    does not fail their operation before all others."""
     return (not job.task.fail_on_job_restart, job.start_time, job.sequence)
 
 
@@ -181,8 +185,11 @@ def start_order(job: Job) -> tuple[float, int]:
 
 
 def room_below_limits(element: Element, order: Vector, kept: Vector = ZERO) -> Vector:
-    """What is left of the element's limits after ``order``, the tolerance of pools and rounding included, beside what
-    is ``kept`` there for pools that do not lend it (2.17)."""
+    """Return what ``order`` leaves of the element's limits, without resources ``kept`` for pools that do not lend them
+    (2.17).
+
+    Includes the tolerance of pools and rounding.
+    """
     tolerance = ZERO
     if isinstance(element, PoolElement) and element.settings.resource_limits_overcommit_tolerance:
         tolerance = to_vector(element.settings.resource_limits_overcommit_tolerance, 0.0)
@@ -195,8 +202,8 @@ def room_below_limits(element: Element, order: Vector, kept: Vector = ZERO) -> V
 def rooms_above(
     target: OperationElement, order: Vector, lost: Mapping[Element, Vector]
 ) -> Iterator[tuple[int, Vector]]:
-    """Number of each pool above ``target`` that bounds it, and what is left there once ``lost`` is gone and ``order``
-    is taken."""
+    """Yield the number of each limited pool above ``target``, and what is left there once ``lost`` has ended and
+    ``order`` has started."""
     for depth, (pool, kept) in enumerate(sum_kept(target, lost)):
         if kept is not ZERO or not (pool.is_root or pool.limits is UNLIMITED):
             gone = lost.get(pool, ZERO)
@@ -211,21 +218,22 @@ def as_vector(numbers: Iterable[float]) -> Vector:
 
 
 def uses(usage: Vector, excess: Vector) -> bool:
-    """Whether there is something of ``usage`` in what is too much."""
+    """Whether ``usage`` contains some of the excess."""
     return any(x > 0.0 and u > 0.0 for x, u in zip(excess, usage, strict=True))
 
 
 def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
-    """Jobs of this node that must end because their operation or a pool above it uses more than its limits (6.6).
+    """Return jobs of this node that must end because their operation or a pool above it exceeds its limits (6.6).
 
-    Each with the nearest element that exceeds its limits, and the reason; latest start first, only until the limits
-    hold, and only jobs that use what is above the limit. A gang is found once: all of its jobs go with that one, on
-    whichever nodes. A pool's ``resource_limits_overcommit_tolerance`` is allowed.
+    Each comes with the nearest element that exceeds its limits, and the reason; latest start first, only until the
+    limits hold, and only jobs that use the excess resource. A gang is found once: all of its jobs end, on any nodes. A
+    pool's ``resource_limits_overcommit_tolerance`` is allowed.
 
     Candidates are the jobs that could be preempted at some priority: by their list (6.4), the count rule, and all
-    elements above them (6.5) - never those that only targets inside a blocking pool may take. Lists and counts protect
-    from other operations, not from a limit: when an element above its limit has no candidate left on any node that is
-    online, its other jobs on this node go, too. So a lowered ``resource_limits`` ends jobs whatever their number.
+    elements above them (6.5), without those that only targets inside a blocking pool may preempt. Lists and counts
+    protect from other operations, not from a limit: when an element above its limit has no candidate left on any node
+    that is online, its other jobs on this node end, too. So a lowered ``resource_limits`` ends jobs whatever their
+    number.
     """
     jobs = [job for job in node.jobs.values() if job.is_active]
     above_all = {above for element in _operations_of(jobs) for above in (element, *element.ancestors())}
@@ -256,7 +264,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
             violated = None if job.id in taken else _find_violated(job, lost)
             if violated is None or not is_allowed(job):
                 continue
-            # Less protected jobs go first, on whichever node they are.
+            # Less protected jobs end first, on whichever node they are.
             if not _has_candidates(violated, _excess(violated, lost.get(violated, ZERO)), taken, least_list):
                 take(job, violated)
     found.sort(key=lambda pair: stop_order(pair[0]))
@@ -273,7 +281,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
 
 
 def _freed_with(job: Job) -> Vector:
-    """What the end of a job frees: of a gang all jobs end."""
+    """Return the resources freed by a job's end; a gang ends with all of its jobs."""
     return job.element.usage if job.element.operation.record.is_gang else job.usage
 
 
@@ -303,8 +311,8 @@ def _is_candidate_for_limits(job: Job) -> bool:
 
 
 def _has_candidates(element: Element, excess: Vector, taken: set[str], least_list: int) -> bool:
-    """Whether a job below the element, of list ``least_list`` or a less protected one, that uses what is above its
-    limits could still go."""
+    """Whether a job below the element, of list ``least_list`` or a less protected one, that uses the excess could still
+    end."""
     if isinstance(element, OperationElement):
         return any(
             job.id not in taken
@@ -320,36 +328,36 @@ def _has_candidates(element: Element, excess: Vector, taken: set[str], least_lis
 
 
 def find_graceful(node: Node, now: float) -> list[tuple[Job, str]]:
-    """Preemptible jobs of operations with ``preemption_mode`` graceful on this node, latest start first (6.7).
+    """Return preemptible jobs on this node of operations with ``preemption_mode`` graceful, latest start first (6.7).
 
-    They are told to end whether or not another operation starves; the count rule and ``min_run_time`` protect them.
+    They are stopped whether or not another operation starves; the count rule and ``min_run_time`` protect them.
     """
     found: list[tuple[Job, str]] = []
     graceful = [job for job in node.jobs.values() if job.element.operation.record.preemption_mode == "graceful"]
     for job in sorted(graceful, key=start_order, reverse=True):
         element = job.element
-        # A gang ends whole: none of it while the time of one is not over.
+        # A gang ends whole: none of it while ``min_run_time`` protects one job.
         together = element.jobs.values() if element.operation.record.is_gang else (job,)
         if not job.is_active or any(spared_until(each) > now for each in together):
             continue
         sort_jobs(element)
         if job.preemptibility == PREEMPTIBLE and not is_protected_by_count(element, len(element.jobs)):
-            found.append((job, f"its operation gives up what it has above its share: {describe_shares(element)}"))
+            found.append((job, f"its operation ends jobs above its fair share: {describe_shares(element)}"))
     return found
 
 
 def find_overcommit_victims(
     node: Node, now: float, allowed_s: float, additional_s: float = 0.0, cpu_ratio: float = 0.0
 ) -> list[tuple[Job, str]]:
-    """Jobs that must end because the node has been above its capacity for longer than ``allowed_s`` (1.9 point 2), and
-    for ``additional_s`` more while jobs on reclaimed CPU alone wait for CPU. Nobody goes for less than ``cpu_ratio`` of
-    its CPU; above that all that is too much is repaired.
+    """Return jobs that must end because the node has been above its capacity for longer than ``allowed_s`` (1.9 point
+    2), and for ``additional_s`` more while only jobs on reclaimed CPU wait for CPU. No job ends for an excess of less
+    than ``cpu_ratio`` of its CPU; above that the whole excess is repaired.
 
-    The most protected jobs, and of those the ones started first, stay as long as they fit one after another; the
-    others are returned, latest start first; where one of a gang is, all of its jobs here are. Least protected is what
-    is beyond the guarantee of its pools; in both parts jobs on reclaimed CPU are less protected than ordinary ones, and
-    their lists (6.4) do not count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less protected
-    than others of the two protected lists (1.9 point 3). The usage of foreign jobs is taken off first.
+    The most protected jobs, and of those the ones started first, stay as long as they fit one after another. The others
+    are returned, latest start first; with one job of a gang, all of its jobs here. Least protected are jobs beyond the
+    guarantee of their pools. In both parts jobs on reclaimed CPU are less protected than ordinary ones, and their lists
+    (6.4) do not count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less protected than others
+    of the two protected lists (1.9 point 3). The usage of foreign jobs is subtracted first.
     """
     since = node.overcommitted_since
     if since is None or now - since <= allowed_s:
@@ -362,7 +370,7 @@ def find_overcommit_victims(
     if additional_s > 0.0 and _only_reclaimed_wait(node, jobs, room):
         if now - since <= allowed_s + additional_s:
             return []
-        limit += f", {additional_s:g} s more while jobs on reclaimed CPU alone wait"
+        limit += f", {additional_s:g} s more while only jobs on reclaimed CPU wait"
     for element in _operations_of(jobs):
         sort_jobs(element)
     why = _describe_overcommit(node, now - since, limit)
@@ -382,7 +390,7 @@ def find_overcommit_victims(
 
 
 def is_overcommitted(node: Node, cpu_ratio: float) -> bool:
-    """Whether the node's jobs may use more than it has, of CPU by more than ``cpu_ratio`` of it (1.9)."""
+    """Whether the limits of the node's jobs exceed its capacity, for CPU by more than ``cpu_ratio`` of it (1.9)."""
     return any(
         free < -(cpu_ratio * has if r == CPU else 0.0) - ROUNDING * max(has, 1.0)
         for r, (free, has) in enumerate(zip(node.free, node.capacity, strict=True))
@@ -390,7 +398,7 @@ def is_overcommitted(node: Node, cpu_ratio: float) -> bool:
 
 
 def _only_reclaimed_wait(node: Node, jobs: Iterable[Job], room: Vector) -> bool:
-    """Whether jobs in the idle class alone have less CPU than they are counted with, and nothing else is short."""
+    """Whether only jobs in the idle class have less CPU than they are counted with, and nothing else is short."""
     if node.about is not None and not node.about.idle_class:
         return False
     needed = [0.0 if r == CPU else used for r, used in enumerate(node.used)]
@@ -399,8 +407,8 @@ def _only_reclaimed_wait(node: Node, jobs: Iterable[Job], room: Vector) -> bool:
 
 
 def _find_beyond_guarantee(jobs: Iterable[Job]) -> set[Job]:
-    """The jobs that are beyond the guarantees of their operation and all pools above it once those before, less
-    protected, have gone: none of these uses as much as it is guaranteed or less."""
+    """Return the jobs beyond the guarantees of their operation and all pools above it, once the less protected jobs
+    before have ended: each of these elements then still uses more than its guarantee."""
     beyond: set[Job] = set()
     lost: dict[Element, Vector] = {}
     for job in sorted(jobs, key=lambda job: _protection_order(job, False), reverse=True):
@@ -412,8 +420,8 @@ def _find_beyond_guarantee(jobs: Iterable[Job]) -> set[Job]:
 
 
 def is_beyond_guarantee(element: Element, lost: Vector = ZERO) -> bool:
-    """Whether an element uses more than its strong guarantee and, of a pool, the integral share that it was granted
-    last, by the largest components, without ``lost`` of its usage."""
+    """Whether an element uses more than its strong guarantee and, for a pool, the last integral share granted to it, by
+    the largest components, without ``lost`` of its usage."""
     guarantee = max(element.strong_guarantee_share)
     if isinstance(element, PoolElement):
         guarantee += element.last_integral_ratio
@@ -421,7 +429,7 @@ def is_beyond_guarantee(element: Element, lost: Vector = ZERO) -> bool:
 
 
 def _find_broken(jobs: list[Job], room: Vector, gone: set[OperationElement]) -> OperationElement | None:
-    """The first gang, beside those that are gone, of which a job finds no place: all of its jobs go, too."""
+    """Return the first gang, not yet ``gone``, one of whose jobs does not fit: all of its jobs end, too."""
     for job in jobs:
         if job.element in gone:
             continue
@@ -433,7 +441,7 @@ def _find_broken(jobs: list[Job], room: Vector, gone: set[OperationElement]) -> 
 
 
 def _has_place(job: Job, room: Vector) -> bool:
-    """A job does not go for a resource that it does not use."""
+    """Whether a job fits; a resource that it does not use never ends it."""
     return not any(u > 0.0 and x < 0.0 for u, x in zip(job.usage, subtract(room, job.usage), strict=True))
 
 

@@ -40,7 +40,7 @@ TREE: Final[Mapping[str, Read]] = {
     "pool_count": lambda t: len(t.pools),
     "pending_operation_count": lambda t: len(t.queue),
     "capacity_cores": lambda t: t.total[CPU],
-    "allocated_cores": lambda t: sum(node.used[CPU] for node in t.nodes.values()),
+    "allotted_cores": lambda t: sum(node.used[CPU] for node in t.nodes.values()),
     "backfilled_cores": lambda t: (
         sum(job.usage[CPU] for node in t.nodes.values() for job in node.jobs.values() if job.backfill_until is not None)
         if t.config.settings.enable_backfill

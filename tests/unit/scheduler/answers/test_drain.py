@@ -167,4 +167,4 @@ def test_an_operation_that_waits_says_that_nodes_are_cordoned(world: World) -> N
         world.do(CordonNode(name))
     world.update()
     answer = explain_operation(world.state, world.record(waiting), world.now, {})
-    assert "tree 'default' has no node that is online and not cordoned, as 2 are" in str(answer)
+    assert "tree 'default' has no node that is online and not cordoned (2 are)" in str(answer)

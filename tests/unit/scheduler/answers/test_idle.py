@@ -269,9 +269,8 @@ def test_a_pool_that_starves_says_since_when():
     world.step(40.0)
     assert describe_pool(world.pool("prod"), world.now) == (
         "starving, below its guarantee for 40 s: 4 jobs of others are protected by their number "
-        f"(operation {other}: 4): an operation with fewer than 10 jobs loses none, "
-        "max_unpreemptible_running_job_count of "
-        'tree "default" is 10; lower it, 0 protects nobody'
+        f"(operation {other}: 4): an operation with fewer than 10 jobs loses none "
+        '(max_unpreemptible_running_job_count of tree "default"); lower it, 0 turns it off'
     )
 
 
@@ -340,7 +339,7 @@ def test_of_a_gang_there_is_room_for_one_job():
     world.node("n", 2.0, 64 * GIB)
     gang = world.start("lab", jobs=3, cpu=2.0, is_gang=True)
     world.settle_down()
-    assert f"start operation {gang} with at most 1 job and 2 cores start work" in look(world).sentence
+    assert f"start operation {gang} again with at most 1 job and 2 cores start work" in look(world).sentence
 
 
 def test_a_job_that_no_node_could_hold_is_in_the_way_of_itself():

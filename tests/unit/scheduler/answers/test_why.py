@@ -74,7 +74,7 @@ def test_3_2_a_pending_operation_names_the_first_full_pool_and_its_place(service
     text = service.lines(waiting)
     assert f"operation {waiting} is pending" in text
     assert "it is number 2 of 2 in the queue of tree 'default'; 1 of those before it waits for the same pool" in text
-    assert 'pool "top" is full: 1 operation of at most 1 (max_running_operation_count) runs in it' in text
+    assert 'pool "top" is full: it runs 1 operation of at most 1 (max_running_operation_count)' in text
     assert 'pool "top": 1 of at most 1 running, 3 of at most 9 operations' in text
     assert "the root: 1 of at most" in text
 
@@ -432,7 +432,7 @@ def test_a_tree_that_goes_takes_operations_along(service):
     assert any(
         f"1 operation would be aborted because no tree is left for it: {operation_id}" in note for note in plan.notes
     )
-    assert any("1 node fits the nodes_filter of no tree" in note for note in plan.notes)
+    assert any("1 node matches the nodes_filter of no tree" in note for note in plan.notes)
 
 
 def test_what_becomes_of_inner_pools_without_counts_of_their_own_is_a_note(service):

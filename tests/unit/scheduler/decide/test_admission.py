@@ -215,7 +215,7 @@ def test_2_9_pools_of_a_user_are_limited_in_the_default_parent():
     world.start("b", user="ann")
     world.start("a", user="ann")
     message = str(refused(world, "c", user="ann"))
-    for part in ('"c"', "limit of 2", '"ann"', '"default"', "a, b"):
+    for part in ('"c"', "already has 2", '"ann"', '"default"', "a, b"):
         assert part in message
     world.start("c", user="bob")
     world.start("c", user="ann")  # it exists, so none is made

@@ -441,8 +441,7 @@ def test_6_7_graceful_operations_give_up_their_preemptible_jobs():
     found = find_graceful(node, 1000.0)
     assert [job for job, _ in found] == [jobs[5], jobs[4]]
     assert found[0][1] == (
-        "its operation gives up what it has above its share: "
-        '60.0% is allocated to operation "calm", its fair share is 40.0%'
+        'its operation ends jobs above its fair share: 60.0% is allocated to operation "calm", its fair share is 40.0%'
     )
     give(calm, 0.6)
     assert find_graceful(node, 1000.0) == []
@@ -655,7 +654,7 @@ def test_1_9_jobs_on_reclaimed_cpu_have_more_time_while_they_alone_wait_for_cpu(
     assert ended(75.0) == set()
     assert ended(75.1) == {jobs["beyond"][2], jobs["beyond"][1]}
     (_, why), *_ = find_overcommit_victims(node, 76.0, 15.0, 60.0)
-    limit = "allowed_node_resources_overcommit_duration is 15 s, 60 s more while jobs on reclaimed CPU alone wait"
+    limit = "allowed_node_resources_overcommit_duration is 15 s, 60 s more while only jobs on reclaimed CPU wait"
     assert f"8 of 6 cores ({limit}); it ran on reclaimed CPU" in why
     node.foreign_usage = amount(5.0)
     assert ended(16.0) == set(), "the ordinary one has its core"

@@ -49,7 +49,7 @@ def test_6_4_the_count_rule_names_the_option_its_value_and_the_operation():
     assert causes(world) == {("count", "big"): 10}
     assert explain(world) == (
         "10 jobs of others are protected by their number (operation big: 10): an operation with fewer than 11 jobs "
-        'loses none, max_unpreemptible_running_job_count of tree "default" is 11; lower it, 0 protects nobody'
+        'loses none (max_unpreemptible_running_job_count of tree "default"); lower it, 0 turns it off'
     )
 
 
@@ -58,7 +58,7 @@ def test_6_4_the_count_rule_of_an_operation_is_named_as_its_own():
     other = world.operation("own", "rich", max_unpreemptible_running_job_count=1)
     world.jobs(other, world.tree.nodes["n0"], 1)
     take_jobs(world.tree.operations["big"], 0)
-    assert "with at most 1 jobs loses none, max_unpreemptible_running_job_count of operation own is 1" in explain(world)
+    assert "with at most 1 jobs loses none (max_unpreemptible_running_job_count of operation own)" in explain(world)
 
 
 def test_6_4_the_lists_name_threshold_share_and_what_aggression_could_take():
@@ -69,15 +69,15 @@ def test_6_4_the_lists_name_threshold_share_and_what_aggression_could_take():
     text = explain(world)
     assert (
         "operation big keeps 4 jobs of its non-preemptible list, within 0.5 of its fair share "
-        '(aggressive_preemption_satisfaction_threshold of tree "default") or within '
+        '(aggressive_preemption_satisfaction_threshold of tree "default"), or within '
         'non_preemptible_resource_usage_threshold of pool "rich", 4 cpu; lower that'
     ) in text
     assert (
-        "operation big keeps 3 jobs within its fair share; aggressive starvation could take them down to 0.5 "
-        'of it, but enable_aggressive_starvation of pool "poor" is false'
+        "operation big keeps 3 jobs within its fair share; aggressive starvation could reduce it to 0.5 "
+        'of that share, but enable_aggressive_starvation of pool "poor" is false'
     ) in text
-    assert "3 jobs of others may be taken (operation big: 3), where those of one node make enough room" in text
-    assert "preemptive_scheduling_backoff, 5 s" in text
+    assert "3 jobs of others may be preempted (operation big: 3) if those of one node free enough" in text
+    assert "every 5 s (preemptive_scheduling_backoff)" in text
 
 
 def test_6_4_without_a_threshold_the_fair_share_alone_makes_the_list():
@@ -94,19 +94,19 @@ def test_6_5_a_pool_at_its_share_is_named_with_usage_and_share():
     assert explain(world) == (
         '100.0% of the cluster is allocated to pool "rich", its fair share is 100.0%: it has no more than its '
         "share and keeps its 10 jobs "
-        '(preemption_satisfaction_threshold of tree "default" is 1); aggressive starvation could take them '
-        'down to 0.5 of it, but enable_aggressive_starvation of pool "poor" is false'
+        '(preemption_satisfaction_threshold of tree "default" is 1); aggressive starvation could reduce '
+        'it to 0.5 of that share, but enable_aggressive_starvation of pool "poor" is false'
     )
 
 
 def test_6_5_who_forbids_aggression_is_named_where_it_is_set():
     world = make_world(rich={"allow_aggressive_preemption": False}, poor={"enable_aggressive_starvation": True})
     give(world.tree.pools["rich"], 1.0)
-    assert 'but pool "rich" forbids aggressive preemption, its allow_aggressive_preemption is false' in explain(world)
+    assert 'but pool "rich" forbids aggressive preemption (allow_aggressive_preemption = false)' in explain(world)
     assert causes(world, "aggressive") == {("forbids", "rich"): 10}
     assert explain(world, "aggressive") == (
-        'pool "rich" forbids aggressive preemption, its allow_aggressive_preemption is false: it keeps 10 jobs '
-        "within its fair share; allow it to have them taken"
+        'pool "rich" forbids aggressive preemption (allow_aggressive_preemption = false): it keeps 10 jobs '
+        "within its fair share; set it to true to preempt them"
     )
 
 
@@ -122,7 +122,7 @@ def test_6_5_one_that_starves_itself_and_a_graceful_one():
     world = make_world()
     starve(world.tree.pools["rich"])
     assert causes(world) == {("starving", "rich"): 10}
-    assert 'pool "rich" starves itself and keeps its 10 jobs: preemption_check_starvation' in explain(world)
+    assert 'pool "rich" starves, too, and keeps its 10 jobs: preemption_check_starvation' in explain(world)
     world = make_world()
     graceful = world.operation("soft", "rich", preemption_mode="graceful")
     world.jobs(graceful, world.tree.nodes["n0"], 2)
@@ -153,7 +153,7 @@ def test_many_operations_are_summed_up_and_none_is_told_of():
     assert told in explain(world)
     empty = make_world()
     take_jobs(empty.tree.operations["big"], 0)
-    assert explain(empty) == "no other operation has jobs in this tree that it could take"
+    assert explain(empty) == "no other operation has jobs in this tree that it could preempt"
 
 
 def test_what_is_told_as_free_is_what_a_node_would_take():

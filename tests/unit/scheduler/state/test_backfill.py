@@ -73,8 +73,8 @@ def why(world: World, operation: str) -> str:
     ("spec", "jobs", "told"),
     [
         ({"title": "short 2"}, 4, ""),
-        ({"title": "long 3"}, 0, "they run for too long, up to 2 min"),
-        ({"title": "new"}, 0, "not known before 4 like them have completed"),
+        ({"title": "long 3"}, 0, "they run for too long (up to 2 min)"),
+        ({"title": "new"}, 0, "not known before 4 jobs like them have completed"),
         ({"title": "new", "job_time_limit": 50_000}, 4, ""),
         ({"title": "new", "job_time_limit": 200_000}, 0, "they run for too long"),
         ({"title": "new", "time_limit": 50_000}, 4, ""),
@@ -192,7 +192,7 @@ def test_it_is_seen_who_has_the_room_and_until_when():
     short = ask(world, title="short 2")
     told = why(world, gang)
     assert "resources on 2 nodes (n0, n1) have been reserved for it for" in told
-    assert "is expected to be free in 1 min" in told
+    assert "are expected to be free in 1 min" in told
     assert "until then backfilled jobs use 4 cores of them" in told
     assert "4 jobs of it started on resources that are reserved for a gang (backfilled)" in why(world, short)
     (first, *_), tree = world.jobs_of(short), world.tree()

@@ -293,7 +293,7 @@ def test_why_says_what_is_left_out_and_idle_cpu_names_the_filter():
     answer = explain_operation(world.state, world.record(operation), world.now, {})
     filters = f'scheduling_tag_filter "!fast" of operation {operation} and "ssd | fast" of pool "p"'
     lines = answer.trees[0].lines
-    assert f"{filters}: of 2 nodes online 1 left out" in lines
+    assert f"{filters} leaves out 1 of 2 nodes online" in lines
     assert "no node has enough free resources now for" in "".join(lines)
     assert answer.lines[0].endswith(
         "waits for free resources on the nodes that match its scheduling_tag_filter and those of the pools above it"
@@ -310,7 +310,7 @@ def test_why_says_what_is_left_out_and_idle_cpu_names_the_filter():
     world.do(SetNodeTags("n1", tags=("fast",)))
     never = world.start("p", scheduling_tag_filter="gpu")
     world.settle_down()
-    for name, told in ((operation, "what is left of it"), (never, "it")):
+    for name, told in ((operation, "the rest of it"), (never, "it")):
         (part,) = explain_operation(world.state, world.record(name), world.now, {}).trees
         assert part.lines[0].startswith(f"{told} cannot start: no node matches scheduling_tag_filter ")
         assert part.lines[0].endswith("; change the filter, or give nodes matching tags")
