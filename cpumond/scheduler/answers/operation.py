@@ -53,8 +53,8 @@ MIB: Final = 2**20
 
 
 class TreeAnswer(msgspec.Struct, frozen=True):
-    """One tree's part of the answer. ``rule``: what limits its fair share. ``path``: the shares of each element from the
-    root down to the operation. Both are empty until the first update with the operation."""
+    """One tree's part of the answer. ``rule``: what limits its fair share. ``path``: the shares of each element from
+    the root down to the operation. Both are empty until the first update with the operation."""
 
     tree: str
     pool: str

@@ -141,7 +141,7 @@ def test_1_9_overcommit_is_repaired_after_its_time_latest_start_first(more_s):
     assert record.operation_id == small.first
     assert record.at == begun + 16 + more_s
     assert record.freed["cpu"] == 4.0
-    assert "12 of 10 cpu" in record.why
+    assert "12 of 10 cores" in record.why
     small.step()
     assert small.state.nodes["n1"].overcommitted_since is None
     assert small.operation(small.first).needed == {"t": 1}
