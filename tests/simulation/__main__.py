@@ -31,6 +31,8 @@ def main() -> int:
     parser.add_argument("--vaults", action="store_true", help="some operations have secrets")
     parser.add_argument("--gangs", type=float, default=0.0, help="the part of operations with gang_options")
     parser.add_argument("--bad-host", action="store_true", help="one host fails all its jobs again and again")
+    parser.add_argument("--backfills", action="store_true", help="room kept for gangs is used until then")
+    parser.add_argument("--bursts", action="store_true", help="operations are submitted several at once")
     parser.add_argument("--retries", type=float, default=0.0, help="the part of operations with a retry policy")
     parser.add_argument("--mutate", choices=list(MUTATIONS), default="", help="make a mistake on purpose")
     parser.add_argument("-v", "--verbose", action="store_true")
@@ -44,6 +46,8 @@ def main() -> int:
         has_bad_host=given.bad_host,
         retries=given.retries,
         guarantees=given.guarantees,
+        backfills=given.backfills,
+        bursts=given.bursts,
     )
     if given.calm:
         options = dataclasses.replace(options, has_faults=False)

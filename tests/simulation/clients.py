@@ -44,7 +44,7 @@ class Client:
     def __init__(
         self, events: Events, network: Network, addresses: tuple[str, ...], number: int, mood: Mood,
         until_s: float, watch: Any, gangs: float = 0.0, vaults: bool = False, retries: float = 0.0,
-        backfills: bool = False,
+        backfills: bool = False, bursts: bool = False,
     ) -> None:  # fmt: skip
         self.gangs = gangs
         """The part of the operations that have ``gang_options``."""
@@ -53,6 +53,8 @@ class Client:
         """The part that have a retry policy, and jobs that fail at random."""
         self.backfills = backfills
         """Whether every third operation is a large gang, and the others' jobs run for a second or for fifteen."""
+        self.bursts = bursts
+        """Whether operations are submitted several at once."""
         self.events = events
         self.rng = events.rng
         self.network = network
@@ -84,7 +86,10 @@ class Client:
         await self._do(CreatePool("default", self.pool, attributes=guarantee, ignore_existing=True))
         while self.events.now < self.until_s:
             await asyncio.sleep(self.rng.expovariate(1.0 / self.mood.command_every_s))
-            await self._do(self._choose())
+            command = self._choose()
+            is_burst = self.bursts and isinstance(command, StartOperation)
+            more = [self._make_start() for _ in range(self.rng.randint(1, 11) if is_burst else 0)]
+            await asyncio.gather(*map(self._do, (command, *more)))
         for operation_id in self.suspended:
             await self._do(ResumeOperation(operation_id))
         await self._ending.wait()
@@ -112,6 +117,10 @@ class Client:
             return AbortOperation(operation_id) if rng.random() < 0.7 else CompleteOperation(operation_id)
         if self.mine and rng.random() < TOUCHES:
             return self._touch(rng.choice(self.mine))
+        return self._make_start()
+
+    def _make_start(self) -> StartOperation:
+        rng = self.rng
         seconds = rng.choice(self.mood.job_s)
         task = {
             "job_count": rng.choice((1, 1, 2, 3, 8)), "cpu_limit": rng.choice((0.5, 1.0, 2.0)),

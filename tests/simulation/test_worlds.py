@@ -39,6 +39,8 @@ GUARANTEES = Options(guarantees=True)
 """Long jobs of small operations take what is guaranteed to others: who has enough demand gets
 it (semantics.md 6.10)."""
 BACKFILL = Options(backfills=True)
+BURSTS = Options(bursts=True)
+"""Operations are submitted several at once, which share writes: what is acknowledged is stored, whatever is killed."""
 WORLDS = [
     *(pytest.param(FIVE, seed, id=f"five hosts {seed}") for seed in SEEDS),
     *(pytest.param(FIVE, seed, id=words) for words, seed in list(FOUND.items())[: None if WHOLE else 1]),
@@ -46,6 +48,7 @@ WORLDS = [
     *(pytest.param(BACKFILL, seed, id=f"backfill {seed}") for seed in (8, 211, *range(214, 220 if ALL else 215))),
     *(pytest.param(GANGS, seed, id=f"gangs {seed}") for seed in (20, 12, *range(6 if ALL else 4 if WHOLE else 1))),
     *(pytest.param(GUARANTEES, seed, id=f"guarantees {seed}") for seed in range(12 if ALL else 4 if WHOLE else 1)),
+    *(pytest.param(BURSTS, seed, id=f"bursts {seed}") for seed in range(6 if ALL else 2 if WHOLE else 1)),
     *(pytest.param(VAULTS, seed, id=f"vaults {seed}") for seed in range(6 if ALL else 2 if WHOLE else 1)),
     *(pytest.param(BAD_HOST, seed, id=f"bad host {seed}") for seed in (13, *range(12 if ALL else 4 if WHOLE else 0))),
     *(

@@ -65,6 +65,8 @@ class Options:
     """Whether long jobs of small operations take what is guaranteed to others, and preemption comes within seconds."""
     backfills: bool = False
     """Whether room that is kept for gangs is used by jobs that end before it is needed."""
+    bursts: bool = False
+    """Whether operations are submitted several at once."""
 
 
 @dataclass
@@ -183,6 +185,7 @@ class World:
                 options.vaults,
                 options.retries,
                 options.backfills,
+                options.bursts,
             )
             for number in range(options.clients)
         ]

@@ -69,6 +69,13 @@ async def test_one_that_cannot_be_stored_is_refused_alone(scheduler):
     assert [each.record.title for each in scheduler.state.operations.values()] == ["a", "b"]
 
 
+async def test_one_that_makes_a_pool_counts_for_those_behind_it(scheduler):
+    await scheduler.execute(ChangeTree("default", [Edit(("max_operation_count",), 2)]), "root")
+    pools = ["fresh", "blocking", "blocking"]
+    outcome = await _execute_together(scheduler, [(start(pool=pool), "ann") for pool in pools])
+    assert ["Limit for the number" in each for each in outcome] == [False, False, True]
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_together_they_decide_what_they_decide_one_after_another(tmp_path, seed):
     draw = random.Random(seed)
@@ -84,7 +91,7 @@ async def test_together_they_decide_what_they_decide_one_after_another(tmp_path,
         if draw.random() < 0.05:
             spec["max_failed_job_count"] = "many"
         commands.append((start(title=str(number), **spec), draw.choice(["ann", "bob"])))
-    limits = {"max_operation_count": 12, "max_running_operation_count": 5}
+    limits = {"max_operation_count": 6, "max_running_operation_count": 3}
     found = []
     for is_together in (False, True):
         scheduler = await _make_scheduler(Watched(open_sqlite_store(str(tmp_path / f"{is_together}.db"))), limits)
@@ -110,7 +117,8 @@ async def _make_scheduler(store: Watched, limits: dict[str, int]) -> Scheduler:
     scheduler = make_scheduler(store)
     await scheduler.execute(CreateTree("second", {"nodes_filter": "second"}), "root")
     for tree in ("default", "second"):
-        await scheduler.execute(ChangeTree(tree, [Edit(("max_ephemeral_pools_per_user",), 1)]), "root")
+        most = {"max_ephemeral_pools_per_user": 1, "max_operation_count": 14, "max_running_operation_count": 8}
+        await scheduler.execute(ChangeTree(tree, [Edit((name,), value) for name, value in most.items()]), "root")
         await scheduler.execute(CreatePool(tree, "p", "<Root>", {"create_ephemeral_subpools": True}), "root")
         await scheduler.execute(CreatePool(tree, "q", "<Root>", limits), "root")
     return scheduler
