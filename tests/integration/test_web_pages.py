@@ -126,8 +126,8 @@ def test_every_page_opens_with_one_heading_and_a_title(page, site):
 def test_what_does_not_exist_is_said_in_a_sentence_below_its_heading(page, site):
     page.allow("status: 404 ")
     for where, heading in (
-        ("#/pools/default/nobody", "nobody"), ("#/operations/1-2-3-4", "Operation 1-2-3-4"),
-        ("#/operations/1-2-3-4/jobs/5", "Job 5"), ("#/nodes/nobody", "Node nobody"), ("#/pools/nobody", "Pools"),
+        ("#/pools/default/nobody", "nobody"), ("#/operations/1-2-3-4", "Operation 1"),
+        ("#/operations/1-2-3-4/jobs/5-6-7-8", "Job 5"), ("#/nodes/nobody", "Node nobody"), ("#/pools/nobody", "Pools"),
     ):  # fmt: skip
         site.open(page, where)
         expect(page.get_by_role("heading", level=1)).to_have_text(heading)
@@ -220,7 +220,7 @@ def test_the_operation_s_page_shows_state_shares_why_and_jobs(page, site):
     for name, step in zip(("Root pool", "research", "models", "Moving usage"), way.all(), strict=True):
         expect(step).to_contain_text(re.compile(rf"{name}.* of .* cores: strong guarantee"))
     site.open(page, f"#/operations/{operation}?tab=jobs")
-    expect(page.get_by_role("link", name=site.job["id"], exact=True)).to_have_attribute(
+    expect(page.get_by_role("link", name=f"job {site.job['cookie']}", exact=True)).to_have_attribute(
         "href", f"#/operations/{operation}/jobs/{site.job['id']}"
     )
     site.open(page, site.addresses()["failed operation"])
@@ -426,7 +426,7 @@ def hostile_pages(site: Site) -> dict[str, tuple[str, ...]]:
         f"#/audit?pool={encode(MARKUP)}": (MARKUP,),
         "#/preemptions": (PRESSED, f'pool "{PRESSED}" used more'),
         "#/nodes": (NODE, PLAIN_HOSTILE, LONG),
-        f"#/nodes/{encode(NODE)}": (NODE, PLAIN_HOSTILE, LONG, *(job["id"] for job in node["jobs"])),
+        f"#/nodes/{encode(NODE)}": (NODE, PLAIN_HOSTILE, LONG, *(f"job {job['cookie']}" for job in node["jobs"])),
     }
     pages |= {f"#/pools/default/{encode(name)}": (name,) for name in POOLS}
     return pages

@@ -394,7 +394,7 @@ function drawDrain(plan) {
       plan.gang_job_count ? ` ${count(plan.gang_job_count, "job")} on other nodes would stop with their gangs.` : null,
       plan.hidden_job_count ? ` ${count(plan.hidden_job_count, "job")} of operations that you may not see are not listed.` : null),
     plan.jobs.length ? table({ caption: "Jobs that a drain would stop", rows: plan.jobs, rowKey: (job) => job.job_id, columns: [
-      { title: "Job", cell: (job) => h("span.mono", job.job_id) },
+      { title: "Job", cell: (job) => h("span", { title: job.job_id }, job.job_id.split("-")[0]) },
       { title: "Operation", cell: (job) => operationLink(job.operation_id, job.title) },
       { title: "Pool", cell: (job) => h("span.long", job.pool) },
       { title: "Cores", align: "right", cell: (job) => cores(job.cores) },

@@ -4,7 +4,7 @@ import { openUndo } from "./actions.js";
 import { get, query } from "./api.js";
 import { h, skeleton } from "./dom.js";
 import { ask, selectFilter } from "./filters.js";
-import { time, zone } from "./format.js";
+import { time, withoutIds, zone } from "./format.js";
 import { remember } from "./history.js";
 import { mayOn, ROOT } from "./rights.js";
 import { currentQuery, to } from "./route.js";
@@ -14,7 +14,6 @@ export const PAGE = 50;
 const EVENTS_MS = 1500;
 const PATIENCE_MS = 600;
 const SHORT_VALUE = 120;
-const SHORT_ID = 17;
 
 // kind -> [words, tone]
 const KINDS = {
@@ -79,7 +78,7 @@ export function who({ user, acting }) {
 }
 
 function about(event, titles) {
-  const short = (id) => (id.length > SHORT_ID ? `${id.slice(0, SHORT_ID - 1)}…` : id);
+  const short = (id) => id.split("-")[0];
   const links = [
     event.tree ? h("a.long", { key: "pool", href: event.pool ? to("pools", event.tree, event.pool) : to("pools", event.tree, ROOT) },
       event.pool ? `pool ${event.pool}` : `tree ${event.tree}`) : null,
@@ -91,14 +90,8 @@ function about(event, titles) {
   return links.length ? h("span.about", links.flatMap((link, index) => (index ? [", ", link] : [link]))) : "–";
 }
 
-// An operation is named by its title, where it has one: the link beside it has the id.
-function tell({ text, operation }, titles) {
-  const title = operation && titles[operation];
-  return title ? text.replace(`operation ${operation} "`, 'operation "').replace(`operation ${operation}`, () => `operation "${title}"`) : text;
-}
-
 export function what(event, titles = {}) {
-  return h("span.sentence", tell(event, titles), event.undoes ? h("span.muted", ` (takes back ${event.undoes})`) : null,
+  return h("span.sentence", withoutIds(event.text, titles), event.undoes ? h("span.muted", ` (takes back ${event.undoes})`) : null,
     event.changes.length ? h("details", h("summary.muted", "before and after"),
       h("ul.changes", event.changes.map((change, index) => h("li", { key: index }, changeText(change))))) : null,
     event.plan ? h("div.muted", `Shown before: ${event.plan}`) : null);

@@ -89,11 +89,18 @@ export function localTimes(text) {
     (all, day, clock) => { const at = Date.parse(`${day ?? today}T${clock}Z`) / 1000; return Number.isNaN(at) ? all : `${time(at)} ${zone(at)}`; });
 }
 
-const ID = "[0-9a-f]{1,8}(?:-[0-9a-f]{1,8}){3}";
+const ID = "([0-9a-f]{1,8})(?:-[0-9a-f]{1,8}){3}";
+const JOB_OF = new RegExp(`\\bjob ${ID} (?=of operation)`, "g");
+const NAMED = new RegExp(`("?)\\b${ID}\\1( (?="))?`, "g");
 
-// A sentence in which an operation is named by its title, else by the first part of its id, as is a job of no operation.
-export const withoutIds = (text) => text.replace(new RegExp(`\\b(operation) ${ID} (?=")`, "g"), "$1 ")
-  .replace(new RegExp(`\\bjob ${ID} of (?=operation)`, "g"), "a job of ").replace(new RegExp(`\\b([0-9a-f]{1,8})(?:-[0-9a-f]{1,8}){3}`, "g"), "$1");
+// A sentence without ids: operations by their titles, where it has them or `titles` does; else the first part of an id.
+export const withoutIds = (text, titles = {}) => String(text ?? "").replace(JOB_OF, "a job ").replace(NAMED, (all, quote, short, titled) => {
+  const title = titles[all.replace(/[" ]/g, "")];
+  return titled ? "" : title ? `"${title}"` : quote + short + quote;
+});
+
+// The name of a job in its operation: its number, of one that was started by an old version the first part of its id.
+export const jobName = ({ id, cookie = -1 }) => `job ${cookie < 0 ? id.split("-")[0] : cookie}`;
 
 // Core-hours: a thousandth is as fine as they are shown.
 export function hours(value, digits = 3) {

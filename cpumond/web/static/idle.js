@@ -2,7 +2,7 @@
 
 import { openChange } from "./actions.js";
 import { h } from "./dom.js";
-import { capital, cores, number } from "./format.js";
+import { capital, cores, number, withoutIds } from "./format.js";
 import { to } from "./route.js";
 import { table } from "./table.js";
 
@@ -17,7 +17,7 @@ export function idleSection(report, app) {
   if (!report) return null;
   const parts = PARTS.filter(([key]) => report.parts[key] > 0).map(([key, text]) => `${cores(report.parts[key])} ${text}`);
   return h("section.card", { key: "idle", "aria-labelledby": "idle-title" }, h("h2", { id: "idle-title" }, "Why CPU stands idle"),
-    h("p.flat", capital(report.sentence), "."),
+    h("p.flat", withoutIds(capital(report.sentence)), "."),
     h("p.muted.flat", `Of ${cores(report.parts.capacity)} cores of the tree: ${parts.join(", ") || "none are there"}.`),
     report.causes.length ? causesTable(report, app) : null);
 }
@@ -30,8 +30,8 @@ function causesTable(report, app) {
       { title: "Held back by", cell: (cause) => h("code", cause.kind) },
       { title: "Pool", cell: (cause) => (cause.pool ? h("a.long", { href: to("pools", report.tree, cause.pool) }, cause.pool) : "–") },
       { title: "Operations", align: "right", cell: (cause) => number(cause.operation_count, 9) },
-      { title: "Why", cell: (cause) => h("span.words", cause.why) },
-      { title: "Change", cell: (cause) => [h("span.words", cause.change.text), " ", changeButton(report.tree, cause, app)] },
+      { title: "Why", cell: (cause) => h("span.words", withoutIds(cause.why)) },
+      { title: "Change", cell: (cause) => [h("span.words", withoutIds(cause.change.text)), " ", changeButton(report.tree, cause, app)] },
     ],
   });
 }

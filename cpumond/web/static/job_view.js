@@ -16,7 +16,7 @@ const OLD = "The agent of this node is an older cpumond, which gives figures wit
 // All of an explain answer `e`; `key` tells the job from others; `marks` are further events of its graphs.
 export function jobView(e, key, app, marks = []) {
   return [
-    h("p.why-limit", { key: "why" }, localTimes(e.why) || OLD),
+    h("p.why-limit", { key: "why" }, localTimes(e.why).replace(e.job_id, "this job") || OLD),
     jobGraphs(e, key, marks),
     e.peak ? peakCard(e) : votesCard(e),
     decisionsCard(e, app),

@@ -1,6 +1,7 @@
 // Events as marks in graphs: what happened in the time that is shown.
 
 import { get, query, serverNow } from "./api.js";
+import { withoutIds } from "./format.js";
 import { askedTime, remember } from "./history.js";
 import { to } from "./route.js";
 
@@ -20,7 +21,7 @@ export async function readMarks(about, kinds) {
     return remember(where, MARKS_MS, () => get(where), PATIENCE_MS);
   }));
   return answers.flatMap(({ value }) => value?.events ?? []).map((event) => ({
-    at: event.at, text: event.text, tone: TONES[event.kind], tree: event.tree, job: event.job,
+    at: event.at, text: withoutIds(event.text), tone: TONES[event.kind], tree: event.tree, job: event.job,
     // It is the first one there.
     href: to("events", { before: event.number + 1 }),
   }));

@@ -4,7 +4,7 @@ import { jobActions } from "./actions.js";
 import { get, path, query, request, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h, skeleton, visible } from "./dom.js";
-import { amount, bytes, duration, isKnown, number, showCores, showSpan, time } from "./format.js";
+import { amount, bytes, capital, duration, isKnown, jobName, number, showCores, showSpan, time, withoutIds } from "./format.js";
 import { axis, column, DAY_S, line, rangeButtons, readLife, remember } from "./history.js";
 import { jobView, throttledChart, votesChart } from "./job_view.js";
 import { readMarks } from "./marks.js";
@@ -21,7 +21,7 @@ const LOG_BYTES = 16384;
 const PATIENCE_MS = 600;
 
 export const job = {
-  title: ({ job: id }) => `Job ${id}`,
+  title: ({ job: id }, data) => capital(jobName(data?.job ?? { id })) + (data?.title ? ` of ${data.title}` : ""),
   async load({ operation, job: id }, { signal }) {
     const where = path`/operations/${operation}/jobs/${id}`;
     const found = await get(where, { signal });
@@ -43,10 +43,11 @@ export const job = {
     return [
       h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/operations" }, "Operations"),
         h("a", { href: to("operations", operation), title: operation }, title || operation),
-        h("a", { href: to("operations", operation, { tab: "jobs" }) }, "Jobs"), h("span.mono", j.id)),
-      h("div.heading", h("h1", `Job ${j.id}`), badge(j.state, JOB_TONES[j.state]),
+        h("a", { href: to("operations", operation, { tab: "jobs" }) }, "Jobs"), h("span.mono.whole", j.id)),
+      h("div.heading", h("h1", capital(jobName(j))), badge(j.state, JOB_TONES[j.state]),
         h("div.actions", jobActions(may, j, app, Boolean(answer) && isPinned(answer)))),
       h("section.card", { key: "job-facts", "aria-labelledby": "job-facts" }, h("h2", { id: "job-facts" }, "Facts"), facts(jobFacts(j))),
+      j.state === "starting" ? null : logCard(logs, may.read_secrets),
       // Only the span is said: how long the node is silent, before it, changes with each answer.
       isLiving && explain.error && explain.error.status !== 0 ? h("p.note", { key: "refusal" }, sentence(explain.error.message), " ",
         h("span", { role: "status" }, answer ? `What the agent said at ${time(explain.at)} is shown.` : "Below is what the scheduler kept of it.")) : null,
@@ -59,7 +60,6 @@ export const job = {
         h("div.graphs", { key: "history" }, oldGraphs(j, history, marks)),
         answer ? h("div.page", { key: "view" }, jobView(answer, key, app)) : null,
       ],
-      isLiving && j.state === "starting" ? null : logCard(j, logs, may.read_secrets),
     ];
   },
 };
@@ -93,7 +93,7 @@ function jobFacts(j) {
     j.preemption?.lost_core_seconds ? ["Work lost", `${number(j.preemption.lost_core_seconds / 3600, 3)} core-hours`] : null,
     ["CPU time", cpuTime(j)],
     isKnown(j.max_memory) ? ["Most memory", bytes(j.max_memory)] : null,
-    j.reason ? ["Reason", h("span", j.reason, j.preemption ? [" (",
+    j.reason ? ["Reason", h("span", { title: j.reason }, withoutIds(j.reason), j.preemption ? [" (",
       h("a", { href: to("preemptions", { operation: j.operation_id }) }, "preemptions"), ")"] : null)] : null,
   ];
 }
@@ -123,7 +123,7 @@ function oldGraphs(j, history, marks) {
   ];
 }
 
-// ---- what it wrote
+// ---- its log
 
 async function readLog(where, stream) {
   const address = `/api/v1${where}/log${query({ stream, tail: LOG_BYTES })}`;
@@ -132,8 +132,8 @@ async function readLog(where, stream) {
   return { text: visible(text), total: Number.isFinite(total) ? total : null };
 }
 
-function logCard(j, logs, refusal) {
-  return h("section.card", { key: "logs", "aria-labelledby": "logs" }, h("h2", { id: "logs" }, "What it wrote"),
+function logCard(logs, refusal) {
+  return h("section.card", { key: "logs", "aria-labelledby": "logs" }, h("h2", { id: "logs" }, "Log"),
     refusal ? h("p.muted.plain-text", sentence(refusal)) : null,
     h("div.grid2", Object.entries(logs).map(([stream, { value, error }]) => h("div.log", { key: stream },
       h("h3", stream), value ? [

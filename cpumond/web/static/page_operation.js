@@ -6,7 +6,7 @@ import { chart } from "./chart.js";
 import { h, skeleton } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
 import { selectFilter } from "./filters.js";
-import { allAmounts, amount, amounts, capital, count, duration, evenly, number, percent, share, showCores, showOption, showSpan, time, withoutIds } from "./format.js";
+import { allAmounts, amount, amounts, capital, count, duration, evenly, jobName, number, percent, share, showCores, showOption, showSpan, time, withoutIds } from "./format.js";
 import { axis, chosenTab, DAY_S, line, rangeButtons, readLife, remember, tabs } from "./history.js";
 import { changeButton } from "./idle.js";
 import { readMarks } from "./marks.js";
@@ -24,13 +24,14 @@ const PATIENCE_MS = 500;
 const WHY_MS = 4000;
 
 export const operation = {
-  title: ({ operation: id }, data) => data?.operation.title || `Operation ${id}`,
+  title: ({ operation: id }, data) => data?.operation.title || `Operation ${id.split("-")[0]}`,
   async load({ operation: id }, { signal, query: chosen }) {
     const tab = chosenTab(TABS);
     const found = await get(path`/operations/${id}`, { signal });
     const data = { operation: found, tab };
     if (tab === "overview") {
       data.history = await readLife({ kind: "operation", name: found.id }, found.start_time, found.finish_time, PATIENCE_MS);
+      data.newest = (await remember(`${found.id}/newest`, WHY_MS, () => get(path`/operations/${id}/jobs` + query({ state: found.jobs.failed ? "failed" : "", limit: 1 })), PATIENCE_MS)).value?.jobs[0];
       data.marks = await readMarks({ operation: found.id }, ["preemption", "node_lost", "operation_failed", "operation_stuck", "limit_contested", "command"]);
     }
     if (tab === "why") data.why = await get(path`/operations/${id}/why`, { signal });
@@ -51,8 +52,8 @@ export const operation = {
     const parts = { overview, why, jobs, events, specification };
     const now = chosenTab(TABS);
     return [
-      h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/operations" }, "Operations"), h("span.mono", o.id)),
-      h("div.heading", h("h1.title", { title: o.title || null }, o.title || `Operation ${o.id}`), stateBadge(o), h("div.actions", operationActions(o, app))),
+      h("nav.crumbs", { "aria-label": "Where this is" }, h("a", { href: "#/operations" }, "Operations"), h("span.mono.whole", o.id)),
+      h("div.heading", h("h1.title", { title: o.title || null }, o.title || `Operation ${o.id.split("-")[0]}`), stateBadge(o), h("div.actions", operationActions(o, app))),
       o.error ? h("p.error.told", o.error) : null,
       o.alerts.map((sentence) => h("p.note", sentence)),
       tabs("Parts of this page", TABS, app),
@@ -93,17 +94,17 @@ function turnText({ forecast, shown_state: state, suspended, jobs }) {
 
 // ---- overview
 
-function overview({ operation: o, history, idle, marks }, app) {
+function overview({ operation: o, history, idle, marks, newest }, app) {
   return [
     isHindered(o) ? turn(o, idle, app, h("a", { href: to("operations", o.id, { tab: "why" }) }, "Why?")) : null,
     h("section.card", { key: "facts", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Facts"), facts([
-      ["Id", h("span.mono", o.id)],
       o.alias ? ["Alias", o.alias] : null,
       ["User", o.user],
       ["Started", `${time(o.start_time)} (${duration((o.finish_time ?? serverNow()) - o.start_time)}${o.finish_time ? " long" : " ago"})`],
       o.finish_time ? ["Ended", time(o.finish_time)] : null,
       ...foretold(o.forecast),
       ["Jobs", tellJobs(o.jobs)],
+      newest ? ["Log", h("a", { href: to("operations", o.id, "jobs", newest.id) }, `of ${newest.state === "failed" ? "the failed " : ""}${jobName(newest)}`)] : null,
       ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
       o.is_gang ? ["Gang", "yes: all of its jobs start together or none, and its fair share is its whole demand or nothing"] : null,
       ...o.incarnations.slice(-1).map((told) => ["Incarnation", `${told.id}, since ${time(told.at)}${told.reason ? `: ${told.reason.replaceAll("_", " ")}` : ""}`]),
@@ -237,7 +238,7 @@ function jobs({ operation: o, jobs: list, offset, asked }, app) {
   return [
     h("div.filters", selectFilter("job_state", "State", JOB_STATES.map((name) => [name, name]), app),
       h("p.muted.plain-text.filter-told", told)),
-    jobsTable(list.jobs, { caption: `Jobs of operation ${o.id}`,
+    jobsTable(list.jobs, { caption: "Jobs of this operation",
       empty: currentQuery().get("job_state") ? "No job fits." : "No job yet; the tab “Why” has the reason that none is started." }),
     pager(list.total, offset, list.jobs.length, PAGE, app),
   ];
@@ -247,7 +248,7 @@ function jobs({ operation: o, jobs: list, offset, asked }, app) {
 export function jobsTable(rows, { caption, empty, titles = null }) {
   const now = serverNow();
   return table({ caption, rows, rowKey: (job) => job.id, empty, columns: [
-    { title: "Job", cell: (j) => h("a.mono.id", { title: j.id, href: to("operations", j.operation_id, "jobs", j.id) }, j.id) },
+    { title: "Job", cell: (j) => h("a", { title: j.id, href: to("operations", j.operation_id, "jobs", j.id) }, jobName(j)) },
     titles ? { title: "Operation", cell: (j) => operationLink(j.operation_id, titles[j.operation_id]) } : { title: "Task", cell: (j) => j.task + (j.gang_rank < 0 ? "" : `, rank ${j.gang_rank}`) },
     titles ? null : { title: "Node", cell: (j) => h("a", { href: to("nodes", j.node_id) }, j.node_id) },
     { title: "State", cell: (j) => badge(j.state, JOB_TONES[j.state]) },
@@ -259,7 +260,7 @@ export function jobsTable(rows, { caption, empty, titles = null }) {
     { title: "Started", align: "right", cell: (j) => time(j.start_time) },
     titles ? { title: "Preemptibility", cell: (j) => j.preemptibility.replaceAll("_", " ") || "–" }
       : { title: "Exit code", align: "right", cell: (j) => (j.exit_code === null ? "–" : String(j.exit_code)) },
-    { title: "Reason", cell: (j) => h("span.long", { title: j.reason }, j.reason || "–") },
+    { title: "Reason", cell: (j) => h("span.long", { title: j.reason }, withoutIds(j.reason) || "–") },
   ].filter(Boolean) });
 }
 

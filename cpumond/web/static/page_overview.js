@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
-import { bytes, cores, count, duration, NONE, number, percent, time } from "./format.js";
+import { bytes, capital, cores, count, duration, NONE, number, percent, time, withoutIds } from "./format.js";
 import { axis, line, rangeButtons, readHistory } from "./history.js";
 import { CHANGES, OF_NODES, readMarks } from "./marks.js";
 import { readRights, ROOT } from "./rights.js";
@@ -27,7 +27,7 @@ export const overview = {
     const { trees, alerts, status } = answer;
     return h("div.page",
       h("div.heading", h("h1", "Overview"), trees.length ? h("div.actions", rangeButtons(app)) : null),
-      answer.why ? h("p.note", { key: "why" }, `${answer.why.charAt(0).toUpperCase()}${answer.why.slice(1)}. `, whyLink(answer)) : null,
+      answer.why ? h("p.note", { key: "why" }, `${withoutIds(capital(answer.why))}. `, whyLink(answer)) : null,
       figures(answer),
       alertCard(alerts, trees, status.counts),
       trees.length ? trees.map((tree, index) => treeCard(tree, graphs[index], marksOf(tree, marks)))
@@ -82,7 +82,7 @@ function alertCard(alerts, trees, counts) {
     h("h2", { id: "alerts-title" }, count(alerts.length, "alert")),
     h("ul.alerts", { tabindex: alerts.length > MANY_ALERTS ? "0" : null, "aria-labelledby": "alerts-title" }, alerts.map((alert, index) => {
       const [word, tone] = SEVERITY[alert.severity] ?? [alert.severity, ""];
-      return h("li", { key: `${alert.code}/${alert.subject}/${index}` }, badge(word, tone), h("span", alert.message, " ", subjectLink(alert, trees)));
+      return h("li", { key: `${alert.code}/${alert.subject}/${index}` }, badge(word, tone), h("span", withoutIds(alert.message), " ", subjectLink(alert, trees)));
     })));
 }
 

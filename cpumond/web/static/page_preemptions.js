@@ -4,7 +4,7 @@ import { get, query } from "./api.js";
 import { h } from "./dom.js";
 import { ask, textFilter } from "./filters.js";
 import { chosenFold, folds } from "./folds.js";
-import { amount, amounts, count, hours as coreHours, number, time } from "./format.js";
+import { amount, amounts, count, hours as coreHours, number, time, withoutIds } from "./format.js";
 import { currentQuery, to } from "./route.js";
 import { badge, figure, operationLink, table } from "./table.js";
 
@@ -75,7 +75,7 @@ function groupsSection({ groups, kept, since }, inside, open, app) {
       key: group.group, count: group.count, words: wordsOf(group),
       amounts: [`${amount("cpu", group.freed_cores)} freed`, `${hours(group.lost_core_seconds)} core-hours lost`, `last ${time(group.last_at)}`],
       body: () => (open === group.group && inside ? [
-        h("p.flat", h("span.muted", "The newest one: "), group.why),
+        h("p.flat", h("span.muted", "The newest one: "), withoutIds(group.why, inside.titles)),
         preemptionsTable(`Preemptions: ${wordsOf(group)}`, inside.preemptions, inside.titles, { without: ["Kind", "Why"] }),
         group.count > inside.preemptions.length ? h("p.muted.flat", `The newest ${inside.preemptions.length} of ${number(group.count, 6)}.`) : null,
       ] : null),
@@ -112,7 +112,7 @@ function columns(titles) {
     { title: "Node", cell: (r) => h("a.long", { href: to("nodes", r.node_id), title: r.node_id }, r.node_id) },
     { title: "For", cell: (r) => (r.preemptor_operation_id
       ? h("span", operationLink(r.preemptor_operation_id, titles[r.preemptor_operation_id]), r.preemptor_pool ? [" in ", poolLink(r.tree, r.preemptor_pool)] : null) : "–") },
-    { title: "Why", cell: (r) => h("span.sentence", r.why, h("span.muted", ` (freed ${amounts(r.freed)})`)) },
+    { title: "Why", cell: (r) => h("span.sentence", withoutIds(r.why, titles), h("span.muted", ` (freed ${amounts(r.freed)})`)) },
     { title: "Lost", align: "right", cell: (r) => h("span", { title: "Core-hours that it has to do again" }, hours(r.lost_core_seconds)) },
   ];
 }

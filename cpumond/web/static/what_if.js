@@ -2,9 +2,9 @@
 
 import { Refusal, stream, session } from "./api.js";
 import { h, morph } from "./dom.js";
-import { cores, duration, number, time } from "./format.js";
+import { cores, duration, number, time, withoutIds } from "./format.js";
 import { to } from "./route.js";
-import { table } from "./table.js";
+import { operationLink, table } from "./table.js";
 
 const SHOWN = 100; // rows of a table
 let last = null; // {text: what was asked, answer, of: the session}
@@ -77,13 +77,13 @@ function progress(done, first, stop) {
 export function drawSimulation(found) {
   const after = (at) => (at === null ? "–" : duration(Math.max(at - found.as_of, 0)));
   const right = (title, cell) => ({ title, align: "right", cell });
-  const operation = (id, title) => (id ? h("a.long", { href: to("operations", id), title: id }, title || id) : "–");
+  const operation = (id, title) => (id ? operationLink(id, title) : "–");
   const titles = new Map(found.starts.map((each) => [each.operation_id, each.title]));
   const pool = (each) => h("a.long", { href: to("pools", each.tree, each.pool) }, each.pool);
   const part = (caption, rows, rowKey, columns) => (rows.length ? [h("h3", { key: `${caption} title` }, caption),
     table({ caption, rows: rows.slice(0, SHOWN), rowKey, columns }), more(rows.length - SHOWN)] : null);
   return h("div.part", { key: "answer" }, h("h3", { key: "title" }, "What would be"),
-    h("ul.why", { key: "lines" }, found.lines.map((line, index) => h("li", { key: index }, line))),
+    h("ul.why", { key: "lines" }, found.lines.map((line, index) => h("li", { key: index }, withoutIds(line)))),
     part("What would start or end at another time", found.starts, (each) => each.operation_id, [
       { title: "Operation", cell: (each) => (each.operation_id === found.operation_id && !each.start_before ? h("strong", each.title || "the one asked about") : operation(each.operation_id, each.title)) },
       { title: "Pool", cell: pool }, right("Starts in", (each) => after(each.start_before)), right("Would start in", (each) => after(each.start_after)),
@@ -91,7 +91,7 @@ export function drawSimulation(found) {
     ]),
     part("Jobs that would be stopped", found.stops, (each) => `${each.job_id}/${each.at}`, [
       { title: "Operation", cell: (each) => operation(each.operation_id, titles.get(each.operation_id)) }, { title: "Pool", cell: pool }, right("After", (each) => after(each.at)),
-      right("Core-hours lost", (each) => cores(each.lost_core_hours)), { title: "Why", cell: (each) => h("span.words", each.why || "of an operation that you may not see") },
+      right("Core-hours lost", (each) => cores(each.lost_core_hours)), { title: "Why", cell: (each) => h("span.words", withoutIds(each.why) || "of an operation that you may not see") },
     ]),
     part("Pools: mean over the time that was looked at, cores", found.shares, (each) => `${each.tree}/${each.pool}`, [
       { title: "Pool", cell: pool }, right("Fair share", (each) => cores(each.fair_share_before)), right("Would be", (each) => cores(each.fair_share_after)),
