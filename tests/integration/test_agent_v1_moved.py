@@ -197,7 +197,7 @@ def test_restore_says_what_it_cannot_see_keeps_it_and_does_it_later(cgroups, age
 
     failed = blind("restore")
     assert failed.returncode == 75, failed
-    assert "2 limits may be low still" in failed.stderr
+    assert "2 limits may still be lowered" in failed.stderr
     if case != "covered below":
         # An agent would take all jobs for gone.
         assert blind("agent").returncode in (69, 75)

@@ -1,1 +1,1 @@
-"""The jobs that the scheduler orders: what is kept of them, how they start, and what becomes of them."""
+"""The jobs that the scheduler orders: their files, their start, and their end."""

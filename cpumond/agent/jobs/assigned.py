@@ -1,13 +1,13 @@
-"""The jobs that the scheduler ordered: from the order to the end that it has acknowledged.
+"""The jobs that the scheduler ordered, from the order to the acknowledged end.
 
 ::
 
     waiting -> starting -> running -> ended -> acknowledged
                   a stop order: interrupt, then kill at ``kill_at_s``
 
-Each job has a directory in ``jobs_dir`` with its ``job.json``, written before the step it tells of, its logs, and a
-working directory of its own, removed when the job ends. What is on disk survives the agent: the next one goes on where
-this one stood. All methods but ``read_log`` are for the thread of the tick.
+Each job has a directory in ``jobs_dir`` with its ``job.json``, written before the step that it records, its logs, and
+its own working directory, which is removed when the job ends. The files survive the agent, and the next one continues
+from them. All methods but ``read_log`` are for the tick's thread.
 """
 
 from __future__ import annotations
@@ -64,34 +64,34 @@ from cpumond.host.executor.model import Ended, Event, Executor, Launch, NotStart
 log = structlog.get_logger("cpumond.agent")
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""It names a directory, a cgroup and a unit."""
+"""It becomes the name of a directory, a cgroup and a unit."""
 
 OVERDRAFT_KILL_S = 10.0
-"""From the interruption to the kill of a job that is aborted by this node itself."""
+"""Seconds from the interruption to the kill of a job that this node itself aborts."""
 REPEAT_KILL_S = 1.0
 RECOVERY_S = 12.0
 LOG_READ_S = 3.0
-"""A log that takes longer to read must not hold up the heartbeats."""
+"""A log that takes longer to read must not delay the heartbeats."""
 BROKEN_STARTS = 3
-"""After so many failed starts in a row that are this node's fault it offers no slots for BROKEN_S."""
+"""After this many failed starts in a row by the node's fault, it offers no slots for BROKEN_S."""
 BROKEN_S = 60.0
 MAX_SEEN = 10_000
 ROOM_S = 1.0
-"""Lifetime of the figure of memory that jobs on reclaimed CPU may take."""
+"""Seconds for which the computed memory for jobs on reclaimed CPU is valid."""
 LEAST_MEMORY = 64 * 2**20
-"""Bytes that jobs on reclaimed CPU have together before they are slowed down."""
+"""Bytes that jobs on reclaimed CPU may use together before they are slowed down."""
 FITS = 1e-6
 START_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
-"""Gives the monitor's view of the scheduler's jobs, by cgroup, and the cores that all other jobs here may use."""
+"""Returns the monitor's figures of the scheduler's jobs, by cgroup, and the cores that all other jobs here may use."""
 
 
 class AssignedJobs:
-    """All jobs of the scheduler on this host, the executor that runs them, and whether the host offers slots.
+    """All jobs of the scheduler on this host, their executor, and whether the host offers slots.
 
-    ``on_offer`` is called when the host begins or ceases to offer slots; ``problem`` says why it offers none.
+    ``on_offer`` is called when the host starts or stops offering slots; ``problem`` says why it offers none.
     """
 
     def __init__(
@@ -107,12 +107,12 @@ class AssignedJobs:
         self.on_offer: Callable[[], None] = lambda: None
         self._memory = memory
         self.list_owners: Callable[[], Iterable[str]] = lambda: ()
-        """The cgroups of all jobs here that are not the scheduler's."""
+        """Returns the cgroups of all jobs here that are not the scheduler's."""
         self.jobs: dict[str, AssignedJob] = {}
-        """Up to the acknowledgement of their end."""
+        """Jobs until their end is acknowledged."""
         self.problem = ""
         self.idle_class = ""
-        """Of its jobs on reclaimed CPU, as in ``AgentAbout``."""
+        """The class of its jobs on reclaimed CPU, see ``AgentAbout``."""
         self.counters = {"started": 0, "completed": 0, "failed": 0, "aborted": 0, "lost": 0, "overdraft": 0}
         self.start_buckets = [0] * (len(START_BUCKETS_S) + 1)
         self.start_seconds = 0.0
@@ -120,11 +120,11 @@ class AssignedJobs:
         self._jobs_dir = JobsDir(config.executor.jobs_dir)
         self._seen: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._directories: dict[str, str] = {}
-        """Job id -> directory, read by other threads, too: an entry is never changed in place."""
+        """Job id -> directory. Other threads read it, so an entry never changes in place."""
         self._broken_starts = 0
         self._retry_at_s = -math.inf
         self.is_ready = False
-        """Whether the executor works; before that its ``fileno`` means nothing."""
+        """Whether the executor works; before that, its ``fileno`` is invalid."""
         self._events: collections.deque[Event] = collections.deque()
         self._changed = True
         self._adjust_at_s = -math.inf
@@ -137,14 +137,14 @@ class AssignedJobs:
         self._recovery: Future[dict[str, Started]] | None = None
 
     def load(self, now_s: float) -> None:
-        """Read what an earlier run left and find its jobs again; where that fails, ``problem`` says why."""
+        """Read the files of an earlier run and adopt its jobs; on failure ``problem`` says why."""
         if self._open(now_s):
             self._take_recovered(lambda: self.executor.recover(self._list_mine()), now_s)
 
     def _open(self, now_s: float) -> bool:
-        """Take ``jobs_dir`` over, with what an earlier run left in it; False where that cannot be done now.
+        """Open ``jobs_dir`` with the files of an earlier run; return False if that is impossible now.
 
-        A disk that is not there must not keep the agent from giving CPU back: it goes on without jobs.
+        A missing disk must not keep the agent from raising limits: it continues without jobs.
         """
         try:
             self._jobs_dir.open()
@@ -159,7 +159,7 @@ class AssignedJobs:
 
     @property
     def knows_jobs(self) -> bool:
-        """Whether it is known which jobs this node has. Before that no heartbeat may tell the scheduler of none."""
+        """Whether this node's jobs are known. Before that, no heartbeat may report that there are none."""
         return self._jobs_dir.is_open
 
     def _read_files(self, now_s: float) -> None:
@@ -169,9 +169,9 @@ class AssignedJobs:
             directory = os.path.join(jobs_dir, name)
             file = read_job_file(directory)
             if file is None or file.order.job_id != name:
-                continue  # not a job's: nothing is removed here that no agent has made
+                continue  # not a job's: only directories that an agent created are removed here
             if file.state == "waiting" and file.finished is None:
-                self._jobs_dir.remove(set_aside(directory))  # never begun: the order may come again
+                self._jobs_dir.remove(set_aside(directory))  # never started: the order may come again
                 continue
             self._remember(name, directory)
             if file.acknowledged:
@@ -183,7 +183,7 @@ class AssignedJobs:
                 # The newer of the two files has the larger sum.
                 job.earlier[each] = max(job.earlier.get(each, 0.0), noted)
             if file.finished is None and file.boot_id != self._boot_id:
-                self._finish(job, "lost", "the host was started anew while it ran")
+                self._finish(job, "lost", "the host was rebooted while it ran")
             elif file.finished is None and file.stop is not None:
                 job.kill_at_s = now_s + file.stop.timeout_s
             if job.file.finished is not None:
@@ -193,9 +193,9 @@ class AssignedJobs:
             self._jobs_dir.remove(directory)
 
     def look_after_files(self) -> list[str]:
-        """Write ``jobs_dir`` anew where it was removed: the next agent finds the jobs by it. Its path then.
+        """Recreate ``jobs_dir`` if it was removed, because the next agent finds the jobs by it; then return its path.
 
-        What jobs had written there is lost. Raises what ``JobsDir.open`` does.
+        Files that jobs had written there are lost. Raises the errors of ``JobsDir.open``.
         """
         if not self._jobs_dir.is_removed():
             return []
@@ -210,7 +210,7 @@ class AssignedJobs:
         return [job.order.job_id for job in self.jobs.values() if job.takes_room]
 
     def _try_again(self, now_s: float) -> None:
-        """While the executor cannot work here, it is tried again, in another thread: that may take seconds."""
+        """Retry a failed executor, in another thread, because that may take seconds."""
         if self._recovery is None and now_s >= self._retry_at_s:
             if self.knows_jobs or self._open(now_s):
                 self._recovery = self._jobs_dir.workers.submit(self.executor.recover, self._list_mine())
@@ -219,12 +219,12 @@ class AssignedJobs:
             self._take_recovered(recovery.result, now_s)
 
     def _take_recovered(self, recover: Callable[[], dict[str, Started]], now_s: float) -> None:
-        """Take over what runs; while the executor cannot work here, no slots are offered."""
+        """Adopt running jobs. While the executor fails, no slots are offered."""
         mine = self._list_mine()
         try:
             found = recover()
         except Exception as error:
-            # Whatever it is: the agent goes on with what it is for.
+            # Whatever the error is, the agent continues its main work.
             if not isinstance(error, CpumondError):
                 log.exception("executor_failed")
             self._retry_at_s = now_s + BROKEN_S
@@ -254,20 +254,20 @@ class AssignedJobs:
             self.on_offer()
 
     def close(self) -> None:
-        """The agent ends, the jobs go on."""
+        """Shut down the agent's side; the jobs continue."""
         for job in self.jobs.values():
             if job.takes_room and job.usage is not None:
                 self._update_file(job)
         if self._recovery is not None:
             concurrent.futures.wait([self._recovery], RECOVERY_S)
-        # Removals that have begun go on, the process waits for them at its very end; the next run does the others.
+        # Removals that have begun continue, and the process waits for them at its end; the next run does the others.
         self._jobs_dir.workers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
         self.executor.close()
         self._jobs_dir.close()
 
     def apply_answer(self, answer: HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
-        """Take in an answer: ends that are acknowledged, jobs to stop, jobs to start; repeats change nothing."""
+        """Process a response: acknowledged ends, jobs to stop, jobs to start; repetitions change nothing."""
         for job_id in answer.acknowledged:
             job = self.jobs.get(job_id)
             if job is not None and job.file.finished is not None:
@@ -318,7 +318,8 @@ class AssignedJobs:
             self._seen.popitem(last=False)
 
     def advance(self, now_s: float, count_cores: CountCores) -> bool:
-        """Take in the executor's news, start what fits, kill what is due; True when a heartbeat should say so."""
+        """Process the executor's events, start jobs that fit, kill jobs that are due; True if a heartbeat should
+        report it."""
         if not self.is_ready:
             self._try_again(now_s)
             if not self.is_ready:
@@ -326,10 +327,10 @@ class AssignedJobs:
                 return self._take_changed()
         self._events.extend(self.executor.poll())
         if any(isinstance(event, Ended) for event in self._events):
-            # The sums of a short job are reported once, at its end, with what the last check has seen.
+            # The sums of a short job are reported once, at its end, with the figures of the last check.
             self.note_usage(count_cores()[0])
         while self._events:
-            # What goes wrong with one job must not lose the end of another: the executor reports each once.
+            # A failure with one job must not lose the end of another: the executor reports each end once.
             event = self._events.popleft()
             try:
                 self._take_event(event, now_s)
@@ -337,7 +338,7 @@ class AssignedJobs:
                 log.exception("job_event_failed", job_id=event.job_id)
                 failed = self.jobs.get(event.job_id)
                 if failed is not None and not isinstance(event, Started) and failed.file.finished is None:
-                    self._finish(failed, "lost", "the agent could not take in how it ended; see its log")
+                    self._finish(failed, "lost", "the agent failed to process its end; see its log")
         if self.problem:
             self._give_up_late_ones(now_s)
         elif self._list_waiting():
@@ -350,7 +351,7 @@ class AssignedJobs:
                 self.executor.kill(job.order.job_id)
         self._jobs_dir.note_sums(now_s, self._list_sums)
         if self.problem and self._broken_starts and now_s >= self._retry_at_s:
-            # One more bad start is enough to be broken again.
+            # One more failed start makes the node broken again.
             self._broken_starts = BROKEN_STARTS - 1
             self._set_problem("")
         return self._take_changed()
@@ -360,7 +361,7 @@ class AssignedJobs:
         return changed
 
     def next_deadline_s(self) -> float:
-        """When the next job must be killed; infinity when none, or nothing can be killed now."""
+        """Return the time of the next kill; infinity if there is none, or nothing can be killed now."""
         if not self.is_ready:
             return math.inf
         return min((job.kill_at_s for job in self.jobs.values() if job.takes_room), default=math.inf)
@@ -380,7 +381,7 @@ class AssignedJobs:
 
     def _take_start(self, job: AssignedJob, event: Started) -> None:
         if self._broken_starts >= BROKEN_STARTS and self.is_ready:
-            # This one was on its way when those before it failed.
+            # This start was under way when the others failed.
             self._set_problem("")
         self._broken_starts = 0
         self.counters["started"] += 1
@@ -390,7 +391,7 @@ class AssignedJobs:
         self._update_file(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
         job.mark_running()
         if job.file.stop is not None:
-            # The stop order came before it had a process to be interrupted.
+            # The stop order came before it had a process to interrupt.
             self._interrupt(job)
         order = job.order
         log.info("job_started", job_id=order.job_id, operation_id=order.operation_id, pool=order.pool,
@@ -414,7 +415,7 @@ class AssignedJobs:
             self._set_problem(f"{self._broken_starts} jobs in a row could not be started here: {problem}")
 
     def _start_what_fits(self, now_s: float, other_cores: float) -> None:
-        """Start waiting jobs in the order of arrival; one that does not fit does not hold up those behind it."""
+        """Start waiting jobs in order of arrival; one that does not fit does not block those behind it."""
         resources = self.config.resources
         running = [job for job in self.jobs.values() if job.takes_room]
         cpu = (resources.cpu or 0.0) - other_cores - sum(job.current_cores for job in running)
@@ -428,14 +429,14 @@ class AssignedJobs:
             )  # fmt: skip
             if order.reclaimed and order.reserved_memory > 0:
                 if now_s >= self._room_until_s:
-                    # Files of all jobs here are read for it.
+                    # This reads files of all jobs here.
                     self._room, self._room_until_s = self._find_memory_room(running), now_s + ROOM_S
                 wanted = (wanted[0], ("memory", order.reserved_memory, min(memory, self._room)), wanted[2])
             missing = [each for each in wanted if each[1] > 0 and each[1] > each[2] + FITS * max(each[1], 1.0)]
             if now_s - job.received_at_s > order.wait_s:
-                # Too late, even if there is room now: the scheduler has placed it elsewhere by this time.
+                # Too late, even if it fits now: by this time the scheduler has placed it elsewhere.
                 text = ", ".join(f"{amount:g} {what} of {left:g} free" for what, amount, left in missing)
-                text = text or "there is now, too late"
+                text = text or "it fits now, but too late"
                 self._finish(job, "aborted", f"{NO_ROOM}{order.wait_s:g} s: {text}")
             elif not missing:
                 cpu, memory, slots = cpu - order.cpu_limit, memory - order.reserved_memory, slots - order.user_slots
@@ -443,8 +444,8 @@ class AssignedJobs:
                 self._start(job, now_s)
 
     def _find_memory_room(self, holders: Iterable[AssignedJob]) -> float:
-        """Bytes that the host has available and neither ``holders`` nor jobs of others may come to ask for, who ordered
-        them; infinite where the kernel does not tell."""
+        """Return the available bytes of the host that neither ``holders`` nor other jobs have requested and may
+        still claim; infinity if the kernel does not report it."""
         available, memory = self._memory.read_available(), self._memory
         if available is None:
             return math.inf
@@ -453,7 +454,8 @@ class AssignedJobs:
         return find_room(available, owners)
 
     def _hold_memory(self) -> None:
-        """Keep jobs on reclaimed CPU from memory that others here ordered and do not use yet, where the kernel can."""
+        """Keep jobs on reclaimed CPU from memory that other jobs requested and do not use yet, if the kernel
+        supports it."""
         ours = [job for job in self.jobs.values() if job.takes_room and job.file.cgroup]
         guests = [job for job in ours if job.order.reclaimed]
         if not guests:
@@ -470,7 +472,7 @@ class AssignedJobs:
             self._said_memory = str(error)
 
     def _give_up_late_ones(self, now_s: float) -> None:
-        """While nothing can be started here: abort what has waited too long, which is placed elsewhere."""
+        """While nothing can be started here, abort jobs that have waited too long; they are placed elsewhere."""
         for job in self._list_waiting():
             if now_s - job.received_at_s > job.order.wait_s:
                 self._finish(job, "aborted", self.problem)
@@ -484,17 +486,17 @@ class AssignedJobs:
         except ConfigError as error:
             self._finish(job, "failed", str(error))
         except (CpumondError, OSError) as error:
-            self._finish(job, "aborted", f"it could not be prepared on this node: {error}")
+            self._finish(job, "aborted", f"the node could not prepare it: {error}")
             self._count_bad_start(str(error), now_s)
 
     def _prepare(self, job: AssignedJob) -> Launch:
-        """Directory, file and environment of a job. Raises ConfigError for what is the job's own fault."""
+        """Create directory, file and environment of a job. Raises ConfigError for faults of the job itself."""
         order = job.order
         user, account = find_account(self.config, order.user)
         argv = make_argv(order)
         try:
             os.makedirs(job.directory, 0o711, exist_ok=True)
-            os.chmod(job.directory, 0o711)  # noqa: S103 - its user passes through it; the files in it have modes of their own
+            os.chmod(job.directory, 0o711)  # noqa: S103 - its user passes through it; its files have their own modes
             self._update_file(job, strict=True)
             where = order.working_directory or os.path.join(job.directory, SANDBOX)
             if not order.working_directory:
@@ -504,7 +506,7 @@ class AssignedJobs:
             if order.checkpoints:
                 make_checkpoint_file(job.directory, account.pw_uid, account.pw_gid)
         except OSError as error:
-            raise from_os_error(error, f"make {job.directory}", "free space or fix the rights of jobs_dir") from error
+            raise from_os_error(error, f"create {job.directory}", "free space or fix the rights of jobs_dir") from error
         self._update_file(job, strict=True, state="starting")
         secrets, job.secrets = dict(job.secrets), NO_SECRETS
         return Launch(
@@ -534,7 +536,7 @@ class AssignedJobs:
                 job.note_usage(known)
 
     def reports(self) -> list[JobReport]:
-        """Jobs that live, as of the last ``note_usage``; those that wait are not started yet."""
+        """Report live jobs, as of the last ``note_usage``; waiting jobs are not started yet."""
         for job in self.jobs.values():
             if job.order.checkpoints and job.takes_room:
                 job.note_checkpoint(read_checkpoint(job.directory), self.clock.wall_s())
@@ -544,7 +546,7 @@ class AssignedJobs:
         return [end for job in self.jobs.values() if (end := job.file.describe_end()) is not None]
 
     def find_by_cgroup(self, path: str) -> JobOrder | None:
-        """The order of the job in a cgroup; None where that is no living job of the scheduler."""
+        """Return the order of the job in a cgroup; None if there is no live job of the scheduler."""
         found = (job.order for job in self.jobs.values() if job.file.cgroup == path and job.takes_room)
         return next(found, None)
 
@@ -558,12 +560,12 @@ class AssignedJobs:
         )
 
     def read_log(self, request: LogRequest) -> JobLog:
-        """The end of what a job wrote; for any thread. Never raises."""
+        """Read the end of a job's output; for any thread. Never raises."""
         node_id, directory = self.config.node_id, self._directories.get(request.job_id, "")
         try:
             if not directory or not os.path.isdir(directory):
                 raise UnavailableError(
-                    f"node {node_id} has no log of job {request.job_id}: it was removed, or never there"
+                    f"node {node_id} has no log of job {request.job_id}: it was removed or never existed"
                 )
             content, total, first = self._readers.submit(self._read_part, request, directory).result(LOG_READ_S)
         except TimeoutError:
@@ -575,7 +577,8 @@ class AssignedJobs:
         return JobLog(node_id, request.request_id, content, total, first_byte=msgspec.UNSET if first is None else first)
 
     def _read_part(self, request: LogRequest, directory: str) -> tuple[bytes, int, int | None]:
-        """The bytes asked for, how many the job wrote in all, and how many before these (None: it is the end)."""
+        """Return the requested bytes, the total that the job wrote, and the offset of the bytes (None: they are the
+        end)."""
         wanted = max(request.tail_bytes, 0)
 
         def read(tail_bytes: int) -> tuple[bytes, int]:
@@ -585,7 +588,7 @@ class AssignedJobs:
             return *read(wanted), None
         total = read(0)[1]
         while True:
-            # It may write on meanwhile: more than its end is read, until that reaches back to the offset.
+            # The job may write meanwhile: read more than the end, until it reaches back to the offset.
             tail_bytes = max(total - request.offset, 0) + wanted
             content, total = read(tail_bytes)
             first = total - len(content)
@@ -595,9 +598,9 @@ class AssignedJobs:
         return content[skipped : skipped + wanted], total, min(first + skipped, total)
 
     def adjust(self, now_s: float, count_cores: CountCores) -> bool:
-        """Each ``resource_adjustment_period``: overdraft of the node (semantics.md 1.9), logs kept long enough.
+        """Every ``resource_adjustment_period``, check the node for overcommitment (semantics.md 1.9) and drop old logs.
 
-        True when a heartbeat should say so.
+        Returns True if a heartbeat should report it.
         """
         if now_s < self._adjust_at_s:
             return False
@@ -618,7 +621,7 @@ class AssignedJobs:
         return self._take_changed()
 
     def _abort_over_reserve(self, shares: list[Share], capacity: float, now_s: float) -> list[Share]:
-        """Where the node is short of memory, abort jobs that use more of it than they reserve, at once; the others."""
+        """If the node is short of memory, abort jobs that use more than they reserve, at once; return the others."""
         above = []
         for share in shares:
             job = self.jobs[share.job_id]
@@ -654,12 +657,12 @@ class AssignedJobs:
             self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, OVERDRAFT, why), now_s)
 
     def _update_file(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
-        """Change the job's file and write it. A failed write is logged, but raised where ``strict``, before a start."""
+        """Change the job's file and write it. A failed write is logged, or raised if ``strict`` (before a start)."""
         job.file = msgspec.structs.replace(job.file, **job.sums(), **changes)
-        # Whether it starts is known in some milliseconds: one heartbeat for both.
+        # Its start is decided within milliseconds: one heartbeat reports both.
         self._changed |= job.file.state != "starting"
         if not os.path.isdir(job.directory) and not strict:
-            return  # its directory was never made
+            return  # its directory was never created
         try:
             write_job_file(job.directory, job.file)
         except OSError as error:

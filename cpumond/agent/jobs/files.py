@@ -1,8 +1,8 @@
-"""The directories of the scheduler's jobs: what is kept of each, and how it is removed.
+"""Directories of the scheduler's jobs: their files and their removal.
 
-``jobs_dir/JOB/job.json`` is replaced before each step it tells of, the one before is kept; beside it lie the executor's
-logs and the job's own working directory. Nothing here is synced to disk: it must outlive the agent, not the machine,
-after whose crash the jobs are lost anyway.
+``jobs_dir/JOB/job.json`` is replaced before each step that it records, and the previous version is kept. Beside it are
+the executor's logs and the job's own working directory. Nothing here is synced to disk: the files must outlive the
+agent, not the machine, after whose crash the jobs are lost anyway.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ log = structlog.get_logger("cpumond.agent")
 
 JOB_FILE = "job.json"
 BEFORE = ".before"
-"""Suffix of the file as it was a step before, which is read where the newest is damaged."""
+"""Suffix of the previous version of the file, which is read if the newest one is damaged."""
 SANDBOX = "sandbox"
 CHECKPOINT = "checkpoint"
-"""The file that a job touches to tell of a checkpoint; only for tasks with ``checkpoints``."""
+"""The file that a job touches to report a checkpoint; only for tasks with ``checkpoints``."""
 LOCK_FILE = ".lock"
 SUMS_FILE = ".sums"
 """No job has a name that begins with a dot."""
 SUMS_PERIOD_S = 10.0
-"""An agent that is killed loses what its jobs' sums gained in so much time."""
+"""An agent that is killed loses at most this much time of its jobs' sums."""
 ASIDE = ".gone-"
 MAX_ERROR = 1000
 
@@ -47,8 +47,9 @@ State = Literal["waiting", "starting", "running", "ended"]
 class JobFile(msgspec.Struct, frozen=True):
     """Content of ``job.json``.
 
-    ``boot_id``: on which boot of the host it ran; ``start_time`` seconds since 1970. The sums of core-seconds
-    are as in ``JobReport``, of when it was written: at each step and at the agent's end; SUMS_FILE may have newer ones.
+    ``boot_id`` is the boot of the host on which it ran; ``start_time`` is in seconds since 1970. The sums of
+    core-seconds are those of ``JobReport`` at the time of writing: at each step and at the agent's end. SUMS_FILE may
+    have newer ones.
     """
 
     order: JobOrder
@@ -60,16 +61,16 @@ class JobFile(msgspec.Struct, frozen=True):
     finished: FinishedJob | None = None
     acknowledged: bool = False
     stopped_at: float | None = None
-    """When the first stop order came, seconds since 1970."""
+    """Time of the first stop order, seconds since 1970."""
     reclaimed_cpu_seconds: float = 0.0
     ordered_cpu_seconds: float = 0.0
     throttled_cpu_seconds: float = 0.0
     late_cpu_seconds: float = 0.0
     stderr_size: int | None = None
-    """Of ``finished``, in which an agent of version 0.2 could not read it."""
+    """Belongs to ``finished``, but an agent of version 0.2 could not read it there."""
 
     def describe_end(self) -> FinishedJob | None:
-        """What the scheduler gets; None while it has not ended."""
+        """Return the end for the scheduler; None while the job has not ended."""
         end = self.finished
         if end is None or self.stderr_size is None:
             return end
@@ -77,7 +78,7 @@ class JobFile(msgspec.Struct, frozen=True):
 
 
 class JobsDir:
-    """``executor.jobs_dir``: held by a lock. What takes long there is done by threads, so that no tick waits for it."""
+    """``executor.jobs_dir``, held by a lock. Threads do slow work there, so that no tick waits for it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -94,7 +95,7 @@ class JobsDir:
         return self._lock is not None
 
     def open(self) -> None:
-        """Take it over, also where it was made anew meanwhile: only the agent may write it.
+        """Lock it, also after it was recreated: only the agent may write it.
 
         The users of jobs may pass through it. Raises CreateError, AccessError, ConfigError, and UnavailableError while
         another agent uses it.
@@ -104,47 +105,47 @@ class JobsDir:
         found = os.stat(path)
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise ConfigError(
-                f"executor.jobs_dir: {path} belongs to another user or can be written by others, who could put links "
-                "there; give a directory of the agent's own with mode 0711"
+                f"executor.jobs_dir: {path} belongs to another user or is writable by others, who could place links "
+                "there; configure a directory of the agent's own with mode 0711"
             )
         try:
-            os.chmod(path, 0o711)  # noqa: S103 - whatever the umask was
+            os.chmod(path, 0o711)  # noqa: S103 - independent of the umask
         except OSError as error:
             raise from_os_error(error, f"set the mode of {path}", "fix executor.jobs_dir") from error
         try:
             lock = os.open(os.path.join(path, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise from_os_error(error, f"make {path}/{LOCK_FILE}", "free space or fix executor.jobs_dir") from error
+            raise from_os_error(error, f"create {path}/{LOCK_FILE}", "free space or fix executor.jobs_dir") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(lock)
             raise UnavailableError(
-                f"executor.jobs_dir: {path} is used by another agent; give each agent a directory of its own"
+                f"executor.jobs_dir: {path} is in use by another agent; configure a separate directory for each agent"
             ) from None
         self.close()
         self._lock = lock
 
     def close(self) -> None:
-        """Leave it to another agent."""
+        """Release it for another agent."""
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
 
     def is_removed(self) -> bool:
-        """Whether it was removed, or another one put in its place, while it is open."""
+        """Return whether it was removed or replaced while it is open."""
         if self._lock is None:
             return False
         held = os.fstat(self._lock)
         return identify(os.path.join(self.path, LOCK_FILE)) != (held.st_dev, held.st_ino)
 
     def remove(self, directory: str) -> None:
-        """Delete a directory and all in it, in another thread: a job may have left a million files."""
+        """Delete a directory recursively in another thread: a job may have left a million files."""
         if os.path.lexists(directory):
             self.workers.submit(remove_tree, directory)
 
     def drop_logs(self, oldest: float, most: int) -> list[str]:
-        """Remove the logs of jobs that ended before ``oldest``, and the oldest beyond ``most``; whose they were."""
+        """Remove the logs of jobs that ended before ``oldest``, and the oldest beyond ``most``; return the job ids."""
         gone: list[str] = []
         for job_id, (finish_time, directory) in self.kept.items():
             if finish_time > oldest and len(self.kept) - len(gone) <= most:
@@ -156,9 +157,10 @@ class JobsDir:
         return gone
 
     def note_sums(self, now_s: float, sums: Callable[[], dict[str, dict[str, float]]]) -> None:
-        """Write the sums of all jobs every SUMS_PERIOD_S: an agent that is killed cannot write them at its end.
+        """Write the sums of all jobs every SUMS_PERIOD_S, because an agent that is killed cannot write them at its end.
 
-        In one file and in another thread: the jobs may keep the disk busy, and there may be a thousand of them.
+        They are in one file and written by another thread: the jobs may keep the disk busy, and there may be a
+        thousand.
         """
         if now_s < self._sums_at_s or not (self._sums_writing is None or self._sums_writing.done()):
             return
@@ -179,7 +181,7 @@ class JobsDir:
 
 
 def read_job_file(directory: str) -> JobFile | None:
-    """The newest file in a job's directory that is intact; None where there is none. Damaged ones are logged."""
+    """Return the newest intact file of a job's directory; None if there is none. Damaged ones are logged."""
     path = os.path.join(directory, JOB_FILE)
     damaged = False
     for name in (path, path + BEFORE):
@@ -197,13 +199,13 @@ def read_job_file(directory: str) -> JobFile | None:
 
 
 def write_job_file(directory: str, content: JobFile) -> None:
-    """Replace the file as a whole, and keep the one before. Raises OSError; then the old one is still there."""
+    """Replace the file as a whole and keep the previous one. Raises OSError; then the old file is still there."""
     path = os.path.join(directory, JOB_FILE)
     _replace(path, msgspec.json.encode(content), path + BEFORE)
 
 
 def read_sums(jobs_dir: str) -> dict[str, dict[str, float]]:
-    """Job -> name of a sum -> core-seconds, as last written; empty where nothing that can be understood is there."""
+    """Read job -> name of a sum -> core-seconds, as last written; empty if the file is missing or damaged."""
     path = os.path.join(jobs_dir, SUMS_FILE)
     try:
         with open(path, "rb") as file:
@@ -211,12 +213,13 @@ def read_sums(jobs_dir: str) -> dict[str, dict[str, float]]:
     except FileNotFoundError:
         return {}
     except (OSError, ContentError) as error:
-        log.error("sums_damaged", path=path, error=str(error), advice="nothing to do: it is written anew")
+        log.error("sums_damaged", path=path, error=str(error), advice="nothing to do: it will be rewritten")
         return {}
 
 
 def _replace(path: str, content: bytes, before: str = "") -> None:
-    """Replace a file as a whole, keep the old one as ``before``. Raises OSError; then the old one is still there."""
+    """Replace a file as a whole, and keep the old one as ``before``. Raises OSError; then the old file is still
+    there."""
     with open(f"{path}.new", "wb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as file:
         file.write(content)
     if before:
@@ -226,7 +229,7 @@ def _replace(path: str, content: bytes, before: str = "") -> None:
 
 
 def make_checkpoint_file(directory: str, uid: int, gid: int) -> None:
-    """Make the empty file of a job that its user may touch, older than the job's start. Raises OSError."""
+    """Create a job's empty checkpoint file, writable by its user and older than the job's start. Raises OSError."""
     path = os.path.join(directory, CHECKPOINT)
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as file:
         os.utime(file.fileno(), (0, 0))
@@ -235,7 +238,7 @@ def make_checkpoint_file(directory: str, uid: int, gid: int) -> None:
 
 
 def read_checkpoint(directory: str) -> float | None:
-    """When a job last touched its file, in seconds since 1970; None where it has none."""
+    """Return when a job last touched its checkpoint file, in seconds since 1970; None if it has none."""
     try:
         found = os.stat(os.path.join(directory, CHECKPOINT), follow_symlinks=False)
     except OSError:
@@ -244,13 +247,13 @@ def read_checkpoint(directory: str) -> float | None:
 
 
 def set_aside(directory: str) -> str:
-    """Give a directory that is to be removed another name, so that its own is free at once; the new one."""
+    """Rename a directory before its removal, so that its name is free at once; return the new path."""
     parent, name = os.path.split(directory)
     aside = os.path.join(parent, f"{ASIDE}{name}")
     try:
         os.rename(directory, aside)
     except OSError:
-        return directory  # one of that name is there already: removed where it is
+        return directory  # that name exists already: the directory is removed where it is
     return aside
 
 
@@ -259,14 +262,14 @@ def list_set_aside(jobs_dir: str) -> list[str]:
 
 
 def remove_tree(directory: str) -> None:
-    """Delete a directory and all in it; what cannot be deleted is logged. Links are never followed."""
+    """Delete a directory recursively; failures are logged. Links are never followed."""
     try:
         shutil.rmtree(directory)
     except Exception:
         if not os.path.lexists(directory):
             return
         # Nested thousands deep, made unreadable by the job, or partly removed by another thread: these tools need no
-        # stack, give the owner the rights, and go on with the rest.
+        # stack, fix the owner's rights, and continue after errors.
         for command in (["/bin/chmod", "-R", "u+rwX", "--", directory], ["/bin/rm", "-rf", "--", directory]):
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if os.path.lexists(directory):

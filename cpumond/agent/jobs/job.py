@@ -1,4 +1,4 @@
-"""One job of the scheduler: its order, what the monitor knows of it, and what its end means."""
+"""One job of the scheduler: its order, its figures from the monitor, and the meaning of its end."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ log = structlog.get_logger("cpumond.agent")
 
 MAX_REASON = 1000
 OVERDRAFT = "resource_overdraft"
-"""Kind of the order by which the node itself stops a job."""
+"""Kind of a stop order that the node itself gives."""
 NO_MEMORY = "the node ran out of memory"
 MAX_STDERR_LINE = 300
 LIMIT_SLACK = 2**20
-"""A job whose most memory is so many bytes below its limit was not killed at it."""
+"""A job whose peak memory is this many bytes below its limit was not killed at its limit."""
 
 EndState = Literal["completed", "failed", "aborted", "lost"]
 
@@ -51,14 +51,14 @@ class Usage(JobFigures, frozen=True):
 
 
 SUMS = CPU_COUNTERS[1:]
-"""Fields of ``Usage`` that begin anew with each run of the agent; ``JobFile`` keeps those of earlier runs."""
+"""Fields of ``Usage`` that restart with each run of the agent; ``JobFile`` keeps those of earlier runs."""
 
 
 NO_SECRETS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class AssignedJob:
-    """One job. ``sent_at_s``: when the heartbeat was sent whose answer brought the order (monotonic seconds)."""
+    """One job. ``sent_at_s``: when the heartbeat was sent whose response brought the order (monotonic seconds)."""
 
     __slots__ = (
         "checkpoint_at", "directory", "earlier", "file", "found", "kill_at_s", "over_reserve", "received_at_s",
@@ -75,7 +75,7 @@ class AssignedJob:
     ) -> None:
         self.file = file
         self.secrets = secrets
-        """Those of its order until it is started: the order in its file has none."""
+        """Secrets of its order until it is started: the order in its file has none."""
         self.directory = directory
         self.received_at_s = received_at_s
         self.sent_at_s = sent_at_s
@@ -83,9 +83,9 @@ class AssignedJob:
         self.found: FoundJob | None = None
         self.usage: Usage | None = None
         self.over_reserve = False
-        """As in its report."""
+        """The value in its report."""
         self.checkpoint_at: float | None = None
-        """Its last checkpoint, in seconds since 1970."""
+        """Time of its last checkpoint, in seconds since 1970."""
         self.earlier: dict[str, float] = {name: getattr(file, name) for name in SUMS}
         """``SUMS`` of earlier runs of the agent."""
 
@@ -95,12 +95,12 @@ class AssignedJob:
 
     @property
     def takes_room(self) -> bool:
-        """Whether it is being started or runs."""
+        """Whether it is starting or running."""
         return self.file.state in ("starting", "running")
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a stop order came and it has not ended."""
+        """Whether it was asked to stop and has not ended."""
         return self.takes_room and self.file.stop is not None
 
     @property
@@ -108,11 +108,12 @@ class AssignedJob:
         return self.order.cpu_limit if self.usage is None else self.usage.current_cores
 
     def sums(self) -> dict[str, float]:
-        """``SUMS`` since its start, in core-seconds, those of earlier runs of the agent included."""
+        """Return ``SUMS`` since its start, in core-seconds, including those of earlier runs of the agent."""
         return {name: before + (getattr(self.usage, name, None) or 0.0) for name, before in self.earlier.items()}
 
     def note_usage(self, now: Usage) -> None:
-        """Sums do not fall: not when the monitor ceases to move the limit, nor when it begins anew with the cgroup."""
+        """Store new figures; sums never fall, even if the monitor stops moving the limit or starts again with the
+        cgroup."""
         if self.usage is not None:
             sums = {name: (getattr(self.usage, name) or 0.0, getattr(now, name) or 0.0) for name in SUMS}
             if fallen := {name: before for name, (before, after) in sums.items() if after < before}:
@@ -120,21 +121,21 @@ class AssignedJob:
         self.usage = now
 
     def note_checkpoint(self, touched_at: float | None, now: float) -> None:
-        """Take in when the job touched its file; both in seconds since 1970.
+        """Record when the job touched its file; both times in seconds since 1970.
 
-        A time before its start or in the future, which any job can set, is not believed, nor one before the last.
+        A time before its start, in the future (any job can set it) or before the last one is ignored.
         """
         start = self.file.start_time
         if touched_at is not None and start is not None and max(start, self.checkpoint_at or 0.0) <= touched_at <= now:
             self.checkpoint_at = touched_at
 
     def share(self, amount: float) -> Share:
-        """``amount`` of a resource as its share; a job that is still being started counts as the latest of all."""
+        """Return ``amount`` of a resource as the job's share; a job that is starting counts as the latest of all."""
         start_time = self.file.start_time
         return Share(self.order.job_id, math.inf if start_time is None else start_time, amount)
 
     def mark_running(self) -> None:
-        """From now on the monitor follows it. Options that cannot be understood are left out, and logged."""
+        """Let the monitor follow the job from now on. Invalid options are ignored and logged."""
         order = self.order
         try:
             layer = parse_layer(order.job_cpu_monitor, f"job {order.job_id}")
@@ -172,7 +173,7 @@ class AssignedJob:
         )
 
     def describe_end(self, state: EndState, reason: str, ended: Ended) -> FinishedJob:
-        """Its end as the scheduler gets it; a signal is an exit code above 128, as in shells."""
+        """Describe its end for the scheduler; a signal is an exit code above 128, as in shells."""
         sums: dict[str, Any] = {**self.sums()}
         return FinishedJob(
             job_id=self.order.job_id,
@@ -190,18 +191,18 @@ class AssignedJob:
         )
 
     def _has_failed_by_itself(self, ended: Ended) -> bool:
-        """Whether a job that was told to stop has answered its own signal by an exit code that tells of a failure."""
+        """Return whether a job that was asked to stop reacted to its own signal with a failing exit code."""
         is_overdraft = self.file.stop is not None and self.file.stop.kind == OVERDRAFT
         return bool(self.order.interruption_signal and ended.exit_code) and not is_overdraft
 
     def classify_end(self, ended: Ended) -> tuple[EndState, str]:
-        """The state that an end means: failed by the job's own doing, aborted or lost by another's."""
+        """Return the state of an end: failed by the job's own fault, aborted or lost by another cause."""
         stop, stopped_at, order = self.file.stop, self.file.stopped_at, self.order
         was_over = stopped_at is not None and ended.finish_time < stopped_at
         if ended.exit_code == 0 and (stop is None or order.interruptible or was_over):
             return "completed", ""
         if ended.problem and self.file.start_time is None:
-            return "lost", ended.problem  # it may have begun before anybody saw it
+            return "lost", ended.problem  # it may have started before anything noticed it
         if stop is not None and not self._has_failed_by_itself(ended):
             return "aborted", stop.why
         if ended.problem:
@@ -211,24 +212,25 @@ class AssignedJob:
                 return "aborted", f"{MEMORY_OVERDRAFT}{ended.max_memory} of {order.memory_reserve} bytes: {NO_MEMORY}"
             return "aborted", NO_MEMORY
         if ended.oom_killed:
-            return "failed", f"{OUT_OF_MEMORY}it ordered memory_limit = {order.memory_limit} bytes"
+            return "failed", f"{OUT_OF_MEMORY}it requested memory_limit = {order.memory_limit} bytes"
         return "failed", _describe_exit(ended)
 
     def _was_below_limit(self, ended: Ended) -> bool:
-        """Whether the kernel killed a process of it for want of memory on the node, not at its own limit. Where all
-        jobs reserve what they may use, that is not looked at."""
+        """Return whether the kernel killed one of its processes because the node lacked memory, not at its own
+        limit. This is not checked if all jobs reserve what they may use."""
         used, order = ended.max_memory, self.order
         return order.memory_reserve > 0 and used is not None and used < order.memory_limit - LIMIT_SLACK
 
 
 def find_signal(order: JobOrder) -> int:
-    """What interrupts a job; SIGTERM where a scheduler of another version knows a name that this host does not."""
+    """Return the signal that interrupts a job; SIGTERM if a scheduler of another version names one unknown to this
+    host."""
     known = signal.Signals.__members__.get(order.interruption_signal)
     return signal.SIGTERM if known is None else known
 
 
 def _describe_exit(ended: Ended) -> str:
-    """A sentence about its end, with the last line of its stderr."""
+    """Describe its end in a sentence, with the last line of its stderr."""
     if ended.signal is not None:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(ended.signal).name}"

@@ -1,4 +1,4 @@
-"""The means of a job's start: the account, the command line, the environment."""
+"""Inputs of a job's start: the account, the command line, the environment."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd]:
-    """The account a job runs under: the name for the executor ("" = the agent's own), and its entry.
+    """Return the account of a job: its name for the executor ("" = the agent's own), and its entry.
 
-    Only root can take another account: the jobs of any other agent run as its own, where ``executor.user`` names it.
-    Raises ConfigError for unknown users, and for accounts that a job may not have: root and those of the system, and
-    any at all that a scheduler without tokens names, since it does not check who asks; ``allow_root`` takes all.
+    Only root can use other accounts: without root, jobs run as the agent's user, if ``executor.user`` names it. Raises
+    ConfigError for unknown users and for forbidden accounts: root, system accounts, and all accounts named by a
+    scheduler without tokens, which does not authenticate users. ``allow_root`` permits all of them.
     """
     if os.geteuid() != 0:
         check_own_account(config)
@@ -28,11 +28,11 @@ def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd
         name = account.pw_name
     except (KeyError, ValueError, OverflowError):
         raise ConfigError(
-            f"user {name!r} is not known on node {config.node_id}; make the account, or set [executor] user"
+            f"user {name!r} is unknown on node {config.node_id}; create the account, or set [executor] user"
         ) from None
     if account.pw_uid == 0 and not config.executor.allow_root:
         raise ConfigError(
-            f"jobs may not run as root on node {config.node_id}; submit as another user, set [executor] user to one, "
+            f"jobs may not run as root on node {config.node_id}; submit as another user, set [executor] user, "
             "or [executor] allow_root = true"
         )
     options = config.executor
@@ -40,25 +40,25 @@ def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd
         return name, account
     if not (config.scheduler.token or config.scheduler.token_file):
         raise ConfigError(
-            f"node {config.node_id} runs no job as {name!r}: its scheduler asks for no tokens, so that anybody there "
-            "can give any name; set [executor] user, or [scheduler] token with a scheduler that has a tokens_file"
+            f"node {config.node_id} runs no job as {name!r}: its scheduler requires no tokens, so anybody there "
+            "can claim any name; set [executor] user, or [scheduler] token with a scheduler that has a tokens_file"
         )
     if account.pw_uid < options.min_uid:
         raise ConfigError(
-            f"node {config.node_id} runs no job as {name!r}, an account of the system (number {account.pw_uid} is "
+            f"node {config.node_id} runs no job as {name!r}, a system account (uid {account.pw_uid} is "
             f"below [executor] min_uid = {options.min_uid}); submit as another user, or set [executor] user"
         )
     return name, account
 
 
 def check_own_account(config: AgentConfig) -> None:
-    """An agent that is not root runs jobs only as itself, where the configuration says so. Raises ConfigError."""
+    """Check that an agent without root may run jobs as itself, according to the configuration. Raises ConfigError."""
     own = _own_account().pw_name
     if os.geteuid() != 0 and config.executor.user != own:
         wish = f"not as {config.executor.user!r}" if config.executor.user else "not as the users of the operations"
         raise ConfigError(
-            f"{config.path or 'built-in defaults'}: executor.user: this agent runs as {own}, not as root, so that "
-            f'its jobs can only run as {own}, {wish}; set [executor] user = "{own}" if that is meant, or run the '
+            f"{config.path or 'built-in defaults'}: executor.user: this agent runs as {own}, not as root, so "
+            f'its jobs can only run as {own}, {wish}; set [executor] user = "{own}" if that is intended, or run the '
             "agent as root"
         )
 
@@ -68,22 +68,22 @@ def _own_account() -> pwd.struct_passwd:
     try:
         return pwd.getpwuid(own)
     except KeyError:
-        # A number without a name, as in containers.
+        # A uid without a name, as in containers.
         return pwd.struct_passwd((str(own), "x", own, os.getegid(), "", "/", "/bin/sh"))
 
 
 def make_environment(order: JobOrder, account: pwd.struct_passwd, checkpoint: str = "") -> dict[str, str]:
-    """The environment of a job: a login's basics, what its task gives, then what it is to know of itself.
+    """Return the environment of a job: the basics of a login, its task's variables, then facts about the job.
 
-    The last wins: a program that reads YT_JOB_ID finds its own. ``checkpoint``: the file by which it tells of
-    checkpoints, if its task says that it does.
+    Later values override earlier ones: a program that reads YT_JOB_ID finds its own. ``checkpoint`` is the file for
+    reporting checkpoints, if its task does that.
     """
     return {
         "PATH": SAFE_PATH,
         "HOME": account.pw_dir,
         "USER": account.pw_name,
         "LOGNAME": account.pw_name,
-        "SHELL": _shell(),  # the shell of a service's account may refuse to run anything
+        "SHELL": _shell(),  # the shell of a service account may refuse to run anything
         "LANG": "C.UTF-8",
         **order.environment,
         "CPUMOND_JOB_ID": order.job_id,
@@ -101,12 +101,12 @@ def make_environment(order: JobOrder, account: pwd.struct_passwd, checkpoint: st
 
 
 def make_argv(order: JobOrder) -> list[str]:
-    """The command line of a job; a text is for a shell. Raises ConfigError when there is none."""
+    """Return the command line of a job; a text is run by a shell. Raises ConfigError if there is none."""
     if not order.command:
         raise ConfigError("it has no command")
     return [_shell(), "-c", order.command] if isinstance(order.command, str) else list(order.command)
 
 
 def _shell() -> str:
-    """The documents write shell commands for bash; a host without it has another shell."""
+    """Return the shell: YTsaurus' documentation writes commands for bash, but a host may not have it."""
     return "/bin/bash" if os.access("/bin/bash", os.X_OK) else "/bin/sh"

@@ -1,4 +1,4 @@
-"""Memory for jobs on reclaimed CPU: what their node has free, and its owners do not wait for (semantics.md 1.10)."""
+"""Memory for jobs on reclaimed CPU: free on the node, and not claimed by its other jobs (semantics.md 1.10)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import psutil
 
 
 def find_room(available: int, owners: Iterable[tuple[int | None, int | None]]) -> int:
-    """Bytes that jobs on reclaimed CPU may still take, negative where owners would miss some.
+    """Return the bytes that jobs on reclaimed CPU may still take, negative if owners would lack memory.
 
-    ``available`` as the kernel has it (MemAvailable); ``owners``: what each ordered and uses, in bytes; one that
-    ordered no memory waits for none.
+    ``available`` is the kernel's MemAvailable. ``owners`` are the requested and used bytes of each other job; a job
+    without a memory request claims none.
     """
     return available - sum(max(ordered - (used or 0), 0) for ordered, used in owners if ordered is not None)
 
 
 class MemoryFiles(NamedTuple):
-    """Bytes that a cgroup uses and may use, by its path; what the host has available; how memory.high is set.
+    """Functions that read and set memory limits; those that read return None if the kernel does not report the value.
 
-    The first three give None where the kernel does not tell.
+    They return the bytes used and allowed by the cgroup at a path and those available on the host; the last one sets
+    memory.high.
     """
 
     read_use: Callable[[str], int | None] = lambda _: None

@@ -1,4 +1,4 @@
-"""Which jobs are aborted when all together may use too much for too long; pure (semantics.md 1.9 point 1)."""
+"""Choose jobs to abort if together they may use too much for too long; pure (semantics.md 1.9 point 1)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import msgspec
 TOLERANCE = 1e-6
 """Sums of limits that exceed the capacity by less than this share of it count as equal to it."""
 LEAST_BYTES, LEAST_RATIO = 64 * 2**20, 0.02
-"""Memory of the host that stays available while jobs use more than they reserve: so much, or that share of what the
-node offers where it is more."""
+"""Host memory that must stay available while jobs use more than they reserve: these bytes, or this share of the
+node's memory if that is more."""
 
 
 class Share(msgspec.Struct, frozen=True):
-    """One job's use of a resource, in cores or bytes. The latest ``start_time`` is aborted first."""
+    """One job's usage of a resource, in cores or bytes. The job with the latest ``start_time`` is aborted first."""
 
     job_id: str
     start_time: float
@@ -22,8 +22,8 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Timer:
-    """Since when a resource is overdrawn, by more than ``allowed_ratio`` of it; None while it is not. Seconds of the
-    monotonic clock."""
+    """Tracks since when a resource exceeds its capacity by more than ``allowed_ratio`` of it. ``since_s`` is None
+    while it does not; times are in seconds of the monotonic clock."""
 
     __slots__ = ("allowed_ratio", "since_s", "timeout_s")
 
@@ -33,9 +33,9 @@ class Timer:
         self.since_s: float | None = None
 
     def note(self, now_s: float, used: float, capacity: float) -> bool:
-        """Take in the use of this moment; True when it has been above what is allowed for longer than the time-out.
+        """Record the present usage; return True if it has exceeded the allowed amount for longer than the timeout.
 
-        Then the timer starts anew. A moment within it resets it.
+        Then the timer restarts. A moment within the limit resets it.
         """
         if used <= capacity * (1.0 + self.allowed_ratio + TOLERANCE):
             self.since_s = None
@@ -52,15 +52,14 @@ def _latest_first(jobs: Iterable[Share]) -> list[Share]:
 
 
 def find_missing(used: float, capacity: float, available: float | None) -> float:
-    """Bytes that the jobs of a node, which use ``used``, must give back: what they use beyond its ``capacity``, or what
-    the host lacks of the room that is to stay ``available``, as it is while the kernel ends nothing yet; negative
-    where there is room left."""
+    """Return the bytes that a node's jobs, which use ``used``, must free: usage above ``capacity``, or the host's
+    deficit of ``available`` memory before the kernel ends processes. Negative if there is memory left."""
     over = used - capacity
     return over if available is None else max(over, max(LEAST_BYTES, LEAST_RATIO * capacity) - available)
 
 
 def find_over_reserve(jobs: Sequence[Share], missing: float) -> list[str]:
-    """Of jobs that use more than they reserve those to abort, latest started first, until ``missing`` is given back."""
+    """Return the jobs to abort among those above their reserve, latest started first, until ``missing`` is freed."""
     victims = []
     for job in _latest_first(jobs):
         if missing <= 0.0:
@@ -71,9 +70,9 @@ def find_over_reserve(jobs: Sequence[Share], missing: float) -> list[str]:
 
 
 def find_victims(jobs: Sequence[Share], others: float, capacity: float) -> list[str]:
-    """The jobs to abort, latest started first, until the rest and ``others`` (what cannot be aborted) fit.
+    """Return the jobs to abort, latest started first, until the rest and ``others`` (which cannot be aborted) fit.
 
-    An empty list where the others alone are too much: nothing would be won.
+    The list is empty if the others alone exceed the capacity: nothing would be gained.
     """
     if others > capacity * (1.0 + TOLERANCE):
         return []

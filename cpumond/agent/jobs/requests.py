@@ -1,7 +1,7 @@
 """Requests of the scheduler's users about their jobs on this node: explain, pin, unpin.
 
-The requests come with the answers to heartbeats (``wire.JobRequest``) and come again until the scheduler has the reply.
-They are carried out by the thread of the tick, like those of the control socket, and only for the scheduler's own jobs.
+The requests come in the responses to heartbeats (``wire.JobRequest``) and are repeated until the scheduler has the
+reply. The tick's thread carries them out, like those of the control socket, and only for the scheduler's own jobs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class JobRequests:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._changes: collections.OrderedDict[str, JobReply] = collections.OrderedDict()
-        """Request id -> reply, for pins and unpins: a request whose reply was lost must not be carried out again, or a
-        pin for some minutes would begin anew. For the tick's thread."""
+        """Request id -> reply, for pins and unpins. A request whose reply was lost must not be carried out again, or
+        a pin for some minutes would restart. For the tick's thread."""
 
     def carry_out(self, request: JobRequest, timeout_s: float) -> JobReply | None:
-        """The reply, from any thread but the tick's; None when the tick has no time for it, or the agent is ending.
+        """Return the reply, from any thread but the tick's; None if the tick is too busy or the agent is stopping.
 
         A request without a reply is not lost: the scheduler repeats it.
         """
@@ -71,11 +71,11 @@ class JobRequests:
         return described
 
     def _find(self, job_id: str) -> FoundJob:
-        """The job of the scheduler, which the monitor follows. Raises RefusedError or UnavailableError."""
+        """Return the scheduler's job, which the monitor follows. Raises RefusedError or UnavailableError."""
         agent = self._agent
         job = None if agent.context.assigned is None else agent.context.assigned.jobs.get(job_id)
         if job is None:
-            raise RefusedError(f"job {job_id} is none of the scheduler's jobs on this node")
+            raise RefusedError(f"job {job_id} is not one of the scheduler's jobs on this node")
         found = {each.found.path: each.found for each in agent.table if each.found.job_id == job_id}
         if job.file.state != "running" or job.file.cgroup not in found:
             if job.file.state == "ended":
@@ -83,9 +83,9 @@ class JobRequests:
             what = "runs, but its cgroup is not measured yet" if job.file.state == "running" else "has not started yet"
             raise UnavailableError(f"job {job_id} {what}; ask again in a moment")
         if len(found) > 1:
-            # Pins go by the id: the pin would hold the others, too.
+            # Pins are by job id: a pin would also hold the others.
             others = ", ".join(sorted(found.keys() - {job.file.cgroup}))
-            raise RefusedError(f"job {job_id}: this node has another job of this id, cgroup {others}")
+            raise RefusedError(f"job {job_id}: this node has another job with this id, cgroup {others}")
         return found[job.file.cgroup]
 
 
@@ -93,5 +93,5 @@ def _check_size(reply: JobReply) -> JobReply:
     size = len(msgspec.json.encode(reply.value))
     if size <= MAX_REPLY_BYTES:
         return reply
-    text = f"the answer has {size} bytes, more than the {MAX_REPLY_BYTES} that can be sent; ask on the node itself"
+    text = f"the answer has {size} bytes, more than the {MAX_REPLY_BYTES} that can be sent; ask the node itself"
     return JobReply(reply.node_id, reply.request_id, error=text)

@@ -1,1 +1,1 @@
-"""Limits as they are written: who wrote one, what is written next, what is put back."""
+"""Writing limits: who wrote one, what to write next, and how to restore originals."""

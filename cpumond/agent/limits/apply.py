@@ -1,4 +1,4 @@
-"""Decisions to cgroups: what may be written now, in which order, and what became of it."""
+"""Apply decisions to cgroups: which may be written now, in which order, and with what result."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from cpumond.monitor.rules import look
 log = structlog.get_logger("cpumond.agent")
 
 ANSWER_PATIENCE_S = 3.0
-"""Timeout of an increase for systemd to say who made a change."""
+"""An increase waits at most this many seconds for systemd to say who made a change."""
 
 Decided = tuple[Tracked, Decision]
 
 
 class Applier:
-    """Writes what the monitor decided, in ticks and, for jobs that a limit holds back, between two of them.
+    """Writes the monitor's decisions, in ticks and, for jobs that a limit holds back, between two ticks.
 
-    ``has_looks``: whether any job asks for looks between two checks; without one nothing is spent on them.
+    ``has_looks``: whether any job needs looks between two checks; otherwise they cost nothing.
     """
 
     def __init__(self, external: ExternalWrites, registered: RegisteredJobs) -> None:
@@ -46,11 +46,11 @@ class Applier:
         self.looks = LookSchedule()
         self.has_looks = False
         self._looks_closed = 0
-        """``JobTable.closed_total`` when the schedule was made: the descriptors of a closed job must not be read."""
+        """``JobTable.closed_total`` at the time of the schedule: descriptors of a closed job must not be read."""
         self._pinned = False
 
     def apply(self, decided: list[Decided], now_s: float) -> None:
-        """Write what may be written of the decisions, and what is due to be written again."""
+        """Write the decisions that may be written, and limits that are due to be written again."""
         held = [job for job in self.table if job.hold is not UNHELD]
         self._end_overrides(held, now_s)
         self.apply_pins(now_s)
@@ -59,7 +59,7 @@ class Applier:
         for job, decision in decided:
             obstacle = _find_obstacle(job, decision, paused, bool(self.writer.covered), now_s)
             if obstacle == "shadow":
-                # The monitor's own limit moves, nothing is written (semantics.md 1.5).
+                # The monitor's own limit moves, but nothing is written (semantics.md 1.5).
                 old_cores, new_cores = decision.old_cores, decision.new_cores
                 record(job, self.clock.wall_s(), decision.kind, old_cores, new_cores, job.state.hard_cores, "shadow")
                 continue
@@ -73,23 +73,23 @@ class Applier:
         self._plan_looks(now_s)
 
     def _carry_out(self, allowed: list[tuple[Tracked, str, Decision]], now_s: float) -> None:
-        """Settle what only moves a guarantee, write the rest."""
+        """Settle decisions that only move a guarantee, and write the rest."""
         for job, kind, decision in allowed:
             if not job.writes:
                 self._settle(job, kind, decision, Applied(decision.new_cores), now_s)
         self._write_limits([item for item in allowed if item[0].writes], now_s)
 
     def _write_limits(self, allowed: list[tuple[Tracked, str, Decision]], now_s: float) -> None:
-        # Decreases first and from the leaves up, then increases from the top down: on v1 the kernel refuses a quota
-        # above the parent's, and one below a child's.
+        # Decreases first, from the leaves up, then increases from the top down: cgroup v1 refuses a quota above the
+        # parent's, and one below a child's.
         allowed.sort(key=_write_order)
         for job, kind, decision in self._secure(allowed):
             self._apply_one(job, kind, decision, now_s)
         self.writer.store()
 
     def _secure(self, allowed: list[tuple[Tracked, str, Decision]]) -> list[tuple[Tracked, str, Decision]]:
-        """Save originals before writing. On failure, defer first changes, and each decrease of a job whose original is
-        unsaved."""
+        """Save originals before writing. On failure, defer first-time changes and every decrease of a job whose
+        original is unsaved."""
         if not allowed:
             return allowed
         try:
@@ -111,7 +111,7 @@ class Applier:
     def _apply_one(self, job: Tracked, kind: str, decision: Decision, now_s: float) -> None:
         found = read_settings_or_none(job)
         if found is not None and self.external.is_foreign(job, found):
-            # Another program has set the limit since the last look: that must not be overwritten.
+            # Another program has set the limit since the last look: do not overwrite it.
             _put_off(job, kind, decision, "overridden", now_s)
             self.external.take(job, found, now_s)
             self.external.store_originals()
@@ -139,10 +139,10 @@ class Applier:
         self._settle(job, kind, decision, applied, now_s)
 
     def _settle(self, job: Tracked, kind: str, decision: Decision, applied: Applied, now_s: float) -> None:
-        """Take in that a decision was carried out, and log the change."""
+        """Record that a decision was carried out, and log the change."""
         assert applied.cores is not None
         if decision.new_cores > decision.old_cores:
-            job.hold = job.hold.answered()  # overwritten: who set the limit before does not matter any more
+            job.hold = job.hold.answered()  # overwritten: it no longer matters who set the previous limit
         moved = applied.cores != decision.old_cores or kind == "pin" or (kind == "reapply" and applied.wrote)
         job.state, job.result, job.notes, job.last_error = (
             settle(job.state, decision, min(applied.cores, job.state.hard_cores)),
@@ -153,7 +153,7 @@ class Applier:
         if kind != "reapply":
             job.hold = job.hold.write(None)
         if not moved:
-            if kind == "shrink":  # a bound of the kernel or of its threads holds the limit where it is
+            if kind == "shrink":  # a bound of the kernel or of the job's threads holds the limit
                 job.state = put_off_cut(job.state, now_s)
             return
         self.due.report = True
@@ -185,7 +185,7 @@ class Applier:
                 log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
 
     def _find_reapplies(self, held: list[Tracked], now_s: float) -> list[tuple[Tracked, str, Decision]]:
-        """Limits that another program lowered, or that may be higher now, due to be written again."""
+        """List limits to write again because another program lowered them, or because they may now be higher."""
         due = []
         for job in held:
             at_s = job.hold.write_at_s
@@ -197,7 +197,7 @@ class Applier:
         return due
 
     def apply_pins(self, now_s: float) -> None:
-        """Put limits that an operator pinned in force, end the pins that are over."""
+        """Put pinned limits in force, and end expired pins."""
         if not (self.registered.content.pins or self._pinned):
             return
         pins = self.registered.current_pins(self.clock.wall_s(), self.clock.boottime_s())
@@ -215,9 +215,9 @@ class Applier:
                 self._carry_out([(job, "pin", Decision("hold", old, job.state.limit_cores))], now_s)
 
     def give_back(self, job: Tracked) -> None:
-        """End a pin, an override or a contest: what is in force is the monitor's again."""
+        """End a pin, an override or a contest: the monitor continues from the limit in force."""
         now_s = self.clock.monotonic_s()
-        # After a contest the agent's own limit is written again, else the monitor goes on from what is in force.
+        # After a contest the agent's own limit is written again; otherwise the monitor continues from the one in force.
         contested = job.hold.is_contested
         limit = job.state.limit_cores if contested else read_limit_cores(job, job.in_force)
         job.hold = job.hold.release(now_s)
@@ -229,9 +229,10 @@ class Applier:
             self._looks_closed = self.table.closed_total
 
     def look(self, now_s: float, stride: int = 1) -> None:
-        """Between two ticks, when it is due: what a lowered limit held back, or soon would, gets more at once.
+        """Between two ticks, when a look is due, raise the limits of jobs that are held back, or soon would be.
 
-        Never raises for what a single job or file does. One pread a job where nothing was throttled or used.
+        Never raises for a single job or file. It costs one pread per job that was not throttled and did not exceed its
+        limit.
         """
         if now_s < self.looks.next_s:
             return
@@ -255,8 +256,8 @@ class Applier:
             self.due.snapshot = None
 
     def _look_closer(self, job: Tracked, now_s: float, recent_cores: float | None) -> Decision | None:
-        """The raise for a job that the agent's limit holds back, or soon would, with ``recent_cores`` above it; None
-        where the limit does not, or may not be written now: then the next check accounts for it."""
+        """Return the raise for a job that the agent's limit holds back, or soon would (``recent_cores`` above it).
+        Return None if the limit does not, or may not be written now: then the next check accounts for it."""
         before = job.state
         if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.hold.write_after_s:
             return None
@@ -282,7 +283,7 @@ class Applier:
             return None
         if job.writes:
             if self.external.is_foreign(job, found):
-                # It is not the agent's limit that holds it back; the tick takes over what was written.
+                # The job is not held back by the agent's limit; the tick adopts the written one.
                 self.external.changed.add(job.found.path)
                 return None
             self.external.take_own(job, found, now_s)
@@ -304,7 +305,7 @@ def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:
 
 
 def _put_off(job: Tracked, kind: str, decision: Decision, result: Result, again_s: float) -> None:
-    """Note that a decision is not written now. The monitor makes another one at the next check; a pin, or a limit that
+    """Record that a decision is not written now. The monitor decides again at the next check; a pin, or a limit that
     was overwritten, is due again at ``again_s``."""
     job.result = result
     if kind in ("pin", "reapply"):
@@ -314,13 +315,13 @@ def _put_off(job: Tracked, kind: str, decision: Decision, result: Result, again_
 
 
 def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool, now_s: float) -> Result | Literal[""]:
-    """Why a decision is not written now, "" when it is."""
+    """Return why a decision is not written now; "" if it is."""
     if not job.moves:
         return "shadow"
     shrinks = decision.new_cores < decision.old_cores
     hold, decider = job.hold, job.hold.decider
     waiting = shrinks and (hold.write_at_s is not None or now_s < hold.write_after_s)
-    # More CPU does not wait longer than that for PID 1.
+    # An increase does not wait longer than that for PID 1.
     asked = hold.asking is not None and (shrinks or now_s < hold.asking.since_s + ANSWER_PATIENCE_S)
     obstacles: tuple[tuple[bool, Result], ...] = (
         (hold.is_contested, "contested"),

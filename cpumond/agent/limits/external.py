@@ -1,6 +1,7 @@
-"""Limits that other programs write into cgroups, and the news of systemd about its units.
+"""Limits that other programs write into cgroups, and systemd's news about its units.
 
-Each write goes one way: it is found in force, a ``WriteVerdict`` says who made it, and a table says what follows.
+Each external write is handled the same way: it is found in force, a ``WriteVerdict`` names its author, and a table maps
+the verdict to an action.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from cpumond.host.systemd.properties import QUOTA, UnitEvent
 log = structlog.get_logger("cpumond.agent")
 
 ENGINE_ANSWER_S = 5.0
-"""Timeout for an engine to say that it ordered a limit; after it the limit counts as another program's."""
+"""Seconds to wait for an engine to confirm a limit; after that the limit counts as another program's."""
 ORDERED: Final = (WriteVerdict.ENGINE, WriteVerdict.OPERATOR, WriteVerdict.PROGRAM)
-"""Such a limit is put back in the end."""
+"""Verdicts whose limit is restored in the end."""
 
 
 class Write(NamedTuple):
-    """A limit that is in force, and who set it; ``values`` as systemd tells them, None where it was not asked."""
+    """A limit in force and its author; ``values`` are systemd's own, None if it was not asked."""
 
     verdict: WriteVerdict
     before: CpuSettings
@@ -47,11 +48,11 @@ class Write(NamedTuple):
 
 
 class ExternalWrites:
-    """Changes of limits that are not the agent's, and what follows from them.
+    """Handles limits that are not the agent's, and their consequences.
 
     ``changed`` are cgroups whose limit files were written since the last tick, ``rewritten`` those of them that the
-    agent did not write; ``read_all``: those of all jobs may have been. ``strays_at_s``: when changed cgroups without a
-    job are looked at, on the monotonic clock.
+    agent did not write. ``read_all``: any job's file may have changed. ``strays_at_s`` is the monotonic time of the
+    next look at changed cgroups without a job.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class ExternalWrites:
         self.strays_at_s = math.inf
         self._reloaded_at_s = -math.inf
         self._waits_until_s: dict[str, float] = {}
-        """Cgroups whose limit was written, and whose engine was asked about that."""
+        """Cgroups whose limit was written and whose engine was asked about it."""
         self._removed: set[str] = set()
         """Units that systemd unloaded."""
         self._actions: Final[dict[WriteVerdict, Callable[[Tracked, Write, float], None]]] = {
@@ -85,7 +86,7 @@ class ExternalWrites:
         }
 
     def take_changes(self, now_s: float) -> None:
-        """Take over what was written since the last tick."""
+        """Adopt limits written since the last tick."""
         self._waits_until_s = {path: end_s for path, end_s in self._waits_until_s.items() if path in self.table.jobs}
         jobs = list(self.table) if self.read_all else [
             self.table.jobs[path] for path in self.changed if path in self.table.jobs
@@ -103,7 +104,8 @@ class ExternalWrites:
         self.store_originals()
 
     def _is_order_of_the_same(self, job: Tracked, found: CpuSettings) -> bool:
-        """Whether an engine that does not tell its orders has ordered just the limit in force, by writing it again."""
+        """Return whether an engine that does not report its requests has requested the limit in force, by writing it
+        again."""
         engine = job.found.engine
         if engine is None or engine.tells_order or job.unit or not job.touched or job.hold.is_contested:
             return False
@@ -111,12 +113,12 @@ class ExternalWrites:
         return is_lower and _classify(job, found) == "same" and is_order(job, found, self.engines.is_up(job.found))
 
     def is_foreign(self, job: Tracked, found: CpuSettings) -> bool:
-        """Whether another program may have set what is ``found``."""
+        """Return whether another program may have set the limit ``found``."""
         is_ours = bool(job.unit) and self.units.is_ours(job.unit, found, (job.actuator,))
         return _classify(job, found) != "same" and not is_ours
 
     def take_own(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
-        """Take over what is ``found`` and not foreign: a limit of the agent's that systemd has written since the last
+        """Adopt a limit ``found`` that is not foreign: one of the agent's that systemd has written since the last
         look, or a burst, of which no event tells."""
         if _classify(job, found) != "same":
             self._take_now(job, found, now_s)
@@ -124,7 +126,7 @@ class ExternalWrites:
             self.writer.follow_burst(job, found)
 
     def take(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
-        """Take over what is ``found`` in force, or ask the job's engine first whether it has ordered that."""
+        """Adopt the limit ``found`` in force, or first ask the job's engine whether it requested that."""
         if self._may_be_ordered(job, found, now_s):
             if job.found.path not in self._waits_until_s:
                 self.engines.ask(job.found)
@@ -135,22 +137,22 @@ class ExternalWrites:
         self._take_now(job, found, now_s)
 
     def _may_be_ordered(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
-        """Whether the job's engine may be about to say that it ordered what is ``found``."""
+        """Return whether the job's engine may be about to report the limit ``found`` as a request."""
         engine = job.found.engine
         if engine is None or not engine.tells_order or is_order(job, found) or _classify(job, found) == "same":
             return False
         return now_s < self._waits_until_s.get(job.found.path, math.inf) and self.engines.is_up(job.found)
 
     def store_originals(self) -> None:
-        """Save new originals before anything else is done. On failure it is tried again, and the limits are not lowered
-        until then."""
+        """Save new originals before anything else. On failure it is retried, and the limits are not lowered until
+        then."""
         if self.writer.unsaved:
             self.writer.store()
 
     def _take_now(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
-        """Take over what is ``found`` in force."""
+        """Adopt the limit ``found`` in force."""
         if found.weight != job.in_force.weight and is_idle(job.cgroup.place):
-            # It is the kernel's in the idle class, nobody's order; the next look refuses the job.
+            # The kernel set it in the idle class, nobody requested it; the next look refuses the job.
             found = msgspec.structs.replace(found, weight=job.in_force.weight)
         before, change = job.in_force, _classify(job, found)
         job.in_force = found
@@ -163,7 +165,7 @@ class ExternalWrites:
                 job.follow_writes()
             return
         if found.burst_us != before.burst_us and (change == "same" or (found.burst_us or 0) > (before.burst_us or 0)):
-            # One that is lowered together with the quota had to be: the kernel takes no quota below it.
+            # A burst lowered together with the quota had to be: the kernel accepts no quota below it.
             self.writer.follow_burst(job, found)
         if change == "same" or job.hold.is_contested:
             return
@@ -173,8 +175,8 @@ class ExternalWrites:
             self._follow(job, Write(WriteVerdict.PROGRAM, before, change), now_s)
 
     def _is_still_unset(self, job: Tracked) -> bool:
-        """Whether no agent told systemd of a unit yet: its first limit may come unseen before that, since on v2 there
-        is no file to watch until then."""
+        """Return whether no agent has sent systemd a limit of a unit yet. Its first limit may come unseen before
+        that, since on v2 there is no file to watch until then."""
         if not job.unit or job.hold.is_contested:
             return False
         return not (self.units.has_told(job.unit) or self.writer.is_inherited(job.cgroup.path))
@@ -187,7 +189,7 @@ class ExternalWrites:
         now_s: float,
         is_conflict: bool = False,
     ) -> None:
-        """Find out who gave a unit the limit in force, and do what follows."""
+        """Find out who gave a unit the limit in force, and act on it."""
         change = classify_change(before, job.in_force, job.actuator)
         if change == "same" and not is_conflict:
             return
@@ -204,7 +206,7 @@ class ExternalWrites:
         self._follow(job, Write(verdict, before, "raise" if change == "raise" else "lower", values), now_s)
 
     def _follow(self, job: Tracked, write: Write, now_s: float) -> None:
-        """Do what follows from a write, by who made it."""
+        """Act on a write, depending on its author."""
         verdict = write.verdict
         if verdict is WriteVerdict.OPERATOR:
             self.units.confirm(job.unit, job.in_force, job.actuator, write.values or {})
@@ -230,7 +232,7 @@ class ExternalWrites:
         self.units.want_again(job.unit, write.values)
 
     def _obey(self, job: Tracked, write: Write, now_s: float) -> None:
-        """It is what the job may have from now on; the monitor goes on below it, and a pin is set anew."""
+        """Adopt the limit as the job's new maximum. The monitor continues below it, and a pin is applied again."""
         found_cores = self._note(job, write, now_s)
         job.hold = job.hold.expire(math.inf).unpin().write(None)
         job.restart(found_cores, now_s)
@@ -242,7 +244,7 @@ class ExternalWrites:
         job.restart(found_cores, now_s)
 
     def _respect_or_undo(self, job: Tracked, write: Write, now_s: float) -> None:
-        """A raise of a unit's limit is respected, and so is what is written after it within that time."""
+        """Respect a raise of a unit's limit, and other writes to it in that time; undo others."""
         is_respected = write.change == "raise" or isinstance(job.hold.decider, Respected)
         is_respected = is_respected and self.writer.config.writes.override_ttl_s > 0
         (self._respect if is_respected else self._undo)(job, write, now_s)
@@ -259,10 +261,10 @@ class ExternalWrites:
             log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.hold.losses)
 
     def _note(self, job: Tracked, write: Write, now_s: float) -> float:
-        """Count, log and remember that another limit than the agent's is in force; that limit in cores.
+        """Count, log and record that another limit than the agent's is in force; return that limit in cores.
 
-        In a unit's file alone a limit does not outlive the next reload: what was found before is put back in the end,
-        unless this is more.
+        A limit only in a unit's file does not outlive the next reload: the previous original is restored in the end,
+        unless this limit is higher.
         """
         found, old_cores, verdict = job.in_force, job.state.limit_cores, write.verdict
         kind, event = f"foreign-{write.change}", "foreign_write"
@@ -288,7 +290,7 @@ class ExternalWrites:
         for event in events:
             job = self.table.by_unit.get(event.unit)
             if event.kind == "reloaded":
-                # It applied its stored values to all units, and their properties may be others now.
+                # It applied its stored values to all units, and their properties may have changed.
                 self.read_all = True
                 self._reloaded_at_s = now_s
                 for each in self.table.by_unit.values():
@@ -296,7 +298,7 @@ class ExternalWrites:
             elif event.kind == "connected":
                 self.writer.ask_again(now_s, at_once=True)
             elif event.kind in ("away", "denied"):
-                # That holds for all units.
+                # This concerns all units.
                 for each in self.table.by_unit.values():
                     if event.kind == "away":
                         self._resolve_unit_write(each, {}, now_s)
@@ -313,7 +315,7 @@ class ExternalWrites:
         elif event.kind == "answer":
             job.labels = read_labels(event.values)
         elif event.kind in ("refused", "no-unit"):
-            self._lower_by_file(job, event.text or "there is no such unit", now_s)
+            self._lower_by_file(job, event.text or "the unit does not exist", now_s)
         elif event.kind == "done":
             if job.touched:
                 job.in_force = self.units.read_values(dict(event.properties), job.in_force)
@@ -321,15 +323,16 @@ class ExternalWrites:
             self.changed.add(job.found.path)
 
     def _on_property_conflict(self, event: UnitEvent, now_s: float) -> None:
-        """An operator gave a unit another limit just before the agent's was to be set, which then was not."""
+        """Handle that an operator gave a unit another limit just before the agent's was to be set, which was then
+        skipped."""
         job = self.table.by_unit.get(event.unit)
         if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
-            # Its original is on its way back, or its cgroup is gone.
+            # Its original is being restored, or its cgroup is gone.
             self.writer.adopt_operator_values(event.unit, event.values)
             return
         others = {name: value for name, value in event.values.items() if name != PROPERTIES[job.actuator]}
         if others:
-            # Properties of a setting that is not moved any more, and was to go back together with the one that is.
+            # Properties of a setting that no longer moves, and was to be restored together with the one that does.
             job.original = self.units.read_values(others, job.original)
             self.writer.keep(job)
             log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, properties=others)
@@ -347,7 +350,7 @@ class ExternalWrites:
         self._take_unit_write(job, before, event.values, now_s, is_conflict=True)
 
     def expire_gone_units(self, now_s: float) -> None:
-        """Units whose time to come again is over, and those that systemd is to have back."""
+        """Handle units whose time to return is over, and those to be restored to systemd."""
         if self.writer.gone:
             root = self.table.hierarchies.cpu_root
             self.writer.expire_gone(now_s, lambda path: os.path.isdir(os.path.join(root, path)), self._removed)
@@ -359,7 +362,7 @@ class ExternalWrites:
         self.writer.ask_again(now_s)
 
     def _restore_strays(self, now_s: float) -> None:
-        """Put back what was changed and has no job: its restore failed, or no source names its unit's new cgroup."""
+        """Restore changed cgroups without a job: their restore failed, or no source names their unit's new cgroup."""
         finder = CgroupFinder(self.table.hierarchies)
         for path, original in self.writer.list_strays(now_s, self.table.jobs).items():
             cgroup = None
@@ -388,7 +391,7 @@ class ExternalWrites:
                     cgroup.close()
 
     def _resolve_unit_write(self, job: Tracked, values: dict[str, object], now_s: float) -> None:
-        """A write to a unit's limit, now that systemd has told its own value; empty: it cannot be asked."""
+        """Resolve a write to a unit's limit by systemd's own ``values``; empty: it cannot be asked."""
         asking, job.hold = job.hold.asking, job.hold.answered()
         if asking is None or job.hold.is_contested:
             return
@@ -396,8 +399,8 @@ class ExternalWrites:
         self._take_unit_write(job, asking.before, values, now_s)
 
     def _lower_by_file(self, job: Tracked, why: str, now_s: float) -> None:
-        """systemd may not have taken a lower limit: the agent writes it. A unit without a limit file has no lower limit
-        then; that is tried again in a minute."""
+        """Write a lower limit that systemd may not have accepted. A unit without a limit file then has no lower
+        limit, which is tried again after a minute."""
         if not (job.touched and job.cgroup.is_there()):
             return
         if any(os.path.exists(path) for path in job.cgroup.watch_paths(job.actuator)):
@@ -406,12 +409,12 @@ class ExternalWrites:
         record = self.units.read(job.unit)
         if set(record.target) - set(record.applied):
             self.units.forget(job.unit)
-            job.last_error = f"systemd made no limit file for it: {why}"
+            job.last_error = f"systemd created no limit file for it: {why}"
             job.restart(read_limit_cores(job, job.in_force), now_s)
             job.hold = job.hold.fail(now_s + ASK_AGAIN_S)
             self.due.report = True
 
 
 def _classify(job: Tracked, found: CpuSettings) -> Literal["same", "raise", "lower"]:
-    """The change of a job's limit to ``found``; of a unit's, up to systemd's rounding."""
+    """Classify the change of a job's limit to ``found``; for a unit, up to systemd's rounding."""
     return classify_change(job.in_force, found, job.actuator, exact=not job.unit)

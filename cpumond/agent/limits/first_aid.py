@@ -1,9 +1,9 @@
-"""The first thing after an agent has died: the CPU that its jobs lack, given back at once.
+"""First aid after an agent has died: immediately raise the quotas that it had lowered.
 
-``cpumond restore`` puts everything back as it was found. What it needs takes 70 ms to import, and on a slow machine ten
-times as long: too long for a job to be held down. This needs nothing but the interpreter's own modules. It does less:
-a quota that the agent lowered is raised to the one found, and only where that is one write. Everything else, and
-every word about what went wrong, is for ``restore`` right after it.
+``cpumond restore`` restores everything, but its imports take 70 ms, and ten times as long on a slow machine: too long
+for a throttled job. This module needs only the interpreter's own modules, and does less: it raises a lowered quota to
+the original, and only if that is a single write. Everything else, including all messages about failures, is left to
+``restore``, which runs right after it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 STATE_FILE = "originals.state"
 BAD = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
-"""The exceptions of reading a file with any content."""
+"""Exceptions of reading a file with any content."""
 WRITTEN_FILE = "limits.log"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
@@ -28,13 +28,13 @@ Pair = tuple[int, int]
 def raise_quotas(
     environment: Mapping[str, str], mountinfo: str = "/proc/self/mountinfo", boot_id_path: str = BOOT_ID_PATH
 ) -> int:
-    """Give jobs their quotas back where systemd says that the agent has died, and where its state is; how many."""
+    """Restore jobs' quotas if systemd says that the agent has died and where its state is; return how many."""
     if "SERVICE_RESULT" not in environment:
         return 0
     newest, cgroups = -1, []
     written = _read_written(os.path.join(environment.get("RUNTIME_DIRECTORY", "").partition(":")[0], WRITTEN_FILE))
-    # What lies in /run is of this boot; the identity of the boot looks different inside and outside a sandbox in a
-    # container.
+    # Files in /run are of this boot. In a container, the boot's identity looks different inside and outside of a
+    # sandbox.
     for name, boot in (("RUNTIME_DIRECTORY", ""), ("STATE_DIRECTORY", boot_id_path)):
         directory = environment.get(name, "").partition(":")[0]
         # A file that no agent of this version wrote is skipped: `restore` reports it.
@@ -67,8 +67,8 @@ def raise_quotas(
 
 
 def _read_originals(path: str, boot_id_path: str) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
-    """The file's number, and its originals, parents first; none of another boot, if ``boot_id_path`` is given. Raises
-    one of BAD."""
+    """Return the file's number and its originals, parents first; none of another boot if ``boot_id_path`` is given.
+    Raises one of BAD."""
     with open(path, "rb") as file:
         header, _, payload = file.read().partition(b"\n")
     if header != b"cpumond-state 1 sha256=" + hashlib.sha256(payload).hexdigest().encode():
@@ -83,7 +83,7 @@ def _read_originals(path: str, boot_id_path: str) -> tuple[int, list[tuple[str, 
 
 
 def _find_root(mountinfo: str) -> tuple[str, int]:
-    """Where the cpu controller is mounted, and its version. Raises OSError, ValueError."""
+    """Return the mount point of the cpu controller, and its version. Raises OSError, ValueError."""
     mounts = list(_list_mounts(mountinfo))
     for point, kind, options in mounts:
         if kind == "cgroup" and "cpu" in options.split(","):
@@ -95,7 +95,7 @@ def _find_root(mountinfo: str) -> tuple[str, int]:
 
 
 def _list_mounts(mountinfo: str) -> Iterator[tuple[str, str, str]]:
-    """(Mount point, file system, options); a point with blanks in its name is left to ``restore``."""
+    """Yield (mount point, file system, options); a point with blanks in its name is left to ``restore``."""
     with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             left, _, right = line.partition(" - ")
@@ -105,7 +105,7 @@ def _list_mounts(mountinfo: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _read_written(path: str) -> dict[int, list[Pair]]:
-    """The agent's latest write into each cgroup, by inode, see ``written``; empty where that is not known."""
+    """Return the agent's latest write into each cgroup, by inode (see ``written``); empty if unknown."""
     found = {}
     try:
         with open(path, "rb") as file:
@@ -134,13 +134,14 @@ def _is(directory: str, inode: int) -> bool:
 
 
 def _raise(directory: str, version: int, original: dict[str, Any], written: Mapping[int, list[Pair]]) -> bool:
-    """Whether the quota of one cgroup was raised. Raises KeyError, TypeError, ValueError for a strange ``original``."""
+    """Return whether the quota of one cgroup was raised. Raises KeyError, TypeError, ValueError for an invalid
+    ``original``."""
     quota_us, period_us = original["settings"]["quota_us"], original["settings"]["period_us"]
     if "quota" not in original["actuators"] or ".." in directory.split("/"):
         return False
     inode = original["inode"]
     try:
-        # Held from here on: it may get another name meanwhile.
+        # Held open from here on, because it may be renamed meanwhile.
         held = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
@@ -153,7 +154,7 @@ def _raise(directory: str, version: int, original: dict[str, Any], written: Mapp
         if last is not None and not original.get("unit"):
             ours = [*last, (-1 if quota_us is None else quota_us, period_us)]
             if now_us not in [each[0] for each in ours] or now_period_us not in [each[1] for each in ours]:
-                # Another program has set less since.
+                # Another program has set a lower limit since.
                 return False
         if now_us is None or now_period_us != period_us or (quota_us is not None and now_us >= quota_us):
             return False
@@ -161,14 +162,15 @@ def _raise(directory: str, version: int, original: dict[str, Any], written: Mapp
             name, text = "cpu.max", f"{'max' if quota_us is None else quota_us} {period_us}"
         else:
             name, text = "cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us)
-        # Neither made nor followed elsewhere: it may run with all rights (ExecStopPost=+), the state is the agent's.
+        # Neither create the file nor follow a link: this may run with all rights (ExecStopPost=+), and the state file
+        # is the agent's.
         fd = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.write(fd, text.encode())
         finally:
             os.close(fd)
     except OSError:
-        # Gone, or more than a quota above it allows: `restore` looks closer.
+        # Gone, or above a quota of a parent: `restore` examines it.
         return False
     finally:
         os.close(held)

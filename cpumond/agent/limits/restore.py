@@ -1,7 +1,7 @@
-"""``cpumond restore``: what a dead agent left lowered is put back. Files first, then what systemd stores.
+"""``cpumond restore``: restore the limits that a dead agent left lowered. Files first, then systemd's stored values.
 
-It must be quick, also on a slow machine: a job may be held down until it is done. So this imports no more than it
-needs, and the library for the bus only when all files are right again.
+It must be quick, also on a slow machine, because jobs may be throttled until it is done. So it imports only what it
+needs, and the library for the bus only once all files are restored.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ LOCK_FILE = "agent.lock"
 DEFAULT_CONFIG_PATH = "/etc/cpumond/cpumond.toml"
 NAMESAKES_TIMEOUT_S = 5.0
 DROP_INS: Final = {"quota": "50-CPUQuota.conf", "weight": "50-CPUWeight.conf"}
-"""The files that SetUnitProperties leaves in the folder of a unit's drop-ins."""
+"""Drop-in files that SetUnitProperties creates for a unit."""
 UNITS_TIMEOUT_S = 15.0
-"""For all units together, to ask and again to set; the quotas in force are right by then."""
+"""Seconds for all units together, to ask and to set; by then the quotas in force are restored."""
 
 
 class LockHolder(msgspec.Struct):
-    """Who holds the lock: written into the lock file for the message of the second agent."""
+    """Owner of the lock, written into the lock file for the error message of a second agent."""
 
     pid: int
     since: float
@@ -77,10 +77,11 @@ class LockHolder(msgspec.Struct):
 
 
 class RunLock:
-    """The lock of a runtime directory: one agent or ``restore`` at a time; the kernel lets go of it at the end."""
+    """The lock of a runtime directory: one agent or ``restore`` at a time; the kernel releases it when the process
+    ends."""
 
     def __init__(self, runtime_dir: str, config_path: str) -> None:
-        """Raises UnavailableError that names the first agent, CreateError or AccessError."""
+        """Take the lock. Raises UnavailableError that names the first agent, CreateError or AccessError."""
         self.path = os.path.join(runtime_dir, LOCK_FILE)
         self._runtime_dir = runtime_dir
         self._holder = msgspec.json.encode(LockHolder(os.getpid(), time.time(), config_path))
@@ -89,7 +90,7 @@ class RunLock:
     def _take(self) -> int:
         make_directory(self._runtime_dir, 0o755, "runtime_dir")
         try:
-            # The directory is the agent's, and root may be the one who runs this: no link is followed.
+            # The directory is the agent's, and root may run this: follow no link.
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise from_os_error(error, f"open the lock {self.path}", "fix runtime_dir or run as root") from error
@@ -98,10 +99,11 @@ class RunLock:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UnavailableError(f"{self.path}: {_describe_holder(os.read(fd, 4096))}; stop it first") from None
-            # Whoever may read a file may lock it, and keep limits down that way. One of 0.2 was 0644.
+            # Any user who can read a file can lock it, and so keep limits lowered. Version 0.2 created it with mode
+            # 0644.
             with contextlib.suppress(OSError):
                 os.fchmod(fd, 0o600)
-            # On a full disk the next one is told less about this one.
+            # On a full disk the next agent's message has fewer facts about this one.
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, 0)
                 os.write(fd, self._holder)
@@ -111,8 +113,8 @@ class RunLock:
         return fd
 
     def look_after(self) -> list[str]:
-        """Take the lock anew where its file was removed or replaced: another agent could start beside this one. Its
-        path then. Raises UnavailableError when another one has it by now, CreateError or AccessError."""
+        """Take the lock again if its file was removed or replaced, because another agent could start beside this
+        one; then return its path. Raises UnavailableError if another agent has it, CreateError or AccessError."""
         held = os.fstat(self._fd)
         if identify(self.path) == (held.st_dev, held.st_ino):
             return []
@@ -122,7 +124,7 @@ class RunLock:
         return [self.path]
 
     def close(self) -> None:
-        """Let another agent run."""
+        """Release the lock."""
         os.close(self._fd)
 
 
@@ -130,7 +132,7 @@ def _describe_holder(content: bytes) -> str:
     try:
         holder = decode_json(content, LockHolder)
     except ContentError:
-        return "another agent is running (it did not say its pid)"
+        return "another agent is running (its pid is unknown)"
     since = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(holder.since))
     return f"another agent is running: pid {holder.pid}, since {since}, with {holder.config or 'built-in defaults'}"
 
@@ -141,18 +143,18 @@ def restore_cgroup(
     written: Written | None = None,
     note: Callable[[int, CpuSettings, CpuSettings], None] | None = None,
 ) -> CpuSettings | None:
-    """Put the settings of one cgroup back; what is in force then, None when it is gone. Raises CgroupError.
+    """Restore the settings of one cgroup; return those in force then, None if it is gone. Raises CgroupError.
 
-    Where a quota above it was lowered meanwhile, v1 refuses: then the cgroup gets as much as that quota allows before
-    the error is raised; ``note`` records that limit as the agent's. ``written`` as in ``choose_restore``; not used for
-    units, whose limits systemd writes itself.
+    If a quota above it was lowered meanwhile, v1 refuses. Then the cgroup gets as much as that quota allows before the
+    error is raised, and ``note`` records that limit as the agent's. ``written`` is that of ``choose_restore``; it is
+    not used for units, whose limits systemd writes itself.
     """
     current = cgroup.read_settings()
     if current is None:
         return None
     target = choose_restore(current, original.settings, original.actuators, None if original.unit else written)
     if is_idle(cgroup.place):
-        target = msgspec.structs.replace(target, weight=current.weight)  # the kernel took the weight, and takes none
+        target = msgspec.structs.replace(target, weight=current.weight)  # the kernel has set it and accepts none
     try:
         return target if cgroup.write_settings(current, target) else None
     except CgroupWriteError:
@@ -165,7 +167,7 @@ def restore_cgroup(
 
 
 def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, CpuSettings] | None:
-    """The settings in force, and those that a quota above allows between them and ``target``."""
+    """Return the settings in force, and those that a quota above allows between them and ``target``."""
     current, cap = cgroup.read_settings(), cgroup.read_ancestor_cap()
     if current is None or not current.cores < cap.cores < target.cores:
         return None
@@ -174,8 +176,8 @@ def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, C
 
 
 class RestoreReport(msgspec.Struct):
-    """What ``restore_all`` did: paths put back, paths gone, errors in sentences. By path: ``settings`` in force now,
-    what systemd is to be told of ``units``, where ``renamed`` ones are now, why the ``unseen`` cannot be seen."""
+    """Result of ``restore_all``: paths restored, paths gone, errors in sentences. By path: ``settings`` now in
+    force, properties to send to systemd for ``units``, new paths of ``renamed`` ones, reasons for ``unseen`` ones."""
 
     restored: list[str] = []
     gone: list[str] = []
@@ -196,10 +198,9 @@ class RestoreReport(msgspec.Struct):
 
 
 def open_original(hierarchies: Hierarchies, finder: CgroupFinder, path: str, original: Original) -> Cgroup | None:
-    """The cgroup that ``original`` is of, under whatever name; None when it is gone. Raises CgroupReadError,
-    UnknownLimitsError.
+    """Open the cgroup of ``original``, under any name; None if it is gone. Raises CgroupReadError, UnknownLimitsError.
 
-    A unit's present cgroup counts, whenever it was made; ``find_namesakes`` tells where another unit has its name.
+    For a unit it is the present cgroup, whenever created; ``find_namesakes`` finds other units of the same name.
     """
     where = finder.find(path, original.inode) or (path if original.unit else None)
     cgroup = None if where is None else open_cgroup(hierarchies.without_counters(), where)
@@ -216,12 +217,12 @@ def restore_all(
     written: Mapping[int, Written] | None = None,
     note: Callable[[int, CpuSettings, CpuSettings], None] | None = None,
 ) -> RestoreReport:
-    """Put every cgroup of ``originals`` back that is still there; errors are collected, none stops the rest.
+    """Restore every remaining cgroup of ``originals``; errors are collected, and none stops the rest.
 
-    ``root_id`` as in ``CgroupFinder``, ``written`` (by inode) and ``note`` as in ``restore_cgroup``.
+    ``root_id`` is that of ``CgroupFinder``; ``written`` (by inode) and ``note`` are those of ``restore_cgroup``.
     """
     report, finder, known = RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
-    # Cgroups that are where they were come first: it takes longer to find the others.
+    # Cgroups at their old place come first: finding the others takes longer.
     there = {path for path, original in originals.items() if finder.is_at(path, original.inode)}
     for path, original in sorted(originals.items(), key=lambda item: (item[0] not in there, item[0].count("/"))):
         cgroup = None
@@ -251,7 +252,7 @@ def restore_all(
 
 
 def find_anew(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> dict[str, Original]:
-    """Those of ``originals`` that are units with another cgroup now: restarted, or new ones of an old name."""
+    """Return those of ``originals`` that are units with another cgroup now: restarted, or new units of an old name."""
     return {
         path: original
         for path, original in originals.items()
@@ -260,15 +261,15 @@ def find_anew(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> di
 
 
 def find_namesakes(anew: Mapping[str, Original]) -> set[str]:
-    """Those of ``anew`` that are other units of the same name: systemd was never told a limit of them.
+    """Return those of ``anew`` that are other units of the same name, for which systemd never got a limit.
 
-    SetUnitProperties leaves a drop-in, by which a restarted unit comes with the agent's limit; a new one of that name
-    has none. Where systemd does not answer there are no namesakes: rather too much CPU than too little. Takes up to
+    SetUnitProperties leaves a drop-in, so a restarted unit has the agent's limit; a new unit of that name has no
+    drop-in. If systemd does not answer, no unit counts as a namesake: rather too much CPU than too little. Takes up to
     NAMESAKES_TIMEOUT_S.
     """
     if not anew or not is_booted():
         return set()
-    from cpumond.host.systemd.bus import UnitBus  # costs more than all that was done before
+    from cpumond.host.systemd.bus import UnitBus  # costs more than everything before
 
     with contextlib.closing(UnitBus(lambda: None)) as bus:
         for original in anew.values():
@@ -284,16 +285,16 @@ def find_namesakes(anew: Mapping[str, Original]) -> set[str]:
 
 
 def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str] = ()) -> dict[str, str]:
-    """Have systemd store what is in force again; ``units`` and the sentences about failures, which are returned, are by
-    cgroup path. ``restored``: the paths that exist.
+    """Make systemd store the limits in force again; return sentences about failures.
 
-    Units that have it already are left alone, so are all where systemd is not PID 1.
+    ``units`` and the result are by cgroup path; ``restored`` are the paths that exist.
+    Units that have the values already are skipped, and all of them if systemd is not PID 1.
     """
     if not units or not is_booted():
         return {}
-    from cpumond.host.systemd.bus import UnitBus  # costs more than all that was done before
+    from cpumond.host.systemd.bus import UnitBus  # costs more than everything before
 
-    # A unit whose slice was changed has several paths: one that exists tells what the unit is to have.
+    # A unit whose slice was changed has several paths: one that exists determines the unit's values.
     paths = {unit_of(path): path for path in sorted(units, key=lambda path: path in restored)}
     left = {path: units[path] for path in paths.values()}
     problem = "systemd did not answer in time"
@@ -339,16 +340,16 @@ def _format_assignments(properties: UnitProperties) -> str:
 DEFAULT_PATHS: Final = {
     "state_dir": "/var/lib/cpumond", "runtime_dir": "/run/cpumond", "mountinfo": "/proc/self/mountinfo",
 }  # fmt: skip
-"""What ``restore`` needs of a configuration; the defaults are those of ``AgentConfig``, which costs more to import."""
+"""Settings that ``restore`` needs; the defaults are those of ``AgentConfig``, which costs more to import."""
 ENVIRONMENT: Final = {"state_dir": "STATE_DIRECTORY", "runtime_dir": "RUNTIME_DIRECTORY"}
-"""The environment in which systemd says the same."""
+"""Environment variables in which systemd passes the same paths."""
 
 
 def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """The directories that a configuration names, without a look at what else is in it.
+    """Return the directories that a configuration names, ignoring its other content.
 
-    A bad file on disk must not keep the limits of a dead agent lowered: the directories it names count even where
-    another line of it is wrong, then those that systemd names, then the built-in ones.
+    A bad file on disk must not keep a dead agent's limits lowered. So the directories that it names count even if
+    another line of it is wrong, then those from systemd, then the built-in ones.
     """
     named: dict[str, str] = {}
     damaged = False
@@ -357,7 +358,7 @@ def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[
             with open(path, encoding="utf-8", errors="replace") as file:
                 text = file.read().removeprefix("\ufeff")
         except (OSError, ValueError):
-            # Not even readable: what systemd or the built-in defaults say is used.
+            # Not even readable: use those from systemd, or the built-in defaults.
             damaged = True
             continue
         try:
@@ -380,8 +381,8 @@ def _list_files(config_path: str | None) -> list[str]:
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """What ``cpumond restore`` did: the report, the file it read, why that could not be rewritten, what is wrong with
-    the configuration, and a sentence about a copy that could not be read."""
+    """Result of ``cpumond restore``: the report, the file that was read, why it could not be rewritten, the
+    configuration's error, and a sentence about an unreadable copy."""
 
     report: RestoreReport
     path: str
@@ -391,11 +392,10 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 def run_restore(config_path: str | None) -> Restored:
-    """``cpumond restore``: put back what a dead agent left, from the state file or its copy in ``runtime_dir``.
+    """Run ``cpumond restore``: restore what a dead agent left, from the state file or its copy in ``runtime_dir``.
 
-    Where systemd says how the service ended, that is counted. Raises UnavailableError while an agent runs,
-    StateFileError when no copy of the file is intact, UnknownLimitsError when there is none though an agent may have
-    run.
+    If systemd reports how the service ended, that is counted. Raises UnavailableError while an agent runs,
+    StateFileError if no copy of the file is intact, UnknownLimitsError if there is none although an agent may have run.
     """
     paths = find_paths(config_path, os.environ)
     try:
@@ -403,7 +403,7 @@ def run_restore(config_path: str | None) -> Restored:
     finally:
         result = os.environ.get("SERVICE_RESULT")
         if result:
-            with contextlib.suppress(CpumondError):  # one end is not counted; the limits matter more
+            with contextlib.suppress(CpumondError):  # a missed count matters less than the limits
                 count_service_end(paths["state_dir"], result)
     return msgspec.structs.replace(done, config_error=_check_config(config_path))
 
@@ -413,13 +413,13 @@ def _restore(paths: Mapping[str, str], config_path: str | None) -> Restored:
     with contextlib.closing(RunLock(paths["runtime_dir"], f"{config_path or ''} (restore)")):
         content, complaint = load_newest(copies, keep_damaged=True)
         if content is None and complaint:
-            raise StateFileError(f"{complaint}; no copy of it is intact, set the limits by hand")
+            raise StateFileError(f"{complaint}; no copy of it is intact; set the limits by hand")
         report = RestoreReport()
         if content is None:
             if _may_have_written(config_path):
                 raise UnknownLimitsError(
-                    f"there is neither {copies[0]} nor {copies[1]}: if an agent ran here since the boot, they were "
-                    "removed, and what it lowered is not known; look at the limits, and set them by hand"
+                    f"neither {copies[0]} nor {copies[1]} exists: if an agent has run here since the boot, they were "
+                    "removed, and the limits that it lowered are unknown; check the limits and set them by hand"
                 )
             return Restored(report, copies[0], complaint=complaint)
         file_error = None
@@ -438,7 +438,7 @@ def _restore(paths: Mapping[str, str], config_path: str | None) -> Restored:
 
 
 def _may_have_written(config_path: str | None) -> bool:
-    """Whether an agent with this configuration leaves a file in ``state_dir`` that tells what it changed."""
+    """Return whether an agent with this configuration leaves a file in ``state_dir`` that records its changes."""
     from cpumond.agent.config import load_config
 
     try:
@@ -449,9 +449,9 @@ def _may_have_written(config_path: str | None) -> bool:
 
 
 def _rewrite(copies: Sequence[str], content: Originals) -> CpumondError | None:
-    """Store what is left to do; one copy that is newer than the others is enough.
+    """Store the remaining work; one copy that is newer than the others is enough.
 
-    The error when there is none: another ``restore`` would put the same back again, over what was set meanwhile.
+    Returns the error if there is none: another ``restore`` would restore the same again, over limits set meanwhile.
     """
     problem: CpumondError | None = None
     for path in copies:
@@ -480,7 +480,7 @@ def _restore_cgroups(paths: Mapping[str, str], content: Originals) -> RestoreRep
             hierarchies = stack.enter_context(hold(open_hierarchies(paths["mountinfo"])))
         except UnavailableError as error:
             report = RestoreReport()
-            report.unseen = dict.fromkeys(content.cgroups, f"nothing is known of the lowered limits: {error}")
+            report.unseen = dict.fromkeys(content.cgroups, f"the lowered limits are unknown: {error}")
             return report
         anew = find_anew(hierarchies, content.cgroups)
         report = restore(hierarchies, _leave_out(anew, content.cgroups))
@@ -495,7 +495,7 @@ def _leave_out(paths: Container[str], originals: Mapping[str, Original]) -> dict
 
 
 def _check_config(config_path: str | None) -> CpumondError | None:
-    """The error in the configuration, if any; looked for when the limits are right again."""
+    """Return the configuration's error, if any; it is checked after the limits are restored."""
     from cpumond.agent.config import load_config  # takes as long as all the rest
 
     try:
@@ -506,14 +506,14 @@ def _check_config(config_path: str | None) -> CpumondError | None:
 
 
 def print_restored(done: Restored) -> int:
-    """Say what was done on stdout and stderr; the exit code: EXIT_TRY_AGAIN when some cgroup cannot be seen,
-    EXIT_UNAVAILABLE when some limit is not back.
+    """Print the result on stdout and stderr; return the exit code.
 
-    Raises the configuration's error, if it has one, when all are.
+    It is EXIT_TRY_AGAIN if some cgroup cannot be seen, EXIT_UNAVAILABLE if some limit is not restored. Raises the
+    configuration's error, if any, when all are restored.
     """
     report = done.report
     for name in report.restored:
-        print(f"restored {name}" + (f", which is {report.renamed[name]} now" if name in report.renamed else ""))
+        print(f"restored {name}" + (f", now {report.renamed[name]}" if name in report.renamed else ""))
     if not (report.restored or report.gone or report.errors or report.unseen):
         print(f"nothing to restore in {done.path}")
     elif report.gone:
@@ -522,9 +522,9 @@ def print_restored(done: Restored) -> int:
         if error:
             print(f"cpumond: {error}", file=sys.stderr)
     if report.unseen:
-        print(f"cpumond: {len(report.unseen)} limits may be low still; they stay in {done.path}", file=sys.stderr)
+        print(f"cpumond: {len(report.unseen)} limits may still be lowered; they stay in {done.path}", file=sys.stderr)
     if report.errors or report.unseen or done.file_error is not None:
-        # Worse than a wrong configuration: the scripts of a package must get this exit code.
+        # Worse than a wrong configuration: package scripts need this exit code.
         if done.config_error is not None:
             print(f"cpumond: {done.config_error}", file=sys.stderr)
         if report.unseen:
@@ -536,9 +536,9 @@ def print_restored(done: Restored) -> int:
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int | None:
-    """``cpumond restore`` without the command line's libraries; the exit code.
+    """Run ``cpumond restore`` without the command line's libraries; return the exit code.
 
-    None for other arguments than ``--config FILE`` or none at all: those are for ``cpumond.cli``.
+    Returns None for other arguments than ``--config FILE`` or none: those are handled by ``cpumond.cli``.
     """
     config_path = environment.get("CPUMOND_CONFIG") or DEFAULT_CONFIG_PATH
     match list(arguments):

@@ -312,7 +312,7 @@ LAST_WORDS = b"first\nNo such module: x\x1b[31m\n\n"
         (100, {"exit_code": 3}, "failed", 3, "exit code 3"),
         (100, {"exit_code": 1, "last_words": LAST_WORDS}, "failed", 1, "exit code 1; stderr: No such module: x?[31m"),
         (100, {"signal": 11}, "failed", 139, "SIGSEGV"),
-        (100, {"signal": 9, "oom_killed": True}, "failed", 137, "out of memory: it ordered memory_limit = 100 bytes"),
+        (100, {"signal": 9, "oom_killed": True}, "failed", 137, "out of memory: it requested memory_limit = 100 bytes"),
         (0, {"signal": 9, "oom_killed": True}, "aborted", 137, "the node ran out of memory"),
         (100, {"problem": "its exit code was lost"}, "lost", None, "its exit code was lost"),
     ],
@@ -333,10 +333,10 @@ MIB = 2**20
 @pytest.mark.parametrize(
     ("most", "state", "words"),
     [
-        (100 * MIB, "failed", "out of memory: it ordered memory_limit"),
+        (100 * MIB, "failed", "out of memory: it requested memory_limit"),
         (60 * MIB, "aborted", f"{MEMORY_OVERDRAFT}{60 * MIB} of {50 * MIB} bytes: the node ran out of memory"),
         (40 * MIB, "aborted", "the node ran out of memory"),
-        (None, "failed", "out of memory: it ordered memory_limit"),
+        (None, "failed", "out of memory: it requested memory_limit"),
     ],
 )
 def test_whom_the_kernel_kills_below_its_limit_has_not_failed_where_memory_is_reserved(
@@ -529,11 +529,11 @@ def test_root_runs_jobs_as_the_nodes_user_or_the_operations(
     ("executor", "user", "words"),
     [
         ("", "root", "allow_root = true"),
-        ("", "nobody", "asks for no tokens"),
-        (TOKEN, "daemon", "an account of the system"),
-        ("", "no-such-user-here", "is not known on node n"),
-        ("", "", "is not known on node n"),
-        ("", "a\0b", "is not known on node n"),
+        ("", "nobody", "requires no tokens"),
+        (TOKEN, "daemon", "a system account"),
+        ("", "no-such-user-here", "is unknown on node n"),
+        ("", "", "is unknown on node n"),
+        ("", "a\0b", "is unknown on node n"),
     ],
 )
 def test_an_account_that_a_job_may_not_have_is_refused(
@@ -582,7 +582,7 @@ def test_after_a_boot_of_the_host_running_jobs_are_lost(world: World, monkeypatc
     world.begin()
     world.load()
     assert world.finished("j1")["state"] == "lost"
-    assert "started anew" in world.finished("j1")["reason"]
+    assert "rebooted" in world.finished("j1")["reason"]
     assert world.finished("j2")["state"] == "completed"
 
 
@@ -724,7 +724,7 @@ def test_a_jobs_dir_that_is_removed_is_written_anew(world: World) -> None:
     assert world.jobs.look_after_files() == []
     other = World(world.directory)
     other.load()
-    assert "is used by another agent" in other.jobs.problem
+    assert "is in use by another agent" in other.jobs.problem
     kill_agent(world, "j1")
     assert world.state("j1") == "running"
     world.obey(make_order("j1"))
@@ -874,7 +874,7 @@ def test_the_directory_of_jobs_lets_users_through_whatever_the_umask(tmp_path: P
     finally:
         os.umask(before)
     assert [os.stat(tmp_path / name).st_mode & 0o777 for name in ("new", "old")] == [0o711, 0o711]
-    with pytest.raises(UnavailableError, match="used by another agent"):
+    with pytest.raises(UnavailableError, match="in use by another agent"):
         JobsDir(str(tmp_path / "new")).open()
     for each in opened:
         each.close()
@@ -884,7 +884,7 @@ def test_a_directory_of_jobs_that_others_can_write_is_refused(tmp_path: Path) ->
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
-    with pytest.raises(ConfigError, match="can be written by others"):
+    with pytest.raises(ConfigError, match="is writable by others"):
         JobsDir(str(shared)).open()
 
 
@@ -1146,7 +1146,7 @@ def test_room_that_comes_too_late_starts_nothing(world: World) -> None:
     world.other_cores = 0.0
     assert world.advance(2.0)
     assert world.finished("j1")["state"] == "aborted"
-    assert "there is now, too late" in world.finished("j1")["reason"]
+    assert "it fits now, but too late" in world.finished("j1")["reason"]
 
 
 # --- checkpoints

@@ -112,13 +112,13 @@ def test_only_the_schedulers_own_jobs_are_its_users_business(node: Asked, kind: 
     before = node.pins()
     reply = node.ask(kind, job_id)
     assert reply.is_refused
-    assert reply.error == f"job {job_id} is none of the scheduler's jobs on this node"
+    assert reply.error == f"job {job_id} is not one of the scheduler's jobs on this node"
     assert node.pins() == before
 
 
 def test_a_node_without_an_executor_has_no_jobs_of_the_scheduler(tmp_path: Path) -> None:
     node = Asked(tmp_path, executor=False)
-    assert "none of the scheduler's jobs" in node.ask("pin", "a").error
+    assert "not one of the scheduler's jobs" in node.ask("pin", "a").error
     node.agent.close()
 
 
@@ -148,7 +148,7 @@ def test_the_id_of_somebody_elses_job_is_ambiguous(node: Asked) -> None:
     assert {job.found.path for job in node.agent.table if job.found.job_id == "j2"} == {path, "jobs/other"}
     reply = node.ask("pin", "j2", 0.5)
     assert reply.is_refused
-    assert reply.error == "job j2: this node has another job of this id, cgroup jobs/other"
+    assert reply.error == "job j2: this node has another job with this id, cgroup jobs/other"
     node.agent.rescan_now()
     assert [job.found.path for job in node.agent.table if job.found.job_id == "j2"] == ["jobs/other"]
     assert "runs, but its cgroup is not measured yet" in node.ask("explain", "j2").error
@@ -169,7 +169,7 @@ def test_an_answer_that_is_too_large_is_said(node: Asked, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "MAX_REPLY_BYTES", 100)
     reply = node.ask("explain")
     assert not reply.is_refused
-    assert "more than the 100 that can be sent; ask on the node itself" in reply.error
+    assert "more than the 100 that can be sent; ask the node itself" in reply.error
 
 
 def test_a_tick_without_time_leaves_the_request_open(node: Asked) -> None:

@@ -453,7 +453,7 @@ def test_a_unit_without_a_limit_file_is_not_lowered_where_systemd_makes_none(
     bare.bus.news.append(UnitEvent(kind, "" if kind == "away" else UNIT, bare.bus.told[UNIT], text="no"))
     bare.tick()
     assert bare.status()["current_cpu_limit"] == whole
-    assert bare.status()["last_error"] == "systemd made no limit file for it: no"
+    assert bare.status()["last_error"] == "systemd created no limit file for it: no"
     bare.bus.told = {}
     tries = 0
     for _ in range(100):

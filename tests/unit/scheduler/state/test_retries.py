@@ -17,7 +17,7 @@ from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.commands import ChangePool, Edit
 from cpumond.scheduler.settings.operations import AbortJob, StartOperation
 
-OOM = {"reason": "out of memory: it ordered memory_limit = 1 bytes", "exit_code": 137, "start_time": 1.0}
+OOM = {"reason": "out of memory: it requested memory_limit = 1 bytes", "exit_code": 137, "start_time": 1.0}
 
 
 @pytest.fixture
