@@ -73,22 +73,29 @@ class ElementShares:
     children_volume_overflow: Vector = ZERO
 
 
+PoolShares = tuple[str, Vector, Vector, Vector, Vector, Vector, float]
+"""Name, fair share, demand share, strong and estimated guarantee share, accumulated volume and last share ratio."""
+
+
 class Elements(Mapping[str, ElementShares]):
     """Name -> shares: the root, pools in pre-order, operations pool by pool. An entry is made when it is asked
     for, from values that no later update changes."""
 
-    __slots__ = ("_find", "_describe", "_places", "operation_shares")
+    __slots__ = ("_find", "_describe", "_places", "operation_shares", "pool_shares")
 
     def __init__(
         self,
         find: Callable[[], dict[str, tuple[Any, int]]],
         describe: Callable[[Any, int], ElementShares],
         operation_shares: Callable[[], Iterator[tuple[str, Vector, Vector]]],
+        pool_shares: Callable[[], Iterator[PoolShares]],
     ) -> None:
         self._find = find
         self._describe = describe
         self.operation_shares = operation_shares
         """Name, fair share and demand share of all operations: what a caller with many of them needs at once."""
+        self.pool_shares = pool_shares
+        """Those of all pools, the root first."""
         self._places: dict[str, tuple[Any, int]] | None = None
 
     @property

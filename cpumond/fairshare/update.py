@@ -52,6 +52,7 @@ from cpumond.fairshare.result import (
     Elements,
     ElementShares,
     FairShare,
+    PoolShares,
     UpdateError,
     UpdateResult,
 )
@@ -128,7 +129,9 @@ class FairShareUpdater:
             # From here on only parents are read. Without the references to children there are no cycles: a result that
             # is dropped is freed at once, and the garbage collector need not stop the program for it.
             node.pools = []
-        elements = Elements(partial(_places, preorder), _describe, partial(_shares, preorder))
+        elements = Elements(
+            partial(_places, preorder), _describe, partial(_shares, preorder), partial(_pool_shares, preorder)
+        )
         result = UpdateResult(tuple(errors), elements)
         self._last = None if burst_pools or relaxed_pools else (snapshot, result, preorder)
         return result
@@ -385,6 +388,14 @@ def _shares(preorder: list[PoolNode]) -> Iterator[tuple[str, Vector, Vector]]:
     for node in preorder:
         for record, total in zip(node.operations, node.operation_totals, strict=True):
             yield record.operation.name, total, record.demand_share
+
+
+def _pool_shares(preorder: list[PoolNode]) -> Iterator[PoolShares]:
+    for node in preorder:
+        yield (
+            node.pool.name, node.fair_share.total, node.demand_share, node.strong, node.estimated, node.volume,
+            node.last_share_ratio,
+        )  # fmt: skip
 
 
 def _describe(node: PoolNode, n: int) -> ElementShares:

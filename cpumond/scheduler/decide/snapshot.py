@@ -7,8 +7,8 @@ object in the next one, which makes its update nearly free.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, cast
 
@@ -52,10 +52,21 @@ _WAITS = fairshare.Operation("", "")
 """In place of the entry of an operation that does not run: its ``waiting`` is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """The operations of a pool in the last snapshot: ``found``, the entries of all; those of the running ones; those
+    that ask for a guarantee; the sums of their usage, demand and ``waiting``."""
+
+    found: list[fairshare.Operation | None]
+    entries: list[fairshare.Operation]
+    asking: list[OperationElement]
+    sums: tuple[Vector, Vector, Vector]
+
+
 class SnapshotMaker:
     """Makes the snapshots of one tree; remembers what the last one was made of."""
 
-    __slots__ = ("_basis", "_guaranteed", "_sent", "_with_guarantee", "_lenders")
+    __slots__ = ("_basis", "_guaranteed", "_sent", "_with_guarantee", "_lenders", "_inside")
 
     def __init__(self) -> None:
         self._basis: object = None
@@ -64,6 +75,7 @@ class SnapshotMaker:
         """Pool's name -> the element that the last snapshot was made of, and whether it had an integral guarantee."""
         self._with_guarantee: list[OperationElement] = []
         """Operations that had a guarantee in the last snapshot."""
+        self._inside: dict[PoolElement, _Inside] = {}
         self._lenders: dict[PoolElement, Vector] = {}
         """Pools with a ``lending_limit`` in the last snapshot -> what they lend to nobody; those below others first."""
 
@@ -87,18 +99,23 @@ class SnapshotMaker:
         operations: list[fairshare.Operation] = []
         guarantees: list[fairshare.Pool] = []
         self._with_guarantee = []
+        last, self._inside = self._inside, {}
         for pool in (*tree.pools.values(), tree.root):
-            operations += _operation_entries(pool)
-            asking = [element for element in pool.operations.values() if element.options.min_share_resources]
-            having = [element for element in asking if has_guarantee(element)]
+            inside = last.get(pool)
+            # What changes of an operation takes its entry away; those of FIFO pools depend on each other.
+            if inside is None or inside.found != _list_entries(pool) or pool.mode == "fifo":
+                inside = _look_inside(pool)
+            self._inside[pool] = inside
+            operations += inside.entries
+            having = [element for element in inside.asking if has_guarantee(element)]
             if having:
                 guarantees += _guarantee_entries(pool, having)
                 self._with_guarantee += having
         for pool in reversed((tree.root, *tree.pools.values())):
-            inside: list[Element] = [*pool.children.values(), *pool.operations.values()]
-            pool.usage = sum_vectors([each.usage for each in inside])
-            pool.demand = sum_vectors([each.demand for each in inside])
-            pool.waiting = sum_vectors([each.waiting for each in inside if each.waiting is not ZERO])
+            if pool.children:
+                pool.usage, pool.demand, pool.waiting = _sum_up([*pool.children.values(), *pool.operations.values()])
+            else:
+                pool.usage, pool.demand, pool.waiting = self._inside[pool].sums
         self._lenders = {pool: _unlent(pool) for pool in reversed(tree.pools.values()) if _keeps_some(pool)}
         operations += _unlent_entries(self._lenders)
         return fairshare.Snapshot(
@@ -127,18 +144,15 @@ class SnapshotMaker:
             found = tree.operations.get(name[1:])
             if found is not None:
                 found.fair_share, found.demand_share = fair_share, demand_share
-                found.lists_are_old = True
-        for name, (pool, was_integral) in [(fairshare.ROOT, (tree.root, False)), *self._sent.items()]:
-            if tree.pools.get(pool.name) is not pool and pool is not tree.root:
+        sent = {fairshare.ROOT: (tree.root, False), **self._sent}
+        for name, fair_share, demand_share, strong, estimated, volume, ratio in elements.pool_shares():
+            pool, was_integral = sent.get(name, (None, False))
+            if pool is None or (tree.pools.get(pool.name) is not pool and pool is not tree.root):
                 continue
-            shares = elements[name]
-            pool.fair_share = shares.fair_share.total
-            pool.demand_share = shares.demand_share
-            pool.strong_guarantee_share = shares.strong_guarantee_share
-            pool.estimated_guarantee_share = shares.estimated_guarantee_share
+            pool.fair_share, pool.demand_share = fair_share, demand_share
+            pool.strong_guarantee_share, pool.estimated_guarantee_share = strong, estimated
             if was_integral and is_integral(pool):
-                pool.volume = shares.accumulated_volume
-                pool.last_integral_ratio = shares.last_share_ratio
+                pool.volume, pool.last_integral_ratio = volume, ratio
             else:
                 pool.last_integral_ratio = 0.0
         tree.lenders = {}
@@ -442,6 +456,26 @@ def _note_waiting(element: OperationElement) -> None:
     element.demand = element.usage
     if element.entry is None:
         element.waiting, element.entry = _wanted(element), _WAITS
+
+
+def _list_entries(pool: PoolElement) -> list[fairshare.Operation | None]:
+    return [element.entry for element in pool.operations.values()]
+
+
+def _look_inside(pool: PoolElement) -> _Inside:
+    entries = _operation_entries(pool)
+    elements = list(pool.operations.values())
+    asking = [element for element in elements if element.options.min_share_resources]
+    return _Inside(_list_entries(pool), entries, asking, _sum_up(elements))
+
+
+def _sum_up(inside: Sequence[Element]) -> tuple[Vector, Vector, Vector]:
+    """What elements use, demand, and would want besides."""
+    return (
+        sum_vectors([each.usage for each in inside]),
+        sum_vectors([each.demand for each in inside]),
+        sum_vectors([each.waiting for each in inside if each.waiting is not ZERO]),
+    )
 
 
 def _operation_entries(pool: PoolElement) -> list[fairshare.Operation]:

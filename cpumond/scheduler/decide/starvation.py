@@ -37,7 +37,9 @@ def update_starvation(tree: Tree, now: float) -> None:
         _move(pool, _find_status_now(pool) if pools_starve else "normal", now)
     for operation in tree.operations.values():
         operation.lists_are_old = True
-        _move(operation, _find_status_now(operation) if wants_jobs(operation) else "normal", now)
+        status = _find_status_now(operation) if wants_jobs(operation) else "normal"
+        if status != "normal" or operation.below_since is not None:
+            _move(operation, status, now)
 
 
 def find_limit(element: Element) -> Element | None:
