@@ -55,6 +55,13 @@ def test_each_page_is_in_the_table_of_contents() -> None:
     assert [str(page.relative_to(ROOT)) for page in sorted(pages - linked)] == []
 
 
+def test_files_of_the_repository_that_documents_name_exist() -> None:
+    named = re.compile(r"`(?:python |sh )?((?:cpumond|tests|packaging|config|docs|systemd)/[\w./-]+\w)(?=[` ])")
+    found = {(path.name, name) for path in DOCUMENTS for name in named.findall(path.read_text(encoding="utf-8"))}
+    assert len(found) > 60
+    assert sorted(each for each in found if not (ROOT / each[1]).exists()) == []
+
+
 # ---- commands
 
 
