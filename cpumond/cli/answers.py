@@ -1,4 +1,4 @@
-"""The type of what each command prints with ``--json``: the schema that it keeps to."""
+"""Types of the JSON that each command prints with ``--json``; its schema is made from them."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from cpumond.scheduler.settings.rollout import StagePlan
 
 
 class DoctorAnswer(msgspec.Struct, frozen=True):
-    """What ``doctor`` found, and what it ends with."""
+    """The findings of ``doctor``, and its exit code."""
 
     findings: list[Finding]
     exit_code: int
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A line of ``top`` where no agent answers."""
+    """A line of ``top`` when no agent answers."""
 
     error: str
     exit_code: int
 
 
 Any_ = dict[str, Any]
-"""With ``--all``: the documents' dynamic attributes by their names, of which there may be more or fewer."""
+"""With ``--all``: YTsaurus' dynamic attributes by their names; which of them exist depends on the object."""
 
 ANSWERS: Final[dict[str, Any]] = {
-    # A tuple: one of these, by the options of the command.
+    # A tuple: one of these, depending on the options of the command.
     "status": StatusAnswer,
     "top": (StatusAnswer, ClusterPicture, Refusal),
     "explain": ExplainAnswer,

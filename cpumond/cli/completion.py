@@ -11,19 +11,18 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command("completion", epilog="Example: cpumond completion fish >~/.config/fish/completions/cpumond.fish")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion_command(shell: str) -> None:
-    """Print what makes a shell complete commands, options, and the names of pools, operations and nodes.
+    """Print the shell code that completes commands, options, and the names of pools, operations and nodes.
 
     \b
     bash  eval "$(cpumond completion bash)" in ~/.bashrc
     zsh   eval "$(cpumond completion zsh)" in ~/.zshrc, after compinit
     fish  cpumond completion fish >~/.config/fish/completions/cpumond.fish
 
-    The Debian package has it already. Names are asked of the scheduler of CPUMOND_SCHEDULER, which has a second to
-    answer.
+    The Debian package installs it. Names come from the scheduler of CPUMOND_SCHEDULER, which has one second to answer.
     """
     kind = get_completion_class(shell)
     assert kind is not None
     root = click.get_current_context().find_root()
     completion = kind(root.command, {}, "cpumond", "_CPUMOND_COMPLETE")
-    # Not `source`, which runs the shell to see its version.
+    # Not `source`, which runs the shell to find its version.
     click.echo(completion.source_template % completion.source_vars())

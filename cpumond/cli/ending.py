@@ -1,4 +1,4 @@
-"""The end of a command that runs until a signal comes."""
+"""Ending a command that runs until a signal arrives."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 
 class Ending:
-    """As ``threading.Event``, but a signal handler may set it while the same thread waits for it. The lock of an Event
-    is not reentrant: a handler that runs while its own thread holds the lock would wait for ever."""
+    """A kind of ``threading.Event`` that a signal handler may set while the same thread waits for it. The lock of an
+    Event is not reentrant, so a handler that interrupts the holder of the lock would wait forever.
+    """
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._write_fd = write_fd
         self._is_set = False
         self.number = 0
-        """Of the signal that set it."""
+        """Number of the signal that set it."""
         self._poll = select.poll()
         self._poll.register(read_fd, select.POLLIN)
 
@@ -31,23 +32,23 @@ class Ending:
         return self._is_set
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set, for ``timeout_s`` seconds at most (None: without end). Returns whether it is set."""
+        """Wait until it is set, for at most ``timeout_s`` seconds (None: no limit). Return whether it is set."""
         if not self._is_set:
             self._poll.poll(None if timeout_s is None else math.ceil(max(timeout_s, 0.0) * 1e3))
         return self._is_set
 
 
 def list_ending_signals() -> list[signal.Signals]:
-    """SIGTERM, and SIGHUP unless it is ignored, as under nohup."""
+    """SIGTERM, and SIGHUP unless it is ignored (as under nohup)."""
     is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGTERM] if is_ignored else [signal.SIGTERM, signal.SIGHUP]
 
 
 @contextlib.contextmanager
 def ended_by(numbers: Sequence[signal.Signals], leave_at_second: bool = False) -> Iterator[Ending]:
-    """An Ending that these signals set instead of ending the process, so that the command ends in its ordinary way.
+    """An Ending that these signals set instead of ending the process, so that the command ends in its normal way.
 
-    ``leave_at_second``: the second one raises KeyboardInterrupt.
+    ``leave_at_second``: the second signal raises KeyboardInterrupt.
     """
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     ending = Ending(read_fd, write_fd)
@@ -67,7 +68,7 @@ def ended_by(numbers: Sequence[signal.Signals], leave_at_second: bool = False) -
 
 
 def ending_as_interrupted(numbers: Sequence[signal.Signals]) -> contextlib.AbstractContextManager[None]:
-    """These signals end a command as SIGINT does, by an exception, so that it leaves nothing half done."""
+    """Let these signals end a command by an exception, as SIGINT does, so that it leaves nothing half done."""
     return _handled(numbers, signal.default_int_handler)
 
 

@@ -1,4 +1,4 @@
-"""The engines of this host as ``init`` and ``doctor`` see them: presence, answers, and jobs."""
+"""The engines of this host for ``init`` and ``doctor``: presence, answers, and jobs."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ if TYPE_CHECKING:
     from cpumond.host.cgroup.mounts import Hierarchies
 
 ASK_S: Final = 12.0
-"""For all that one engine is asked at first, a second or two with hundreds of containers; longer than a client
-waits for one answer, so that its own sentence about the time-out is shown."""
+"""Seconds for all first requests to one engine; with hundreds of containers it needs one or two. Longer than a client
+waits for one answer, so that the client's own sentence about the time-out is shown.
+"""
 SHOWN: Final = 3
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
     """The particulars of one kind of engine.
 
-    ``daemon`` names it, ``noun`` its jobs; ``start``: advice where it does not answer. ``programs``: the
-    services of which one runs where there is such an engine; Podman needs none. ``writes``: processes that change
-    quotas for it. ``workloads``: kinds of cgroups that may be its. Of the drop-in that lets the agent reach it:
-    ``units`` start before the agent, ``opened`` is opened besides its sockets, for the reason ``why``;
-    ``tells_processes``: it names the first process of a container, which tells its cgroup.
+    ``daemon``: its name; ``noun``: its jobs; ``start``: advice if it does not answer. ``programs``: services of which
+    one runs where there is such an engine; Podman needs none. ``writes``: processes that change quotas for it.
+    ``workloads``: kinds of cgroups that may belong to it. For the drop-in that lets the agent reach it: ``units`` start
+    before the agent; ``opened`` is opened in addition to its sockets, for the reason ``why``; ``tells_processes``: it
+    reports the first process of a container, which leads to its cgroup.
     """
 
     daemon: str
@@ -57,47 +58,47 @@ class EngineFacts(msgspec.Struct, frozen=True):
 FACTS: Final[dict[str, EngineFacts]] = {
     "docker": EngineFacts(
         "dockerd", "container", "systemctl enable --now docker",
-        "Who may open Docker's socket may do anything on this host. The agent only ever reads from it: lists, "
+        "Access to Docker's socket is full control of this host. The agent only reads from it: lists, "
         "descriptions and events of containers.",
         ("docker", "container"), ("docker.socket", "docker.service"), ("dockerd",), ("dockerd", "containerd"),
         tells_processes=True,
     ),
     "podman": EngineFacts(
         "podman", "container", "systemctl enable --now podman.socket",
-        "The directory, not the socket in it: a socket that is made anew is seen, too. Nothing is started or changed "
+        "The directory, not the socket in it, so that a recreated socket is seen, too. Nothing is started or changed "
         "through it.",
         ("podman",), ("podman.socket",), (), ("podman", "conmon"), tells_processes=True,
     ),
-    # munge identifies the caller; without a configuration of its own a node keeps that of slurmctld in /run/slurm.
+    # munge identifies the caller; a node without its own configuration keeps that of slurmctld in /run/slurm.
     "slurm": EngineFacts(
-        "slurmd", "job", "install Slurm's client commands, or see whether slurmctld answers: `squeue`",
-        "For `squeue`: munge says who asks. The configuration in /etc/slurm is visible anyway.",
+        "slurmd", "job", "install Slurm's client commands, or find out why slurmctld does not answer: `squeue`",
+        "For `squeue`: munge identifies the caller. The configuration in /etc/slurm is visible anyway.",
         ("slurm",), ("munge.service",), ("slurmd",), ("slurmd",), ("/run/munge", "/run/slurm"),
     ),
     "kubernetes": EngineFacts(
         "kubelet", "container",
-        "see whether kubelet runs; the runtime's CRI socket as `socket` of its source needs no token and no "
-        "API server (`pip install grpcio`); the kubelet asks the API server about each token, and on a host "
-        "`token_file` is one that lasts: a Secret of type kubernetes.io/service-account-token, whose account may get "
-        "nodes/pods and nodes/configz (docs/engines.md has the lines)",
+        "check that kubelet runs. The runtime's CRI socket as `socket` of its source needs no token and no API server "
+        "(`pip install grpcio`); the kubelet asks the API server about each token. On a host `token_file` needs a "
+        "permanent token: a Secret of type kubernetes.io/service-account-token, whose account may get nodes/pods and "
+        "nodes/configz (docs/engines.md has the lines)",
         "The socket of the container runtime.",
         ("kubernetes", "containerd", "cri-o"), ("containerd.service", "crio.service"),
         ("kubelet", "k3s-server", "k3s-agent", "k0s"), ("kubelet", "containerd", "crio", "conmon"),
     ),
 }  # fmt: skip
-"""By kind of a source."""
+"""Particulars by kind of source."""
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock",
 )  # fmt: skip
-"""Where the runtimes of a kubelet listen, which can be asked in its place."""
+"""Sockets of the runtimes of a kubelet, which can be asked instead of it."""
 
 
 class JobsSeen(msgspec.Struct, frozen=True):
-    """The jobs of one kind of engine by whether their limits will move.
+    """The jobs of one kind of engine, by whether their limits will move.
 
-    ``managed``: names of those whose limit would be moved; ``unlimited``: of those that ordered none; ``unnamed``:
-    cgroups that the engine did not name; ``refused``: reason -> names; ``lost``: names of those that have no cgroup in
-    the hierarchy of the cpu controller.
+    ``managed``: names of jobs whose limit would be moved; ``unlimited``: without a requested limit; ``unnamed``:
+    cgroups that the engine did not name; ``refused``: reason -> names; ``lost``: names of jobs without a cgroup in the
+    hierarchy of the cpu controller.
     """
 
     managed: tuple[str, ...] = ()
@@ -110,8 +111,8 @@ class JobsSeen(msgspec.Struct, frozen=True):
 class EngineSeen(msgspec.Struct, frozen=True):
     """One kind of engine on this host, or one that a source names.
 
-    ``views`` by socket; ``programs``: those of its services that run; ``found``: its jobs by the source that names
-    them, which is the default one where ``is_configured`` is False.
+    ``views`` by socket; ``programs``: its services that run; ``found``: its jobs by the source that names them, the
+    default source if ``is_configured`` is False.
     """
 
     kind: str
@@ -127,7 +128,7 @@ class EngineSeen(msgspec.Struct, frozen=True):
 
     @property
     def is_here(self) -> bool:
-        """Whether anything of it was seen: an answer, a service, a job, a socket that may not be opened."""
+        """Whether any sign of it was seen: an answer, a service, a job, or a socket that may not be opened."""
         return bool(
             self.programs
             or self.found
@@ -137,31 +138,33 @@ class EngineSeen(msgspec.Struct, frozen=True):
 
     @property
     def can_be_followed(self) -> bool:
-        """Whether a source for it could work now or later as it is: a kubelet asks for what only its cluster gives."""
+        """Whether a source for it could work as it is, now or later; a kubelet needs credentials that only its cluster
+        issues.
+        """
         return self.is_here and (self.kind != "kubernetes" or any(view.is_up for view in self.views.values()))
 
     @property
     def own_socket(self) -> str:
-        """``socket`` of a source for it: "" where it listens at its own place."""
+        """The ``socket`` of a source for it: "" if it listens at its default path."""
         return next(iter(self.sockets), "") if self.kind == "kubernetes" else ""
 
     @property
     def sockets(self) -> list[str]:
-        """The files that have to be reached."""
+        """The files that must be reachable."""
         return [socket for socket in self.views if socket.startswith("/")]
 
     @property
     def headline(self) -> str:
-        """It and where it answers; its service alone where it does not, and has no job."""
+        """Its name and where it answers; only its service if it does not answer and has no job."""
         up = [socket for socket, view in self.views.items() if view.is_up]
         where = f" ({', '.join(filter(None, up))})" if any(up) else ""
         return f"{self.describe()}{where}" if up or self.found else self.facts.daemon
 
     def describe(self) -> str:
-        """It in a few words: "dockerd 20.10.24 with 14 containers"."""
+        """A short description: "dockerd 20.10.24 with 14 containers"."""
         titles = [view.title for view in self.views.values() if view.title]
         asked, _, version = titles[0].partition(" ") if titles else (self.kind, "", "")
-        # A CRI socket is the runtime's, which tells its own version, not that of the kubelet.
+        # A CRI socket belongs to the runtime, which reports its own version, not that of the kubelet.
         shown = f"{self.facts.daemon if asked == self.kind else asked} {version}".strip()
         number = len(self.found) + len(self.jobs.lost)
         pods = len({job.engine.group for job in self.found if job.engine is not None and job.engine.group})
@@ -172,15 +175,15 @@ class EngineSeen(msgspec.Struct, frozen=True):
 def see_engines(
     config: AgentConfig, hierarchies: Hierarchies, programs: Iterable[str], more: Iterable[Source] = ()
 ) -> list[EngineSeen]:
-    """All kinds of engines that are here or that a source names, each asked once.
+    """All kinds of engines that are on this host or that a source names, each asked once.
 
-    ``programs``: the names of all processes; ``more``: sources to look at besides those of the configuration.
+    ``programs``: the names of all processes; ``more``: sources to examine in addition to those of the configuration.
     """
     running = set(programs)
     given = [source for source in config.source if source.is_engine]
     kinds = {source.kind for source in given}
     looked_at = [*given, *(source for source in more if source not in given)]
-    # A kind that is named nowhere is looked for where it is by default.
+    # A kind that no source names is looked for at its default path.
     named = {source.kind for source in looked_at}
     for kind in ENGINES:
         source = msgspec.convert({"kind": kind}, Source)
@@ -193,7 +196,7 @@ def see_engines(
     seen = []
     for kind in dict.fromkeys(source.kind for source in looked_at):
         own_views = {
-            key[1]: views.get(key, EngineView(kind, problem=f"{kind}: this version of cpumond cannot ask it"))
+            key[1]: views.get(key, EngineView(kind, problem=f"{kind}: this version of cpumond does not support it"))
             for source in looked_at
             if source.kind == kind
             for key in list_engines(source)
@@ -210,12 +213,12 @@ def collect_views(seen: Iterable[EngineSeen]) -> dict[Key, EngineView]:
 
 
 def _find_runtime() -> str:
-    """The socket that names a node's containers without a token; "" where there is none, and its kubelet is asked."""
+    """The socket that lists a node's containers without a token; "" if there is none, and its kubelet must be asked."""
     return next((socket for socket in CRI_SOCKETS if os.path.exists(socket)), "")
 
 
 def _may_be_here(source: Source, cpu_root: str, running: set[str]) -> bool:
-    """Whether it is worth asking: a service runs, a socket or a job's cgroup is there."""
+    """Whether it is worth asking: a service runs, or a socket or a job's cgroup exists."""
     if running.intersection(FACTS[source.kind].programs) or list_engine_jobs(cpu_root, source, {})[0]:
         return True
     return any(
@@ -250,7 +253,7 @@ def sort_jobs(
 
 
 def _ordered_nothing(job: FoundJob, hierarchies: Hierarchies) -> bool:
-    """Whether it ordered no limit, by its engine and its cgroup, and its source leaves such jobs alone."""
+    """Whether a job requested no limit, by its engine and its cgroup, and its source leaves such jobs alone."""
     from cpumond.cli.agent.watch import read_own_quota
     from cpumond.host.cgroup import open_cgroup
 
@@ -267,15 +270,15 @@ def _ordered_nothing(job: FoundJob, hierarchies: Hierarchies) -> bool:
 
 
 def describe_fates(kind: str, jobs: JobsSeen, is_shadow: bool = True) -> list[str]:
-    """A sentence for each group of jobs: whether their limits move, and why not."""
+    """Return a sentence for each group of jobs: whether their limits move, and if not, why."""
     noun = FACTS[kind].noun
     how = "managed, in shadow mode at first" if is_shadow else "managed"
     said: list[tuple[str, str, tuple[str, ...], str]] = [
         (how, noun, jobs.managed, " with a CPU limit{names}"),
-        ("looked at only", noun, jobs.unlimited, " that ordered no CPU limit{names}"),
-        *(("looked at only", noun, names, f"{{names}}: {why}") for why, names in jobs.refused.items()),
-        ("looked at only", "cgroup", jobs.unnamed, " that it does not name{names}"),
-        ("not looked at", noun, jobs.lost,
+        ("only observed", noun, jobs.unlimited, " without a CPU limit{names}"),
+        *(("only observed", noun, names, f"{{names}}: {why}") for why, names in jobs.refused.items()),
+        ("only observed", "cgroup", jobs.unnamed, " that it does not know{names}"),
+        ("not observed", noun, jobs.lost,
          " without a cgroup in the hierarchy of the cpu controller, where a limit could be{names}"),
     ]  # fmt: skip
     return [
@@ -286,7 +289,7 @@ def describe_fates(kind: str, jobs: JobsSeen, is_shadow: bool = True) -> list[st
 
 
 def list_troubles(seen: EngineSeen) -> Iterator[tuple[str, str]]:
-    """Problems of an engine that is here, each with advice: silence, its own notes, unnamed jobs."""
+    """Yield the problems of an engine on this host, each with advice: silence, its own notes, unnamed jobs."""
     is_up = False
     for socket, view in seen.views.items():
         is_up = is_up or view.is_up
@@ -294,10 +297,10 @@ def list_troubles(seen: EngineSeen) -> Iterator[tuple[str, str]]:
             yield explain_silence(seen, socket, view)
         yield from ((note, "see the engine's own log") for note in view.notes)
     if seen.jobs.unnamed and is_up and seen.is_configured:
-        text = f"{count(len(seen.jobs.unnamed), 'cgroup')} that it does not name{show_some(seen.jobs.unnamed)}"
+        text = f"{count(len(seen.jobs.unnamed), 'cgroup')} that it does not know{show_some(seen.jobs.unnamed)}"
         advice = (
-            f"a second {seen.facts.daemon} has them? Give it a source of its own with its `socket`; until then they "
-            "stay in shadow mode"
+            f"does a second {seen.facts.daemon} own them? Add a source with its `socket`; until then they stay in "
+            "shadow mode"
         )
         yield text, advice
 
@@ -310,7 +313,9 @@ def show_some(names: Iterable[str]) -> str:
 
 
 def find_closed(socket: str) -> str:
-    """Which right this process lacks to open a unix socket, as a clause; "" where it has all, or there is none."""
+    """The right that this process lacks to open a unix socket, as a clause; "" if it has all, or the socket does not
+    exist.
+    """
     if not socket.startswith("/"):
         return ""
     parts = socket.split("/")
@@ -338,7 +343,7 @@ def _name(look_up: Callable[[int], Any], number: int) -> str:
 
 
 def explain_silence(seen: EngineSeen, socket: str, view: EngineView) -> tuple[str, str]:
-    """Why an engine does not answer at a socket, and advice."""
+    """The reason why an engine does not answer at a socket, and advice."""
     kind = seen.kind
     closed = find_closed(socket)
     if closed:
@@ -350,7 +355,5 @@ def explain_silence(seen: EngineSeen, socket: str, view: EngineView) -> tuple[st
         owner = socket.split("/")[3]
         advice = [f"as the user {owner}: systemctl --user enable --now podman.socket; loginctl enable-linger {owner}"]
     if socket.startswith("/"):
-        advice.append(
-            f'where it listens elsewhere: `cpumond init --socket {kind}=PATH`, or socket = "PATH" in its source'
-        )
+        advice.append(f'if it listens elsewhere: `cpumond init --socket {kind}=PATH`, or socket = "PATH" in its source')
     return view.problem or f"{kind}: no answer", "; ".join(advice)

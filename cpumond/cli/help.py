@@ -1,4 +1,4 @@
-"""How ``--help`` is set: as wide as the terminal, and no word is broken."""
+"""Layout of ``--help``: as wide as the terminal, without broken words."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import click
 from cpumond.cli.render.grid import fold, width_of
 
 NARROW: Final = 60
-"""Below so many columns what an option means stands under it."""
+"""On terminals with fewer columns an option's text is below it, not beside it."""
 
 
 class Formatter(click.HelpFormatter):
-    """Click's, which breaks long words, and lines at hyphens, and knows no terminal below 50 columns."""
+    """A formatter that breaks no long words and no lines at hyphens, and fits terminals below 50 columns, unlike
+    click's.
+    """
 
     def __init__(self, indent_increment: int = 2, width: int | None = None, max_width: int | None = None) -> None:
         columns = shutil.get_terminal_size().columns

@@ -1,4 +1,4 @@
-"""What several commands share: options, the types of their values, and where the output goes."""
+"""Shared parts of commands: options, the types of their values, and reading of input files."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _read_seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         return parse_duration_s(text)
-    # The same duration must be finite in milliseconds, too: the unit of a bare number everywhere else.
+    # The duration must be finite in milliseconds, too, the unit of a bare number everywhere else.
     if not 0 <= seconds * 1000.0 < math.inf:
         raise ValueError(f"expected a duration that is finite and not negative, got {text}")
     return seconds
@@ -64,7 +64,7 @@ class CoresType(click.ParamType):  # type: ignore[type-arg]  # generic only in n
 
 
 def check_assignments(_ctx: click.Context, _param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """Callback of ``--set``: each has an equals sign. Raises click.BadParameter (exit code 64)."""
+    """Callback of ``--set``: require an equals sign in each. Raises click.BadParameter (exit code 64)."""
     for assignment in value:
         if "=" not in assignment:
             raise click.BadParameter(f"expected key=value, for example --set vote_window_size=7, got {assignment!r}.")
@@ -72,7 +72,7 @@ def check_assignments(_ctx: click.Context, _param: click.Parameter, value: tuple
 
 
 class ChoiceType(click.Choice):  # type: ignore[type-arg]  # generic only in newer click
-    """One of ``choices``; ``removed``: choice of earlier versions -> what to use instead."""
+    """One of ``choices``; ``removed``: choice of earlier versions -> its replacement."""
 
     def __init__(self, choices: Sequence[str], removed: dict[str, str]) -> None:
         super().__init__(choices)
@@ -80,11 +80,11 @@ class ChoiceType(click.Choice):  # type: ignore[type-arg]  # generic only in new
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value in self._removed:
-            self.fail(f"{value!r} is gone; {self._removed[value]}.", param, ctx)
+            self.fail(f"{value!r} was removed; {self._removed[value]}.", param, ctx)
         return super().convert(value, param, ctx)
 
 
-cpu_limit_option = click.option("--cpu-limit", type=CoresType(), required=True, help="CPU the job ordered.")
+cpu_limit_option = click.option("--cpu-limit", type=CoresType(), required=True, help="CPU that the job requested.")
 
 set_option = click.option(
     "--set",
@@ -92,7 +92,7 @@ set_option = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     callback=check_assignments,
-    help="An option of job-cpu-monitor, durations in ms or with a unit; may be repeated.",
+    help="An option of job-cpu-monitor; durations in ms or with a unit; may be repeated.",
 )
 
 config_option = click.option(
@@ -109,7 +109,7 @@ json_option = output_options("Print the agent's answer as JSON.")
 
 
 def quote_name(name: str) -> str:
-    """A name as one segment of a URL path, whatever characters it has."""
+    """A name as one segment of a URL path, regardless of its characters."""
     # An HTTP client would resolve "." and ".." as dot segments.
     return quote(name, safe="", errors="surrogateescape").replace(".", "%2E")
 
@@ -121,8 +121,9 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def naming_unreadable(name: str, what: str) -> Iterator[None]:
-    """Around the reading of the file ``name``; ``what`` says in messages what it should be. Raises AccessError for
-    missing rights, UnavailableError for every other OSError."""
+    """Context for reading the file ``name``; ``what`` describes the expected file in messages. Raises AccessError for
+    missing rights, UnavailableError for every other OSError.
+    """
     try:
         yield
     except PermissionError as error:
@@ -133,7 +134,9 @@ def naming_unreadable(name: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_input(path: str, what: str) -> Iterator[BinaryIO]:
-    """The file ``path``, or standard input for "-", empty where the caller closed it. Errors: ``naming_unreadable``."""
+    """Open the file ``path``, or standard input for "-", empty if the caller closed it. Errors:
+    ``naming_unreadable``.
+    """
     with naming_unreadable("standard input" if path == "-" else path, what):
         if path != "-":
             with open(path, "rb") as file:

@@ -1,7 +1,7 @@
-"""Where the output of a command goes, and in which form: text for people, JSON or CSV for programs.
+"""The output of commands: text for people, JSON or CSV for programs.
 
 Text goes into tables as wide as the terminal (``render.grid``), with ``--wide`` or into a pipe as wide as it needs to
-be. CSV has a header and a line per row of the JSON; what is nested gets names with dots.
+be. CSV has a header and a line per row of the JSON; nested values get names with dots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUTPUTS: Final[tuple[Output, ...]] = ("text", "json", "csv")
 _OUTPUT: Final = "cpumond.output"
 _WIDE: Final = "cpumond.wide"
 _BREAKS: Final = "\n\r\v\f\x1c-\x1e\x85\u2028\u2029"
-"""All that some reader takes for the end of a line."""
+"""All characters that some reader takes for the end of a line."""
 _FORMULA: Final = re.compile(rf"\A(?=[=+\-@\t\r\n])|(?<=[{_BREAKS}])(?=[=+\-@\t])")
 _BREAK: Final = re.compile(f"[{_BREAKS}]")
 
@@ -42,7 +42,7 @@ def is_terminal() -> bool:
 
 
 def can_ask() -> bool:
-    """Whether a question can be asked: standard input and output are a terminal."""
+    """Whether the user can be asked a question: standard input and output are a terminal."""
     return is_terminal() and sys.stdin is not None and sys.stdin.isatty()
 
 
@@ -52,12 +52,12 @@ def use_colour() -> bool:
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal; None where the output goes into a pipe or file, and with ``--wide``."""
+    """Columns of the terminal; None if the output is a pipe or file, and with ``--wide``."""
     return shutil.get_terminal_size().columns if is_terminal() and not _meta().get(_WIDE) else None
 
 
 def error_width() -> int | None:
-    """As ``terminal_width``, of standard error."""
+    """Columns of the terminal of standard error; None if it is a pipe or file."""
     return shutil.get_terminal_size().columns if sys.stderr is not None and sys.stderr.isatty() else None
 
 
@@ -77,12 +77,12 @@ def _keep_wide(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 wide_option = click.option(
     "--wide", is_flag=True, expose_value=False, callback=_keep_wide,
-    help="All columns, nothing shortened, however narrow the terminal.",
+    help="Show all columns unshortened, even on a narrow terminal.",
 )  # fmt: skip
 
 
 def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Options, in the order of the help, as one decorator."""
+    """Combine options, in the order of the help, into one decorator."""
 
     def decorate(command: Command) -> Command:
         for option in reversed(options):
@@ -95,7 +95,7 @@ def combine(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 def output_options(json_help: str) -> Callable[[Command], Command]:
     """Give a command ``-o/--output text|json|csv``, ``--json`` and ``--wide``.
 
-    Its parameter ``as_json`` says whether the output is for programs; ``print_json`` knows in which form.
+    The command's parameter ``as_json`` is True if the output is for programs; ``print_json`` chooses JSON or CSV.
     """
 
     return combine(
@@ -114,7 +114,7 @@ def _keep_output(context: click.Context, _: click.Parameter, value: Output | Non
 def _join_json(context: click.Context, _: click.Parameter, value: bool) -> bool:
     chosen = context.meta.setdefault(_OUTPUT, "json" if value else "text")
     if value and chosen != "json":
-        raise UsageError(f"--json and --output {chosen} are two forms; give one")
+        raise UsageError(f"--json and --output {chosen} contradict each other; use one")
     return bool(chosen != "text")
 
 
@@ -122,10 +122,10 @@ def _join_json(context: click.Context, _: click.Parameter, value: bool) -> bool:
 
 
 def print_json(content: bytes, kind: Any = None, rows: str | None = None) -> None:
-    """Print JSON, indented, or as CSV where that was asked for. Raises UnavailableError for what is not JSON.
+    """Print JSON, indented, or as CSV if the user chose that. Raises UnavailableError for invalid JSON.
 
-    ``rows``: the field whose items are the lines of CSV; default: the only list of a ``kind`` that has no more than
-    that and plain fields, else the whole is one line.
+    ``rows``: the field whose items are the lines of CSV. Default: the only list of a ``kind`` with at most one list and
+    otherwise plain fields; without one the whole is one line.
     """
     try:
         if chosen_output() != "csv":
@@ -133,22 +133,22 @@ def print_json(content: bytes, kind: Any = None, rows: str | None = None) -> Non
             return
         value = msgspec.json.decode(content)
     except (ValueError, RecursionError) as error:
-        raise UnavailableError(f"the answer is not JSON: {error}; is this cpumond that answers?") from None
+        raise UnavailableError(f"the answer is not JSON: {error}; is the server cpumond?") from None
     field = rows or _find_rows(kind)
     listed = value.get(field, []) if field and isinstance(value, dict) else value
     print_csv(listed if isinstance(listed, list) else [listed], _name_fields(kind, field))
 
 
 def print_json_and_end(content: bytes, kind: Any = None, rows: str | None = None) -> NoReturn:
-    """As ``print_json``, and end the command with exit code 0."""
+    """Print JSON like ``print_json``, and end the command with exit code 0."""
     print_json(content, kind, rows)
     click.get_current_context().exit()
 
 
 def print_csv(rows: Sequence[Any], names: Iterable[str] = (), with_header: bool = True) -> list[str]:
-    """Print values as CSV with a header: dictionaries with dots in names, lists as JSON. Returns the header.
+    """Print values as CSV with a header: dictionaries with dots in names, lists as JSON. Return the header.
 
-    ``names``: the header where there are no rows, or one printed before.
+    ``names``: the header if there are no rows, or one printed before.
     """
     flat = [dict(_flatten(row)) for row in rows]
     header = list(names) if names and not with_header else list(dict.fromkeys(name for row in flat for name in row))
@@ -159,18 +159,20 @@ def print_csv(rows: Sequence[Any], names: Iterable[str] = (), with_header: bool 
 
 
 def format_csv(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows of cells as CSV, with quotes where they are needed (RFC 4180)."""
+    """Format rows of cells as CSV, with quotes where needed (RFC 4180)."""
     output = io.StringIO(newline="")
     plain, quoted = (csv.writer(output, quoting=quoting) for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_ALL))
     for cells in rows:
-        # Of all breaks the module knows only those of its own ends of lines.
+        # The csv module only quotes line breaks of its own kind.
         has_break = any(isinstance(cell, str) and _BREAK.search(cell) for cell in cells)
         (quoted if has_break else plain).writerow(cells)
     return output.getvalue()
 
 
 def print_line(value: dict[str, Any], header: list[str] | None = None) -> list[str]:
-    """Print a value as a line of JSON, or of CSV: with a header unless ``header`` was printed before. Returns it."""
+    """Print a value as a line of JSON, or of CSV with a header unless ``header`` was printed before. Return the
+    header.
+    """
     if chosen_output() == "csv":
         return print_csv([value], header or (), with_header=not header)
     click.echo(show_json(msgspec.json.encode(value)))
@@ -178,7 +180,7 @@ def print_line(value: dict[str, Any], header: list[str] | None = None) -> list[s
 
 
 def guard_cell(text: str) -> str:
-    """A user's text as a cell: with an apostrophe before what a spreadsheet would take for a formula, in each line."""
+    """A user's text as a cell; in each line an apostrophe precedes what a spreadsheet would read as a formula."""
     return _FORMULA.sub("'", text)
 
 
@@ -195,7 +197,7 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _find_rows(kind: Any) -> str | None:
-    """The list that a type of answer is about, see ``print_json``."""
+    """The list field of a type of answer, see ``print_json``."""
     lists = []
     for field in _fields(kind):
         origin = typing.get_origin(field.type)
@@ -207,7 +209,7 @@ def _find_rows(kind: Any) -> str | None:
 
 
 def _name_fields(kind: Any, field: str | None) -> list[str]:
-    """The header of rows of which there is none."""
+    """The header of an empty list of rows."""
     for each in _fields(kind):
         if each.name == field:
             return [inner.encode_name for inner in _fields((typing.get_args(each.type) or (None,))[0])]
@@ -227,13 +229,13 @@ def print_table(headings: Sequence[Heading], rows: Iterable[Sequence[Cell]]) -> 
 
 
 def draw_table(headings: Sequence[Heading], rows: Iterable[Sequence[Cell]], width: int | None, colour: bool) -> str:
-    """A table, and a line about the columns that the terminal has no room for."""
+    """A table, and a line about the columns that do not fit the terminal."""
     text, left_out = draw_grid(headings, rows, width, colour)
     return "\n".join([text, *([describe_left_out(left_out, width, colour)] if left_out else [])])
 
 
 def print_items(columns: Sequence[Column[Item]], items: Sequence[Item], nothing: str = "") -> None:
-    """A table with a row for each item, or the sentence ``nothing`` where there is none."""
+    """Print a table with a row for each item, or the sentence ``nothing`` if there is none."""
     if items or not nothing:
         print_table(columns, make_rows(columns, items))
     else:
@@ -246,13 +248,13 @@ def describe_left_out(names: Sequence[str], width: int | None, colour: bool) -> 
 
 
 def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
-    """Lines ``name: value`` with aligned values; fields with an empty value are left out."""
+    """Print lines ``name: value`` with aligned values; fields with an empty value are left out."""
     for line in draw_fields(fields, terminal_width(), use_colour()):
         click.echo(line)
 
 
 def print_text(text: str, indent: str = "", style: str = "") -> None:
-    """Sentences, in lines as long as the terminal is wide; ``indent`` stands before all but the first of each."""
+    """Print sentences, wrapped to the terminal; ``indent`` precedes all but the first line of each."""
     for sentence in text.split("\n"):
         click.echo("\n".join(draw_lines([(sentence, style)], terminal_width(), use_colour(), indent)))
 

@@ -9,7 +9,7 @@ import click
 
 
 class ProgressLine:
-    """A line on standard error that each update overwrites; nothing is shown where that is no terminal."""
+    """A line on standard error that each update overwrites; nothing is shown if that is no terminal."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr is not None and sys.stderr.isatty()

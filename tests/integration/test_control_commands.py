@@ -331,4 +331,4 @@ def test_doctor_works_for_somebody_without_rights(shared):
     assert done.returncode in (0, 69)
     assert done.stderr == ""
     assert "as nobody" in done.stdout
-    assert "run as root or fix its rights; the built-in defaults are looked at" in done.stdout
+    assert "run as root or fix its rights; the built-in defaults are examined" in done.stdout

@@ -353,7 +353,7 @@ def check_run_command(name: str, case: Case, names: dict[str, str], environment:
 
 
 def make_closed(schema: Any) -> Any:
-    """The same schema, refusing fields that it does not name: what is printed and not described is a mistake."""
+    """The same schema, refusing fields that it does not know: what is printed and not described is a mistake."""
     if isinstance(schema, dict):
         closed = {key: make_closed(value) for key, value in schema.items()}
         if "properties" in schema and schema.get("type") == "object":

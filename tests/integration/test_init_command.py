@@ -83,7 +83,7 @@ def test_says_what_it_found_and_writes_nothing_without_a_terminal(host: Host, do
     version = docker.get("/version").json()["Version"]
     assert f"  dockerd {version} with " in text
     assert "managed, in shadow mode at first: 1 container with a CPU limit (web)" in text
-    assert "looked at only: 1 container that ordered no CPU limit (batch)" in text
+    assert "only observed: 1 container without a CPU limit (batch)" in text
     assert "Nothing is written: there is no terminal to ask at; `cpumond init --yes` writes it." in text
     assert f'  socket = "{docker.socket_path}"' in text
     assert f"  BindReadOnlyPaths=-{docker.socket_path}" in text
@@ -125,7 +125,7 @@ def test_what_it_wrote_passes_and_the_agent_shows_containers_by_name(host: Host)
     (engine,) = [each for each in findings["engine docker"] if each["level"] == "ok"]
     assert engine["text"].endswith("it answers")
     assert "web" in findings["source 1"][0]["text"]
-    assert "1 container that ordered no CPU limit (batch)" in findings["source 1"][0]["text"]
+    assert "1 container without a CPU limit (batch)" in findings["source 1"][0]["text"]
     assert findings["managed_roots"][0]["level"] == "ok"
     assert not [each for each in findings["other writers"] if "dockerd" in each["text"] and each["level"] != "ok"]
     # Its sandbox is none: nothing is hidden from an agent that was started by hand.

@@ -217,14 +217,14 @@ def test_a_short_demo_says_what_was_not_seen(hierarchies: Hierarchies, tmp_path:
     output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert re.search(
-        r"To look at while it runs:\n  web page  +http://127\.0\.0\.1:\d+/#token=[0-9a-f]{48}\n"
+        r"Pages to open while it runs:\n  web page  +http://127\.0\.0\.1:\d+/#token=[0-9a-f]{48}\n"
         r"  page of node-1 +http://127\.0\.0\.1:\d+/\n", output
     )  # fmt: skip
     assert "CPU quotas move (cpu.max, cpu.cfs_quota_us)." in output
     assert "Not seen: simulation woke up." in output
     assert "Not seen: render was stopped because the node was overcommitted." in output
     assert "had all its CPU back" not in output.replace("Not seen: simulation had all its CPU back.", "")
-    assert "Every limit went back to what was ordered." in output
+    assert "Every limit is back at the request." in output
 
 
 def start_demo(
@@ -274,7 +274,7 @@ def test_demo_cleans_up_after_ctrl_c(hierarchies: Hierarchies, tmp_path: Path) -
     rest = process.stdout.read()
     assert process.wait(100) == 0
     process.stdout.close()
-    assert "All that the demo made is removed." in rest
+    assert "Everything that the demo made is removed." in rest
     assert all_ended(parts)
     assert leftovers(hierarchies, process.pid) == []
     assert list(tmp_path.iterdir()) == []
@@ -368,7 +368,7 @@ def test_demo_without_a_hierarchy_says_that_it_simulates(tmp_path: Path) -> None
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("SIMULATED kernel, quotas are not enforced (no cgroups here)")
     assert "(simulated kernel)" in result.stdout
-    assert "All that the demo made is removed." in result.stdout
+    assert "Everything that the demo made is removed." in result.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -142,7 +142,7 @@ def test_doctor_knows_whether_polkit_works(facts: Facts) -> None:
     fact = of(facts, "polkit")
     assert_quiet(fact["start"])
     said = {state: [(finding["level"], finding["text"]) for finding in fact[state]] for state in STATES_OF_POLKIT}
-    about = re.compile(r"1 job of systemd's units, such as run-\w+\.service: ")
+    about = re.compile(r"1 job of systemd's units, for example run-\w+\.service: ")
     assert all(len(findings) == 1 and about.match(findings[0][1]) for findings in said.values()), said
     for state, (level, words) in STATES_OF_POLKIT.items():
         assert (said[state][0][0], words in said[state][0][1]) == (level, True), said[state]

@@ -65,7 +65,7 @@ def test_the_demo_runs_within_half_a_minute_of_the_first_line(facts: Facts) -> N
     end = of(facts, "ends")["demo"]
     assert end["code"] == 0, end["output"]
     assert end["took_s"] < 200.0
-    assert "All that the demo made is removed." in end["output"]
+    assert "Everything that the demo made is removed." in end["output"]
 
 
 def test_the_estimate_is_there_within_two_minutes(facts: Facts) -> None:

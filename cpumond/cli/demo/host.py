@@ -1,4 +1,4 @@
-"""For ``cpumond demo`` and ``cluster``: their cgroup, their signals, and the remains of killed runs."""
+"""Shared by ``cpumond demo`` and ``cluster``: their cgroup, their signals, and the leftovers of killed runs."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ SCOPE_GUARD = "CPUMOND_DEMO_IN_SCOPE"
 
 
 class CgroupPlace(NamedTuple):
-    """A cgroup of this process: ``prefix`` relative to each hierarchy; ``layout`` is that of ``Hierarchies``."""
+    """A cgroup of this process: ``prefix`` relative to each hierarchy; ``layout`` as in ``Hierarchies``."""
 
     prefix: str
     layout: str
 
 
 def stop_on_signals() -> contextlib.AbstractContextManager[Ending]:
-    """An Ending that SIGINT, SIGTERM and, unless it is ignored, SIGHUP set."""
+    """Return an Ending that SIGINT, SIGTERM and, unless it is ignored, SIGHUP set."""
     return ended_by([signal.SIGINT, *list_ending_signals()])
 
 
 def make_place(name: str) -> CgroupPlace:
-    """Make the cgroup ``name``PID; on v2 this may start the command again in a scope of systemd.
+    """Create the cgroup ``name``PID. On v2 this may restart the command in a systemd scope.
 
-    What dead processes have left under that name is removed. Raises UnavailableError with the reason for no place.
+    Leftovers of dead processes under that name are removed. Raises UnavailableError with the reason if no cgroup can be
+    created.
     """
     from cgroupspy.nodes import Node
 
@@ -54,14 +55,14 @@ def make_place(name: str) -> CgroupPlace:
             Node(os.path.join(root, scope)).create_cgroup(os.path.basename(place.prefix))
     except OSError as error:
         remove_cgroups(place.prefix)
-        raise UnavailableError(f"no right to make cgroups in {' and '.join(roots)}; run it as root") from error
+        raise UnavailableError(f"no permission to create cgroups in {' and '.join(roots)}; run it as root") from error
     return place
 
 
 def _enter_scope(hierarchies: mounts.Hierarchies) -> str:
-    """The delegated scope of this process, which is in a leaf of it, with cpu for its other children.
+    """Return the delegated scope of this process, whose leaf it is in, with cpu enabled for its other children.
 
-    Outside of one this process is replaced by itself in a transient scope, when the manager grants one. Raises
+    Outside of a scope this process is replaced by itself in a transient scope, if the manager grants one. Raises
     UnavailableError.
     """
     from cgroupspy.nodes import Node
@@ -69,7 +70,7 @@ def _enter_scope(hierarchies: mounts.Hierarchies) -> str:
     if os.environ.get(SCOPE_GUARD):
         with open("/proc/self/cgroup", encoding="ascii") as file:
             paths = [line.rstrip("\n").split(":", 2)[2].strip("/") for line in file if line.startswith("0::")]
-        # An OSError: it is not delegated, or without the cpu controller.
+        # OSError: the scope is not delegated, or has no cpu controller.
         with contextlib.suppress(OSError):
             for path in paths:
                 directory = os.path.join(hierarchies.cpu_root, path)
@@ -89,7 +90,7 @@ def _enter_scope(hierarchies: mounts.Hierarchies) -> str:
 
 
 def _list_scopes(cpu_root: str, parent: str) -> list[str]:
-    """The scopes in the slice ``parent``, among them those of killed demos."""
+    """The scopes in the slice ``parent``, including those of killed demos."""
     from cpumond.agent.discovery.glob import list_directories
 
     names = list_directories(os.path.join(cpu_root, parent))
@@ -97,21 +98,22 @@ def _list_scopes(cpu_root: str, parent: str) -> list[str]:
 
 
 def is_left(entry: str, name: str) -> bool:
-    """Whether ``entry`` is ``name`` and the id of a dead process, with or without "-" and a suffix."""
+    """Whether ``entry`` is ``name`` plus the id of a dead process, with or without "-" and a suffix."""
     found = re.fullmatch(re.escape(name) + r"([1-9][0-9]*)(?:-\w+)?", entry)
-    # This process's own id counts as dead, too: nothing is made yet.
+    # This process's own id counts as dead, too, because it has created nothing yet.
     return found is not None and (int(found[1]) == os.getpid() or not os.path.exists(f"/proc/{found[1]}"))
 
 
 def is_left_idle(entry: str, name: str) -> bool:
-    """Whether ``entry`` is the idle class (``name_idle_parent``) of a node below ``name`` and a dead process' id."""
+    """Whether ``entry`` is the idle class (``name_idle_parent``) of a node below ``name`` plus a dead process's id."""
     found = re.fullmatch(rf"{IDLE_NAME}-(?:.+-)?({re.escape(name)}[0-9]+)-.+", entry)
     return found is not None and is_left(found[1], name)
 
 
 def remove_leftovers(name: str, parent: str, mountinfo: str = "/proc/self/mountinfo") -> None:
     """Kill and remove the cgroups ``parent``/``name``PID of dead processes, and the idle classes of nodes there, in all
-    hierarchies."""
+    hierarchies.
+    """
     with contextlib.suppress(OSError):
         for mount in mounts.read_mounts(mountinfo):
             above = os.path.join(mount.mount_point, parent)
@@ -123,12 +125,12 @@ def remove_leftovers(name: str, parent: str, mountinfo: str = "/proc/self/mounti
             left += [entry for entry in os.listdir(mount.mount_point) if is_left_idle(entry, name)]
             for path in left:
                 if os.access(os.path.join(mount.mount_point, path), os.W_OK):
-                    # It stays where it is in use again, or belongs to another user.
+                    # It stays if it is in use again, or belongs to another user.
                     remove_cgroups(path, mountinfo, timeout_s=2.0)
 
 
 def make_directory(name: str) -> str:
-    """A directory for the files of this process, which the next one removes if this one cannot."""
+    """Create a directory for the files of this process; if this one cannot remove it, the next process does."""
     return tempfile.mkdtemp(prefix=f"{name}{os.getpid()}-")
 
 

@@ -1,4 +1,4 @@
-"""The plan of ``cpumond demo``: the node's size, the operations and their program, when the load changes."""
+"""The plan of ``cpumond demo``: the node's size, the operations and their program, and when the load changes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import msgspec
 
 MAX_CAPACITY = 2.0
 MACHINE_SHARE = 0.5
-"""The node's part of the machine's CPUs: overcommitted, it must fit on them beside scheduler, agent and all else."""
+"""The node's share of the machine's CPUs: even overcommitted, it must fit beside the scheduler, the agent and
+everything else.
+"""
 
 CHECK_PERIOD_S = 0.5
 OVERCOMMIT_S = 4.0
 MONITOR = {"smoothing_factor": 0.3, "decrease_coefficient": 0.8, "relative_lower_bound": 0.3, "min_limit_ratio": 0.2}
 QUICKER = (
-    f"Quicker than the defaults: check_period {CHECK_PERIOD_S:g}s, smoothing_factor {MONITOR['smoothing_factor']}, "
+    f"Faster than the defaults: check_period {CHECK_PERIOD_S:g}s, smoothing_factor {MONITOR['smoothing_factor']}, "
     f"decrease_coefficient {MONITOR['decrease_coefficient']}, relative_lower_bound {MONITOR['relative_lower_bound']}, "
     f"min_limit_ratio {MONITOR['min_limit_ratio']}, heartbeat_period 200ms, "
     f"allowed_node_resources_overcommit_duration {OVERCOMMIT_S:g}s."
@@ -24,9 +26,9 @@ QUICKER = (
 WEIGHTS = {"research": 3.0, "batch": 1.0}
 
 GUEST_S = 4.0
-"""How long the guest (render, on freed CPU) runs before the simulation wakes up."""
+"""Seconds for which the guest (render, on freed CPU) runs before the simulation wakes up."""
 ALONE_S = 2.0
-"""How long the simulation stays awake after the guest is gone, within the bounds below."""
+"""Seconds for which the simulation stays awake after the guest has gone, within the bounds below."""
 MIN_AWAKE_S = 5.0
 MAX_AWAKE_S = 15.0
 MAX_ASLEEP_S = 20.0
@@ -57,15 +59,18 @@ while not select.select([lifeline], [], [], 0.05)[0] and not 0.0 < seconds < tim
             wanted[0] = float(file.read() or wanted[0])
 os._exit(0)
 """
-"""``OWNER CORES SECONDS FILE``: uses CORES, or as many as FILE says at the moment; ends with the process OWNER, or
-after SECONDS. Threads of one process: hashing lets the others run."""
+"""``OWNER CORES SECONDS FILE``: use CORES, or as many as FILE currently says. Ends with the process OWNER, or after
+SECONDS. Threads of one process, because hashing releases the lock.
+"""
 
 Load = Literal["simulation", "render", "frames"]
 Lever = Literal["guarantee", "quota"]
 
 
 class LeverWords(NamedTuple):
-    """``options`` of the monitor, the noun for its amount, the words for all of it, and a sentence about it."""
+    """Words about an actuator: ``options`` of the monitor, the noun for its amount, the words for all of it, and a
+    sentence.
+    """
 
     options: dict[str, Any]
     noun: str
@@ -78,16 +83,16 @@ WORDS: Final[dict[Lever, LeverWords]] = {
         {"actuator": "guarantee", "use_restore_ratio": 1.0},
         "guarantee",
         "its whole guarantee",
-        "Guarantees move, no quota does: whoever runs on the freed CPU is in the idle class, behind all others.",
+        "Guarantees move, no quota does: jobs on the freed CPU are in the idle class, behind all others.",
     ),
     "quota": LeverWords({}, "limit", "all its CPU", "CPU quotas move (cpu.max, cpu.cfs_quota_us)."),
 }
 
 
 class PlannedOperation(msgspec.Struct, frozen=True):
-    """One operation: ``cpu_limit`` and ``uses`` in cores; ``seconds`` a job lives, 0: until it is stopped.
+    """One operation: ``cpu_limit`` and ``uses`` in cores; ``seconds``: lifetime of a job, 0: until it is stopped.
 
-    ``at_once``: how many of its jobs run at the same time, 0: all. ``monitor`` is its ``job_cpu_monitor``.
+    ``at_once``: number of its jobs that run at the same time, 0: all. ``monitor`` is its ``job_cpu_monitor``.
     """
 
     pool: str
@@ -100,7 +105,7 @@ class PlannedOperation(msgspec.Struct, frozen=True):
 
 
 class DemoPlan(msgspec.Struct, frozen=True):
-    """The operations on a node of ``capacity`` cores."""
+    """The operations of the demo, on a node of ``capacity`` cores."""
 
     capacity: float
     operations: dict[Load, PlannedOperation]
@@ -110,9 +115,9 @@ class DemoPlan(msgspec.Struct, frozen=True):
         simulation, render, frames = (self.operations[load] for load in ("simulation", "render", "frames"))
         return (
             f"The node offers {self.capacity:g} of this machine's cores. In pool {simulation.pool} (weight "
-            f"{WEIGHTS[simulation.pool]:g}) simulation orders {simulation.cpu_limit:g} and mostly sleeps; in pool "
-            f"{render.pool} (weight {WEIGHTS[render.pool]:g}) render orders {render.cpu_limit:g} and uses all it gets, "
-            f"and short frames order {frames.cpu_limit:g} each."
+            f"{WEIGHTS[simulation.pool]:g}) simulation requests {simulation.cpu_limit:g} and mostly sleeps; in pool "
+            f"{render.pool} (weight {WEIGHTS[render.pool]:g}) render requests {render.cpu_limit:g} and uses all it "
+            f"gets, and short frames request {frames.cpu_limit:g} each."
         )
 
 
@@ -131,23 +136,23 @@ def make_plan(cpu_count: float) -> DemoPlan:
 
 
 def make_command(operation: PlannedOperation, wanted_path: str = "") -> list[str]:
-    """The command of a job, which ends with this process."""
+    """The command of a job; the job ends with this process."""
     arguments = [str(os.getpid()), str(operation.uses), str(operation.seconds), wanted_path]
     return [sys.executable, "-I", "-S", "-c", JOB_PROGRAM, *arguments]
 
 
 class Sleeper:
-    """When the simulation sleeps and when it is awake. Times are seconds since the start of the demo."""
+    """Decides when the simulation sleeps and when it is awake. Times are seconds since the start of the demo."""
 
     def __init__(self) -> None:
         self.is_awake = False
         self._since_s = 0.0
         self._guest_runs = False
         self._guest_since_s = 0.0
-        """Since when the guest runs, or is gone, and the simulation is as it is."""
+        """When the guest started or ended, and when the simulation last woke up or fell asleep."""
 
     def look(self, now_s: float, guest_runs: bool, left_s: float) -> bool:
-        """Take in whether the guest runs; True when the simulation has just woken up or fallen asleep."""
+        """Note whether the guest runs; return True when the simulation has just woken up or fallen asleep."""
         if guest_runs != self._guest_runs:
             self._guest_runs, self._guest_since_s = guest_runs, now_s
         for_s, guest_s = now_s - self._since_s, now_s - self._guest_since_s

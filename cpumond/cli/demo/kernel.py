@@ -1,4 +1,4 @@
-"""A simulated kernel for hosts where no cgroup can be made: plain directories, real processes, no limits."""
+"""A simulated kernel for hosts where no cgroup can be created: plain directories, real processes, no limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PERIODS_PER_S = 1e6 / DEFAULT_PERIOD_US
 
 
 class _Counters:
-    """Of one cgroup: CPU seconds, enforcement periods, and the processes by id with the CPU seconds of each."""
+    """Counters of one cgroup: CPU seconds, enforcement periods, and the CPU seconds of each process by id."""
 
     def __init__(self) -> None:
         self.usage_s = self.throttled_s = 0.0
@@ -27,10 +27,11 @@ class _Counters:
 
 
 class PlainKernel:
-    """A unified hierarchy of plain directories below ``root``, whose counters are those of the real processes in them.
+    """A unified hierarchy of plain directories below ``root``, with the counters of the real processes in them.
 
-    Quotas are not enforced: a process that uses more than ``cpu.max`` is counted as throttled, and goes on. Only the
-    first process of a job is counted, with all its threads. Entering it starts a thread that counts each ``step_s``.
+    Quotas are not enforced: a process that uses more than ``cpu.max`` is counted as throttled, and continues. Only the
+    first process of a job is counted, with all its threads. Entering the context starts a thread that counts every
+    ``step_s``.
     """
 
     def __init__(self, root: str, step_s: float = 0.1) -> None:
@@ -57,7 +58,7 @@ class PlainKernel:
             last_s = now_s
 
     def advance(self, seconds: float) -> None:
-        """One step of ``seconds`` for every cgroup that has a quota."""
+        """Count ``seconds`` for every cgroup that has a quota."""
         found = [place for place, _, files in os.walk(self.top) if "cpu.max" in files]
         for place in found:
             # The agent may remove it at any moment.
@@ -70,7 +71,7 @@ class PlainKernel:
         times = {pid: used_s for pid in listed if (used_s := _read_used_s(pid, counters.processes)) is not None}
         if len(times) < len(listed):
             _write_members(place, list(times))
-        # All CPU time of a new process counts: it was started for this job.
+        # All CPU time of a new process counts, because it was started for this job.
         used_s = sum(max(used - counters.used_s.get(pid, 0.0), 0.0) for pid, used in times.items())
         counters.used_s = times
         quota, _, period = _read(place, "cpu.max").strip().partition(" ")
@@ -81,7 +82,7 @@ class PlainKernel:
         if used_s > limit * seconds + TICK_S:
             counters.throttled += periods
             counters.throttled_s += used_s - limit * seconds
-        # Counters only grow, so this is never shorter than before: it is overwritten in place while others read it.
+        # Counters only grow, so the text never gets shorter; it is overwritten in place while others read it.
         text = (
             f"usage_usec {int(counters.usage_s * 1e6)}\nuser_usec 0\nsystem_usec 0\nnr_periods {counters.periods}\n"
             f"nr_throttled {counters.throttled}\nthrottled_usec {int(counters.throttled_s * 1e6)}\n"
@@ -99,7 +100,7 @@ def _read(place: str, name: str) -> str:
 
 
 def _read_members(place: str) -> list[int]:
-    """The processes that joined the cgroup; those that they start are not seen."""
+    """The processes that joined the cgroup, without the processes that these start."""
     try:
         return [int(word) for word in _read(place, "cgroup.procs").split()]
     except FileNotFoundError:
@@ -114,7 +115,7 @@ def _write_members(place: str, pids: list[int]) -> None:
 
 
 def _read_used_s(pid: int, known: dict[int, psutil.Process]) -> float | None:
-    """The CPU time of a process in seconds; None when it has ended, also where another one has its id by now."""
+    """The CPU time of a process in seconds; None when it has ended, even if its id has been reused."""
     try:
         process = known[pid] if pid in known else known.setdefault(pid, psutil.Process(pid))
         if not process.is_running() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):

@@ -1,7 +1,7 @@
-"""The course of ``cpumond demo``: start everything, wake the simulation up, observe, remove everything, sum up.
+"""The sequence of ``cpumond demo``: start everything, wake the simulation, observe, remove everything, summarize.
 
-As root on v1 it uses the real hierarchies; on v2 it starts itself again in a delegated scope of systemd (of the user's
-session without root); where neither works it simulates the kernel, and says so.
+As root on v1 it uses the real hierarchies. On v2 it restarts itself in a delegated systemd scope (of the user's session
+without root). If neither works it simulates the kernel, and says so.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ NAME = "cpumond-demo-"
 CLOSE_LOOK_S = 0.02
 LOOK_S = 0.25
 MEMORY = 64 * 2**20
-"""Bytes that each job orders."""
+"""Memory request of each job in bytes."""
 
 
 class DemoHost(NamedTuple):
-    """Where files and cgroups are: ``prefix`` in the hierarchies of ``mountinfo``; ``kernel``: real or simulated."""
+    """Places of files and cgroups: ``prefix`` in the hierarchies of ``mountinfo``; ``kernel``: real or simulated."""
 
     directory: str
     kernel: str
@@ -60,7 +60,7 @@ class DemoHost(NamedTuple):
 
 
 def run_demo(duration_s: float, actuator: Lever, as_json: bool) -> int:
-    """``cpumond demo``; the exit code. Raises CpumondError when a part of it does not start or dies."""
+    """Run ``cpumond demo`` and return the exit code. Raises CpumondError when a part of it does not start or dies."""
     plan = make_plan(float(len(os.sched_getaffinity(0))))
     with stop_on_signals() as stopped:
         with _make_host() as host:
@@ -77,7 +77,7 @@ def run_demo(duration_s: float, actuator: Lever, as_json: bool) -> int:
 
 @contextlib.contextmanager
 def _make_host() -> Iterator[DemoHost]:
-    """Real cgroups where they can be had, for which this command may be started again in a scope of systemd."""
+    """Use real cgroups if possible; for this the command may be restarted in a systemd scope."""
     problem = place = None
     try:
         place = demo_host.make_place(NAME)
@@ -109,7 +109,7 @@ def _run(
         token=secrets.token_hex(24), web=True,
     )  # fmt: skip
     with cluster:
-        display.announce(f"To look at while it runs:\n{cluster.describe_pages()}")
+        display.announce(f"Pages to open while it runs:\n{cluster.describe_pages()}")
         story = Story(cluster, mounts.open_hierarchies(host.mountinfo), plan, display.report, actuator)
         with display, _naming_ended_process(cluster):
             ran_s = _play(story, os.path.join(host.directory, "wanted"), duration_s, stopped, display)
@@ -119,19 +119,20 @@ def _run(
 
 @contextlib.contextmanager
 def _naming_ended_process(cluster: Cluster) -> Iterator[None]:
-    """Where a request has no answer because a process has ended, raise the error that names the process."""
+    """If a request gets no answer because a process has ended, raise the error that names the process."""
     try:
         yield
     except UnavailableError:
-        # A process is seen to have ended a moment later than its sockets are closed.
+        # The end of a process is seen slightly later than its sockets close.
         with contextlib.suppress(TimeoutError):
             cluster.wait(lambda: cluster.check(), "a part of the demo has ended", 2.0)  # noqa: PLW0108 - it raises
         raise
 
 
 def _play(story: Story, wanted_path: str, duration_s: float, stopped: Ending, display: Display) -> float:
-    """Start the operations, wake the simulation up and let it sleep, until the time is over or a signal came; seconds
-    that this took. The file ``wanted_path`` tells the simulation's job how many cores to use."""
+    """Start the operations, and wake the simulation or let it sleep until the time is over or a signal comes; return
+    the seconds that this took. The file ``wanted_path`` says how many cores the simulation's job should use.
+    """
     _write_demand(wanted_path, story.plan.idle_cores)
     for pool, weight in WEIGHTS.items():
         story.cluster.create_pool(pool, weight=weight)
@@ -175,10 +176,10 @@ def _start(story: Story, load: Load, wanted_path: str = "") -> None:
 
 
 def _stop_agent(story: Story) -> bool:
-    """End the agent as a service manager does; whether the jobs that live on may use what they ordered again."""
+    """End the agent as a service manager would; return whether the surviving jobs have their full request again."""
     story.node.stop()
     story.read_quotas()
-    # A limit of 0: the job's cgroup went while the agent ended.
+    # A limit of 0: the job's cgroup disappeared while the agent ended.
     return all(job.limit >= job.ordered * 0.99 or job.limit == 0.0 for job in story.jobs.values() if job.lives)
 
 

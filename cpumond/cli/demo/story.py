@@ -1,7 +1,7 @@
-"""The course of ``cpumond demo``, seen from outside: facts of the scheduler, the agent and the kernel, in words.
+"""The events of ``cpumond demo``, observed from outside: facts of the scheduler, the agent and the kernel, in words.
 
 Quotas and CPU time come from the cgroups' files, guarantees and usage from the agent's control socket, starts from its
-log, ends and their reasons, pools, the node and heartbeats from the scheduler.
+log; ends and their reasons, pools, the node and heartbeats from the scheduler.
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.mounts import Hierarchies
 
 TELL_RATIO = 0.7
-"""A limit that falls is shown again below this share of the last one that was shown."""
+"""A falling limit is shown again once it is below this fraction of the last one shown."""
 NEAR = 0.01
 ASK_S = 0.1
-"""Between two questions to the agent about guarantees."""
+"""Seconds between two requests to the agent about guarantees."""
 USE_S, FULL = 0.2, 0.85
-"""For this long the simulation must have used this share of its order: its threads sleep now and then."""
+"""For ``USE_S`` seconds the simulation must have used the fraction ``FULL`` of its request, because its threads sleep
+now and then.
+"""
 QUIET = ("frames",)
-"""Loads whose ordinary ends are not shown: there are many."""
+"""Loads whose normal ends are not shown, because there are many."""
 
 
 class JobFacts(msgspec.Struct):
-    """One job: cores, core-seconds, times since 1970; ``state`` as of the scheduler."""
+    """One job: cores, core-seconds, times since 1970; ``state`` as the scheduler reports it."""
 
     id: str
     name: str
@@ -61,8 +63,9 @@ class JobFacts(msgspec.Struct):
 
 
 class Wakeup(msgspec.Struct):
-    """When the simulation woke up, when its full limit was in force, and since when it used all that it ordered (None:
-    not yet); seconds since the start."""
+    """When the simulation woke up, when its full limit was in force, and when it began to use its whole request (None:
+    not yet); seconds since the start.
+    """
 
     began_s: float
     back_s: float | None = None
@@ -70,7 +73,7 @@ class Wakeup(msgspec.Struct):
 
 
 class PoolFacts(msgspec.Struct):
-    """A pool: fair share now in cores, and over time in core-seconds."""
+    """A pool: its fair share now in cores, and over time in core-seconds."""
 
     weight: float
     fair_share: float = 0.0
@@ -81,7 +84,7 @@ Report = Callable[[float, str], None]
 
 
 class Story:
-    """Reads the state of everything again and again; ``tell`` gets each event: seconds since the start, and a text."""
+    """Polls the state of everything; ``tell`` gets each event: seconds since the start, and a text."""
 
     def __init__(
         self, cluster: Cluster, hierarchies: Hierarchies, plan: DemoPlan, report: Report, actuator: Lever = "quota"
@@ -107,10 +110,10 @@ class Story:
         self._told_ends: set[str] = set()
         self._asked_s = -ASK_S
         self._ran: deque[tuple[float, float]] = deque()
-        """The simulation's CPU time of late: seconds since the start, core-seconds."""
+        """Recent CPU time of the simulation: seconds since the start, core-seconds."""
 
     def look_closely(self, now_s: float) -> None:
-        """Read starts of jobs, and the simulation's limit; cheap, for every few milliseconds."""
+        """Read starts of jobs, and the simulation's limit; cheap enough for every few milliseconds."""
         self._read_starts(now_s)
         job = self.living("simulation")
         if job is not None:
@@ -136,13 +139,13 @@ class Story:
         self._take_pools(now_s)
 
     def read_quotas(self) -> None:
-        """The limits in force, from the cgroups."""
+        """Read the limits in force from the cgroups."""
         for job in self.jobs.values():
             if job.lives:
                 self._read_quota(job)
 
     def _read_limits(self) -> None:
-        """Read quotas, or guarantees as the agent has them."""
+        """Read quotas from the cgroups, or guarantees from the agent."""
         if self.actuator == "quota":
             self.read_quotas()
         else:
@@ -153,7 +156,7 @@ class Story:
             job.limit = seen["current_cpu_limit"]
 
     def _list_seen(self) -> list[tuple[JobFacts, dict[str, Any]]]:
-        """The jobs that live, each with the agent's figures; none where the agent does not answer."""
+        """The live jobs, each with the agent's figures; none if the agent does not answer."""
         try:
             seen = self.node.get("/v1/status")["jobs"]
         except UnavailableError:
@@ -172,7 +175,7 @@ class Story:
 
     def wake(self, now_s: float) -> None:
         self.wakeups.append(Wakeup(now_s))
-        self._report(now_s, "simulation wakes up and wants all that it ordered")
+        self._report(now_s, "simulation wakes up and wants its whole request")
 
     def sleep(self, now_s: float) -> None:
         self._report(now_s, "simulation goes to sleep")
@@ -209,7 +212,9 @@ class Story:
         self._report(now_s, f"{name} started{freed}, {job.since_heartbeat_s * 1e3:.0f} ms after the heartbeat")
 
     def _read_quota(self, job: JobFacts) -> None:
-        """0 once the cgroup is gone. A failed read is repeated, unless the scheduler reports the end of the job."""
+        """Read the quota of a job, 0 once the cgroup is gone. A failed read is repeated, unless the scheduler reports
+        the end of the job.
+        """
         with contextlib.suppress(CpumondError), self._open(job) as cgroup:
             settings = None if cgroup is None else cgroup.read_settings()
             job.limit = 0.0 if settings is None else min(settings.cores, job.ordered)
@@ -240,10 +245,10 @@ class Story:
             free = self.plan.capacity - self.limits
             are_free = f"{_show(free)} are free" if free > NEAR else "none are free"
             limit = f"{_show(job.limit)} of {show_rounded(job.ordered)}"
-            self._report(now_s, f"simulation's {self.words.noun} went down to {limit}, {are_free}")
+            self._report(now_s, f"simulation's {self.words.noun} was lowered to {limit}, {are_free}")
 
     def _follow_use(self, job: JobFacts, now_s: float) -> None:
-        """Note when the simulation that woke up began to use all that it ordered."""
+        """Note when the woken simulation began to use its whole request."""
         wakeup = self.wakeups[-1] if self.wakeups else None
         if wakeup is None or wakeup.ran_s is not None:
             self._ran.clear()
@@ -255,13 +260,13 @@ class Story:
             if began_s >= wakeup.began_s and job.used_cpu_s - before_cpu_s >= FULL * job.ordered * (now_s - began_s):
                 wakeup.ran_s = began_s
                 took_s = began_s - wakeup.began_s
-                self._report(now_s, f"simulation runs on all that it ordered since {took_s:.2f} s after it woke up")
+                self._report(now_s, f"simulation uses its whole request, {took_s:.2f} s after it woke up")
                 return
 
     def _read_usage(self) -> None:
         for job, seen in self._list_seen():
             job.usage = seen["usage"]
-            # It may have ended since.
+            # It may have ended since then.
             with contextlib.suppress(UnavailableError):
                 explained = self.node.get(f"/v1/jobs/{job.id}/explain")
                 job.reclaimed_cpu_s = explained["aggregated"]["preempted_cpu_s"]

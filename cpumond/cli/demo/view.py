@@ -32,7 +32,7 @@ class PoolSummary(msgspec.Struct, frozen=True):
 
 
 class StoppedJob(msgspec.Struct, frozen=True):
-    """A job that the scheduler stopped, in its own words."""
+    """A job that the scheduler stopped, with the scheduler's reason."""
 
     job: str
     kind: str
@@ -42,11 +42,11 @@ class StoppedJob(msgspec.Struct, frozen=True):
 class DemoSummary(msgspec.Struct, frozen=True):
     """The summary of the demo; core-seconds (from the kernel's counters) and seconds.
 
-    ``given_cpu_s``: use of jobs that were started on freed CPU. ``give_back_s``: from each wake-up of the simulation
-    to its full limit; ``full_use_s``: to the use of all that it ordered. ``start_s``: from a heartbeat to the running
-    process. ``restored``: every limit was as ordered when the agent had ended; ``removed``: no process, cgroup or file
-    is left. ``not_reached``: what was not seen. ``machine_load``: processes of the whole machine that wanted to run,
-    for each CPU, over the last minute.
+    ``given_cpu_s``: usage of jobs that were started on freed CPU. ``give_back_s``: from each wake-up of the simulation
+    to its full limit; ``full_use_s``: to the use of its whole request. ``start_s``: from a heartbeat to the running
+    process. ``restored``: every limit was as requested when the agent had ended; ``removed``: no process, cgroup or
+    file is left. ``not_reached``: events that were not seen. ``machine_load``: processes of the whole machine that
+    wanted to run, per CPU, over the last minute.
     """
 
     kernel: str
@@ -74,7 +74,7 @@ class DemoSummary(msgspec.Struct, frozen=True):
 
 
 class Display:
-    """Shows events and the state. ``is_quiet``: shows nothing, only the summary is wanted."""
+    """Shows events and the state. ``is_quiet``: show nothing, print only the summary."""
 
     def __init__(self, is_quiet: bool) -> None:
         from rich.console import Console
@@ -98,7 +98,7 @@ class Display:
             click.echo(f"{at_s:6.1f} s  {text}")
 
     def show(self, story: Story, now_s: float, duration_s: float) -> None:
-        """Draw the present state over the one before; nothing where output is no terminal."""
+        """Draw the present state over the one before; nothing if the output is no terminal."""
         if self.live is not None:
             self.live.update(draw_state(story, now_s, duration_s, list(self.events)), refresh=True)
 
@@ -140,7 +140,7 @@ def draw_state(story: Story, now_s: float, duration_s: float, events: list[tuple
 
 
 def draw_bar(job: JobFacts, capacity: float) -> str:
-    """A bar of the cores that a job uses, may use and ordered, on the scale of the node."""
+    """Draw a bar of the cores that a job uses, may use and requested, on the scale of the node."""
     used, allowed, ordered = (
         min(round(BAR * cores / capacity), BAR) for cores in (job.usage or 0.0, job.limit, job.ordered)
     )
@@ -155,7 +155,7 @@ def list_sentences(summary: DemoSummary) -> Iterator[str]:
         "kernel), core-seconds by its counters:"
     )
     yield (
-        f"  ordered {summary.ordered_cpu_s:.1f}, used {summary.used_cpu_s:.1f}, reclaimed "
+        f"  requested {summary.ordered_cpu_s:.1f}, used {summary.used_cpu_s:.1f}, reclaimed "
         f"{summary.reclaimed_cpu_s:.1f}, used by jobs that were started on freed CPU {summary.given_cpu_s:.1f}"
     )
     for name, pool in summary.pools.items():
@@ -167,10 +167,10 @@ def list_sentences(summary: DemoSummary) -> Iterator[str]:
     if back:
         yield (
             f"simulation had {WORDS[summary.actuator].whole} back {count(len(summary.give_back_s), 'time')}, {back} s "
-            f"after it woke up (a check each {CHECK_PERIOD_S:g} s)."
+            f"after it woke up (a check every {CHECK_PERIOD_S:g} s)."
         )
     if full:
-        yield f"It ran on all that it ordered {full} s after it woke up."
+        yield f"It used its whole request {full} s after it woke up."
     started = ", ".join(f"{number} {name}" for name, number in summary.jobs_started.items())
     middle = sorted(summary.start_s)[len(summary.start_s) // 2] * 1e3 if summary.start_s else 0.0
     yield (
@@ -180,17 +180,13 @@ def list_sentences(summary: DemoSummary) -> Iterator[str]:
     yield from (f"Not seen: {sentence}." for sentence in summary.not_reached)
     if summary.machine_load > BUSY:
         yield (
-            f"The machine is busy with other things, too: {summary.machine_load:.1f} processes wanted each CPU. "
-            "A job that cannot use its limit is not held back by it, and gets no more."
+            f"The machine is also busy with other work: {summary.machine_load:.1f} processes wanted each CPU. "
+            "A job that cannot use its limit is not throttled by it, and gets no more."
         )
     yield QUICKER
+    yield ("Every limit is back at the request." if summary.restored else "Some limits are NOT back at the request.")
     yield (
-        "Every limit went back to what was ordered."
-        if summary.restored
-        else "Some limits did NOT go back to what was ordered."
-    )
-    yield (
-        "All that the demo made is removed."
+        "Everything that the demo made is removed."
         if summary.removed
-        else "NOT all that the demo made is removed; see `cpumond doctor`."
+        else "NOT everything that the demo made is removed; see `cpumond doctor`."
     )

@@ -1,1 +1,1 @@
-"""``cpumond doctor``: the abilities of this host, and advice about missing ones."""
+"""``cpumond doctor``: the capabilities of this host, and advice about missing ones."""

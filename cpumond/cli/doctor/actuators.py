@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 MOVES = {
     "guarantee": "nothing is written to their containers; guarantees move and are reported",
     "weight": "their weights move; no CPU that is free is taken from them",
-    "quota": "their CPU quotas move, use is cut off there, and servers answer later for it (docs/real-servers.md)",
+    "quota": "their CPU quotas move: usage is capped there, which makes servers slower (docs/real-servers.md)",
 }
 SCHED_EXT = "/sys/kernel/sched_ext/state", "/sys/kernel/sched_ext/root/ops"
-"""The files of ``check_cpu_scheduler``."""
+"""Files that ``check_cpu_scheduler`` reads."""
 
 
 def check_actuators(settings: Iterable[MonitorSettings]) -> Finding:
-    """The settings of containers that follow the limits of these jobs."""
+    """Report which settings of containers follow the limits of these jobs."""
     numbers = collections.Counter(each.actuator for each in settings)
     text = "; ".join(f"{count(number, 'job')} by {name}: {MOVES[name]}" for name, number in sorted(numbers.items()))
     if "quota" not in numbers:
@@ -37,25 +37,26 @@ def check_actuators(settings: Iterable[MonitorSettings]) -> Finding:
 
 
 def check_floors(jobs: Sequence[tuple[FoundJob, MonitorSettings]], read_order: Callable[[str], float]) -> Finding:
-    """Whether the floor is all that jobs ordered, so that they can give nothing; ``read_order``: the cores that a
-    cgroup may use."""
+    """Whether the floor of jobs is as high as their request, so that nothing can be reclaimed from them;
+    ``read_order``: the cores that a cgroup may use.
+    """
     stuck = []
     for job, settings in jobs:
         ordered = job.cpu_limit_cores if job.cpu_limit_cores is not None else read_order(job.path)
         if compute_floor(ordered, (), settings) >= ordered:
             stuck.append((job.job_id, ordered, settings))
     if not stuck:
-        return Finding("floor", "ok", f"{count(len(jobs), 'job')}, each with an order above its floor")
+        return Finding("floor", "ok", f"{count(len(jobs), 'job')}, each with a request above its floor")
     job_id, ordered, settings = stuck[0]
     text = (
-        f"{len(stuck)} of {count(len(jobs), 'job')} can give nothing, such as {job_id!r}: it ordered "
+        f"{len(stuck)} of {count(len(jobs), 'job')} have nothing to reclaim, for example {job_id!r}: it requested "
         f"{count_cores(ordered)}, and its floor is as high (min_cpu_limit = {settings.min_cpu_limit:g})"
     )
-    return Finding("floor", "warn", text, "set min_cpu_limit = 0.1 where jobs order a core or less")
+    return Finding("floor", "warn", text, "set min_cpu_limit = 0.1 where jobs request a core or less")
 
 
 def read_order(hierarchies: Hierarchies, path: str) -> float:
-    """The quota of a cgroup in cores, without one the host's CPUs."""
+    """The quota of a cgroup in cores; the host's CPUs if it has none."""
     from cpumond.host.cgroup import open_cgroup
 
     cgroup = open_cgroup(hierarchies, path)
@@ -66,7 +67,7 @@ def read_order(hierarchies: Hierarchies, path: str) -> float:
 
 
 def check_idle_class(found: IdleClass) -> Finding:
-    """How jobs on reclaimed CPU stand behind all others on this host."""
+    """How jobs on reclaimed CPU rank behind all others on this host."""
     if found.name == "idle":
         return Finding("idle class", "ok", "jobs on reclaimed CPU run when nothing else wants the CPU (cpu.idle)")
     if found.name:
@@ -76,18 +77,21 @@ def check_idle_class(found: IdleClass) -> Finding:
 
 
 def check_cpu_scheduler(state: str, name: str) -> Finding:
-    """Whether a sched_ext scheduler is loaded: the texts of ``SCHED_EXT``, "" for a kernel without them."""
+    """Whether a sched_ext scheduler is loaded; the arguments are the texts of ``SCHED_EXT``, "" for a kernel without
+    them.
+    """
     if state != "enabled":
-        return Finding("CPU scheduler", "ok", "the kernel's own: weights, cpu.idle and quotas are what they say")
+        return Finding("CPU scheduler", "ok", "the kernel's own: weights, cpu.idle and quotas work as documented")
     text = (
-        f"the sched_ext scheduler {name or '(without a name)'} is loaded: weights, cpu.idle and quotas are its matter"
+        f"the sched_ext scheduler {name or '(without a name)'} is loaded: it decides what weights, cpu.idle and quotas "
+        "mean"
     )
-    return Finding("CPU scheduler", "warn", text, "see its documentation; unload it where limits have to hold")
+    return Finding("CPU scheduler", "warn", text, "see its documentation; unload it where limits must hold")
 
 
 def check_version(version: int) -> Finding:
-    """How long the version of the cpu controller's hierarchy is supported."""
+    """How long this version of the cpu controller's hierarchy is supported."""
     if version == 2:
         return Finding("cgroup version", "ok", "2")
-    text = "1: systemd since 258, kubelet since 1.35 and RHEL 10 do without it; cpumond supports it up to 1.0"
+    text = "1: systemd since 258, kubelet since 1.35 and RHEL 10 no longer support it; cpumond supports it up to 1.0"
     return Finding("cgroup version", "ok", text, "plan to boot with systemd.unified_cgroup_hierarchy=1")

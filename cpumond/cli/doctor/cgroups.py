@@ -27,7 +27,7 @@ SLOW_READ_US = 100.0
 
 
 def check_mounts(mounts: list[Mount], source: str) -> list[Finding]:
-    """The layout, and where each controller that the agent uses is mounted."""
+    """Check the layout, and where each controller that the agent uses is mounted."""
     from cpumond.host.cgroup.mounts import find_hierarchies
 
     try:
@@ -57,17 +57,19 @@ def check_mounts(mounts: list[Mount], source: str) -> list[Finding]:
         text = f"{unified.mount_point}, controllers: {offered}"
         passed = read_line(os.path.join(unified.mount_point, "cgroup.subtree_control"))
         if passed is not None and hierarchies.cpu_version == 2:
-            text += f"; given on to the cgroups in it: {passed or 'none'}"
+            text += f"; enabled for the cgroups in it: {passed or 'none'}"
         findings.append(Finding("cgroup2", "ok", text))
     return findings
 
 
 def check_pressure(error: OSError | None, unified_root: str | None) -> Finding:
-    """Whether the kernel has PSI and it is on (``error``: of reading the host's file), and whether cgroups have it."""
+    """Check that the kernel has PSI and it is on (``error``: of reading the host's file), and that cgroups have it."""
     if error is not None:
         off = error.errno == errno.EOPNOTSUPP
-        text = "the kernel has it, but it is turned off" if off else f"not here ({error.filename}: {describe(error)})"
-        advice = "optional: limits are moved without it; " + ("boot with psi=1" if off else "it needs CONFIG_PSI")
+        text = (
+            "the kernel has it, but it is turned off" if off else f"not available ({error.filename}: {describe(error)})"
+        )
+        advice = "optional: limits move without it; " + ("boot with psi=1" if off else "it needs CONFIG_PSI")
         return Finding("pressure", "warn", text, advice)
     if unified_root is None:
         advice = "optional; mount cgroup2 beside v1 to see the pressure of single jobs"
@@ -76,36 +78,34 @@ def check_pressure(error: OSError | None, unified_root: str | None) -> Finding:
 
 
 def measure_read(hierarchies: Hierarchies, path: str) -> Finding:
-    """The time of one read of a cgroup's counters, as the agent does it. Raises CgroupReadError."""
+    """Measure one read of a cgroup's counters, as the agent does it. Raises CgroupReadError."""
     from cpumond.host.cgroup import open_cgroup
 
     cgroup = open_cgroup(hierarchies, path)
     if cgroup is None:
-        return Finding("counter read", "warn", f"cgroup {path!r} went away meanwhile", "run doctor again")
+        return Finding("counter read", "warn", f"cgroup {path!r} disappeared in the meantime", "run doctor again")
     with contextlib.closing(cgroup):
         start_s = time.perf_counter()
         for _ in range(READS):
             cgroup.read(start_s)
         each_us = (time.perf_counter() - start_s) / READS * 1e6
-    text = (
-        f"{each_us:.1f} us for {path or 'the root cgroup'}: 1000 jobs each second take {each_us / 10:.1f} % of a core"
-    )
+    text = f"{each_us:.1f} us for {path or 'the root cgroup'}: 1000 jobs per second take {each_us / 10:.1f} % of a core"
     if each_us > SLOW_READ_US:
         return Finding("counter read", "warn", text, "raise check_period, or see what slows this machine down")
     return Finding("counter read", "ok", text)
 
 
 def check_roots(roots: list[str], cpu_root: str, kinds: Collection[str] = ()) -> list[Finding]:
-    """Whether the cgroups below which limits may be written are there; ``kinds``: of all sources."""
+    """Check that the cgroups below which limits may be written exist; ``kinds``: of all sources."""
     engines = [kind for kind in ENGINE_KINDS if kind in kinds]
     if not roots and engines:
         text = f"empty: jobs of {' and '.join(engines)} are managed wherever their engine has them"
         if set(kinds) <= set(engines):
             return [Finding("managed_roots", "ok", text)]
-        advice = 'name the cgroups of the others, such as managed_roots = ["jobs"], and those of engines, too'
+        advice = 'name the cgroups of the others, for example managed_roots = ["jobs"], and those of engines, too'
         return [Finding("managed_roots", "warn", f"{text}; no others will ever be written", advice)]
     if not roots:
-        advice = 'name the cgroups below which jobs run, such as managed_roots = ["jobs"]'
+        advice = 'name the cgroups below which jobs run, for example managed_roots = ["jobs"]'
         return [Finding("managed_roots", "warn", "empty: no cgroup will ever be written", advice)]
     findings = []
     for root in roots:
@@ -116,7 +116,7 @@ def check_roots(roots: list[str], cpu_root: str, kinds: Collection[str] = ()) ->
         elif os.path.isdir(directory):
             findings.append(Finding("managed_roots", "ok", directory))
         else:
-            advice = f"make it, or correct the name; it is relative to {cpu_root}"
+            advice = f"create it, or correct the name; it is relative to {cpu_root}"
             findings.append(Finding("managed_roots", "warn", f"{directory} does not exist", advice))
     return findings
 
@@ -127,7 +127,7 @@ def check_no_sources() -> Finding:
 
 
 def check_source(number: int, source: Source, config: AgentConfig, hierarchies: Hierarchies) -> list[Finding]:
-    """The cgroups that a source finds now: their number, a sample of the jobs they become, and mistakes."""
+    """The cgroups that a source finds now: their number, a sample of the resulting jobs, and mistakes."""
     from cpumond.agent.discovery import describe_source, find_cgroups, name_job
     from cpumond.agent.tracked import find_refusal
 
@@ -142,9 +142,9 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
     if not named:
         text = (
             f"{count(len(paths), 'cgroup')} match {describe_source(source)!r}, "
-            f"but id_regex {source.id_regex!r} none of them"
+            f"but id_regex {source.id_regex!r} matches none of them"
         )
-        return [Finding(check, "warn", text, f"correct id_regex; it is searched in paths such as {paths[0]!r}")]
+        return [Finding(check, "warn", text, f"correct id_regex; it is matched against paths like {paths[0]!r}")]
     findings = []
     sample = [
         f"{path} -> job {job.job_id!r}" + (f" of operation {job.operation_id!r}" if job.operation_id else "")
@@ -155,14 +155,14 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
     findings.append(Finding(check, "ok", text))
     if len(named) < len(paths):
         missed = next(path for path in paths if path not in named)
-        text = f"id_regex {source.id_regex!r} does not match {len(paths) - len(named)} of them, such as {missed!r}"
+        text = f"id_regex {source.id_regex!r} does not match {len(paths) - len(named)} of them, for example {missed!r}"
         findings.append(Finding(check, "warn", text, "they are left out; correct id_regex or narrow the pattern"))
     ids = collections.Counter(job.job_id for job in named.values())
     doubled = sorted(job_id for job_id, times in ids.items() if times > 1)
     if doubled:
         text = f"several cgroups become the job {doubled[0]!r}" + (" (and others)" if len(doubled) > 1 else "")
         findings.append(
-            Finding(check, "warn", text, "all but the first are left out; give an id_regex that tells them apart")
+            Finding(check, "warn", text, "all but the first are left out; give an id_regex that distinguishes them")
         )
     refused: dict[str, list[str]] = {}
     for path in named:
@@ -173,10 +173,10 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
     for why, where in refused.items():
         advice = "leave them out of the source"
         if "managed_roots" in why:
-            advice = "add what is above them to managed_roots"
+            advice = "add a cgroup above them to managed_roots"
         elif "child cgroups" in why:
             advice = "match their leaf cgroups instead"
-        text = f"{len(where)} of them will never be written, such as {where[0]!r}: {why}"
+        text = f"{len(where)} of them will never be written, for example {where[0]!r}: {why}"
         findings.append(Finding(check, "warn", text, advice))
     return findings
 
@@ -184,10 +184,12 @@ def check_source(number: int, source: Source, config: AgentConfig, hierarchies: 
 def check_limit_files(
     version: int, directories: list[str], others: list[str], units: Collection[str] = (), wants_burst: bool = False
 ) -> list[Finding]:
-    """Whether jobs and managed roots (``directories``) have the files of a CPU limit, and the kernel that of a burst.
+    """Check that jobs and managed roots (``directories``) have the files of a CPU limit, and that the kernel supports
+    bursts.
 
-    Where none of them exists ``others`` show what the kernel offers. Directories in ``units`` belong to systemd, which
-    makes the files as soon as a CPU property is set. ``wants_burst``: a job is under rule ``peak``, which uses bursts.
+    If none of the directories exist, ``others`` show what the kernel offers. Directories in ``units`` belong to
+    systemd, which creates the files when a CPU property is set. ``wants_burst``: a job is under rule ``peak``, which
+    uses bursts.
     """
     needed = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     burst = "cpu.max.burst" if version == 2 else "cpu.cfs_burst_us"
@@ -199,13 +201,16 @@ def check_limit_files(
     if not existing:
         existing = [directory for directory in others if has(directory)]
     if not existing:
-        text = f"neither a job nor a managed root is there, and no other cgroup shows whether there is {needed[0]}"
-        return [Finding("limit files", "warn", text, "look again when a job runs")]
+        text = f"no job and no managed root exists, and no other cgroup shows whether the kernel has {needed[0]}"
+        return [Finding("limit files", "warn", text, "run doctor again when a job runs")]
     without = [directory for directory in existing if not has(directory)]
     findings = []
     if version == 2 and any(directory in units for directory in without):
         plain = [directory for directory in without if directory in units]
-        text = f"{count(len(plain), 'unit')} without {needed[0]} so far, such as {plain[0]}: its first limit makes it"
+        text = (
+            f"{count(len(plain), 'unit')} without {needed[0]} so far, for example {plain[0]}: its first limit creates "
+            "it"
+        )
         name = os.path.basename(plain[0])
         advice = (
             f"where the agent may not set properties of units: systemctl set-property --runtime {name} CPUWeight=100"
@@ -233,22 +238,24 @@ def check_limit_files(
         text = f"the kernel has no {burst}"
         advice = "nothing to do unless burst_ratio is set: that needs Linux 5.14"
         if wants_burst:
-            text += ', which limit_rule = "peak" counts on: bursts shorter than a check keep its limits higher'
-            advice = "Linux 5.14 or later reclaims more with this rule; it works without, too"
+            text += ', which limit_rule = "peak" relies on: bursts shorter than a check keep its limits higher'
+            advice = "Linux 5.14 or later reclaims more with this rule; the rule also works without"
         findings.append(Finding("burst", "warn", text, advice))
     return findings
 
 
 def check_rights(version: int, directories: list[str]) -> Finding:
-    """Whether this user may write the limits; nothing is written to find out."""
+    """Check that this user may write the limits; nothing is written to find out."""
     name = "cpu.max" if version == 2 else "cpu.cfs_quota_us"
     files = [path for directory in directories if os.path.exists(path := os.path.join(directory, name))]
     if not files:
-        return Finding("rights", "warn", "no job's limit is there to look at", "look again when a job runs")
+        return Finding(
+            "rights", "warn", "there is no job whose limit could be examined", "run doctor again when a job runs"
+        )
     closed = [path for path in files if not may(path, os.W_OK)]
     if not closed:
         return Finding("rights", "ok", f"{show_user()} may write the limits of {count(len(files), 'cgroup')}")
-    text = f"{show_user()} may not write {len(closed)} of {len(files)} limits, such as {closed[0]}"
+    text = f"{show_user()} may not write {len(closed)} of {len(files)} limits, for example {closed[0]}"
     if os.geteuid() == 0:
         advice = "the mount is read-only or the container lacks rights: give the agent a writable cgroup mount"
         return Finding("rights", "fail", text, advice)
@@ -259,9 +266,9 @@ def check_rights(version: int, directories: list[str]) -> Finding:
 def check_leftovers(
     path: str, content: Originals | None, running: bool, is_current: bool, hierarchies: Hierarchies | None
 ) -> Finding:
-    """Limits that a dead agent left lowered; ``is_current``: ``content`` is of this boot of the machine."""
+    """Check for limits that a dead agent left lowered; ``is_current``: ``content`` is of this boot of the machine."""
     if content is None or not content.cgroups:
-        return Finding("leftovers", "ok", f"{path} names no cgroup to put back")
+        return Finding("leftovers", "ok", f"{path} names no cgroup to restore")
     if not is_current:
         return Finding("leftovers", "ok", f"{path} is of an earlier boot; its cgroups are gone")
     left = list(content.cgroups)
@@ -277,5 +284,5 @@ def check_leftovers(
         return Finding("leftovers", "ok", f"{path} holds the original limits of {count(len(left), 'cgroup')}")
     if not left:
         return Finding("leftovers", "ok", f"the cgroups of {path} are gone")
-    text = f"a dead agent left the limits of {count(len(left), 'cgroup')}, such as {left[0]!r}"
-    return Finding("leftovers", "fail", text, "put them back with `cpumond restore`, or start the agent")
+    text = f"a dead agent left the limits of {count(len(left), 'cgroup')}, for example {left[0]!r}"
+    return Finding("leftovers", "fail", text, "restore them with `cpumond restore`, or start the agent")

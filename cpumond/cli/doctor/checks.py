@@ -60,10 +60,10 @@ def describe_host() -> Finding:
 
 
 def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int, per_job: int) -> list[Finding]:
-    """RLIMIT_NOFILE against the descriptors of each job; the agent takes all that the hard limit allows."""
+    """Check RLIMIT_NOFILE against the descriptors of each job; the agent takes all that the hard limit allows."""
     from cpumond.host.service import OTHER_DESCRIPTORS, find_room  # loads structlog, too slow for `--help`
 
-    room = find_room(hard) / per_job  # without end where nothing limits it
+    room = find_room(hard) / per_job  # infinite if nothing limits it
     shown, enough = ("no", "any number of") if math.isinf(room) else (str(hard), str(math.floor(room)))
     text = (
         f"hard limit {shown} (soft {soft}) of {whose}: enough for {enough} jobs; now {jobs}, "
@@ -76,43 +76,48 @@ def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int
 
 
 def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
-    """The kernel's inotify limits against ``watches``, the jobs' limit files; directories of sources come on top."""
+    """Check the kernel's inotify limits against ``watches``, the jobs' limit files; directories of sources come in
+    addition.
+    """
     if not limits:
         return [
-            Finding("inotify", "warn", "its limits are not shown here", "limits are re-read at each rescan without it")
+            Finding(
+                "inotify", "warn", "its limits are not visible here", "without it limits are re-read at each rescan"
+            )
         ]
     per_user, instances = limits["max_user_watches"], limits["max_user_instances"]
     text = f"max_user_watches {per_user}, about {watches} needed now; max_user_instances {instances}, 1 needed"
     if watches > per_user * 0.9:
         advice = (
-            f"sysctl fs.inotify.max_user_watches={max(2 * watches, 65536)}; until then foreign writes are seen late"
+            f"sysctl fs.inotify.max_user_watches={max(2 * watches, 65536)}; until then writes by other programs are "
+            "noticed late"
         )
         return [Finding("inotify", "warn", text, advice)]
     if instances < 16:
-        return [Finding("inotify", "warn", text, "sysctl fs.inotify.max_user_instances=128; others share them")]
+        return [Finding("inotify", "warn", text, "sysctl fs.inotify.max_user_instances=128; other programs share them")]
     return [Finding("inotify", "ok", text)]
 
 
 def advise_source(kind: str, socket: str = "") -> str:
-    """Which lines of the configuration name an engine, at ``socket`` unless that is its own."""
+    """The lines of the configuration that name an engine, at ``socket`` unless that is its default."""
     where = f' socket = "{socket}"' if socket else ""
     return f'write this source, as `cpumond init` does: [[source]] kind = "{kind}"{where}'
 
 
 def check_writers(names: Iterable[str], kinds: Collection[str] = ()) -> list[Finding]:
-    """Programs that change quotas, but those whose orders are followed by a source of one of ``kinds``."""
+    """Programs that change quotas, except those whose requests a source of one of ``kinds`` follows."""
     running = set(names)
     engines = {name: [kind for kind, facts in FACTS.items() if name in facts.writes] for name in running & set(WRITERS)}
     found = sorted(name for name, of_kinds in engines.items() if set(of_kinds).isdisjoint(kinds))
     if not found:
-        text = "no program that is known to change quotas runs here"
+        text = "no program known to change quotas runs here"
         if engines:
-            text = f"{' and '.join(sorted(engines))}: a source follows what it orders"
+            text = f"{' and '.join(sorted(engines))}: a source follows its requests"
         return [Finding("other writers", "ok", text)]
     otherwise = "keep its cgroups out of managed_roots, or let it set no CPU limits for the jobs that cpumond manages"
     findings = []
     for name in found:
-        # That of an engine of which a service runs, too, before others.
+        # The source of an engine with a running service comes first.
         of_kinds = sorted(engines[name], key=lambda kind: running.isdisjoint(FACTS[kind].programs))
         advice = advise_source(of_kinds[0]) if of_kinds else otherwise
         findings.append(Finding("other writers", "warn", f"{name} runs: {WRITERS[name]}", advice))
@@ -120,25 +125,25 @@ def check_writers(names: Iterable[str], kinds: Collection[str] = ()) -> list[Fin
 
 
 def check_systemd(booted: bool, version: str) -> Finding:
-    """Whether systemd runs this machine, so that it can restart the agent and put limits back."""
+    """Whether systemd runs this machine, so that it can restart the agent and restore limits."""
     if not booted:
-        advice = "whoever starts the agent must run `cpumond restore` after it died, as ExecStopPost= does"
+        advice = "the program that starts the agent must run `cpumond restore` after it died, as ExecStopPost= does"
         return Finding(
             "systemd", "warn", "does not run this machine" + (f" ({version} is installed)" if version else ""), advice
         )
     number = re.search(r"\d+", version)
     if number is not None and int(number[0]) < 240:
-        return Finding("systemd", "warn", version, "cpumond.service was tried with systemd 252 and later")
-    return Finding("systemd", "ok", version or "runs, its version is not shown")
+        return Finding("systemd", "warn", version, "cpumond.service was tested with systemd 252 and later")
+    return Finding("systemd", "ok", version or "runs, its version is unknown")
 
 
 def check_clock(directory: str) -> list[Finding]:
-    """The kernel's clock source: every check reads it for each job."""
+    """Check the kernel's clock source, which every check reads for each job."""
     current = read_line(os.path.join(directory, "current_clocksource"))
     if current is None:
-        return [Finding("clock", "ok", "the clock source is not shown here")]
+        return [Finding("clock", "ok", "the clock source is not visible here")]
     if current in SLOW_CLOCKS:
-        advice = "a slow one: each reading is a trip into hardware; see the kernel's log on why tsc was marked unstable"
+        advice = "a slow one: each reading accesses hardware; see the kernel's log on why tsc was marked unstable"
         return [Finding("clock", "warn", f"clock source {current}", advice)]
     return [
         Finding("clock", "ok", f"clock source {current}; rates use the monotonic clock, wall clock steps do no harm")
@@ -146,10 +151,10 @@ def check_clock(directory: str) -> list[Finding]:
 
 
 def check_config(path: str, explicit: bool) -> tuple[AgentConfig, list[Finding]]:
-    """The configuration to examine, and findings about it; a wrong one is replaced by the built-in defaults."""
+    """The configuration to examine, and findings about it; built-in defaults replace a wrong one."""
     if not explicit and not os.path.exists(path):
-        advice = "write one there, which may be empty (its keys: cpumond.toml(5)), or name one with --config"
-        text = f"there is none at {path}; the built-in defaults are looked at"
+        advice = "create it, it may be empty (its keys: cpumond.toml(5)), or name another one with --config"
+        text = f"there is none at {path}; the built-in defaults are examined"
         return load_config(None), [Finding("configuration", "warn", text, advice)]
     try:
         config = load_config(path)
@@ -158,35 +163,35 @@ def check_config(path: str, explicit: bool) -> tuple[AgentConfig, list[Finding]]
         more = f" ({len(error.others)} more: `cpumond check-config`)" if error.others else ""
         return load_config(None), [Finding("configuration", "fail", f"{error}{more}", advice)]
     except CpumondError as error:
-        text = f"{error}; the built-in defaults are looked at"
+        text = f"{error}; the built-in defaults are examined"
         return load_config(None), [Finding("configuration", "warn", text, suggest_root())]
-    text = f"{path} is good: node {config.node_id}, {count(len(config.source), 'source')}"
+    text = f"{path} is valid: node {config.node_id}, {count(len(config.source), 'source')}"
     return config, [Finding("configuration", "ok", text)]
 
 
 def check_agent(seen: AgentSeen, config: AgentConfig) -> list[Finding]:
-    """Whether an agent runs for this runtime_dir, and with which configuration."""
+    """Check that an agent runs for this runtime_dir, and with which configuration."""
     lock = os.path.join(config.runtime_dir, "agent.lock")
     if not seen.running:
         advice = "start it with `systemctl start cpumond` or `cpumond agent --config FILE`"
-        return [Finding("agent", "warn", f"none runs: nobody holds {lock}", advice)]
+        return [Finding("agent", "warn", f"none runs: no process holds {lock}", advice)]
     who = "an agent runs" if seen.pid is None else f"an agent runs, pid {seen.pid}"
     if seen.since is not None:
         who += f", since {show_time(seen.since)}"
     findings = [Finding("agent", "ok", f"{who}, with {seen.config or 'built-in defaults'}")]
     if seen.config and config.path and os.path.abspath(seen.config) != os.path.abspath(config.path):
-        text = f"it runs with {seen.config}, but {config.path} is looked at"
+        text = f"it runs with {seen.config}, but {config.path} is examined"
         findings.append(Finding("agent", "warn", text, f"cpumond doctor --config {seen.config}"))
     return findings
 
 
 def check_answer(client: AgentClient) -> list[Finding]:
-    """Whether the running agent answers, and the problems that it reports. Raises AccessError."""
+    """Check that the running agent answers, and report its problems. Raises AccessError."""
     try:
         answer = client.decode(client.status(), StatusAnswer)
     except UnavailableError as error:
         return [Finding("agent", "fail", str(error), "see its log (journalctl -u cpumond), then restart it")]
-    findings = [Finding("agent", "warn", problem, "`cpumond status` shows it, too") for problem in answer.problems]
+    findings = [Finding("agent", "warn", problem, "`cpumond status` shows it as well") for problem in answer.problems]
     if answer.is_stuck:
         text = f"its last check was {answer.last_tick_age_s:.0f} s ago, one is due every {answer.check_period_s:g} s"
         findings.append(Finding("agent", "fail", text, "see its log (journalctl -u cpumond), then restart it"))
@@ -195,7 +200,7 @@ def check_answer(client: AgentClient) -> list[Finding]:
 
 
 def check_directory(key: str, path: str) -> Finding:
-    """Whether a directory of the configuration can be written, or made."""
+    """Check that a directory of the configuration is writable, or can be created."""
     place = path
     while not os.path.exists(place):
         place = os.path.dirname(place)
@@ -205,7 +210,7 @@ def check_directory(key: str, path: str) -> Finding:
     if not may(place, os.W_OK | os.X_OK):
         level: Level = "fail" if os.geteuid() == 0 else "warn"
         return Finding(key, level, f"{place} cannot be written by {show_user()}", advice)
-    return Finding(key, "ok", f"{path} can be written" if place == path else f"{path} will be made in {place}")
+    return Finding(key, "ok", f"{path} can be written" if place == path else f"{path} will be created in {place}")
 
 
 def check_pause(runtime_dir: str) -> Finding:
@@ -218,15 +223,15 @@ def check_pause(runtime_dir: str) -> Finding:
 
 
 def check_report(kind: str, url: str, connect: Callable[[str, int], str]) -> Finding:
-    """Whether the receiver of reports takes a connection; nothing is sent."""
+    """Check that the receiver of reports accepts a connection; nothing is sent."""
     if kind != "http":
         return Finding("report", "ok", f"kind {kind}: no receiver to reach")
-    advice = "start the receiver or correct report.url; the agent goes on without it and reports when it is back"
+    advice = "start the receiver or correct report.url; the agent continues without it and reports when it is back"
     return _check_address("report", url, connect, advice)
 
 
 class _Ready(msgspec.Struct):
-    """The keys of the scheduler's ``/readyz`` that are read."""
+    """Keys of the scheduler's ``/readyz`` that are used."""
 
     role: str = ""
     term: int | None = None
@@ -235,11 +240,11 @@ class _Ready(msgspec.Struct):
 def check_schedulers(
     urls: Sequence[str], connect: Callable[[str, int], str], read: Callable[[str], str]
 ) -> list[Finding]:
-    """Whether each scheduler takes a connection and, of several, which one leads."""
+    """Check that each scheduler accepts a connection and, of several, which one leads."""
     if not urls:
         return [Finding("scheduler", "ok", "none: this host is no node of a scheduler ([scheduler] url)")]
     advice = (
-        "start the scheduler or correct scheduler.url; jobs go on without it, and the node registers when it is back"
+        "start the scheduler or correct scheduler.url; jobs continue without it, and the node registers when it is back"
     )
     findings = [_check_address("scheduler", url, connect, advice) for url in urls]
     asked = [_add_role(finding, url, read) for finding, url in zip(findings, urls, strict=True)]
@@ -247,13 +252,15 @@ def check_schedulers(
         return [finding if role else msgspec.structs.replace(finding, level="warn") for finding, role in asked]
     findings = [finding for finding, _ in asked]
     if any(role for _, role in asked):
-        text = f"none of {', '.join(urls)} leads: no heartbeat and no command is taken"
+        text = f"none of {', '.join(urls)} leads: no heartbeat and no command is accepted"
         findings.append(Finding("scheduler", "fail", text, "see their logs: does their database answer?"))
     return findings
 
 
 def _add_role(finding: Finding, url: str, read: Callable[[str], str]) -> tuple[Finding, str]:
-    """The finding about a scheduler's address with its role, and that role; "" where it is alone on its store."""
+    """Add the role to the finding about a scheduler's address; return it with the role, "" if no other shares its
+    store.
+    """
     if finding.level == "ok":
         with suppress(ContentError):
             ready = decode_json(read(f"{url.rstrip('/')}/readyz"), _Ready)
@@ -265,13 +272,13 @@ def _add_role(finding: Finding, url: str, read: Callable[[str], str]) -> tuple[F
 
 
 class _Access(msgspec.Struct):
-    """The keys of the scheduler's ``/me`` that are read."""
+    """Keys of the scheduler's ``/me`` that are used."""
 
     is_open: bool = False
 
 
 def check_scheduler_access(url: str, read: Callable[[str], str]) -> list[Finding]:
-    """A warning where the scheduler at ``url`` answers and asks for no token."""
+    """Yield a warning if the scheduler at ``url`` answers without asking for a token."""
     try:
         is_open = decode_json(read(f"{url.rstrip('/')}/api/v1/me"), _Access).is_open
     except ContentError:
@@ -280,16 +287,16 @@ def check_scheduler_access(url: str, read: Callable[[str], str]) -> list[Finding
 
 
 def describe_open(where: str) -> Finding:
-    text = f"{where} is open: every user of its host may run operations and change pools, in anybody's name"
-    return Finding("scheduler", "warn", text, "set the scheduler's [api] tokens_file, or leave its [api] listen out")
+    text = f"{where} is open: every user of its host may run operations and change pools in the name of any user"
+    return Finding("scheduler", "warn", text, "set the scheduler's [api] tokens_file, or remove its [api] listen")
 
 
 def _check_address(check: str, url: str, connect: Callable[[str, int], str], advice: str) -> Finding:
     parts = urlsplit(url)
     if parts.scheme == "unix":
         if os.path.exists(parts.path):
-            return Finding(check, "ok", f"{parts.path} is there")
-        return Finding(check, "fail", f"{parts.path} is not there", advice)
+            return Finding(check, "ok", f"{parts.path} exists")
+        return Finding(check, "fail", f"{parts.path} does not exist", advice)
     try:
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     except ValueError as error:
@@ -297,11 +304,11 @@ def _check_address(check: str, url: str, connect: Callable[[str, int], str], adv
     problem = connect(host, port)
     if problem:
         return Finding(check, "fail", f"{host} port {port} of {url}: {problem}", advice)
-    return Finding(check, "ok", f"{host} port {port} of {url} takes connections")
+    return Finding(check, "ok", f"{host} port {port} of {url} accepts connections")
 
 
 def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) -> list[Finding]:
-    """Whether the executor can run jobs of the scheduler as configured; nothing is created."""
+    """Check that the executor can run jobs of the scheduler as configured; nothing is created."""
     options = config.executor
     if options.kind == "none":
         runs = "this node registers without slots for jobs" if config.scheduler.url else "no jobs are run"
@@ -316,9 +323,7 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
     if options.kind == "systemd" and not has_bus_library:
         findings.append(Finding("executor", "fail", "dbus-fast is not installed", "pip install dbus-fast"))
     if options.kind == "cgroup" and is_booted:
-        advice = (
-            'set kind = "systemd": jobs of kind cgroup end with the service, and systemd may take their limits away'
-        )
+        advice = 'set kind = "systemd": jobs of kind cgroup end with the service, and systemd may remove their limits'
         findings.append(Finding("executor", "warn", "systemd runs this machine", advice))
     if os.geteuid() != 0 and options.user != pwd.getpwuid(os.geteuid()).pw_name:
         advice = "run the agent as root, or set [executor] user to the account it runs as"
@@ -326,7 +331,7 @@ def check_executor(config: AgentConfig, is_booted: bool, has_bus_library: bool) 
             Finding("executor", "warn", "an agent that is not root runs jobs as its own account only", advice)
         )
     if options.user or options.allow_root:
-        secrets = "each can read environment, files and logs of the others, whatever read_secrets says"
+        secrets = "each job can read environment, files and logs of the others, regardless of read_secrets"
         who = f"all jobs run as {options.user}: {secrets}" if options.user else "jobs of root run as root"
         findings.append(Finding("executor", "ok", who))
     return [*findings, check_directory("executor.jobs_dir", options.jobs_dir)]
@@ -339,14 +344,14 @@ def check_metrics(
     read: Callable[[str], str],
     find_absent: Callable[[str], str],
 ) -> Finding:
-    """Whether the metrics' address is free, served by the agent, in use, or none of this host's addresses (yet)."""
+    """Check whether the metrics' address is free, served by the agent, in use, or (still) no address of this host."""
     if not listen:
         return Finding("metrics", "ok", "turned off (metrics.listen is empty)")
     host, port = parse_listen(listen, "metrics.listen")
     absent = find_absent(host)
     if absent:
-        text = f"this host does not have the address {absent}; on {listen} nobody is answered until it comes"
-        return Finding("metrics", "warn", text, "if it stays so, compare `ip address` with [metrics] listen")
+        text = f"this host does not have the address {absent}; {listen} answers no request until it is added"
+        return Finding("metrics", "warn", text, "if this persists, compare `ip address` with [metrics] listen")
     asked = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     if connect(asked, port):
         if running:

@@ -1,7 +1,7 @@
-"""``cpumond doctor``: the abilities of this host, and advice about missing ones.
+"""``cpumond doctor``: the capabilities of this host, and advice about missing ones.
 
-``list_checks`` names all checks in turn: those of ``checks``, ``engines``, ``cgroups``, ``actuators`` and ``units``,
-over what ``Subject`` and ``host`` see.
+``list_checks`` lists all checks in order: those of ``checks``, ``engines``, ``cgroups``, ``actuators`` and ``units``,
+on the facts of ``Subject`` and ``host``.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
     from cpumond.monitor.model import MonitorSettings
 
 Check = tuple[str, Callable[[], Finding | Iterable[Finding]]]
-"""The name that findings of it begin with, and the look itself."""
+"""The name at the start of its findings, and the check itself."""
 
 
 @click.command("doctor", epilog="Example: cpumond doctor --config /etc/cpumond/cpumond.toml")
 @config_option
 @output_options("Print the findings as JSON.")
 def doctor_command(config_path: str, as_json: bool) -> int:
-    """Say what this host offers for cpumond and what to do about what is missing.
+    """Report what this host supports, and how to add what is missing.
 
-    It only looks: nothing is written, no lock is taken. Without root it says what it could not see. The exit code is
-    0 when nothing failed, 69 when a check failed, 78 when the configuration is wrong.
+    It only reads: nothing is written, no lock is taken. Without root it reports what it could not see. The exit code is
+    0 if nothing failed, 69 if a check failed, 78 if the configuration is wrong.
     """
     findings = examine(config_path, is_given("config_path"))
     code = choose_exit_code(findings)
@@ -61,7 +61,7 @@ def doctor_command(config_path: str, as_json: bool) -> int:
 
 
 def choose_exit_code(findings: Iterable[Finding]) -> int:
-    """0 when nothing failed, 78 when the configuration is wrong, else 69."""
+    """0 if nothing failed, 78 if the configuration is wrong, otherwise 69."""
     failed = {finding.check for finding in findings if finding.level == "fail"}
     if "configuration" in failed:
         return EXIT_CONFIG
@@ -69,7 +69,7 @@ def choose_exit_code(findings: Iterable[Finding]) -> int:
 
 
 def draw_findings(findings: list[Finding], width: int | None) -> str:
-    """Findings as text: level, check, text, and advice on a line of its own; ``width`` None: nothing is wrapped."""
+    """Findings as text: level, check, text, and advice on its own line; with ``width`` None nothing is wrapped."""
     colours = {"ok": "green", "warn": "yellow", "fail": "red"}
     column = max(len(finding.check) for finding in findings) + 2
     indent = " " * (6 + column)
@@ -82,13 +82,13 @@ def draw_findings(findings: list[Finding], width: int | None) -> str:
             lines.append(f"{indent}-> {_wrap(finding.advice, width, indent + '   ')}")
     times = {level: sum(finding.level == level for finding in findings) for level in colours}
     lines.append(
-        fold(f"{len(findings)} findings: {times['ok']} ok, {times['warn']} to look at, {times['fail']} failed", width)
+        fold(f"{len(findings)} findings: {times['ok']} ok, {times['warn']} warnings, {times['fail']} failed", width)
     )
     return "\n".join(lines)
 
 
 def _wrap(text: str, width: int | None, indent: str) -> str:
-    """``text`` with its further lines indented; a path is never broken."""
+    """``text`` with its continuation lines indented; a path is never broken."""
     if width is None:
         return text
     if width < len(indent) + 30:
@@ -108,7 +108,7 @@ def examine(config_path: str, explicit: bool) -> list[Finding]:
             findings += [found] if isinstance(found, Finding) else found
         except (CpumondError, OSError) as error:
             text = str(error) if isinstance(error, CpumondError) else f"{error.filename or ''}: {describe(error)}"
-            findings.append(Finding(check, "warn", f"could not be looked at: {text}", host.suggest_root()))
+            findings.append(Finding(check, "warn", f"could not be checked: {text}", host.suggest_root()))
     return findings
 
 
@@ -130,7 +130,7 @@ class Subject:
 
     @cached_property
     def hierarchies(self) -> Hierarchies | None:
-        """None without the cpu controller, which ``check_mounts`` says."""
+        """The hierarchies; None without the cpu controller, which ``check_mounts`` reports."""
         from cpumond.host.cgroup.mounts import find_hierarchies
 
         with suppress(CpumondError, OSError):
@@ -148,7 +148,7 @@ class Subject:
 
     @property
     def paths(self) -> list[str]:
-        """The cgroups of jobs; without any the managed roots, which are written where they are jobs themselves."""
+        """The cgroups of jobs; without jobs the managed roots, which are written if they are jobs themselves."""
         return [job.path for job in self.jobs] or [root for root in self.config.managed_roots if root]
 
     @cached_property
@@ -157,7 +157,7 @@ class Subject:
 
     @property
     def settings(self) -> list[MonitorSettings]:
-        """Those of the node and of each job."""
+        """Settings of the node and of each job."""
         return [self.config.node_settings(), *(each for _, each in self.resolved)]
 
 
@@ -205,7 +205,7 @@ def _list_source_checks(subject: Subject, hierarchies: Hierarchies) -> Iterator[
     kinds = {source.kind for source in config.source}
     yield "engines", lambda: _check_engines(subject, hierarchies)
     yield "added jobs", lambda: _check_registered(subject)
-    # The executor makes its own root.
+    # The executor creates its own root.
     if roots or config.executor.kind == "none":
         yield "managed_roots", lambda: cgroups.check_roots(roots, hierarchies.cpu_root, kinds)
     for number, source in enumerate(config.source, 1):
@@ -294,7 +294,7 @@ def _examine_scheduler(urls: Sequence[str]) -> list[Finding]:
     ]
     findings += is_open
     if not is_open:
-        # No open scheduler answers: would the one that is configured on this host be open?
+        # No open scheduler answers: would the one configured on this host be open?
         with suppress(CpumondError):
             own = load_scheduler_config(DEFAULT_SCHEDULER_CONFIG_PATH)
             findings += [checks.describe_open(f"{own.path}: {own.api.listen}")] if own.api.is_open else []
@@ -330,7 +330,7 @@ def _examine_leftovers(config: AgentConfig, hierarchies: Hierarchies | None, see
         if not host.may(path, os.R_OK):
             return [Finding("leftovers", "warn", f"{path} cannot be read by {host.show_user()}", host.suggest_root())]
         advice = (
-            "start the agent: it puts the file aside and begins with the full limits; look at the limits of the jobs"
+            "start the agent: it sets the file aside and begins with the full limits; then check the limits of the jobs"
         )
         return [Finding("leftovers", "fail", str(error), advice)]
     copy = os.path.join(config.runtime_dir, STATE_FILE)

@@ -23,21 +23,23 @@ DROP_IN_ADVICE: Final = (
     f"`cpumond init` writes a drop-in that opens it (also {INSTALLED_DROP_INS}/cpumond.service.d/{{kind}}.conf); then "
     "systemctl daemon-reload && systemctl restart cpumond"
 )
-RESTART_ADVICE: Final = "systemctl restart cpumond: the service still has the socket that was there at its start"
+RESTART_ADVICE: Final = "systemctl restart cpumond: the service still has the socket from its start"
 
 Reach = Literal["", "hidden", "stale"]
 
 
 def check_engine(seen: EngineSeen, find_reach: Callable[[str], Reach]) -> list[Finding]:
-    """Whether an engine answers, a source names it, and the service can reach it (``find_reach``: of a socket)."""
+    """Check that an engine answers, that a source names it, and that the service can reach it (``find_reach``: of a
+    socket).
+    """
     check = f"engine {seen.kind}"
     if not (seen.is_here or seen.is_configured):
         return []
     if not seen.is_here:
         socket, view = next(iter(seen.views.items()))
         why, advice = explain_silence(seen, socket, view)
-        text = f"a source names {seen.kind}, but nothing of it is on this host now: {why}"
-        return [Finding(check, "warn", text, f"leave the source out of this host's configuration, or: {advice}")]
+        text = f"a source names {seen.kind}, but it is not on this host now: {why}"
+        return [Finding(check, "warn", text, f"remove the source from this host's configuration, or: {advice}")]
     up = [socket for socket, view in seen.views.items() if view.is_up]
     findings = []
     if not seen.is_configured:
@@ -50,7 +52,7 @@ def check_engine(seen: EngineSeen, find_reach: Callable[[str], Reach]) -> list[F
     for socket in up if seen.is_configured else ():
         reach = find_reach(socket) if socket.startswith("/") else ""
         if reach == "stale":
-            text = f"{socket} was made anew since the service started, which cannot reach it"
+            text = f"{socket} was recreated after the service started, so the service cannot reach it"
             findings.append(Finding(check, "warn", text, RESTART_ADVICE))
         elif reach:
             text = f"{socket} is hidden from the service by its unit"
@@ -59,14 +61,17 @@ def check_engine(seen: EngineSeen, find_reach: Callable[[str], Reach]) -> list[F
 
 
 def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], seen: EngineSeen) -> list[Finding]:
-    """The jobs that a source of an engine finds among all ``jobs``, and whether their limits will move."""
+    """The jobs that an engine's source finds among all ``jobs``, and whether their limits will move."""
     check = f"source {number}"
     own = [job for job in jobs if job.source is source]
     shown = f"{describe_source(source)!r}"
     if not own:
         if seen.found:
-            text = f"{shown} names none of {count(len(seen.found), seen.facts.noun)}: others come first, or `pattern`"
-            return [Finding(check, "warn", text, "correct its pattern, or leave it out")]
+            text = (
+                f"{shown} names none of {count(len(seen.found), seen.facts.noun)}: other sources come first, or "
+                "`pattern` excludes them"
+            )
+            return [Finding(check, "warn", text, "correct its pattern, or remove it")]
         return [Finding(check, "ok", f"{shown}: no {seen.facts.noun} runs now")]
     text = f"{shown} finds {count(len(own), seen.facts.noun)}{show_some(job.job_id for job in own)}"
     if seen.kind == "slurm":
@@ -78,13 +83,13 @@ def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], s
         text = (
             f"{count(len(outside), seen.facts.noun)} will never be written{show_some(outside)}: outside managed_roots"
         )
-        advice = "add what is above them to managed_roots, or leave managed_roots out where all sources are engines"
+        advice = "add a cgroup above them to managed_roots, or remove managed_roots if all sources are engines"
         findings.append(Finding(check, "warn", text, advice))
     return findings
 
 
 def _describe_slurm(paths: list[str]) -> str:
-    """The place and the naming of the cgroups of Slurm's jobs: its CgroupSlice, its CgroupJobIdPaths."""
+    """The place and the names of the cgroups of Slurm's jobs: its CgroupSlice, its CgroupJobIdPaths."""
     places = sorted({os.path.dirname(path) for path in paths})
     by_number = sum(os.path.basename(path).startswith("job_") for path in paths)
     names = "job_N" if by_number == len(paths) else "job_N and SLUID" if by_number else "SLUID"
@@ -92,7 +97,7 @@ def _describe_slurm(paths: list[str]) -> str:
 
 
 def find_agent_reach(socket: str, pid: int | None) -> Reach | None:
-    """Whether a running agent sees the socket that this process sees; None where that may not be looked at."""
+    """Whether a running agent sees the same socket as this process; None if that may not be examined."""
     if pid is None:
         return None
     root = f"/proc/{pid}/root"
@@ -109,7 +114,7 @@ def find_agent_reach(socket: str, pid: int | None) -> Reach | None:
 
 
 def find_unit_reach(socket: str, properties: Mapping[str, str]) -> Reach | None:
-    """Whether a unit with these mounts (as ``systemctl show`` has them) hides a socket; None without properties."""
+    """Whether a unit with these mounts (properties of ``systemctl show``) hides a socket; None without properties."""
     if not any(properties.values()):
         return None
     place = os.path.realpath(socket)

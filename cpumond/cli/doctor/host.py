@@ -1,6 +1,6 @@
-"""The host as ``cpumond doctor`` sees it: processes, locks, kernel limits, systemd, addresses.
+"""The facts of the host for ``cpumond doctor``: processes, locks, kernel limits, systemd, addresses.
 
-Nothing is written and no lock is taken. What this user may not see is left out of the answer.
+Nothing is written and no lock is taken. Facts that this user may not see are left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BUS_SOCKETS: Final = ("/run/dbus/system_bus_socket", "/var/run/dbus/system_bus_s
 
 
 class AgentSeen(msgspec.Struct, frozen=True):
-    """A running agent: whether one holds the lock, its pid (None: unknown), its start and configuration file."""
+    """A running agent: whether one holds the lock, its pid (None: unknown), its start time and configuration file."""
 
     running: bool
     pid: int | None = None
@@ -69,12 +69,14 @@ class BusSeen(msgspec.Struct, frozen=True):
 
 
 def find_agent(config: AgentConfig) -> AgentSeen:
-    """The agent that holds the lock of ``runtime_dir``. Trying to take the lock could make a starting agent fail."""
+    """Find the agent that holds the lock of ``runtime_dir``, without taking the lock: that could make a starting agent
+    fail.
+    """
     from cpumond.agent.limits.restore import LOCK_FILE, LockHolder
 
     path = os.path.join(config.runtime_dir, LOCK_FILE)
     content = b""
-    # Only the agent's account may read it; every user sees that it is held.
+    # Only the agent's account may read it; every user sees that it is locked.
     with contextlib.suppress(OSError), open(path, "rb") as file:
         content = file.read(4096)
     try:
@@ -82,7 +84,7 @@ def find_agent(config: AgentConfig) -> AgentSeen:
         with open("/proc/locks", encoding="ascii") as file:
             locks = file.read()
     except OSError:
-        # There is no lock file, or it cannot be seen: the findings about the directories say so.
+        # There is no lock file, or it is not visible; the findings about the directories report that.
         return AgentSeen(False)
     try:
         holder = decode_json(content, LockHolder)
@@ -97,7 +99,8 @@ def find_agent(config: AgentConfig) -> AgentSeen:
 def find_lock_pid(locks: str, device: int, inode: int, told_pid: int | None) -> int | None:
     """The process that holds a flock on a file, by the text of /proc/locks; None without a holder.
 
-    btrfs and overlayfs show another device there: then the inode and ``told_pid``, which the file names, decide.
+    btrfs and overlayfs show another device there; then the inode and ``told_pid``, which is written in the file,
+    decide.
     """
     wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
     for line in locks.splitlines():
@@ -127,7 +130,7 @@ def read_descriptor_limit(seen: AgentSeen) -> tuple[int, int, str]:
         try:
             soft, hard = psutil.Process(seen.pid).rlimit(psutil.RLIMIT_NOFILE)
         except (psutil.Error, OSError):
-            # Only root and the agent's own user may read it: this shell's limit is shown instead.
+            # Only root and the agent's own user may read it; this shell's limit is shown instead.
             pass
         else:
             return soft, hard, "the agent"
@@ -139,7 +142,7 @@ def read_inotify() -> dict[str, int]:
     for name in ("max_user_watches", "max_user_instances"):
         text = read_line(f"/proc/sys/fs/inotify/{name}") or ""
         if not text.isdecimal():
-            # A container may hide one of them: then neither is shown.
+            # A container may hide one of them; then neither is shown.
             return {}
         limits[name] = int(text)
     return limits
@@ -152,13 +155,13 @@ def list_process_names() -> list[str]:
 
 
 def read_systemd_version() -> str:
-    """The first line of ``systemctl --version``; "" where there is none."""
+    """The first line of ``systemctl --version``; "" if there is none."""
     code, text = _ask("systemctl", "--version")
     return text.partition("\n")[0] if code == 0 else ""
 
 
 def _ask(name: str, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of a program that changes nothing; -1 where it is missing or does not end in time."""
+    """Run a program that changes nothing; return its exit code and output, -1 if it is missing or takes too long."""
     program = shutil.which(name)
     if program is None:
         return -1, ""
@@ -171,7 +174,7 @@ def _ask(name: str, *arguments: str) -> tuple[int, str]:
 
 
 def read_account(seen: AgentSeen) -> tuple[str, bool]:
-    """The user of a running agent, else of its service, else of this process, and whether that is root."""
+    """The user of a running agent, otherwise of its service, otherwise of this process, and whether that is root."""
     import psutil
 
     if seen.pid is not None:
@@ -179,7 +182,7 @@ def read_account(seen: AgentSeen) -> tuple[str, bool]:
             process = psutil.Process(seen.pid)
             account, uid = process.username(), process.uids().effective
         except psutil.Error:
-            # It ended meanwhile.
+            # It has ended in the meantime.
             pass
         else:
             return account, uid == 0
@@ -188,7 +191,7 @@ def read_account(seen: AgentSeen) -> tuple[str, bool]:
 
 
 def _show_property(unit: str, name: str) -> str:
-    """A property of a unit by ``systemctl show``; "" where systemd does not run or has no such unit."""
+    """A property of a unit from ``systemctl show``; "" if systemd does not run or has no such unit."""
     if not os.path.isdir("/run/systemd/system"):
         return ""
     code, text = _ask("systemctl", "show", "--value", "--property", name, unit)
@@ -196,15 +199,16 @@ def _show_property(unit: str, name: str) -> str:
 
 
 def show_mounts() -> dict[str, str]:
-    """The properties of the agent's unit that hide and open files; none where systemd does not run this machine."""
+    """The properties of the agent's unit that hide and open files; none if systemd does not run this machine."""
     names = ("TemporaryFileSystem", "BindPaths", "BindReadOnlyPaths", "ProtectHome")
     return {name: _show_property("cpumond.service", name) for name in names}
 
 
 def find_polkit_problem() -> str:
-    """Why an installed polkit does not apply its rules, as a clause; "" when it does, or will once it is started.
+    """The reason why an installed polkit does not apply its rules, as a clause; "" if it does, or will once it is
+    started.
 
-    A polkit that runs is asked for the name of its backend; one that does not run is not started for that.
+    A running polkit reports the name of its backend; one that does not run is not started for this.
     """
     loaded = _show_property(POLKIT_UNIT, "LoadState")
     if loaded == "masked":
@@ -234,7 +238,7 @@ def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple
             hidden.append(place)
             continue
         except OSError:
-            # Not there: no rules.
+            # It does not exist, so there are no rules.
             continue
         for path in (os.path.join(place, name) for name in names):
             try:
@@ -266,7 +270,7 @@ def see_bus(seen: AgentSeen) -> BusSeen:
 
 
 def try_connect(host: str, port: int) -> str:
-    """Make a TCP connection and close it; "", or the reason why it failed."""
+    """Make a TCP connection and close it; return "" or the reason why it failed."""
     try:
         socket.create_connection((host, port), CONNECT_S).close()
     except TimeoutError:
@@ -277,7 +281,7 @@ def try_connect(host: str, port: int) -> str:
 
 
 def find_absent(host: str) -> str:
-    """The addresses of ``host``, when this machine has none of them; "" when it has one, or that is not known."""
+    """The addresses of ``host`` if this machine has none of them; "" if it has one, or if that is unknown."""
     from cpumond.host.service import ABSENT_ERRNOS  # loads structlog, too slow for `--help`
 
     try:
@@ -300,7 +304,7 @@ def find_absent(host: str) -> str:
 
 
 def read_metrics(url: str) -> str:
-    """The text that a URL serves; "" when there is no answer."""
+    """The text that a URL serves; "" if there is no answer."""
     import httpx2
 
     try:
@@ -324,7 +328,7 @@ def try_read(path: str) -> OSError | None:
 
 
 def read_line(path: str) -> str | None:
-    """The first line of a file without white space around it; None where it cannot be read."""
+    """The first line of a file, stripped; None if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.readline().strip()
@@ -351,4 +355,4 @@ def show_user() -> str:
 
 
 def suggest_root() -> str:
-    return "run it as root to see more" if os.geteuid() != 0 else "see why root cannot"
+    return "run it as root to see more" if os.geteuid() != 0 else "find out why root may not"

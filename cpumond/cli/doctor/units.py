@@ -35,24 +35,27 @@ MANAGERS: Final = (
     ("LXC", "", re.compile(r"lxc|lxc\.(?:payload|monitor).*")),
     ("a user's own systemd", "", re.compile(r"user@\d+\.service")),
 )
-"""Managers that make and limit cgroups themselves, the kinds of sources that follow what they order ("": none), and the
-names of their topmost cgroups."""
+"""Managers that create and limit cgroups themselves, the kinds of sources that follow their requests ("": none), and
+the names of their topmost cgroups.
+"""
 
 MANAGED_DEPTH: Final = 3
 
 
 def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = False) -> Finding:
-    """Whether limits of units can be given to systemd (SetUnitProperties), which keeps them at daemon-reload.
+    """Check that limits of units can be set through systemd (SetUnitProperties), which keeps them at daemon-reload.
 
-    ``paths`` are those of jobs; ``are_expected``: a source looks for units, also while none runs. Only services and
+    ``paths`` are those of jobs; ``are_expected``: a source looks for units, even if none runs now. Only services and
     scopes count: the polkit rule does not allow slices.
     """
     units = sorted({unit for path in paths if (unit := unit_of(path)).endswith((".service", ".scope"))})
     check = "unit limits"
     if not (units or are_expected):
-        return Finding(check, "ok", "no job is a service or scope of systemd itself: limits are written by file alone")
-    about = f"{count(len(units), 'job')} of systemd's units, such as {units[0]}" if units else "no unit is a job now"
-    without = "; without it their limits are written by file alone, and each daemon-reload takes them away for a while"
+        return Finding(check, "ok", "no job is a service or scope of systemd itself: limits are only written to files")
+    about = (
+        f"{count(len(units), 'job')} of systemd's units, for example {units[0]}" if units else "no unit is a job now"
+    )
+    without = "; without it their limits are only written to files, and each daemon-reload removes them for a while"
     if not seen.has_library:
         return Finding(check, "warn", f"{about}: dbus-fast is not installed", "pip install dbus-fast" + without)
     if not seen.has_bus:
@@ -79,10 +82,10 @@ def check_unit_rights(paths: Iterable[str], seen: BusSeen, are_expected: bool = 
 def check_owners(
     paths: Sequence[str], cpu_version: int, is_delegated: Callable[[str], bool], own_roots: Sequence[str] = ()
 ) -> list[Finding]:
-    """Cgroups that are neither a unit nor in a delegated subtree.
+    """Find cgroups that are neither a unit nor in a delegated subtree.
 
-    ``paths`` are relative; ``is_delegated`` is asked for each of them and of the cgroups above; those below
-    ``own_roots`` are the executor's and left out.
+    ``paths`` are relative; ``is_delegated`` is called for each of them and the cgroups above; cgroups below
+    ``own_roots`` belong to the executor and are left out.
     """
     paths = [path for path in paths if not any(path == own or path.startswith(own + "/") for own in own_roots)]
     findings = []
@@ -90,21 +93,22 @@ def check_owners(
     kept = [(path, unit) for path, unit in inside if not any(map(is_delegated, [path, *_above(path)]))]
     if kept:
         path, unit = kept[0]
-        text = f"{count(len(kept), 'cgroup')} below units without delegation, such as {path!r}"
+        text = f"{count(len(kept), 'cgroup')} below units without delegation, for example {path!r}"
         advice = (
-            f"set Delegate=yes for {unit.rpartition('/')[2]}, or follow the unit itself: else systemd may take the "
-            "cpu controller and the cgroup away"
+            f"set Delegate=yes for {unit.rpartition('/')[2]}, or follow the unit itself; otherwise systemd may remove "
+            "the cpu controller and the cgroup"
         )
         findings.append(Finding("delegation", "warn", text, advice))
     outside = [path for path in paths if not unit_of(path) and not _unit_above(path)]
     if outside and cpu_version == 2:
         text = (
-            f"{count(len(outside), 'cgroup')} outside of systemd's units, such as {outside[0]!r}: at daemon-reload, or "
-            "when the last unit with a CPU setting ends, systemd may take the cpu controller and with it the limit away"
+            f"{count(len(outside), 'cgroup')} outside of systemd's units, for example {outside[0]!r}: at "
+            "daemon-reload, or when the last unit with a CPU setting ends, systemd may remove the cpu controller and "
+            "with it the limit"
         )
         findings.append(Finding("delegation", "warn", text, "run the jobs below a unit with Delegate=yes"))
     if paths and not findings:
-        findings.append(Finding("delegation", "ok", "managed cgroups are units, delegated, or not systemd's concern"))
+        findings.append(Finding("delegation", "ok", "managed cgroups are units, delegated, or not managed by systemd"))
     return findings
 
 
@@ -114,27 +118,26 @@ def _above(path: str) -> list[str]:
 
 
 def _unit_above(path: str) -> str:
-    """The path of the unit below which a cgroup lies, "" when there is none."""
+    """The path of the unit above a cgroup, "" if there is none."""
     return next((above for above in _above(path) if unit_of(above)), "")
 
 
 def check_foreign_managers(roots: Iterable[str], cpu_root: str, kinds: Collection[str] = ()) -> list[Finding]:
-    """Cgroups in ``managed_roots`` that another manager makes and limits, unless its kind is among the ``kinds`` of
-    sources."""
+    """Find cgroups in ``managed_roots`` that another manager creates and limits, unless its kind is among the ``kinds``
+    of sources.
+    """
     found: dict[str, list[str]] = {}
     for root in roots:
         tops = [root] if _find_manager(root) else list(_list_tops(cpu_root, root, MANAGED_DEPTH))
         for top in tops:
             found.setdefault(_find_manager(top), []).append(top)
     sources = {who: kind for who, kind, _ in MANAGERS}
-    otherwise = (
-        "narrow managed_roots, or let that manager set no CPU limits: what it writes counts as an order of the job"
-    )
+    otherwise = "narrow managed_roots, or let that manager set no CPU limits: its writes count as requests of the job"
     return [
         Finding(
             "foreign cgroups",
             "warn",
-            f"managed_roots has {count(len(tops), 'cgroup')} of {manager}, such as {tops[0]!r}",
+            f"managed_roots has {count(len(tops), 'cgroup')} of {manager}, for example {tops[0]!r}",
             advise_source(sources[manager]) if sources[manager] else otherwise,
         )
         for manager, tops in sorted(found.items())
@@ -143,7 +146,7 @@ def check_foreign_managers(roots: Iterable[str], cpu_root: str, kinds: Collectio
 
 
 def _find_manager(path: str) -> str:
-    """The manager of a cgroup by the names in its path, "" for an unknown one."""
+    """The manager of a cgroup by the names in its path, "" if unknown."""
     names = path.split("/")
     return next((who for who, _, pattern in MANAGERS if any(pattern.fullmatch(name) for name in names)), "")
 
@@ -159,7 +162,9 @@ def _list_tops(cpu_root: str, path: str, depth: int) -> Iterator[str]:
 
 
 def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> list[Finding]:
-    """Quotas of cgroups above the jobs; ``orders`` maps a job's path to its order in cores (None: its own quota)."""
+    """Check the quotas of cgroups above the jobs; ``orders`` maps a job's path to its request in cores (None: its own
+    quota).
+    """
     over: dict[str, list[str]] = {}
     caps: dict[str, float] = {}
     for path, ordered in orders.items():
@@ -175,9 +180,9 @@ def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> 
         Finding(
             "limits above",
             "warn",
-            f"{where} has {count_cores(caps[where])}, less than {count(len(paths), 'job')} below it ordered, such as "
-            f"{paths[0]!r}: they never get more than that",
-            f"raise the quota of {where}, or order less",
+            f"{where} has {count_cores(caps[where])}, less than {count(len(paths), 'job')} below it requested, for "
+            f"example {paths[0]!r}: they never get more",
+            f"raise the quota of {where}, or request less",
         )
         for where, paths in sorted(over.items())
     ]
@@ -188,7 +193,7 @@ def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> 
 
 
 def _read_cap(hierarchies: Hierarchies, path: str) -> tuple[float, str, float] | None:
-    """The least quota above a cgroup, the path that has it, and the cgroup's own quota, in cores; None: unreadable."""
+    """The lowest quota above a cgroup, the path that has it, and the cgroup's own quota, in cores; None: unreadable."""
     from cpumond.cli.agent.watch import read_own_quota
     from cpumond.host.cgroup import open_cgroup
 
@@ -204,7 +209,7 @@ def _read_cap(hierarchies: Hierarchies, path: str) -> tuple[float, str, float] |
 def check_job_pressure(
     unified_root: str | None, paths: Sequence[str], wanting: Sequence[MonitorSettings]
 ) -> list[Finding]:
-    """Whether the jobs' own cgroups have PSI; no finding without jobs. ``wanting``: the settings that read it."""
+    """Check that the jobs' own cgroups have PSI; no finding without jobs. ``wanting``: the settings that read it."""
     from cpumond.host.cgroup.files import open_pressure
 
     reasons: dict[str, str] = {}
@@ -214,13 +219,13 @@ def check_job_pressure(
         except CgroupReadError as error:
             reasons[path] = str(error)
     if reasons and wanting:
-        # With a weight PSI is the only sign that a job is held back: the advice for that comes first.
+        # With a weight PSI is the only sign that a job lacks CPU: the advice for that comes first.
         advice = advise_without_pressure(max(wanting, key=lambda each: each.actuator == "weight"))
-        text = f"not of {len(reasons)} of {count(len(paths), 'job')}: {next(iter(reasons.values()))}"
+        text = f"missing for {len(reasons)} of {count(len(paths), 'job')}: {next(iter(reasons.values()))}"
         return [Finding("pressure of jobs", "warn", text, advice)]
     if not paths:
         return []
     here = len(paths) - len(reasons)
     asked = "pressure_restore_ratio is on" if wanting else "pressure_restore_ratio is off"
     why = f"; {next(iter(reasons.values()))}" if reasons else ""
-    return [Finding("pressure of jobs", "ok", f"told of {here} of {count(len(paths), 'job')} ({asked}){why}")]
+    return [Finding("pressure of jobs", "ok", f"available for {here} of {count(len(paths), 'job')} ({asked}){why}")]

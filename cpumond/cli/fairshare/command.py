@@ -27,7 +27,7 @@ FIELDS_OF_POOLS: Final = frozenset({
 
 
 class FileOrSimulate(click.Command):
-    """``fair-share FILE``, and ``fair-share simulate FILE``, which is another command in another module."""
+    """``fair-share FILE``, and ``fair-share simulate FILE``, which is a separate command in another module."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -45,27 +45,29 @@ class FileOrSimulate(click.Command):
     "--format",
     "format_",
     type=ChoiceType(["json"], {"table": "JSON has the numbers, --explain ELEMENT the reasons in words"}),
-    help="json: an object per line. Default: json, but words for --explain.",
+    help="json: one object per line. Default: json; with --explain: words.",
 )
-@click.option("--explain", "element", metavar="ELEMENT", help="Only say why this pool or operation has its share.")
+@click.option("--explain", "element", metavar="ELEMENT", help="Only explain why this pool or operation has its share.")
 @click.option(
-    "--as-scheduler", is_flag=True, help="The scheduler's own options where FILE gives none: a gang has all or nothing."
+    "--as-scheduler",
+    is_flag=True,
+    help="Use the scheduler's defaults for options that FILE leaves out: a gang gets all or nothing.",
 )
-@click.option("--time", "timed", is_flag=True, help="Seconds each update took, as JSON lines on standard error.")
+@click.option("--time", "timed", is_flag=True, help="Print the seconds of each update as JSON lines on standard error.")
 def fair_share_command(
     file: str, format_: str | None, element: str | None, as_scheduler: bool, timed: bool
 ) -> None:  # fmt: skip
-    """Compute who gets which share of a cluster: one fair-share update of a tree of pools and operations.
+    """Compute the shares of a cluster: one fair-share update of a tree of pools and operations.
 
-    FILE, or - for standard input, holds one JSON object, or one in each line: then each is an update of the same tree
-    a little later, and its result is printed before the next line is read.
+    FILE, or - for standard input, contains one JSON object, or one per line: then each is a later update of the same
+    tree, and its result is printed before the next line is read.
 
     \b
     A tree needs at least:
       {"now": 0, "total_resources": {"cpu": 100, "memory": 1e12},
        "pools": [{"name": "q", "parent": "<root>"}],
        "operations": [{"name": "o", "parent": "q", "demand": {"cpu": 60}}]}
-    Object:     id, options, previous_update_time, root, and those above
+    Object:     id, options, previous_update_time, root, and the keys above
     Pool:       weight, mode (fair_share, fifo), resource_limits, max_share_ratio (of the cluster),
                 strong_guarantee_resources, integral {type (none, burst, relaxed), resource_flow,
                 burst_guarantee_resources, accumulated_volume, last_share_ratio, ...}, ...
@@ -73,9 +75,9 @@ def fair_share_command(
     Resources:  user_slots, cpu (cores), gpu, memory (bytes), network; absolute amounts
     Times:      now, previous_update_time in seconds
 
-    JSON has a line per update with id, errors ({code, message}) and elements (name -> shares). Vectors are in the
-    order of the resources above, shares are fractions of the cluster. accumulated_volume and last_share_ratio of a
-    pool are what its "integral" needs in the next update.
+    The JSON output has a line per update with id, errors ({code, message}) and elements (name -> shares). Vectors are
+    in the order of the resources above, shares are fractions of the cluster. A pool's accumulated_volume and
+    last_share_ratio are input for its "integral" in the next update.
 
     \b
     Example:
@@ -84,7 +86,7 @@ def fair_share_command(
       cpumond fair-share - --time < updates.jsonl > shares.jsonl
 
     \b
-    With `simulate` as the first word, a tree over time (a file of that name is ./simulate):
+    With `simulate` as the first argument, a tree over time (a file of that name is ./simulate):
       cpumond fair-share simulate --help
     """
     updater = FairShareUpdater()
@@ -99,14 +101,15 @@ def fair_share_command(
             output = format_explanation(update, result, element, as_json=format_ == "json")
         else:
             output = encode_result(update, result)
-        # click.echo flushes, so that a program that feeds the next update can read this result first.
+        # click.echo flushes, so that a program that writes the updates can read this result before it writes the next
+        # one.
         click.echo(output)
         if timed:
             click.echo(msgspec.json.encode({"id": update.id, "update_s": update_s}), err=True)
 
 
 def _collecting_between(updates: Iterator[UpdateInput]) -> Iterator[UpdateInput]:
-    """Pass updates on, with cyclic garbage collected between two of them and not during one."""
+    """Pass updates on; collect cyclic garbage between two updates and not during one."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -119,7 +122,7 @@ def _collecting_between(updates: Iterator[UpdateInput]) -> Iterator[UpdateInput]
 
 
 def check_element(name: str, snapshot: Snapshot) -> None:
-    """Raise UsageError, with the nearest name, if a tree has no such element."""
+    """Raise UsageError, with the nearest name, if the tree has no such element."""
     names = [ROOT, *(pool.name for pool in snapshot.pools), *(operation.name for operation in snapshot.operations)]
     if name not in names:
         hint = did_you_mean(name, names) or "; give the name of a pool or operation"
@@ -127,7 +130,7 @@ def check_element(name: str, snapshot: Snapshot) -> None:
 
 
 def encode_result(update: UpdateInput, result: UpdateResult) -> bytes:
-    """The line of an update: numbers in full, operations without the fields that only pools have."""
+    """The output line of an update: numbers in full, operations without the fields that only pools have."""
     elements = {name: _list_fields(shares) for name, shares in result.elements.items()}
     return msgspec.json.encode({"id": update.id, "errors": result.errors, "elements": elements})
 
@@ -139,7 +142,7 @@ def _list_fields(shares: ElementShares) -> ElementShares | dict[str, Any]:
 
 
 def format_explanation(update: UpdateInput, result: UpdateResult, name: str, as_json: bool) -> str | bytes:
-    """Why an element has its share: lines for people, with the id in front, or one line of JSON."""
+    """Explain why an element has its share: lines for people, with the id in front, or one line of JSON."""
     explanation = explain(update.snapshot, result, name)
     if as_json:
         return msgspec.json.encode(

@@ -1,6 +1,6 @@
-"""What ``fair-share`` reads: a pool tree as one JSON object, or one object per line, made into updates.
+"""Input of ``fair-share``: a pool tree as one JSON object, or one object per line, turned into updates.
 
-The form is that of ``cpumond fair-share --help``; null and absent are the same, "not set". Every mistake is one
+Its form is described in ``cpumond fair-share --help``; null and absent both mean "not set". Every mistake is one
 sentence with file, line, element and key.
 """
 
@@ -31,20 +31,20 @@ from cpumond.fairshare.validate import (
 )
 
 MAX_BYTES: Final = 256 * 1024 * 1024
-"""Of the largest update; a file that is not JSON may be one endless line."""
+"""Maximum bytes of an update; a file that is not JSON may be one endless line."""
 
 FIRST_BYTES: Final = 64 * 1024
-"""How much of a line is read to see that it can be JSON at all."""
+"""Bytes of a line that are read to check that it may be JSON."""
 
 TRUNCATED: Final = "Input data was truncated"
 """The decoder's error for an object that ends too early."""
 
 MAX_SHOWN: Final = 60
-"""Characters of a wrong value that a message shows."""
+"""Maximum characters of a wrong value in a message."""
 
 
 class ResourcesForm(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Absolute amounts; memory in bytes, cpu in cores. None is "not set"."""
+    """Absolute amounts; memory in bytes, cpu in cores. None means "not set"."""
 
     user_slots: float | None = None
     cpu: float | None = None
@@ -68,14 +68,14 @@ class OptionsForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RootIntegralForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``root.integral``: the root is a pool without guarantees, so only options of free volume."""
+    """``root.integral``: the root is a pool without guarantees, so it has only options of free volume."""
 
     can_accept_free_volume: bool | None = None
     should_distribute_free_volume_among_children: bool | None = None
 
 
 class RootForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``root``: as a pool, but without guarantees and weight."""
+    """``root``: a pool without guarantees and weight."""
 
     mode: Mode | None = None
     resource_limits: ResourcesForm | None = None
@@ -163,7 +163,7 @@ DEFAULT_OPTIONS: Final = Options()
 
 
 class UpdateInput(msgspec.Struct, frozen=True):
-    """One update to make: times in seconds, ``previous_update_time`` None for the first one."""
+    """Input of one update: times in seconds, ``previous_update_time`` None for the first update."""
 
     id: str | None
     snapshot: Snapshot
@@ -172,21 +172,21 @@ class UpdateInput(msgspec.Struct, frozen=True):
 
 
 class InputReader:
-    """Reads the updates of one tree, one after the other.
+    """Reads the updates of one tree, one after another.
 
-    An element that equals that of the update before is the identical object again, which ``FairShareUpdater``
-    recognises without a comparison of its fields.
+    An element equal to that of the update before is returned as the identical object, which ``FairShareUpdater``
+    recognises without comparing fields.
     """
 
     def __init__(self, options: Options = DEFAULT_OPTIONS) -> None:
-        """``options``: those that an update does not give."""
+        """``options``: values for the options that an update does not set."""
         self._options = options
         self._decoder = msgspec.json.Decoder(UpdateForm)
         self._operations: dict[str, tuple[OperationForm, Operation]] = {}
         self._pools: dict[str, Pool] = {}
 
     def read(self, data: bytes) -> UpdateInput:
-        """The update that one JSON object asks for, validated.
+        """Return the validated update that one JSON object describes.
 
         Raises FairShareInputError with a sentence that names element and key.
         """
@@ -237,7 +237,7 @@ def _vector(form: ResourcesForm | None, unset: Vector) -> Vector:
 
 
 def _given(form: msgspec.Struct | None, *left_out: str) -> dict[str, Any]:
-    """The fields that are set, but for ``left_out``: the library has the defaults of the others."""
+    """The fields that are set, except ``left_out``; the library has the defaults of the others."""
     if form is None:
         return {}
     values = msgspec.structs.asdict(form)
@@ -298,7 +298,7 @@ def _microseconds(seconds: float) -> float:
 
 
 def _describe_syntax(data: bytes, message: str) -> str:
-    """The decoder's error, with line and column in place of a byte offset."""
+    """The decoder's error, with line and column instead of a byte offset."""
     found = re.fullmatch(r"(?:JSON is malformed: )?(.*) \(byte (\d+)\)", message)
     if found is None:
         # The decoder reports half a surrogate pair as truncated, too.
@@ -308,20 +308,20 @@ def _describe_syntax(data: bytes, message: str) -> str:
     place = f"line {row + 1}, column {column}" if row else f"column {column}"
     literal = re.match(rb"NaN|Infinity", data[at : at + 8])
     if literal is not None:
-        return f"{place}: {literal[0].decode()} is no number of JSON; leave a limit out where there is none"
+        return f"{place}: {literal[0].decode()} is not a JSON number; leave a missing limit out"
     return f"{place}: {found[1]}"
 
 
 def _refuse_form(data: bytes, message: str) -> NoReturn:
     """Raise the sentence for a value of the wrong form.
 
-    ``message`` is the decoder's, such as "Expected `float`, got `str` - at `$.pools[3].weight`".
+    ``message`` is the decoder's, for example "Expected `float`, got `str` - at `$.pools[3].weight`".
     """
     problem, _, tail = message.rpartition(" - at `")
     path = tail.removesuffix("`")
     if not path.startswith("$"):
         problem, path = message, "$"
-    # The path has keys of the forms, so the value is found again, unless an unknown key looks like a path.
+    # The path consists of keys of the forms, so the value is found again, unless an unknown key looks like a path.
     try:
         value = json.loads(data)
         steps: list[str | int] = [int(index) if index else key for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", path)]
@@ -378,12 +378,11 @@ def _show(value: Any) -> str:
 
 
 def read_updates(path: str, options: Options = DEFAULT_OPTIONS) -> Iterator[UpdateInput]:
-    """The updates of a file, or of standard input for ``-``, each as soon as its line is there; ``options`` as of
+    """Yield the updates of a file, or of standard input for ``-``, each as soon as its line is read; ``options`` as in
     ``InputReader``.
 
-    A file is one JSON object, over as many lines as it likes, or one such object in each line. Raises AccessError for
-    missing rights, UnavailableError for everything else that prevents reading, FairShareInputError (file, line,
-    element, key) for what cannot be understood.
+    A file is one JSON object over any number of lines, or one object per line. Raises AccessError for missing rights,
+    UnavailableError for other read errors, FairShareInputError (file, line, element, key) for invalid input.
     """
     name = "standard input" if path == "-" else path
     reader, is_empty = InputReader(options), True
@@ -400,7 +399,7 @@ def read_updates(path: str, options: Options = DEFAULT_OPTIONS) -> Iterator[Upda
 
 
 def _split(file: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
-    """(File and line for messages, text) of each object."""
+    """Yield (file and line for messages, text) of each object."""
     number, is_first = 0, True
     while line := file.readline(FIRST_BYTES):
         number += 1
@@ -420,7 +419,7 @@ def _split(file: BinaryIO, name: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _is_cut(line: bytes) -> bool:
-    """Whether a line begins an object that goes on in the next one."""
+    """Whether a line starts an object that continues on the next one."""
     try:
         msgspec.json.decode(line, type=msgspec.Raw)
     except msgspec.DecodeError as error:

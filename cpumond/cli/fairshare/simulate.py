@@ -1,4 +1,4 @@
-"""``cpumond fair-share simulate``: a pool tree over time, as JSON and as the documents' two graphs."""
+"""``cpumond fair-share simulate``: a pool tree over time, as JSON and as the two graphs of YTsaurus' documentation."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from cpumond.fairshare.simulate import MAX_S, Action, DemandEvent, Scenario, Sim
 from cpumond.fairshare.update import fair_share_update
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Of the largest scenario; a file that is something else may be endless."""
+"""Maximum bytes of a scenario; another kind of file may be endless."""
 
 PROGRESS_S: Final = 0.2
 IDLE_KEYS: Final = frozenset({"id", "now", "previous_update_time"})
-"""Keys of one update that a simulation does not use."""
+"""Keys of an update that a simulation does not use."""
 
 KNOWN_KEYS: Final = (*(key for key in UpdateForm.__struct_encode_fields__ if key not in IDLE_KEYS), "script")
 
@@ -64,45 +64,52 @@ KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
     "stop": frozenset(),
     "ramp": frozenset({"demand", "over"}),
 }
-"""Action -> which of ``demand`` and ``over`` it needs; it refuses the others."""
+"""Action -> the keys it needs out of ``demand`` and ``over``; it refuses the others."""
 
 
 @click.command("simulate")
 @click.argument("file")
-@click.option("--until", "until_s", type=DurationType(0.0, MAX_S), default="24h", show_default=True, help="How long.")
+@click.option(
+    "--until",
+    "until_s",
+    type=DurationType(0.0, MAX_S),
+    default="24h",
+    show_default=True,
+    help="Length of the simulated time.",
+)
 @click.option(
     "--step",
     "step_s",
     type=DurationType(0.001, MAX_S),
     default="1s",
     show_default=True,
-    help="Time from one fair-share update to the next; longer than a minute is too coarse for a volume that runs dry.",
+    help="Time between fair-share updates; more than a minute is too coarse for a volume that runs dry.",
 )
 @click.option(
     "--every",
     "every_s",
     type=DurationType(0.0, MAX_S),
     default=0.0,
-    help="Print only the first step of each such stretch of time.  [default: every step]",
+    help="Print only the first step of each such period.  [default: every step]",
 )
 @click.option(
     "--html",
     "html_path",
     metavar="FILE",
-    help="Write the two graphs of each pool with an integral guarantee, a file that needs no network.",
+    help="Write two graphs for each pool with an integral guarantee, to one file that needs no network.",
 )
 def simulate_command(file: str, until_s: float, step_s: float, every_s: float, html_path: str | None) -> None:
-    """Run a pool tree over time with scripted demand: allotted against the guarantee, volume against the capacity.
+    """Simulate a pool tree over time with scripted demand: allocation against guarantee, volume against capacity.
 
-    FILE, or - for standard input, is TOML, or JSON when it begins with {. It holds a tree as for 'cpumond fair-share'
-    (total_resources, options, root, pools, operations) and [[script]] entries, which change what an operation asks
-    for: operation, at, action, demand (for start and ramp), over (for ramp), and repeat_every where it happens again
-    and again. Durations are texts with a unit or numbers of seconds. now, previous_update_time and id play no part.
-    config/examples of the source holds commented files.
+    FILE, or - for standard input, is TOML, or JSON when it begins with {. It contains a tree as for 'cpumond
+    fair-share' (total_resources, options, root, pools, operations) and [[script]] entries, which change an operation's
+    demand: operation, at, action, demand (for start and ramp), over (for ramp), and repeat_every to repeat it.
+    Durations are texts with a unit or numbers of seconds. now, previous_update_time and id are ignored. The source has
+    commented files in config/examples.
 
-    Printed is a line of JSON per step and pool, but for a terminal where --html is given: amounts of the main resource
-    as they are in force (cores for cpu), volumes in amount*seconds. What is granted is allotted at once, and charged to
-    the volume until the next step.
+    Prints a line of JSON per step and pool (not on a terminal with --html): amounts of the main resource in force
+    (cores for cpu), volumes in amount*seconds. Granted resources are allocated at once, and charged to the volume until
+    the next step.
 
     \b
     Example of an entry:
@@ -138,10 +145,10 @@ def simulate_command(file: str, until_s: float, step_s: float, every_s: float, h
 
 
 def read_scenario(path: str) -> Scenario:
-    """The scenario of a file, or of standard input for ``-``.
+    """Read the scenario of a file, or of standard input for ``-``.
 
-    Raises AccessError for missing rights, UnavailableError for everything else that prevents reading, ConfigError
-    (file, element, key) for what cannot be understood.
+    Raises AccessError for missing rights, UnavailableError for other read errors, ConfigError (file, element, key) for
+    invalid input.
     """
     with open_input(path, "a scenario") as file:
         data = file.read(MAX_BYTES + 1)  # enough to see that it is too large
@@ -149,7 +156,7 @@ def read_scenario(path: str) -> Scenario:
 
 
 def parse_scenario(data: bytes, name: str) -> Scenario:
-    """The scenario of TOML text, or of JSON text when its first character that is not blank is ``{``; checked.
+    """Parse the scenario of TOML text, or of JSON text if its first character that is not blank is ``{``.
 
     ``name`` stands for the file in messages. Raises ConfigError (file, element, key, what is expected).
     """
@@ -196,16 +203,18 @@ def _parse_table(data: bytes) -> dict[str, Any]:
             f"not valid TOML, and JSON begins with {{: {explain_toml(text, str(error))}"
         ) from None
     except ValueError:  # the only one left: Python converts 4300 digits at most
-        raise FairShareInputError("holds a number of thousands of digits; expected a pool tree and a script") from None
+        raise FairShareInputError(
+            "contains a number of thousands of digits; expected a pool tree and a script"
+        ) from None
     if not value:
-        raise FairShareInputError("is empty; see 'cpumond fair-share simulate --help' for what it holds")
+        raise FairShareInputError("is empty; see 'cpumond fair-share simulate --help' for its contents")
     return value
 
 
 def _refuse_infinite(value: object, path: str) -> None:
-    """Refuse inf and nan, which TOML has and JSON, the documented form of a tree, has not."""
+    """Refuse inf and nan, which exist in TOML but not in JSON, the documented form of a tree."""
     if isinstance(value, float) and not math.isfinite(value):
-        raise FairShareInputError(f"{path}: {value} is no amount; leave a limit out where there is none")
+        raise FairShareInputError(f"{path}: {value} is not an amount; leave a missing limit out")
     if isinstance(value, dict):
         for key, item in value.items():
             _refuse_infinite(item, f"{path}.{key}" if path else str(key))
@@ -220,7 +229,7 @@ def _parse_event(entry: object, place: int, name: str) -> DemandEvent:
     needed = KEYS_OF_ACTION[table["action"]]
     for key in ("demand", "over"):
         if key in table and key not in needed:
-            raise FairShareInputError(f"{where}.{key}: an event with action {quoted(table['action'])} has none")
+            raise FairShareInputError(f"{where}.{key}: an event with action {quoted(table['action'])} does not have it")
         if key in needed and key not in table:
             raise FairShareInputError(f"{where}: {quoted(key)} is missing; action {quoted(table['action'])} needs it")
     seconds = {
@@ -238,7 +247,7 @@ def _parse_event(entry: object, place: int, name: str) -> DemandEvent:
 
 
 def _parse_seconds(value: float | str, where: str) -> float:
-    """A duration as text, or a number of seconds, as everywhere in the form of a tree."""
+    """Parse a duration as text, or as a number of seconds as in the form of a tree."""
     try:
         return float(value)
     except ValueError:
@@ -250,13 +259,13 @@ def _parse_seconds(value: float | str, where: str) -> float:
 
 
 def print_rows(rows: Iterable[SimulationRow], every_s: float) -> Iterator[SimulationRow]:
-    """Pass rows on, and print those of the first step in each ``every_s`` seconds (0: all) as JSON, a line each."""
+    """Pass rows on, and print those of the first step in each ``every_s`` seconds (0: all) as JSON lines."""
     next_s = printed_s = 0.0
     for row in rows:
         if row.time_s >= next_s:
             printed_s = next_s = row.time_s
             if every_s > 0:
-                # 1e-6: multiples of a step such as 0.1 have rounding errors.
+                # 1e-6: multiples of a step, for example of 0.1, have rounding errors.
                 next_s = every_s * (math.floor(printed_s / every_s + 1e-6) + 1 - 1e-6)
         if row.time_s == printed_s:
             click.echo(show_json(msgspec.json.encode(row)))

@@ -1,1 +1,1 @@
-"""Configurations of other schedulers as tree files: ``tree import``."""
+"""Convert configurations of other schedulers to tree files: ``tree import``."""

@@ -1,4 +1,4 @@
-"""``tree import``: the configuration of another scheduler as a file for ``tree plan`` and ``tree apply``."""
+"""``tree import``: convert the configuration of another scheduler to a file for ``tree plan`` and ``tree apply``."""
 
 from __future__ import annotations
 
@@ -22,26 +22,30 @@ KINDS: Final = {
     "yunikorn": "manifests:read_yunikorn",
     "kueue": "manifests:read_kueue",
 }
-"""Kind -> module and function that read it, imported when they are needed."""
+"""Kind -> the module and function that read it, imported when needed."""
 
 
 @click.command("import", epilog="Example: cpumond tree import yarn fair-scheduler.xml > default.toml")
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option("--tree", default="default", show_default=True, help="The name of the tree that the file is for.")
-@click.option("--total", metavar="AMOUNTS", help="What the cluster has, for percentages: cpu=1000,memory=4Ti,gpu=8.")
+@click.option("--tree", default="default", show_default=True, help="Name of the tree that the file describes.")
+@click.option(
+    "--total", metavar="AMOUNTS", help="Total resources of the cluster, for percentages: cpu=1000,memory=4Ti,gpu=8."
+)
 @click.option("--format", "form", type=click.Choice(get_args(Form)), default="toml", show_default=True)
-@click.option("--output", metavar="FILE", help="Write there, whole or not at all.  [default: standard output]")
+@click.option(
+    "--output", metavar="FILE", help="Write to this file, completely or not at all.  [default: standard output]"
+)
 def import_command(
     kind: str, files: tuple[str, ...], tree: str, total: str | None, form: Form, output: str | None
 ) -> None:
-    """Write the queues of Slurm, YARN, YuniKorn or Kueue as a tree file; say what it cannot say.
+    """Convert the queues of Slurm, YARN, YuniKorn or Kueue to a tree file; report options that it cannot express.
 
-    The file is for `cpumond tree plan` and `apply`; nothing is changed by this. On standard error is what became
-    something else or nothing, each with its place and what comes nearest (docs/coming-from.md has all options).
+    The file is for `cpumond tree plan` and `apply`; this command changes nothing. Standard error lists the options that
+    were changed or dropped, each with its place and the nearest equivalent (docs/coming-from.md has all options).
 
     \b
-    slurm     what `sacctmgr dump CLUSTER` or `sacctmgr -P show assoc tree` wrote, slurm.conf, `sacctmgr -P show qos`
+    slurm     output of `sacctmgr dump CLUSTER` or `sacctmgr -P show assoc tree`, slurm.conf, `sacctmgr -P show qos`
     yarn      fair-scheduler.xml or capacity-scheduler.xml, yarn-site.xml
     yunikorn  queues.yaml
     kueue     ClusterQueues, Cohorts, LocalQueues, ResourceFlavors: files, or `kubectl get ... -o yaml`
@@ -53,7 +57,7 @@ def import_command(
         making = find_reader(kind)(texts, read_total(total or ""))
         tables = making.finish(tree)
     except RecursionError:
-        raise ConfigError(f"{', '.join(files)}: its queues are nested too deep") from None
+        raise ConfigError(f"{', '.join(files)}: its queues are nested too deeply") from None
     text = write_tree(tree, tables, form)
     if output is None:
         click.echo(text, nl=False)

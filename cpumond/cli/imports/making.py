@@ -1,4 +1,6 @@
-"""A tree file in the making: pools of a foreign configuration, and what of it could not be said. Pure."""
+"""A tree file under construction: pools of a foreign configuration, and notes on options that it cannot express.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ from cpumond.scheduler.settings.values import shown
 CONSTANTS: Final[Mapping[str, Any]] = {"1e15": 1e15, "cpu": {"cpu": 1e15}, "true": True, "0": 0}
 """Values that ``options`` names; the others are texts."""
 IN_MIB: Final = ("slurm", "fair", "capacity")
-"""Where memory without a unit is in MiB."""
+"""Tables in which memory without a unit is in MiB."""
 BY_GUARANTEE: Final = ("capacity", "yunikorn")
-"""Where who has least of its guarantee is next, and a leaf is a FIFO unless it says something else."""
+"""Tables in which the queue furthest below its guarantee is served next, and a leaf is a FIFO by default."""
 LEAST_WEIGHT: Final = 1e-6
 OF_ALL: Final = {
     "guarantee_tolerance": 1,
@@ -30,7 +32,9 @@ OF_ALL: Final = {
     "max_running_operation_count_per_pool": 2000,
     "per_pool_counts_for_leaves_only": True,
 }
-"""Of each tree, unless the configuration says it: a guarantee means all of it, a pool that says no count has none."""
+"""Options of each tree, unless the configuration sets them: a guarantee means all of it, a pool without a count has no
+limit.
+"""
 
 RESOURCES: Final = {
     "cpu": "cpu", "vcore": "cpu", "vcores": "cpu", "memory": "memory", "mem": "memory", "memory-mb": "memory",
@@ -46,7 +50,9 @@ AMOUNT: Final = re.compile(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([a-zA-Z]*)(%?)"
 
 
 class Note(NamedTuple):
-    """What could not be said as it was: ``where`` is the file and line, ``subject`` the queue or account."""
+    """An option that could not be expressed unchanged: ``where`` is the file and line, ``subject`` the queue or
+    account.
+    """
 
     verdict: str
     option: str
@@ -57,7 +63,7 @@ class Note(NamedTuple):
 
 
 class At(NamedTuple):
-    """Where something stands: ``where`` is the file and line."""
+    """The place of a value: ``where`` is the file and line."""
 
     where: str
     subject: str
@@ -70,12 +76,11 @@ def split_pairs(text: str) -> list[tuple[str, str]]:
 
 @dataclass(slots=True)
 class Making:
-    """Pools, options of the tree and notes, as they are found. ``total``: what the cluster has, where it is known.
+    """Pools, options of the tree and notes, as they are found. ``total``: resources of the cluster, if known.
 
-    ``split``: resources and amounts of a text, ``read_s``: a duration as text, both as this system has them.
-    ``defaults``: options of pools that say none, ``mode`` of those without others below.
-    ``beside``: pools whose guarantee adds to those below. ``above``: pool -> how much more than its guarantee it may
-    have, by resource.
+    ``split``: resources and amounts of a text, ``read_s``: a duration as text, both in the foreign notation.
+    ``defaults``: options of pools that set none, ``mode`` of those without children. ``beside``: pools whose guarantee
+    adds to those below. ``above``: pool -> how much more than its guarantee it may have, by resource.
     """
 
     table: str
@@ -91,7 +96,9 @@ class Making:
     above: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add_pool(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
-        """A pool for a queue; its name is the last of ``path``, as far as needed with those before it."""
+        """Add a pool for a queue; its name is the last part of ``path``, with as many of the parts before it as
+        needed.
+        """
         if not path[-1]:
             raise ConfigError(f"{at.where}: {at.subject}: it has no name")
         names = [clean(name) for name in path]
@@ -101,14 +108,16 @@ class Making:
                 break
             name = f"{above}:{name}"
         if name in self.pools:
-            raise ConfigError(f"{at.where}: {at.subject} is there twice")
+            raise ConfigError(f"{at.where}: {at.subject} occurs twice")
         if name != path[-1]:
             self.note("approximated", "name", "names are unique in a tree, of letters, digits and -_.@", at, name)
         self.pools[name] = PoolTable(name=name, parent=parent, options={})
         return self.pools[name]
 
     def add_queue(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
-        """As ``add_pool``, where the first of all queues may be called root: what that says is of the tree."""
+        """Add a pool for a queue like ``add_pool``; if the first of all queues is called root, its options are the
+        tree's.
+        """
         if path == ("root",):
             return PoolTable(name=ROOT_POOL, parent="", options=self.options)
         return self.add_pool(path[path[0] == "root" :], parent, at)
@@ -118,13 +127,14 @@ class Making:
         self.notes.append(Note(verdict, option, sentence, *at, text if len(text) <= 60 else text[:57] + "..."))
 
     def set_option(self, place: str, name: str, value: Any, at: At, target: dict[str, Any], resource: str = "") -> None:
-        """Put what an option says into ``target``, options of a pool or of the tree, and note what it does not say.
+        """Put the meaning of an option into ``target``, options of a pool or of the tree, and note what cannot be
+        expressed.
 
-        ``resource``: whose amount ``value`` is, where it is one of one resource.
+        ``resource``: the resource of the amount ``value``, if it has only one.
         """
         row = find_option(self.table, place, name, value)
         if row is None:
-            self.note("not known", name, "no option that is known here; nothing was made of it", at, value)
+            self.note("not known", name, "no option that is known here; it was ignored", at, value)
             return
         self.counts[row.verdict] += 1
         if row.verdict in ("expressible", "approximated"):
@@ -168,18 +178,18 @@ class Making:
             merge(target, table, {inner: given}) if table else merge(target, option, given)
 
     def read_amounts(self, pairs: Iterable[tuple[str, str]], option: str, at: At) -> dict[str, float]:
-        """Amounts of resources; what pools have none of is noted. Raises ValueError."""
+        """Amounts of resources; those that pools do not have are noted. Raises ValueError."""
         found: dict[str, float] = {}
         for name, text in pairs:
             known = RESOURCES.get(name.lower()) or ("gpu" if name.lower().endswith("gpu") else "")
             match = AMOUNT.fullmatch(text.strip())
             suffix = match[2] + "i" * (self.table == "slurm" and match[2] != "") if match else "?"
             if text.strip() == "-1":
-                continue  # there: none
+                continue  # means none
             if match is None or suffix not in SUFFIXES:
                 raise ValueError(text)
             if not known or (match[3] and known not in self.total):
-                why = "what the cluster has is not known: give --total" if known else "pools have no such resource"
+                why = "the total of the cluster is not known: give --total" if known else "pools have no such resource"
                 self.note("not expressible", option, why, at, f"{name}={text}")
                 continue
             unit = 2.0**20 if known == "memory" and not suffix and self.table in IN_MIB else 1.0
@@ -188,9 +198,9 @@ class Making:
         return found
 
     def finish(self, tree: str) -> TreeTables:
-        """The tables of a tree that a scheduler takes. Raises ConfigError."""
+        """The tables of a tree that a scheduler accepts. Raises ConfigError."""
         if not self.pools:
-            raise ConfigError("no queues are in these files: a tree without pools would take away those that are there")
+            raise ConfigError("these files contain no queues: a tree without pools would remove the existing ones")
         below: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         for pool in reversed(self.pools.values()):
             for option in self.defaults.keys() - pool.options.keys():
@@ -202,15 +212,15 @@ class Making:
         try:
             list_changes(None, ApplyTree(tree, tables))
         except CommandError as error:
-            raise ConfigError(f"what was made of it would be refused: {error}") from None
+            raise ConfigError(f"the result would be refused: {error}") from None
         return tables
 
     def _fit(self, pool: PoolTable, below: list[dict[str, Any]]) -> None:
-        """Let a pool keep what holds here: those above have the guarantees below, FIFO pools have none below."""
+        """Make a pool valid here: parents get the guarantees of their children, FIFO pools have no children."""
         at, options = At("", f"pool {quoted(pool.name)}"), pool.options
         if options.get("mode") == "fifo" and (below or options.get("create_ephemeral_subpools")):
             del options["mode"]
-            self.note("approximated", "mode", "a FIFO pool has no pools below it, so it shares fairly", at)
+            self.note("approximated", "mode", "a FIFO pool cannot have pools below it, so it shares fairly", at)
         sums: Counter[str] = Counter()
         for each in below:
             sums.update(each.get("strong_guarantee_resources", {}))
@@ -231,7 +241,7 @@ class Making:
             merge(options, "resource_limits", {name: made[name] + above[name] for name in made.keys() & above})
 
     def report(self) -> Iterator[str]:
-        """What is not said as it was, each option once with all its places; at last the sums."""
+        """Yield what is not expressed unchanged, each option once with all its places; the totals come last."""
         notes = sorted(self.notes, key=lambda note: (note.verdict, note.option, note.sentence))
         for (verdict, option, sentence), found in groupby(notes, key=lambda note: note[:3]):
             if verdict != DAEMONS:
@@ -250,19 +260,19 @@ def read_total(text: str) -> dict[str, float]:
     try:
         found = making.read_amounts(split_pairs(text), "--total", At("", ""))
     except ValueError:
-        raise UsageError(f"--total: expected amounts such as cpu=1000,memory=4Ti, got {text}") from None
+        raise UsageError(f"--total: expected amounts like cpu=1000,memory=4Ti, got {text}") from None
     if making.notes:
         raise UsageError("--total: resources are cpu, memory, gpu, user_slots, network")
     return found
 
 
 def clean(name: str) -> str:
-    """A name with what pools' names may hold; : stands between those of a pool and the ones above it."""
+    """A name with only the characters that pools' names may have; : separates a pool's name from those above it."""
     return re.sub(r"^[.@]|[^-_a-z0-9A-Z.@]", "-", name)
 
 
 def merge(target: dict[str, Any], key: str, value: Any) -> None:
-    """Set an option; tables and lists take up what comes."""
+    """Set an option; tables and lists absorb the new value."""
     if isinstance(value, dict):
         inside = target.setdefault(key, {})
         for name, each in value.items():
@@ -272,6 +282,6 @@ def merge(target: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _read_access(text: str, permission: str) -> list[dict[str, Any]]:
-    """Entries for ``user,user group,group``, ``*`` for everyone, a blank for nobody."""
+    """Entries for ``user,user group,group``, ``*`` for everyone, a blank for no user."""
     subjects = ["everyone"] if "*" in text else re.findall(r"[^\s,]+", text)
     return [{"action": "allow", "subjects": subjects, "permissions": [permission]}] if subjects else []

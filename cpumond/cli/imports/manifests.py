@@ -20,11 +20,11 @@ KINDS: Final = ("ResourceFlavor", "Cohort", "ClusterQueue", "LocalQueue")
 
 
 def read_yunikorn(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
-    """Pools of the one partition. Raises ConfigError."""
+    """Read the pools of the only partition. Raises ConfigError."""
     making = Making("yunikorn", total, read_s=parse_duration_s, defaults={"mode": "fifo"})
     partitions = [each for table in read_documents(texts) for each in table.items("partitions")]
     if len(partitions) != 1:
-        raise ConfigError(f"{', '.join(texts)}: expected `partitions` with one of them, not {len(partitions)}")
+        raise ConfigError(f"{', '.join(texts)}: expected `partitions` with one entry, not {len(partitions)}")
     partitions[0].translate(making, "partition", "the partition", making.options, "queues", "name", "limits")
     translate_limits(making, partitions[0], "the partition", making.options)
     for queue in partitions[0].items("queues"):
@@ -41,7 +41,7 @@ class _Kueue:
     found: Mapping[str, Mapping[str, Table]]
 
     def make_cohort(self, name: str, below: tuple[str, ...] = ()) -> str:
-        """The name of a cohort's pool, which is made, with those above it, where it is not yet there."""
+        """The name of a cohort's pool, which is created, with those above it, if it does not exist yet."""
         pool_name = clean(name)
         if name in below:
             raise ConfigError(f"cohort {name} is above itself")
@@ -54,7 +54,7 @@ class _Kueue:
         return pool_name or ROOT_POOL
 
     def translate_quotas(self, kind: str, name: str, table: Table, pool: str, *, is_root: bool) -> list[str]:
-        """Say what an object says; quotas are summed over flavors, whose names are given."""
+        """Convert the options of an object; quotas are summed over flavors, whose names are returned."""
         options, subject = self.making.pools[pool].options, f"{kind} {name}"
         table.translate(self.making, kind, subject, options, "resourceGroups")
         flavors = [each for group in table.items("resourceGroups") for each in group.items("flavors")]
@@ -73,14 +73,14 @@ class _Kueue:
         borrowed = sums.pop("resource_limits", Counter())
         most, of_limits = times["strong_guarantee_resources"], times["resource_limits"]
         options |= {option: dict(by) for option, by in sums.items() if times[option]}
-        # So may a flavor without a borrowingLimit borrow.
+        # A flavor without a borrowingLimit may borrow without limit, too.
         limited: dict[str, float] = {known: borrowed[known] for known in borrowed if of_limits[known] == most[known]}
         self.making.above[pool] = dict.fromkeys((*RESOURCES.values(), "gpu"), 0.0) if is_root else limited
         return [flavor.text("name") for flavor in flavors]
 
 
 def _sort_objects(making: Making, texts: Mapping[str, str]) -> dict[str, dict[str, Table]]:
-    """What objects of each kind say, by their names. Raises ConfigError."""
+    """The contents of the objects of each kind, by their names. Raises ConfigError."""
     found: dict[str, dict[str, Table]] = {kind: {} for kind in KINDS}
     for document in read_documents(texts):
         for each in document.items("items") if "items" in document.value else [document]:
@@ -90,14 +90,14 @@ def _sort_objects(making: Making, texts: Mapping[str, str]) -> dict[str, dict[st
                 if each.value:
                     making.note("not known", kind, "such an object makes no pool", each.at(f"{kind} {name}"))
             elif name in found[kind]:
-                raise ConfigError(f"{each.at('').where}: {kind} {name} is there twice")
+                raise ConfigError(f"{each.at('').where}: {kind} {name} occurs twice")
             else:
                 found[kind][name] = each.go("spec")
     return found
 
 
 def read_kueue(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
-    """Pools of cohorts and queues. Raises ConfigError."""
+    """Read pools of cohorts and queues. Raises ConfigError."""
     making = Making("kueue", total)
     found = _sort_objects(making, texts)
     kueue, pools, filters = _Kueue(making, found), {}, {}

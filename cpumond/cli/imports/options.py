@@ -1,6 +1,6 @@
-"""What becomes of each option of Slurm, YARN, YuniKorn and Kueue in a tree file: the lines of ``options.txt``.
+"""The tree options for each option of Slurm, YARN, YuniKorn and Kueue: the lines of ``options.txt``.
 
-The readers put options into pools by them, the tables of ``docs/coming-from.md`` are made of them.
+The readers use them to put options into pools; the tables of ``docs/coming-from.md`` are generated from them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Final, Literal, NamedTuple
 
 Verdict = Literal["expressible", "approximated", "not expressible", "of the daemons"]
-"""of the daemons: about processes, logs and the like, not about who gets what."""
+""""of the daemons": about processes, logs and so on, not about the division of resources."""
 SIGNS: Final[Mapping[str, Verdict]] = {
     "=": "expressible", "~": "approximated", "x": "not expressible", "-": "of the daemons",
 }  # fmt: skip
@@ -19,7 +19,7 @@ DAEMONS: Final = "of the daemons"
 
 
 class Option(NamedTuple):
-    """What becomes of one option: ``becomes`` are options of a tree file, ``name=value`` with that value."""
+    """The result of one option: ``becomes`` are options of a tree file, ``name=value`` with that value."""
 
     place: str
     name: str
@@ -51,7 +51,7 @@ TABLES: Final[Mapping[str, tuple[Option, ...]]] = _read(
 
 
 def find_option(table: str, place: str, name: str, value: object = "") -> Option | None:
-    """The row of an option with a value, names in any case; None for one that is not known."""
+    """The row of an option with a value, names in any case; None for an unknown one."""
     names = (name.lower(), f"{name}={value}".lower())
     rows = (row for row in TABLES[table] if row.place == place)
     return next((row for row in rows if any(fnmatchcase(each, row.name.lower()) for each in names)), None)

@@ -19,7 +19,7 @@ DUMPED: Final = re.compile(r"\s*(Cluster|Parent|Account|User) - ")
 
 
 class _Association(NamedTuple):
-    """Of an account, or with ``user`` of a user in it; ``parent`` is the account above."""
+    """The association of an account, or with ``user`` of a user in it; ``parent`` is the account above."""
 
     account: str
     user: str
@@ -41,7 +41,7 @@ def _read_s(text: str) -> float:
 
 
 def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
-    """Pools of associations, and notes of all files. Raises ConfigError."""
+    """Read pools of associations, and notes of all files. Raises ConfigError."""
     making = Making("slurm", total, read_s=_read_s)
     found: list[_Association] = []
     for file, text in texts.items():
@@ -58,9 +58,9 @@ def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
             else:
                 _read_conf(making, text, file)
         except ValueError as error:
-            raise ConfigError(f"{file}: a quotation mark has no second one: {error}") from None
+            raise ConfigError(f"{file}: a quotation mark is not closed: {error}") from None
     if not found:
-        raise ConfigError(f"{', '.join(texts)}: no accounts; add the file that `sacctmgr dump CLUSTER` writes")
+        raise ConfigError(f"{', '.join(texts)}: no accounts; add the output of `sacctmgr dump CLUSTER`")
     _make_pools(making, found)
     return making
 
@@ -68,7 +68,7 @@ def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
 def _read_conf(making: Making, text: str, file: str) -> None:
     for number, line in enumerate(text.splitlines(), 1):
         if line.endswith("\\"):
-            raise ConfigError(f"{file}:{number}: a continued line is not read: write it on one line")
+            raise ConfigError(f"{file}:{number}: a continued line is not supported: write it on one line")
         words = [word.partition("=")[::2] for word in shlex.split(line, comments=True)]
         first = words[0][0].lower() if words else ""
         place = "partition" if first == "partitionname" else "slurm.conf"
@@ -78,7 +78,7 @@ def _read_conf(making: Making, text: str, file: str) -> None:
 
 
 def _rows(text: str, file: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Place and what is not empty, by its column, of each line of ``sacctmgr -P show``."""
+    """Yield the place of each line of ``sacctmgr -P show`` and its values that are not empty, by column."""
     columns: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         cells = line.split("|")
@@ -95,7 +95,9 @@ def _read_listed(text: str, file: str) -> Iterator[_Association]:
         parent = row.pop("ParentName", "")
         if not user and not parent:
             if depth == 0 and account != "root":
-                raise ConfigError(f"{where}: whose account {account} is; take `sacctmgr -P show assoc tree` or `dump`")
+                raise ConfigError(
+                    f"{where}: the cluster of account {account} is unknown; use `sacctmgr -P show assoc tree` or `dump`"
+                )
             path[depth:] = [account]
             parent = path[max(depth - 1, 0)]
         yield _make(account, user, parent, where, row)
@@ -136,7 +138,7 @@ def _make_pools(making: Making, found: list[_Association]) -> None:
         shares.setdefault(each.parent, Counter())[each.share] += each.user != ""
     for each in found:
         if each.parent not in pools:
-            raise ConfigError(f"{each.at.where}: {each.at.subject}: account {each.parent} does not stand before it")
+            raise ConfigError(f"{each.at.where}: {each.at.subject}: account {each.parent} is not defined before it")
         usual, above = max(shares[each.parent].items(), key=itemgetter(1)), pools[each.parent]
         options = making.options if each.account == "root" else above[1]
         bounded = any(re.match("(grp|maxjobs|maxsubmit)", name.lower()) for name in each.options)
@@ -150,12 +152,12 @@ def _make_pools(making: Making, found: list[_Association]) -> None:
             pool = making.add_pool((each.parent, each.user or each.account), above[0], each.at)
             options = pool.options
             if each.user:
-                making.note("approximated", "User", "a pool of its own: operations of this user name it", each.at)
+                making.note("approximated", "User", "a pool of its own: operations of this user must name it", each.at)
             else:
                 pools[each.account] = (pool.name, options)
         for name, value in each.options.items():
             place = "user" if each.user and find_option("slurm", "user", name, value) else "association"
             making.set_option(place, name, value, each.at, options)
-        # Pools that come with the first operation of a user have the weight 1.
+        # Pools created for the first operation of a user have weight 1.
         if usual[1] and usual[0] != "parent" and "weight" in options:
             options["weight"] /= float(usual[0]) or 1.0

@@ -1,4 +1,4 @@
-"""Tables of YAML and XML, which know the line of each value; queues in them, as YARN and YuniKorn have them. Pure."""
+"""Tables of YAML and XML that know the line of each value, and the queues in them, as in YARN and YuniKorn. Pure."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cpumond.core.toml_text import Path
 from cpumond.scheduler.model import ROOT_POOL
 
 LISTS: Final = {"queue": "queues", "pool": "queues", "user": "users", "property": "properties"}
-"""Elements of XML that may be there more than once, and what they are together."""
+"""XML elements that may be repeated, and the name of their list."""
 MAX_DEPTH: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of a document; ``path`` is its own in it, ``lines`` has the line of each path."""
+    """A table of a document; ``path`` is its path in it, ``lines`` has the line of each path."""
 
     file: str
     value: dict[str, Any]
@@ -42,7 +42,7 @@ class Table:
         return Table(self.file, value, (*self.path, key), self.lines)
 
     def text(self, *keys: str) -> str:
-        """The text of the first of these keys that is there, "" without any. Raises ConfigError."""
+        """The text of the first of these keys that exists, "" if none does. Raises ConfigError."""
         key = next((key for key in keys if self.value.get(key) is not None), "")
         value = self.value.get(key, "")
         if isinstance(value, dict | list):
@@ -57,7 +57,7 @@ class Table:
         return [Table(self.file, each, (*self.path, key, str(at)), self.lines) for at, each in enumerate(found)]
 
     def leaves(self, *skip: str) -> Iterator[tuple[str, str, Any, Path]]:
-        """Each value: its name with dots, the last part of one that has some, the value and the path inside."""
+        """Yield each value: its name with dots, the last part of a dotted name, the value and the path inside."""
         for key, value in self.value.items():
             if key in skip:
                 continue
@@ -78,17 +78,18 @@ class Table:
 
 
 def read_xml(text: str, file: str) -> tuple[str, Table]:
-    """The name of the root, and what is in it: of ``LISTS`` tables with name and type, all else as texts or tables.
+    """Return the name of the root, and its content: elements of ``LISTS`` as tables with name and type, all others as
+    texts or tables.
 
-    A DOCTYPE is refused: an entity may stand for gigabytes, or a file.
+    A DOCTYPE is refused, because an entity may expand to gigabytes, or to a file.
     """
-    parser = expat.ParserCreate("utf-8")  # whatever its declaration says: it was decoded
+    parser = expat.ParserCreate("utf-8")  # regardless of its declaration, because it was decoded
     top: dict[str, Any] = {}
     lines: dict[Path, int] = {}
     stack: list[tuple[Path, dict[str, Any], list[str]]] = [((), top, [])]
 
     def refuse(*_: object) -> None:
-        raise ConfigError(f"{file}:{parser.CurrentLineNumber}: a DOCTYPE is not read: remove it")
+        raise ConfigError(f"{file}:{parser.CurrentLineNumber}: a DOCTYPE is not accepted: remove it")
 
     def begin(tag: str, attributes: dict[str, str]) -> None:
         if len(stack) > MAX_DEPTH:
@@ -118,7 +119,7 @@ def read_xml(text: str, file: str) -> tuple[str, Table]:
     try:
         parser.Parse(text.encode(), True)
     except expat.ExpatError as error:
-        raise ConfigError(f"{file}:{error.lineno}: is no XML: {expat.ErrorString(error.code)}") from None
+        raise ConfigError(f"{file}:{error.lineno}: is not XML: {expat.ErrorString(error.code)}") from None
     ((name, value),) = top.items()
     return name, Table(file, value if isinstance(value, dict) else {}, (name,), lines)
 
@@ -131,7 +132,7 @@ def read_documents(texts: Mapping[str, str]) -> Iterator[Table]:
             try:
                 value = read_yaml(part, lines)
             except ContentError as error:
-                raise ConfigError(f"{file}: in what begins in line {before + 1}: {error}") from None
+                raise ConfigError(f"{file}: in the document that begins in line {before + 1}: {error}") from None
             except UsageError:
                 raise UsageError(f"{file}: YAML needs PyYAML: pip install pyyaml") from None
             if not isinstance(value, dict):
@@ -141,7 +142,7 @@ def read_documents(texts: Mapping[str, str]) -> Iterator[Table]:
 
 
 def read_queue(making: Making, queue: Table, above: tuple[str, ...] = (), parent: str = ROOT_POOL) -> None:
-    """A pool of a queue, and those of the queues in it. Raises ConfigError."""
+    """Add the pool of a queue, and those of the queues in it. Raises ConfigError."""
     path, below = (*above, queue.text("name").removeprefix("root.")), queue.items("queues")
     at = queue.at(f"queue {'.'.join(path)}")
     pool = making.add_queue(path, parent, at)

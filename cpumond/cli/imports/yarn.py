@@ -18,7 +18,7 @@ NEVER: Final = dict.fromkeys(("fair_share_starvation_timeout", "min_share_preemp
 
 
 def _split(text: str) -> list[tuple[str, str]]:
-    """``X mb, Y vcores``, ``X% cpu, Y% memory``, ``X%``, ``memory-mb=X, vcores=Y``, ``[memory=X,vcores=Y]``."""
+    """Split ``X mb, Y vcores``, ``X% cpu, Y% memory``, ``X%``, ``memory-mb=X, vcores=Y``, ``[memory=X,vcores=Y]``."""
     found: list[tuple[str, str]] = []
     for part in text.strip(" []").lower().split(","):
         name, equals, amount = (each.strip() for each in part.partition("="))
@@ -32,7 +32,7 @@ def _split(text: str) -> list[tuple[str, str]]:
 
 
 def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
-    """Pools of the files of one scheduler. Raises ConfigError."""
+    """Read the pools from the files of one scheduler. Raises ConfigError."""
     roots = {file: read_xml(text, file) for file, text in texts.items()}
     is_fair = any(name == "allocations" for name, _ in roots.values())
     making = Making("fair" if is_fair else "capacity", total, _split)
@@ -43,7 +43,7 @@ def read(texts: Mapping[str, str], total: Mapping[str, float]) -> Making:
         elif name == "configuration":
             for other, _, value, path in root.leaves("properties"):
                 at = root.at("the cluster", *path)
-                making.note("not known", other, "no property; nothing was made of it", at, value)
+                making.note("not known", other, "no property; it was ignored", at, value)
             for each in root.items("properties"):
                 properties[each.text("name")] = (each.text("value"), each.at("the cluster"))
         else:
@@ -67,7 +67,9 @@ def _read_allocations(making: Making, root: Table) -> None:
     if not NEVER.keys() & making.options.keys():
         making.options |= NEVER
         at = At(root.file, "the cluster")
-        making.note("approximated", "preemption", "no default time-out: nothing is preempted, there and here", at)
+        making.note(
+            "approximated", "preemption", "no default time-out: nothing is preempted, neither there nor here", at
+        )
 
 
 def _read_capacity(making: Making, properties: Mapping[str, tuple[str, At]]) -> None:

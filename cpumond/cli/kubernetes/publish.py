@@ -1,6 +1,6 @@
-"""``cpumond kubernetes publish``: the CPU that agents reclaimed, as an extended resource of their nodes.
+"""``cpumond kubernetes publish``: offer the CPU that agents reclaimed as an extended resource of their nodes.
 
-One of these runs in a cluster. It asks each agent in its pod, and is the guard as well: a node whose agent does not
+One instance runs in a cluster. It asks each agent in its pod, and is the safeguard as well: a node whose agent does not
 answer, or is not ready, offers nothing. No agent may change anything in the API server.
 """
 
@@ -29,15 +29,18 @@ if TYPE_CHECKING:
 
 RESOURCE: Final = "cpumond.io/reclaimed-cpu"
 STEP: Final = 100
-"""Thousandths of a core: each new figure is written to the API server's store and sent to all watchers of nodes."""
+"""Granularity in thousandths of a core, because each new figure is written to the API server's store and sent to all
+watchers of nodes.
+"""
 TIMEOUT_S: Final = 5.0
 DEADLINE_S: Final = 20.0
 MAX_BYTES: Final = 64 << 20
 PAGE: Final = 200
 AT_ONCE: Final = 16
 HELD_ROUNDS: Final = 2
-"""A pod that starts is counted with its whole limit until it is measured, and a kubelet that restarts ends pods that
-asked for more than the figure then is. So a figure falls at once only as far as CPU is really used."""
+"""Rounds for which a figure falls only as far as CPU is really used. A starting pod counts with its whole limit until
+it is measured, and a restarting kubelet ends pods that asked for more than the new figure.
+"""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -55,7 +58,7 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 class Item(msgspec.Struct, frozen=True):
-    """A pod or a node, as far as it is needed."""
+    """The fields of a pod or a node that are needed."""
 
     metadata: _Metadata = _Metadata()
     spec: _Spec = _Spec()
@@ -68,7 +71,7 @@ class _Page(msgspec.Struct, frozen=True):
 
 
 def ask(client: httpx2.Client, method: str, url: str, **more: Any) -> bytes:
-    """The body of an answer with status 200, bounded in time and size. Raises UnavailableError."""
+    """Return the body of an answer with status 200, bounded in time and size. Raises UnavailableError."""
     import httpx2
 
     end_s, body = time.monotonic() + DEADLINE_S, bytearray()
@@ -86,14 +89,14 @@ def ask(client: httpx2.Client, method: str, url: str, **more: Any) -> bytes:
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """CPU that a node offers by its agent's metrics, and the unused part, in thousandths of a core, >= 0."""
+    """The CPU that a node offers by its agent's metrics, and its unused part, in thousandths of a core, >= 0."""
 
     offered: int = 0
     unused: int = 0
 
 
 def read_offer(metrics: bytes) -> Offer:
-    """0 where a metric is missing. Raises UnavailableError for a value that is no number."""
+    """Read an offer; 0 if a metric is missing. Raises UnavailableError for a value that is no number."""
     return Offer(
         _read_figure(metrics, b"cpumond_node_offered_cores"), _read_figure(metrics, b"cpumond_node_unused_cores")
     )
@@ -104,12 +107,13 @@ def _read_figure(metrics: bytes, name: bytes) -> int:
     try:
         return max(int(float(found[1]) * 1000.0) // STEP * STEP, 0) if found else 0
     except (ValueError, OverflowError) as error:
-        raise UnavailableError(f"its metrics are not understood: {error}") from error
+        raise UnavailableError(f"its metrics cannot be parsed: {error}") from error
 
 
 def choose_figure(before: str | None, offer: Offer, rounds: int) -> tuple[int, int]:
-    """The figure of a node after ``before`` (as the API server has it), and for how many rounds it has been offered
-    less; ``rounds``: for how many it had been."""
+    """Return the figure of a node after ``before`` (as the API server has it), and for how many rounds less has been
+    offered; ``rounds``: this number before.
+    """
     try:
         written = int(parse_cores(before or "0"))
     except ValueError:
@@ -120,7 +124,7 @@ def choose_figure(before: str | None, offer: Offer, rounds: int) -> tuple[int, i
 
 
 def is_same(quantity: str | None, offer: int) -> bool:
-    """Whether a quantity, as the API server writes it ("2k"), is that number."""
+    """Whether a quantity in the API server's notation ("2k") equals that number."""
     try:
         return quantity is not None and parse_cores(quantity) == offer
     except ValueError:
@@ -128,7 +132,8 @@ def is_same(quantity: str | None, offer: int) -> bool:
 
 
 class KubernetesApi:
-    """The cluster's API server: lists pods and nodes, and writes one figure of a node. Its methods raise CpumondError.
+    """Client of the cluster's API server: lists pods and nodes, and writes one figure of a node. Its methods raise
+    CpumondError.
 
     ``account``: the folder with ``token`` and ``ca.crt`` of a service account.
     """
@@ -144,12 +149,12 @@ class KubernetesApi:
         self._client = httpx2.Client(base_url=url, verify=verify, timeout=TIMEOUT_S, trust_env=False)
 
     def _ask(self, method: str, path: str, kind: str = "application/json", **more: Any) -> bytes:
-        # It is replaced before it runs out.
+        # It is replaced before it expires.
         headers = {"authorization": f"Bearer {read_token(self._token_file)}", "content-type": kind}
         return ask(self._client, method, path, headers=headers, **more)
 
     def list_all(self, path: str, **query: str) -> list[Item]:
-        """All pods or nodes, page by page."""
+        """List all pods or nodes, page by page."""
         found: list[Item] = []
         position: str | None = ""
         while position is not None:
@@ -157,7 +162,7 @@ class KubernetesApi:
             try:
                 page = decode_json(text, _Page)
             except ContentError as error:
-                raise UnavailableError(f"{path}: not understood: {error}") from error
+                raise UnavailableError(f"{path}: cannot be parsed: {error}") from error
             found += page.items
             position = page.metadata.position or None
         return found
@@ -170,8 +175,9 @@ class KubernetesApi:
 
 
 class OfferPublisher:
-    """Keeps the figures of all nodes at what their agents say; each method gives sentences about what was written, and
-    what was not, and raises CpumondError where the API server does not list pods or nodes."""
+    """Keeps the figures of all nodes equal to the offers of their agents. Each method returns sentences about what was
+    written and what was not, and raises CpumondError if the API server does not list pods or nodes.
+    """
 
     def __init__(self, api: KubernetesApi, namespace: str, selector: str, port: int) -> None:
         import httpx2
@@ -180,7 +186,7 @@ class OfferPublisher:
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._client = httpx2.Client(verify=False, timeout=TIMEOUT_S, trust_env=False)
         self._lower_rounds: dict[str, int] = {}
-        """By node, for how many rounds its agent has offered less than its figure."""
+        """By node: rounds for which its agent has offered less than its figure."""
 
     def publish(self) -> list[str]:
         pods = self._api.list_all(self._pods, labelSelector=self._selector)
@@ -202,7 +208,7 @@ class OfferPublisher:
         return self._write({})
 
     def _ask_agent(self, address: str) -> Offer:
-        """The offer of an agent, which is ready when its last check was a moment ago."""
+        """The offer of an agent, which is ready if its last check was recent."""
         url = f"http://[{address}]:{self._port}" if ":" in address else f"http://{address}:{self._port}"
         ask(self._client, "GET", f"{url}/readyz")
         return read_offer(ask(self._client, "GET", f"{url}/metrics"))
@@ -231,29 +237,35 @@ def kubernetes_command() -> None:
 
 
 @kubernetes_command.command("publish", epilog="Example: cpumond kubernetes publish --namespace cpumond --period 30s")
-@click.option("--api", "url", default="", help="Address of the API server; inside a pod it is known.")
+@click.option("--api", "url", default="", help="Address of the API server; known inside a pod.")
 @click.option(
     "--account",
     default="/var/run/secrets/kubernetes.io/serviceaccount",
     show_default=True,
     help="Folder with token and ca.crt of a service account.",
 )
-@click.option("--namespace", default="cpumond", show_default=True, help="Where the agents' pods are.")
-@click.option("--selector", default="app.kubernetes.io/component=agent", show_default=True, help="Their labels.")
-@click.option("--port", default=9756, show_default=True, type=click.IntRange(1, 65535), help="Port of their metrics.")
-@click.option("--period", default="15s", show_default=True, type=DurationType(0.1, 3600.0), help="From round to round.")
-@click.option("--withdraw", is_flag=True, help="Have no node offer anything, and end.")
+@click.option("--namespace", default="cpumond", show_default=True, help="Namespace of the agents' pods.")
+@click.option(
+    "--selector", default="app.kubernetes.io/component=agent", show_default=True, help="Labels of the agents' pods."
+)
+@click.option(
+    "--port", default=9756, show_default=True, type=click.IntRange(1, 65535), help="Port of the agents' metrics."
+)
+@click.option(
+    "--period", default="15s", show_default=True, type=DurationType(0.1, 3600.0), help="Time between two rounds."
+)
+@click.option("--withdraw", is_flag=True, help="Remove the offers of all nodes, and end.")
 def publish_command(
     url: str, account: str, namespace: str, selector: str, port: int, period: float, withdraw: bool
 ) -> None:
-    """Keep the extended resource cpumond.io/reclaimed-cpu of all nodes at what their agents reclaimed.
+    """Keep the extended resource cpumond.io/reclaimed-cpu of all nodes equal to the CPU that their agents reclaimed.
 
-    It is in thousandths of a core. A node whose agent is not ready offers none, and none does after SIGTERM.
+    It is in thousandths of a core. A node whose agent is not ready offers none, and after SIGTERM no node does.
     """
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     if not (url or host):
         raise UsageError(
-            "this is no pod, so where the API server is is not known; give it with --api https://HOST:6443"
+            "this is not a pod, so the address of the API server is unknown; give it with --api https://HOST:6443"
         )
     inside = f"https://{f'[{host}]' if ':' in host else host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
     publisher = OfferPublisher(KubernetesApi(url or inside, account), namespace, selector, port)
@@ -264,7 +276,7 @@ def publish_command(
         try:
             said, problem = publisher.publish(), ""
         except CpumondError as error:
-            said, problem = [], f"{error}; the figures stay as they are"
+            said, problem = [], f"{error}; the figures stay unchanged"
         for each in [*said, *([problem] if problem != before else [])]:
             click.echo(each)
         before = problem

@@ -96,11 +96,11 @@ def test_what_becomes_of_jobs(tmp_path):
     said = engines.describe_fates("docker", sorted_jobs)
     assert said == [
         "managed, in shadow mode at first: 2 containers with a CPU limit (limited, by-cgroup)",
-        "looked at only: 1 container that ordered no CPU limit (free)",
-        "looked at only: 1 container (reserved): its CPUs are its own",
-        "looked at only: 1 cgroup that it does not name (docker/x)",
+        "only observed: 1 container without a CPU limit (free)",
+        "only observed: 1 container (reserved): its CPUs are its own",
+        "only observed: 1 cgroup that it does not know (docker/x)",
         (
-            "not looked at: 1 container without a cgroup in the hierarchy of the cpu controller, where a limit could "
+            "not observed: 1 container without a cgroup in the hierarchy of the cpu controller, where a limit could "
             "be (lost)"
         ),
     ]
@@ -170,7 +170,7 @@ def test_what_to_do_where_an_engine_is_silent(monkeypatch):
         view = EngineView(kind, problem=f"{kind}: no answer from {path}")
         return engines.explain_silence(EngineSeen(kind, True, {path: view}, programs), path, view)
 
-    assert explain("podman", "/run/podman/podman.sock")[1].startswith("systemctl enable --now podman.socket; where it")
+    assert explain("podman", "/run/podman/podman.sock")[1].startswith("systemctl enable --now podman.socket; if it")
     assert "enable --now docker" in explain("docker", "/run/docker.sock")[1]
     # It runs: starting it is no advice.
     assert "enable" not in explain("docker", "/run/docker.sock", "dockerd")[1]

@@ -81,8 +81,8 @@ def test_steps_of_the_limit_are_told_and_small_ones_are_not(story, told):
         story.read_quotas()
         story._follow_limit(job, float(at_s))
     assert told == [
-        (2.0, "simulation's limit went down to 1.2 of 2 cores, 0.8 are free"),
-        (4.0, "simulation's limit went down to 0.6 of 2 cores, 1.4 are free"),
+        (2.0, "simulation's limit was lowered to 1.2 of 2 cores, 0.8 are free"),
+        (4.0, "simulation's limit was lowered to 0.6 of 2 cores, 1.4 are free"),
     ]
 
 
@@ -104,7 +104,7 @@ def test_the_time_to_the_use_of_all_that_was_ordered_is_the_begin_of_the_first_s
         monkeypatch.setattr(story, "_read_counters", lambda job, used=used: setattr(job, "used_cpu_s", used))
         story._follow_use(job, at_s)
     assert story.wakeups == [Wakeup(5.0, None, 5.3)]
-    assert told[-1] == (5.5, "simulation runs on all that it ordered since 0.30 s after it woke up")
+    assert told[-1] == (5.5, "simulation uses its whole request, 0.30 s after it woke up")
 
 
 def test_a_start_is_on_freed_cpu_when_the_simulation_s_limit_is_lowered_and_there_is_room(story, told):
@@ -144,4 +144,4 @@ def test_the_summary_adds_up(story):
     assert "After 30 s on a node of 2 cores (simulated kernel)" in text
     assert "simulation had all its CPU back 1 time, 0.75 s after it woke up" in text
     assert "2.0 processes wanted each CPU" in text
-    assert "Every limit went back to what was ordered.\nNOT all that the demo made is removed" in text
+    assert "Every limit is back at the request.\nNOT everything that the demo made is removed" in text

@@ -94,7 +94,7 @@ def test_limit_files_and_burst(tmp_path):
     assert (plain.level, plain.text) == ("warn", "the kernel has no cpu.max.burst")
     wanted = doctor_cgroups.check_limit_files(2, [f"{root}/a"], [], wants_burst=True)[1]
     assert wanted.level == "warn"
-    assert wanted.text.startswith('the kernel has no cpu.max.burst, which limit_rule = "peak" counts on: ')
+    assert wanted.text.startswith('the kernel has no cpu.max.burst, which limit_rule = "peak" relies on: ')
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_unit_without_a_limit_file_gets_one_with_its_first_limit(tmp_path):
     units = {f"{root}/a.service", f"{root}/b.service"}
     (alone,) = doctor_cgroups.check_limit_files(2, [f"{root}/a.service"], [], units)
     assert (alone.level, alone.text) == (
-        "warn", f"1 unit without cpu.max so far, such as {root}/a.service: its first limit makes it",
+        "warn", f"1 unit without cpu.max so far, for example {root}/a.service: its first limit creates it",
     )  # fmt: skip
     assert "systemctl set-property --runtime a.service CPUWeight=100" in alone.advice
     found = doctor_cgroups.check_limit_files(2, sorted(units), [], units)
@@ -149,10 +149,10 @@ def test_a_unit_without_a_limit_file_gets_one_with_its_first_limit(tmp_path):
 def test_what_cgroup2_gives_on(tmp_path):
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory\n")
     found = by_check(doctor_cgroups.check_mounts([mount(2, str(tmp_path), "cpu", "memory", "io")], "m"))
-    assert found["cgroup2"].text == f"{tmp_path}, controllers: cpu io memory; given on to the cgroups in it: cpu memory"
+    assert found["cgroup2"].text == f"{tmp_path}, controllers: cpu io memory; enabled for the cgroups in it: cpu memory"
     (tmp_path / "cgroup.subtree_control").write_text("\n")
     found = by_check(doctor_cgroups.check_mounts([mount(2, str(tmp_path), "cpu")], "m"))
-    assert found["cgroup2"].text.endswith("given on to the cgroups in it: none")
+    assert found["cgroup2"].text.endswith("enabled for the cgroups in it: none")
 
 
 def test_without_a_job_other_cgroups_show_what_the_kernel_has(tmp_path):
@@ -170,7 +170,7 @@ def test_without_a_job_other_cgroups_show_what_the_kernel_has(tmp_path):
         (None, "/u", "ok", "on; cgroups below /u have their own"),
         (None, None, "warn", "on, but only for the whole host: cgroup2 is not mounted"),
         (OSError(errno.EOPNOTSUPP, "x", "/p"), "/u", "warn", "the kernel has it, but it is turned off"),
-        (OSError(errno.ENOENT, "x", "/p"), "/u", "warn", "not here (/p: No such file or directory)"),
+        (OSError(errno.ENOENT, "x", "/p"), "/u", "warn", "not available (/p: No such file or directory)"),
     ],
 )
 def test_pressure_is_optional(error, unified, level, text):
@@ -208,7 +208,7 @@ def test_missing_rights_are_a_warning_without_root(open_path, no_rights):
     with no_rights():
         finding = doctor_cgroups.check_rights(2, [f"{root}/a"])
     assert finding.level == "warn"
-    assert finding.text.endswith(f" may not write 1 of 1 limits, such as {root}/a/cpu.max")
+    assert finding.text.endswith(f" may not write 1 of 1 limits, for example {root}/a/cpu.max")
     assert "root" in finding.advice
 
 
@@ -239,26 +239,26 @@ def host(tmp_path: Path) -> Path:
             "jobs/*_job-*",
             r"(?P<operation>[^/_]+)_(?P<id>job-\d+)$",
             """ok glob 'jobs/*_job-*' matches 3 cgroups: jobs/op1_job-1 -> job 'job-1' of operation 'op1'
-            warn 1 of them will never be written, such as 'jobs/op2_job-3': it has child cgroups""",
+            warn 1 of them will never be written, for example 'jobs/op2_job-3': it has child cgroups""",
         ),
         (
             "x/*",
             "",
             """ok glob 'x/*' matches 10 cgroups: x/0 -> job '0'; x/1 -> job '1'; x/2 -> job '2', and 7 more
-            warn 10 of them will never be written, such as 'x/0': it is outside managed_roots -> add what""",
+            warn 10 of them will never be written, for example 'x/0': it is outside managed_roots -> add a cgroup""",
         ),
         ("none/*", "", "warn glob 'none/*' matches no cgroup in ROOT"),
         (
             "jobs/*",
             "^slurm",
-            "warn 4 cgroups match 'jobs/*', but id_regex '^slurm' none of them -> correct id_regex; it is searched in",
+            "warn 4 cgroups match 'jobs/*', but id_regex '^slurm' matches none of them -> correct id_regex; it is ",
         ),
         (
             "jobs/*",
             r"job-\d+",
             r"""ok glob 'jobs/*' matches 4 cgroups:
-            warn id_regex 'job-\\d+' does not match 1 of them, such as 'jobs/stranger'
-            warn 1 of them will never be written, such as 'jobs/op2_job-3': it has child cgroups""",
+            warn id_regex 'job-\\d+' does not match 1 of them, for example 'jobs/stranger'
+            warn 1 of them will never be written, for example 'jobs/op2_job-3': it has child cgroups""",
         ),
         (
             "jobs/op1*",
@@ -332,7 +332,7 @@ def test_whose_runtime_containerd_is_decides_about_the_source(beside, kind):
     ("booted", "version", "level", "text"),
     [
         (True, "systemd 252 (252.39-1~deb12u2)", "ok", "systemd 252 (252.39-1~deb12u2)"),
-        (True, "", "ok", "runs, its version is not shown"),
+        (True, "", "ok", "runs, its version is unknown"),
         (True, "systemd 219", "warn", "systemd 219"),
         (False, "systemd 252", "warn", "does not run this machine (systemd 252 is installed)"),
         (False, "", "warn", "does not run this machine"),
@@ -361,7 +361,7 @@ def test_clock_source(tmp_path, source, level):
 def test_directories_that_can_be_written_or_made(tmp_path):
     assert doctor_checks.check_directory("state_dir", str(tmp_path)).text == f"{tmp_path} can be written"
     finding = doctor_checks.check_directory("state_dir", f"{tmp_path}/a/b")
-    assert finding == Finding("state_dir", "ok", f"{tmp_path}/a/b will be made in {tmp_path}")
+    assert finding == Finding("state_dir", "ok", f"{tmp_path}/a/b will be created in {tmp_path}")
     (tmp_path / "file").write_text("")
     assert doctor_checks.check_directory("state_dir", f"{tmp_path}/file/b").level == "fail"
 
@@ -387,13 +387,13 @@ def test_leftovers_of_a_dead_agent_fail(tmp_path):
 
     finding = check(content)
     assert finding.level == "fail"
-    assert finding.text == "a dead agent left the limits of 1 cgroup, such as 'job'"
+    assert finding.text == "a dead agent left the limits of 1 cgroup, for example 'job'"
     assert "cpumond restore" in finding.advice
     assert check(content, running=True).text == "/s holds the original limits of 1 cgroup"
     assert "earlier boot" in check(content, is_current=False).text
-    assert check(None).text == "/s names no cgroup to put back"
+    assert check(None).text == "/s names no cgroup to restore"
     (tmp_path / "job").rename(tmp_path / "other")
-    assert check(content).text == "a dead agent left the limits of 1 cgroup, such as 'job'"
+    assert check(content).text == "a dead agent left the limits of 1 cgroup, for example 'job'"
     unseen = check(msgspec.structs.replace(content, root=(1, 1)))
     assert (unseen.level, "cannot see cgroup job" in unseen.text) == ("fail", True)
     assert check(Originals("boot", {"gone": Original(1, SETTINGS)})).text == "the cgroups of /s are gone"
@@ -472,7 +472,7 @@ def test_an_agent_that_runs_and_one_that_does_not(tmp_path):
     config = AgentConfig(runtime_dir="/run/x", path=str(tmp_path / "a.toml"))
     (finding,) = doctor_checks.check_agent(AgentSeen(False), config)
     assert finding.level == "warn"
-    assert finding.text == "none runs: nobody holds /run/x/agent.lock"
+    assert finding.text == "none runs: no process holds /run/x/agent.lock"
     (finding,) = doctor_checks.check_agent(AgentSeen(True, 7, 1.0, str(tmp_path / "a.toml")), config)
     assert finding.text.startswith("an agent runs, pid 7, since 19")
     assert doctor_checks.check_agent(AgentSeen(True), config)[0].text == "an agent runs, with built-in defaults"
@@ -481,7 +481,7 @@ def test_an_agent_that_runs_and_one_that_does_not(tmp_path):
 def test_an_agent_with_another_configuration_is_said():
     seen = AgentSeen(True, 7, None, "/etc/b.toml")
     found = doctor_checks.check_agent(seen, AgentConfig(path="/etc/a.toml"))
-    assert found[1].text == "it runs with /etc/b.toml, but /etc/a.toml is looked at"
+    assert found[1].text == "it runs with /etc/b.toml, but /etc/a.toml is examined"
 
 
 class ToldClient(AgentClient):
@@ -525,14 +525,14 @@ def test_the_receiver_of_reports():
     assert doctor_checks.check_report("log", "", answer_with("must not be asked")).level == "ok"
     assert (
         doctor_checks.check_report("http", "http://s:1/x", answer_with("")).text
-        == "s port 1 of http://s:1/x takes connections"
+        == "s port 1 of http://s:1/x accepts connections"
     )
     finding = doctor_checks.check_report("http", "https://s/x", answer_with("Connection refused"))
     assert finding == Finding(
         "report",
         "fail",
         "s port 443 of https://s/x: Connection refused",
-        "start the receiver or correct report.url; the agent goes on without it and reports when it is back",
+        "start the receiver or correct report.url; the agent continues without it and reports when it is back",
     )
 
 
@@ -571,7 +571,7 @@ def test_an_address_that_is_not_here_is_a_warning(listen, running):
     )
     assert (finding.check, finding.level) == ("metrics", "warn")
     assert finding.text == (
-        f"this host does not have the address {listen[:-2].strip('[]')}; on {listen} nobody is answered until it comes"
+        f"this host does not have the address {listen[:-2].strip('[]')}; {listen} answers no request until it is added"
     )
     assert "`ip address`" in finding.advice
 
@@ -603,7 +603,7 @@ def test_a_connection_is_tried_for_real():
 def test_one_read_is_measured(tmp_path):
     root = make_tree(tmp_path, {"job": v2_cgroup()})
     finding = doctor_cgroups.measure_read(hybrid(tmp_path), "job")
-    assert re.match(r"[0-9.]+ us for job: 1000 jobs each second take [0-9.]+ % of a core", finding.text)
+    assert re.match(r"[0-9.]+ us for job: 1000 jobs per second take [0-9.]+ % of a core", finding.text)
     assert doctor_cgroups.measure_read(hybrid(tmp_path), "gone").level == "warn"
     assert root
 
@@ -629,7 +629,7 @@ def test_a_good_host_is_0(config, capsys):
     assert any(line.startswith("ok    limit files") for line in lines)
     # Whether it is "ok" is said by how busy this machine is.
     assert any(" counter read " in line and " for jobs/job-1: " in line for line in lines)
-    assert re.fullmatch(r"\d+ findings: \d+ ok, \d+ to look at, 0 failed", lines[-1])
+    assert re.fullmatch(r"\d+ findings: \d+ ok, \d+ warnings, 0 failed", lines[-1])
 
 
 def test_json_has_all_findings_and_the_exit_code(config, capsys):
@@ -674,7 +674,7 @@ def test_a_configuration_that_may_not_be_read_is_a_warning(tmp_path, config, no_
     with no_rights():
         _, (finding,) = doctor_checks.check_config(str(config), explicit=True)
     assert finding.level == "warn"
-    assert "the built-in defaults are looked at" in finding.text
+    assert "the built-in defaults are examined" in finding.text
 
 
 def test_a_host_without_cgroups_is_69_without_a_traceback(tmp_path, capsys):
@@ -687,7 +687,7 @@ def test_a_host_without_cgroups_is_69_without_a_traceback(tmp_path, capsys):
     assert run(["doctor", "--config", str(path)]) == 69
     (tmp_path / "mountinfo").unlink()
     assert run(["doctor", "--config", str(path)]) == 0
-    assert "could not be looked at" in capsys.readouterr().out
+    assert "could not be checked" in capsys.readouterr().out
 
 
 def test_jobs_added_at_run_time_are_looked_at_too(config, tmp_path, capsys):
@@ -708,7 +708,7 @@ def test_damaged_state_files_are_said(config, tmp_path, capsys):
     assert run(["doctor", "--config", str(config)]) == 69
     out = capsys.readouterr().out
     assert "originals.state: not a state file of version 1" in out
-    assert "could not be looked at" in out
+    assert "could not be checked" in out
     assert sorted(os.listdir(tmp_path / "state")) == ["originals.state", "registered.state"]
 
 
@@ -735,7 +735,7 @@ def test_findings_are_wrapped_on_a_terminal_only():
     findings = [Finding("a check", "warn", "word " * 40, "do " * 60), Finding("b", "ok", "x")]
     assert all(len(line) <= 80 for line in unstyled(doctor.draw_findings(findings, 80)).split("\n"))
     assert len(doctor.draw_findings(findings, None).split("\n")) == 4
-    assert unstyled(doctor.draw_findings(findings, None)).endswith("2 findings: 1 ok, 1 to look at, 0 failed")
+    assert unstyled(doctor.draw_findings(findings, None)).endswith("2 findings: 1 ok, 1 warnings, 0 failed")
 
 
 def unstyled(text: str) -> str:
@@ -810,7 +810,7 @@ NODE = '[scheduler]\nurl = "http://h"\n'
         ('[executor]\nkind = "cgroup"', False, True, ["ok", "warn", "ok"], "no scheduler to get jobs from"),
         (f'{NODE}[executor]\nkind = "cgroup"', True, True, ["ok", "warn", "ok"], "systemd runs"),
         (f'{NODE}[executor]\nkind = "systemd"', False, False, ["ok", "fail", "fail", "ok"], "pip"),
-        (f'{NODE}[executor]\nkind = "systemd"\nuser = "u"', True, True, ["ok"] * 3, "run as u: each can read"),
+        (f'{NODE}[executor]\nkind = "systemd"\nuser = "u"', True, True, ["ok"] * 3, "run as u: each job can read"),
     ],
 )
 def test_whether_jobs_can_be_run(tmp_path, monkeypatch, text, is_booted, has_library, levels, words):

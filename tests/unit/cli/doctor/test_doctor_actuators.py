@@ -18,7 +18,7 @@ def test_what_moves_is_said_and_beside_a_quota_what_it_costs():
         "ok", "2 jobs by guarantee: nothing is written to their containers; guarantees move and are reported",
     )  # fmt: skip
     cut = actuators.check_actuators([GUARANTEE, QUOTA])
-    assert "1 job by quota: their CPU quotas move, use is cut off there, and servers answer later for it" in cut.text
+    assert "1 job by quota: their CPU quotas move: usage is capped there, which makes servers slower" in cut.text
     assert 'actuator = "guarantee"' in cut.advice
 
 
@@ -28,7 +28,10 @@ def test_jobs_whose_floor_is_all_that_they_ordered_are_counted():
     found = actuators.check_floors([(job, QUOTA) for job in jobs], orders.__getitem__)
     assert (found.level, found.text) == (
         "warn",
-        "2 of 3 jobs can give nothing, such as 'a': it ordered 1 core, and its floor is as high (min_cpu_limit = 1)",
+        (
+            "2 of 3 jobs have nothing to reclaim, for example 'a': it requested 1 core, and its floor is as "
+            "high (min_cpu_limit = 1)"
+        ),
     )
     assert actuators.check_floors([(job, GUARANTEE) for job in jobs], orders.__getitem__).level == "ok"
 

@@ -67,8 +67,8 @@ def test_an_engine_that_is_nowhere_is_a_finding_with_a_source_only():
     assert doctor_engines.check_engine(seen(AWAY, configured=False), lambda _: "") == []
     (finding,) = doctor_engines.check_engine(seen(AWAY), lambda _: "")
     assert finding.level == "warn"
-    assert "a source names docker, but nothing of it is on this host now: docker: no answer from" in finding.text
-    assert "leave the source out of this host's configuration, or: systemctl enable --now docker" in finding.advice
+    assert "a source names docker, but it is not on this host now: docker: no answer from" in finding.text
+    assert "remove the source from this host's configuration, or: systemctl enable --now docker" in finding.advice
 
 
 def test_an_engine_that_does_not_answer():
@@ -81,7 +81,7 @@ def test_an_engine_that_does_not_answer():
     ("reach", "level", "text", "advice"),
     [
         ("hidden", "fail", "/run/docker.sock is hidden from the service by its unit", "docker.conf"),
-        ("stale", "warn", "/run/docker.sock was made anew since the service started", "restart cpumond"),
+        ("stale", "warn", "/run/docker.sock was recreated after the service started", "restart cpumond"),
     ],
 )
 def test_what_the_service_cannot_reach(reach, level, text, advice):
@@ -93,8 +93,8 @@ def test_what_the_service_cannot_reach(reach, level, text, advice):
 
 def test_cgroups_that_the_engine_does_not_name():
     _, finding = doctor_engines.check_engine(seen(UP, "web", jobs=JobsSeen(unnamed=("docker/x",))), lambda _: "")
-    assert (finding.level, finding.text) == ("warn", "1 cgroup that it does not name (docker/x)")
-    assert "a second dockerd has them?" in finding.advice
+    assert (finding.level, finding.text) == ("warn", "1 cgroup that it does not know (docker/x)")
+    assert "does a second dockerd own them?" in finding.advice
 
 
 def test_what_a_source_finds():
@@ -104,7 +104,7 @@ def test_what_a_source_finds():
     assert (finding.check, finding.level) == ("source 2", "ok")
     assert finding.text == (
         "'docker' finds 2 containers (web, batch); of all it has: managed: 1 container with a CPU limit (web); "
-        "looked at only: 1 container that ordered no CPU limit (batch)"
+        "only observed: 1 container without a CPU limit (batch)"
     )
 
 
@@ -184,7 +184,7 @@ def test_programs_whose_orders_a_source_follows_are_no_concern():
         "write this source, as `cpumond init` does",
     ]
     (quiet,) = doctor_checks.check_writers(["dockerd"], {"docker", "glob"})
-    assert (quiet.level, quiet.text) == ("ok", "dockerd: a source follows what it orders")
+    assert (quiet.level, quiet.text) == ("ok", "dockerd: a source follows its requests")
 
 
 def test_cgroups_whose_manager_has_a_source_are_no_concern(tmp_path):

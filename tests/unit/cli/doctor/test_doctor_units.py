@@ -54,7 +54,7 @@ def seen(**changes: object) -> BusSeen:
 def test_whether_systemd_will_let_the_agent_set_limits_of_units(bus, level, said):
     finding = doctor_units.check_unit_rights(["batch.slice/a.service", "batch.slice/b.service", "jobs/x"], bus)
     assert finding.level == level
-    assert finding.text.startswith("2 jobs of systemd's units, such as a.service: ")
+    assert finding.text.startswith("2 jobs of systemd's units, for example a.service: ")
     assert said in finding.text
     assert bool(finding.advice) == (level == "warn")
 
@@ -62,7 +62,7 @@ def test_whether_systemd_will_let_the_agent_set_limits_of_units(bus, level, said
 def test_rights_do_not_matter_without_units():
     finding = doctor_units.check_unit_rights(["jobs/x", "a.slice/b.service/job"], seen(has_library=False))
     assert (finding.level, finding.text) == (
-        "ok", "no job is a service or scope of systemd itself: limits are written by file alone",
+        "ok", "no job is a service or scope of systemd itself: limits are only written to files",
     )  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def test_a_slice_is_no_unit_that_the_rule_is_about():
     alone = doctor_units.check_unit_rights(["batch.slice"], GOOD)
     assert (alone.level, "no job is a service or scope" in alone.text) == ("ok", True)
     mixed = doctor_units.check_unit_rights(["batch.slice", "batch.slice/a.scope"], GOOD)
-    assert mixed.text.startswith("1 job of systemd's units, such as a.scope: ")
+    assert mixed.text.startswith("1 job of systemd's units, for example a.scope: ")
 
 
 def test_units_that_are_still_to_come_need_the_rights_already():
@@ -149,7 +149,7 @@ def test_units_themselves_are_nobody_else_s():
 def test_what_lies_below_a_unit_needs_delegation():
     (finding,) = owners(["a.slice/b.service/job", "a.slice/b.service/x/y", "c.scope/z"], delegated=("c.scope",))
     assert finding.level == "warn"
-    assert finding.text == "2 cgroups below units without delegation, such as 'a.slice/b.service/job'"
+    assert finding.text == "2 cgroups below units without delegation, for example 'a.slice/b.service/job'"
     assert "Delegate=yes for b.service" in finding.advice
     assert owners(["a.slice/b.service/job"], delegated=("a.slice/b.service",))[0].level == "ok"
     assert owners(["a.slice/b.service/x/y"], delegated=("a.slice/b.service/x",))[0].level == "ok"
@@ -158,7 +158,7 @@ def test_what_lies_below_a_unit_needs_delegation():
 def test_hand_made_cgroups_lose_the_controller_on_version_2_only():
     (finding,) = owners(["jobs/a", "jobs/b"])
     assert finding.level == "warn"
-    assert finding.text.startswith("2 cgroups outside of systemd's units, such as 'jobs/a': at daemon-reload")
+    assert finding.text.startswith("2 cgroups outside of systemd's units, for example 'jobs/a': at daemon-reload")
     assert [f.level for f in owners(["jobs/a"], version=1)] == ["ok"]
     assert owners([]) == []
 
@@ -197,14 +197,14 @@ def test_cgroups_of_other_managers_in_managed_roots(tmp_path):
     assert doctor_units.check_foreign_managers(["jobs", "missing"], root) == []
     found = doctor_units.check_foreign_managers(["system.slice"], root)
     assert [f.text for f in found] == [
-        "managed_roots has 1 cgroup of Slurm, such as 'system.slice/node_slurmstepd.scope'",
-        "managed_roots has 2 cgroups of docker, such as 'system.slice/docker-0a1b.scope'",
+        "managed_roots has 1 cgroup of Slurm, for example 'system.slice/node_slurmstepd.scope'",
+        "managed_roots has 2 cgroups of docker, for example 'system.slice/docker-0a1b.scope'",
     ]
     assert all(f.level == "warn" and f.advice for f in found)
     whole = doctor_units.check_foreign_managers([""], root)
     assert {f.text.split(" of ")[1].split(",")[0] for f in whole} == {"Slurm", "docker", "kubelet", "podman"}
     (inside,) = doctor_units.check_foreign_managers(["kubepods.slice/kubepods-burstable.slice"], root)
-    assert "of kubelet, such as 'kubepods.slice/kubepods-burstable.slice'" in inside.text
+    assert "of kubelet, for example 'kubepods.slice/kubepods-burstable.slice'" in inside.text
 
 
 # quotas above
@@ -220,7 +220,7 @@ def test_quotas_above_the_jobs(tmp_path):
     (finding,) = doctor_units.check_caps(unified(root), {"a/x": 4.0, "a/y": None, "gone": 1.0})
     assert finding.level == "warn"
     assert finding.text == (
-        "a has 2 cores, less than 2 jobs below it ordered, such as 'a/x': they never get more than that"
+        "a has 2 cores, less than 2 jobs below it requested, for example 'a/x': they never get more"
     )
     assert doctor_units.check_caps(unified(root), {"a": 8.0})[0].text == "quotas above the jobs: none"
     assert doctor_units.check_caps(unified(root), {}) == []
@@ -231,7 +231,7 @@ def test_a_unit_without_a_limit_file_may_have_a_quota_above(tmp_path):
         tmp_path, {"b.slice": {**v2_cgroup(quota="50000 100000"), "a.service": {"cpu.stat": "usage_usec 0\n"}}}
     )
     (finding,) = doctor_units.check_caps(unified(root), {"b.slice/a.service": 2.0})
-    assert finding.text.startswith("b.slice has 0.5 cores, less than 1 job below it ordered")
+    assert finding.text.startswith("b.slice has 0.5 cores, less than 1 job below it requested")
 
 
 # pressure
@@ -241,12 +241,12 @@ def test_the_pressure_of_jobs(tmp_path):
     root = make_tree(tmp_path, {"a": v2_cgroup(**{"cpu.pressure": PRESSURE}), "b": v2_cgroup()})
     quota = [MonitorSettings(pressure_restore_ratio=0.1)]
     (finding,) = doctor_units.check_job_pressure(root, ["a"], [])
-    assert (finding.level, finding.text) == ("ok", "told of 1 of 1 job (pressure_restore_ratio is off)")
+    assert (finding.level, finding.text) == ("ok", "available for 1 of 1 job (pressure_restore_ratio is off)")
     (finding,) = doctor_units.check_job_pressure(root, ["a"], quota)
     assert finding.level == "ok"
     (finding,) = doctor_units.check_job_pressure(root, ["a", "b"], quota)
     assert finding.level == "warn"
-    assert finding.text.startswith("not of 1 of 2 jobs: ")
+    assert finding.text.startswith("missing for 1 of 2 jobs: ")
     assert "cgroup.pressure is 0 there" in finding.text
     assert "throttle_restore_ratio" in finding.advice
     weight = MonitorSettings(limit_rule="peak", actuator="weight")

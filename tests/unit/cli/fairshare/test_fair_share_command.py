@@ -205,7 +205,7 @@ def test_a_wrong_command_line_is_64(write, capsys, arguments):
 
 def test_a_table_that_is_gone_says_what_to_use_instead(write, capsys):
     assert run(["fair-share", write(TREE), "--format", "table"]) == 64
-    sentence = "'table' is gone; JSON has the numbers, --explain ELEMENT the reasons in words."
+    sentence = "'table' was removed; JSON has the numbers, --explain ELEMENT the reasons in words."
     assert sentence in capsys.readouterr().err
 
 

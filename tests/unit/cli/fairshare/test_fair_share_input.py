@@ -285,10 +285,10 @@ def test_a_number_that_no_double_holds(digits):
     ("text", "message"),
     [
         ("{", "not valid JSON: it ends in the middle of the object"),
-        ('{"now": NaN}', "not valid JSON: column 9: NaN is no number of JSON; leave a limit out where there is none"),
+        ('{"now": NaN}', "not valid JSON: column 9: NaN is not a JSON number; leave a missing limit out"),
         (
             '{"total_resources": {},\n "now": -Infinity}',
-            ("not valid JSON: line 2, column 10: Infinity is no number of JSON; leave a limit out where there is none"),
+            ("not valid JSON: line 2, column 10: Infinity is not a JSON number; leave a missing limit out"),
         ),
         ('{"now" 5}', "not valid JSON: column 8: expected ':'"),
         ("{'now': 5}", "not valid JSON: column 2: object keys must be strings"),

@@ -60,7 +60,7 @@ def test_a_figure_that_is_none_is_written_anew():
 
 @pytest.mark.parametrize("number", [b"NaN", b"+Inf", b"x"])
 def test_what_is_no_figure(number):
-    with pytest.raises(UnavailableError, match="not understood"):
+    with pytest.raises(UnavailableError, match="cannot be parsed"):
         read_offer(b"cpumond_node_offered_cores " + number + b"\n")
 
 

@@ -289,7 +289,7 @@ def test_options_that_disagree_are_refused(given, sentence):
             ("--html", "x"),
             "Removed; the scheduler's web page has the graphs, --format csv or json the numbers.",
         ),
-        (("-o", "html"), "'html' is gone; the scheduler's web page has the graphs, csv and json have the numbers."),
+        (("-o", "html"), "'html' was removed; the scheduler's web page has the graphs, csv and json have the numbers."),
     ],
 )
 def test_the_page_that_is_gone_says_what_to_use_instead(capsys, words, sentence):
