@@ -136,7 +136,7 @@ def read_summary(text: str) -> dict[str, Any]:
         text,
     )
     (back,) = _find(r"its whole guarantee back \d+ times?, ([\d., ]+) s after it woke up", text)
-    (ran,) = _find(r"ran on all that it ordered ([\d., ]+) s after it woke up", text)
+    (ran,) = _find(r"used its whole request ([\d., ]+) s after it woke up", text)
     (start_ms,) = _find(r"from heartbeat to process (\d+) ms", text)
     return {
         "seconds": float(seconds), "cores": float(cores), "ordered_cpu_s": float(ordered), "used_cpu_s": float(used),
