@@ -8,6 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -141,6 +142,7 @@ def parse_listen(text: str, where: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+@lru_cache(1024)
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach ``host``: a loopback address without brackets, or "localhost"."""
     try:

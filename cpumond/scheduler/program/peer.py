@@ -51,18 +51,19 @@ class Accounts:
             return "it cannot be told who this is"
         if uid == OVERFLOW_UID:
             return f"this is {_name_of(uid)} (uid {uid}), which many programs share"
-        if uid in (0, os.geteuid()):
-            return User(_name_of(uid), admin=True, origin=f"uid {uid}")
         known_until, user = self._known.get(uid, (0.0, ""))
         if time.monotonic() < known_until:
             return user
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "accounts")
-        try:
-            found = asyncio.get_running_loop().run_in_executor(self._thread, _look_up, uid)
-            user = await asyncio.wait_for(found, LOOK_UP_S)
-        except (TimeoutError, OSError):
-            return f"the account database does not answer for uid {uid}"
+        if uid in (0, os.geteuid()):
+            user = User(_name_of(uid), admin=True, origin=f"uid {uid}")
+        else:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "accounts")
+            try:
+                found = asyncio.get_running_loop().run_in_executor(self._thread, _look_up, uid)
+                user = await asyncio.wait_for(found, LOOK_UP_S)
+            except (TimeoutError, OSError):
+                return f"the account database does not answer for uid {uid}"
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known[uid] = time.monotonic() + KNOWN_S, user
