@@ -17,7 +17,7 @@ BACKLOG = 64
 
 
 def open_metrics_sockets(listen: str) -> list[socket.socket]:
-    """The TCP sockets of ``[metrics] listen``: one for each address of its host, none when it is turned off.
+    """Open the TCP sockets of ``[metrics] listen``: one for each address of its host, none if it is turned off.
 
     Raises CreateError or AccessError.
     """
@@ -25,9 +25,9 @@ def open_metrics_sockets(listen: str) -> list[socket.socket]:
 
 
 def open_control_socket(config: AgentConfig) -> socket.socket:
-    """The unix socket, for the agent's user, ``[control] group`` and root only.
+    """Open the unix socket, accessible to the agent's user, ``[control] group`` and root only.
 
-    A socket file left by a dead agent is replaced; the lock says that no other agent lives. Raises ConfigError,
+    A socket file left by a dead agent is replaced; the lock ensures that no other agent runs. Raises ConfigError,
     CreateError or AccessError.
     """
     path = config.control_socket
@@ -49,7 +49,7 @@ def open_control_socket(config: AgentConfig) -> socket.socket:
         raise
     except OSError as error:
         close_control_socket(unix, config)
-        raise from_os_error(error, f"make the socket {path}", "fix runtime_dir or run as root") from error
+        raise from_os_error(error, f"create the socket {path}", "fix runtime_dir or run as root") from error
     return unix
 
 
@@ -73,9 +73,9 @@ def close_control_socket(unix: socket.socket, config: AgentConfig) -> None:
 
 
 def open_web_sockets(listen: str) -> list[socket.socket]:
-    """The TCP sockets of ``[web] listen``, as ``open_metrics_sockets``; all of them are on the loopback device.
+    """Open the TCP sockets of ``[web] listen``; all of them are on the loopback device.
 
-    Raises CreateError, AccessError, and ConfigError where the name leads elsewhere on this machine.
+    Raises CreateError, AccessError, and ConfigError if the name resolves to another address on this machine.
     """
     if not listen:
         return []
@@ -83,12 +83,14 @@ def open_web_sockets(listen: str) -> list[socket.socket]:
     strange = [address for sock in sockets if not is_loopback(address := str(sock.getsockname()[0]))]
     if strange:
         close_sockets(sockets)
-        raise ConfigError(f"web.listen: {listen!r} is {strange[0]} here, no loopback address; use 127.0.0.1 instead")
+        raise ConfigError(
+            f"web.listen: {listen!r} resolves to {strange[0]}, which is not a loopback address; use 127.0.0.1 instead"
+        )
     return sockets
 
 
 class AgentSockets(NamedTuple):
-    """All that the agent listens on: the control socket, ``[metrics] listen``, ``[web] listen``."""
+    """All listening sockets of the agent: the control socket, ``[metrics] listen``, ``[web] listen``."""
 
     control: socket.socket
     metrics: list[socket.socket]
@@ -99,7 +101,7 @@ class AgentSockets(NamedTuple):
 
 
 def describe_address(sockets: list[socket.socket]) -> str | None:
-    """The first address of several sockets, with the port that it really has; None without one."""
+    """Return the first address of several sockets, with the actual port; None without one."""
     if not sockets:
         return None
     host, port = sockets[0].getsockname()[:2]
@@ -107,7 +109,7 @@ def describe_address(sockets: list[socket.socket]) -> str | None:
 
 
 def open_sockets(config: AgentConfig) -> AgentSockets:
-    """All sockets. Raises CreateError, AccessError or ConfigError; then none stays open."""
+    """Open all sockets. Raises CreateError, AccessError or ConfigError; then none stays open."""
     unix = open_control_socket(config)
     metrics: list[socket.socket] = []
     try:

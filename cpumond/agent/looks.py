@@ -1,4 +1,4 @@
-"""Which jobs are looked at between two checks, and when (limit_rules.md 2)."""
+"""Schedule which jobs are looked at between two checks, and when (limit_rules.md 2)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from cpumond.monitor.model import EARLY_LOOK_S
 from cpumond.monitor.peak import EARLY_ABOVE
 
 Watched = tuple[int, bytes, Tracked]
-"""Descriptor of a job's cpu.stat; the line that is in it until more is throttled than is accounted for; the job.
+"""Descriptor of a job's cpu.stat; the line in it until there is more throttling than is accounted for; the job.
 
-With these a look at a job that is not throttled touches nothing of its record.
+With these, a look at a job without new throttling touches nothing of its record.
 """
 
 
 DRIFT: Final = 31 / 32
-"""The time between two looks, as a share of ``throttle_poll``. The kernel counts a throttled period at its end, and the
-periods of each cgroup begin at moments of their own: looks in step with them would see some jobs late each time."""
+"""Interval of looks as a share of ``throttle_poll``. The kernel counts a throttled period at its end, and the
+periods of each cgroup begin at different times: looks in step with them would see some jobs late each time."""
 
 
 class LookRound:
@@ -38,7 +38,8 @@ class LookRound:
 
 
 class UseLook:
-    """A job whose use is looked at for ``early_restore``: its CPU time (us) at the last look, and when that was."""
+    """A job whose usage is looked at for ``early_restore``: its CPU time (us) at the last look, and the time of
+    that."""
 
     __slots__ = ("at_s", "fd", "job", "most_us_per_s", "parse_us", "usage_us")
 
@@ -48,18 +49,18 @@ class UseLook:
         self.usage_us, self.at_s, self.most_us_per_s = 0.0, -math.inf, math.inf
 
     def refill(self) -> None:
-        """Take over the limit in force, and what the last check has read."""
+        """Copy the limit in force and the reading of the last check."""
         state = self.job.state
         self.most_us_per_s = EARLY_ABOVE * state.limit_cores * 1e6
         if state.seen is not None and state.seen.at_s > self.at_s:
             self.usage_us, self.at_s = state.seen.total_cpu_s * 1e6, state.seen.at_s
 
     def measure(self, at_s: float) -> float:
-        """Its use since the last look in cores where that is above the limit, else 0. Raises OSError, ValueError,
+        """Return the usage since the last look in cores if it exceeds the limit, else 0. Raises OSError, ValueError,
         IndexError."""
         usage_us, before_us = self.parse_us(os.pread(self.fd, USAGE_BYTES, 0)), self.usage_us
         seconds, self.usage_us, self.at_s = at_s - self.at_s, usage_us, at_s
-        # Between two looks that come at once the kernel may account for the time since its last tick.
+        # Between two looks in quick succession the kernel may account for the time since its last tick.
         if usage_us - before_us <= self.most_us_per_s * seconds or seconds < EARLY_LOOK_S / 2:
             return 0.0
         return (usage_us - before_us) / (seconds * 1e6)
@@ -70,9 +71,9 @@ MANY_USE_LOOKS: Final = 50
 
 
 class LookSchedule:
-    """Looks at a fixed rate; ``next_s`` is when the next one is due on the monotonic clock, infinity for never.
+    """Looks at a fixed rate; ``next_s`` is the monotonic time of the next one, infinity for never.
 
-    Which jobs have a lowered limit is found once a tick, not at each look: limits go down in ticks only.
+    Jobs with a lowered limit are determined once per tick, not at each look, because limits fall in ticks only.
     """
 
     def __init__(self) -> None:
@@ -101,7 +102,7 @@ class LookSchedule:
                 due = rounds[poll_s] = known.get(poll_s) or LookRound(poll_s, now_s)
                 due.watched = []
             seen = job.state.seen
-            # Without a ceiling no job is throttled, so its usage has to be read each time: a line that is never there.
+            # Without a quota no job is throttled, so its usage must be read each time: use a line that never occurs.
             line = b"\0" if seen is None or not job.settings.is_ceiling else THROTTLED_LINE % seen.nr_throttled
             due.watched.append((job.cgroup.stat_fd, line, job))
         self._rounds, self._filled_s = rounds, now_s
@@ -116,8 +117,8 @@ class LookSchedule:
         self._find_next()
 
     def take_uses(self, now_s: float, clock_s: Callable[[], float], stride: int = 1) -> list[tuple[Tracked, float]]:
-        """The looks at use that are due: jobs whose use since the look before was above their limit, and that in cores.
-        A job whose file cannot be read is left to the next check."""
+        """Return the due looks at usage: jobs whose usage since the previous look exceeded their limit, with that
+        usage in cores. A job whose file cannot be read is left to the next check."""
         if now_s < self._use_next_s:
             return []
         parts = len(self._use_parts)
@@ -135,9 +136,10 @@ class LookSchedule:
         return found
 
     def take_due(self, now_s: float, stride: int = 1) -> list[Watched]:
-        """The looks that are due: with ``stride`` > 1 only at every so many jobs, in turns, and at none that was
-        checked in the last quarter of a period, so that no gap is longer than 5/4 of one. A late look does not move
-        the next; missed looks are not made up for.
+        """Return the due looks; with ``stride`` > 1 only at one in ``stride`` jobs, in turns.
+
+        Jobs checked in the last quarter of a period are skipped, so no gap exceeds 5/4 of a period. A late look does
+        not move the next one, and missed looks are not repeated.
         """
         due: list[Watched] = []
         for each in self._rounds.values():
@@ -164,8 +166,8 @@ def was_seen(job: Tracked, since_s: float) -> bool:
 
 
 def list_changed(watched: Iterable[Watched]) -> list[Tracked]:
-    """The jobs whose line is not there any more; one pread each. A job whose file cannot be read is left to the next
-    check: most are gone."""
+    """Return the jobs whose line is gone; one pread each. A job whose file cannot be read is left to the next check:
+    most are gone."""
     changed, pread = [], os.pread
     for stat_fd, line, job in watched:
         try:
@@ -177,10 +179,9 @@ def list_changed(watched: Iterable[Watched]) -> list[Tracked]:
 
 
 def can_be_held_back(job: Tracked) -> bool:
-    """Whether the job is one to look at: its limit is below what it ordered, it is in force, and the monitor decides
-    about it.
+    """Return whether to look at the job: its limit is below its request and in force, and the monitor decides about it.
 
-    How much it used lately does not count: a job far below its limit is just the one whose burst comes unforeseen.
+    Recent usage does not count: a job far below its limit is just the one with unexpected bursts.
     """
     state = job.state
     return (

@@ -1,4 +1,4 @@
-"""The life of the agent's process: lock, configuration, signals, servers, loop."""
+"""Run the agent's process: lock, configuration, signals, servers, loop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DEFAULT_USER_SLOTS = 1000
 
 
 def run_agent(config_path: str | None) -> int:
-    """``cpumond agent``: runs until SIGTERM or SIGINT; the exit code. Raises CpumondError for what a user can mend."""
+    """Run ``cpumond agent`` until SIGTERM or SIGINT; return the exit code. Raises CpumondError for a user's faults."""
     config = _read_config(config_path)
     with contextlib.closing(RunLock(config.runtime_dir, config.path)) as lock, contextlib.ExitStack() as stack:
         make_directory(config.state_dir, 0o700, "state_dir")
@@ -76,7 +76,7 @@ def run_agent(config_path: str | None) -> int:
                 jobs=len(agent.table),
                 status=describe_status(agent),
             )
-            # The server's libraries are imported after the first tick: limits first, answers a moment later.
+            # The server's libraries are imported after the first tick: limits first, responses a moment later.
             from cpumond.agent.api import serve
 
             server = serve(agent, [sockets.control, *sockets.metrics], sockets.web)
@@ -95,7 +95,7 @@ def run_agent(config_path: str | None) -> int:
 
 
 def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentConfig:
-    """The configuration with what the host has where it does not say what is offered; no slots without an executor.
+    """Fill the resources that the configuration does not set from the host; no slots without an executor.
 
     Raises CgroupReadError.
     """
@@ -111,7 +111,7 @@ def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentCon
 
 
 def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJobs | None:
-    """The jobs of the scheduler and their executor; None without one. Raises ConfigError."""
+    """Make the scheduler's jobs and their executor; None without one. Raises ConfigError."""
     kind = config.executor.kind
     if kind == "none":
         return None
@@ -125,7 +125,7 @@ def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJob
 
 
 def _connect(agent: Agent) -> None:
-    """Make the agent's host a node of its scheduler, if it has one. Raises ConfigError."""
+    """Connect the agent's host as a node to its scheduler, if it has one. Raises ConfigError."""
     config, assigned = agent.config, agent.context.assigned
     if not config.scheduler.addresses:
         return
@@ -164,7 +164,7 @@ def make_registration(agent: Agent, key: str) -> NodeRegistration:
 
 
 def _watch_control(config: AgentConfig, server: AgentServer) -> Look:
-    """Makes the control socket anew where its file was removed or replaced: no client would find it."""
+    """Recreate the control socket if its file was removed or replaced, because no client would find it."""
     path = config.control_socket
     bound = identify(path)
 

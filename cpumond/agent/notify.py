@@ -19,20 +19,20 @@ WRITING_MODES = ("reclaim", "up-only")
 
 
 class Described(Protocol):
-    """The agent, as far as its status tells of it."""
+    """The parts of the agent that its status describes."""
 
     @property
     def config(self) -> AgentConfig:
-        """The one in force."""
+        """The configuration in force."""
 
     def read_snapshot(self) -> TickSnapshot | None:
-        """The newest tick; None before the first one."""
+        """Return the newest tick; None before the first one."""
 
 
 class Notifier:
-    """Talks to systemd when ``environment`` says that it started this process, else does nothing.
+    """Notifies systemd if ``environment`` says that it started this process, else does nothing.
 
-    The watchdog is fed by ``tick_done``, and between ticks only while the last tick was a good one.
+    ``tick_done`` pings the watchdog; between ticks it is pinged only if the last tick succeeded.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -44,15 +44,16 @@ class Notifier:
         self._refused = ""
 
     def busy(self) -> None:
-        """The start or the end goes on, which takes long with many jobs; call it after each part, however short."""
+        """Tell systemd that a long start or stop continues (many jobs take long); call it after each part, however
+        short."""
         self._manager.extend()
 
     def ready(self, agent: Described) -> None:
-        """The first tick is done and the sockets answer, or a reload is over."""
+        """Send READY: the first tick is done and the sockets answer, or a reload is over."""
         if self._good is None:
             # The watchdog counts from READY, and the next tick may be further away than it allows.
             self._good, self._pinged_at_s = True, time.monotonic()
-        # What changed with a reload shows after the next tick.
+        # Changes of a reload show after the next tick.
         self._status_at_s = -math.inf
         self._manager.notify("READY=1", status=self._describe(agent))
 
@@ -61,17 +62,17 @@ class Notifier:
         self._manager.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reload_refused(self, error: str) -> None:
-        """The files are wrong, for the reason ``error``; the status says so until the next reload."""
+        """Record that the files are wrong, for the reason ``error``; the status says so until the next reload."""
         self._refused = error
 
     def stopping(self) -> None:
-        """The end begins. The watchdog still runs; it does not fire as long as ``busy`` is called."""
+        """Send STOPPING. The watchdog still runs but does not fire as long as ``busy`` is called."""
         self._good = False
         self._manager.notify("STOPPING=1")
         self._manager.extend("restoring limits")
 
     def tick_done(self, agent: Described) -> None:
-        """A good tick: feed the watchdog, and send the status every STATUS_PERIOD_S."""
+        """After a good tick, ping the watchdog, and send the status every STATUS_PERIOD_S."""
         self._good = True
         if not self._manager.listens:
             return
@@ -84,11 +85,11 @@ class Notifier:
             self._manager.notify("WATCHDOG=1")
 
     def tick_failed(self) -> None:
-        """A bad tick: the watchdog is not fed until a good one."""
+        """After a bad tick, stop pinging the watchdog until a good one."""
         self._good = False
 
     def ping(self) -> None:
-        """Feed the watchdog while a long period lasts."""
+        """Ping the watchdog during a long period."""
         if self._good and time.monotonic() - self._pinged_at_s >= self.ping_period_s:
             self._pinged_at_s = time.monotonic()
             self._manager.notify("WATCHDOG=1")
@@ -101,7 +102,7 @@ class Notifier:
 
 
 def describe_status(agent: Described) -> str:
-    """One line for ``systemctl status``: what is reclaimed, what keeps it from more, and the scheduler."""
+    """Return one line for ``systemctl status``: reclaimed CPU, obstacles to more, and the scheduler."""
     snapshot = agent.read_snapshot()
     if snapshot is None:
         return "starting"
@@ -125,7 +126,7 @@ def _describe_limits(agent: Described, snapshot: TickSnapshot) -> list[str]:
     writing = [job for job in jobs if job.mode in WRITING_MODES and not job.refused and not job.unlimited]
     if not writing:
         found = sum(max(job.state.hard_cores - job.state.limit_cores, 0.0) for job in jobs if not job.unlimited)
-        why = "shadow mode" if all(job.mode not in WRITING_MODES for job in jobs) else "no job may be changed"
+        why = "shadow mode" if all(job.mode not in WRITING_MODES for job in jobs) else "no job's limit may be changed"
         return [f"{why}: nothing is written", f"{total}, {found:.1f} of {whole:.1f} cores could be reclaimed"]
     reclaimed = sum(max(job.state.hard_cores - job.current_cores, 0.0) for job in writing)
     modes: dict[str, int] = {}
@@ -143,7 +144,7 @@ def _describe_link(link: LinkView | None) -> list[str]:
     where = f"scheduler {link.url}" if link.term is None else f"scheduler {link.url} (term {link.term})"
     if trouble or not link.registered:
         return [f"{where}: {trouble or 'not registered yet'}"]
-    told = f", lets it do {link.level} at most" if link.level else ""
+    told = f", allows at most {link.level}" if link.level else ""
     return [f"{where}: tree {link.tree}{told}"]
 
 

@@ -1,8 +1,8 @@
-"""The knowledge of rule ``peak`` about each job (limit_rules.md 2), kept when the agent ends or is killed.
+"""Memory of rule ``peak`` about each job (limit_rules.md 2), kept when the agent ends or is killed.
 
-A file of ``state_dir``, written every STORE_S at most and at the end, by another thread: a slow or full disk
-holds up no limit. It is not synced to disk: cgroups do not outlive the machine either. Where it is missing or damaged
-jobs begin as new ones do.
+It is a file in ``state_dir``, written by another thread at most every STORE_S and at the end, so that a slow or full
+disk delays no limit. It is not synced to disk, since cgroups do not outlive the machine either. If it is missing or
+damaged, jobs start like new ones.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ log = structlog.get_logger("cpumond.agent")
 
 PEAKS_FILE: Final = "peaks.state"
 STORE_S: Final = 10.0
-"""An agent that is killed loses what it learned in so much time."""
+"""An agent that is killed loses at most this much time of its memory."""
 SLOW_S: Final = 10.0
-"""Where the disk takes longer than this to write the file, that is logged."""
+"""It is logged if the disk takes longer than this to write the file."""
 MAX_CAUTIONS: Final = 1000
-"""Of so many names the caution of jobs that are gone is kept; the oldest are forgotten first."""
+"""Number of names for which the caution of ended jobs is kept; the oldest are forgotten first."""
 LAST_WRITE_S: Final = 2.0
-"""Timeout at the agent's end for the write under way, and for the last one."""
+"""Seconds at the agent's end for the write under way, and for the last one."""
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
 Caution = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_CAUTION)]
 
 
 class Learned(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What is kept of one job; ``inode`` identifies its cgroup, the rest is as in ``JobState`` and ``HeldBack``.
+    """Stored memory of one job; ``inode`` identifies its cgroup, others are those of ``JobState`` and ``HeldBack``.
 
-    ``at_s``: until when ``peak_cores`` has faded. Times are of the monotonic clock, None where there is none.
+    ``peak_cores`` has faded until ``at_s``. Times are of the monotonic clock; None if there is none.
     """
 
     inode: int
@@ -60,11 +60,11 @@ class Learned(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class Peaks(msgspec.Struct, frozen=True):
-    """Content of ``peaks.state``: cgroup path -> what was learned about its job; valid for one boot of the machine.
+    """Content of ``peaks.state``: cgroup path -> memory of its job; valid for one boot of the machine.
 
-    ``cautions``: of jobs whose cgroup is gone, by operation, or by job id where they have none (limit_rules.md 2).
-    ``root``: (st_dev, inode) of the root of the hierarchy. ``clock_offset_s`` makes seconds since 1970 of the times in
-    it, as the clocks were when it was written; it is used where the times are of another time namespace.
+    ``cautions`` are those of jobs whose cgroup is gone, by operation, or by job id without one (limit_rules.md 2).
+    ``root`` is (st_dev, inode) of the root of the hierarchy. ``clock_offset_s`` converts the stored times to seconds
+    since 1970, as of the time of writing; it is used if the times are of another time namespace.
     """
 
     boot_id: str
@@ -75,7 +75,7 @@ class Peaks(msgspec.Struct, frozen=True):
 
 
 def learn(inode: int, state: JobState, now_s: float) -> Learned:
-    """The record to keep of a job, from its ``state`` at ``now_s``."""
+    """Return the memory of a job to store, from its ``state`` at ``now_s``."""
     held, seen = state.held, state.base
     return Learned(
         inode,
@@ -93,8 +93,8 @@ def learn(inode: int, state: JobState, now_s: float) -> Learned:
 
 
 def recall(state: JobState, learned: Learned, s: MonitorSettings, now_s: float) -> JobState:
-    """A job's ``state`` with what was ``learned`` about it: its peak has faded until ``now_s`` and is no more than the
-    job's CPU; limit and baseline stay."""
+    """Return a job's ``state`` with its stored memory: the peak has faded until ``now_s`` and is at most the job's
+    CPU. Limit and baseline stay."""
     state = msgspec.structs.replace(
         state,
         peak_at_s=-math.inf if learned.peak_at_s is None else min(learned.peak_at_s, now_s),
@@ -116,9 +116,11 @@ def recall(state: JobState, learned: Learned, s: MonitorSettings, now_s: float) 
 
 
 class PeakFile:
-    """The file, and what of it no job has taken yet. ``problem`` says why it cannot be written, "" while it can.
+    """The file, and the part of it that no job has claimed yet.
 
-    Everything but the writing is done by the thread of the tick.
+    ``problem`` says why it cannot be written, "" if it can.
+
+    Everything but the writing is done by the tick's thread.
     """
 
     def __init__(self, state_dir: str, root: str, root_id: tuple[int, int], clock: type[HostClock] = HostClock) -> None:
@@ -133,7 +135,7 @@ class PeakFile:
         self._boot_id = read_boot_id()
         self._is_loaded = False
         self._left: dict[int, tuple[str, Learned]] = {}
-        """By inode: path of a cgroup whose job is not followed, and what was learned about that job."""
+        """By inode: path of a cgroup whose job is not followed, and the memory of that job."""
         self._cautions: dict[str, float] = {}
         """By operation or job id, the latest last."""
         self._gone: list[int] = []
@@ -141,35 +143,36 @@ class PeakFile:
         self._began_s = 0.0
         self._saved: Identity | None = None
         self._stored: int | None = None
-        """Hash of what is in the file."""
+        """Hash of the file's content."""
 
     def load(self) -> None:
-        """Read what an agent before this one learned. A file that cannot be read is logged, and nothing is known."""
+        """Read the memory of an earlier agent. A file that cannot be read is logged, and the memory is empty."""
         self._is_loaded = True
         try:
             content = load(self.path, Peaks)
         except CpumondError as error:
-            log.warning("peaks_begin_anew", error=str(error), advice="nothing to do: the file is written anew")
+            log.warning("peaks_begin_anew", error=str(error), advice="nothing to do: the file will be rewritten")
             return
         if content is None:
-            log.debug("peaks_begin_anew", error=f"{self.path}: there is none")
+            log.debug("peaks_begin_anew", error=f"{self.path}: does not exist")
             return
         self._saved = identify(self.path)
-        # So that agents that are killed one after the other write it as often as one agent does.
+        # So that agents killed one after the other write it as often as a single agent.
         age_s = max(self._clock.wall_s() - _read_mtime_s(self.path), 0.0)
         self.due_s = min(self.due_s, self._clock.monotonic_s() + self.period_s - age_s)
         if content.boot_id != self._boot_id or content.root != self._root_id:
-            log.info("peaks_begin_anew", error=f"{self.path}: it is of another boot or another hierarchy")
+            log.info("peaks_begin_anew", error=f"{self.path}: it belongs to another boot or another hierarchy")
             return
-        # Within one boot the times hold, whatever the wall clock did; what lies ahead is of another time namespace.
+        # Within one boot the times are valid whatever the wall clock did; times in the future are of another time
+        # namespace.
         is_ahead = any(each.at_s > self._clock.monotonic_s() for each in content.jobs.values())
         shift_s = content.clock_offset_s - self._read_clock_offset_s() if is_ahead else 0.0
         self._left = {each.inode: (path, _shift(each, shift_s)) for path, each in content.jobs.items()}
         self._cautions = content.cautions
 
     def recall(self, job: Tracked, now_s: float) -> bool:
-        """Give a job that is opened what was learned about its cgroup, under whatever name, or the caution of the last
-        one of its name that has ended; False where nothing is known."""
+        """Give an opened job the memory of its cgroup, under any name, or the caution of the last ended job of its
+        name; False if there is neither."""
         found = self._left.pop(job.cgroup.inode, None)
         if found is not None:
             job.state = recall(job.state, found[1], job.settings, now_s)
@@ -180,13 +183,14 @@ class PeakFile:
         return caution is not None
 
     def keep(self, job: Tracked) -> None:
-        """A job is not followed any more while its cgroup lives: it may come back, or be found under another name."""
+        """Store the memory of a job that is no longer followed while its cgroup lives: it may return, or be found
+        under another name."""
         if job.state.watched_s > 0.0:
             learned = learn(job.cgroup.inode, job.state, self._clock.monotonic_s())
             self._left[job.cgroup.inode] = job.found.path, learned
 
     def remember(self, job: Tracked) -> None:
-        """The cgroup of a job is gone: one like it begins with its caution."""
+        """Store the caution of a job whose cgroup is gone: a similar job starts with it."""
         if job.state.watched_s > 0.0:
             self._cautions.pop(_name(job), None)
             self._cautions[_name(job)] = job.state.caution
@@ -194,17 +198,17 @@ class PeakFile:
                 del self._cautions[next(iter(self._cautions))]
 
     def store(self, jobs: Iterable[Tracked], now_s: float) -> None:
-        """Write what is known of ``jobs`` when that is due; never raises, nor waits for the disk."""
+        """Write the memory of ``jobs`` when due; never raises, nor waits for the disk."""
         if now_s < self.due_s:
             return
         self.due_s = now_s + self.period_s
         if not self._is_writing():
             self._start(jobs, now_s)
         elif now_s >= self._began_s + SLOW_S:
-            self._log_problem(f"{self.path}: it takes the disk more than {SLOW_S:g} s to write it")
+            self._log_problem(f"{self.path}: writing it takes the disk more than {SLOW_S:g} s")
 
     def close(self, jobs: Iterable[Tracked]) -> None:
-        """Write it a last time; a disk that takes longer than LAST_WRITE_S for one write is not waited for."""
+        """Write the file a last time; a disk that takes longer than LAST_WRITE_S for one write is not waited for."""
         if not self._is_loaded:
             return
         if self._thread is not None:
@@ -215,7 +219,7 @@ class PeakFile:
             self._thread.join(LAST_WRITE_S)
 
     def look_after_file(self) -> list[str]:
-        """Write the file anew at once where it was removed or replaced; its path then."""
+        """Rewrite the file at once if it was removed or replaced, and return its path."""
         if self._is_writing() or self._saved is None or identify(self.path) == self._saved:
             return []
         self._saved = self._stored = None
@@ -226,7 +230,7 @@ class PeakFile:
         return self._thread is not None and self._thread.is_alive()
 
     def _start(self, jobs: Iterable[Tracked], now_s: float) -> None:
-        # References to frozen values only: the thread makes the file of them.
+        # References to frozen values only: the thread serialises them.
         known = [(job.found.path, job.cgroup.inode, job.state) for job in jobs if job.state.watched_s > 0.0]
         for inode in self._gone:
             self._left.pop(inode, None)
@@ -265,7 +269,7 @@ class PeakFile:
         except (CpumondError, OSError, ValueError) as error:
             self._log_problem(f"{error}; until then caution and peaks of the jobs would be lost with the agent")
         except Exception as error:
-            # Else the thread would end without a log line, and nothing more be stored.
+            # Otherwise the thread would end without a log line, and nothing more would be stored.
             log.exception("peaks_thread_failed")
             self._log_problem(
                 f"{self.path}: {error!r}; until then caution and peaks of the jobs would be lost with the agent"

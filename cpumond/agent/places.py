@@ -1,4 +1,4 @@
-"""The files of the agent in ``state_dir`` and ``runtime_dir``: written anew when they are removed while it runs."""
+"""The agent's files in ``state_dir`` and ``runtime_dir``: rewritten if they are removed while it runs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from cpumond.core.errors import CpumondError, UnavailableError
 log = structlog.get_logger("cpumond.agent")
 
 TOLD_S = 600.0
-"""Time for which `status` shows files that were removed and written anew."""
+"""Seconds for which `status` shows files that were removed and rewritten."""
 PATIENCE = 3
-"""Looks in a row at which the lock belongs to another agent, until this one gives way."""
+"""Looks in a row that find the lock owned by another agent before this one gives way."""
 
 Look = Callable[[], list[str]]
-"""Writes missing files anew; returns their paths. May raise CpumondError."""
+"""Rewrites missing files and returns their paths. May raise CpumondError."""
 
 
 class Places:
-    """``problem`` is for `status`; ``lost_total`` counts files; ``is_ousted``: another agent has the directories."""
+    """Watches the agent's files. ``problem`` is for `status`; ``lost_total`` counts files; ``is_ousted``: another
+    agent owns the directories."""
 
     def __init__(self, *looks: Look) -> None:
         self.lock: Look = list
@@ -33,7 +34,7 @@ class Places:
         self._error = ""
 
     def look(self, now_s: float) -> None:
-        """Write anew what was removed since the last look; never raises."""
+        """Rewrite files removed since the last look; never raises."""
         lost: list[str] = []
         errors: list[str] = []
         for look in [self.lock, *self.looks]:
@@ -43,7 +44,7 @@ class Places:
             except CpumondError as error:
                 errors.append(str(error))
                 if look is self.lock and isinstance(error, UnavailableError):
-                    # The files may be the other agent's by now; a `restore` has the lock for a moment only.
+                    # The files may belong to the other agent by now; a `restore` holds the lock only briefly.
                     self._blocked += 1
                     self.is_ousted = self._blocked >= PATIENCE
                     break
@@ -51,9 +52,9 @@ class Places:
             self.lost_total += len(lost)
             self._told_until_s = now_s + TOLD_S
             self.problem = (
-                f"{', '.join(lost)}: removed or replaced while the agent ran, written anew; find out who did it"
+                f"{', '.join(lost)}: removed or replaced while the agent ran, and rewritten; find out who did it"
             )
-            log.error("files_lost", paths=lost, advice="they were written anew; find out who removed or replaced them")
+            log.error("files_lost", paths=lost, advice="they were rewritten; find out who removed or replaced them")
         elif now_s >= self._told_until_s:
             self.problem = ""
         if errors:

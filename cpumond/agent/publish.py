@@ -1,4 +1,4 @@
-"""The results of a tick for others: heartbeats, points of graphs, and the snapshot of ``cpumond status``."""
+"""Publish the results of a tick: heartbeats, points of graphs, and the snapshot of ``cpumond status``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from cpumond.monitor.model import MonitorSettings, join_level
 EARLY_BEAT = 0.05
 DEFAULT_RULE: Final = MonitorSettings().limit_rule
 MAX_PROBLEMS, MAX_PROBLEM = 10, 300
-"""Of what is told to the scheduler: how many, and their characters."""
+"""Bounds on problems sent to the scheduler: their number, and characters of each."""
 
 
 class HeartbeatPublisher:
-    """Heartbeats and samples, each in its period; ``beat_at_s`` is when the next one to the scheduler is due."""
+    """Publishes heartbeats and samples, each in its period; ``beat_at_s`` is the time of the next one to the
+    scheduler."""
 
     def __init__(self, context: AgentContext) -> None:
         self.context = context
@@ -38,7 +39,7 @@ class HeartbeatPublisher:
         self._levels: tuple[AgentConfig, Level, Level] | None = None
 
     def report(self, now_s: float) -> None:
-        """The node's full state to the reporter and the scheduler: when something changed, else in their periods."""
+        """Send the node's full state to the reporter and the scheduler: after changes, else in their periods."""
         context = self.context
         link, assigned = context.link, context.assigned
         period_s = self.beat_period_s
@@ -55,13 +56,14 @@ class HeartbeatPublisher:
         if report:
             self._report_at_s = now_s + context.config.report.report_period_s
             context.reporter.submit(heartbeat)
-        # A node that does not know which jobs it has must be silent: "none" would have them started elsewhere.
+        # A node that does not know its jobs must be silent: reporting "none" would have them started elsewhere.
         if link is not None and beat and (assigned is None or assigned.knows_jobs):
             link.about = self._describe()
             link.submit(heartbeat)
 
     def _describe(self) -> AgentAbout:
-        """The agent itself; what depends on the configuration alone is found once; jobs may ask for more."""
+        """Describe the agent itself. Facts that depend only on the configuration are computed once; jobs may ask for
+        more."""
         context, totals, config = self.context, self.context.totals, self.context.config
         if self._levels is None or self._levels[0] is not config:
             own = msgspec.structs.replace(config, ceiling=None)
@@ -93,7 +95,7 @@ class HeartbeatPublisher:
 
     @property
     def beat_period_s(self) -> float:
-        """The configured period, or the longer one that a busy scheduler asks for."""
+        """The configured period, or the longer one that a busy scheduler requests."""
         link = self.context.link
         return max(self.context.config.scheduler.heartbeat_period_s, 0.0 if link is None else link.period_s)
 
@@ -119,7 +121,7 @@ class HeartbeatPublisher:
         context = self.context
         if not context.keeps_samples or now_s + context.period_s / 2 < self.sample_at_s:
             return
-        # Fixed rate, as with the checks.
+        # Fixed rate, like the checks.
         on_time = self.sample_at_s > now_s - context.period_s / 2
         self.sample_at_s = (self.sample_at_s if on_time else now_s) + context.config.web.period_s
         at, size = context.clock.wall_s(), context.config.web.samples
@@ -173,8 +175,8 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
 
 
 def cut_problems(problems: Iterable[str]) -> list[str]:
-    """As many and as much as the scheduler takes. A path in one may hold bytes that are no text: no heartbeat that has
-    them could be sent."""
+    """Truncate problems to the scheduler's bounds. A path may contain bytes that are no text, which would make it
+    impossible to send the heartbeat; they are escaped."""
     return [show_name(text)[:MAX_PROBLEM] for text in islice(problems, MAX_PROBLEMS)]
 
 
@@ -184,12 +186,14 @@ def list_problems(context: AgentContext, link: LinkView | None) -> list[str]:
     parts = (context.watcher.problem, context.units.problem, context.places.problem, context.peaks.problem)
     problems += [text for text in (context.writer.damaged, context.totals.last_error, *parts) if text]
     problems += [
-        f"{name}: it was unmounted or something is mounted over it; nothing is lowered until it is back, since "
+        f"{name}: it was unmounted or something is mounted over it; nothing is lowered until it is back, because "
         "`cpumond restore` could not find the limits there"
         for name in context.writer.covered
     ]
     if context.refused_config:
-        problems.append(f"its files were refused at the last reload, what was before holds: {context.refused_config}")
+        problems.append(
+            f"the last reload was refused, so the previous configuration stays in force: {context.refused_config}"
+        )
     if assigned is not None and assigned.problem:
         problems.append(assigned.problem)
     if link is not None and (link.stats.last_error or link.warning):

@@ -17,7 +17,8 @@ log = structlog.get_logger("cpumond.agent")
 
 
 class RegisteredJobs:
-    """The registry and its file. Each change is on disk when its method returns; one that raises changes nothing."""
+    """The registry and its file. Each change is on disk when its method returns; a method that raises changes
+    nothing."""
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, REGISTRY_FILE)
@@ -26,7 +27,7 @@ class RegisteredJobs:
         self._saved: Identity | None = None
 
     def load(self) -> None:
-        """Read what was registered; a damaged file is put aside and logged."""
+        """Read the registry; a damaged file is put aside and logged."""
         try:
             self.content = load(self.path, Registry) or Registry()
             self._saved = identify(self.path)
@@ -34,16 +35,15 @@ class RegisteredJobs:
             log.error("registry_damaged", error=str(error), kept_as=put_aside(self.path))
 
     def found_jobs(self) -> list[FoundJob]:
-        """The registered jobs as a source gives them."""
+        """Return the registered jobs in the form of a source's jobs."""
         return [
             FoundJob(job.job_id, job.operation_id, job.path, job.cpu_limit, None, job.job_cpu_monitor)
             for job in self.content.jobs.values()
         ]
 
     def current_pins(self, wall_s: float, boottime_s: float) -> dict[str, Pin]:
-        """Those that are not over. When one is over is told by the wall clock where it is first asked about, which may
-        be after a reboot, and from then on by time since boot: whoever sets the clock makes no pin longer or shorter.
-        """
+        """Return pins that have not expired. Expiry is decided by the wall clock at the first call, possibly after a
+        reboot, and then by time since boot: so setting the clock makes no pin longer or shorter."""
         current = {}
         for name, pin in self.content.pins.items():
             left_s = math.inf if pin.until is None else pin.until - wall_s
@@ -60,7 +60,7 @@ class RegisteredJobs:
         self._save(msgspec.structs.replace(self.content, jobs={**self.content.jobs, job.job_id: job}))
 
     def remove(self, job_id: str) -> bool:
-        """Forget a job; False when there is none with this id. Raises CreateError or AccessError."""
+        """Forget a job; False if none has this id. Raises CreateError or AccessError."""
         if job_id not in self.content.jobs:
             return False
         jobs = {name: job for name, job in self.content.jobs.items() if name != job_id}
@@ -79,7 +79,7 @@ class RegisteredJobs:
         self.content = content
 
     def look_after_file(self) -> list[str]:
-        """Write the file anew if it was removed or replaced; its path then. Raises CreateError or AccessError."""
+        """Rewrite the file if it was removed or replaced, and return its path. Raises CreateError or AccessError."""
         if self._saved is None or identify(self.path) == self._saved:
             return []
         self._save(self.content)

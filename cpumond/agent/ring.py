@@ -1,6 +1,6 @@
-"""The last decisions and samples of one job, packed, so that thousands of jobs keep theirs in little memory.
+"""The latest decisions and samples of each job, packed so that thousands of jobs need little memory.
 
-A decision is 62 bytes, a sample 28, with a peak 32.
+A decision takes 62 bytes, a sample 28, with a peak 32.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ KINDS: Final = (
 _RECORD = struct.Struct("<dddddddhBBH")
 _RATIO_STEPS = 65_535
 _BY_LOOK = 0x80
-"""``by_look``, in the byte of the kind."""
+"""Flag for ``by_look`` in the byte of the kind."""
 _NO_VOTES = -32768
 
 
 class DecisionRing:
-    """The newest ``size`` records of one job, the oldest is overwritten."""
+    """The newest ``size`` records of one job; the oldest is overwritten."""
 
     __slots__ = ("_data", "_next", "size")
 
@@ -50,7 +50,7 @@ class DecisionRing:
         self._next = 0
 
     def append(self, record: DecisionAnswer) -> None:
-        """Add a record; constant time."""
+        """Add a record in constant time."""
         cores = (record.old_cores, record.new_cores, record.applied_cores)
         packed = _RECORD.pack(
             record.at,
@@ -88,11 +88,11 @@ def _finite(cores: float) -> float | None:
 
 
 class SampleRecord(msgspec.Struct, frozen=True):
-    """One point of a job's graphs. ``at`` seconds since 1970.
+    """One point of a job's graphs. ``at`` is in seconds since 1970.
 
-    ``usage_cores`` the mean since the point before, ``throttled_ratio`` in [0, 1] the greatest of the checks since
-    then; the others are as they were after the last of those checks, ``limit_cores`` and ``floor_cores`` the monitor's.
-    ``peak_cores`` as in JobState, None under a rule without a peak.
+    ``usage_cores`` is the mean since the previous point, ``throttled_ratio`` in [0, 1] the maximum of the checks since
+    then. The others are values after the last of those checks; ``limit_cores`` and ``floor_cores`` are the monitor's.
+    ``peak_cores`` is that of JobState, None under a rule without a peak.
     """
 
     at: float
@@ -112,9 +112,9 @@ _NAN = math.nan
 
 
 class SampleRing:
-    """The newest ``size`` samples of one job, the oldest is overwritten; memory is taken as they come.
+    """The newest ``size`` samples of one job; the oldest is overwritten. Memory is allocated as they come.
 
-    ``base`` is the reading that the next sample's usage counts from. Room for a peak is taken with the first one.
+    ``base`` is the reading that the next sample's usage counts from. Space for peaks is allocated with the first one.
     """
 
     __slots__ = ("_data", "_next", "_sample", "base", "peak_ratio", "size")
@@ -128,7 +128,7 @@ class SampleRing:
         self._next = 0
 
     def resize(self, size: int) -> None:
-        """Keep another number of samples from now on, the newest of those that are there."""
+        """Change the number of samples, keeping the newest ones."""
         bytes_each = self._sample.size
         kept = self._data[self._next * bytes_each :] + self._data[: self._next * bytes_each]
         self.size, self._next, self._data = size, 0, kept[-size * bytes_each :]
@@ -137,7 +137,7 @@ class SampleRing:
         self, at: float, usage_cores: float, smoothed_cores: float | None, limit_cores: float, floor_cores: float,
         votes_sum: int | None, throttled_ratio: float, peak_cores: float | None = None,
     ) -> None:  # fmt: skip
-        """Add a sample, as in ``SampleRecord``, at most 32 767 votes; constant time."""
+        """Add a sample (see ``SampleRecord``) with at most 32 767 votes, in constant time."""
         if peak_cores is not None and self._sample is _SAMPLE:
             self._make_room_for_peaks()
         cores = [usage_cores, _NAN if smoothed_cores is None else smoothed_cores, limit_cores, floor_cores]
@@ -147,13 +147,13 @@ class SampleRing:
         try:
             packed = self._sample.pack(at, *cores, votes, int(throttled_ratio * _RATIO_STEPS + 0.5))
         except OverflowError:
-            # More cores than a short float can hold: a job ordered 1e300.
+            # More cores than a short float can hold: a job requested 1e300.
             packed = self._sample.pack(at, *[min(value, _MAX_F32) for value in cores], votes, 0)
         data, whole = self._data, self.size * self._sample.size
         if len(data) < whole:
             data += packed
             if len(data) == whole:
-                self._data = bytearray(data)  # without the spare room of its growth
+                self._data = bytearray(data)  # without the spare memory of its growth
             return
         start = self._next * self._sample.size
         data[start : start + self._sample.size] = packed

@@ -1,4 +1,4 @@
-"""The agent's life around the ticks: start, wait, requests of other threads, reload, end."""
+"""Run the agent around the ticks: start, wait, requests of other threads, reload, end."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from cpumond.host.cgroup.mounts import Hierarchies
 log = structlog.get_logger("cpumond.agent")
 
 UNITS_FLUSH_S, UNITS_FLUSHES = 5.0, 6
-"""Timeout and number of attempts for systemd to take limits back at the end; again only where it took some."""
+"""Seconds and number of attempts for systemd to accept the original limits at the end; repeated only after progress."""
 ENGINE_PATIENCE_S = 2.0
-"""Timeout of the first look at jobs for answers of their engines."""
+"""Seconds that the first look at jobs waits for answers of their engines."""
 LAST_ORDERS_S = 0.5
-"""How long the agent waits at its end for engines of jobs whose limits were written since its last check: where one has
-ordered just the limit in force, only the engine can say so."""
+"""Seconds that the agent waits at its end for engines of jobs whose limits were written since its last check: only
+the engine can say whether it requested exactly the limit in force."""
 LAST_ANSWERS_S = 2.0
-"""Timeout at the end for systemd to say who made the last changes."""
+"""Seconds at the end for systemd to say who made the last changes."""
 
 
 class Agent:
@@ -71,7 +71,7 @@ class Agent:
         self.reloading = False
         self._thread = threading.get_ident()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Not in ``close``: another thread may still be about to write, and the number may be another file's by then.
+        # Not in ``close``: another thread may be about to write, and the number may by then belong to another file.
         weakref.finalize(self, _close_all, self._wake_r, self._wake_w).atexit = False
         self._poll = select.poll()
         self._poll.register(self._wake_r, select.POLLIN)
@@ -86,9 +86,9 @@ class Agent:
         return self.context.config
 
     def start(self) -> None:
-        """Read what earlier runs left, do the first tick, and put back the cgroups that are no jobs any more.
+        """Read the state of earlier runs, do the first tick, and restore cgroups that are no longer jobs.
 
-        Raises CpumondError when ``state_dir`` cannot be read.
+        Raises CpumondError if ``state_dir`` cannot be read.
         """
         self.writer.load(self.context.hierarchies)
         if self.writer.damaged:
@@ -102,18 +102,18 @@ class Agent:
         for path in find_namesakes(find_anew(self.context.hierarchies, self.writer.originals)):
             self.writer.forget(path)
         self.notifier.busy()
-        # Without names the limits of their jobs would go back, and be lowered again a moment later.
+        # Without names the limits of their jobs would be restored, and lowered again a moment later.
         self.context.engines.follow(self.config.source)
         self.context.engines.wait(ENGINE_PATIENCE_S)
         self.loop.tick(self.clock.monotonic_s())
         self.notifier.busy()
         self._restore_leftovers()
-        # From here on the state file exists: where `restore` finds none, it was removed.
+        # From here on the state file exists: if `restore` finds none, it was removed.
         self.writer.store(tidy=True)
         self.loop.external.strays_at_s = self.clock.monotonic_s() + GONE_S
 
     def _restore_leftovers(self) -> int:
-        """Put back what an earlier run changed and no source names now; how many could not be put back."""
+        """Restore cgroups that an earlier run changed and no source names now; return how many failed."""
         left = self.writer.list_left(self.table.jobs)
         if not left:
             return 0
@@ -137,7 +137,7 @@ class Agent:
         return [path]
 
     def run(self) -> None:
-        """Tick at a fixed rate until ``stopping``; its caller puts the limits back with ``close``."""
+        """Tick at a fixed rate until ``stopping``; the caller restores the limits with ``close``."""
         next_s = self.clock.monotonic_s() + self.context.period_s
         while not self.context.stopping:
             if self.reloading:
@@ -145,7 +145,7 @@ class Agent:
             now_s = self.clock.monotonic_s()
             next_s = min(
                 next_s, now_s + self.context.period_s
-            )  # a job with a shorter one may have come between two ticks
+            )  # a job with a shorter period may have come between two ticks
             if now_s < next_s:
                 self._look_if_due(now_s)
                 self._wait(min(next_s, self.loop.limits.looks.next_s) - self.clock.monotonic_s())
@@ -158,7 +158,7 @@ class Agent:
             try:
                 self.loop.tick(now_s, late_s)
             except Exception:
-                # One bad tick is counted and the loop goes on; the watchdog is only fed by good ones.
+                # A failed tick is counted and the loop continues; only good ticks ping the watchdog.
                 self.context.totals.errors += 1
                 self.notifier.tick_failed()
                 log.exception("tick_failed")
@@ -169,7 +169,7 @@ class Agent:
         try:
             self.loop.limits.look(now_s, self.context.stride)
         except Exception:
-            # Like a bad tick: counted, and the loop goes on.
+            # Like a failed tick: counted, and the loop continues.
             self.context.totals.errors += 1
             log.exception("look_failed")
 
@@ -190,12 +190,13 @@ class Agent:
         self.notifier.ping()
 
     def store_peaks(self) -> None:
-        """Store what rule ``peak`` has learned, when that is due; between two ticks, by a thread."""
+        """Store the memory of rule ``peak`` when due; between two ticks, by a thread."""
         if not self.writer.is_ousted:
             self.context.peaks.store(self.table, self.clock.monotonic_s())
 
     def _watch_executor(self, assigned: AssignedJobs) -> None:
-        """Wait for the executor's news while it works; the descriptor of a broken one may be readable all the time."""
+        """Wait for the executor's events while it works; the descriptor of a broken one may be readable all the
+        time."""
         if assigned.is_ready != self._waits_for_executor:
             self._waits_for_executor = assigned.is_ready
             if assigned.is_ready:
@@ -204,9 +205,9 @@ class Agent:
                 self._poll.unregister(assigned.executor.fileno())
 
     def run_requests(self) -> None:
-        """Carry out what ``call`` has queued by now; what was given up meanwhile is left out.
+        """Carry out the work queued by ``call`` so far, except for work cancelled meanwhile.
 
-        What is queued meanwhile waits until after a tick that is due: requests cannot hold the tick up.
+        Work queued meanwhile waits until after a tick that is due: requests cannot delay the tick.
         """
         for _ in range(len(self._requests)):
             work, future = self._requests.popleft()
@@ -217,12 +218,12 @@ class Agent:
                     future.set_exception(error)
 
     def call(self, work: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-        """Run ``work`` in the thread of the tick, from any other thread; its result, or its exception raised here.
+        """Run ``work`` in the tick's thread, from any other thread; return its result, or raise its exception here.
 
-        Raises TimeoutError when the tick does not get to it; then it is not carried out later either.
+        Raises TimeoutError if the tick does not get to it; then it is never carried out.
         """
         if self._closed:
-            raise UnavailableError("the agent is ending; ask again when it is back")
+            raise UnavailableError("the agent is stopping; try again when it is back")
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._requests.append((work, future))
         self.wake()
@@ -238,7 +239,7 @@ class Agent:
             os.write(self._wake_w, b"x")
 
     def rescan_now(self) -> None:
-        """Look at all sources and pins at once (in the thread of the tick)."""
+        """Look at all sources and pins at once (in the tick's thread)."""
         now_s = self.clock.monotonic_s()
         self.context.due.rescan = True
         self.loop.discover(now_s)
@@ -246,7 +247,7 @@ class Agent:
         self.context.due.snapshot = None
 
     def take_answer(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
-        """An answer of the scheduler, from any thread; it is obeyed by the thread of the tick."""
+        """Accept a response of the scheduler, from any thread; the tick's thread acts on it."""
         if self.context.assigned is not None:
             self.loop.answers.append((answer, sent_at_s))
             self.wake()
@@ -254,10 +255,10 @@ class Agent:
             self.loop.told_level = read_level(answer.level)
 
     def read_snapshot(self) -> TickSnapshot | None:
-        """The newest tick, frozen; None before the first one. For any thread.
+        """Return the newest tick, frozen; None before the first one. For any thread.
 
-        It is made when first asked for, by the tick's thread between two ticks: a view of each job at each tick,
-        seldom looked at, was a third of the agent's cost. Raises UnavailableError or TimeoutError as ``call`` does.
+        It is made on demand, by the tick's thread between two ticks: a view of each job at each tick, rarely read, was
+        a third of the agent's cost. Raises UnavailableError or TimeoutError like ``call``.
         """
         made = self.context.due.snapshot
         if made is not None or self.context.last is None:
@@ -279,7 +280,7 @@ class Agent:
             config = self.reload()
             self.use_config(config)
         except Exception as error:
-            # Whatever is wrong with the files: the configuration that works goes on.
+            # Whatever is wrong with the files, the working configuration stays.
             self.context.refused_config = str(error)
             log.error("reload_refused", error=str(error))
             self.notifier.reload_refused(str(error))
@@ -289,15 +290,15 @@ class Agent:
         self.notifier.ready(self)
 
     def use_config(self, config: AgentConfig) -> None:
-        """Go on with another configuration; what cannot change while running is kept, with a warning.
+        """Switch to another configuration; settings that cannot change while running are kept, with a warning.
 
-        Raises ConfigError when it names other directories: what `restore` would read then is not what this agent wrote.
+        Raises ConfigError if it names other directories: `restore` would then not read the files that this agent wrote.
         """
         for key in ("state_dir", "runtime_dir", "mountinfo"):
             if (before := getattr(self.config, key)) != getattr(config, key):
                 raise ConfigError(
                     f"{config.path}: {key}: cannot change from {before!r} while the agent runs; "
-                    "put it back, or restart the agent"
+                    "restore the old value, or restart the agent"
                 )
         kept = {key: getattr(self.config, key) for key in ("control", "node_id", "scheduler", "resources", "executor")}
         kept["metrics"] = msgspec.structs.replace(config.metrics, listen=self.config.metrics.listen)
@@ -321,7 +322,7 @@ class Agent:
                 job.samples.resize(config.web.samples)
 
     def close(self) -> int:
-        """Put every limit back, send the last report, give everything back; how many limits could not be put back."""
+        """Restore every limit, send the last report, release everything; return the number of limits not restored."""
         self.notifier.stopping()
         self._closed = True
         self.run_requests()
@@ -333,7 +334,7 @@ class Agent:
             try:
                 self.writer.restore(job)
             except Exception as error:
-                # Whatever it is, the other jobs still get their limits back.
+                # Whatever it is, the limits of the other jobs are still restored.
                 failed += 1
                 log.error("restore_failed", job_id=job.found.job_id, cgroup=job.found.path, error=str(error))
             else:
@@ -349,7 +350,7 @@ class Agent:
         if not self.writer.is_ousted:
             self.context.peaks.close(self.table)
         if self.context.last is not None:
-            # An agent that never began knows nothing about its jobs: no report is better than an empty one.
+            # An agent that never started knows nothing about its jobs: no report is better than an empty one.
             self.context.due.report = True
             self.loop.publisher.report(self.clock.monotonic_s())
             log.info("stopped", restore_failures=failed)
@@ -367,7 +368,7 @@ class Agent:
         return failed
 
     def _take_last_changes(self) -> None:
-        """Take over what other programs wrote since the last tick, so that ``close`` does not undo it."""
+        """Adopt limits that other programs wrote since the last tick, so that ``close`` does not undo them."""
         now_s = self.clock.monotonic_s()
         try:
             if self.context.engines.views:
@@ -378,11 +379,11 @@ class Agent:
                 self.context.units.flush(LAST_ANSWERS_S)
                 self.loop.external.take_unit_news(now_s)
         except Exception:
-            # Whatever it is, the limits still go back.
+            # Whatever it is, the limits are still restored.
             log.exception("last_changes_failed")
 
     def _take_last_orders(self, now_s: float) -> None:
-        """Take over what engines have ordered since the last tick."""
+        """Adopt limits that engines have requested since the last tick."""
         self.loop.discover(now_s)
         written = [self.table.jobs[path] for path in self.loop.external.changed if path in self.table.jobs]
         if self.context.engines.wait_for_orders([job.found for job in written if job.touched], LAST_ORDERS_S):
@@ -390,7 +391,7 @@ class Agent:
             self.loop.discover(now_s)
 
     def _leave_units(self) -> int:
-        """Wait until systemd stores the limits that are in force again; how many units it did not take.
+        """Wait until systemd stores the limits in force again; return the number of units that it did not accept.
 
         Those stay on disk for ``cpumond restore``.
         """
@@ -407,7 +408,7 @@ class Agent:
                 break
         if left:
             log.error("restore_failed", units=len(left), cgroup=next(iter(left)), advice="run `cpumond restore`",
-                      error=f"systemd was not told: {self.context.units.problem or 'no answer'}")  # fmt: skip
+                      error=f"systemd did not store them: {self.context.units.problem or 'no answer'}")  # fmt: skip
         return len(left)
 
 

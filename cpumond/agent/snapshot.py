@@ -9,7 +9,7 @@ from cpumond.core.answers import AssignedView, EngineAnswer, LinkView
 
 
 class TickEnd(msgspec.Struct, frozen=True, gc=False):
-    """The end of one tick: number, end (``at``, since 1970), begin (``at_s``, monotonic), how long it took."""
+    """The end of one tick: number, end (``at``, since 1970), begin (``at_s``, monotonic), duration."""
 
     tick: int
     at: float
@@ -21,10 +21,10 @@ class TickEnd(msgspec.Struct, frozen=True, gc=False):
 class TickSnapshot(msgspec.Struct, frozen=True):
     """The agent after one tick.
 
-    ``at`` seconds since 1970, ``at_s`` monotonic; ``counters`` name -> count since the start; ``problems`` sentences
-    about jobs or files that need an operator; ``stride``: every so many ticks a job is checked (1 unless the agent is
-    over its budget); ``service_ends``: systemd's word -> how often the service ended so. ``throttled_cpu_s`` and
-    ``late_cpu_s``: sums over all jobs of this run, as in JobState.
+    ``at`` is in seconds since 1970, ``at_s`` monotonic. ``counters``: name -> count since the start. ``problems``:
+    sentences about jobs or files that need an operator. ``stride``: ticks per check of a job (1 unless the agent is
+    over its budget). ``service_ends``: systemd's result -> number of times that the service ended so.
+    ``throttled_cpu_s`` and ``late_cpu_s`` (see JobState) are sums over all jobs of this run.
     """
 
     tick: int
@@ -45,7 +45,7 @@ class TickSnapshot(msgspec.Struct, frozen=True):
     stride: int
     empty_rescans: int
     assigned: AssignedView | None = None
-    """The jobs of the scheduler; None where no executor runs any."""
+    """The jobs of the scheduler; None without an executor."""
     link: LinkView | None = None
     service_ends: dict[str, int] = {}
     capacity_cores: float = 0.0
@@ -53,4 +53,4 @@ class TickSnapshot(msgspec.Struct, frozen=True):
     late_cpu_s: float = 0.0
     engines: tuple[EngineAnswer, ...] = ()
     empty_cgroups: int = 0
-    """Cgroups that a source names and that are no jobs, since no process is in them."""
+    """Number of cgroups that match a source but are no jobs because they contain no process."""

@@ -1,9 +1,8 @@
-"""Files of ``state_dir``: the original settings of every cgroup the agent changed, what was registered with it, and how
-its service ended so far.
+"""Files of ``state_dir``: original settings of every changed cgroup, registered jobs and pins, and ends of the service.
 
 A file is one header line with version and SHA-256, then JSON. It is written to a temporary name, synced, renamed, and
-the directory synced, so that a crash leaves the old or the new content. A cgroup's original settings are in it before
-its first change, so that ``cpumond restore`` can put them back whatever became of the agent.
+the directory synced, so that a crash leaves the old or the new content. A cgroup's original settings are stored before
+its first change, so that ``cpumond restore`` can restore them whatever happens to the agent.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 class Original(msgspec.Struct, frozen=True):
-    """The settings of a cgroup before the agent's first change; ``inode`` tells it from one made later.
+    """The settings of a cgroup before the agent's first change; ``inode`` distinguishes it from a later one.
 
-    ``actuators`` names the settings the agent moved: only those are put back. ``unit`` is the unit of systemd whose
-    cgroup it is: systemd was told of the limits, too, and lives longer than the cgroup. "" for those by file alone.
+    ``actuators`` names the settings that the agent moved: only those are restored. ``unit`` is the systemd unit of the
+    cgroup: systemd was sent the limits, too, and lives longer than the cgroup. "" if limits are only set by file.
     """
 
     inode: int
@@ -45,8 +44,8 @@ class Original(msgspec.Struct, frozen=True):
 class Originals(msgspec.Struct, frozen=True):
     """Content of ``originals.state``: cgroup path (relative) -> original; valid for one boot of the machine.
 
-    ``number`` grows with each save: of two copies the one with the larger number counts.
-    ``root``: (st_dev, inode) of the root of their hierarchy, (0, 0) where it is not known.
+    ``number`` grows with each save: of two copies the one with the larger number counts. ``root``: (st_dev, inode) of
+    the root of their hierarchy, (0, 0) if unknown.
     """
 
     boot_id: str
@@ -63,7 +62,7 @@ class Pin(msgspec.Struct, frozen=True):
 
 
 class Registry(msgspec.Struct, frozen=True):
-    """Content of ``registered.state``: what was acknowledged over the control socket."""
+    """Content of ``registered.state``: jobs and pins acknowledged over the control socket."""
 
     jobs: dict[str, RegisteredJob] = {}
     pins: dict[str, Pin] = {}
@@ -72,17 +71,17 @@ class Registry(msgspec.Struct, frozen=True):
 SERVICE_RESULTS = (
     "success", "watchdog", "signal", "exit-code", "core-dump", "oom-kill", "timeout", "protocol", "resources", "other",
 )  # fmt: skip
-"""The words of systemd for the end of a service (``$SERVICE_RESULT``, systemd.exec); "other" for any other word."""
+"""systemd's results of a service's end (``$SERVICE_RESULT``, systemd.exec); "other" for any other word."""
 
 
 class ServiceEnds(msgspec.Struct, frozen=True):
-    """Content of ``service_ends.state``: how often the service ended in each way, since the file was made."""
+    """Content of ``service_ends.state``: number of ends of the service by result, since the file was created."""
 
     ends: dict[str, int] = {}
 
 
 class NodeKey(msgspec.Struct, frozen=True):
-    """Content of ``node_key.state``: the secret by which the scheduler knows a new run of this agent from another's."""
+    """Content of ``node_key.state``: the secret by which the scheduler recognises a new run of this agent."""
 
     key: str
 
@@ -91,21 +90,20 @@ Content = TypeVar("Content", bound=msgspec.Struct)
 
 
 def read_boot_id() -> str:
-    """The identity of this boot; "" where the kernel does not tell."""
+    """Return the identity of this boot; "" if the kernel does not report it."""
     try:
         with open(BOOT_ID_PATH, encoding="ascii") as file:
             return file.read().strip()
     except OSError:
-        # Without it an old file is taken for this boot's; inodes still tell the cgroups apart.
+        # Without it an old file counts as this boot's; inodes still distinguish the cgroups.
         return ""
 
 
 def is_of_this_boot(content: Originals, copy_path: str, run: str = "/run") -> bool:
-    """Whether the cgroups of ``content`` may still be there; ``copy_path`` is its copy in ``runtime_dir``.
+    """Return whether the cgroups of ``content`` may still exist; ``copy_path`` is its copy in ``runtime_dir``.
 
-    What lies below ``run``, where that is a file system in memory, is of this boot. The boot's identity alone does not
-    tell where systemd itself runs in a container: the sandbox of the service shows the host's there, a shell that of
-    the container.
+    Files below ``run``, if that is a file system in memory, are of this boot. The boot's identity alone is not enough
+    if systemd itself runs in a container: the service's sandbox shows the host's, a shell that of the container.
     """
     with contextlib.suppress(OSError):
         in_run = os.path.realpath(copy_path).startswith(f"{run}/")
@@ -115,11 +113,11 @@ def is_of_this_boot(content: Originals, copy_path: str, run: str = "/run") -> bo
 
 
 Identity = tuple[int, int]
-"""Device and inode of a file: another one under the same name has others."""
+"""Device and inode of a file; another file under the same name differs."""
 
 
 def identify(path: str) -> Identity | None:
-    """The file that is at ``path`` now; None where there is none."""
+    """Return the identity of the file at ``path``; None if there is none."""
     try:
         found = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -128,8 +126,8 @@ def identify(path: str) -> Identity | None:
 
 
 def save(path: str, content: msgspec.Struct, sync: bool = True) -> Identity:
-    """Replace ``path`` by ``content``, on disk when this returns (``sync`` False: it survives a crash of the agent, not
-    one of the machine). Raises CreateError or AccessError."""
+    """Replace ``path`` by ``content``, on disk on return (``sync`` False: it survives a crash of the agent, not of
+    the machine). Raises CreateError or AccessError."""
     temporary = f"{path}.new"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -156,7 +154,7 @@ def save(path: str, content: msgspec.Struct, sync: bool = True) -> Identity:
 
 
 def overwrite(path: str, content: Originals) -> None:
-    """Write ``content`` over what is in ``path``, which is longer: for a disk that has no room for a second file.
+    """Overwrite the longer content of ``path`` in place, for a disk without space for a second file.
 
     A crash meanwhile leaves a damaged file. Raises OSError.
     """
@@ -182,7 +180,7 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def load(path: str, kind: type[Content]) -> Content | None:
-    """The content of ``path``; None when there is no such file. Raises StateFileError when it is damaged."""
+    """Return the content of ``path``; None if there is no such file. Raises StateFileError if it is damaged."""
     try:
         with open(path, "rb") as file:
             header, _, payload = file.read().partition(b"\n")
@@ -202,11 +200,10 @@ def load(path: str, kind: type[Content]) -> Content | None:
 
 
 def load_newest(paths: list[str], keep_damaged: bool = False) -> tuple[Originals | None, str]:
-    """The newest of several copies, and the sentence about one that cannot be read ("" if none); None when there is no
-    intact one.
+    """Return the newest of several copies (None without an intact one), and the sentence about an unreadable one.
 
-    Damaged files are put aside unless ``keep_damaged``. Raises AccessError or CreateError for one that may be intact
-    but cannot be opened, when no other is intact.
+    The sentence is "" if all are readable. Damaged files are put aside unless ``keep_damaged``. Raises AccessError or
+    CreateError for a copy that may be intact but cannot be opened, if no other is intact.
     """
     found: list[Originals] = []
     complaint, refusal = "", None
@@ -226,7 +223,7 @@ def load_newest(paths: list[str], keep_damaged: bool = False) -> tuple[Originals
 
 
 def put_aside(path: str) -> str:
-    """Rename a damaged file, so that it can be looked at; the new name."""
+    """Rename a damaged file, to keep it for inspection; return the new name."""
     for number in range(1000):
         aside = f"{path}.damaged-{number}"
         if not os.path.exists(aside):
@@ -237,15 +234,15 @@ def put_aside(path: str) -> str:
 
 
 def make_directory(path: str, mode: int, key: str) -> None:
-    """Make a directory of the configuration if it is missing. Raises CreateError or AccessError."""
+    """Create a directory of the configuration if it is missing. Raises CreateError or AccessError."""
     try:
         os.makedirs(path, mode=mode, exist_ok=True)
     except OSError as error:
-        raise from_os_error(error, f"make the directory {path}", f"set `{key}` or run as root") from error
+        raise from_os_error(error, f"create the directory {path}", f"set `{key}` or run as root") from error
 
 
 def read_service_ends(state_dir: str) -> dict[str, int]:
-    """The number of ends of the service by SERVICE_RESULTS; zeros where the file is missing or damaged."""
+    """Return the number of ends of the service by SERVICE_RESULTS; zeros if the file is missing or damaged."""
     found: ServiceEnds | None = None
     with contextlib.suppress(CpumondError):
         found = load(os.path.join(state_dir, ENDS_FILE), ServiceEnds)
@@ -261,9 +258,10 @@ def count_service_end(state_dir: str, result: str) -> None:
 
 
 def read_node_key(state_dir: str) -> str:
-    """The key of this host as a node, made when there is none or it is damaged.
+    """Return the key of this host as a node, created if it is missing or damaged.
 
-    A key that cannot be stored is good for this run: the next may have to wait until the scheduler misses this one.
+    A key that cannot be stored is valid for this run: the next run may have to wait until the scheduler declares this
+    one lost.
     """
     path = os.path.join(state_dir, KEY_FILE)
     with contextlib.suppress(CpumondError):
@@ -277,7 +275,7 @@ def read_node_key(state_dir: str) -> str:
 
 
 def keep_node_key(state_dir: str, key: str) -> list[str]:
-    """Write the key anew where it was removed; its path then. Raises CreateError or AccessError."""
+    """Rewrite the key if it was removed, and return its path. Raises CreateError or AccessError."""
     path = os.path.join(state_dir, KEY_FILE)
     if os.path.lexists(path):
         return []

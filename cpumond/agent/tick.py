@@ -1,7 +1,7 @@
-"""The agent's tick. Read ``TickLoop.tick`` first: one check period, six phases, values go one way.
+"""The agent's tick. Read ``TickLoop.tick`` first: one check period in six phases; values flow one way.
 
-Only the tick changes the job records. Signals and requests of the control socket are carried out between
-two ticks, in this same thread (``service.py``).
+Only the tick changes the job records. Signals and requests of the control socket are carried out between two ticks, in
+the same thread (``service.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LEAF_TURNS = 10
 
 
 class TickLoop:
-    """One tick after the other; when, and what happens between them, is ``service.Agent``'s part."""
+    """Runs single ticks; ``service.Agent`` decides when, and what happens between them."""
 
     def __init__(self, context: AgentContext) -> None:
         self.context = context
@@ -55,9 +55,10 @@ class TickLoop:
         self.limits = Applier(self.external, self.registered)
         self.publisher = HeartbeatPublisher(context)
         self.answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
-        """The scheduler's, each with the monotonic time at which its heartbeat was sent; any thread may add one."""
+        """Responses of the scheduler, each with the monotonic time at which its heartbeat was sent; any thread may
+        add one."""
         self.told_level = context.config.ceiling
-        """The most that the scheduler lets this host do, by its latest answer; kept while the scheduler is away."""
+        """Highest level that the scheduler allows, by its latest response; kept while the scheduler is away."""
         self._stale_pins: set[str] = set()
         """Ids of ended jobs whose pins are forgotten as soon as the disk allows it."""
         self._forget_pins_at_s = -math.inf
@@ -66,14 +67,14 @@ class TickLoop:
         self._cost_mark = (self.clock.monotonic_s(), time.thread_time())
 
     def tick(self, now_s: float, late_s: float = 0.0) -> None:
-        """One check period. Never raises for what a single job or file does."""
+        """Perform one check period. Never raises for a single job or file."""
         started_s = self.clock.monotonic_s()
-        self._look_around(now_s)  # 1. which files, units and jobs are there
-        self._take_over(now_s)  # 2. what other programs wrote, what the scheduler ordered
+        self._look_around(now_s)  # 1. find files, units and jobs
+        self._take_over(now_s)  # 2. adopt writes of other programs and orders of the scheduler
         decided = self._sample_and_decide(now_s, late_s)  # 3. counters in, decisions out
-        self.limits.apply(decided, now_s)  # 4. decisions to cgroups
-        self.publisher.report(now_s)  # 5. newest state to the scheduler
-        self._export(now_s, started_s)  # 6. this tick is what all others read from now on
+        self.limits.apply(decided, now_s)  # 4. write decisions to cgroups
+        self.publisher.report(now_s)  # 5. send the newest state to the scheduler
+        self._export(now_s, started_s)  # 6. publish this tick for all readers
 
     def _look_around(self, now_s: float) -> None:
         if self.told_level != self.context.config.ceiling:
@@ -83,26 +84,26 @@ class TickLoop:
         self.discover(now_s)
 
     def _obey_level(self) -> None:
-        """Do at most what the scheduler said; jobs get their new settings as after a reload."""
+        """Apply the level that the scheduler sent; jobs get their new settings as after a reload."""
         before, level = self.context.config.ceiling, self.told_level
         log.info("level_told", told=level, before=before)
         self.context.use_config(msgspec.structs.replace(self.context.config, ceiling=level))
         self.due.rescan = True
 
     def _look_after_places(self, now_s: float) -> None:
-        """Restore the agent's own files where they were removed; end where another agent owns them."""
+        """Rewrite the agent's own files if they were removed; stop if another agent owns them."""
         places = self.context.places
         places.look(now_s)
         if places.is_ousted and not self.context.stopping:
-            log.error("another_agent", error=places.problem, advice="this one puts its limits back and ends")
+            log.error("another_agent", error=places.problem, advice="this one restores its limits and stops")
             self.writer.is_ousted = self.context.stopping = True
 
     def discover(self, now_s: float) -> None:
-        """Look at all sources, where something came or went or that is due; between two ticks, too."""
+        """Look at all sources if something came or went, or if it is due; also between two ticks."""
         context = self.context
         paths, owners, lost = context.watcher.drain()
         children = any(self._concerns_a_source(path) for path in paths)
-        # Kept until the tick takes them: a request between two ticks comes here too.
+        # Kept until the tick processes them: a request between two ticks also gets here.
         self.external.changed |= owners
         self.external.rewritten |= owners - self.writer.written
         self.writer.written.clear()
@@ -131,7 +132,7 @@ class TickLoop:
         self._choose_period()
 
     def _look_at_mounts(self) -> None:
-        """See whether other processes find the hierarchies, too: else `restore` could put no limit back."""
+        """Check that other processes can see the hierarchies, too; else `restore` could not restore limits."""
         covered = self.context.hierarchies.list_covered()
         if covered != self.writer.covered:
             say = log.error if covered else log.warning
@@ -139,7 +140,7 @@ class TickLoop:
             self.writer.covered, self.due.report = covered, True
 
     def _look_at_host(self) -> None:
-        """Take over CPUs and memory that came or went since the last rescan."""
+        """Adopt CPUs and memory that came or went since the last rescan."""
         before = now = self.context.config.resources
         try:
             now = self.context.read_resources()
@@ -158,7 +159,7 @@ class TickLoop:
         self.limits.has_looks = any(job.settings.poll_s > 0.0 for job in self.table)
 
     def _gained_children(self) -> bool:
-        """Whether a cgroup that was changed is no leaf any more; a tenth of them is looked at in each tick."""
+        """Return whether a changed cgroup is no longer a leaf; each tick looks at a tenth of them."""
         turn = self.totals.ticks % LEAF_TURNS
         return any(
             number % LEAF_TURNS == turn and job.touched and not job.found.is_whole and not is_leaf(job.cgroup.place)
@@ -166,7 +167,8 @@ class TickLoop:
         )
 
     def _concerns_a_source(self, path: str) -> bool:
-        """Whether a change at ``path`` can be one of a job: other cgroups beside a watched path come and go too."""
+        """Return whether a change at ``path`` can concern a job: other cgroups beside a watched path come and go
+        too."""
         relative = os.path.relpath(path, self.context.hierarchies.cpu_root)
         return any(concerns(source, relative) for source in self.context.config.source)
 
@@ -176,7 +178,7 @@ class TickLoop:
         self.serve_scheduler(beat=False)
 
     def serve_scheduler(self, beat: bool) -> None:
-        """The scheduler's jobs, and, between two ticks, its heartbeat when one is due or one of them has changed."""
+        """Serve the scheduler's jobs and, between two ticks, send its heartbeat if one is due or a job has changed."""
         if self.context.link is None and self.context.assigned is None:
             return
         now_s = self.clock.monotonic_s()
@@ -186,13 +188,13 @@ class TickLoop:
             if beat and (self.due.beat or now_s >= self.publisher.beat_at_s):
                 self.publisher.report(now_s)
         except Exception:
-            # Like a bad tick: counted, and the monitor goes on.
+            # Like a failed tick: counted, and the monitor continues.
             self.totals.errors += 1
             self.publisher.beat_at_s = now_s + self.publisher.beat_period_s
             log.exception("assigned_jobs_failed")
 
     def _update_assigned(self, assigned: AssignedJobs, now_s: float) -> None:
-        """Take in what the scheduler ordered and what became of its jobs, and follow those that run."""
+        """Process the scheduler's orders and its jobs' events, and follow the running jobs."""
         while self.answers:
             answer, sent_at_s = self.answers.popleft()
             assigned.apply_answer(answer, sent_at_s, now_s)
@@ -212,7 +214,7 @@ class TickLoop:
         self.context.followed = paths
 
     def _forget_pins(self, assigned: AssignedJobs, now_s: float) -> None:
-        """The scheduler's jobs never come again: the pins of those that ended are of no use."""
+        """Forget the pins of ended jobs of the scheduler, which never return."""
         pins = self.registered.content.pins
         if not pins:
             return
@@ -230,17 +232,17 @@ class TickLoop:
             self._stale_pins.discard(job_id)
 
     def _has_other(self, finished: FinishedJob) -> bool:
-        """Whether another job, not the scheduler's, has the same id, so that the pin may be for that one."""
+        """Return whether another job, not the scheduler's, has the same id, so that the pin may be for that one."""
         same = (path for path, job in self.table.jobs.items() if job.found.job_id == finished.job_id)
         return finished.job_id in self.registered.content.jobs or any(path != finished.cgroup for path in same)
 
     def _count_cores(self) -> tuple[dict[str, Usage], float]:
-        """``read_usage``, and the sum of the limits that all other jobs have now, in cores."""
+        """Return ``read_usage``, and the sum of the present limits of all other jobs, in cores."""
         others = [job.counted_cores for path, job in self.table.jobs.items() if path not in self.context.followed]
         return self.context.read_usage(), math.fsum(others)
 
     def _notice_lost_time(self, late_s: float) -> bool:
-        """Whether the last interval cannot be trusted: a tick far too late, or a suspend since the last call."""
+        """Return whether the last interval is unreliable: a tick far too late, or a suspend since the last call."""
         offset_s = self.clock.boottime_s() - self.clock.monotonic_s()
         suspended_s, self._boot_offset_s = offset_s - self._boot_offset_s, offset_s
         return late_s > LATE_PERIODS * self.context.period_s or suspended_s > self.context.period_s
@@ -260,7 +262,7 @@ class TickLoop:
             if stride > 1 and number % stride:
                 self.totals.shed_checks += 1
                 continue
-            # Fixed rate: a check that came half a tick early or late does not move the next one.
+            # Fixed rate: a check half a tick early or late does not move the next one.
             on_time = job.next_check_s > now_s - slack_s
             job.next_check_s = (job.next_check_s if on_time else now_s) + job.settings.check_period_s
             try:
@@ -271,7 +273,7 @@ class TickLoop:
                     continue
                 before, settings = job.state, job.settings
                 if before.smoothed_cores is None and job.counts_use:
-                    # It counts as what it uses, and never had all CPUs of the host.
+                    # It counts as its usage, and never had all CPUs of the host.
                     settings = msgspec.structs.replace(settings, smoothing_seed="first_value")
                 job.state, decision = check(before, reading, at_s, settings)
             except CpumondError as error:
@@ -302,9 +304,9 @@ class TickLoop:
         self.context.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.context.period_s)
 
     def _adjust_check_stride(self) -> None:
-        """Over the budget of ``[cost]``, check each job less often; more often again when there is room.
+        """Check each job less often while over the budget of ``[cost]``, and more often again when there is reserve.
 
-        What others cost that ask for metrics is no reason to look at jobs less often: only this thread's time counts.
+        Only this thread's time counts: the cost of metrics requests is no reason to check jobs less often.
         """
         now_s, budget = self.clock.monotonic_s(), self.context.config.cost.cpu_budget_ratio
         since_s, cpu_s = self._cost_mark
@@ -318,7 +320,7 @@ class TickLoop:
 
 
 def choose_stride(stride: int, used: float, budget: float) -> int:
-    """Every so many ticks a job is checked from now on, 1 to MAX_STRIDE; ``used`` and ``budget`` are cores.
+    """Return the number of ticks per check of a job, 1 to MAX_STRIDE; ``used`` and ``budget`` are in cores.
 
     Half as often over the budget, twice as often below a third of it: in between, a change would be undone at once.
     """

@@ -20,8 +20,8 @@ log = structlog.get_logger("cpumond.agent")
 class Due:
     """Work to do as soon as possible.
 
-    ``report``: heartbeats to all; ``beat``: one to the scheduler alone; ``rescan``: a look at all sources;
-    ``snapshot``: the newest one, None where it is to be made anew.
+    ``report``: heartbeats to all; ``beat``: one only to the scheduler; ``rescan``: a look at all sources; ``snapshot``:
+    the newest one, None if it must be made again.
     """
 
     report: bool = True
@@ -39,12 +39,12 @@ class RunTotals:
         self.write_errors = self.errors = self.restores = self.failed_restores = 0
         self.ticks = self.late_ticks = self.rebaselines = self.shed_checks = 0
         self.looks_restored = 0
-        """Restores that a look between two checks decided; they are among ``restores``, too."""
+        """Restores decided by a look between two checks; ``restores`` includes them."""
         self.tick_seconds = 0.0
         self.throttled_cpu_s = self.late_cpu_s = 0.0
         self.tick_buckets = [0] * (len(TICK_BUCKETS_S) + 1)
         self.last_error = ""
-        """The newest one that is of no single job."""
+        """The newest error that does not concern a single job."""
 
     def add_tick(self, duration_s: float) -> None:
         self.ticks += 1

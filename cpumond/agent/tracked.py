@@ -1,4 +1,4 @@
-"""The agent's record of one job, and the frozen view of it for metrics and status."""
+"""The agent's record of one job, and its frozen view for metrics and status."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from cpumond.monitor.model import (
 from cpumond.monitor.policy import compute_floor, move_hard, restart_at
 
 NO_LABELS: Mapping[str, str] = {}
-"""The labels of all jobs that have none: thousands share it."""
+"""The labels of all jobs without any: thousands share it."""
 NO_CAP = AncestorCap(math.inf)
 NO_ORDER = "no limit ordered"
 
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """One job while the agent follows it. The tick owns it; nothing else writes here.
+    """One job that the agent follows. The tick owns it; nothing else writes here.
 
     Times ``_s`` are of the monotonic clock, limits are in cores.
     """
@@ -60,51 +60,51 @@ class Tracked:
     cgroup: Cgroup
     settings: MonitorSettings
     original: CpuSettings
-    """The settings before the agent's first change, put back in the end."""
+    """The settings before the agent's first change, restored in the end."""
     state: JobState
     _in_force: CpuSettings = field(init=False)
     ancestor: AncestorCap = NO_CAP
     mode: Mode = "shadow"
     is_control: bool = False
-    """Whether it is in shadow as one of the control group."""
+    """Whether it is in shadow as a part of the control group."""
     refused: str = ""
-    """Why its limit is never written, "" where it may be."""
+    """Why its limit is never written; "" if it may be."""
     touched: bool = False
-    """The agent changed this cgroup, so ``original`` is on disk."""
+    """Whether the agent changed this cgroup, so that ``original`` is on disk."""
     hold: Hold = UNHELD
     """Who decides about the limit."""
     decision: Decision | None = None
     result: str = ""
     notes: tuple[str, ...] = ()
-    """Which bounds moved the last limit, in words."""
+    """The bounds that moved the last limit, in words."""
     last_error: str = ""
     next_check_s: float = -math.inf
     unit: str = ""
-    """The unit of systemd whose cgroup it is; "" where the limit is set by file alone."""
+    """The systemd unit of its cgroup; "" if the limit is only set by file."""
     labels: Mapping[str, str] = field(default_factory=lambda: NO_LABELS)
-    """Properties of that unit, or what the job's engine says of it."""
+    """Properties of that unit, or labels from the job's engine."""
     write_errors: int = 0
     restores: int = 0
     config: AgentConfig | None = None
-    """From this and ``asked_mode``, the xattr and whether root owns the cgroup, come ``settings`` and ``mode``."""
+    """The source of ``settings`` and ``mode``, with ``asked_mode``: the xattr and whether root owns the cgroup."""
     asked_mode: tuple[str, bool] | None = None
     bound: Level | None = None
-    """The most that would be done to it if the scheduler had no say, None where it asks for nothing of its own."""
+    """Its level without the scheduler's bound; None if it has no options of its own."""
     watches: list[object] = field(default_factory=list)
     ring: DecisionRing = field(default_factory=DecisionRing)
     samples: SampleRing | None = None
-    """The points of its graphs; None where they cannot be looked at."""
+    """The points of its graphs; None if they cannot be seen."""
     looked_cpu_s: float = -1.0
-    """The CPU time used at the last look at whether there is a process in it."""
+    """The CPU time used at the last check for a process in it."""
     kept_late_s: float = 0.0
-    """The core-seconds of ``late_cpu_s`` up to when the agent ceased to write."""
+    """The core-seconds of ``late_cpu_s`` until the agent stopped writing."""
 
     def __post_init__(self) -> None:
         self.in_force = self.original
 
     @property
     def in_force(self) -> CpuSettings:
-        """The settings that are in the cgroup, as far as is known."""
+        """The settings in the cgroup, as far as is known."""
         return self._in_force
 
     @in_force.setter
@@ -130,7 +130,8 @@ class Tracked:
 
     @property
     def actuators(self) -> tuple[str, ...]:
-        """All settings of its cgroup that the agent writes: of our own jobs the weight follows with any actuator."""
+        """All settings of its cgroup that the agent writes: for the scheduler's jobs the weight follows with any
+        actuator."""
         return list_actuators(self.settings, self.found)
 
     @property
@@ -139,7 +140,7 @@ class Tracked:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether it is a job of an engine that ordered no limit, and is looked at only for that reason."""
+        """Whether it is an engine's job without a requested limit, which is therefore only observed."""
         found = self.found
         if found.engine is None:
             return False
@@ -149,7 +150,7 @@ class Tracked:
 
     @property
     def ordered_cores(self) -> float:
-        """The order in cores: its ``cpu_limit``, or the CPU that was found; never more than it can have."""
+        """The request in cores: its ``cpu_limit``, or the CPU that was found; never more than it can have."""
         return self.state.hard_cores
 
     def usage(self) -> Usage:
@@ -172,7 +173,7 @@ class Tracked:
 
     @property
     def reported_mode(self) -> str:
-        """Whose the limit is where it is another program's, else the mode."""
+        """The owner of a foreign limit ("contested", "overridden"), else the mode."""
         hold = self.hold
         return "contested" if hold.is_contested else "overridden" if hold.is_foreign else self.shown_mode
 
@@ -183,16 +184,17 @@ class Tracked:
 
     @property
     def counted_cores(self) -> float:
-        """The job's share of the node in cores: its limit, or its use where it ordered none."""
+        """The job's share of the node in cores: its limit, or its usage if it requested none."""
         return (self.state.smoothed_cores or 0.0) if self.counts_use else self.current_cores
 
     @property
     def counts_use(self) -> bool:
-        """Whether only its use counts: it ordered no limit, or its engine has not named it, and so told no order."""
+        """Whether only its usage counts: it requested no limit, or its engine has not named it, so its request is
+        unknown."""
         return self.is_unlimited or is_unnamed(self.found)
 
     def report(self) -> JobReport:
-        """Its part of a heartbeat, for a job that is not the scheduler's."""
+        """Return its part of a heartbeat, for a job that is not the scheduler's."""
         usage, counted_cores = self.usage(), self.counted_cores
         return JobReport(
             self.found.job_id,
@@ -205,9 +207,9 @@ class Tracked:
         )
 
     def take_sample(self, at: float, size: int) -> None:
-        """Add a point to the job's graphs, of which ``size`` are kept; ``at`` seconds since 1970.
+        """Add a point to the job's graphs, of which ``size`` are kept; ``at`` is in seconds since 1970.
 
-        No point is added when the job was not checked since the last one, nor at the first call, which sets the base.
+        No point is added if the job was not checked since the last one, nor at the first call, which sets the base.
         """
         now = self.state.base
         if now is None:
@@ -239,7 +241,7 @@ class Tracked:
         return self.state.late_cpu_s if self.writes else self.kept_late_s
 
     def find_process(self, hierarchies: Hierarchies) -> bool:
-        """Look for a process in its cgroup, where no CPU was used since the last call.
+        """Look for a process in its cgroup, unless CPU was used since the last call.
 
         Raises CgroupReadError.
         """
@@ -250,13 +252,13 @@ class Tracked:
         return is_populated(hierarchies, self.found.path)
 
     def restart(self, limit_cores: float, now_s: float) -> None:
-        """Go on anew from a given limit, with a base at the next tick: without one there are no looks either."""
+        """Restart from a given limit, with a base at the next tick; without a base there are no looks either."""
         self.state = restart_at(self.state, limit_cores, now_s)
         self.next_check_s = -math.inf
 
     def update_hard_limit(self, hierarchies: Hierarchies, now_s: float) -> None:
-        """Take over how much CPU the job may have now. Where the limit rises with that, or to a floor that a reload has
-        raised, it is due to be written."""
+        """Update how much CPU the job may have now. If that raises the limit, or a reload has raised the floor, it
+        is due to be written."""
         before = self.state.limit_cores
         self.state = move_hard(self.state, compute_hard(hierarchies, self.found, self.original, self.ancestor))
         floor = compute_floor(self.state.hard_cores, (), self.settings)
@@ -271,11 +273,11 @@ class Tracked:
             self.state = msgspec.structs.replace(self.state, is_written=self.moves)
 
     def begin_writes(self) -> None:
-        """The agent writes the limit from now on: what counted as late before was not its doing."""
+        """Record that the agent writes the limit from now on: earlier late time was not its doing."""
         self.state = msgspec.structs.replace(self.state, late_cpu_s=self.kept_late_s)
 
     def end_writes(self) -> None:
-        """The agent does not write the limit from now on."""
+        """Record that the agent no longer writes the limit."""
         self.kept_late_s = self.state.late_cpu_s
 
     @property
@@ -291,7 +293,7 @@ class Tracked:
             return self.state.hard_cores
         limit, hard, given = self.state.limit_cores, self.state.hard_cores, self.in_force.cores
         given = given if given < hard else hard
-        # Another limit is in force while a write waits: for systemd, after a foreign write, a pause, a failure.
+        # Another limit is in force while a write waits: for systemd, after a foreign write, a pause, or a failure.
         is_in_force = -EQUAL_CORES <= given - limit <= EQUAL_CORES
         return limit if is_in_force or self.actuator != "quota" else given
 
@@ -325,11 +327,10 @@ class Tracked:
 
 
 class TrackedView(msgspec.Struct, frozen=True, gc=False):
-    """One job as metrics and status see it; cores, seconds. ``override_left_s`` None when not overridden.
+    """One job for metrics and status; cores, seconds. ``override_left_s`` is None if not overridden.
 
-    ``unit``: the unit of systemd whose cgroup it is; ``labels``: that unit's properties, or what the job's engine says
-    of it; ``override_by``: how the limit in force was set, "" where that is not known; ``unlimited`` and
-    ``is_control`` as in ``Tracked``.
+    ``unit``: the systemd unit of its cgroup; ``labels``: that unit's properties, or labels from the job's engine.
+    ``override_by``: how the limit in force was set, "" if unknown. ``unlimited`` and ``is_control``: see ``Tracked``.
     """
 
     found: FoundJob
@@ -370,7 +371,7 @@ class TrackedView(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def status(self) -> str:
-        """A word or two for a table: what keeps the monitor from moving the limit, else the mode."""
+        """A word or two for a table: the obstacle that keeps the monitor from moving the limit, else the mode."""
         if self.refused:
             return "refused"
         if self.unlimited and self.mode != "off":
@@ -385,7 +386,7 @@ class TrackedView(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_unnamed(found: FoundJob) -> bool:
-    """Whether it is a cgroup of an engine that has not said whose it is."""
+    """Return whether it is a cgroup that its engine has not named yet."""
     return found.engine is not None and not found.engine.is_named
 
 
@@ -396,12 +397,11 @@ SettingsCache = dict[tuple[int, str], MonitorSettings]
 def resolve_job(
     config: AgentConfig, found: FoundJob, directory: str, cache: SettingsCache
 ) -> tuple[MonitorSettings, Mode, bool]:
-    """The resulting settings and mode of a job, and whether that is shadow for the control group. Raises ConfigError.
-    ``cache`` is valid for one rescan.
+    """Return the settings and mode of a job, and whether that is shadow for the control group. Raises ConfigError.
 
-    An xattr on a cgroup that belongs to root decides; on one that belongs to its user it can only make the agent do
-    less: no user can opt in what the operator left out. What no engine has named is looked at only. Of a job of ours
-    without a ceiling, or whose tree leaves it where it is, no quota is moved.
+    ``cache`` is valid for one rescan. An xattr on a cgroup owned by root decides. On one owned by its user it can only
+    lower the level: no user can opt in a job that the operator left out. Jobs that no engine has named are only
+    observed. The quota of a scheduler's job does not move if it has no ceiling, or if its tree keeps the ceiling.
     """
     key = (id(found.source), found.operation_id)
     settings = None if found.layer else cache.get(key)
@@ -412,7 +412,7 @@ def resolve_job(
     mode = _find_mode(settings, found, read_mode_xattr(directory))
     ceiling = config.ceiling
     if ceiling is not None:
-        # An xattr may ask for more than the settings, never for more than the scheduler lets this host do.
+        # An xattr may ask for more than the settings, but not for more than the scheduler allows on this host.
         mode, most = hold_mode(mode, ceiling)
         if most is not None and mode == "reclaim" and is_above(settings.actuator, most):
             settings = config.resolve_settings(found.source, found.operation_id, {**found.layer, "actuator": most})
@@ -423,8 +423,8 @@ def resolve_job(
 
 
 def choose_actuator(settings: MonitorSettings, found: FoundJob) -> Actuator:
-    """The setting of a job's cgroup that follows its guarantee; "guarantee" for none. A container that is not ours is
-    left as it is; our own jobs have their weights moved, so that they share by their guarantees."""
+    """Return the setting of a job's cgroup that follows its guarantee; "guarantee" for none. A foreign container is
+    left as it is; the weights of the scheduler's jobs move, so that they share by their guarantees."""
     return "weight" if found.is_assigned and settings.actuator == "guarantee" else settings.actuator
 
 
@@ -444,7 +444,7 @@ def _find_mode(settings: MonitorSettings, found: FoundJob, asked: tuple[str, boo
 
 
 def find_bound(config: AgentConfig, found: FoundJob, asked: tuple[str, bool] | None) -> Level | None:
-    """``Tracked.bound`` of a job with options of its own or the xattr ``asked``. Raises ConfigError."""
+    """Return ``Tracked.bound`` of a job with options of its own or the xattr ``asked``. Raises ConfigError."""
     if not found.layer and asked is None:
         return None
     own = msgspec.structs.replace(config, ceiling=None)
@@ -454,10 +454,12 @@ def find_bound(config: AgentConfig, found: FoundJob, asked: tuple[str, bool] | N
 
 
 def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings, directory: str) -> str:
-    """Why a job's limit must not be moved, "" when it may be: its cgroup is outside ``managed_roots``, no leaf, the
-    agent's own, or one whose weight counts for nothing, which is no reason where nothing is written.
+    """Return why a job's limit must not be moved; "" if it may be.
 
-    A job that is whole has one limit, whatever is below its cgroup.
+    Reasons: its cgroup is outside ``managed_roots``, not a leaf, the agent's own, or one whose weight has no effect (no
+    reason if nothing is written).
+
+    A whole job has one limit, whatever cgroups are below its own.
     """
     path, engine = found.path, found.engine
     if not path:
@@ -475,17 +477,17 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
     if not found.is_whole and not is_leaf(directory):
         return "it has child cgroups; only leaf cgroups are changed"
     if choose_actuator(settings, found) == "quota" and (missing := find_missing_quota(directory)):
-        return f"there is no {missing}: {NO_BANDWIDTH}"
+        return f"{missing} does not exist: {NO_BANDWIDTH}"
     if "weight" in list_actuators(settings, found) and is_idle(directory):
         return "its cgroup is in the idle class (cpu.idle = 1), where a weight has no effect"
     return ""
 
 
 def is_order(job: Tracked, found: CpuSettings, is_up: bool = True) -> bool:
-    """Whether a limit that another program set is what the job's engine ordered.
+    """Return whether a limit that another program set is the request of the job's engine.
 
-    The engine says so; where it does not tell new orders (``tells_order``), each such write is one while it runs
-    (``is_up``).
+    The engine reports it. If it does not report new requests (``tells_order``), each such write counts as one while it
+    runs (``is_up``).
     """
     engine = job.found.engine
     if engine is None or not engine.is_named or job.actuator != "quota":
@@ -498,14 +500,14 @@ def is_order(job: Tracked, found: CpuSettings, is_up: bool = True) -> bool:
 
 
 def compute_hard(hierarchies: Hierarchies, found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:
-    """The CPU a job can have in cores: what it ordered, at most the quotas and the CPUs that there are for it."""
+    """Return the CPU a job can have in cores: its request, at most the quotas and the CPUs available to it."""
     full_cores = compute_full(found, original, ancestor)
     # No cpuset is empty.
     return full_cores if full_cores <= 1.0 else min(full_cores, float(read_cpus(hierarchies, found.path)))
 
 
 def compute_full(found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:
-    """The least of what a job ordered, the quota found and those above it, in cores; infinity where there is none."""
+    """Return the least of a job's request, the quota found and those above it, in cores; infinity without any."""
     ordered = original.cores if found.cpu_limit_cores is None else found.cpu_limit_cores
     return min(ordered, original.cores, ancestor.cores)
 
@@ -533,9 +535,9 @@ def record(
 
 
 def check_job(config: AgentConfig, found: FoundJob) -> None:
-    """Refuse a job that is asked for at run time and could never be managed. Raises ConfigError."""
+    """Refuse a job added at run time that could never be managed. Raises ConfigError."""
     if ".." in found.path.split("/") or not found.path or not found.path.isprintable():
         raise ConfigError(f"cgroup {found.path!r}: must be a path below the hierarchy's root, without '..'")
     if not found.job_id.isprintable() or len(found.job_id) > MAX_NAME:
-        raise ConfigError(f"job_id: must be readable text of at most {MAX_NAME} characters")
+        raise ConfigError(f"job_id: must be printable text of at most {MAX_NAME} characters")
     config.resolve_settings(found.source, found.operation_id, found.layer)

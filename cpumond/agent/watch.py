@@ -1,4 +1,4 @@
-"""inotify: cgroups that come, go and are renamed, and writes to the limit files of the jobs that are followed."""
+"""inotify: cgroups that appear, disappear or are renamed, and writes to the limit files of followed jobs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ log = structlog.get_logger("cpumond.agent")
 
 
 class Watcher:
-    """Watches directories for children and limit files for writes; ``drain`` says what happened since the last call.
+    """Watches directories for children and limit files for writes; ``drain`` returns the changes since the last call.
 
-    ``problem`` is set when the kernel gives no instance, or no more watches: rescans look instead, and read all limits.
+    ``problem`` is set if the kernel gives no instance, or no more watches: then rescans look, and read all limits.
     """
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class Watcher:
             self._note_problem(f"no inotify instance is left ({describe(error)})", "fs.inotify.max_user_instances")
 
     def watch_directories(self, paths: set[str]) -> bool:
-        """Watch exactly these directories for children that come, go, get another name or another xattr.
+        """Watch exactly these directories for children that appear, disappear, or get another name or xattr.
 
-        True when one of them was not watched before: what came into it until now is only seen by looking again.
+        Returns True if one of them was not watched before: children that appeared before are only seen by another look.
         """
         found = {path: read_identity(path) for path in paths}
         for path, (known, watch) in list(self._directories.items()):
-            # One removed and made again needs another watch; cgroupfs does not tell that the old one is dead.
+            # A removed and recreated directory needs another watch; cgroupfs does not report that the old one is dead.
             if found.get(path) != known:
                 self._remove(watch)
                 del self._directories[path]
@@ -49,7 +49,7 @@ class Watcher:
         return any(path in self._directories for path in new)
 
     def watch_limits(self, owner: str, paths: list[str]) -> list[object]:
-        """Watch the limit files of one job; ``owner`` is what ``drain`` names. The handles go to ``unwatch``."""
+        """Watch the limit files of one job; ``drain`` reports it as ``owner``. The handles go to ``unwatch``."""
         handles: list[object] = []
         for path in paths:
             watch = self._add(path, Mask.MODIFY)
@@ -76,10 +76,10 @@ class Watcher:
             return None
 
     def _note_problem(self, what: str, sysctl: str) -> None:
-        """Note the first problem; it lasts as long as the agent, since jobs are watched once."""
+        """Record the first problem; it lasts as long as the agent, since jobs are watched once."""
         if not self.problem:
             advice = f"raise the sysctl {sysctl} and restart the agent"
-            self.problem = f"{what}: new jobs and writes of others are seen at rescans alone; {advice}"
+            self.problem = f"{what}: new jobs and writes of other programs are only seen at rescans; {advice}"
             log.warning("inotify_used_up", error=what, advice=advice)
 
     def _remove(self, watch: Watch) -> None:
@@ -92,7 +92,8 @@ class Watcher:
             return
 
     def drain(self) -> tuple[set[str], set[str], bool]:
-        """Paths that came, went or changed, owners whose limits were written; whether events were lost."""
+        """Return paths that appeared, disappeared or changed; owners whose limits were written; whether events were
+        lost."""
         children: set[str] = set()
         owners: set[str] = set()
         lost = False

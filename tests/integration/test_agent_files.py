@@ -73,7 +73,7 @@ def test_restore_says_that_it_cannot_know(cgroups, lowered):
     kill(lowered)
     done = lowered.run("restore")
     assert done.returncode == 75
-    assert "what it lowered is not known" in done.stderr
+    assert "the limits that it lowered are unknown" in done.stderr
     assert "Traceback" not in done.stderr
     assert "nothing to restore" not in done.stdout
 

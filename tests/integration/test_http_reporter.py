@@ -254,7 +254,7 @@ def test_a_receiver_that_takes_a_report_slowly_is_given_up_after_the_timeout(bou
             has_failed(reporter, 1)
             given_up.set()
             assert drained.wait(100.0)
-            assert "no answer within 1 s" in reporter.stats().last_error
+            assert "no response within 1 s" in reporter.stats().last_error
     finally:
         given_up.set()
         thread.join()

@@ -128,7 +128,7 @@ def test_a_pod_with_a_limit_as_a_whole_is_one_job(
     if inside < 0:
         wait_until(lambda: at_floor(kubepods, pod), "the pod is down at the floor")
     else:
-        wait_until(lambda: "a quota inside of it" in agent.run("explain", "shop/web-1").stdout, "it is said why not")
+        wait_until(lambda: "a quota inside it" in agent.run("explain", "shop/web-1").stdout, "it is said why not")
         assert kubepods.read(pod, "quota_us") == "150000"
         assert agent.job("shop/web-1")["current_cpu_limit"] == 1.5, "nothing is promised that is not given"
     assert names(agent, kubepods) == {"shop/web-1"}

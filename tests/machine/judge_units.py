@@ -227,7 +227,7 @@ def check_without_polkit(facts: Facts, slow: float) -> None:
     fact = of(facts, "without_polkit")
     assert_quiet(fact["start"])
     assert fact["lowered_s"] is not None
-    assert "lets this user set no properties" in fact["denied"]["problems"][0]
+    assert "does not let this user set properties" in fact["denied"]["problems"][0]
     assert fact["journal"].count("units_by_file") == 1
     assert fact["property_us"] == 10 * QUOTA_US
     assert fact["reloaded_us"] == QUOTA_US

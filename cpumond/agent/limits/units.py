@@ -1,8 +1,8 @@
-"""Limits of units as systemd is to have them, and its answers; the tick's side of ``host.systemd.bus``.
+"""Limits of systemd units: values sent to systemd, and its answers; the tick's side of ``host.systemd.bus``.
 
-systemd lowers the limits of units itself: it is told the property, and writes the kernel's file. More CPU must hold at
-once: ``writer`` writes the file first, then systemd is brought to want the same, so that ``daemon-reload`` and a
-restart of the unit keep it. No unit, no thread: the bus is opened when a unit is first set.
+systemd itself lowers the limits of units: it gets the property and writes the kernel's file. More CPU must be available
+at once: ``writer`` first writes the file, then sends systemd the same value, so that ``daemon-reload`` and a restart of
+the unit keep it. Without units there is no thread: the bus is opened when a unit is first set.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ log = structlog.get_logger("cpumond.agent")
 
 KEPT_TARGETS = 8
 MAX_LABEL = 200
-"""Characters of a unit's property that is shown."""
+"""A unit's property is shown with at most this many characters."""
 PROPERTIES: Final = {"quota": QUOTA, "weight": WEIGHT}
-"""The property of systemd for the setting that an actuator moves."""
+"""systemd's property for the setting that an actuator moves."""
 POLKIT_ADVICE: Final = (
-    "install polkitd and the rule cpumond.rules, or run the agent as root; limits are set by file alone"
+    "install polkitd and the rule cpumond.rules, or run the agent as root; limits are only set by file"
 )
 
 
 def _open_bus() -> UnitBus:
-    from cpumond.host.systemd.bus import UnitBus  # costs memory that only agents with units pay
+    from cpumond.host.systemd.bus import UnitBus  # costs memory that only agents with units need
 
     return UnitBus(lambda: None)
 
 
 class UnitLimits:
-    """The units of this host as the agent sets them. For the thread of the tick.
+    """Sets the units of this host. For the tick's thread.
 
-    ``problem`` says why units are set by file alone, "" while they need not be. ``booted``: systemd is PID 1 here.
+    ``problem`` says why units are only set by file, "" if systemd is used. ``booted``: systemd is PID 1 here.
     """
 
     def __init__(
@@ -71,21 +71,22 @@ class UnitLimits:
         self._refusals: dict[str, str] = {}
 
     def name_unit(self, path: str) -> str:
-        """The unit whose cgroup is at ``path``; "" where it is none, or systemd is not PID 1 here."""
+        """Return the unit whose cgroup is at ``path``; "" if it is none, or systemd is not PID 1 here."""
         return unit_of(path) if self._booted else ""
 
     @property
     def can_ask(self) -> bool:
-        """Whether systemd can be asked: an answer comes, or the event that it is away."""
+        """Whether systemd can be asked, so that an answer or the event that it is down will come."""
         return self._booted and not (self._missing or self._away)
 
     @property
     def can_tell(self) -> bool:
-        """Whether systemd takes what it is told, as far as is known."""
+        """Whether systemd accepts values, as far as is known."""
         return self._open() is not None and not (self._away or self._denied)
 
     def can_lower(self, unit: str) -> bool:
-        """Whether a lower limit can be left to systemd: what it refused for a unit is written by the agent."""
+        """Return whether systemd can be left to lower a limit; limits that it refused for a unit are written by the
+        agent."""
         return self.can_tell and unit not in self._refusals
 
     def _open(self) -> UnitBus | None:
@@ -100,14 +101,14 @@ class UnitLimits:
     def want(
         self, unit: str, settings: CpuSettings, actuators: tuple[str, ...], urgent: bool = False, again: bool = False
     ) -> bool:
-        """Have systemd want ``settings`` for a unit; ``urgent`` before others, for more CPU. False: it was told the
-        same before. ``again``: it is told the same once more, if it has answered the first time."""
+        """Send systemd ``settings`` for a unit, with ``urgent`` before others, for more CPU. Return False if it was
+        sent the same before; with ``again`` the same is sent once more if it has answered the first time."""
         if not self._booted:
             return False
         properties = list_properties(settings, actuators, self._cpu_version)
         record = self.read(unit)
         if not record.is_settled:
-            # Properties of another actuator that systemd has not answered to yet are told again with these.
+            # Properties of another actuator that systemd has not answered yet are sent again with these.
             properties += _leave_out(dict(properties), record.target)
         if not properties or (record.target == properties and not (again and record.is_settled)):
             return False
@@ -127,54 +128,55 @@ class UnitLimits:
             bus.set(unit, properties, urgent, tuple(values))
 
     def hold_back(self, unit: str) -> None:
-        """Another program may have set a unit: do not send the first value for it, which is set without a look-up."""
+        """Do not send the first value for a unit, which is set without a lookup: another program may have set the
+        unit."""
         record = self._targets.get(unit)
         if record is not None and not record.acknowledged and self._bus is not None:
             self._bus.drop(unit)
             record.older, record.target = (*record.older, record.target), ()
 
     def want_again(self, unit: str, values: Mapping[str, object] | None = None) -> None:
-        """Tell systemd once more; ``values``: what other programs have set meanwhile."""
+        """Send the target to systemd once more; ``values``: properties that other programs have set meanwhile."""
         record = self._targets.get(unit)
         if record is not None and record.target:
             record.applied = merge(record.applied, _read_numbers(values or {}))
             self._submit(unit, record, record.target)
 
     def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
-        """Have systemd want what an operator ordered (``found``, in its own ``values`` where they are known).
+        """Send systemd the limit that an operator set (``found``, or its own ``values`` if known).
 
-        A value of the agent's may still be on its way and land after it: this one comes after both.
+        A value of the agent may still be in transit and arrive after the operator's; this one comes after both.
         """
         record = self._targets.get(unit)
         if record is None:
             return
         properties = list_properties(found, (actuator,), self._cpu_version)
         told = tuple(each for each in _read_numbers(values) if each[0] in dict(properties))
-        # Values before it were applied before it was sent: if one is seen again, an operator may have set it.
+        # Earlier values were applied before it was sent: if one is seen again, an operator may have set it.
         record.older = (record.target,)
         self._submit(unit, record, told or properties)
 
     def forget(self, unit: str) -> None:
-        """The agent does not decide about this unit any more, or it is gone."""
+        """Forget a unit that the agent no longer decides about, or that is gone."""
         self._targets.pop(unit, None)
         if self._bus is not None:
             self._bus.drop(unit)
 
     def read(self, unit: str) -> UnitTarget:
-        """The record of values sent for a unit; an empty one where none was sent."""
+        """Return the record of values sent for a unit; an empty one if none was sent."""
         return self._targets.get(unit) or UnitTarget()
 
     def has_told(self, unit: str) -> bool:
-        """Whether systemd was told anything of a unit, as it is with its first limit."""
+        """Return whether systemd was sent anything for a unit, which begins with its first limit."""
         return unit in self._targets
 
     def may_be_told(self, unit: str) -> bool:
-        """Whether systemd may have taken a value of this run, though its answer is not known."""
+        """Return whether systemd may have accepted a value of this run although its answer is unknown."""
         record = self.read(unit)
         return record.acknowledged or (record.submitted and not (self._denied or self._missing))
 
     def is_ours(self, unit: str, found: CpuSettings, actuators: Iterable[str]) -> bool:
-        """Whether all that ``actuators`` move is as systemd may apply it for the agent."""
+        """Return whether all settings of ``actuators`` have values that systemd may apply for the agent."""
         record, names = self.read(unit), [PROPERTIES[actuator] for actuator in actuators]
         return all(record.has(name, read_property(found, name, self._cpu_version)) for name in names)
 
@@ -190,7 +192,7 @@ class UnitLimits:
         is_reloaded: bool = False,
         is_inherited: bool = False,
     ) -> WriteVerdict:
-        """Who wrote a unit's limit (``judge.judge``); ``values`` as systemd tells them, None before it was asked."""
+        """Judge who wrote a unit's limit (``judge.judge``); ``values`` are systemd's own, None before it was asked."""
         name = PROPERTIES[actuator]
         record, told = self.read(unit), (values or {}).get(name)
         seen = Observation(
@@ -212,7 +214,7 @@ class UnitLimits:
             bus.ask(unit, tuple(names) or (QUOTA, WEIGHT))
 
     def read_values(self, values: Mapping[str, object], found: CpuSettings) -> CpuSettings:
-        """``found`` with those limits that systemd tells (``values``)."""
+        """Return ``found`` with the limits in systemd's ``values``."""
         quota, weight = values.get(QUOTA), values.get(WEIGHT)
         if isinstance(quota, int):
             quota_us = None if quota == NO_LIMIT else max(quota * found.period_us // 1_000_000, MIN_QUOTA_US)
@@ -224,7 +226,7 @@ class UnitLimits:
         return found
 
     def poll(self) -> list[UnitEvent]:
-        """The events from systemd since the last call; what they mean for the targets is noted here."""
+        """Return the events from systemd since the last call, after recording their meaning for the targets."""
         events = self._bus.poll() if self._bus is not None else []
         for event in events:
             self._on_event(event)
@@ -254,10 +256,10 @@ class UnitLimits:
                 self._clear_problem()
         elif event.kind == "away":
             self._away = True
-            self._set_problem(event.text, "limits of units are set by file until the system bus is back")
+            self._set_problem(event.text, "limits of units are only set by file until the system bus is back")
         elif event.kind == "denied":
             self._denied = True
-            self._set_problem(f"systemd lets this user set no properties of units ({event.text})", POLKIT_ADVICE)
+            self._set_problem(f"systemd does not let this user set properties of units ({event.text})", POLKIT_ADVICE)
         elif event.kind == "refused" and self._refusals.get(event.unit) != event.text:
             self._refusals[event.unit] = event.text
             log.warning("unit_refused", unit=event.unit, error=event.text)
@@ -274,7 +276,7 @@ class UnitLimits:
         self.problem = ""
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until systemd was told everything; what it answered comes with ``poll``. False: it takes longer."""
+        """Wait until everything is sent to systemd; its answers come with ``poll``. Return False if it takes longer."""
         if self._bus is None:
             return True
         return self._bus.flush(timeout_s)
@@ -285,7 +287,7 @@ class UnitLimits:
 
 
 def _leave_out(names: Iterable[str], properties: UnitProperties) -> UnitProperties:
-    """``properties`` without those of the settings that ``names`` belong to."""
+    """Return ``properties`` without those of the settings that ``names`` belong to."""
     settings = {name.startswith("CPUQuota") for name in names}
     return tuple(each for each in properties if each[0].startswith("CPUQuota") not in settings)
 
@@ -295,7 +297,7 @@ def _read_numbers(values: Mapping[str, object]) -> UnitProperties:
 
 
 def read_labels(values: dict[str, object]) -> dict[str, str]:
-    """Properties of a unit as short texts for people; those that systemd did not tell are ""."""
+    """Format properties of a unit as short texts for people; those missing in systemd's answer are ""."""
     labels = {}
     for name, value in values.items():
         if isinstance(value, bool):

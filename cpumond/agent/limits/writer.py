@@ -1,7 +1,7 @@
-"""Where the running agent changes limits: limits out, originals back, and what of it is on disk.
+"""Write limits of the running agent: set limits, restore originals, and record them on disk.
 
-Before a cgroup's first change its original settings are on disk (``secure``); after that ``restore`` can always put
-them back, here or in ``cpumond restore``.
+Before a cgroup's first change its original settings are on disk (``secure``). From then on they can always be restored,
+here or by ``cpumond restore``.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ from cpumond.host.cgroup.settings import (
 from cpumond.host.systemd.properties import align_weight, round_up
 
 GONE_S = 5.0
-"""Timeout for a unit whose cgroup is gone to be started again."""
+"""Seconds for a unit whose cgroup is gone to be started again."""
 ASK_AGAIN_S = 60.0
-"""Period of attempts to send systemd an original that it did not take: it, or polkit, may allow it by then."""
+"""Seconds between attempts to send systemd an original that it did not accept: it, or polkit, may allow it by then."""
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """The outcome of one write: the cores now in force (None: the cgroup is gone), which bound moved them, and whether
-    anything had to be written."""
+    """Outcome of one write: the cores now in force (None: the cgroup is gone), the bounds that moved them, and
+    whether anything had to be written."""
 
     cores: float | None
     notes: tuple[str, ...] = ()
@@ -77,11 +77,11 @@ class Applied(msgspec.Struct, frozen=True):
 class LimitWriter:
     """Writes limits of tracked jobs and keeps their originals on disk.
 
-    ``damaged`` is the sentence about a state file that could not be read, "" normally; ``unknown``: no copy of it could
-    be read; ``writes_total`` counts writes. By cgroup path: ``gone``, until when a unit may come again (None: not set
-    yet); ``returning``, originals that systemd was told of and did not yet take; ``unsaved``, whose new original is not
-    on disk yet. ``log`` says what was written last; ``written``: paths of cgroups written since the events of that were
-    taken.
+    ``damaged`` is the sentence about an unreadable state file, normally "". ``unknown``: no copy of it could be read.
+    ``writes_total`` counts writes. By cgroup path: ``gone`` is the time until which a unit may return (None: not set
+    yet); ``returning`` are originals that systemd was sent and has not accepted yet; ``unsaved`` are jobs whose new
+    original is not on disk yet. ``log`` records the latest writes. ``written``: paths of cgroups written since their
+    events were processed.
     """
 
     def __init__(self, config: AgentConfig, units: UnitLimits, totals: RunTotals) -> None:
@@ -89,7 +89,7 @@ class LimitWriter:
         self.units = units
         self.totals = totals
         self.covered: list[str] = []
-        """Mount points that do not show their hierarchy to others any more: nothing is lowered meanwhile."""
+        """Mount points that no longer show their hierarchy to other processes: nothing is lowered meanwhile."""
         self.gone: dict[str, float | None] = {}
         self.returning: dict[str, Original] = {}
         self._again_at_s = -math.inf
@@ -105,7 +105,7 @@ class LimitWriter:
         self._number = 0
         self._is_loaded = False
         self.is_ousted = False
-        """Another agent has the files: nothing is written to them any more."""
+        """Another agent owns the files: nothing is written to them any more."""
         self._saved: Identity | None = None
         self._copied: Identity | None = None
         self.log = LimitLog(os.path.join(config.runtime_dir, WRITTEN_FILE))
@@ -114,22 +114,24 @@ class LimitWriter:
         self._root_id = (0, 0)
 
     def is_paused(self) -> bool:
-        """Whether an operator's pause file stops all writes."""
+        """Return whether an operator's pause file stops all writes."""
         return os.path.exists(os.path.join(self.config.runtime_dir, "pause"))
 
     def load(self, hierarchies: Hierarchies) -> None:
-        """Read the originals that a run before this one left; a damaged file is put aside and named in ``damaged``.
+        """Read the originals of an earlier run; a damaged file is put aside and named in ``damaged``.
 
-        Those that were renamed are known by their new names afterwards, those that are gone are forgotten. Raises
-        UnknownLimitsError when they are of a hierarchy that is not to be seen: they would be taken for gone.
+        Renamed cgroups are stored by their new paths afterwards, and those that are gone are forgotten. Raises
+        UnknownLimitsError if their hierarchy is not visible, because they would be taken for gone.
         """
         self._root_id = hierarchies.read_root_id()
         content, complaint = load_newest([self.path, self.copy_path])
         self.unknown = bool(complaint) and content is None
         if self.unknown:
-            self.damaged = f"{complaint}; jobs start from the cpu_limit they are given, the others keep what is there"
+            self.damaged = (
+                f"{complaint}; jobs with a configured cpu_limit start from it, the others keep their present limits"
+            )
         elif complaint:
-            self.damaged = f"{complaint}; its copy in runtime_dir is good, jobs start from their full limits"
+            self.damaged = f"{complaint}; its copy in runtime_dir is intact; jobs start from their full limits"
         self._number = 0 if content is None else content.number
         if content is not None and is_of_this_boot(content, self.copy_path):
             self.originals = self._find_all(hierarchies, content)
@@ -152,12 +154,12 @@ class LimitWriter:
         return found
 
     def find_original(self, cgroup: Cgroup) -> Original | None:
-        """The original of this very cgroup, when an agent changed it before."""
+        """Return the original of this very cgroup, if an agent changed it before."""
         original = self.originals.get(cgroup.path)
         return original if original is not None and original.inode == cgroup.inode else None
 
     def list_moved(self, cgroup: Cgroup) -> tuple[str, ...]:
-        """The actuators whose original settings of this cgroup are on disk."""
+        """Return the actuators whose original settings of this cgroup are on disk."""
         known = self.find_original(cgroup)
         return known.actuators if known is not None else ()
 
@@ -165,13 +167,13 @@ class LimitWriter:
         """Save the originals of ``jobs`` before they are changed. Raises CreateError or AccessError."""
         added: dict[str, Original] = {}
         for job in jobs:
-            # An original that systemd has not taken back yet is added to, not replaced.
+            # Add to an original that systemd has not accepted yet; do not replace it.
             known = self.find_original(job.cgroup) or self.returning.get(job.cgroup.path)
             actuators = known.actuators if known else ()
             if new := [name for name in job.actuators if name not in actuators]:
                 moved = (*actuators, *new)
                 if known is None and "weight" in new and (found := read_settings_or_none(job)) is not None:
-                    # One that has left the idle class has another weight than it was found with; no event tells of it.
+                    # A cgroup that has left the idle class has another weight than was found; no event reports that.
                     job.original, job.in_force = (
                         msgspec.structs.replace(each, weight=found.weight) for each in (job.original, job.in_force)
                     )
@@ -180,7 +182,7 @@ class LimitWriter:
         if added or self._stale:
             self._save({**self.originals, **added})
         for job in jobs:
-            # Where the original of an earlier cgroup of this name waits to be put back, the new cgroup waits.
+            # If the original of an earlier cgroup of this name is still to be restored, the new cgroup waits.
             job.touched = self.find_original(job.cgroup) is not None
 
     def keep(self, job: Tracked) -> None:
@@ -192,9 +194,9 @@ class LimitWriter:
             self._stale = True
 
     def forget(self, path: str, now: bool = True) -> None:
-        """Drop an original that must not be put back any more; stored with the next ``flush``.
+        """Drop an original that must not be restored any more; stored with the next ``flush``.
 
-        ``now`` False for a cgroup that is gone: what is on disk about it does no harm until the next save.
+        ``now`` False for a cgroup that is gone: its record on disk does no harm until the next save.
         """
         original = self.originals.pop(path, None)
         if original is not None:
@@ -202,8 +204,8 @@ class LimitWriter:
             self._stale, self._untidy = self._stale or now, True
 
     def abandon(self, job: Tracked) -> None:
-        """Give a cgroup up to the program that writes its limit: that limit stays, what else was moved goes back to
-        what was found, and nothing of it is put back later. Raises CgroupError."""
+        """Leave a cgroup to the program that writes its limit: that limit stays, other moved settings are restored,
+        and nothing of it is restored later. Raises CgroupError."""
         known, current = self.find_original(job.cgroup), job.cgroup.read_settings()
         if known is None or current is None:
             self.forget(job.cgroup.path)
@@ -213,13 +215,13 @@ class LimitWriter:
         if "quota" in known.actuators and known.settings.burst_us is not None:
             most_us = known.settings.burst_us if target.quota_us is None else target.quota_us
             target = msgspec.structs.replace(target, burst_us=min(known.settings.burst_us, most_us))
-        # systemd is told the same: what is written to the file alone does not outlive the unit.
+        # systemd is sent the same: a value written only to the file does not outlive the unit.
         self.give_back(job.cgroup.path, choose_restore(current, known.settings, known.actuators))
         job.cgroup.write_settings(current, target)
         job.in_force = target
 
     def lose(self, job: Tracked) -> None:
-        """A cgroup is gone. The original of a changed unit is kept: its next cgroup comes with the same limit."""
+        """Record that a cgroup is gone. The original of a changed unit is kept: its next cgroup has the same limit."""
         known = self.find_original(job.cgroup)
         if known is not None and known.unit:
             self.gone[job.cgroup.path] = None
@@ -227,7 +229,8 @@ class LimitWriter:
             self.forget(job.cgroup.path, now=False)
 
     def is_expected_after_restart(self, path: str, unit: str, in_force: CpuSettings, assume_own: bool) -> bool:
-        """Whether systemd can have given a unit's new cgroup ``in_force``: never lowered, or lowered to just that."""
+        """Return whether systemd can have set ``in_force`` in a unit's new cgroup: never lowered, or lowered to
+        exactly that."""
         former = self._find_former(path, unit)
         original = None if former is None else self._find_unit_original(former)
         if former is None or original is None:
@@ -240,21 +243,21 @@ class LimitWriter:
         return self.originals.get(path) or self.returning.get(path)
 
     def _is_unknown(self, path: str, unit: str) -> bool:
-        """Whether an agent before this one may have told systemd of a unit, and this one has not."""
+        """Return whether an earlier agent may have sent systemd a limit of a unit, and this one has not."""
         return path in self._inherited and not self.units.read(unit).acknowledged
 
     def _find_former(self, path: str, unit: str) -> str | None:
-        """Where the original of a unit is kept: at its path, or where it was before its slice was changed."""
+        """Return the path where a unit's original is stored: its own, or the one before its slice was changed."""
         if self._find_unit_original(path) is not None:
             return path
         former = ((old, self._find_unit_original(old)) for old in (*self.gone, *self.returning))
         return next((old for old, known in former if known is not None and known.unit == unit), None)
 
     def take_over(self, cgroup: Cgroup, in_force: CpuSettings, assume_own: bool) -> Original | None:
-        """The original of a unit that was restarted: of its last cgroup, if its limit is the one that systemd was told.
+        """Return the original of a restarted unit, from its last cgroup, if its limit is the one sent to systemd.
 
-        None for any other limit, which another program set: it is the original. ``assume_own``: the limit counts as one
-        that an agent before this one told systemd.
+        Return None for any other limit, which another program set: that is the original. ``assume_own``: the limit
+        counts as one that an earlier agent sent to systemd.
         """
         path = cgroup.path
         former = self._find_former(path, self.units.name_unit(path)) or path
@@ -278,20 +281,20 @@ class LimitWriter:
         return self.originals[path]
 
     def is_inherited(self, path: str) -> bool:
-        """Whether a run before this one changed the cgroup, or told systemd of its unit."""
+        """Return whether an earlier run changed the cgroup, or sent systemd a limit of its unit."""
         return path in self._inherited
 
     def claim_unit(self, job: Tracked) -> None:
-        """Have on disk that a job is a unit, which versions before this one did not note: systemd may be told of its
-        limit after that. Raises CreateError or AccessError."""
+        """Save that a job is a unit, which earlier versions did not record; after that systemd may be sent its
+        limit. Raises CreateError or AccessError."""
         known = self.find_original(job.cgroup)
         if known is not None and job.unit and not known.unit:
             self._save({**self.originals, job.cgroup.path: msgspec.structs.replace(known, unit=job.unit)})
 
     def expire_gone(self, now_s: float, is_there: Callable[[str], bool], removed: Container[str] = ()) -> None:
-        """Put back what systemd stores of units that did not come again in time, or were ``removed``.
+        """Restore systemd's stored values of units that did not return in time, or were ``removed``.
 
-        For one that ``is_there`` again its new cgroup decides, see ``take_over``.
+        For a unit that ``is_there`` again its new cgroup decides, see ``take_over``.
         """
         for path, until_s in list(self.gone.items()):
             if until_s is None:
@@ -305,7 +308,8 @@ class LimitWriter:
                 self.give_back(path)
 
     def list_left(self, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
-        """Changed cgroups without a job in ``jobs``; until one is put back, a new cgroup of its name is not changed."""
+        """Return changed cgroups without a job in ``jobs``; until one is restored, a new cgroup of its name is not
+        changed."""
         return {
             path: original
             for path, original in self.originals.items()
@@ -313,7 +317,7 @@ class LimitWriter:
         }
 
     def list_strays(self, now_s: float, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
-        """``list_left`` without units that still have time to come again."""
+        """Return ``list_left`` without units that still have time to return."""
         return {
             path: original
             for path, original in self.list_left(jobs).items()
@@ -321,9 +325,9 @@ class LimitWriter:
         }
 
     def give_back(self, path: str, settings: CpuSettings | None = None) -> None:
-        """Forget a cgroup whose file is as it was found, or gone; a unit only when systemd has taken it, too.
+        """Forget a cgroup whose file is restored, or gone; a unit only once systemd has accepted the original, too.
 
-        ``settings``: what is in force there; None for what was found.
+        ``settings``: those in force there; None for the original ones.
         """
         original = self.originals.get(path)
         self.forget(path)
@@ -336,8 +340,8 @@ class LimitWriter:
                 self.units.forget(original.unit)
 
     def adopt_operator_values(self, unit: str, values: Mapping[str, object]) -> None:
-        """Make what an operator gave a unit (``values``) its original, whether that is on its way back already or goes
-        back later; in the end systemd writes the file again."""
+        """Make the ``values`` that an operator gave a unit its original, whether that is being restored already or
+        later. In the end systemd writes the file again."""
         for known in (self.originals, self.returning):
             for path, original in known.items():
                 if original.unit == unit:
@@ -348,7 +352,7 @@ class LimitWriter:
                         self.units.want(unit, settings, original.actuators, urgent=True)
 
     def ask_again(self, now_s: float, at_once: bool = False) -> None:
-        """Tell systemd again, every ASK_AGAIN_S or ``at_once``, of the originals that it did not take."""
+        """Send systemd again, every ASK_AGAIN_S or ``at_once``, the originals that it did not accept."""
         if not self.returning:
             self._again_at_s = now_s + ASK_AGAIN_S
         elif at_once or now_s >= self._again_at_s:
@@ -358,7 +362,7 @@ class LimitWriter:
                     self.units.want_again(original.unit)
 
     def reap_acknowledged(self, final: bool = False) -> None:
-        """Forget the units that systemd has taken, and those of which it never took a lower limit."""
+        """Forget units whose originals systemd has accepted, and those of which it never accepted a lower limit."""
         for path, original in list(self.returning.items()):
             never = not (self.units.may_be_told(original.unit) or path in self._inherited)
             if path in self.originals or self.units.read(original.unit).is_settled or never:
@@ -368,15 +372,15 @@ class LimitWriter:
                     self.units.forget(original.unit)
 
     def flush(self, tidy: bool = False) -> None:
-        """Store what ``keep`` and ``forget`` changed; with ``tidy`` also what can wait, and a file where there is none
-        yet. Originals that could not be loaded stay as they are. Raises CreateError or AccessError."""
+        """Store the changes of ``keep`` and ``forget``; with ``tidy`` also those that can wait, and a first file.
+        Originals that could not be loaded stay as they are. Raises CreateError or AccessError."""
         if not self._is_loaded:
             return
         if self._stale or (tidy and (self._untidy or self._saved is None)):
             self._save(self.originals)
 
     def store(self, tidy: bool = False) -> None:
-        """``flush``; a failure is logged, and tried again."""
+        """Call ``flush``; a failure is logged and retried."""
         try:
             self.flush(tidy)
         except CpumondError as error:
@@ -392,7 +396,7 @@ class LimitWriter:
             self._saved = save(self.path, content)
         except (CreateError, AccessError):
             if originals is self.originals:
-                # It only drops originals: the copy, the newer one then, is enough to not put them back again.
+                # This save only drops originals: the copy, which is then newer, is enough to not restore them again.
                 self._save_copy(content)
             raise
         self._save_copy(content)
@@ -401,12 +405,12 @@ class LimitWriter:
         self.unsaved.clear()
 
     def _save_copy(self, content: Originals) -> None:
-        """A second copy, should the first be lost; a failure is ignored, since the first is there."""
+        """Save a second copy, in case the first is lost; a failure is ignored, since the first exists."""
         with contextlib.suppress(CreateError, AccessError):
             self._copied = save(self.copy_path, content, sync=False)
 
     def look_after_files(self) -> list[str]:
-        """Write the files anew that were removed or replaced; their paths. Raises CreateError or AccessError."""
+        """Rewrite files that were removed or replaced; return their paths. Raises CreateError or AccessError."""
         lost = [
             path
             for path, known in ((self.path, self._saved), (self.copy_path, self._copied))
@@ -419,9 +423,9 @@ class LimitWriter:
         return lost
 
     def write(self, job: Tracked, cores: float) -> Applied:
-        """Bring a secured job's limit to ``cores``. Raises CgroupWriteError, CgroupReadError, RefusedError."""
+        """Set a secured job's limit to ``cores``. Raises CgroupWriteError, CgroupReadError, RefusedError."""
         if not job.touched:
-            raise RefusedError(f"{job.cgroup.path}: its original settings are not on disk, so it is not changed")
+            raise RefusedError(f"{job.cgroup.path}: its original settings are not saved, so it is not changed")
         refusal = find_refusal(self.config, job.found, job.settings, job.cgroup.place)
         if refusal:
             job.refused = refusal
@@ -431,7 +435,7 @@ class LimitWriter:
         try:
             written = self._write(job, target)
         except CgroupWriteError:
-            # The cgroup or a quota above it may have been changed since the last look: look, and try once more.
+            # The cgroup or a quota above it may have changed since the last look: read them and try once more.
             current = job.cgroup.read_settings()
             job.ancestor = job.cgroup.read_ancestor_cap()
             if current is None:
@@ -446,29 +450,30 @@ class LimitWriter:
             try:
                 written = self._write(job, target)
             except CgroupWriteError:
-                # Some of its steps may be done: what is in force must not pass for another program's.
+                # Some steps may be done: the result must not be taken for another program's write.
                 job.in_force = job.cgroup.read_settings() or job.in_force
                 raise
         if not written and job.unit and job.cgroup.is_there():
             raise RefusedError(
-                f"{job.cgroup.path}: it has no limit file, and systemd cannot be told to make one "
+                f"{job.cgroup.path}: it has no limit file, and systemd cannot be asked to create one "
                 f"({self.units.problem or 'it refused the limit'}), so it is not changed"
             )
         return Applied(target.cores if written else None, target.notes, self.writes_total > writes)
 
     def follow_burst(self, job: Tracked, found: CpuSettings) -> None:
-        """Take over a burst that another program wrote: it is kept as far as it fits under the quota, and put back in
+        """Adopt a burst that another program wrote: it is kept as far as it fits under the quota, and restored in
         the end; stored with the next ``flush``."""
         job.original = msgspec.structs.replace(job.original, burst_us=found.burst_us)
         job.in_force = msgspec.structs.replace(job.in_force, burst_us=found.burst_us)
         self.keep(job)
 
     def has_other_burst(self, job: Tracked, cores: float) -> bool:
-        """Whether the burst in force differs from the one that goes with a limit of ``cores``."""
+        """Return whether the burst in force differs from the one for a limit of ``cores``."""
         return self._compute_target(job, cores).settings.burst_us != job.in_force.burst_us
 
     def _compute_target(self, job: Tracked, cores: float) -> LimitTarget:
-        """The settings to write: the actuator moves one; the others stay as another program may have set them."""
+        """Compute the settings to write: the actuator moves one; the others stay, since another program may have set
+        them."""
         s, found = job.settings, job.in_force
         if job.actuator == "weight":
             target = _compute_weight(job, cores)
@@ -480,36 +485,36 @@ class LimitWriter:
             threads = count_threads(job.cgroup.place)
             floor = min(threads * s.min_cores_per_thread, job.state.hard_cores, found.cores)
             if cores < floor:
-                cores, notes = floor, (f"held to {count_cores(floor)}, min_cores_per_thread for each thread",)
+                cores, notes = floor, (f"held to {count_cores(floor)}, min_cores_per_thread of each thread",)
         if job.found.is_whole and cores < found.cores:
-            # v1 takes no quota below that of a child, and children of a container are the container's.
+            # v1 accepts no quota below that of a child, and children of a container belong to the container.
             floor = min(job.cgroup.read_quota_below(), job.state.hard_cores, found.cores)
             if cores < floor:
-                cores, notes = floor, (f"held to {count_cores(floor)}, a quota inside of it",)
+                cores, notes = floor, (f"held to {count_cores(floor)}, a quota inside it",)
         wanted = cores
         full_cores = compute_full(job.found, job.original, job.ancestor)
         if wanted >= job.state.hard_cores and full_cores < math.inf:
-            cores = full_cores  # an order larger than the CPUs there are is left as it is
+            cores = full_cores  # a request above the number of CPUs is left as it is
         if job.unit:
             cores = min(round_up(cores), job.original.cores)
-        # At its full limit a job has the burst that was found. A larger one would keep other programs from lowering
-        # the quota, which the kernel refuses below the burst.
+        # At its full limit a job has the original burst. A larger one would keep other programs from lowering the
+        # quota, which the kernel refuses below the burst.
         burst_ratio = s.burst_ratio if wanted < job.state.hard_cores else None
         target = compute_quota_target(cores, job.original, job.ancestor, burst_ratio)
         if target.cores == cores:
-            # The monitor goes on from its own value: rounded up each time, a unit's small limit would never go down.
+            # The monitor continues from its own value: rounded up each time, a unit's small limit would never fall.
             target = msgspec.structs.replace(target, cores=wanted)
         weight = _compute_weight(job, wanted).settings.weight if "weight" in job.actuators else found.weight
         settings = msgspec.structs.replace(target.settings, weight=weight)
         return msgspec.structs.replace(target, settings=settings, notes=notes + target.notes)
 
     def _write(self, job: Tracked, target: LimitTarget) -> bool:
-        """Bring the file to ``target``; a unit's limit is lowered by systemd. False: there is no file, or no cgroup."""
+        """Write ``target`` to the file; systemd lowers a unit's limit. Return False if there is no file or cgroup."""
         before, after = job.in_force, target.settings
         lowered = bool(job.unit) and classify_change(before, after, job.actuator, exact=True) == "lower"
         by_systemd = lowered and self.units.can_lower(job.unit)
         if by_systemd:
-            # The kernel takes no quota below the burst, not from systemd either.
+            # The kernel accepts no quota below the burst, not from systemd either.
             after = msgspec.structs.replace(before, burst_us=after.burst_us)
         steps = plan_steps(before, after)
         self.writes_total += len(steps)
@@ -527,7 +532,7 @@ class LimitWriter:
         return True
 
     def _note(self, job: Tracked, after: CpuSettings) -> None:
-        """Log a write before it is made. Raises CreateError or AccessError when less CPU has to wait."""
+        """Log a write before it is made. Raises CreateError or AccessError if a decrease must wait."""
         inode, before = job.cgroup.inode, job.in_force
         if after.cores < before.cores or (after.weight or 0) < (before.weight or 0):
             self.log.note(inode, before, after)
@@ -540,21 +545,21 @@ class LimitWriter:
             self.log.note(inode, before, after)
 
     def has_external_limit(self, job: Tracked) -> bool:
-        """Whether another program set the limit of a cgroup that a run before this one changed."""
+        """Return whether another program set the limit of a cgroup that an earlier run changed."""
         known = self.find_original(job.cgroup)
         return known is not None and not known.unit and is_external(
             job.in_force, known.settings, self.log.records.get(known.inode), job.actuator
         )  # fmt: skip
 
     def restore(self, job: Tracked) -> None:
-        """Put a touched job's original settings back, unless the cgroup is gone.
+        """Restore a touched job's original settings, unless the cgroup is gone.
 
         Raises CgroupWriteError or CgroupReadError; then the original stays on disk for ``cpumond restore``.
         """
         if "quota" in self.list_moved(job.cgroup):
             found = job.cgroup.read_settings()
             if found is not None and found.burst_us != job.in_force.burst_us:
-                self.follow_burst(job, found)  # no event tells of it
+                self.follow_burst(job, found)  # no event reports it
         known = self.find_original(job.cgroup)
         if known is not None:
             try:
@@ -568,11 +573,12 @@ class LimitWriter:
         job.touched = False
 
     def put_back(self, job: Tracked, wrote: bool, now_s: float) -> None:
-        """A job that is not written any more, or through another actuator, gets its original settings back; one that
-        begins to be written goes on from the limit in force, or from its guarantee, which is written then. ``wrote``:
-        whether it was written before.
+        """Restore the original settings of a job that is no longer written, or through another actuator.
 
-        Where that fails it is tried again at each look. Raises CgroupError.
+        A job that begins to be written continues from the limit in force, or from its guarantee, which is then written.
+        ``wrote``: whether it was written before.
+
+        A failure is retried at each look. Raises CgroupError.
         """
         moved = set(self.list_moved(job.cgroup))
         restored = job.touched and (not job.writes or not moved <= set(job.actuators))
@@ -596,7 +602,8 @@ def _compute_weight(job: Tracked, cores: float) -> LimitTarget:
 
 
 def read_limit_cores(job: Tracked, current: CpuSettings) -> float:
-    """The limit in cores that ``current`` stands for under the job's actuator; its guarantee if that writes nothing."""
+    """Return the limit in cores of ``current`` under the job's actuator; its guarantee if the actuator writes
+    nothing."""
     if job.actuator == "guarantee":
         return job.state.limit_cores
     if job.actuator == "weight":
@@ -607,7 +614,7 @@ def read_limit_cores(job: Tracked, current: CpuSettings) -> float:
 
 
 def read_settings_or_none(job: Tracked) -> CpuSettings | None:
-    """The settings in force; None when the cgroup is gone or cannot be read (then ``job.last_error`` says why)."""
+    """Return the settings in force; None if the cgroup is gone or unreadable (then ``job.last_error`` says why)."""
     try:
         return job.cgroup.read_settings()
     except CgroupReadError as error:

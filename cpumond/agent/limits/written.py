@@ -1,8 +1,8 @@
-"""The agent's latest write into each cgroup, so that a limit of its own is told from another program's.
+"""Log of the agent's latest write into each cgroup, to distinguish its limits from another program's.
 
-The next process must know that even after a kill: so each change is one more line of a file in ``runtime_dir``, there
-before the cgroup is written. It is not synced: cgroups do not outlive the machine either. Where nothing is known of a
-cgroup every limit below its original counts as the agent's: no job is left low.
+The next process needs it even after a kill. So each change is appended to a file in ``runtime_dir`` before the cgroup
+is written. It is not synced, since cgroups do not outlive the machine either. If nothing is known of a cgroup, every
+limit below its original counts as the agent's, so that no job keeps a lowered limit.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class LimitLog:
         self._size = 0
 
     def load(self, known: Container[int]) -> None:
-        """Take over what a run before this one wrote of the cgroups ``known``."""
+        """Load the records that an earlier run wrote of the cgroups ``known``."""
         self.records = {inode: written for inode, written in read_written(self.path).items() if inode in known}
         self.check(anew=True)
 
     def note(self, inode: int, before: CpuSettings, after: CpuSettings) -> None:
-        """Log a change of a cgroup before it is made. Raises CreateError or AccessError; then the file says
-        nothing about any cgroup."""
+        """Log a change of a cgroup before it is made. Raises CreateError or AccessError; then the file has no
+        records."""
         self.records[inode] = written = Written(before, after)
         try:
             if self._fd is None or self._size > MAX_BYTES + 2 * LINE_BYTES * len(self.records):
@@ -51,7 +51,7 @@ class LimitLog:
         self.records.pop(inode, None)
 
     def check(self, anew: bool = False) -> None:
-        """Write the file ``anew``, or where it was removed; what fails is tried again by the next ``note``."""
+        """Write the file ``anew``, or if it was removed; failures are retried by the next ``note``."""
         if anew or (self._fd is not None and not os.path.exists(self.path)):
             try:
                 self._rewrite()
@@ -74,7 +74,7 @@ class LimitLog:
         os.rename(temporary, self.path)
 
     def _discard(self) -> None:
-        """An incomplete file would make the agent's limit look like another program's: better none."""
+        """Remove the file: an incomplete one would make the agent's limit look like another program's."""
         with contextlib.suppress(OSError):
             os.truncate(self.path, 0)
         for path in (self.path, f"{self.path}.new"):
@@ -89,7 +89,7 @@ class LimitLog:
 
 
 def append_written(path: str, inode: int, before: CpuSettings, after: CpuSettings) -> None:
-    """One more change, by another process than the agent; a file that is not there says nothing and stays away."""
+    """Append a change from another process than the agent; if the file is missing, it is not created."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -99,9 +99,9 @@ def append_written(path: str, inode: int, before: CpuSettings, after: CpuSetting
 
 
 def read_written(path: str) -> dict[int, Written]:
-    """The newest change of each cgroup by its inode; nothing where the file is missing or damaged.
+    """Read the newest change of each cgroup by its inode; empty if the file is missing or damaged.
 
-    A last line that is not complete belongs to a change that was not made.
+    An incomplete last line belongs to a change that was not made.
     """
     found = {}
     try:

@@ -1,7 +1,7 @@
-"""Where heartbeats go: nowhere, into the log, to a receiver over HTTP, or to the scheduler that orders jobs.
+"""Receivers of heartbeats: none, the log, a receiver over HTTP, or the scheduler that orders jobs.
 
-A reporter takes the node's full state and tries by itself until the newest state has arrived; what was superseded
-before it was sent is dropped, so its memory does not grow. A new kind is one module and one line in ``REPORTERS``.
+A reporter takes the node's full state and retries until the newest state has arrived. A state superseded before it was
+sent is dropped, so memory does not grow. A new kind is one module and one line in ``REPORTERS``.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from cpumond.core.wire import Heartbeat
 
 
 class Reporter(Protocol):
-    """Sends heartbeats somewhere. ``submit`` and ``close`` are called by the tick's thread, ``stats`` by any."""
+    """Sends heartbeats. ``submit`` and ``close`` are called by the tick's thread, ``stats`` by any."""
 
     def submit(self, heartbeat: Heartbeat) -> None:
-        """Take over ``heartbeat``. Never blocks on the receiver and never raises."""
+        """Accept ``heartbeat``. Never blocks on the receiver and never raises."""
 
     def close(self, timeout_s: float) -> None:
-        """Send what still waits, once, and end; returns after at most ``timeout_s`` seconds (>= 0). Never raises."""
+        """Send waiting heartbeats once, and end; returns after at most ``timeout_s`` seconds (>= 0). Never raises."""
 
     def stats(self) -> ReporterStats:
-        """The figures up to now."""
+        """Return the statistics so far."""
 
 
 def _make_http(report: Report) -> Reporter:
@@ -40,4 +40,4 @@ REPORTERS: Final[dict[str, Callable[[Report], Reporter]]] = {
     "log": lambda _: LogReporter(),
     "http": _make_http,
 }
-"""``report.kind`` -> function that makes the reporter. Raises ConfigError when ``report.url`` is no address."""
+"""``report.kind`` -> function that makes the reporter. Raises ConfigError if ``report.url`` is no address."""

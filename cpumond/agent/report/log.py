@@ -1,4 +1,4 @@
-"""Reporters that stay on the node: one line of the log for each heartbeat, or nothing at all."""
+"""Reporters that stay on the node: one log line for each heartbeat, or nothing at all."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _log = structlog.get_logger()
 
 
 class SilentReporter:
-    """Takes heartbeats and forgets them (``report.kind = "none"``); its figures stay zero."""
+    """Discards heartbeats (``report.kind = "none"``); its statistics stay zero."""
 
     def submit(self, heartbeat: Heartbeat) -> None:
-        """Forget ``heartbeat``."""
+        """Discard ``heartbeat``."""
 
     def close(self, timeout_s: float) -> None:
-        """Nothing waits; returns at once."""
+        """Return at once: nothing waits."""
 
     def stats(self) -> ReporterStats:
         return ReporterStats()
@@ -34,7 +34,7 @@ class LogReporter:
         self._stats = ReporterStats()
 
     def submit(self, heartbeat: Heartbeat) -> None:
-        """Log the sums in cores: ordered, allowed now, used by the jobs whose use is known. Never raises."""
+        """Log the sums in cores: requested, allowed now, used by the jobs whose usage is known. Never raises."""
         now, jobs = self._stats, heartbeat.jobs
         try:
             _log.info(
@@ -56,7 +56,7 @@ class LogReporter:
         )
 
     def close(self, timeout_s: float) -> None:
-        """Nothing waits; returns at once."""
+        """Return at once: nothing waits."""
 
     def stats(self) -> ReporterStats:
         return self._stats

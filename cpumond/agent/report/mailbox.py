@@ -1,8 +1,8 @@
-"""Reporters that use a network: a thread with a mailbox for one heartbeat, and HTTP requests.
+"""Reporters over a network: a thread with a mailbox for one heartbeat, and HTTP requests.
 
-The newest heartbeat wins: one that waits is replaced by the next, also while a failed attempt is waited out, so memory
-stays bounded and a retry carries the newest state. Waits grow with the failures in a row and are drawn from
-[0, bound] ("full jitter"), so that the nodes of a cluster do not come back to a restarted scheduler in step.
+The newest heartbeat wins: a waiting one is replaced by the next, also during the wait after a failure. So memory stays
+bounded, and a retry carries the newest state. Waits grow with the failures in a row and are drawn from [0, bound]
+("full jitter"), so that the nodes of a cluster do not reconnect to a restarted scheduler in step.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _log = structlog.get_logger()
 class SendFailure(msgspec.Struct, frozen=True):
     """Why an attempt failed, in a ``sentence``; of failures of the same ``kind`` only the first is logged.
 
-    ``retry`` false: the heartbeat is dropped without a line of the log, and the next one is sent without a wait.
-    ``elsewhere``: another address, where there is one, may take it. ``pause_s``: how long to wait before the next
-    attempt; None: by the number of failures in a row.
+    ``retry`` false: the heartbeat is dropped without a log line, and the next one is sent without a wait.
+    ``elsewhere``: another address, if there is one, may accept it. ``pause_s``: seconds before the next attempt; None:
+    by the number of failures in a row.
     """
 
     kind: str
@@ -47,14 +47,14 @@ class SendFailure(msgspec.Struct, frozen=True):
 
 
 class Again(msgspec.Struct, frozen=True):
-    """The attempt delivered nothing, but is no failure: the newest heartbeat is sent at once."""
+    """The attempt delivered nothing, but did not fail: the newest heartbeat is sent at once."""
 
 
 AGAIN: Final = Again()
 
 
 class HttpReply(msgspec.Struct, frozen=True):
-    """The answer to a request; ``problem`` is why ``content`` is not all of it. ``term``, ``leader``: its headers."""
+    """The response to a request; ``problem`` says why ``content`` is incomplete. ``term``, ``leader``: its headers."""
 
     url: str
     status: int
@@ -69,7 +69,7 @@ class HttpReply(msgspec.Struct, frozen=True):
 
 
 class Carrier(Protocol):
-    """Takes heartbeats to a receiver; its methods are called by the mailbox's thread alone.
+    """Carries heartbeats to a receiver; only the mailbox's thread calls its methods.
 
     ``shown_url``: the receiver's address, for the log.
     """
@@ -77,16 +77,16 @@ class Carrier(Protocol):
     shown_url: str
 
     def deliver(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | Again | None:
-        """Send ``heartbeat`` within so many seconds; None when the receiver took it."""
+        """Send ``heartbeat`` within ``timeout_s`` seconds; None if the receiver accepted it."""
 
     def end(self) -> None:
-        """Nothing more is to be sent."""
+        """End the carrier: nothing more is to be sent."""
 
 
 class Mailbox:
-    """A reporter: a thread that gives the newest heartbeat to ``carrier`` until one is taken.
+    """A reporter: a thread that gives the newest heartbeat to ``carrier`` until one is accepted.
 
-    Failures become the event ``<event>_failed``, once for each kind until a heartbeat is taken, which is
+    Failures are logged as ``<event>_failed``, once for each kind until a heartbeat is accepted, and then as
     ``<event>_recovered``. ``rng`` draws the waits.
     """
 
@@ -116,7 +116,8 @@ class Mailbox:
                 self._changed.notify()
 
     def close(self, timeout_s: float) -> None:
-        """Try once more what waits and end. A request under way for longer than ``timeout_s`` is left to its end."""
+        """Try the waiting heartbeat once more and end. A request that takes longer than ``timeout_s`` is left
+        running."""
         timeout_s = min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
         with self._changed:
             if self._end_at_s is None:
@@ -129,7 +130,7 @@ class Mailbox:
             return self._stats
 
     def has_newer(self) -> bool:
-        """Whether a newer heartbeat than the one being delivered waits."""
+        """Return whether a newer heartbeat waits than the one being delivered."""
         with self._changed:
             return self._pending is not None
 
@@ -148,11 +149,11 @@ class Mailbox:
             told_s = None if result is None else result.pause_s
             pause_s = backoff_s(failures, self._retry_max_s, self._rng) if told_s is None else told_s
         self._attempt_last()
-        with suppress(OSError, httpx2.HTTPError):  # what it did not send is counted already
+        with suppress(OSError, httpx2.HTTPError):  # unsent data is counted already
             self._carrier.end()
 
     def _wait(self, pause_s: float) -> bool:
-        """Wait ``pause_s``, which only ``close`` cuts short, then for a heartbeat; False when the end has come."""
+        """Wait ``pause_s``, shortened only by ``close``, then for a heartbeat; False if the end has come."""
         with self._changed:
             self._changed.wait_for(self._ending, pause_s)
             self._changed.wait_for(lambda: self._ending() or self._pending is not None)
@@ -174,7 +175,7 @@ class Mailbox:
                 self._drop()
 
     def _attempt(self, timeout_s: float) -> SendFailure | Again | None:
-        """Deliver what waits; what was not taken waits again unless a newer one came."""
+        """Deliver the waiting heartbeat; if it was not accepted, it waits again unless a newer one came."""
         with self._changed:
             heartbeat, self._pending = self._pending, None
         if heartbeat is None:
@@ -190,7 +191,7 @@ class Mailbox:
         return result
 
     def _settle(self, heartbeat: Heartbeat, result: SendFailure | Again | None) -> None:
-        """Count the outcome and keep ``heartbeat`` for a retry where no newer one waits; the caller holds the lock."""
+        """Count the outcome and keep ``heartbeat`` for a retry if no newer one waits; the caller holds the lock."""
         now, replace = self._stats, msgspec.structs.replace
         if result is None:
             self._stats = replace(now, sent_total=now.sent_total + 1, last_success_at_s=time.monotonic(), last_error="")
@@ -203,7 +204,7 @@ class Mailbox:
             self._drop()
 
     def _log_change(self, failure: SendFailure | None) -> None:
-        """One line for each kind of failure and one when it is over, not one for each attempt."""
+        """Log one line for each kind of failure and one for recovery, not one for each attempt."""
         with suppress(Exception):  # a log that cannot be written must not end the thread
             failed_total = self._stats.failed_total
             if failure is None and self._logged_kinds:
@@ -221,9 +222,9 @@ class Mailbox:
 def post(
     client: httpx2.Client, url: httpx2.URL, body: bytes, headers: dict[str, str], timeout_s: float, max_bytes: int
 ) -> HttpReply:
-    """One request and its answer, at most ``max_bytes`` of it; what is longer closes the connection.
+    """Make one request and return its response, at most ``max_bytes`` of it; a longer one closes the connection.
 
-    Raises what ``describe_exception`` describes where there is no status.
+    Without a status it raises an exception for ``describe_exception``.
     """
     deadline_s = time.monotonic() + timeout_s
     content = bytearray()
@@ -236,7 +237,7 @@ def post(
             for chunk in response.iter_raw():
                 content += chunk
                 if len(content) > max_bytes:
-                    problem = ValueError(f"the answer is larger than {max_bytes} bytes")
+                    problem = ValueError(f"the response is larger than {max_bytes} bytes")
                 elif time.monotonic() > deadline_s:
                     problem = TimeoutError()
                 if problem is not None:
@@ -248,18 +249,23 @@ def post(
 
 
 def describe_exception(error: Exception, shown_url: str, timeout_s: float) -> SendFailure:
-    """The failure of a request that was not made, or got no answer, or not all of it."""
+    """Describe the failure of a request that was not made, or got no complete response."""
     if isinstance(error, CpumondError):
         return SendFailure("token", str(error))
     if isinstance(error, httpx2.TimeoutException | TimeoutError):
-        return SendFailure("timeout", f"{shown_url}: no answer within {timeout_s:g} s", elsewhere=True)
+        return SendFailure("timeout", f"{shown_url}: no response within {timeout_s:g} s", elsewhere=True)
     kind = type(error).__name__
-    told = describe_tls_error(error, "[scheduler] ca_file names what signed a scheduler's") or str(error) or kind
+    told = (
+        describe_tls_error(error, "[scheduler] ca_file names the authority of a scheduler's certificate")
+        or str(error)
+        or kind
+    )
     return SendFailure(kind, f"{shown_url}: {told}", elsewhere=True)
 
 
 def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
-    """``body`` in pieces, until ``deadline_s``: the client's own timeout is for each piece, not for all of them."""
+    """Yield ``body`` in pieces, until ``deadline_s``: the client's own timeout is for each piece, not for all of
+    them."""
     for start in range(0, len(body), 65_536):
         if time.monotonic() > deadline_s:
             raise TimeoutError
@@ -269,15 +275,15 @@ def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
 def make_client(
     timeout_s: float, base_url: str, context: ssl.SSLContext | None = None, path: str | None = None
 ) -> httpx2.Client:
-    """A client that sends JSON over one connection, which it keeps, straight to where ``base_url`` says.
+    """Make a client that sends JSON over one persistent connection, directly to ``base_url``.
 
-    ``context``: what is trusted, None for what the system trusts; ``path``: of a unix socket that leads there.
+    ``context``: trusted authorities, None for those of the system; ``path``: of a unix socket to the server.
     """
     # The library logs each request at INFO, which would bury the agent's own lines.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    # Without an expiry: with the default of 5 s each report of the usual 10 s would open a new connection.
+    # No expiry: with the default of 5 s each report of the usual 10 s would open a new connection.
     limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None)
-    # To load all certificate authorities takes long, and http does not need them: then none is trusted.
+    # Loading all certificate authorities takes long, and http does not need them: then none is trusted.
     trusted: bool | ssl.SSLContext = context or (
         True if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     )

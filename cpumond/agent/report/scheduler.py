@@ -1,8 +1,8 @@
-"""The link to ``cpumond scheduler``: the node registers, sends its heartbeats, and gets its orders in the answers.
+"""The link to ``cpumond scheduler``: it registers the node, sends heartbeats, and gets orders in the responses.
 
-One thread and one request at a time, so an answer never overtakes a later one. Whatever goes wrong, the newest
-heartbeat is tried again; orders are in each answer until they are carried out, so a lost answer loses nothing. Of
-several addresses the one that leads is found (``core/route.py``), and what a lower term answers is not carried out.
+There is one thread and one request at a time, so a response never overtakes a later one. Whatever fails, the newest
+heartbeat is retried. Orders are repeated in each response until they are carried out, so a lost response loses nothing.
+Of several addresses it finds the leader's (``core/route.py``), and it does not carry out responses of a lower term.
 """
 
 from __future__ import annotations
@@ -56,27 +56,27 @@ LOGS: Final = "/api/v1/logs"
 REPLIES: Final = "/api/v1/replies"
 
 MAX_ANSWER_BYTES: Final = 16 * 2**20
-"""An answer may order hundreds of jobs; a longer one is a failure."""
+"""A response may order hundreds of jobs; a longer one is a failure."""
 
 MAX_SENTENCE: Final = 1000
-"""Characters of the scheduler's texts that are shown at most."""
+"""Texts of the scheduler are shown with at most this many characters."""
 
 REQUESTS_PER_ANSWER: Final = 4
 REQUESTS_S: Final = 1.0
-"""The longest delay of the next heartbeat by requests of one answer; twice that when the last request hangs."""
+"""The longest delay of the next heartbeat by requests of one response; twice that if the last request hangs."""
 
 REFUSED: Final = "status 422"
-"""The failure of a registration that the scheduler understands and does not allow."""
+"""Failure kind of a registration that the scheduler understands and does not allow."""
 
 EARLIER_RUN: Final = NodeRegistration("earlier run", "earlier run", NodeResources(0.0))
-"""Stands for an earlier run's registration: the scheduler refuses this run's, but takes its heartbeats."""
+"""Stands for an earlier run's registration: the scheduler refuses this run's, but accepts its heartbeats."""
 
 REQUEST_ATTEMPTS: Final = 5
 REMEMBERED_REQUESTS: Final = 1000
 MAX_TOLD_TERMS: Final = 100
 
 MAX_TOLD_PERIOD_S: Final = 10.0
-"""A busy scheduler may ask for heartbeats as rare as this, not rarer: the time until a node counts as silent is its own
+"""A busy scheduler may ask for heartbeats at most this rare; the time until a node counts as silent is its own
 setting, 60 s by default."""
 
 _log = structlog.get_logger()
@@ -84,18 +84,18 @@ _Message = TypeVar("_Message")
 
 
 UNIX: Final = "unix:"
-"""The prefix of a unix socket's path where an address may stand."""
+"""Prefix of a unix socket's path in place of an address."""
 AT_SOCKET: Final = "http://localhost"
 
 
 class _Refusal(msgspec.Struct):
-    """The part of the scheduler's error answers that is read."""
+    """The part of the scheduler's error responses that is read."""
 
     error: str
 
 
 class _StandbyError(Exception):
-    """The scheduler that was asked stands by; ``leader`` is whom it names."""
+    """The scheduler is a standby; ``leader`` is the address that it names."""
 
     def __init__(self, sentence: str, leader: str | None) -> None:
         super().__init__(sentence)
@@ -103,17 +103,17 @@ class _StandbyError(Exception):
 
 
 class _TermError(Exception):
-    """The answer is of a lower term than one before."""
+    """The response has a lower term than one before."""
 
 
 class SchedulerLink:
-    """Registers the node at one of ``options.addresses`` and posts the newest heartbeat until the scheduler takes it.
+    """Registers the node at one of ``options.addresses`` and posts the newest heartbeat until the scheduler accepts it.
 
-    ``on_answer`` gets each accepted answer, once and in order, with the monotonic time in seconds at which its
-    heartbeat was sent. ``read_log`` gives the end of a log that a user asked for, ``carry_out`` the reply to a request,
-    or None when there is none within so many seconds and it is to be asked again. All are called by the link's thread
-    and must not raise. ``rng`` draws the waits. Raises ConfigError when ``options.url`` or ``options.token`` cannot be
-    used; afterwards problems show only in the log and in ``stats``.
+    ``on_answer`` gets each accepted response, once and in order, with the monotonic time in seconds at which its
+    heartbeat was sent. ``read_log`` returns the end of a log that a user requested. ``carry_out`` returns the reply to
+    a request, or None if there is none within the given seconds and the request is to be repeated. All are called by
+    the link's thread and must not raise. ``rng`` draws the waits. Raises ConfigError if ``options.url`` or
+    ``options.token`` is unusable; later problems show only in the log and in ``stats``.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class SchedulerLink:
         self._read_log = read_log
         self._carry_out = carry_out
         self._lock = threading.Lock()
-        """For the next five; what follows them is used by the thread only."""
+        """Guards the next five attributes; those after them are used only by the thread."""
         self._wanted = registration
         self._known: NodeRegistration | None = None
         self._registered: RegistrationAnswer | None = None
@@ -148,12 +148,12 @@ class SchedulerLink:
         self._terms = Terms()
         self._term: int | None = None
         self._followed: tuple[str, int | None] | None = None
-        """Address and term of the last answer that was taken."""
+        """Address and term of the last accepted response."""
         self._told_terms: set[tuple[str, int | None]] = set()
         self._period_s = 0.0
         self._differences = Differences()
         self.about: AgentAbout | None = None
-        """The agent's facts; the thread sends them when the scheduler asks for them and does not have them."""
+        """Facts about the agent; the thread sends them if the scheduler asks for them and does not have them."""
         self._told_about: AgentAbout | None = None
         self._asks_about = self._knows_stderr_size = False
         self._asked_at_s = 0.0
@@ -164,7 +164,7 @@ class SchedulerLink:
         self._taken_since_demand = True
         self._told_dropped = self._told_broken = False
         self._attempts: dict[str, int] = {}
-        """Request -> how often its answer was sent in vain; REQUEST_ATTEMPTS when it is done with."""
+        """Request -> number of failed attempts to send its reply; REQUEST_ATTEMPTS once it is done with."""
         self.shown_url = addresses[0]
         self._client = self._turn_to(addresses[0])
         self._mailbox = Mailbox("link", self, options.timeout_s, options.retry_max_s, rng)
@@ -180,15 +180,16 @@ class SchedulerLink:
         self._client.close()
 
     def register(self, registration: NodeRegistration) -> None:
-        """Register the node anew, since its offer has changed, before the next heartbeat that is submitted.
+        """Register the node again before the next submitted heartbeat, because its resources or tags have changed.
 
-        Where the scheduler refuses the change, it keeps the node as it was: heartbeats go on, the change is retried.
+        If the scheduler refuses the change, it keeps the old registration: heartbeats continue, and the change is
+        retried.
         """
         with self._lock:
             self._wanted = registration
 
     def stats(self) -> ReporterStats:
-        """The figures up to now; a refused change of the registration is the last error until it is accepted."""
+        """Return the statistics so far; a refused change of the registration is the last error until it is accepted."""
         stats = self._mailbox.stats()
         with self._lock:
             error = stats.last_error or self._change_error
@@ -196,24 +197,25 @@ class SchedulerLink:
 
     @property
     def registered(self) -> RegistrationAnswer | None:
-        """The scheduler's answer to the registration that it has; None when it has none."""
+        """The scheduler's response to the present registration; None without one."""
         with self._lock:
             return self._registered
 
     @property
     def period_s(self) -> float:
-        """Seconds between heartbeats as the scheduler wants it, at most ``MAX_TOLD_PERIOD_S``; 0 when it does not."""
+        """Seconds between heartbeats requested by the scheduler, at most ``MAX_TOLD_PERIOD_S``; 0 if it requests
+        none."""
         with self._lock:
             return self._period_s
 
     @property
     def scheduler(self) -> tuple[str, int | None, int]:
-        """The address that is asked now, the term of its last answer, how many answers of lower terms were refused."""
+        """The address in use, the term of its last response, the number of refused responses of lower terms."""
         with self._lock:
             return self._scheduler
 
     def deliver(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | Again | None:
-        """Send one heartbeat; after a failure the next address is asked."""
+        """Send one heartbeat; after a failure the next address is used."""
         leader: str | None = None
         try:
             result = self._exchange(heartbeat, timeout_s)
@@ -246,13 +248,13 @@ class SchedulerLink:
         return msgspec.structs.replace(result, pause_s=pause_s)
 
     def _turn_to(self, address: str) -> httpx2.Client:
-        """Ask at that address from now on; the client that does."""
+        """Use that address from now on; return its client."""
         path = address.removeprefix(UNIX) if address.startswith(UNIX) else None
         self._base = httpx2.URL(AT_SOCKET if path else address)
         return make_client(self._options.timeout_s, address, self._context, path)
 
     def _follow(self) -> None:
-        """The scheduler took what it was sent: others see which one it is, a change is a line of the log."""
+        """Record that the scheduler accepted a message: publish which scheduler it is, and log a change."""
         url = self.shown_url.rstrip("/")
         with self._lock:
             self._scheduler = (url, self._term, self._terms.refused_total)
@@ -272,7 +274,7 @@ class SchedulerLink:
                 return AGAIN
             if known is None and (failure.kind != REFUSED or self._send(heartbeat, timeout_s) is not None):
                 return failure
-            # The scheduler still has the node as it was, whose jobs would be lost without heartbeats.
+            # The scheduler still has the old registration of the node, whose jobs would be lost without heartbeats.
             self._put_off(wanted, failure)
             if known is None:
                 with self._lock:
@@ -290,9 +292,9 @@ class SchedulerLink:
         asks, self._asks_about = self._asks_about, False
         is_news = about is not None and asks and about != self._told_about
         if is_news:
-            # One of before, to which a failure may lead, refuses what it does not know: it is asked anew each time.
+            # An older scheduler, possible after a failover, refuses unknown fields: this is decided anew each time.
             told = NodeHeartbeat(**{**msgspec.structs.asdict(told), "about": about})
-            # What the scheduler knows is not known here until it has answered.
+            # Until the scheduler has answered, its knowledge is unknown.
             self._told_about = None
         reply = self._ask(HEARTBEATS, msgspec.json.encode(told), timeout_s)
         if not reply.is_good and reply.status != 409:
@@ -316,27 +318,27 @@ class SchedulerLink:
             self._period_s = min(answer.period_s or 0.0, MAX_TOLD_PERIOD_S)
         self._hand_over(answer, sent_at_s)
         if (answer.requests or answer.logs) and not self._mailbox.is_closing():
-            # Requests, which a user waits for, go before logs, which may be long.
+            # Requests, for which a user waits, go before logs, which may be long.
             self._answer_requests([*answer.requests, *answer.logs], heartbeat.node_id)
         return None
 
     def _hand_over(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
         try:
             self._on_answer(answer, sent_at_s)
-        except Exception as error:  # the next answer says the same again
+        except Exception as error:  # the next response repeats it
             if not self._told_broken:
                 self._told_broken = True
                 _log_safely(_log.error, "answer_not_obeyed", exc_info=error)
 
     def _give_up(self, sentence: str) -> SendFailure:
-        """Drop a heartbeat that the scheduler has already: it took it before, and its answer was lost."""
+        """Drop a heartbeat that the scheduler has already: it accepted it before, and the response was lost."""
         if not self._told_dropped:
             self._told_dropped = True
             _log_safely(_log.warning, "heartbeat_dropped", error=sentence)
         return SendFailure("dropped", sentence, retry=False)
 
     def _register(self, wanted: NodeRegistration, timeout_s: float) -> SendFailure | None:
-        """Register the node; the failure if the scheduler did not accept it. Raises when it did not answer."""
+        """Register the node; return the failure if the scheduler did not accept it. Raises if it did not answer."""
         reply = self._ask(NODES, msgspec.json.encode(wanted), timeout_s)
         if not reply.is_good:
             return self._describe(reply)
@@ -352,7 +354,7 @@ class SchedulerLink:
         return None
 
     def _obey_demand(self, reply: HttpReply, reason: str) -> SendFailure | Again:
-        """The scheduler demands a new registration: at once, unless the last one, just now, did not help."""
+        """Register again at once, as the scheduler demands, unless the last registration, just now, did not help."""
         self._demand = self._show(reason)
         with self._lock:
             self._known = self._registered = None
@@ -373,7 +375,7 @@ class SchedulerLink:
             self._change_error = failure.sentence
 
     def _answer_requests(self, requests: list[LogRequest | JobRequest], node_id: str) -> None:
-        """Answer some of ``requests``; the others come again with the next answer."""
+        """Answer some of ``requests``; the others come again with the next response."""
         end_s = time.monotonic() + REQUESTS_S
         open_requests = [each for each in requests if self._attempts.get(each.request_id, 0) < REQUEST_ATTEMPTS]
         for number, request in enumerate(open_requests[:REQUESTS_PER_ANSWER]):
@@ -393,13 +395,13 @@ class SchedulerLink:
                 _log_safely(_log.warning, event, job_id=request.job_id, error=error)
 
     def _make_answer(self, request: LogRequest | JobRequest, node_id: str, end_s: float) -> tuple[str, bytes | None]:
-        """Where the answer goes, and the answer; None when it cannot be given in time."""
+        """Return the path for a reply, and the reply; None if it cannot be given in time."""
         try:
             if isinstance(request, LogRequest):
                 return LOGS, msgspec.json.encode(self._read_log(request))
             reply = self._carry_out(request, max(end_s - time.monotonic(), REQUESTS_S / 4))
             return REPLIES, None if reply is None else msgspec.json.encode(reply)
-        except Exception as error:  # the user who waits is told
+        except Exception as error:  # the waiting user gets the error
             problem = f"{type(error).__name__}: {error}"
             if isinstance(request, LogRequest):
                 told = JobLog(node_id, request.request_id, error=self._show(f"the log cannot be read: {problem}"))
@@ -408,7 +410,7 @@ class SchedulerLink:
             return REPLIES, msgspec.json.encode(failed)
 
     def _send_answer(self, path: str, body: bytes, end_s: float) -> str | None:
-        """Send one answer; why that failed, None when it was taken or no user waits for it any more (404)."""
+        """Send one reply; return why that failed, None if it was accepted or no user waits any more (404)."""
         timeout_s = min(max(end_s - time.monotonic(), REQUESTS_S / 4), self._options.timeout_s)
         try:
             reply = self._ask(path, body, timeout_s)
@@ -417,9 +419,9 @@ class SchedulerLink:
         return None if reply.is_good or reply.status == 404 else self._describe(reply).sentence
 
     def _ask(self, path: str, body: bytes, timeout_s: float) -> HttpReply:
-        """One request and its whole answer. Raises what ``describe_exception`` describes."""
+        """Make one request and return its whole response. Raises exceptions for ``describe_exception``."""
         if self._options.token_file and not self._options.token:
-            # Read again for each attempt: it is replaced while the agent runs.
+            # Read again for each attempt, because it may be replaced while the agent runs.
             self._token = read_token(self._options.token_file)
         headers = {"Authorization": f"OAuth {self._token}"} if self._token else {}
         reply = post(self._client, self._url(path), body, headers, timeout_s, MAX_ANSWER_BYTES)
@@ -433,14 +435,14 @@ class SchedulerLink:
         return reply
 
     def _refuse_term(self, reply: HttpReply) -> str:
-        """Why the answer is not used; a line of the log, once for each address and term."""
+        """Return why the response is not used; logged once for each address and term."""
         sentence = (
             f"{reply.url}: answered in term {reply.term}, but term {self._terms.highest} has begun: it lost the lead, "
-            "nothing of its answer is carried out"
+            "so its response is ignored"
         )
         if (self.shown_url, reply.term) not in self._told_terms and len(self._told_terms) < MAX_TOLD_TERMS:
             self._told_terms.add((self.shown_url, reply.term))
-            advice = "if the schedulers were given an older state on purpose, restart this agent"
+            advice = "if an older state of the schedulers was restored on purpose, restart this agent"
             _log_safely(_log.warning, "term_refused", error=sentence, advice=advice)
         return sentence
 
@@ -448,7 +450,7 @@ class SchedulerLink:
         return self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path.encode())
 
     def _describe(self, reply: HttpReply) -> SendFailure:
-        """A status that means no success, in the scheduler's own words where there are some."""
+        """Describe a status other than success, with the scheduler's own words if there are any."""
         status, told = reply.status, self._read_error(reply)
         said = f"{reply.url}: answered {status}{f': {told}' if told else ''}"
         if status in (401, 403):
@@ -461,14 +463,14 @@ class SchedulerLink:
         return SendFailure(f"status {status}", said, elsewhere=status == 404 or status >= 500)
 
     def _read_error(self, reply: HttpReply) -> str:
-        """The scheduler's own words for a refusal; "" where there are none."""
+        """Return the scheduler's own words for a refusal; "" without any."""
         if not reply.is_good:
             with suppress(ContentError):
                 return self._show(decode_json(reply.content, _Refusal).error)
         return ""
 
     def _show(self, text: str) -> str:
-        """Text from outside, fit for a line of the log: printable, and without the token, which may be echoed."""
+        """Make text from outside fit for a log line: printable, and without the token, which may be echoed."""
         if self._token:
             text = text.replace(self._token, "...")
         return "".join(char if char.isprintable() else " " for char in text[:MAX_SENTENCE])
@@ -477,7 +479,7 @@ class SchedulerLink:
         try:
             return decode_json(reply.content, kind)
         except ContentError as error:
-            said = f"{reply.url}: the answer cannot be understood: {self._show(str(error))}"
+            said = f"{reply.url}: the response cannot be understood: {self._show(str(error))}"
             advice = "check that scheduler.url is the address of a cpumond scheduler of this version"
             return SendFailure("answer", f"{said}; {advice}", elsewhere=True)
 
@@ -487,6 +489,6 @@ def _parse(url: str) -> httpx2.URL:
 
 
 def _log_safely(log: Callable[..., object], event: str, **facts: object) -> None:
-    """A line of the log; one that cannot be written must not end the thread."""
+    """Log a line; a failure to write it must not end the thread."""
     with suppress(Exception):
         log(event, **facts)

@@ -1,4 +1,4 @@
-"""The token that a receiver or the scheduler wants: read from a file that only its owner may read."""
+"""The token for a receiver or the scheduler, read from a file that only its owner may read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_TOKEN_BYTES = 4096
 
 
 def read_token(path: str) -> str:
-    """The bearer token in the file ``path``: one line of visible ASCII, at most 4096 bytes; space around it is cut.
+    """Read the bearer token in a file: one line of visible ASCII, at most 4096 bytes, stripped of whitespace.
 
     Raises AccessError without the right to read it, else ConfigError, also for a file that others can read; neither
     message shows the content.
@@ -30,7 +30,7 @@ def read_token(path: str) -> str:
 
 
 def check_token(raw: bytes, where: str) -> str:
-    """The token in ``raw``, as ``read_token`` takes it. Raises ConfigError, which names ``where``, not the token."""
+    """Return the token in ``raw``. Raises ConfigError, which names ``where``, not the token."""
     token = raw.strip()
     if not token:
         raise ConfigError(f"{where}: is empty; it must hold the token on one line")

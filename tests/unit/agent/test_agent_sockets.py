@@ -97,7 +97,7 @@ def test_a_group_that_may_not_be_given_is_named(tmp_path: Path, monkeypatch: pyt
 def test_a_socket_that_cannot_be_made_is_one_sentence(tmp_path: Path, folder: str, words: str):
     if folder != "absent":
         (tmp_path / folder).mkdir(parents=True)
-    with pytest.raises(CreateError, match=rf"cannot make the socket .*control.sock: {words}; fix runtime_dir"):
+    with pytest.raises(CreateError, match=rf"cannot create the socket .*control.sock: {words}; fix runtime_dir"):
         open_control_socket(make_config(tmp_path / folder))
 
 
@@ -169,5 +169,7 @@ def test_the_page_has_a_socket_of_its_own_and_says_its_address(
 def test_a_loopback_name_that_leads_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch):
     found = [(socket.AF_INET, 1, 6, "", ("0.0.0.0", 0))]  # noqa: S104 - refused
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    with pytest.raises(ConfigError, match=r"web.listen: 'localhost:0' is 0\.0\.0\.0 here, no loopback address; use"):
+    with pytest.raises(
+        ConfigError, match=r"web.listen: 'localhost:0' resolves to 0\.0\.0\.0, which is not a loopback address; use"
+    ):
         open_web_sockets("localhost:0")

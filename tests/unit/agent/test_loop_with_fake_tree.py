@@ -945,7 +945,7 @@ def test_a_kernel_without_quotas_is_named_and_its_jobs_stay(tmp_path, make_node,
     assert agent.table.find("a") is opened
     assert (job.current_cores, agent.table.closed_total, agent.writer.writes_total) == (given, 0, 0)
     missing = "cpu.max" if version == 2 else "cpu.cfs_quota_us"
-    assert (f"there is no {missing}: this kernel has no CFS bandwidth" in job.refused) is ("actuator" not in more)
+    assert (f"{missing} does not exist: this kernel has no CFS bandwidth" in job.refused) is ("actuator" not in more)
     agent.close()
 
 

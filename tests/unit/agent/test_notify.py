@@ -229,7 +229,7 @@ MIXED = QUICK + source("jobs/a") + source("jobs/b", more='mode = "shadow"')
         (SHADOW + source("jobs/a"), ["jobs"],
          "shadow mode: nothing is written; 1 job, 3.5 of 4.0 cores could be reclaimed"),
         (SHADOW, ["jobs"], "shadow mode: nothing is written; no jobs: no [[source]] is configured"),
-        (QUICK + source("jobs/a"), [], "no job may be changed: nothing is written; 1 job, "),
+        (QUICK + source("jobs/a"), [], "no job's limit may be changed: nothing is written; 1 job, "),
         (MIXED, ["jobs"], "2 jobs (1 reclaim, 1 shadow), "),
     ],
 )  # fmt: skip

@@ -205,7 +205,7 @@ def test_the_next_check_and_options():
 
 
 def test_what_the_last_write_was_held_to_is_named():
-    note = "held to 4 cores, min_cores_per_thread for each thread"
+    note = "held to 4 cores, min_cores_per_thread of each thread"
     told = describe_limit(msgspec.structs.replace(STATE, limit_cores=4.0), PEAK, NOW_S, "13:02:11", (note,))
     assert told.startswith(f"{ENOUGH} it is {note}. ")
 

@@ -132,7 +132,7 @@ def test_by_file_alone_what_a_reload_gave_back_is_taken_again(node: UnitNode, lo
     node.ticks(8)
     node.bus.obey()
     snapshot = node.tick()
-    assert "lets this user set no properties of units (not you)" in snapshot.problems[-1]
+    assert "does not let this user set properties of units (not you)" in snapshot.problems[-1]
     node.systemd_writes()
     node.tick()
     node.bus.answer()
@@ -469,7 +469,7 @@ def test_a_unit_without_a_limit_file_is_not_lowered_where_systemd_makes_none(
         assert bare.status()["current_cpu_limit"] == whole
         assert "it has no limit file" in str(bare.status()["last_error"])
         assert [record["event"] for record in logs].count("limit_write_failed") == 1
-        assert "are set by" in snapshot.problems[-1]
+        assert "are only set by" in snapshot.problems[-1]
 
 
 class SlowBus(ScriptedBus):

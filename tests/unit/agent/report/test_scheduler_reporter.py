@@ -434,7 +434,7 @@ def test_an_answer_that_cannot_be_understood_is_a_failure(
     assert events(logs)[-1] == "link_recovered"
     told = failures_in(logs)
     assert len(told) == 1
-    assert told[0].startswith(f"{server.url}{path}: the answer cannot be understood: ")
+    assert told[0].startswith(f"{server.url}{path}: the response cannot be understood: ")
     assert node.link.stats().failed_total == 2
     assert node.answers.empty()
 
@@ -459,7 +459,7 @@ def test_an_answer_that_is_too_large_is_a_failure(server: PlayedServer, logs: li
     server.turns[HEARTBEATS] = [reply(b" " * (MAX_ANSWER_BYTES + 1))]
     with linked(server.url) as node:
         node.beat(1)
-    assert logs[1]["error"] == f"{server.url}/: the answer is larger than 16777216 bytes"
+    assert logs[1]["error"] == f"{server.url}/: the response is larger than 16777216 bytes"
 
 
 @pytest.mark.parametrize("kept", [0, 5])
@@ -484,7 +484,7 @@ def test_a_late_answer_is_a_timeout_and_never_heard(server: PlayedServer, logs: 
     assert server.sequences == sorted(server.sequences)
     assert node.answers.empty()
     assert node.read == []
-    assert failures_in(logs)[0] == f"{server.url}/: no answer within 0.2 s"
+    assert failures_in(logs)[0] == f"{server.url}/: no response within 0.2 s"
 
 
 def test_an_answer_that_drips_is_a_timeout(server: PlayedServer, logs: list[Any]):
@@ -503,7 +503,7 @@ def test_an_answer_that_drips_is_a_timeout(server: PlayedServer, logs: list[Any]
     with linked(server.url, timeout_s=0.2) as node:
         assert node.beat(1) == ACCEPTED
         ended.set()
-    assert failures_in(logs) == [f"{server.url}/: no answer within 0.2 s"]
+    assert failures_in(logs) == [f"{server.url}/: no response within 0.2 s"]
 
 
 def test_the_thread_survives_those_that_it_calls(server: PlayedServer, logs: list[Any]):
