@@ -113,10 +113,10 @@ def test_a_pool_is_one_bar_whose_numbers_are_told_in_cores_or_percent(desk, worl
     page.reload()
     await_page(page)
     total = NODES * web_scale.NODE_CORES
-    expect(bar).to_contain_text(f" / {100 * 500 / total:.0f} %")
+    expect(bar).to_contain_text(f" / {100 * 500 / total:.1f} %")
     expect(page.get_by_role("button", name="Percent", exact=True)).to_have_attribute("aria-pressed", "true")
     page.get_by_role("button", name="Cores", exact=True).click()
-    expect(bar).to_contain_text(" / 500")
+    expect(bar).to_contain_text(" / 500.0")
     page.get_by_role("searchbox", name="Find a pool").fill("team-0000")
     for part in ("used", "has"):
         expect(page.get_by_role("button", name="CPU of team-0000").locator(f".{part}")).to_have_count(1)

@@ -1,9 +1,11 @@
 // A graph over time, drawn by uPlot, with its newest values, or those under the pointer, as text.
 
 import { h, island, morph } from "./dom.js";
-import { elapsed, NONE, number, time } from "./format.js";
+import { cores, elapsed, evenly, evenPercents, NONE, number, percent, showCores, time } from "./format.js";
 
 /* global uPlot */
+
+const EVEN = new Map([[cores, evenly], [number, evenly], [showCores, evenly], [percent, evenPercents]]);
 
 const KIND = {
   create(node, props) {
@@ -79,21 +81,22 @@ function makeHead(node) {
 // The values of the graph as text: its legend, and all that a screen reader has of it.
 function makeLegend({ props, at = null }) {
   const format = props.format ?? number;
+  const rows = props.series.map((series) => {
+    const known = series.values.filter((value, index) => value !== null && value !== undefined && isInView(props, index));
+    const here = (at === null ? known.at(-1) : series.values[at]) ?? null;
+    return [here, ...[Math.min, Math.max].map((choose) => (known.length ? reduce(known, choose) : null))];
+  });
+  const texts = (EVEN.get(format) ?? ((values) => values.map((value) => (value === null ? NONE : format(value)))))(rows.flat());
   const clock = (seconds) => (props.elapsed ? elapsed(seconds) : time(seconds));
   return h("div.legend-wrap", { hidden: !props.times.length },
     h("table.legend", h("caption.hidden-text", `${props.title}: newest value, least and greatest of what is shown`),
       h("thead", h("tr", h("th", { scope: "col" }, h("span.hidden-text", "Line")), h("th", { scope: "col" }, at === null ? props.newest ?? "now" : clock(props.times[at])),
         h("th", { scope: "col" }, "min"), h("th", { scope: "col" }, "max"))),
-      h("tbody", props.series.map((series) => {
-        const known = series.values.filter((value, index) => value !== null && value !== undefined && isInView(props, index));
-        const here = (at === null ? known.at(-1) : series.values[at]) ?? null;
-        const show = series.format ?? format;
+      h("tbody", props.series.map((series, row) => {
         const name = [h("span.swatch", { class: series.dash ? "dashed" : "", style: { "--swatch": `var(${series.color})` } }), series.label];
         return h("tr", { class: isHidden(props, series) ? "off" : "" }, h("th", { scope: "row" },
           props.work && !series.hidden ? props.work.makeSwitch(props.title, series.label, name) : name),
-          h("td", here === null ? NONE : show(here)),
-          h("td", known.length ? show(reduce(known, Math.min)) : NONE),
-          h("td", known.length ? show(reduce(known, Math.max)) : NONE));
+          rows[row].map((value, column) => h("td", { key: column }, value !== null && series.format ? series.format(value) : texts[3 * row + column])));
       }))));
 }
 

@@ -20,12 +20,17 @@ export function short(value) {
 // A thousandth of a core is as fine as it is shown.
 export const cores = (value) => number(Number.isFinite(value) ? Math.round(1000 * value) / 1000 : value, 3);
 
-// Numbers of one figure as texts, all with as many digits after the point as the largest has room for in four digits.
-export function evenly(values) {
-  const most = Math.max(...values.map((value) => Math.abs(value ?? 0)));
-  const digits = most >= 1000 ? 0 : most >= 100 ? 1 : most >= 0.1 || !most ? 2 : 4;
+// Numbers of one figure as texts, all with as many digits after the point: `usual` ones, fewer where the largest is long.
+export function evenly(values, usual = 2) {
+  const most = Math.max(0, ...values.map((value) => Math.abs(value ?? 0)));
+  const digits = most >= 1000 ? 0 : most >= 100 ? Math.min(1, usual) : most >= 0.1 || !most ? usual : 4;
   return values.map((value) => (value === null || value === undefined ? NONE : value.toLocaleString("en-GB", { minimumFractionDigits: digits, maximumFractionDigits: digits })));
 }
+
+// Cores in a column of a table.
+export const columnCores = (value) => evenly([value, 1])[0];
+
+export const evenPercents = (ratios) => evenly(ratios.map((ratio) => (isKnown(ratio) ? 100 * ratio : ratio)), 1).map((text) => (text === NONE ? text : `${text} %`));
 
 export function percent(ratio) {
   if (ratio === null || ratio === undefined || Number.isNaN(ratio)) return NONE;
@@ -105,7 +110,7 @@ export const jobName = ({ id, cookie = -1 }) => `job ${cookie < 0 ? id.split("-"
 // Core-hours: a thousandth is as fine as they are shown.
 export function hours(value, digits = 3) {
   const size = Math.abs(value ?? 0);
-  return size > 0 && size < 0.001 ? `${value < 0 ? "> −" : "< "}0.001` : number(value ?? 0, digits);
+  return size > 0 && size < 0.001 ? `${value < 0 ? "> −" : "< "}0.001` : size > 0 && size < 1 ? value.toFixed(3) : number(value ?? 0, digits);
 }
 
 export function count(value, noun, plural = `${noun}s`) {

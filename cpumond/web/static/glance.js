@@ -1,7 +1,7 @@
 // The CPU of a pool as one bar: used, allotted, demanded, waiting; reclaimed from it; two marks.
 
 import { h } from "./dom.js";
-import { cores, percent } from "./format.js";
+import { cores, evenly, evenPercents, percent } from "./format.js";
 import { choiceButtons } from "./table.js";
 
 const UNIT = "cpumond-unit";
@@ -10,7 +10,7 @@ const MOST_WANTED = 2;
 export const chosenUnit = () => (localStorage.getItem(UNIT) === "percent" ? "percent" : "cores");
 
 // Text of an amount of cores, of all that the tree has where percents are chosen.
-export const amountOf = (unit, totalCores) => (unit === "percent" ? (value) => percent(totalCores ? value / totalCores : 0) : cores);
+const amountOf = (unit, totalCores) => (unit === "percent" ? (value) => percent(totalCores ? value / totalCores : 0) : cores);
 
 export const unitSwitch = (app) => choiceButtons("Unit of amounts", [["cores", "Cores"], ["percent", "Percent"]], chosenUnit(), (unit) => {
   localStorage.setItem(UNIT, unit);
@@ -47,8 +47,7 @@ function tell(row, unit, totalCores) {
 // As long as the most of what the pool has, wants, is guaranteed or may have, so that small pools are seen as well as large
 // ones; what is wanted beyond twice the rest is cut, else the rest would not be seen.
 export function glanceCell(row, unit, totalCores) {
-  const amount = amountOf(unit, totalCores);
-  const bare = (value) => amount(value).replace(" %", "");
+  const texts = unit === "percent" ? evenPercents([row.used_cores, row.limit_cores, wanted(row)].map((value) => value / (totalCores || 1))) : evenly([row.used_cores, row.limit_cores, wanted(row)]);
   const rest = Math.max(row.used_cores, row.limit_cores, row.ordered_cores, row.guarantee_cores, row.fair_share_cores);
   const isCut = rest > 0 && wanted(row) > MOST_WANTED * rest;
   const all = isCut ? MOST_WANTED * rest : Math.max(rest, wanted(row));
@@ -58,7 +57,7 @@ export function glanceCell(row, unit, totalCores) {
   const has = Math.max(row.limit_cores, row.used_cores);
   const demand = Math.max(row.demand_cores, has);
   return h("button.glance", { type: "button", "aria-label": `CPU of ${row.name}`, "aria-description": tell(row, unit, totalCores) },
-    h("span.glance-text", `${bare(row.used_cores)} / ${bare(row.limit_cores)} / ${amount(wanted(row))}`),
+    h("span.glance-text", texts.join(" / ").replaceAll(" % /", " /")),
     h("span.glance-bar", { "aria-hidden": "true" },
       part("used", 0, row.used_cores), part("has", row.used_cores, has), part("wants", has, demand), part("waits", demand, demand + row.waiting_cores),
       part("reclaimed", row.limit_cores, row.ordered_cores), mark("guarantee", row.guarantee_cores), mark("fair", row.fair_share_cores),

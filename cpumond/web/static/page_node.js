@@ -5,7 +5,7 @@ import { get, path, serverNow } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
-import { bytes, cores, count, number, showCores, showSpan } from "./format.js";
+import { bytes, cores, count, fixed, number, showCores, showSpan } from "./format.js";
 import { axis, DAY_S, line, rangeButtons, readHistory } from "./history.js";
 import { OF_NODES, readMarks } from "./marks.js";
 import { nodeState } from "./page_nodes.js";
@@ -64,7 +64,7 @@ function ledger(n) {
   const rows = Object.keys(n.capacity).filter((name) => [n.capacity, n.usage, n.foreign_usage].some((amounts) => amounts[name]));
   // The scheduler knows each job's CPU; of other resources only what all jobs take.
   const sum = (name, of) => (name === "cpu" ? n.jobs.reduce((total, job) => total + (of(job) ?? 0), 0) : null);
-  const show = (name, value) => (value === null ? "–" : name === "memory" ? bytes(value) : name === "cpu" ? cores(value) : number(value));
+  const show = (name, value) => (value === null ? "–" : name === "memory" ? bytes(value) : name === "cpu" ? fixed(value) : number(value));
   const right = (title, help, value) => ({ title, help, align: "right", cell: (name) => show(name, value(name)) });
   return h("section.card", { key: "ledger", "aria-labelledby": "ledger" }, h("h2", { id: "ledger" }, "Ledger"), table({
     caption: `Ledger of node ${n.id}: what it has and who takes it`, rows, rowKey: (name) => name, empty: "It has nothing to give.", columns: [

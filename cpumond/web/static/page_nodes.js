@@ -5,7 +5,7 @@ import { PERIOD_MS } from "./app.js";
 import { chosenColumns, columnMenu } from "./columns.js";
 import { h } from "./dom.js";
 import { ask } from "./filters.js";
-import { amounts, cores, count, showSpan } from "./format.js";
+import { amounts, columnCores, count, showSpan } from "./format.js";
 import { heatMap } from "./heat.js";
 import { to } from "./route.js";
 import { badge, bar, bigTable } from "./table.js";
@@ -68,7 +68,7 @@ const ordered = (node) => node.ordered_cores ?? null;
 const used = (node) => node.used_cores ?? null;
 
 function coresBar(value, node, color) {
-  return value === null ? "–" : bar(capacity(node) ? value / capacity(node) : 0, cores(value), { color });
+  return value === null ? "–" : bar(capacity(node) ? value / capacity(node) : 0, columnCores(value), { color });
 }
 
 const COLUMNS = [
@@ -81,9 +81,9 @@ const COLUMNS = [
     cell: (n) => coresBar(taken(n), n, "--c2") },
   { key: "ordered", shown: "wide", width: 100, narrow: 102, title: "Ordered", help: "Cores that its jobs ordered; the bar: of what the node has", align: "right", value: ordered,
     cell: (n) => coresBar(ordered(n), n, "--c7") },
-  { key: "capacity", shown: "wide", width: 70, title: "Cores", help: "What it has", align: "right", value: capacity, cell: (n) => cores(capacity(n)) },
+  { key: "capacity", shown: "wide", width: 70, title: "Cores", help: "What it has", align: "right", value: capacity, cell: (n) => columnCores(capacity(n)) },
   { key: "free", shown: "wide", width: 70, title: "Free", help: "Cores that no job's limit takes; negative: overcommitted", align: "right",
-    value: (n) => n.free.cpu ?? 0, cell: (n) => cores(n.free.cpu) },
+    value: (n) => n.free.cpu ?? 0, cell: (n) => columnCores(n.free.cpu) },
   { key: "jobs", shown: "wide", width: 110, narrow: 102, title: "Jobs", align: "right", value: (n) => n.job_count,
     cell: (n) => `${n.job_count}${n.stopping_job_count ? ` + ${n.stopping_job_count} ending` : ""}` },
   { key: "tree", shown: "wide", width: 100, title: "Tree", value: (n) => n.tree ?? "",

@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
 import { eventsSection, readEvents } from "./events.js";
-import { bytes, capital, cores, count, duration, NONE, number, percent, time, withoutIds } from "./format.js";
+import { bytes, capital, cores, count, duration, evenly, evenPercents, NONE, number, time, withoutIds } from "./format.js";
 import { axis, line, rangeButtons, readHistory } from "./history.js";
 import { CHANGES, OF_NODES, readMarks } from "./marks.js";
 import { readRights, ROOT } from "./rights.js";
@@ -50,28 +50,28 @@ const sum = (trees, name) => trees.reduce((total, tree) => total + (tree[name] ?
 function figures({ trees, status }) {
   const { counts } = status;
   const capacity = sum(trees, "capacity_cores");
-  const part = (value) => (capacity > 0 ? `${percent(value / capacity)} of capacity` : "");
   const figure = (name, value, more, { href, help } = {}) => h("div.card", { key: name, title: help },
     h("div.figure-name", href ? h("a", { href }, name) : name), h("div.figure-number", value), more ? h("div.muted", more) : null);
   const ordered = sum(trees, "ordered_cores");
   const limit = sum(trees, "limit_cores");
   const used = sum(trees, "used_cores");
   const reclaimed = sum(trees, "reclaimed_cores");
+  const [capacityText, orderedText, limitText, usedText, reclaimedText] = evenly([capacity, ordered, limit, used, reclaimed]).map((text) => h("span", text, h("small", " cores")));
+  const [orderedPart, limitPart, usedPart] = evenPercents([ordered, limit, used].map((value) => value / capacity)).map((text) => (capacity > 0 ? `${text} of capacity` : ""));
   const offline = counts.nodes - counts.online_nodes;
   return h("div.cards.figures",
     figure("Nodes online", most(counts.online_nodes, counts.nodes), offline ? `${number(offline, 6)} silent` : counts.nodes ? "all of them" : "none yet", { href: to("nodes") }),
-    figure("CPU capacity", coresText(capacity), "of nodes online", { help: "cores of all nodes that are online" }),
-    figure("CPU ordered", coresText(ordered), part(ordered), { help: "cores that the jobs ordered (cpu_limit)" }),
-    figure("CPU limits", coresText(limit), part(limit), { help: "cores of the limits in force: what jobs may use now" }),
-    figure("CPU used", coresText(used), part(used), { help: "cores that the jobs use" }),
-    figure("Reclaimed now", coresText(reclaimed), ordered > 0 ? `${percent(reclaimed / ordered)} of what is ordered` : "", { help: "ordered less limits: what idle jobs give to others now" }),
+    figure("CPU capacity", capacityText, "of nodes online", { help: "cores of all nodes that are online" }),
+    figure("CPU ordered", orderedText, orderedPart, { help: "cores that the jobs ordered (cpu_limit)" }),
+    figure("CPU limits", limitText, limitPart, { help: "cores of the limits in force: what jobs may use now" }),
+    figure("CPU used", usedText, usedPart, { help: "cores that the jobs use" }),
+    figure("Reclaimed now", reclaimedText, ordered > 0 ? `${evenPercents([reclaimed / ordered])} of what is ordered` : "", { help: "ordered less limits: what idle jobs give to others now" }),
     figure("Operations", h("span", number(counts.shown_states.running ?? 0, 6), h("small", " running")), tellOthers(counts.shown_states), { href: to("operations") }),
     figure("Jobs", number(counts.active_jobs, 6), counts.stopping_jobs ? `and ${number(counts.stopping_jobs, 6)} that stop` : "active"));
 }
 
 const tellOthers = ({ pending = 0, waiting = 0, "cannot start": never = 0 }) => `${number(pending + waiting, 6)} waiting${never ? `, ${number(never, 6)} cannot start` : ""}`;
 const most = (value, all) => h("span", number(value, 6), h("small", ` of ${number(all, 6)}`));
-const coresText = (value) => h("span", cores(value), h("small", value === 1 ? " core" : " cores"));
 
 function alertCard(alerts, trees, counts) {
   if (!alerts.length && !counts.nodes) {
@@ -119,9 +119,11 @@ function ledger(tree) {
   const idle = Math.max(limit - used, 0);
   const whole = Math.max(capacity, used + idle + reclaimed, 1e-9);
   const width = (value) => ({ width: `${(100 * value / whole).toFixed(3)}%` });
+  const amounts = [capacity, ordered, limit, used, idle, reclaimed, tree.demand_cores, tree.waiting_cores, tree.idle?.held_back];
+  const [texts, parts] = [evenly(amounts), evenPercents(amounts.map((value) => value / capacity))];
   const row = (key, name, value, help, swatch) => h("tr", { key, title: help },
     h("th", { scope: "row" }, h("span.square", { class: swatch, "aria-hidden": "true" }), name),
-    h("td", cores(value)), h("td.muted", capacity > 0 ? percent(value / capacity) : NONE));
+    h("td", texts[amounts.indexOf(value)]), h("td.muted", capacity > 0 ? parts[amounts.indexOf(value)] : NONE));
   return h("div.ledger",
     h("div.stack", { "aria-hidden": "true" },
       h("span.used", { style: width(Math.min(used, whole)) }), h("span.idle", { style: width(idle) }), h("span.reclaimed", { style: width(reclaimed) }),

@@ -4,7 +4,7 @@ import { get, path } from "./api.js";
 import { poolsActions } from "./actions.js";
 import { chosenColumns, columnMenu, sameColumns } from "./columns.js";
 import { h } from "./dom.js";
-import { cores, count, number, percent, share, short, time } from "./format.js";
+import { columnCores, cores, count, number, percent, share, short, time } from "./format.js";
 import { chosenUnit, glanceCell, legend, unitSwitch } from "./glance.js";
 import { loadTrees, readRights } from "./rights.js";
 import { to } from "./route.js";
@@ -67,7 +67,7 @@ function volumeCell(row) {
   return h("span", { title: `${number(row.volume)} of ${number(row.capacity)} share-seconds` }, bar(filled, percent(filled), { color: "--c5" }));
 }
 
-const CELLS = { cores: (value) => cores(value), percent: (_, ratio, resource) => share(ratio, resource) };
+const CELLS = { cores: columnCores, percent: (_, ratio, resource) => share(ratio, resource) };
 
 // An amount is text in the chosen unit above a bar of all that the tree has.
 function makeColumns(unit, totalCores) {
@@ -87,7 +87,7 @@ function makeColumns(unit, totalCores) {
     { key: "demand", shown: "wide", ...size, title: "Demand", help: `what its operations want, ${all}`, align: "right",
       value: (row) => row.demand_ratio, cell: (row) => ratioBar(row.demand_cores, row.demand_ratio, row.demand_resource, { color: "--c3" }) },
     { key: "guarantee", shown: "wide", width: size.width + 12, title: "Guarantee", help: `strong guarantee, and the resource flow of an integral one; ${unit === "cores" ? "cores" : all}`, align: "right",
-      value: (row) => (row.strong_guarantee_ratio ?? 0) + (row.flow_ratio ?? 0), cell: (row) => (unit === "cores" ? cores(row.guarantee_cores || null) : guaranteeText(row)) },
+      value: (row) => (row.strong_guarantee_ratio ?? 0) + (row.flow_ratio ?? 0), cell: (row) => (unit === "cores" ? columnCores(row.guarantee_cores || null) : guaranteeText(row)) },
     { key: "weight", shown: "wide", width: 76, title: "Weight", help: "how much it counts among its siblings; – : not set", align: "right", value: (row) => row.weight, cell: (row) => number(row.weight) },
     { key: "running", shown: "wide", width: 118, title: "Running / max", help: "operations that run, and how many may", align: "right",
       value: (row) => row.running_operation_count, cell: (row) => most(row.running_operation_count, row.max_running_operation_count) },
@@ -100,10 +100,10 @@ function makeColumns(unit, totalCores) {
     { key: "integral", width: 88, title: "Integral", help: "type of its integral guarantee", value: integralText, cell: (row) => integralText(row) || h("span.muted", "none"), isText: true },
     { key: "volume", width: 100, title: "Volume", help: "what an integral pool has accumulated, percent of its capacity", align: "right",
       value: (row) => (row.volume === null || row.volume === undefined ? null : row.volume / (row.capacity || 1)), cell: volumeCell },
-    { key: "ordered", width: 92, title: "Ordered", help: "cores that its jobs ordered (cpu_limit)", align: "right", value: (row) => row.ordered_cores, cell: (row) => cores(row.ordered_cores) },
-    { key: "limit", width: 72, title: "Limits", help: "cores of the limits in force: what is allotted to its jobs", align: "right", value: (row) => row.limit_cores, cell: (row) => cores(row.limit_cores) },
-    { key: "used", width: 72, title: "Used", help: "cores that its jobs use", align: "right", value: (row) => row.used_cores, cell: (row) => cores(row.used_cores) },
-    { key: "waiting", width: 84, title: "Waiting", help: "cores that operations would want that do not run", align: "right", value: (row) => row.waiting_cores, cell: (row) => cores(row.waiting_cores) },
+    { key: "ordered", width: 92, title: "Ordered", help: "cores that its jobs ordered (cpu_limit)", align: "right", value: (row) => row.ordered_cores, cell: (row) => columnCores(row.ordered_cores) },
+    { key: "limit", width: 72, title: "Limits", help: "cores of the limits in force: what is allotted to its jobs", align: "right", value: (row) => row.limit_cores, cell: (row) => columnCores(row.limit_cores) },
+    { key: "used", width: 72, title: "Used", help: "cores that its jobs use", align: "right", value: (row) => row.used_cores, cell: (row) => columnCores(row.used_cores) },
+    { key: "waiting", width: 84, title: "Waiting", help: "cores that operations would want that do not run", align: "right", value: (row) => row.waiting_cores, cell: (row) => columnCores(row.waiting_cores) },
     { key: "mode", width: 98, title: "Mode", help: "fair_share: its children share; fifo: one after the other", value: (row) => row.mode, isText: true },
   ];
 }
