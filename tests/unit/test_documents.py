@@ -35,7 +35,7 @@ def list_anchors(text: str) -> set[str]:
 
 def test_links_lead_to_files_and_headings_and_do_not_break_across_lines() -> None:
     broken, count = [], 0
-    for document in DOCUMENTS:
+    for document in [*DOCUMENTS, ROOT / "CHANGELOG.md"]:
         text = FENCED.sub("", document.read_text(encoding="utf-8"))
         for path, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", text):
             count += 1
@@ -60,6 +60,18 @@ def test_files_of_the_repository_that_documents_name_exist() -> None:
     found = {(path.name, name) for path in DOCUMENTS for name in named.findall(path.read_text(encoding="utf-8"))}
     assert len(found) > 60
     assert sorted(each for each in found if not (ROOT / each[1]).exists()) == []
+
+
+def test_paragraphs_are_short() -> None:
+    """At most four lines and a few words; lists, tables, and the specification are not bound."""
+    long = []
+    for document in DOCUMENTS:
+        text = FENCED.sub("", document.read_text(encoding="utf-8"))
+        for paragraph in re.split(r"\n\s*\n", re.sub(r"<!-- made by.*?<!-- end -->", "", text, flags=re.DOTALL)):
+            is_prose = not re.match(r"\s*(?:[-|#>!<]|\d+\. )", paragraph)
+            if is_prose and "specification" not in document.parts and len(" ".join(paragraph.split())) > 4.5 * 125:
+                long.append((document.name, paragraph[:60]))
+    assert long == []
 
 
 # ---- commands
