@@ -1,8 +1,8 @@
-"""The living tree: pools and operations with their usage and shares, jobs, nodes. Owned and changed by ``state`` only.
+"""The living tree: pools and operations with usage and shares, jobs, nodes. Only ``state`` owns and changes it.
 
-Vectors are absolute and in the order of RESOURCES, unless a name says ``_share`` (fractions of the tree's total).
-Usage counters are exact on every level: each change of a job's usage is added to its operation, to every pool above
-and to its node at once (semantics.md 8).
+Vectors are absolute and in the order of RESOURCES, unless a name says ``_share`` (fractions of the tree's total). Usage
+counters are exact on every level: each change of a job's usage is added to its operation, to every pool above and to
+its node at once (semantics.md 8).
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ Preemptibility = Literal[0, 1, 2]
 """The three lists of section 6.4."""
 
 NOTHING: Final = (0.0,) * 5
-"""CPU times of a job that has used nothing."""
+"""CPU times of a job without any usage."""
 
 NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
 
 
 Arm = Literal["control", "others"]
-"""Jobs left in shadow by ``control_group_ratio`` of their hosts, and the other jobs of these hosts."""
+"""Arms of a trial: jobs left in shadow by ``control_group_ratio`` of their hosts, and the other jobs of these hosts."""
 
 CONTROL: Final[Arm] = "control"
 OTHERS: Final[Arm] = "others"
 
 
 class TrialArm:
-    """What the jobs of one arm of a tree came to; counters as of an element."""
+    """Sums over the jobs of one arm of a tree; counters as of an element."""
 
     __slots__ = CPU_COUNTERS
 
@@ -75,7 +75,7 @@ class TrialArm:
 
 
 class Element:
-    """What pools and operations of a tree have in common."""
+    """Common part of the pools and operations of a tree."""
 
     __slots__ = (
         "name", "parent", "tree", "usage", "demand", "waiting", "limits", "fair_share", "demand_share",
@@ -85,46 +85,46 @@ class Element:
 
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
         self.name = name
-        """Pool's name, or operation's id; ``<Root>`` for the root."""
+        """The pool's name or the operation's id; ``<Root>`` for the root."""
         self.parent = parent
         self.tree = tree
         self.usage: Vector = ZERO
         self.demand: Vector = ZERO
         """As of the last update."""
         self.waiting: Vector = ZERO
-        """What operations that do not run in this tree would want besides ``demand``, as of the last update (5.2)."""
+        """Demand, besides ``demand``, of operations that do not run in this tree yet, as of the last update (5.2)."""
         self.limits: Vector = UNLIMITED
-        """``resource_limits`` and ``max_share_ratio`` together, as of the last update (2.10)."""
+        """Effective limits: ``resource_limits`` and ``max_share_ratio`` together, as of the last update (2.10)."""
         self.fair_share: Vector = ZERO
         self.demand_share: Vector = ZERO
         self.strong_guarantee_share: Vector = ZERO
-        """After the scaling of an overcommitted cluster. The three shares are those of the last update."""
+        """After the scaling of an overcommitted cluster. The three shares are from the last update."""
         self.scheduling_status: SchedulingStatus = "normal"
         self.starvation_status: StarvationStatus = "non_starving"
         self.below_since: float | None = None
-        """Scheduler time of the first update that found the element below its share; None while it is not."""
+        """Scheduler time of the first update that found the element below its share; None: it is not."""
         self.rules: PreemptionRules | None = None
         self.satisfaction = 0.0
         self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
         self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
-        """``CpuUse`` of its jobs since the start of this scheduler, as far as their nodes have reported it."""
+        """``CpuUse`` of its jobs since the start of this scheduler, as far as reported by their nodes."""
         self.lost_core_seconds = 0.0
-        """By preemptions since the start of this scheduler (6.9)."""
+        """Core-seconds lost by preemptions since the start of this scheduler (6.9)."""
         self.fitting: Fitting | None = None
-        """On which nodes its jobs may start; None: on all (2.13)."""
+        """The nodes on which its jobs may start; None: all (2.13)."""
 
     def may_use(self, node: Node) -> bool:
-        """Whether its jobs may start on a node, by the filters on its way (2.13)."""
+        """Whether its jobs may start on a node, by the filters on its path (2.13)."""
         return self.fitting is None or node in self.fitting.nodes
 
     @property
     def sizes(self) -> NodeSizes:
-        """What jobs of it may order at most."""
+        """The largest requests that jobs of it can have."""
         return self.tree.sizes if self.fitting is None else self.fitting.sizes
 
     @property
     def bounds(self) -> Vector:
-        """The most that it can have: ``limits``, and what the nodes have that its jobs may start on."""
+        """The most that it can have: the lower of ``limits`` and the resources of nodes on which its jobs may start."""
         return self.limits if self.fitting is None else least(self.limits, self.fitting.total)
 
     def ancestors(self) -> Iterator[PoolElement]:
@@ -147,7 +147,7 @@ class PoolElement(Element):
     def __init__(self, name: str, parent: PoolElement | None, tree: Tree) -> None:
         super().__init__(name, parent, tree)
         self.config: PoolConfig | None = None
-        """None for an ephemeral pool and the root."""
+        """The pool's configuration; None for an ephemeral pool and the root."""
         self.settings = PoolSettings()
         """The pool's own settings, or what ``ephemeral_subpool_config`` gives an ephemeral pool."""
         self.children: dict[str, PoolElement] = {}
@@ -159,24 +159,24 @@ class PoolElement(Element):
         self.max_running_operation_count = 0
         """Effective limits: own, else the tree's."""
         self.volume: Vector = ZERO
-        """Accumulated volume, resource*seconds (9)."""
+        """Accumulated volume, in resource*seconds (9)."""
         self.last_integral_ratio = 0.0
         self.estimated_guarantee_share: Vector = ZERO
-        """What it would have if all pools wanted everything, as of the last update."""
+        """Share that it would have if all pools demanded everything, as of the last update."""
         self.idle_cores = self.held_cores = 0.0
-        """CPU that no job has, of the root only; the part of it that the pool's waiting work would use. As of the last
-        report (``idle_watch``)."""
+        """For the root only: CPU that no job has. For each pool: the part of it that the pool's waiting work would use.
+        As of the last report (``idle_watch``)."""
         self.history: dict[str, float] | None = None
-        """Child -> mean of its share of the cluster, newer time counting more; None where it is not kept (5.5)."""
+        """Child -> decayed mean of its share of the cluster, recent time counting more; None: not kept (5.5)."""
         self.weight_factor = 1.0
-        """What its weight is multiplied with by its parent's ``history``."""
+        """Factor of its weight, by its parent's ``history``."""
         self.account: Account | None = None
-        """Of its own budget (2.15)."""
+        """Account of its own budget (2.15)."""
         self.yields: Literal["", "guarantee", "weight"] = ""
-        """Whether a budget leaves it only what others do not want: a pool above it has lost its weight to that, and all
-        below it their guarantees, or it itself has."""
+        """Whether a budget leaves it only resources that others do not want: its own budget, or that of a pool above,
+        which has lost its weight, and all pools below it their guarantees."""
         self.entry: fairshare.Pool | None = None
-        """The pool's entry in the last snapshot; the same object again while nothing changes."""
+        """The pool's entry in the last snapshot; the same object while nothing changes."""
 
     @property
     def is_root(self) -> bool:
@@ -184,7 +184,7 @@ class PoolElement(Element):
 
     @property
     def owner(self) -> str:
-        """The user that an ephemeral pool counts for: that of its oldest operation (2.9); "" when it has none."""
+        """The user to whom an ephemeral pool belongs: that of its oldest operation (2.9); "" if it has none."""
         oldest = min(self.operations.values(), key=lambda each: each.operation.record.sequence, default=None)
         return "" if oldest is None else oldest.operation.record.user
 
@@ -194,11 +194,11 @@ class PoolElement(Element):
 
     @property
     def sharing(self) -> PoolElement:
-        """The pool in whose share its children have theirs: the nearest that is not flat (2.16)."""
+        """The pool that divides the share among its children: the nearest that is not flat (2.16)."""
         return self.parent.sharing if self.settings.flatten and self.parent is not None else self
 
     def list_sharing(self) -> Iterator[PoolElement]:
-        """The pools that share beside each other in this one."""
+        """Yield the pools that divide this pool's share among themselves."""
         for child in self.children.values():
             if child.settings.flatten:
                 yield from child.list_sharing()
@@ -214,7 +214,7 @@ NO_DEACTIVATIONS: Final[dict[str, int]] = {}
 NO_SHUNS: Final[dict[str, tuple[int, float]]] = {}
 NO_LATER: Final[Mapping[Place, float]] = {}
 NONE_NEEDED: Final[dict[str, int]] = {}
-"""Never changed: most operations have none of these."""
+"""Shared and never changed: most operations have none of these."""
 
 
 class OperationElement(Element):
@@ -234,37 +234,39 @@ class OperationElement(Element):
         self.is_running = False
         """Whether it holds a running slot in this tree (3.2)."""
         self.lists_are_old = True
-        """The jobs' ``preemptibility`` must be computed again before it is used (6.4)."""
+        """Whether the jobs' ``preemptibility`` must be computed again before use (6.4)."""
         self.fifo_index: int | None = None
         self.deactivations = NO_DEACTIVATIONS
-        """Reason -> how often the operation was passed over on a heartbeat since the last update (7.1)."""
+        """Reason -> number of times the operation was passed over on a heartbeat since the last update (7.1)."""
         self.accounts: tuple[Account, ...] = ()
-        """Of the budgets that its jobs count for (2.15)."""
+        """Accounts of the budgets that its jobs count towards (2.15)."""
         self.spent: Account | None = None
-        """One of them that lets no more jobs start."""
+        """A spent account that forbids further starts."""
         self.yields = False
-        """Whether its user's budget leaves it only what others do not want."""
+        """Whether its user's budget leaves it only resources that others do not want."""
         self.entry: fairshare.Operation | None = None
-        """As a pool's; None when the next snapshot needs a new one."""
+        """The entry in the last snapshot, as for a pool; None: the next snapshot needs a new one."""
 
     def note_passed_over(self, reason: str) -> None:
         self.deactivations = self.deactivations or {}
         self.deactivations[reason] = self.deactivations.get(reason, 0) + 1
 
     def may_use(self, node: Node) -> bool:
-        """Whether its jobs may start on a node, by the filters on its way (2.13), and have secrets there (12.6)."""
+        """Whether its jobs may start on a node, by the filters on its path (2.13), and get their secrets there
+        (12.6)."""
         if self.operation.record.vault_bytes and not node.takes_secrets:
             return False
         return self.fitting is None or node in self.fitting.nodes
 
     def explain_unplaceable(self) -> str:
-        """Why no node of the tree can hold any of its jobs still to be started, of a gang all; "" where one can."""
+        """Return why no node of the tree can hold any of its jobs still to be started, or all jobs of a gang; "" if one
+        can."""
         return self.sizes.explain_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
 
 
 @dataclass(slots=True, eq=False)
 class Stuck:
-    """Why no job of an operation can start, whoever ends, and since when that is seen (3.7)."""
+    """Why no job of an operation can start, whichever jobs end, and since when that is known (3.7)."""
 
     why: str
     since: float
@@ -272,7 +274,7 @@ class Stuck:
 
 
 class Operation:
-    """An operation: its record, what it still needs, its elements by tree."""
+    """An operation: its record, the jobs that it still needs, its elements by tree."""
 
     __slots__ = (
         "record", "needed", "elements", "stuck", "restarted", "next_index", "lacks_secrets", "gang",
@@ -282,52 +284,54 @@ class Operation:
     def __init__(self, record: OperationRecord) -> None:
         self.record = record
         self.lacks_secrets = False
-        """Whether it has secrets that this scheduler has no key for (12.6): it starts no job, as if suspended."""
+        """Whether it has secrets for which this scheduler has no key (12.6): no job of it starts, as if it was
+        suspended."""
         self.needed: dict[str, int] = {}
-        """Task -> jobs still to be started."""
+        """Task -> number of jobs still to be started."""
         self.elements: dict[str, OperationElement] = {}
         self.stuck: Stuck | None = None
         self.restarted: list[str] | None = None
-        """Jobs that completed and are started again, oldest first, while they are known."""
+        """Completed jobs that are started again, oldest first, while they are known."""
         self._numbers: TaskNumbers | None = None
-        """Of the task of which a job was started first; most operations have no other, and need no dictionary."""
+        """Numbers of the task that started a job first; most operations have no other task, and need no dictionary."""
         self._further_numbers: dict[str, TaskNumbers] | None = None
         self.next_index = 0
         """``job_index`` of the next start."""
         self.gang = GangRun() if record.incarnations else None
-        """With ``gang_options`` (7.5)."""
+        """State of the gang, with ``gang_options`` (7.5)."""
         self.backfilled_count = self.overstay_count = 0
-        """Backfilled jobs of it whose end told how long they run, and those of them that ran on after
-        ``backfill_until``, as this scheduler saw it (7.3)."""
+        """Number of its backfilled jobs with a known run time, and of those that ran beyond ``backfill_until``, as far
+        as this scheduler saw it (7.3)."""
         self.shuns = NO_SHUNS
-        """Node -> how many jobs that failed there wait to be replaced, and until when other nodes go first (2.14)."""
+        """Node -> number of jobs that failed there and wait for a replacement, and until when other nodes are preferred
+        (2.14)."""
 
         self.retries: RetryRun | None = None
-        """Jobs that are started again by a retry policy (3.9), once there was one."""
+        """Jobs that a retry policy starts again (3.9), once there was one."""
 
     @property
     def active(self) -> dict[str, int]:
-        """Task -> jobs that count as usage, in all trees, and those that stop and keep their place."""
+        """Task -> number of jobs that count as usage in all trees, and of stopping jobs that keep their place."""
         return {numbers.task: numbers.active_count for numbers in self.list_numbers() if numbers.active_count}
 
     @property
     def taken(self) -> Mapping[str, int]:
-        """Task -> jobs that are not to be started now: ``active`` ones, and those that wait to be started again."""
+        """Task -> number of jobs that must not start now: ``active`` ones, and those that wait for a retry."""
         later = self.later
         return Counter(name for name, _ in later) + Counter(self.active) if later else self.active
 
     @property
     def later(self) -> Mapping[Place, float]:
-        """Jobs that wait to be started again -> their time, in seconds since 1970."""
+        """Jobs that wait for a retry -> the time of it, in seconds since 1970."""
         return NO_LATER if self.retries is None else self.retries.later
 
     @property
     def waits_whole(self) -> bool:
-        """Whether it is a gang of which a job waits to be started again: the others wait with it."""
+        """Whether it is a gang with a job that waits for a retry: its other jobs wait, too."""
         return bool(self.later) and self.record.starts_whole
 
     def touch(self) -> None:
-        """Let the next snapshot and the next placement see that its needs changed."""
+        """Mark its needs as changed for the next snapshot and the next placement."""
         for element in self.elements.values():
             element.entry = None
             element.tree.changed[element] = None
@@ -346,12 +350,12 @@ class Operation:
         return numbers
 
     def list_numbers(self) -> list[TaskNumbers]:
-        """Of the tasks of which a job was started."""
+        """Return the numbers of tasks of which a job was started."""
         return [] if self._numbers is None else [self._numbers, *(self._further_numbers or {}).values()]
 
     @property
     def is_held(self) -> bool:
-        """Whether no job of it is started, whatever room there is."""
+        """Whether no job of it may start, however many resources are free."""
         return self.record.suspended or self.lacks_secrets
 
     @property
@@ -364,25 +368,25 @@ class Operation:
 
     @property
     def needed_job_count(self) -> int:
-        """Jobs still to be started: FIFO's ``pending_job_count`` (4)."""
+        """Number of jobs still to be started: FIFO's ``pending_job_count`` (4)."""
         return sum(self.needed.values())
 
     @property
     def needed_orders(self) -> list[tuple[Vector, int]]:
-        """What jobs still to be started order, and how many of each task there are."""
+        """Requests of jobs still to be started, and their number, for each task."""
         if self.retries is None:
             needed = self.needed
             return [(task.resources, needed[task.name]) for task in self.record.tasks if needed.get(task.name, 0) > 0]
         return [(task.resources, number) for task, number in self.next_jobs()]
 
     def next_jobs(self) -> list[tuple[Task, int]]:
-        """Tasks as their next jobs order it, and how many of these do."""
+        """Tasks with the requests of their next jobs, and the number of these jobs."""
         if self.retries is not None:
             return self.retries.split(self.record, self.needed)
         return [(task, self.needed[task.name]) for task in self.next_tasks()]
 
     def next_tasks(self) -> Iterator[Task]:
-        """Tasks that need a job, in the order of the specification, as their next jobs order it."""
+        """Yield tasks that need a job, in the order of the specification, with the requests of their next jobs."""
         if self.retries is not None:
             yield from (task for task, _ in self.next_jobs())
             return
@@ -393,7 +397,7 @@ class Operation:
 
 @lru_cache(maxsize=1024)
 def one_of(vector: Vector) -> Vector:
-    """One object for equal vectors, where there are few: one takes as much memory as the job that orders it."""
+    """Return one shared object for equal vectors: a vector takes as much memory as the job that has it."""
     return vector
 
 
@@ -402,7 +406,7 @@ NO_GANG: Final[tuple[str, int]] = ("", -1)
 
 
 class Job:
-    """A job from its order to its end. While ``is_active`` its ``usage`` is part of all counters above."""
+    """A job from its start to its end. While ``is_active`` its ``usage`` is part of all counters above."""
 
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
@@ -419,46 +423,47 @@ class Job:
         self.task = task
         self.node = node
         self.limits: Vector = one_of(task.resources)
-        """What it ordered."""
+        """Its request."""
         self.usage: Vector = self.limits
-        """What it may use now: its cpu is ``current_cpu_limit``."""
+        """Its current limits: cpu is ``current_cpu_limit``."""
         self.state: JobState = "starting"
         self.start_time = start_time
         self.sequence = sequence
-        """Decides between jobs with the same ``start_time``."""
+        """Tie-breaker of jobs with the same ``start_time``."""
         self.preemptibility: Preemptibility = PREEMPTIBLE
         self.is_active = False
         self.stop: Stop | None = None
-        """Set once the job is told to stop, and thereby not active any more."""
+        """Set when the job is being stopped and is no longer active."""
         self.began_at: float | None = None
-        """Since when it runs on its node, in this scheduler's time; None before the node has reported it."""
+        """When it began to run on its node, in this scheduler's time; None: its node has not reported it yet."""
         self.first_sent_at: float | None = None
         self.last_sent_at: float | None = None
-        """When answers to heartbeats carried the order to start it; None for never, and for a job taken over. The first
-        time of a job that an earlier run started is the start of this one, or the first heartbeat that came then."""
+        """When heartbeat responses carried its start; None: never, or the job was adopted. For a job of an earlier run
+        the first time is the start of this run, or its first heartbeat after that."""
         self.is_stored = False
-        """Whether its start is stored: only then an answer may order it."""
+        """Whether its start is stored: only then a heartbeat response may contain it."""
         self.report = NO_REPORT
-        """The last report of its node; a counter that the report leaves out keeps its last known value."""
+        """Its node's last report; a counter that a report omits keeps its last known value."""
         self.counted: CpuTimes = NOTHING
-        """The part of its ``cpu_times`` that is in the counters above, or that was used before this scheduler had the
+        """The part of its ``cpu_times`` that the counters above contain, or that was used before this scheduler had the
         job; None: not known yet."""
         self.reclaimed = False
-        """Whether it runs on reclaimed CPU; set at its start, as long as it lives (1.10)."""
+        """Whether it runs on reclaimed CPU; set at its start and kept until its end (1.10)."""
         self.cookie = self.index = self.task_index = UNKNOWN
-        """Its place in its task; how many jobs of the operation, and of the task, were started before it (7.4)."""
+        """Its place in its task; the number of jobs of the operation, and of the task, that were started before it
+        (7.4)."""
         self.after: EndingJob | None = None
-        """A job that may still work and whose cookie it has, or that is of an earlier incarnation of its gang: no
-        answer orders this one before all such jobs have ended."""
+        """A job that may still work and had its cookie, or that is of an earlier incarnation of its gang: this job's
+        start is not sent before all such jobs have ended."""
         self.has_ceiling = True
-        """Whether its order is its ceiling, too; set at its start (1.10)."""
+        """Whether its request is its ceiling, too; set at its start (1.10)."""
         self.in_gang = NO_GANG
         self.settled: CorePair = NOTHING_COUNTED
-        """What it ordered and used, as far as stored sums of budgets have that (2.15)."""
+        """The part of its request and usage that the stored sums of budgets contain (2.15)."""
         self.is_resumed = False
         """Whether an earlier run started it, by a clock that may have been set since."""
         self.backfill_until: float | None = None
-        """When one that started in room that is kept for a gang is expected to have ended (7.3); None for others."""
+        """When a backfilled job is expected to have ended (7.3); None for others."""
 
     @property
     def incarnation(self) -> str:
@@ -472,20 +477,21 @@ class Job:
         self.in_gang = (incarnation, rank) if incarnation else NO_GANG
 
     def reserve_memory(self, memory: int) -> None:
-        """Have it take room for so many bytes; before it is started."""
+        """Set the bytes that it reserves; before it is started."""
         slots, cpu, gpu, _, network = self.limits
         self.limits = self.usage = one_of((slots, cpu, gpu, float(memory), network))
 
     @property
     def interruption_timeout(self) -> float:
-        """As records have it."""
+        """The time-out as records have it."""
         if self.stop is None or self.began_at is None or not self.task.interruptible:
             return 0.0
         return self.stop.timeout_s * 1e3
 
     @property
     def was_reported(self) -> bool:
-        """Whether a heartbeat has reported the job; a node does not report one that still waits there for room."""
+        """Whether a heartbeat has reported the job; a node does not report a job that waits there for free
+        resources."""
         return self.report is not NO_REPORT
 
     @property
@@ -494,18 +500,18 @@ class Job:
 
     @property
     def set_container_cpu_limit(self) -> bool | None:
-        """As records have it: None where its class says the same."""
+        """The option as records have it: None if its class says the same."""
         return None if self.has_ceiling is not self.reclaimed else self.has_ceiling
 
     @property
     def memory_reserve(self) -> int:
-        """Bytes that it takes room for where its use decides about that (8.1); 0: all of ``memory_limit``."""
+        """Bytes that it reserves if the usage of earlier jobs decides that (8.1); 0: all of ``memory_limit``."""
         reserve = int(self.limits[MEMORY])
         return reserve if self.task.memory_reserve or reserve != self.task.memory_limit else 0
 
     @property
     def grown_memory(self) -> int:
-        """``memory_limit`` as records have it: 0 where no job of its operation may have got more than the others."""
+        """``memory_limit`` as records have it: 0 if no job of its operation may have got more than the others."""
         return 0 if self.element.operation.retries is None else self.task.memory_limit
 
     @property
@@ -518,42 +524,42 @@ class Job:
 
     @property
     def must_end(self) -> bool:
-        """Whether it is replaced only after its end has been counted: it must not run twice (3.6), or all jobs of its
-        operation start again then (7.5)."""
+        """Whether it is replaced only after its end was counted: it must not run twice (3.6), or all jobs of its
+        operation are restarted then (7.5)."""
         return self.task.fail_on_job_restart or (self.gang_rank >= 0 and self.task.gang_options is not None)
 
     @property
     def keeps_place(self) -> bool:
-        """Whether the job was told to stop and is replaced only after its end, if its operation goes on then."""
+        """Whether the job is being stopped and will be replaced only after its end, if its operation continues then."""
         return self.stop is not None and self.stop.keeps_place
 
     @property
     def ordinary_cores(self) -> float:
-        """Its order, as far as it keeps others from being ordinary on its node (1.10)."""
+        """Cores of its request that count against ordinary jobs on its node (1.10)."""
         return 0.0 if self.reclaimed else self.limits[CPU]
 
     @property
     def has_cpu_gap(self) -> bool:
-        """Whether its limit was lowered: it uses less CPU than it ordered (6.6)."""
+        """Whether its limit is lower than its request (6.6)."""
         return self.usage[1] < self.limits[1]
 
 
 @dataclass(slots=True, eq=False)
 class Stop:
-    """The order to stop a job, repeated in each heartbeat answer until the node no longer reports the job (6.7)."""
+    """The stop of a job, repeated in each heartbeat response until the node no longer reports the job (6.7)."""
 
     record: PreemptionRecord
     timeout_s: float
-    """From the interruption to the kill."""
+    """Seconds from the interruption to the kill."""
     since: float
     fails: bool = False
-    """Whether the job counts as failed, rather than aborted."""
+    """Whether the job counts as failed rather than aborted."""
     keeps_place: bool = False
     """Whether it is replaced only after its end: it counts as failed, must not run twice, or ends with its gang."""
 
 
 class Node:
-    """A compute host, as its registration and its last heartbeat say."""
+    """A compute host, by its registration and its last heartbeat."""
 
     __slots__ = (
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
@@ -567,15 +573,16 @@ class Node:
         self.id = node_id
         self.address = node_id
         self.tags: frozenset[str] = frozenset()
-        """All: its agent's, those of an operator, its address."""
+        """All tags: its agent's, those set by an administrator, its address."""
         self.agent_tags: tuple[str, ...] = ()
         self.user_tags: tuple[str, ...] = ()
         self.capacity: Vector = ZERO
         self.tree: str | None = None
         self.incarnation = ""
-        """Of the agent's present run, a secret: its bearer may send the node's heartbeats. Views show ``run``."""
+        """Incarnation of the agent's present run, a secret: its bearer may send the node's heartbeats. Views show
+        ``run``."""
         self.key_hash = ""
-        """Of the key that the node's agent keeps from run to run; "" without one."""
+        """Hash of the key that the node's agent keeps from run to run; "" without one."""
         self.sequence = -1
         self.is_online = False
         self.last_seen = 0.0
@@ -583,60 +590,60 @@ class Node:
         self.jobs: dict[str, Job] = {}
         """Active jobs by id."""
         self.stopping: dict[str, Job] = {}
-        """Jobs told to stop that the node may still have."""
+        """Jobs being stopped that the node may still have."""
         self.used: Vector = ZERO
         """Usage of the active jobs."""
         self.ordered_cores = self.ordinary_cores = self.foreign_ordered_cores = 0.0
-        """CPU that the active jobs ordered; that the ordinary ones of them did; that the jobs in ``strangers`` did."""
+        """CPU requested by the active jobs, by the ordinary ones of them, and by the jobs in ``strangers``."""
         self.foreign_usage: Vector = ZERO
-        """Usage that the node reports of other jobs: not the scheduler's, or not taken over and told to stop."""
+        """Usage that the node reports of foreign jobs: not the scheduler's, or not adopted and being stopped."""
         self.strangers: dict[str, JobReport] = {}
         """The last reports of those jobs, by id."""
         self.former_starts: dict[str, StartRecord] = {}
-        """The starts of those that an earlier run of the scheduler started, as far as they are known, by id."""
+        """Starts, as far as known, of those that an earlier run of the scheduler started, by id."""
         self.last_preemptive_attempt: float | None = None
         self.skipped_searches = 0
-        """How many searches the next preemptive attempt skips, since this one made them; 0 when none is left (6.6)."""
+        """Number of searches that the next preemptive attempt skips because the last one made them; 0: none (6.6)."""
         self.overcommitted_since: float | None = None
         self.overcommit_count = 0
         self.unwanted: dict[str, StopOrder] = {}
-        """By id: the orders for jobs of its last heartbeat that no operation needs and that are not stopping yet."""
+        """By id: jobs of its last heartbeat that no operation needs and that are not stopping yet."""
         self.replaced: dict[str, str] = {}
-        """Earlier runs of its agent that a later one replaced: incarnation -> address, the latest last."""
+        """Earlier runs of its agent that were replaced: incarnation -> address, the latest last."""
         self.matched_trees: tuple[str, ...] = ()
-        """The trees that its tags fit, if several: its jobs in ``tree`` run on, none is started (2.2)."""
+        """The trees that its tags match, if several: its jobs in ``tree`` continue, none is started (2.2)."""
         self.cordon: Cordon | None = None
         self.failing: Failing | None = None
-        """Where jobs failed and none completed since (2.14)."""
+        """Failures of its jobs since one completed there (2.14)."""
         self.about: AgentAbout | None = None
-        """What its agent tells of itself; None until it does, as older ones never do."""
+        """Its agent's self-description; None: not sent yet, or by an older agent never."""
         self.level: Level = SAFE
-        """What the stages of a roll-out tell it."""
+        """Levels that the stages of a roll-out send to it."""
 
     @property
     def takes_secrets(self) -> bool:
-        """Whether its agent gives jobs the secrets of their orders (12.6)."""
+        """Whether its agent passes secrets to jobs (12.6)."""
         return self.about is not None and self.about.knows_secrets
 
     @property
     def cordoned(self) -> bool:
-        """Whether it gets no new jobs because somebody said so (2.11), or jobs fail on it (2.14)."""
+        """Whether it gets no new jobs because an administrator cordoned it (2.11) or jobs fail on it (2.14)."""
         return self.cordon is not None or (self.failing is not None and self.failing.until is not None)
 
     @property
     def is_held_off(self) -> bool:
-        """Whether it gets no new jobs for a while since jobs fail on it (2.14)."""
+        """Whether it gets no new jobs for a while because jobs fail on it (2.14)."""
         return self.failing is not None and self.failing.until is not None
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether it gets jobs, if it has room."""
+        """Whether it gets jobs when it has free resources."""
         return self.is_online and not self.cordoned and not self.matched_trees
 
     @property
     def counted_capacity(self) -> Vector:
-        """What it adds to the tree's total: where no job may start, as its tags fit several trees (2.2) or it is
-        cordoned (2.11), what its jobs ordered, as far as it has that."""
+        """The part of its capacity that counts in the tree's total. If no job may start on it, because its tags match
+        several trees (2.2) or it is cordoned (2.11), that is the request of its jobs, up to its capacity."""
         if not self.cordoned and not self.matched_trees:
             return self.capacity
         return least(self.capacity, sum_vectors([job.limits for job in self.jobs.values()]))
@@ -646,22 +653,22 @@ class Node:
 
     @property
     def run(self) -> str:
-        """The beginning of ``incarnation``, which may be shown."""
+        """The beginning of ``incarnation``, which is no secret."""
         return self.incarnation[:16]
 
     @property
     def free(self) -> Vector:
-        """Capacity less the usage of all jobs, foreign ones included; negative where the node is overcommitted."""
+        """Capacity minus the usage of all jobs, foreign ones included; negative: the node is overcommitted."""
         return subtract(subtract(self.capacity, self.used), self.foreign_usage)
 
     @property
     def unordered_cores(self) -> float:
-        """CPU that no ordinary or foreign job ordered; negative where they ordered more than there is."""
+        """CPU that no ordinary or foreign job has requested; negative if they requested more than there is."""
         return self.capacity[CPU] - self.ordinary_cores - self.foreign_ordered_cores
 
 
 class Tree:
-    """One pool tree with everything in it."""
+    """One pool tree with all of its elements."""
 
     __slots__ = (
         "config", "root", "pools", "operations", "nodes", "total", "queue", "changed", "errors", "update_count",
@@ -672,7 +679,7 @@ class Tree:
         self.config = config
         self.root = PoolElement("<Root>", None, self)
         self.pools: dict[str, PoolElement] = {}
-        """All pools but the root, by name; a parent comes before its children."""
+        """All pools except the root, by name; a parent comes before its children."""
         self.operations: dict[str, OperationElement] = {}
         self.nodes: dict[str, Node] = {}
         self.total: Vector = ZERO
@@ -684,12 +691,12 @@ class Tree:
         self.errors: tuple[str, ...] = ()
         self.update_count = 0
         self.updated_at = 0.0
-        """When starvation was last looked at, after an update; scheduler time."""
+        """When starvation was last computed after an update; scheduler time."""
         self.trial: dict[Arm, TrialArm] = {}
         """Empty where no host has a control group."""
         self.fittings = Fittings()
         self.lenders: dict[PoolElement, Vector] = {}
-        """Pools with a ``lending_limit`` -> what they lend to nobody, as of the last snapshot (2.17)."""
+        """Pools with a ``lending_limit`` -> resources that they do not lend, as of the last snapshot (2.17)."""
         self._sizes: NodeSizes | None = None
 
     @property
@@ -697,8 +704,8 @@ class Tree:
         return self.config.name
 
     def sum_total(self, are_nodes_same: bool = False) -> None:
-        """Set ``total`` from the nodes; an equal total stays the identical object. ``are_nodes_same``: nothing but
-        their jobs has changed since the last call."""
+        """Set ``total`` from the nodes; an equal total stays the same object. ``are_nodes_same``: only their jobs have
+        changed since the last call."""
         total = sum_vectors([node.counted_capacity for node in self.nodes.values()])
         if total != self.total:
             self.total = total
@@ -708,14 +715,14 @@ class Tree:
 
     @property
     def sizes(self) -> NodeSizes:
-        """What jobs may order at most, by the nodes of the last ``sum_total``."""
+        """The largest requests that jobs can have, by the nodes of the last ``sum_total``."""
         if self._sizes is None:
             self._sizes = NodeSizes(Counter(node.capacity for node in self.nodes.values()))
         return self._sizes
 
 
 def fit(element: PoolElement | OperationElement) -> None:
-    """Find on which nodes jobs of an element may start, by its filter and those above it (2.13)."""
+    """Find the nodes on which jobs of an element may start, by its filter and those above it (2.13)."""
     options = element.settings if isinstance(element, PoolElement) else element.options
     tree, above = element.tree, None if element.parent is None else element.parent.fitting
     if above is None and not options.scheduling_tag_filter:
@@ -725,7 +732,7 @@ def fit(element: PoolElement | OperationElement) -> None:
 
 
 def start_job(job: Job) -> None:
-    """Count a job everywhere: operation, pools, node (8)."""
+    """Add a job to all counters: operation, pools, node (8)."""
     assert not job.is_active
     job.is_active = True
     element, node = job.element, job.node
@@ -739,13 +746,13 @@ def start_job(job: Job) -> None:
 
 
 def end_job(job: Job) -> None:
-    """Take a job out of all counters at once (6.7)."""
+    """Remove a job from all counters at once (6.7)."""
     assert job.is_active
     job.is_active = False
     element, node = job.element, job.node
     del element.jobs[job.id], node.jobs[job.id]
     element.operation.numbers_of(job.task.name).active_count -= 1
-    # Sums of floats drift; a node or an element without jobs starts from a clean zero again.
+    # Sums of floats drift; a node or an element without jobs is set to zero again.
     node.used = subtract(node.used, job.usage) if node.jobs else ZERO
     node.ordered_cores = node.ordered_cores - job.limits[CPU] if node.jobs else 0.0
     node.ordinary_cores = node.ordinary_cores - job.ordinary_cores if node.jobs else 0.0
@@ -753,7 +760,7 @@ def end_job(job: Job) -> None:
 
 
 def change_usage(job: Job, usage: Vector) -> None:
-    """A job may use more or less from now on; a rise is never refused (1.9, 8)."""
+    """Change a job's usage; a rise is never refused (1.9, 8)."""
     if usage == job.usage:
         return
     delta = subtract(usage, job.usage)
@@ -775,12 +782,12 @@ def _change(element: OperationElement, delta: Vector) -> None:
 
 
 def count_cpu_time(job: Job, told: CpuTimes) -> None:
-    """Add what a job has used and given up to its operation and the pools above (1.7).
+    """Add a job's used and given up CPU time to its operation and the pools above (1.7).
 
-    ``cpu_seconds`` comes from the cgroup: a value below the last one counts nothing, and the last one stays the base,
-    since the final value of an ended job may be a little lower. The other counters are sums of the agent, of which a
-    crash loses the newest part: a lower value counts nothing, and becomes the base of the growth after it. What was
-    counted stays with the pools above at that moment when the operation moves.
+    ``cpu_seconds`` comes from the cgroup. A value below the last one counts nothing, and the last one stays the base,
+    since the final value of an ended job may be a little lower. The other counters are sums of the agent, which loses
+    their newest part in a crash: a lower value counts nothing, and becomes the base for later growth. Counted time
+    stays with the pools that were above at that moment when the operation moves.
     """
     if told.count(None) == len(told):
         return
@@ -805,8 +812,8 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
 
 
 def _count_in_trial(job: Job, grown: Sequence[float]) -> None:
-    """A job that its agent never lowers for another reason, and one that no heartbeat told of while it ran, is in
-    neither arm."""
+    """A job is in neither arm if its agent never lowers it for another reason, or if no heartbeat reported it while it
+    ran."""
     mode = job.report.mode
     if mode in ("", "off", "shadow"):
         return
@@ -836,7 +843,7 @@ def add_cpu_time(element: OperationElement, grown: Sequence[float]) -> None:
 
 
 def count_loss(element: OperationElement, core_seconds: float) -> None:
-    """Add what a preemption lost to an operation and the pools above."""
+    """Add the work lost in a preemption to an operation and the pools above."""
     above: Element | None = element
     while above is not None:
         above.lost_core_seconds += core_seconds
@@ -844,7 +851,7 @@ def count_loss(element: OperationElement, core_seconds: float) -> None:
 
 
 def reported_core_seconds(job: Job, report: JobReport) -> CorePair:
-    """What a job ordered and used, by a report of it."""
+    """Return the requested and used core-seconds of a job, by one of its reports."""
     ordered, used = job.settled
     return (
         ordered if report.ordered_cpu_seconds is None else report.ordered_cpu_seconds,
@@ -853,13 +860,13 @@ def reported_core_seconds(job: Job, report: JobReport) -> CorePair:
 
 
 def used_now(job: Job) -> float:
-    """Cores that a job used by its last report: in the last check, else smoothed, else 0."""
+    """Return the cores that a job used by its last report: in the last check, else smoothed, else 0."""
     report = job.report
     return report.smoothed_cpu_usage or 0.0 if report.cpu_usage is None else report.cpu_usage
 
 
 def usage_share(element: Element) -> Vector:
-    """``usage`` as fractions of the tree's total; 0 where the cluster has none of a resource."""
+    """Return ``usage`` as fractions of the tree's total; 0 for a resource that the cluster does not have."""
     a, b, c, d, e = element.usage
     f, g, h, i, j = element.tree.total
     return (a / f if f else 0.0, b / g if g else 0.0, c / h if h else 0.0, d / i if i else 0.0, e / j if j else 0.0)
@@ -871,16 +878,16 @@ def is_integral(pool: PoolElement) -> bool:
 
 
 def flow_ratio(pool: PoolElement) -> float:
-    """``resource_flow``, its largest component as a fraction of the tree (2.6)."""
+    """Return the largest component of ``resource_flow`` as a fraction of the tree (2.6)."""
     return ratio(to_vector(pool.settings.integral_guarantees.resource_flow, 0.0), pool.tree.total)
 
 
 def volume_ratio(pool: PoolElement) -> float:
-    """The accumulated volume in share-seconds: the least over the resources that the tree has (9)."""
+    """Return the accumulated volume in share-seconds: the least over the resources of the tree (9)."""
     return min((v / t for v, t in zip(pool.volume, pool.tree.total, strict=True) if t > 0.0), default=0.0)
 
 
 def volume_capacity(pool: PoolElement) -> float:
-    """The most that ``volume_ratio`` can become by accumulating (9)."""
+    """Return the most that ``volume_ratio`` can reach by accumulating (9)."""
     period_s = pool.tree.config.settings.integral_guarantees.pool_capacity_saturation_period / 1e3
     return flow_ratio(pool) * period_s

@@ -1,4 +1,4 @@
-"""The living part of a core-hour budget, and what is shown of it. Pure (semantics.md 2.15)."""
+"""The live state of a core-hour budget, and its view. Pure (semantics.md 2.15)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from cpumond.scheduler.model.budget import HOUR_S, NOTHING_COUNTED, SPENT, Budget, BudgetRecord, CorePair
 
 CONSEQUENCES: Final = {
-    "warn": "nothing is kept from it", "leftover": "it gets only what others do not want", "stop": "no new job starts",
+    "warn": "nothing is withheld", "leftover": "it gets only what others leave", "stop": "no new job starts",
 }  # fmt: skip
 _PERIODS: Final = {"month": "this month", "week": "this week", "day": "today"}
 _LEVELS: Final[tuple[Literal["within", "low", "spent"], ...]] = ("within", "low", "spent")
@@ -18,7 +18,7 @@ _LEVELS: Final[tuple[Literal["within", "low", "spent"], ...]] = ("within", "low"
 class Account:
     """A budget of a pool or a user. ``tree`` and ``name`` are those that are shown.
 
-    ``live``: what live jobs came to beyond their ``Job.settled``; it counts for the newest day.
+    ``live``: core-seconds of live jobs beyond their ``Job.settled``; they count for the newest day.
     """
 
     __slots__ = ("_known", "_sum_s", "budget", "live", "name", "record", "tree")
@@ -35,11 +35,11 @@ class Account:
         self.live = (self.live[0] + ordered, self.live[1] + used)
 
     def holds_back(self, how: str) -> bool:
-        """Whether it is spent, and ``how`` is what follows."""
+        """Whether the budget is spent, with ``how`` as the consequence."""
         return self.record.level == SPENT and self.budget.when_spent == how
 
     def grow(self, ordered: float, used: float) -> dict[str, CorePair]:
-        """The stored sums by day, and so much more on the newest."""
+        """Return the stored sums by day, with this growth on the newest day."""
         days, day = self.record.days, self.record.day
         before = days.get(day, NOTHING_COUNTED)
         return {**days, day: (before[0] + ordered, before[1] + used)}
@@ -50,16 +50,16 @@ class Account:
     def spent_s(self, now: float) -> float:
         """Core-seconds of the present period."""
         known = (self.record, self.budget, day := self.day(now))
-        if self._known != known:  # asked at each update
+        if self._known != known:  # called at each update
             self._known, self._sum_s = known, self.budget.sum_from(self.budget.first_day(day), self.record.days)
         return self._sum_s + self.live[self.budget.counts == "used"]
 
 
 class BudgetView(msgspec.Struct, frozen=True):
-    """A core-hour budget. ``level``: low from ``warn_ratio`` on, spent at all of it.
+    """A core-hour budget. ``level``: low from ``warn_ratio`` on, spent at the whole budget.
 
-    ``first_day``: of its present period, in its zone. ``forecast_day``: on which it is spent if use goes on as in the
-    last week, null for on none of the period, or not known yet. ``text`` is all of it as a sentence.
+    ``first_day``: of its present period, in its zone. ``forecast_day``: when it will be spent if usage continues as in
+    the last week; null: on no day of the period, or not known yet. ``text`` says all of it in a sentence.
     """
 
     tree: str
@@ -85,6 +85,6 @@ def show_budget(account: Account, now: float) -> BudgetView:
     if record.level == SPENT:
         text += f", spent: {CONSEQUENCES[budget.when_spent]}"
     elif forecast is not None:
-        text += f", spent on {forecast} at the present use"
+        text += f", will be spent on {forecast} at the present rate"
     level, first = _LEVELS[record.level], budget.first_day(day)
     return BudgetView(account.tree, record.kind, account.name, budget, first, hours, spent, level, forecast, text)

@@ -1,4 +1,4 @@
-"""Jobs that failed on one node in a row, and what follows for the node (semantics.md 2.14). Pure."""
+"""Consecutive job failures on one node, and their consequences for the node (semantics.md 2.14). Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cpumond.core.words import count
 from cpumond.scheduler.model import JobRecord
 
 MAX_OPERATIONS: Final = 100
-"""Operations that are told apart in one streak."""
+"""Most operations that are distinguished in one streak."""
 
 
 class Failed(NamedTuple):
-    """Of one operation in a streak: its jobs that failed, and those of them that could not be started."""
+    """One operation's part in a streak: its failed jobs, and those of them that could not be started."""
 
     jobs: int = 0
     not_started: int = 0
@@ -23,8 +23,9 @@ class Failed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Failures since the last job that completed. ``sequence``: of the first of these jobs; what started before it
-    and completes says nothing of the node as it is now. ``reason``: the node's own word that the fault is its own."""
+    """Failures since the last job that completed. ``sequence``: of the first of these jobs; completions of jobs that
+    started earlier say nothing about the node's present state. ``reason``: the node's own statement that it is at
+    fault."""
 
     by_operation: Mapping[str, Failed] = field(default_factory=dict)
     sequence: int = 0
@@ -48,7 +49,7 @@ def is_success(job: JobRecord) -> bool:
 
 
 def follow(streak: Streak, ended: Iterable[JobRecord]) -> Streak:
-    """The streak after the ends of jobs: completed ones, and those that may be the node's fault."""
+    """Return the streak after more ends of jobs: completions, and failures that may be the node's fault."""
     for job in ended:
         if is_success(job):
             streak = NO_STREAK if job.sequence >= streak.sequence else streak
@@ -64,8 +65,8 @@ def follow(streak: Streak, ended: Iterable[JobRecord]) -> Streak:
 
 @dataclass(slots=True)
 class Failing:
-    """A node's streak, and how it was held off for it. ``until``: when the present pause ends; None for none.
-    ``is_spared``: it was said that it would be held off, if not so many others were."""
+    """A node's streak, and how it is held off for it. ``until``: the end of the present pause; None: none.
+    ``is_spared``: it would be held off if not so many other nodes were."""
 
     streak: Streak = NO_STREAK
     holds: int = 0
@@ -77,10 +78,10 @@ class Failing:
         return self.holds > 0 or self.is_spared
 
     def describe(self, now: float) -> str:
-        """What failed, and what follows for the node; "" where nothing does."""
-        follows = "it gets jobs again, and is held off for longer by the next failure"
+        """Return the failures and their consequences for the node; "" if there are none."""
+        follows = "it gets jobs again, and the next failure will hold it off for longer"
         if self.until is not None:
             follows = f"it gets no new jobs for {format_span(self.until - now)}"
         elif self.is_spared:
-            follows = "it is not held off, since too many nodes are: the operations themselves may be at fault"
+            follows = "it is not held off because too many nodes are: the operations themselves may be at fault"
         return f"{self.streak.describe()}; {follows}" if self.is_told else ""

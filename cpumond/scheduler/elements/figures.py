@@ -1,10 +1,11 @@
-"""Figures of trees, pools and operations: name -> how it is read from what lives. Pure.
+"""Figures of trees, pools and operations: name -> reader of a live object. Pure.
 
-JSON, the pool table, the ``yt`` protocol, metrics and the history read them here, each in its own form. ``_ratio``: the
-largest component as a fraction of the tree's resources; ``_cores``: of the CPU; volumes and capacities are
-share-seconds; ``_seconds`` count from the start of this scheduler. ``usage`` and ``limit_cores`` are what is allocated;
-counts of running and pending operations go by slots (semantics.md 3.2), which ``shown_state`` does not. None stands for
-what an element does not have.
+JSON, the pool table, the ``yt`` protocol, metrics and the history read them here, each in its own form.
+- ``_ratio``: the largest component as a fraction of the tree's resources; ``_cores``: its CPU.
+- Volumes and capacities are share-seconds. ``_seconds`` count from the start of this scheduler.
+- ``usage`` and ``limit_cores`` are allocated resources.
+- Counts of running and pending operations go by slots (semantics.md 3.2), unlike ``shown_state``.
+- None: the element does not have the figure.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ TREE: Final[Mapping[str, Read]] = {
 
 
 def _by_name(*names: str) -> dict[str, Read]:
-    """Attributes of the element that have the names of their figures."""
+    """Return readers of the element's attributes, which have the names of their figures."""
     return {name: attrgetter(name) for name in names}
 
 
 def _usage_ratio(element: Element) -> float:
-    """The largest part of ``usage_share``, which is read of very many elements at a time."""
+    """Return the largest component of ``usage_share``; fast, since it is read for very many elements at a time."""
     a, b, c, d, e = element.usage
     f, g, h, i, j = element.tree.total
     return max(
@@ -84,7 +85,7 @@ VECTORS: Final[Mapping[str, Callable[[Any], Vector]]] = {
     "strong_guarantee": _absolute(attrgetter("strong_guarantee_share")),
     **_by_name("usage", "demand", "waiting", "limits", "volume"),
 }
-"""Absolute amounts; ``volume`` is of pools alone."""
+"""Readers of absolute amounts; ``volume`` is of pools only."""
 
 SHARES: Final[Mapping[str, Callable[[Any], Vector]]] = {
     "fair_share": attrgetter("fair_share"),
@@ -92,7 +93,7 @@ SHARES: Final[Mapping[str, Callable[[Any], Vector]]] = {
     "demand": attrgetter("demand_share"),
     "strong_guarantee": attrgetter("strong_guarantee_share"),
 }
-"""Fractions of the tree's resources; the largest is the ratio of that name, of the resource of that name."""
+"""Readers of fractions of the tree's resources; the figure ``*_ratio`` of the same name is the largest of them."""
 
 SHARED: Final[Mapping[str, Read]] = {
     "fair_share_ratio": lambda e: max(e.fair_share),

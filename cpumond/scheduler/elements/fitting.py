@@ -1,6 +1,6 @@
 """The nodes of a tree on which jobs below some ``scheduling_tag_filter`` may start (semantics.md 2.13). Pure.
 
-Found once for all operations with the same filters on their way, and again only when nodes come, go or change.
+Computed once for all operations with the same filters on their path, and again only when nodes come, go or change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, read_filter
 
 
 class Tagged(Protocol):
-    """A node, as far as it matters here."""
+    """The part of a node that matters here."""
 
     @property
     def tags(self) -> frozenset[str]: ...
@@ -31,11 +31,11 @@ class Tagged(Protocol):
 
 
 Kind = frozenset[tuple[str, ...]]
-"""Of nodes: the filters that let jobs start on them. Nodes of one kind are alike for all elements."""
+"""Kind of a node: the filters that let jobs start on it. All elements treat nodes of one kind alike."""
 
 
 class Fitting:
-    """The nodes that all of ``filters`` fit, what they have together, and what a job may order there at most."""
+    """The nodes that match all of ``filters``, their total, and the largest requests that jobs can have there."""
 
     __slots__ = ("__weakref__", "filters", "nodes", "sizes", "total")
 
@@ -43,7 +43,7 @@ class Fitting:
         self.filters = filters
         self.nodes: frozenset[Tagged] = frozenset()
         self.total: Vector = ZERO
-        """What of the tree's total is theirs."""
+        """Their part of the tree's total."""
         self.sizes = NodeSizes({})
 
     @property
@@ -52,7 +52,7 @@ class Fitting:
         return f"{TAG_FILTER} {' and '.join(map(quoted, self.filters))}"
 
     def find(self, nodes: Mapping[str, Tagged]) -> None:
-        """Find the nodes, of all of the tree."""
+        """Find the matching nodes among all nodes of the tree."""
         fitting = list(nodes.values())
         for text in self.filters:
             fitting = list(compress(fitting, read_filter(text).select([node.tags for node in fitting])))
@@ -60,19 +60,19 @@ class Fitting:
         self.sizes = NodeSizes(Counter(node.capacity for node in fitting), self.words if nodes else "")
 
     def sum_total(self) -> bool:
-        """Set ``total``, as ``Tree.sum_total``; whether it is another one."""
+        """Set ``total``, as ``Tree.sum_total``; return whether it changed."""
         before, self.total = self.total, sum_vectors([node.counted_capacity for node in self.nodes])
         return self.total != before
 
 
 class Fittings:
-    """Those of one tree that an element has."""
+    """All fittings of one tree that an element has."""
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[tuple[str, ...], Fitting] = WeakValueDictionary()
         self._kinds: dict[Tagged, Kind] = {}
         self.version = 0
-        """It grows when what one of them offers changes."""
+        """Grows when the resources of one fitting change."""
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -81,7 +81,7 @@ class Fittings:
         return list(self._known.values())
 
     def narrow(self, above: Fitting | None, text: str, nodes: Mapping[str, Tagged]) -> Fitting | None:
-        """What is left of ``above`` with another filter; None where there is no filter at all."""
+        """Return the nodes of ``above`` that also match another filter; None if there is no filter at all."""
         text = text.strip()
         filters = () if above is None else above.filters
         if not text or text in filters:
@@ -96,14 +96,14 @@ class Fittings:
         return found
 
     def of(self, node: Tagged) -> Kind:
-        """Of which kind a node is."""
+        """Return the kind of a node."""
         kind = self._kinds.get(node)
         if kind is None:
             kind = self._kinds[node] = frozenset(each.filters for each in self.list() if node in each.nodes)
         return kind
 
     def renew(self, nodes: Mapping[str, Tagged], are_nodes_same: bool) -> None:
-        """Follow the nodes; ``are_nodes_same``: nothing but their jobs has changed."""
+        """Update all fittings from the nodes; ``are_nodes_same``: only their jobs have changed."""
         if not are_nodes_same:
             self._kinds.clear()
         for each in self.list():

@@ -1,5 +1,5 @@
-"""The present incarnation of an operation with ``gang_options``: ranks, and what may still work of those before; pure
-(semantics.md 7.5)."""
+"""The present incarnation of an operation with ``gang_options``: its ranks, and jobs of earlier incarnations that may
+still work; pure (semantics.md 7.5)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ class TaskRanks:
 
     def __init__(self, size: int) -> None:
         self.given: dict[int, int] = {}
-        """Cookie -> rank. A job that takes the cookie of one that still ends has none."""
+        """Cookie -> rank. A job that takes the cookie of a job that is still ending has no rank."""
         self._size = size
         self._taken: set[int] = set()
         self._next = 0
-        """All lower ranks are taken."""
+        """The lowest rank that may be free."""
 
     def keep(self, cookie: int, rank: int) -> None:
-        """A job has a rank already."""
+        """Record the rank that a job has already."""
         if rank < self._size and rank not in self._taken:
             self._taken.add(rank)
             self.given[cookie] = rank
 
     def take(self, cookie: int) -> int:
-        """The rank of a job that starts, the lowest that is free; -1 for none."""
+        """Return the rank of a job that starts, the lowest free one; -1: none is free."""
         while self._next in self._taken:
             self._next += 1
         if cookie in self.given or self._next >= self._size:
@@ -36,13 +36,13 @@ class TaskRanks:
 
 
 class GangRun:
-    """What is known of an operation's present incarnation besides its record."""
+    """State of an operation's present incarnation besides its record."""
 
     __slots__ = ("ranks", "ending")
 
     def __init__(self) -> None:
         self.ranks: dict[str, TaskRanks] = {}
-        """By task with ``gang_options``, once a job of it was started."""
+        """Ranks by task with ``gang_options``, once a job of the task was started."""
         self.ending: dict[str, str] = {}
         """Jobs of earlier incarnations that may still work -> their node; some of them may have ended."""
 
@@ -53,10 +53,10 @@ class GangRun:
         return ranks
 
     def take_rank(self, task: Task, cookie: int) -> int:
-        """The rank of a job that starts: without ``gang_options`` each place has its own."""
+        """Return the rank of a job that starts; without ``gang_options`` each place has its own."""
         return cookie if task.gang_options is None else self.ranks_of(task).take(cookie)
 
     def keep_rank(self, task: Task, cookie: int, rank: int) -> None:
-        """A job of this incarnation that was started before has a rank, or none."""
+        """Record the rank, if any, of a job of this incarnation that was started before."""
         if task.gang_options is not None and rank >= 0:
             self.ranks_of(task).keep(cookie, rank)

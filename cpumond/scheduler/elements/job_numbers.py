@@ -1,4 +1,4 @@
-"""The numbers of a task's jobs: which place each of them has, and how many were started; pure (semantics.md 7.4)."""
+"""Numbers of a task's jobs: the place of each job, and how many were started; pure (semantics.md 7.4)."""
 
 from __future__ import annotations
 
@@ -6,40 +6,39 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 UNKNOWN: Final = -1
-"""Of a job that a version without these numbers started."""
+"""Number of a job that was started by a version without these numbers."""
 
 
 _NONE_DONE: Final = bytearray()
-"""Never changed."""
+"""Shared and never changed."""
 
 
 class EndingJob(NamedTuple):
-    """A job that was told to stop, and the node on which it may still work."""
+    """A job that is being stopped, and the node on which it may still work."""
 
     job_id: str
     node_id: str
 
 
 class Returned:
-    """Cookies of jobs that ended otherwise than completed, or are about to."""
+    """Cookies of jobs that ended without completing, or are being stopped."""
 
     __slots__ = ("free", "ending", "free_ending")
 
     def __init__(self) -> None:
         self.free: list[int] = []
-        """A heap of cookies that were given back; some of them may be taken or done since."""
+        """A heap of returned cookies; some of them may have been taken or completed since."""
         self.ending: dict[int, EndingJob] = {}
-        """Cookie -> the last job that had it, was told to stop and has not ended."""
+        """Cookie -> the last job that had it, is being stopped and has not ended."""
         self.free_ending: dict[int, None] = {}
-        """Those of them that were given back."""
+        """Those cookies of ``ending`` that were returned."""
 
 
 class TaskNumbers:
     """A cookie is a job's place in its ``task``, 0 .. job_count - 1: taken by one active job, done once that completed.
 
-    A job that was told to stop has given its cookie back, but may still work: such a cookie goes to the next job only
-    where no other is left, and that job then waits for the end of the one before. Each step costs the same for any
-    number of jobs.
+    A job that is being stopped has returned its cookie but may still work. Such a cookie goes to the next job only if
+    no other is left, and that job then waits for the end of the previous one. Each step has constant cost.
     """
 
     __slots__ = ("task", "next_index", "active_count", "_holders", "_done", "_returned")
@@ -49,16 +48,16 @@ class TaskNumbers:
         self.next_index = 0
         """``task_job_index`` of the next start."""
         self.active_count = 0
-        """As in ``Operation.active``."""
+        """Number of active jobs, as in ``Operation.active``."""
         self._holders: list[str] = []
-        """Id of the job that has each cookie that was ever given, "" for none; those from here on are free."""
+        """Id of the job that has each cookie that was ever given, "" for none; all higher cookies are free."""
         self._done = _NONE_DONE
-        """One byte for each of them, up to the last one that is done: 1 for done."""
+        """One byte for each cookie, up to the last one that is done: 1 means done."""
         self._returned: Returned | None = None
-        """Most tasks have few jobs, and none of these: there are many of them."""
+        """Returned cookies; None for most tasks, which have few jobs."""
 
     def take(self, job_id: str, job_count: int, wanted: int = UNKNOWN) -> int:
-        """Give a job the cookie that it wants, or the least free one."""
+        """Give a job the cookie ``wanted``, or the lowest free one."""
         if wanted < 0 and self._returned is None:
             self._holders.append(job_id)
             return len(self._holders) - 1
@@ -72,7 +71,7 @@ class TaskNumbers:
         return cookie
 
     def give_back(self, cookie: int, job_id: str) -> None:
-        """The job is not active any more."""
+        """Return the cookie of a job that is no longer active."""
         if self._holder_of(cookie) != job_id:
             return
         self._holders[cookie] = ""
@@ -85,12 +84,12 @@ class TaskNumbers:
             heappush(returned.free, cookie)
 
     def note_ending(self, cookie: int, ending: EndingJob) -> None:
-        """A job that has the cookie is told to stop, and gives it back."""
+        """Note that a job with the cookie is being stopped and returns it."""
         if self._holder_of(cookie) == ending.job_id:
             self._get_returned().ending[cookie] = ending
 
     def note_ended(self, cookie: int, job_id: str) -> None:
-        """A job that was told to stop is gone."""
+        """Note that a stopped job is gone."""
         ending, returned = self.find_ending(cookie), self._returned
         if returned is not None and ending is not None and ending.job_id == job_id:
             del returned.ending[cookie]
@@ -99,7 +98,7 @@ class TaskNumbers:
                 heappush(returned.free, cookie)
 
     def finish(self, cookie: int, job_count: int) -> str:
-        """A job with the cookie completed; the id of the one that has it, which is that job or its replacement."""
+        """Mark a cookie as done; return the id of the job that has it: the completed job or its replacement."""
         if cookie < 0:
             cookie = self._find_free(job_count)
         self._reach(cookie)
@@ -111,13 +110,14 @@ class TaskNumbers:
         return self._holders[cookie]
 
     def begin_anew(self) -> None:
-        """Nothing is done any more: all starts again, in places that those who still end need not leave first."""
+        """Restart all jobs: no cookie is done any more, and jobs that are still ending need not free their places
+        first."""
         self._done = _NONE_DONE
         self._returned = Returned()
         self._returned.free = [cookie for cookie, job_id in enumerate(self._holders) if not job_id]
 
     def find_ending(self, cookie: int) -> EndingJob | None:
-        """The last job that had the cookie, if it was told to stop and has not ended."""
+        """Return the last job that had the cookie, if it is being stopped and has not ended."""
         return None if self._returned is None else self._returned.ending.get(cookie)
 
     @property
@@ -125,11 +125,11 @@ class TaskNumbers:
         return self._done.count(1)
 
     def is_free(self, cookie: int) -> bool:
-        """Whether no active or completed job has it; an unknown one nobody has."""
+        """Whether no active or completed job has the cookie; an unknown cookie is free."""
         return cookie < 0 or not (self.is_taken(cookie) or self.is_done(cookie))
 
     def is_taken(self, cookie: int) -> bool:
-        """Whether an active job has it."""
+        """Whether an active job has the cookie."""
         return bool(self._holder_of(cookie))
 
     def is_done(self, cookie: int) -> bool:

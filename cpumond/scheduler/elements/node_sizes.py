@@ -1,7 +1,7 @@
-"""What a job may order at most, so that a node of a tree could hold it at all: by resource, and of all together. Pure.
+"""The largest requests that a node of a tree could hold at all: per resource, and for all resources together. Pure.
 
-Amounts are absolute, in the order of RESOURCES. All nodes of the tree count, cordoned and silent ones, too: what they
-lack now they have again. Where there is no node nothing is known, and any job may be held (semantics.md 5.2).
+Amounts are absolute, in the order of RESOURCES. All nodes of the tree count, cordoned and silent ones, too: they will
+have their capacity again. Without any node nothing is known, and every job counts as fitting (semantics.md 5.2).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, do
 
 ROUNDING: Final = 1e-9
 MOST_KEPT: Final = 10_000
-"""Different orders whose answers are kept."""
+"""Most different requests whose answers are kept."""
 
 
 def fits(room: Vector, wanted: Vector) -> bool:
@@ -24,9 +24,9 @@ def fits(room: Vector, wanted: Vector) -> bool:
 
 
 class NodeSizes:
-    """The nodes' capacities, each with how many have it. Made once for all operations of an update or a look.
+    """The nodes' capacities, each with the number of nodes that have it. Made once for all operations of an update.
 
-    ``chosen_by``: why they are not all nodes of the tree, in words; then it is known that there are others.
+    ``chosen_by``: why these are not all nodes of the tree, in words; set only if there are others.
     """
 
     __slots__ = ("counts", "total", "chosen_by", "_largest", "_known")
@@ -36,28 +36,29 @@ class NodeSizes:
         self.chosen_by = chosen_by
         self.total = sum_vectors([_times(each, number) for each, number in counts.items()]) if counts else ZERO
         self._largest: list[Vector] = []
-        """Capacities of which no other has as much of everything: few, however many nodes there are."""
+        """Capacities that no other one exceeds in every resource: few, however many nodes there are."""
         for each in sorted(counts, reverse=True):
             if not any(dominates(other, each) for other in self._largest):
                 self._largest.append(each)
         self._known: dict[tuple[Vector, int], str] = {}
 
     def find_most_memory(self, order: Vector) -> float:
-        """The memory of the largest node that has the rest of an order; 0 for none."""
+        """Return the memory of the largest node that has the rest of a request; 0 if none has."""
         slots, cpu, gpu, _, network = order
         rest = (slots, cpu, gpu, 0.0, network)
         return max((each[MEMORY] for each in self._largest if fits(each, rest)), default=0.0)
 
     @property
     def _that_fit(self) -> str:
-        return f" that {self.chosen_by} fits" if self.chosen_by else ""
+        return f" matching {self.chosen_by}" if self.chosen_by else ""
 
     def explain_excess(self, order: Vector) -> str:
-        """Why no node could hold a job of this order: ``5 cores, largest node 4``; "" where one could."""
+        """Return why no node could hold a job of this request: ``5 cores, largest node 4``; "" if one could."""
         return self._explain(order, 1)
 
     def explain_gang_excess(self, orders: Collection[tuple[Vector, int]]) -> str:
-        """Why the nodes could not hold all of these jobs at once, orders and numbers; "" where nothing forbids it."""
+        """Return why the nodes could not hold all of these jobs (requests and numbers) at once; "" if nothing forbids
+        it."""
         for order, number in orders:
             if told := self._explain(order, number):
                 return told
@@ -66,14 +67,14 @@ class NodeSizes:
         return "; ".join(_compare(r, wanted, f"at once, all nodes{self._that_fit}", self.total) for r in over)
 
     def explain_unplaceable(self, jobs: Collection[tuple[Vector, int]], is_gang: bool) -> str:
-        """Why an operation that needs these jobs can start none of them; "" where it can, or needs none."""
+        """Return why an operation that needs these jobs can start none of them; "" if it can, or needs none."""
         if is_gang:
             return self.explain_gang_excess(jobs)
         told = [self.explain_excess(order) for order, _ in jobs]
         return told[0] if told and all(told) else ""
 
     def leave_out_unplaceable(self, jobs: list[tuple[Vector, int]], is_gang: bool) -> list[tuple[Vector, int]]:
-        """Those of these jobs that can start on these nodes; of a gang all or none."""
+        """Return those of these jobs that can start on these nodes; of a gang all or none."""
         if is_gang:
             return [] if self.explain_gang_excess(jobs) else jobs
         return [each for each in jobs if not self.explain_excess(each[0])]
@@ -87,21 +88,21 @@ class NodeSizes:
         return told
 
     def _find(self, order: Vector, number: int) -> str:
-        # There may be very many orders: a plain loop over what is less by the rounding than they are.
+        # There may be very many requests: a plain loop over amounts reduced by the rounding.
         v, w, x, y, z = (amount - ROUNDING * max(amount, 1.0) for amount in order)
         for a, b, c, d, e in self._largest:
             if a >= v and b >= w and c >= x and d >= y and e >= z:
                 break
         else:
             if not self._largest:
-                return f"no node fits {self.chosen_by}" if self.chosen_by else ""
+                return f"no node matches {self.chosen_by}" if self.chosen_by else ""
             a, b, c, d, e = (max(amounts) for amounts in zip(*self._largest, strict=True))
             most = (a, b, c, d, e)
             if over := self._find_over(most, order):
                 return "; ".join(_compare(r, order, f"largest node{self._that_fit}", most) for r in over)
             lacking = {r for each in self._largest for r in self._find_over(each, order)}
             what = " and ".join(_format(r, order) for r in sorted(lacking))
-            return f"{what} on one node, no node{self._that_fit} has all of it"
+            return f"{what} on one node, no node{self._that_fit} has enough of each"
         if number == 1:
             return ""
         room = 0
@@ -118,7 +119,7 @@ class NodeSizes:
 
 
 def _count_jobs(capacity: Vector, order: Vector, most: int) -> int:
-    """How many jobs of an order an empty node holds."""
+    """Return how many jobs of a request an empty node holds."""
     room = (int(c / x * (1.0 + ROUNDING) + ROUNDING) for c, x in zip(capacity, order, strict=True) if x)
     return min(room, default=most)
 
@@ -137,6 +138,6 @@ def _bare(r: int, amounts: Vector) -> str:
 
 
 def _compare(r: int, order: Vector, words: str, most: Vector) -> str:
-    if _bare(r, order) == _bare(r, most):  # they differ by less than is shown
+    if _bare(r, order) == _bare(r, most):  # they differ by less than the digits shown
         return f"{order[r]:.15g} {RESOURCES[r].replace('_', ' ')}, {words} {most[r]:.15g}"
     return f"{_format(r, order)}{' ' if words.startswith('at') else ', '}{words} {_bare(r, most)}"

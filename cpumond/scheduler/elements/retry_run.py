@@ -1,4 +1,4 @@
-"""Jobs of an operation that a retry policy starts again, from the end of the job before to their start; pure
+"""Jobs of an operation that a retry policy starts again, from the end of a failed job to the start of the next; pure
 (semantics.md 3.9)."""
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from cpumond.scheduler.elements.job_numbers import UNKNOWN, TaskNumbers
 from cpumond.scheduler.model import OperationRecord, Retry, Task
 
 KEPT: Final = "kept for a retry"
-"""In place of a job's id: who has the cookie of a job that is to be started again."""
+"""Stands for a job's id: holds the cookie of a job that is to be started again."""
 Place = tuple[str, int]
 """Task and cookie."""
 
 
 def grow(task: Task, memory: int) -> Task:
-    """The task as a job orders it that gets more memory than the others; the same one where it gets none."""
+    """Return the task with the request of a job that gets more memory than the others; the same task if it gets
+    none."""
     return task if memory <= task.memory_limit else msgspec.structs.replace(task, memory_limit=memory, memory_reserve=0)
 
 
 class RetryRun:
-    """Where the next job of an operation is one that is started again."""
+    """Restarts among the next jobs of an operation."""
 
     __slots__ = ("later", "ready", "_operation_id", "_numbers_of", "_waits")
 
@@ -34,9 +35,9 @@ class RetryRun:
     ) -> None:
         """``waits``: the heap of all operations (``State.retries``)."""
         self.later: dict[Place, float] = {}
-        """Those that wait -> their time, in seconds since 1970."""
+        """Jobs that wait -> their time, in seconds since 1970."""
         self.ready: dict[Place, int] = {}
-        """Those whose time has come -> bytes that they order, 0 as their task says."""
+        """Jobs whose time has come -> bytes that they request; 0: as their task says."""
         self._operation_id = operation_id
         self._numbers_of = numbers_of
         self._waits = waits
@@ -55,7 +56,7 @@ class RetryRun:
                 self.keep(task, cookie, retry, now)
 
     def keep(self, task: Task, cookie: int, retry: Retry, now: float) -> None:
-        """Let no other job have a place, if none has it and it is not done."""
+        """Keep other jobs from a place, unless a job has it or it is done."""
         place, numbers = (task.name, cookie), self._numbers_of(task.name)
         if not self.has(place):
             if cookie < 0 or not numbers.is_free(cookie):
@@ -70,13 +71,13 @@ class RetryRun:
             heappush(self._waits, (retry.due, self._operation_id))
 
     def release(self, place: Place) -> None:
-        """Its job starts, or none is needed."""
+        """Release a place: its job starts, or none is needed."""
         if self.later.pop(place, None) is not None or self.ready.pop(place, None) is not None:
             self._numbers_of(place[0]).give_back(place[1], KEPT)
 
     def choose(self, record: OperationRecord, task: Task) -> int:
-        """The cookie of a job that is about to start as ``split`` has it: of one that is started again, if there is
-        one; UNKNOWN for none."""
+        """Return the cookie for a job that is about to start as ``split`` has it: that of a retry if there is one;
+        UNKNOWN: none."""
         own = next(each.memory_limit for each in record.tasks if each.name == task.name)
         for (name, cookie), memory in self.ready.items():
             if name == task.name and (record.starts_whole or max(memory, own) == task.memory_limit):
@@ -84,8 +85,8 @@ class RetryRun:
         return UNKNOWN
 
     def split(self, record: OperationRecord, needed: Mapping[str, int]) -> list[tuple[Task, int]]:
-        """What the jobs still to be started order, and how many do: the largest of each task first, of a gang all as
-        the largest."""
+        """Return the requests of jobs still to be started and their numbers: the largest of each task first; all jobs
+        of a gang as the largest."""
         found: list[tuple[Task, int]] = []
         for task in record.tasks:
             left = needed.get(task.name, 0)

@@ -225,7 +225,7 @@ def test_an_unknown_pool_gets_a_suggestion(report):
 
 
 def test_budgets_of_pools_stand_below_their_tree_with_the_day_on_which_they_are_spent(report):
-    text = "192 of 620 core-hours ordered this month (31%), spent on 2026-11-23 at the present use"
+    text = "192 of 620 core-hours ordered this month (31%), will be spent on 2026-11-23 at the present rate"
     view = BudgetView("default", "pool", "deep", Budget(620), "2026-11-01", 620.0, 192.0, "within", "2026-11-23", text)
     tree = msgspec.structs.replace(report.trees[0], budgets=[view, msgspec.structs.replace(view, name="other")])
     whole = msgspec.structs.replace(report, trees=[tree])

@@ -19,7 +19,7 @@ NODES = NodeSizes({(9.0, 4.0, 0.0, 2 * GIB, 0.0): 3, (9.0, 2.0, 0.0, 10 * GIB, 0
         ((1.0, 4.0001, 0.0, 0.0, 0.0), "4.0001 cpu, largest node 4"),
         ((20.0, 1.0, 1.0, 11 * GIB, 0.0),
          "20 user slots, largest node 9; 1 gpu, largest node 0; 11 GiB memory, largest node 10 GiB"),
-        ((1.0, 4.0, 0.0, 10 * GIB, 0.0), "4 cores and 10 GiB memory on one node, no node has all of it"),
+        ((1.0, 4.0, 0.0, 10 * GIB, 0.0), "4 cores and 10 GiB memory on one node, no node has enough of each"),
     ],
 )  # fmt: skip
 def test_a_job(order, told):

@@ -115,7 +115,7 @@ async def test_at_80_percent_there_is_an_event_and_an_alert_and_at_all_of_it_ano
     low = 'the budget of pool "a" in tree "default" is low: 8.4 of 10 core-hours ordered'
     assert (await cluster.events(), cluster.alerts()) == ([low], ["budget_low"])
     await cluster.run(0.4)
-    spent = 'the budget of pool "a" in tree "default" is spent, 10 of 10 core-hours ordered: nothing is kept from it'
+    spent = 'the budget of pool "a" in tree "default" is spent, 10 of 10 core-hours ordered: nothing is withheld'
     assert (await cluster.events(), cluster.alerts()) == ([low, spent], ["budget_spent"])
     cluster.end(2)
     await cluster.start("a")
@@ -229,7 +229,9 @@ async def test_it_is_seen_in_json_metrics_and_the_forecast_of_constant_use_is_ri
     assert (view.spent_core_hours, view.level, view.forecast_day) == (pytest.approx(192), "within", None)
     await cluster.set_budget(core_hours=620)
     view = show_budget(cluster.account(), cluster.clock.at)
-    assert view.text == "192 of 620 core-hours ordered this month (31%), spent on 2026-11-23 at the present use"
+    assert (
+        view.text == "192 of 620 core-hours ordered this month (31%), will be spent on 2026-11-23 at the present rate"
+    )
     text = MetricsText(cluster.scheduler, 10).encode().decode()
     assert 'cpumond_budget_spent_core_hours{kind="pool",name="a",tree="default"} 192.0' in text
 

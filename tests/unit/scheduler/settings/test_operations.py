@@ -197,7 +197,9 @@ def test_a_job_that_no_node_can_hold_is_told_of():
     assert started(world, cpu=16.0, memory=10) == ()
     assert started(world, cpu=17.0) == ('no job of task "t" can start: 17 cores, largest node 16',)
     together = started(world, cpu=16.0, memory=100)
-    assert together == ('no job of task "t" can start: 16 cores and 0 GiB memory on one node, no node has all of it',)
+    assert together == (
+        'no job of task "t" can start: 16 cores and 0 GiB memory on one node, no node has enough of each',
+    )
     assert started(world, cpu=17.0, pool_trees=["default", "other"]) == ()
     stuck = [live for live in world.state.operations.values() if find_stuck_tasks(live)]
     assert len(stuck) == 3

@@ -211,7 +211,7 @@ def test_a_gang_has_fitting_nodes_alone():
     assert len(world.jobs_of(gang)) == 4
     assert "n2" not in places(world, gang)
     assert world.element(large).explain_unplaceable() == (
-        '9 jobs of 1 core at once, all nodes that scheduling_tag_filter "ssd" fits together hold 8'
+        '9 jobs of 1 core at once, all nodes matching scheduling_tag_filter "ssd" together hold 8'
     )
     assert not world.jobs_of(large)
 
@@ -221,7 +221,7 @@ def test_why_nothing_starts_is_noted_and_unplaceable_jobs_demand_nothing():
     operation = world.start(jobs=2, cpu=5.0, scheduling_tag_filter="ssd")
     world.settle_down()
     element = world.element(operation)
-    assert element.explain_unplaceable() == '5 cores, largest node that scheduling_tag_filter "ssd" fits 3'
+    assert element.explain_unplaceable() == '5 cores, largest node matching scheduling_tag_filter "ssd" 3'
     assert element.demand[1] == 0.0
     world.set_tree(count_unplaceable_jobs_in_demand=True)
     world.settle_down()
@@ -274,7 +274,7 @@ def test_a_filter_that_no_node_fits_is_told_of():
     changed = world.do(UpdateOperation(operation, {FILTER: "gpu"}))
     assert changed.warnings == ('no node of tree "default" fits scheduling_tag_filter now',)
     spec = {"tasks": {"t": {"command": "true", "job_count": 1}}, FILTER: "ssd & gpu"}
-    told = 'no job of task "t" can start: no node fits scheduling_tag_filter "ssd & gpu"'
+    told = 'no job of task "t" can start: no node matches scheduling_tag_filter "ssd & gpu"'
     assert world.do(StartOperation(spec)).warnings == (told,)
 
 
@@ -315,7 +315,7 @@ def test_why_says_what_is_left_out_and_idle_cpu_names_the_filter():
         assert part.lines[0].startswith(f"{told} cannot start: no node matches scheduling_tag_filter ")
         assert part.lines[0].endswith("; change the filter, or give nodes matching tags")
     assert find_stuck_tasks(world.operation(never)) == [
-        'no job of task "t" can start: no node fits scheduling_tag_filter "ssd | fast" and "gpu"'
+        'no job of task "t" can start: no node matches scheduling_tag_filter "ssd | fast" and "gpu"'
     ]
 
 
