@@ -83,7 +83,7 @@ def test_what_is_never_known_ends_the_term(
         store.write([Change("k", "a", b"1")])
         wire.is_cut = True
         wire.break_all()
-        with pytest.raises(FencedError, match="whether the last changes were written is not known"):
+        with pytest.raises(FencedError, match="unknown whether the last changes were written"):
             store.write([Change("k", "a", b"2")])
         wire.is_cut = False
         with pytest.raises(FencedError, match="is not known"):

@@ -173,7 +173,7 @@ class SimStore:
     def _give_up(self) -> None:
         """What became of the write cannot be found out: the reign is over."""
         self._session = None
-        self._over = "whether the last changes were written is not known"
+        self._over = "it is unknown whether the last changes were written"
         self.database.charge(OUTCOME_S)
         raise FencedError(self._over)
 

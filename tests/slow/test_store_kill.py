@@ -160,7 +160,7 @@ def test_a_file_at_its_limit_of_size(tmp_path: Path) -> None:
     path = str(tmp_path / "scheduler.db")
     sentence, whole = run(FILL, path, str(1_000_000))
     assert sentence.startswith(f"{path}: cannot write: ")
-    assert "look for errors of the disk and for limits of size" in sentence or "free space" in sentence
+    assert "look for disk errors and size limits" in sentence or "free space" in sentence
     assert whole == "whole"
 
 
@@ -254,7 +254,7 @@ def test_a_directory_without_rights(filled: Path, without_rights: tuple[str, ...
 def test_a_database_without_rights(filled: Path, without_rights: tuple[str, ...], mode: int) -> None:
     os.chmod(filled, mode)
     (sentence,) = run(ACT, str(filled), "open_sqlite_store", prefix=without_rights)
-    assert sentence == f"{filled}: cannot be read and written: Permission denied; fix its rights"
+    assert sentence == f"{filled}: cannot be read and written: Permission denied; fix its permissions"
     os.chmod(filled, 0o600)
     with contextlib.closing(open_sqlite_store(str(filled))) as store:
         assert list(store.load()) == [("k", "a", b"1")]

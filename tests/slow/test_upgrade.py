@@ -163,7 +163,7 @@ def test_from_the_first_version_and_back_with_jobs_running(host: Host, tmp_path:
     host.check_jobs()
     assert agent.events("jobs_adopted")[-1]["adopted"] == 2
 
-    assert f"or put back the copy {copy}" in host.go_back(version_0_1)
+    assert f"or restore the copy {copy}" in host.go_back(version_0_1)
     database.rename(kept)
     copy.rename(database)
     host.run_scheduler(version_0_1)

@@ -1,4 +1,4 @@
-"""A scheduler's state copied from one store to another, and read back."""
+"""Copies a scheduler's state from one store to another and reads it back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = tuple[str, str, bytes]
 
 
 class Copied(NamedTuple):
-    """``entries`` of the log; ``checksum``: SHA-256 over all, read back from the destination, in hex digits."""
+    """``entries`` of the log; ``checksum``: SHA-256 over everything, read back from the destination, in hex digits."""
 
     records: int
     entries: int
@@ -28,10 +28,11 @@ class Copied(NamedTuple):
 
 
 def copy_store(source: str, destination: str, show: Callable[[str], None] = lambda _: None) -> Copied:
-    """Copy all records and the log of a store that no scheduler uses to an empty one; ``show`` is told how far it is.
+    """Copy all records and the log of a store that no scheduler uses to an empty one; ``show`` is called with the
+    progress.
 
-    A destination in which a copy was broken off is emptied first. The term goes along: in PostgreSQL the next leader's
-    is above it, SQLite keeps it for the way back. Raises UsageError, RefusedError: the destination holds something;
+    A destination with an incomplete copy is emptied first. The term is copied, too: in PostgreSQL the next leader's
+    term is above it, SQLite keeps it for the way back. Raises UsageError, RefusedError: the destination is not empty;
     StoreError, ConfigError, UnavailableError.
     """
     if describe_place(source) == describe_place(destination):
@@ -40,7 +41,7 @@ def copy_store(source: str, destination: str, show: Callable[[str], None] = lamb
         store, term = open_place(source, is_new=False)
         stack.callback(store.close)
         if any(kind == UNFINISHED for kind, _, _ in store.load()):
-            raise RefusedError(f"{describe_place(source)}: holds a copy that was broken off; copy into it again first")
+            raise RefusedError(f"{describe_place(source)}: holds an incomplete copy; copy into it again first")
         target, _ = open_place(destination, above=term)
         stack.callback(target.close)
         _make_empty(target, describe_place(destination))
@@ -60,9 +61,9 @@ def copy_store(source: str, destination: str, show: Callable[[str], None] = lamb
             show(f"{found.entries} of {expected.entries} entries of the log compared")
         if found.result != expected.result:
             raise StoreError(
-                f"{describe_place(destination)}: what was read back is not what was written ({found.records} records "
-                f"of {expected.records}, {found.entries} entries of the log of {expected.entries}): look for errors of "
-                "the disk in the system's log and copy again"
+                f"{describe_place(destination)}: data read back differs from data written ({found.records} records "
+                f"of {expected.records}, {found.entries} entries of the log of {expected.entries}): look for disk "
+                "errors in the system's log and copy again"
             )
         last = [Change(UNFINISHED, UNFINISHED, None)]
         if not is_conninfo(destination) and term:
@@ -72,14 +73,14 @@ def copy_store(source: str, destination: str, show: Callable[[str], None] = lamb
 
 
 def _make_empty(store: Store, where: str) -> None:
-    """Remove what a copy left that was broken off. Raises RefusedError: the store holds something else."""
+    """Remove the rest of an incomplete copy. Raises RefusedError: the store holds something else."""
     places = [(kind, key) for kind, key, _ in store.load()]
     if (places or store.read_log(limit=1)) and not any(kind == UNFINISHED for kind, _ in places):
         raise RefusedError(
-            f"{where}: holds {count(len(places), 'record')}; only an empty store is copied into: give another one, or "
-            "begin it anew (SQLite: move the file away; PostgreSQL: DROP and CREATE the database)"
+            f"{where}: holds {count(len(places), 'record')}; the destination must be empty: give another one, or "
+            "recreate it (SQLite: move the file away; PostgreSQL: DROP and CREATE the database)"
         )
-    # The mark goes last: what is broken off again is recognised again.
+    # The mark is removed last, so that an interrupted removal is recognised again.
     rest = [Change(kind, key, None) for kind, key in places if kind != UNFINISHED]
     for begin in range(0, len(rest), BATCH_RECORDS):
         store.write(rest[begin : begin + BATCH_RECORDS])
@@ -88,7 +89,7 @@ def _make_empty(store: Store, where: str) -> None:
 
 
 def _copy_log(source: Store, target: Store, expected: _Sum) -> Iterator[int]:
-    """Copy the log, its oldest page first, as numbers rise; gives how many entries are copied by now."""
+    """Copy the log, its oldest page first, as numbers rise; yield how many entries are copied so far."""
     newest: list[int] = []
     for page in _list_pages(source):
         expected.add_entries(page)

@@ -1,4 +1,4 @@
-"""Entries of the store's log as rows: what all engines number, measure and cut alike. Pure."""
+"""Entries of the store's log as rows: numbering, size and truncation, the same for all engines. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import msgspec
 from cpumond.scheduler.store import Entry
 
 CUT_ENTRIES: Final = 500
-"""The most that one ``cut_log`` drops: other writes wait for no more."""
+"""Most entries that one ``cut_log`` drops, which bounds the wait of other writes."""
 ENTRY_BYTES: Final = 64
-"""What an entry takes beside its text: numbers, an index, a checksum."""
+"""Bytes that an entry takes besides its text: numbers, an index, a checksum."""
 SUBJECTS: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
 class LogEnd(NamedTuple):
-    """Where a log goes on. ``number``: of its last entry, also if that was dropped; ``position``: of the next one."""
+    """The end of a log. ``number``: of its last entry, even if that was dropped; ``position``: of the next one."""
 
     number: int = 0
     position: int = 0
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What decides whether an entry is dropped."""
+    """The properties that decide whether an entry is dropped."""
 
     number: int
     position: int
@@ -43,12 +43,13 @@ class Place(NamedTuple):
 
 
 def measure(listed_bytes: int, value_bytes: int) -> int:
-    """The bytes that an entry takes in a store: its subjects are in its row and in an index, which is never full."""
+    """Return the bytes that an entry takes in a store: its subjects are in its row and in an index, which is never
+    full."""
     return ENTRY_BYTES + value_bytes + 3 * listed_bytes
 
 
 def make_rows(entries: Iterable[Entry], end: LogEnd) -> tuple[list[Row], LogEnd]:
-    """The rows of entries that follow ``end``, and the end after them. Raises UnicodeEncodeError."""
+    """Return the rows of entries that follow ``end``, and the end after them. Raises UnicodeEncodeError."""
     rows: list[Row] = []
     for entry in entries:
         number = entry.number or end.number + 1
@@ -59,12 +60,12 @@ def make_rows(entries: Iterable[Entry], end: LogEnd) -> tuple[list[Row], LogEnd]
 
 
 def end_after(row: Row, end: LogEnd) -> LogEnd:
-    """Where a log goes on that ended at ``end`` before ``row``."""
+    """Return the end of a log after appending ``row`` at ``end``."""
     return LogEnd(max(row.number, end.number), row.position + measure(len(row.listed), len(row.value)))
 
 
 def list_subjects(listed: object) -> tuple[str, ...]:
-    """Of a row; none where it is damaged."""
+    """Return the subjects of a row; none if it is damaged."""
     try:
         return SUBJECTS.decode(listed) if isinstance(listed, bytes) else ()
     except msgspec.MsgspecError:
@@ -72,6 +73,6 @@ def list_subjects(listed: object) -> tuple[str, ...]:
 
 
 def choose_cut(places: Iterable[Place], end: LogEnd, until: float, max_bytes: int) -> list[int]:
-    """The numbers of those to drop: too old, or ``max_bytes`` are reached without them."""
+    """Return the numbers of entries to drop: too old, or beyond ``max_bytes``."""
     chosen = {place.number for place in places if place.at < until or end.position - place.position > max_bytes}
     return sorted(chosen)[:CUT_ENTRIES]

@@ -1,4 +1,4 @@
-"""How the newest entries about several subjects are found, whatever engine keeps the log. Pure but for what it asks."""
+"""Search for the newest entries about several subjects, for any engine. Pure except for its queries."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ MAX_PAGE: Final = 4096
 
 
 class LogIndex(Protocol):
-    """What an engine answers; each of it by a few steps into an index, however long the log is."""
+    """Queries to an engine; each takes a few steps into an index, however long the log is."""
 
     def find_lowest(self, since: float) -> int | None:
-        """The lowest number of the entries that are not older; None: there is none."""
+        """Return the lowest number of the entries that are not older than ``since``; None: there is none."""
         ...
 
     def find_first(self, subject: str) -> int | None:
-        """The lowest number of the entries about it; None: there is none."""
+        """Return the lowest number of the entries about ``subject``; None: there is none."""
         ...
 
     def list_numbers(self, subject: str | None, below: int, lowest: int, limit: int) -> list[int]:
-        """The highest numbers of entries about ``subject``, or of all, before ``below`` and not before ``lowest``,
-        falling."""
+        """Return the highest numbers of entries about ``subject`` (None: of all entries), below ``below`` and not below
+        ``lowest``, in descending order."""
         ...
 
     def choose_about(self, subject: str, numbers: Sequence[int]) -> list[int]: ...
 
     def read_entries(self, numbers: Sequence[int]) -> list[tuple[int, Entry]]:
-        """The entries that are sound, in the order of ``numbers``."""
+        """Return the undamaged entries, in the order of ``numbers``."""
         ...
 
 
 def search(
     index: LogIndex, subjects: Sequence[str], before: int | None, since: float, limit: int
 ) -> list[tuple[int, Entry]]:
-    """See ``Store.read_log``: of the numbers of the subject that has the fewest, those that the others have, too."""
+    """See ``Store.read_log``: of the entries about the subject with the fewest, those that are about the others,
+    too."""
     names = list(dict.fromkeys(subjects))
     below = NO_NUMBER if before is None else min(before, NO_NUMBER)
-    # Clocks are put right: an entry with a higher number may be an older one.
+    # Clocks are corrected: an entry with a higher number may be older.
     lowest = index.find_lowest(since) if since > 0.0 else 0
     if lowest is not None and len(names) > 1:
         names, below, lowest = _narrow(index, names, below, lowest)
@@ -66,7 +67,8 @@ def search(
 
 
 def _narrow(index: LogIndex, names: list[str], below: int, lowest: int) -> tuple[list[str], int, int | None]:
-    """The names, those of few entries first, and the bounds between which all have some; None: there is no such."""
+    """Return the names, those with few entries first, and the bounds between which all have entries; None: no such
+    bounds."""
     reached: dict[str, int] = {}
     for name in names:
         page = index.list_numbers(name, below, lowest, PAGE)
@@ -79,7 +81,8 @@ def _narrow(index: LogIndex, names: list[str], below: int, lowest: int) -> tuple
 
 
 def _choose(index: LogIndex, subject: str, numbers: list[int]) -> list[int]:
-    """Those of ``numbers`` whose entries are about ``subject``: compared with its own where these are not many more."""
+    """Return those of ``numbers`` whose entries are about ``subject``, from its own numbers if these are not many
+    more."""
     if not numbers:
         return []
     limit = 4 * len(numbers)

@@ -1,4 +1,4 @@
-"""Stores by what an operator calls them: the path of a SQLite database, or a PostgreSQL database's conninfo."""
+"""Stores by their configured name: the path of a SQLite database, or a PostgreSQL database's conninfo."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def make_arbiter(conninfo: str) -> Arbiter:
-    """The arbiter of the schedulers on a PostgreSQL database. Raises ConfigError: psycopg is missing, or ``conninfo``
-    cannot be read."""
+    """Return the arbiter of the schedulers on a PostgreSQL database. Raises ConfigError: psycopg is missing, or
+    ``conninfo`` cannot be read."""
     postgresql = _import_postgresql()
     try:
         arbiter: Arbiter = postgresql.PostgresArbiter(conninfo)
@@ -29,21 +29,23 @@ def make_arbiter(conninfo: str) -> Arbiter:
 
 
 def is_conninfo(place: str) -> bool:
-    """Whether ``place`` is libpq's: ``key=value`` or a URL; a path that begins with / or . never is."""
+    """Whether ``place`` is for libpq: ``key=value`` or a URL; a path that begins with / or . never is."""
     return not place.startswith(("/", ".")) and ("=" in place or "://" in place)
 
 
 def describe_place(place: str) -> str:
-    """What messages call it: the path, or the database without its password. Raises ConfigError, StoreError."""
+    """Return the name of a store for messages: the path, or the database without its password. Raises ConfigError,
+    StoreError."""
     if is_conninfo(place):
         return str(_import_postgresql().describe_database(place))
     return os.path.realpath(place)
 
 
 def open_place(place: str, above: int = 0, is_new: bool = True) -> tuple[Store, int]:
-    """The store, held against schedulers, and the term to go on after; of PostgreSQL it is above ``above``.
+    """Open a store, locked against schedulers, and return it with the term to continue after; in PostgreSQL above
+    ``above``.
 
-    ``is_new``: a missing SQLite database is made. Raises StoreError, ConfigError, UnavailableError.
+    ``is_new``: a missing SQLite database is created. Raises StoreError, ConfigError, UnavailableError.
     """
     if is_conninfo(place):
         alone = _import_postgresql().AloneStore(place, above)
@@ -55,7 +57,7 @@ def open_place(place: str, above: int = 0, is_new: bool = True) -> tuple[Store, 
 
 
 def read_term(store: Store) -> int:
-    """The term that a SQLite database keeps, or 0. Raises StoreError."""
+    """Return the term that a SQLite database keeps, or 0. Raises StoreError."""
     for kind, _, value in store.load():
         if kind == TERM:
             try:

@@ -1,15 +1,17 @@
 """The store in a PostgreSQL database, and the arbiter that decides which of several schedulers on it leads.
 
-Tables, in the first schema of the search path: ``cpumond_schema`` (the version), ``cpumond_lease`` (one row: term,
-leader, end of the lease by the database's clock; the same in every version) and ``cpumond_records``; beside them
-``cpumond_records_v<N>``, a copy from before a migration of schema N, and the log (``postgresql_log``).
+Tables, in the first schema of the search path:
+- ``cpumond_schema``: the version;
+- ``cpumond_lease``: one row: term, leader, end of the lease by the database's clock; the same in every version;
+- ``cpumond_records``, and ``cpumond_records_v<N>``, a copy from before a migration of schema N;
+- the log (``postgresql_log``).
 
-Who leads holds the advisory lock LEAD in the session of its arbiter, which frees itself with the session; its stores
+The leader holds the advisory lock LEAD in the session of its arbiter, which is released with the session. Its stores
 hold WRITE, shared, by which their sessions are found. A write is one statement, which reads the term under a lock of
-its row: a take-over waits for the writes under way, and those that wait for it write nothing.
+its row: a take-over waits for the writes under way, and writes that wait for the take-over write nothing.
 
-A write that lost its connection may have been made or not. Its session is ended at the server, then it is repeated,
-which changes nothing where it was made. What is still not known after OUTCOME_S ends the reign: FencedError.
+A write that lost its connection may have been made or not. Its session is ended at the server and the write is
+repeated, which changes nothing if it was made. If that is still unknown after OUTCOME_S, the lead is lost: FencedError.
 """
 
 from __future__ import annotations
@@ -45,18 +47,18 @@ from cpumond.scheduler.store.postgresql_session import (
 )
 
 ARBITER_TIMEOUT_S: Final = 3.0
-"""After this long a call of the arbiter is broken off; a new connection has its own time besides."""
+"""Time after which a call of the arbiter is aborted; connecting has its own time besides."""
 STORE_TIMEOUT_S: Final = 10.0
-"""The same for one statement of the store."""
+"""Time after which one statement of the store is aborted."""
 OUTCOME_S: Final = 5.0
-"""How long a write that lost its connection is repeated."""
+"""Time for which a write that lost its connection is repeated."""
 PAUSE_S: Final = 0.1
 ALONE_LEASE_S: Final = 3600.0
-"""How long a copy that was stopped keeps schedulers away; one that was killed does not."""
+"""Time for which a stopped copy keeps schedulers away; a killed one does not."""
 PAGE_RECORDS: Final = 2000
 LEAD: Final = 0x43504D4C
 WRITE: Final = 0x43504D57
-"""The first number of the advisory locks; the second is the lease table's, since other schemas have their own."""
+"""The first number of the advisory locks; the second is the lease table's oid, since other schemas have their own."""
 
 TABLE: Final = "'cpumond_lease'::regclass"
 HOLDERS: Final = (
@@ -102,11 +104,11 @@ READ_NEXT: Final = (
 )
 
 Migration = Callable[[Connection], None]
-"""Changes a database of schema N to N + 1, inside a transaction of its caller."""
+"""Changes a database of schema N to N + 1, inside its caller's transaction."""
 
 
 def _create_records(connection: Connection) -> None:
-    """From nothing to schema 1. Names are bytes: text takes no NUL and has a locale's order."""
+    """Migrate from nothing to schema 1. Names are bytes: text allows no NUL and is ordered by the locale."""
     connection.execute(
         "CREATE TABLE cpumond_records (kind bytea NOT NULL, key bytea NOT NULL, value bytea NOT NULL, "
         "PRIMARY KEY (kind, key))"
@@ -114,7 +116,7 @@ def _create_records(connection: Connection) -> None:
 
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, create_log)
-"""The migration at N takes schema N to N + 1; 0 has no records. Their number is the newest schema."""
+"""The migration at index N changes schema N to N + 1; 0 has no records. Their number is the newest schema."""
 
 
 class PostgresArbiter:
@@ -133,24 +135,24 @@ class PostgresArbiter:
         self._migrations = migrations
         self._session: Session | None = None
         self._seen = above
-        """The highest term seen: a database that was put back to an earlier state does not give one twice."""
+        """The highest term seen, so that a database restored to an earlier state does not give a term twice."""
         self._is_closed = False
 
     def look(self) -> Lease | None:
-        """The lease; None before the first one. Raises StoreError."""
+        """Return the lease; None before the first one. Raises StoreError."""
         with self._ask("read the lease") as session:
             return self._read(session)
 
     def _read(self, session: Session, lock: str = "") -> Lease | None:
         row = session.get(LEASE + lock)
         if row is None:
-            raise StoreError(f"{self.where}: the lease is gone: somebody emptied cpumond_lease; restore a backup")
+            raise StoreError(f"{self.where}: the lease is gone: table cpumond_lease was emptied; restore a backup")
         lease = Lease(*row)
         self._seen = max(self._seen, lease.term)
         return lease if lease.term else None
 
     def take(self, leader: str, lease_s: float) -> Lease | None:
-        """Lead with the next term where nobody does; None: another leads. Raises StoreError."""
+        """Take the lead with the next term if no scheduler leads; None: another one leads. Raises StoreError."""
         with self._ask("take the lead") as session:
             if session.get(IS_LED) == (True,):
                 return None
@@ -169,28 +171,28 @@ class PostgresArbiter:
             return Lease(term, leader, lease_s)
 
     def _check_version(self, session: Session) -> None:
-        """A newer schema is led by no older scheduler: it could not read it. Raises StoreError."""
+        """Refuse to lead with a newer schema, which this scheduler could not read. Raises StoreError."""
         version = _read_version(session)
         newest = len(self._migrations)
         if version > newest:
             raise StoreError(
                 f"{self.where}: was written by a newer cpumond (schema {version}, this one reads up to {newest}); it "
-                f"was left as it is: install that version, or put back cpumond_records_v{newest} if it is there"
+                f"was not changed: install that version, or restore cpumond_records_v{newest} if it exists"
             )
 
     def _force(self, session: Session) -> None:
-        """Take the lock LEAD from a session that nobody uses any more. The caller holds the lease's row."""
+        """Take the lock LEAD from a session that is no longer used. The caller holds the lease's row."""
         session.get(END_SESSIONS, (LEAD,))
         if session.get(TRY_LEAD) != (True,):
-            raise StoreError(f"{self.where}: the session of the scheduler that led before does not end; ask again")
+            raise StoreError(f"{self.where}: the session of the previous leader does not end; try again")
 
     def renew(self, term: int, lease_s: float) -> bool:
-        """Let the own lease end ``lease_s`` from now; False: it has been taken. Raises StoreError."""
+        """Extend the own lease to ``lease_s`` from now; False: it was taken. Raises StoreError."""
         with self._ask("renew the lease", keeps_lead=True) as session:
             if session.leads == term:
                 return session.connection.execute(RENEW, (lease_s, term)).rowcount == 1
-            # The session that led is lost. Who holds the lock still, while the term is ours and nobody can take it, is
-            # that session, of which the server has not noticed yet.
+            # The leading session is lost. While the term is ours and cannot be taken, the lock can only be held by that
+            # session, whose loss the server has not noticed yet.
             with session.connection.transaction():
                 lease = self._read(session, " FOR UPDATE")
                 if lease is None or lease.term != term:
@@ -202,14 +204,14 @@ class PostgresArbiter:
             return True
 
     def give_up(self, term: int) -> None:
-        """End the own lease; nothing where it was taken. Raises StoreError."""
+        """End the own lease; does nothing if it was taken. Raises StoreError."""
         with self._ask("give the lead up") as session:
             session.connection.execute(RENEW, (0.0, term))
             session.connection.execute("SELECT pg_advisory_unlock_all()")
             session.leads = 0
 
     def open_store(self, term: int) -> PostgresStore:
-        """The store for the holder of ``term``, migrated. Raises StoreError, FencedError: another leads."""
+        """Open the store for the holder of ``term``, migrated. Raises StoreError, FencedError: another leads."""
         if self._is_closed:
             raise StoreError(f"{self.where}: the arbiter was closed")
         store = PostgresStore(self._conninfo, term)
@@ -222,10 +224,10 @@ class PostgresArbiter:
 
     @contextlib.contextmanager
     def _ask(self, doing: str, keeps_lead: bool = False) -> Iterator[Session]:
-        """The session, made anew where there is none; an error of it ends it, and the lead that it holds.
+        """Yield the session, reconnected if there is none; an error in it ends it, and the lead that it holds.
 
-        ``keeps_lead``: not where the server does no more than refuse, as behind a write of the leader's own that takes
-        long: another scheduler would lead before the lease is over.
+        ``keeps_lead``: not if the server merely refuses, as behind a long write of the leader's own: another scheduler
+        would lead before the lease is over.
         """
         if self._is_closed:
             raise StoreError(f"{self.where}: cannot {doing}: the arbiter was closed")
@@ -248,7 +250,7 @@ class PostgresArbiter:
             session.close()
 
     def close(self) -> None:
-        """Let go of the lead and of the session; a second call does nothing."""
+        """Release the lead and the session; a second call does nothing."""
         self._is_closed = True
         if self._session is not None:
             # The session outlives its connection for a moment.
@@ -273,17 +275,17 @@ class PostgresStore:
         self._conninfo = conninfo
         self._session: Session | None = None
         self._unfinished: tuple[int, str] | None = None
-        """Process and start of the session whose last write may be under way still."""
+        """Process and start of the session whose last write may still be under way."""
         self._over = ""
         """Why nothing more can be written in this term."""
         self._is_closed = False
         self._end: LogEnd | None = None
-        """Where the log goes on, once that was asked for: nobody else adds to it in this term."""
+        """The end of the log, once it was needed: only this store appends to it in this term."""
         self._reader: Session | None = None
         self._reading = threading.Lock()
 
     def migrate(self, migrations: Sequence[Migration]) -> None:
-        """Bring the tables to the newest schema; a copy of the records is made before. Raises StoreError."""
+        """Migrate the tables to the newest schema after copying the records. Raises StoreError."""
         with self._use("migrate", is_limited=False) as session:
             version = _read_version(session)
             for number, migration in enumerate(migrations[version:], version + 1):
@@ -306,7 +308,7 @@ class PostgresStore:
             session.connection.execute(f"CREATE TABLE {name} AS TABLE cpumond_records")
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
-        """All records, in order, a page at a time. Raises StoreError, FencedError: another scheduler leads."""
+        """Yield all records, in order, a page at a time. Raises StoreError, FencedError: another scheduler leads."""
         statement, place = READ_FIRST, {"limit": PAGE_RECORDS}
         is_last = False
         while not is_last:
@@ -314,7 +316,7 @@ class PostgresStore:
                 page = session.connection.execute(statement, place, binary=True).fetchall()
                 is_last = len(page) < PAGE_RECORDS
                 if is_last:
-                    # What another leader wrote meanwhile may be a part of what was read.
+                    # Records that another leader wrote meanwhile may be among those that were read.
                     self._check_term(session)
             for kind, key, value in page:
                 yield kind.decode(), key.decode(), value
@@ -323,8 +325,8 @@ class PostgresStore:
                 statement, place = READ_NEXT, {"kind": kind, "key": key, "limit": PAGE_RECORDS}
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
-        """Make all changes and add all entries, or nothing of it; they are committed when this returns. Raises
-        StoreError: nothing is changed; FencedError: this term is over, or it is not known whether they were made."""
+        """Make all changes and append all entries, or do nothing; they are committed when this returns. Raises
+        StoreError: nothing was changed; FencedError: this term is over, or it is unknown whether they were made."""
         self._check_open()
         end = self._find_end() if entries else LogEnd()
         last: dict[tuple[bytes, bytes], bytes | None] = {}
@@ -335,7 +337,7 @@ class PostgresStore:
         except UnicodeEncodeError as error:
             raise StoreError(
                 f"{self.where}: nothing was written: the name {error.object!r} holds a lone surrogate, "
-                "which no database can keep; give it another name"
+                "which no database can store; choose another name"
             ) from None
         if not (changes or entries):
             with self._use("read the lease") as session:
@@ -356,10 +358,10 @@ class PostgresStore:
             self._end = end
 
     def _raise_fence_error(self) -> NoReturn:
-        """Why a statement found no fence. Raises FencedError, or StoreError."""
+        """Raise the error of a statement that found no fence: FencedError, or StoreError."""
         with self._use("read the lease") as session:
             self._check_term(session)
-        raise StoreError(f"{self.where}: nothing was written: the lease changed and is as before again; try again")
+        raise StoreError(f"{self.where}: nothing was written: the lease was lost for a moment; try again")
 
     def _find_end(self) -> LogEnd:
         if self._end is None:
@@ -368,7 +370,7 @@ class PostgresStore:
         return self._end
 
     def cut_log(self, until: float, max_bytes: int) -> int:
-        """Drop the oldest entries, some of them with each call. Raises StoreError, FencedError."""
+        """Drop the oldest entries, some of them per call. Raises StoreError, FencedError."""
         self._check_open()
         end = self._find_end()
         with self._use("cut the log") as session:
@@ -381,7 +383,8 @@ class PostgresStore:
     def read_log(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
     ) -> list[tuple[int, Entry]]:
-        """The newest entries, through a session of its own. Raises StoreError, FencedError: this term is over."""
+        """Return the newest entries, through a session of its own. Raises StoreError, FencedError: this term is
+        over."""
         with self._reading:
             self._check_open()
             try:
@@ -399,7 +402,7 @@ class PostgresStore:
             session.close()
 
     def _write_for_sure(self, statement: str, parameters: list[object]) -> TupleRow | None:
-        """Write; a lost connection is followed by a repetition, until it is known what became of it."""
+        """Write; after a lost connection repeat the write until its outcome is known."""
         until: float | None = None
         while True:
             try:
@@ -422,8 +425,9 @@ class PostgresStore:
                     raise explained from error
                 if time.monotonic() > until:
                     self._over = (
-                        f"{explained}; whether the last changes were written is not known: this scheduler gives up the "
-                        "lead and reads the database again"
+                        f"{explained}; it is unknown whether the last changes were written: this scheduler gives up "
+                        "the "
+                        "lead and loads the database again"
                     )
                     raise FencedError(self._over) from error
                 time.sleep(PAUSE_S)
@@ -439,7 +443,8 @@ class PostgresStore:
 
     @contextlib.contextmanager
     def _use(self, doing: str, is_limited: bool = True) -> Iterator[Session]:
-        """A session for what leaves no question when it fails. Without ``is_limited`` it may take long."""
+        """Yield a session for statements whose failure leaves no doubt about their outcome. Without ``is_limited`` they
+        may take long."""
         self._check_open()
         try:
             session = self._connect()
@@ -450,7 +455,7 @@ class PostgresStore:
             raise explain(self.where, doing, error) from error
 
     def _connect(self) -> Session:
-        """The session, made anew where there is none, after the end of the one before. Raises psycopg.Error."""
+        """Return the session, reconnected if there is none, after the end of the previous one. Raises psycopg.Error."""
         if self._session is None:
             session = connect(self._conninfo, STORE_TIMEOUT_S)
             try:
@@ -491,10 +496,10 @@ def _columns(rows: Sequence[tuple[object, ...]], number: int) -> list[list[objec
 
 
 class AloneStore:
-    """The store for a program that is no scheduler, such as a copy: until it is closed it leads, as nobody, with a
-    term above ``above``.
+    """The store for a program that is no scheduler, such as a copy: until it is closed it leads without an address,
+    with a term above ``above``.
 
-    Raises StoreError: in use by a scheduler, out of reach, of a newer version.
+    Raises StoreError: in use by a scheduler, unreachable, of a newer version.
     """
 
     lost_total = 0

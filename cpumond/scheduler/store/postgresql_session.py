@@ -17,7 +17,7 @@ from psycopg.rows import TupleRow
 from cpumond.scheduler.store import StoreError
 
 OLDEST_CLIENT: Final = [3, 1, 13]
-"""The first psycopg whose ``connect_timeout`` is for each host: others never get past a first one that hangs."""
+"""The first psycopg whose ``connect_timeout`` applies to each host: others never get past a first host that hangs."""
 if [int(number) for number in re.findall(r"\d+", psycopg.__version__)[:3]] < OLDEST_CLIENT:
     raise ImportError(f"found {psycopg.__version__}")
 OLDEST_SERVER: Final = 140000
@@ -32,7 +32,7 @@ CONNECTION: Final = {
     "application_name": "cpumond",
     "client_encoding": "UTF8",
 }
-"""What a conninfo that says nothing else gets. ``connect_timeout`` is for each of its hosts."""
+"""Defaults of a conninfo. ``connect_timeout`` applies to each of its hosts."""
 
 SETTINGS: Final = """
 SELECT extract(epoch FROM backend_start)::text,
@@ -44,16 +44,16 @@ SELECT extract(epoch FROM backend_start)::text,
     set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
 FROM pg_stat_activity WHERE pid = pg_backend_pid()
 """
-"""Beside the time-outs: what a database may have been told to do otherwise, and the store relies on. A number as text
-is the same whatever it was told about dates."""
+"""Beside the time-outs: settings that the store relies on and a database may have changed. A number as text is the same
+whatever the date style."""
 CREATION: Final = 0x43504D43
-"""The advisory lock of those that make the first tables."""
+"""The advisory lock for the creation of the first tables."""
 
 Connection = psycopg.Connection[TupleRow]
 
 
 def describe_database(conninfo: str) -> str:
-    """What messages call a database: hosts, ports and name, without its password. Raises StoreError."""
+    """Return hosts, ports and name of a database for messages, without its password. Raises StoreError."""
     parts = _parse(conninfo)
     host = parts.get("host") or parts.get("hostaddr") or parts.get("service") or "the default host"
     port = f" port {parts['port']}" if "port" in parts else ""
@@ -64,7 +64,7 @@ def _parse(conninfo: str) -> dict[str, Any]:
     try:
         return conninfo_to_dict(conninfo)
     except psycopg.Error:
-        # libpq's own words quote parts of the text, of the password, too.
+        # libpq's own message quotes parts of the text, the password included.
         raise StoreError(
             "store.conninfo: libpq cannot read it: write it as "
             '"host=db1,db2 dbname=cpumond user=cpumond target_session_attrs=read-write", values with spaces in single '
@@ -80,12 +80,13 @@ class Session:
         self.leads = 0
         """The term for which this session holds LEAD, or 0."""
         self.connection: Connection = psycopg.connect(**{**CONNECTION, **_parse(conninfo)}, autocommit=True)
-        # A descriptor of its own: the connection's may be closed, and its number be another file's, when time is up.
+        # A descriptor of its own: when time is up, the connection's may be closed, and its number reused for another
+        # file.
         self._socket = socket.socket(fileno=os.dup(self.connection.fileno()))
         try:
             _check_server(self.connection, conninfo)
             with self.limited():
-                # The server gives up first: what it refuses is known not to be done.
+                # The server gives up first: a statement that it refuses is known not to be done.
                 row = self.connection.execute(SETTINGS, {"ms": str(int(timeout_s * 750))}).fetchone()
                 assert row is not None
                 self.started = row[0]
@@ -96,7 +97,7 @@ class Session:
 
     @contextlib.contextmanager
     def limited(self) -> Iterator[None]:
-        """Break the connection off when the block takes longer than ``timeout_s``."""
+        """Abort the connection if the block takes longer than ``timeout_s``."""
         timer = threading.Timer(self.timeout_s, self._cut)
         timer.daemon = True
         timer.start()
@@ -118,7 +119,7 @@ class Session:
 
 
 def connect(conninfo: str, timeout_s: float) -> Session:
-    """A session on a database that has the lease's table. Raises psycopg.Error, or StoreError."""
+    """Open a session on a database that has the lease's table. Raises psycopg.Error, or StoreError."""
     session = Session(conninfo, timeout_s)
     try:
         with session.limited():
@@ -140,7 +141,7 @@ def _check_server(connection: Connection, conninfo: str) -> None:
 
 
 def _create(connection: Connection) -> None:
-    """The tables that all versions share."""
+    """Create the tables that all versions share."""
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (CREATION,))
         connection.execute("CREATE TABLE IF NOT EXISTS cpumond_schema (version integer NOT NULL)")
@@ -153,7 +154,7 @@ def _create(connection: Connection) -> None:
 
 
 def is_refusal(error: psycopg.Error) -> bool:
-    """Whether the server says that the statement failed as a whole; all else leaves open whether it was done."""
+    """Whether the server says that the statement failed as a whole; any other error leaves its outcome open."""
     return error.sqlstate is not None and error.diag.severity_nonlocalized == "ERROR"
 
 
@@ -162,11 +163,11 @@ def explain(where: str, doing: str, error: psycopg.Error) -> StoreError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     advice = {
         "42501": "grant the scheduler's role the rights to its schema, and use one role for all schedulers on it",
-        "3F000": "make the schema of the search path, and grant the scheduler's role its use",
+        "3F000": "create the schema of the search path, and grant USAGE on it to the scheduler's role",
         "25006": "add target_session_attrs=read-write to the conninfo, with all hosts",
         "53100": "free space on the server's file system",
-    }.get(error.sqlstate or "", "look whether the server runs and can be reached, and into its log")
+    }.get(error.sqlstate or "", "check that the server runs and is reachable, and look into its log")
     if error.sqlstate is None and "FATAL" in str(error):
-        # libpq tells no code of what refuses a connection.
+        # libpq gives no code for a refused connection.
         advice = "fix dbname, user and password, or the server's pg_hba.conf"
     return StoreError(f"{where}: cannot {doing}: {lines[0] if lines else type(error).__name__}; {advice}")

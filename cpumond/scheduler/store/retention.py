@@ -1,4 +1,4 @@
-"""How long the store's log is kept: its oldest entries are dropped once an hour, some of them in each period."""
+"""Retention of the store's log: its oldest entries are dropped once an hour, some of them in each period."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class LogRetention:
         self._dropped = 0
 
     async def cut_if_due(self, store: Store, writing: asyncio.Lock, now: float) -> None:
-        """One step, in a thread; other writes, which take ``writing`` too, wait for no more. ``now``: scheduler time.
+        """Do one step, in a thread; other writes, which take ``writing`` too, wait no longer. ``now``: scheduler time.
 
-        What the store refuses is tried again an hour later.
+        A step that the store refuses is tried again an hour later.
         """
         if now < self._due_at:
             return

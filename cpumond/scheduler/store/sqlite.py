@@ -1,9 +1,13 @@
 """The store in one SQLite file: write-ahead log, synced at each commit, one writer.
 
-Beside the database ``PATH`` lie ``PATH-wal`` and ``PATH-shm`` (SQLite's own; part of the database while they exist),
-``PATH.lock`` (held by the process that has it open, names its pid), ``PATH.v<N>`` (a copy from before a migration of
-schema N), ``PATH.aside-<n>`` (moved there by ``set_aside``) and ``PATH-wal.damaged-<n>`` (the copy of a log that SQLite
-did not read to its end). Files that are found damaged are not changed.
+Files beside the database ``PATH``:
+- ``PATH-wal`` and ``PATH-shm``: SQLite's own; part of the database while they exist;
+- ``PATH.lock``: held by the process that has the database open, contains its pid;
+- ``PATH.v<N>``: a copy from before a migration of schema N;
+- ``PATH.aside-<n>``: moved there by ``set_aside``;
+- ``PATH-wal.damaged-<n>``: the copy of a log that SQLite did not read to its end.
+
+Files that are found damaged are not changed.
 """
 
 from __future__ import annotations
@@ -37,10 +41,10 @@ APPLICATION_ID: Final = 0x43504D44
 MAGIC: Final = b"SQLite format 3\0"
 HEADER_BYTES: Final = 100
 BUSY_TIMEOUT_S: Final = 1.0
-"""How long a write waits for a foreign program (a backup, an operator's shell) that holds the database."""
+"""How long a write waits for a foreign program (a backup, an administrator's shell) that holds the database."""
 
 WAL_KEPT_BYTES: Final = 64 * 2**20
-"""The size that the log is cut to after a checkpoint."""
+"""The size to which the log is truncated after a checkpoint."""
 
 LOG_SCHEMA: Final = 3
 TABLES: Final = {
@@ -49,17 +53,17 @@ TABLES: Final = {
     "log_subjects": "subject number",
     "log_cut": "number",
 }
-"""The columns of each table; all but the first are there since LOG_SCHEMA."""
+"""The columns of each table; all tables but the first exist since LOG_SCHEMA."""
 
 COMPANIONS: Final = ("-wal", "-shm", "-journal")
 DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
 
 Migration = Callable[[sqlite3.Connection], None]
-"""Changes a database of schema N to N + 1, inside a transaction of its caller."""
+"""Changes a database of schema N to N + 1, inside its caller's transaction."""
 
 
 def _create_records(connection: sqlite3.Connection) -> None:
-    """From nothing to schema 1. ``crc``: CRC-32 over kind, key and value; SQLite itself has no checksums."""
+    """Migrate from nothing to schema 1. ``crc``: CRC-32 over kind, key and value; SQLite itself has no checksums."""
     connection.execute(
         "CREATE TABLE records (kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, crc INTEGER NOT NULL, "
         "PRIMARY KEY (kind, key)) WITHOUT ROWID"
@@ -67,21 +71,21 @@ def _create_records(connection: sqlite3.Connection) -> None:
 
 
 def _note_untold_starts(connection: sqlite3.Connection) -> None:
-    """To schema 2, in which starts of jobs are stored: those of before are not."""
+    """Migrate to schema 2, which stores starts of jobs: mark that earlier starts are not stored."""
     if connection.execute("SELECT 1 FROM records LIMIT 1").fetchone() is not None:
         row = (*UNTOLD_STARTS, b"{}", _checksum(*UNTOLD_STARTS, b"{}"))
         connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row)
 
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, _note_untold_starts, create_log)
-"""The migration at N takes schema N to N + 1; 0 is an empty file. Their number is the newest schema."""
+"""The migration at index N changes schema N to N + 1; 0 is an empty file. Their number is the newest schema."""
 
 
 def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -> SqliteStore:
-    """Open the database at ``path``; a missing one is made, with its directory, for this user only.
+    """Open the database at ``path``; a missing one is created, with its directory, for this user only.
 
-    An older schema is migrated, after a copy was made. Raises StoreError: in use by another process, damaged, of a
-    newer version or another program, without rights or space.
+    An older schema is migrated after a copy was made. Raises StoreError: in use by another process, damaged, of a newer
+    version or another program, without permissions or space.
     """
     path = os.path.realpath(path)
     with contextlib.ExitStack() as undo:
@@ -102,10 +106,10 @@ def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -
 
 
 def set_aside(path: str) -> str | None:
-    """Rename a database, whatever is in it, to the first free ``PATH.aside-<n>``; None when there is none.
+    """Rename a database, whatever its content, to the first free ``PATH.aside-<n>``; return None if there is none.
 
-    Its log goes with it under the new name, so that what was set aside can be opened. Raises StoreError: in use, or
-    without rights.
+    Its log gets the new name, too, so that the database can still be opened. Raises StoreError: in use, or without
+    permissions.
     """
     path = os.path.realpath(path)
     if not any(os.path.lexists(path + suffix) for suffix in ("", *COMPANIONS)):
@@ -113,14 +117,16 @@ def set_aside(path: str) -> str | None:
     lock = _lock(path)
     try:
         aside = _pick_aside(path)
-        # The database goes first: a crash after that leaves a lone log, which is refused. The other way round it would
+        # The database is renamed first: a crash after that leaves a lone log, which is refused. The other order would
         # leave a database without its log, which looks sound and lacks the newest records.
         for suffix in ("", *COMPANIONS):
             if os.path.lexists(path + suffix):
                 os.rename(path + suffix, aside + suffix)
         _sync_directory(path)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be set aside: {describe(error)}; fix the rights of its directory") from error
+        raise StoreError(
+            f"{path}: cannot be set aside: {describe(error)}; fix the permissions of its directory"
+        ) from error
     finally:
         os.close(lock)
     return aside
@@ -137,12 +143,12 @@ class SqliteStore:
         self.commit_s = 0.0
         self._files = identify_files(self.path)
         self._end: LogEnd | None = None
-        """Where the log goes on, once that was asked for."""
+        """The end of the log, once it was needed."""
         self._reader: SqliteLogReader | None = None
         self._reading = threading.Lock()
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
-        """All records, in order, each checked against its checksum. Raises StoreError."""
+        """Yield all records, in order, each checked against its checksum. Raises StoreError."""
         self._check_open()
         with (
             _explained(self.path, "read"),
@@ -155,9 +161,9 @@ class SqliteStore:
                 yield kind, key, value
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
-        """Make all changes and add all entries, or nothing of it; on disk when this returns. Raises StoreError.
+        """Make all changes and append all entries, or do nothing; it is on disk when this returns. Raises StoreError.
 
-        Files that were removed meanwhile are first written anew with all records.
+        Files that were removed meanwhile are first rewritten with all records.
         """
         self._check_open()
         self._stay_in_place()
@@ -174,7 +180,7 @@ class SqliteStore:
         except UnicodeEncodeError as error:
             raise StoreError(
                 f"{self.path}: nothing was written: the name {error.object!r} holds a lone surrogate, "
-                "which no file can keep; give it another name"
+                "which no file can store; choose another name"
             ) from None
         with _explained(self.path, "write"), transaction(self._connection):
             if removed:
@@ -200,7 +206,7 @@ class SqliteStore:
     def read_log(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
     ) -> list[tuple[int, Entry]]:
-        """The newest entries, through a connection of its own. Raises StoreError."""
+        """Return the newest entries, through a connection of its own. Raises StoreError."""
         with self._reading:
             self._check_open()
             with _explained(self.path, "read the log"):
@@ -209,7 +215,7 @@ class SqliteStore:
                 return self._reader.read(subjects, before, since, limit)
 
     def cut_log(self, until: float, max_bytes: int) -> int:
-        """Drop the oldest entries, some of them with each call. Raises StoreError."""
+        """Drop the oldest entries, some of them per call. Raises StoreError."""
         self._check_open()
         end = self._find_end()
         with _explained(self.path, "cut the log"), transaction(self._connection):
@@ -224,8 +230,8 @@ class SqliteStore:
     def _stay_in_place(self) -> None:
         """Restore database and lock if they are not where the next process looks for them.
 
-        Open files live on when their names are removed, so they are copied back to their place. Raises StoreError when
-        that cannot be done, or when another database is there.
+        Open files survive the removal of their names, so they are copied back. Raises StoreError if that fails, or if
+        another database is there.
         """
         assert self._lock is not None
         held = os.fstat(self._lock)
@@ -233,24 +239,25 @@ class SqliteStore:
             lock = _lock(self.path)
             os.close(self._lock)
             self._lock = lock
-            log.error("store_lost", path=f"{self.path}.lock", advice="find out who removed it; it was made anew")
+            log.error("store_lost", path=f"{self.path}.lock", advice="find out what removed it; it was recreated")
         found = identify_files(self.path)
         if found == self._files:
             return
         if found[0] is not None and found[0] != self._files[0]:
             raise StoreError(
-                f"{self.path}: was replaced by another file while it was in use: nothing is written any more; put a "
-                "backup back while no scheduler runs: move that file away, and this one is written anew"
+                f"{self.path}: was replaced by another file while in use, so nothing is written any more; move that "
+                "file "
+                "away, and this database is rewritten; restore a backup only while no scheduler runs"
             )
-        with _explained(self.path, "write anew"):
+        with _explained(self.path, "rewrite"):
             self._write_anew()
         self.lost_total += 1
-        log.error("store_lost", path=self.path, advice="find out who removed it; it was written anew, nothing is lost")
+        log.error("store_lost", path=self.path, advice="find out what removed it; it was rewritten, nothing is lost")
 
     def _write_anew(self) -> None:
         self._stop_reading()
         put_back(self._connection, self.path)
-        # Closing removes the log by its name, so it comes before there is a new log.
+        # Closing removes the log by its name, so close before a new log exists.
         self._connection.close()
         self._connection = connect(self.path)
         _prepare(self._connection)
@@ -267,7 +274,7 @@ class SqliteStore:
             return
         lock, self._lock = self._lock, None
         try:
-            # The connection that writes goes last: it copies the log into the database.
+            # The writing connection closes last: it copies the log into the database.
             self._stop_reading()
             self._connection.close()
         finally:
@@ -275,19 +282,19 @@ class SqliteStore:
 
 
 def _checksum(kind: str, key: str, value: bytes) -> int:
-    """CRC-32 over all three, and over the lengths of kind and key. Raises UnicodeEncodeError."""
+    """Return CRC-32 over all three, and over the lengths of kind and key. Raises UnicodeEncodeError."""
     head = kind.encode(), key.encode()
     return zlib.crc32(value, zlib.crc32(b"%d %d %b%b" % (len(head[0]), len(head[1]), *head)))
 
 
 def identify_files(path: str) -> list[tuple[int, int] | None]:
-    """Device and inode of a database and of its log; None for a missing file."""
+    """Return device and inode of a database and of its log; None for a missing file."""
     return [_identify(f"{path}{suffix}") for suffix in ("", "-wal")]
 
 
 def put_back(connection: sqlite3.Connection, path: str) -> None:
-    """Copy the database that ``connection`` has open, and that was removed from ``path``, back there. The connection
-    stays with the removed file. Raises OSError or sqlite3.Error."""
+    """Copy the database that ``connection`` has open back to ``path``, from which it was removed. The connection stays
+    with the removed file. Raises OSError or sqlite3.Error."""
     with _make_anew(path) as target:
         connection.backup(target)
         target.execute("PRAGMA journal_mode = WAL")
@@ -295,7 +302,7 @@ def put_back(connection: sqlite3.Connection, path: str) -> None:
 
 @contextlib.contextmanager
 def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
-    """An empty database under another name; at the end of the block it is synced and renamed to ``path``."""
+    """Yield an empty database under another name; at the end of the block it is synced and renamed to ``path``."""
     new = f"{path}.new"
     unlink_all(new)
     try:
@@ -314,13 +321,13 @@ def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
 
 
 def _lock(path: str) -> int:
-    """The descriptor that holds ``PATH.lock``; the kernel releases the lock however the process ends."""
+    """Return the descriptor that holds ``PATH.lock``; the kernel releases the lock however the process ends."""
     name, directory = f"{path}.lock", os.path.dirname(path)
-    advice = "set `state_dir` to a directory that the scheduler may write"
+    advice = "set `state_dir` to a directory that the scheduler can write to"
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"{path}: cannot make the directory {directory}: {describe(error)}; {advice}") from error
+        raise StoreError(f"{path}: cannot create the directory {directory}: {describe(error)}; {advice}") from error
     try:
         lock = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -334,64 +341,65 @@ def _lock(path: str) -> int:
         os.close(lock)
         by = f"process {holder}" if holder.isdigit() else "another process"
         raise StoreError(
-            f"{path}: in use by {by}; one scheduler at a time may have it: stop that one, "
+            f"{path}: in use by {by}; only one scheduler at a time may use it: stop that one, "
             "or give this one another `state_dir`"
         ) from None
     except OSError as error:
         os.close(lock)
         raise StoreError(
-            f"{path}: cannot be locked: {name}: {describe(error)}; free space or fix its rights"
+            f"{path}: cannot be locked: {name}: {describe(error)}; free space or fix its permissions"
         ) from error
     return lock
 
 
 def _inspect(path: str, newest: int) -> None:
-    """Refuse a file that is no sound database of ours, through a connection that changes nothing in it."""
+    """Refuse a file that is not a sound database of ours, through a connection that changes nothing in it."""
     try:
         # Opened for writing, too: SQLite itself would accept a read-only file without an error.
         with open(path, "r+b") as file:
             head = file.read(HEADER_BYTES)
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read and written: {describe(error)}; fix its rights") from error
+        raise StoreError(f"{path}: cannot be read and written: {describe(error)}; fix its permissions") from error
     if head[: len(MAGIC)] != MAGIC:
         raise _damaged(path, "it is empty" if not head else "it is not an SQLite database")
     if len(head) < HEADER_BYTES:
-        raise _damaged(path, f"it is cut short, to {len(head)} bytes")
+        raise _damaged(path, f"it is truncated to {len(head)} bytes")
     with _explained(path, "read"), contextlib.closing(connect(path, _pick_mode(path))) as connection:
         application = read_number(connection, "application_id")
         if application != APPLICATION_ID:
             raise StoreError(
                 f"{path}: belongs to another program (application_id {application:#x}, not {APPLICATION_ID:#x}); "
-                "it was left as it is: set `state_dir` to a directory of the scheduler's own"
+                "it was not changed: set `state_dir` to a directory of the scheduler's own"
             )
         version = read_number(connection, "user_version")
         if version > newest:
             raise StoreError(
                 f"{path}: was written by a newer cpumond (schema {version}, this one reads up to {newest}); it was "
-                f"left as it is: install that version again, or put back the copy {path}.v{newest} if there is one"
+                f"not changed: install that version again, or restore the copy {path}.v{newest} if there is one"
             )
         _check_tables(connection, path)
-        # Of the log each entry is checked when it is read: to go through all of it here would take seconds.
+        # Entries of the log are checked when they are read: checking all of them here would take seconds.
         for (verdict,) in connection.execute("PRAGMA quick_check(records)"):
             if verdict != "ok":
                 raise _damaged(path, " ".join(str(verdict).split()))
         if version < 1:
-            raise _damaged(path, f"it says that it is of schema {version}")
+            raise _damaged(path, f"it claims to have schema {version}")
         report_dropped_writes(path)
 
 
 def _pick_mode(path: str) -> str:
-    """The mode that reads a database and changes neither it nor SQLite's files beside it."""
+    """Return the mode that reads a database without changing it or SQLite's files beside it."""
     if os.path.lexists(f"{path}-journal"):
         return "rw"  # the switch to the write-ahead log was interrupted; only a writer can roll it back
     return "ro" if os.path.lexists(f"{path}-wal") else "ro&immutable=1"
 
 
 def _create(path: str, migrations: Sequence[Migration]) -> None:
-    """Make the database under another name first: a file at ``path`` was complete once, so an empty one is damaged."""
+    """Create the database under another name first: a file at ``path`` was once complete, so an empty one is
+    damaged."""
     left = [suffix for suffix in COMPANIONS if os.path.lexists(path + suffix)]
     if left:
-        raise _damaged(path, f"the database is gone, but {path}{left[0]} of it is there")
+        raise _damaged(path, f"the database is gone, but its {path}{left[0]} is there")
     with _explained(path, "create"), _make_anew(path) as connection:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         _apply(connection, 0, migrations)
@@ -435,7 +443,7 @@ def _apply(connection: sqlite3.Connection, version: int, migrations: Sequence[Mi
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All that is done inside, or nothing of it."""
+    """Commit everything done inside the block, or nothing of it."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -449,7 +457,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def connect(path: str, mode: str = "rw") -> sqlite3.Connection:
-    """A connection to an existing file, in autocommit: ``transaction`` begins and ends transactions."""
+    """Connect to an existing file, in autocommit: ``transaction`` begins and ends transactions."""
     return sqlite3.connect(
         f"file:{quote(os.fsencode(path))}?mode={mode}",
         uri=True,
@@ -500,14 +508,14 @@ def _sync_directory(path: str) -> None:
 
 def _damaged(path: str, what: str) -> StoreError:
     return StoreError(
-        f"{path}: the database is damaged: {what}; it was left as it is: restore a backup (without {path}-wal and "
-        f"{path}-shm of the old one), or start anew with `cpumond scheduler --new-store`, which keeps this one aside"
+        f"{path}: the database is damaged: {what}; it was not changed: restore a backup (without {path}-wal and "
+        f"{path}-shm of the old one), or start empty with `cpumond scheduler --new-store`, which keeps this one aside"
     )
 
 
 @contextlib.contextmanager
 def _explained(path: str, doing: str) -> Iterator[None]:
-    """Errors of SQLite and of the system as a StoreError."""
+    """Raise errors of SQLite and of the system as a StoreError."""
     try:
         yield
     except sqlite3.Error as error:
@@ -515,7 +523,7 @@ def _explained(path: str, doing: str) -> Iterator[None]:
     except OverflowError as error:
         raise StoreError(f"{path}: cannot {doing}: a value is larger than SQLite can keep: {error}") from error
     except OSError as error:
-        raise StoreError(f"{path}: cannot {doing}: {describe(error)}; free space or fix its rights") from error
+        raise StoreError(f"{path}: cannot {doing}: {describe(error)}; free space or fix its permissions") from error
 
 
 def _explain(path: str, doing: str, error: sqlite3.Error) -> StoreError:
@@ -528,12 +536,12 @@ def _explain(path: str, doing: str, error: sqlite3.Error) -> StoreError:
     advice = {
         sqlite3.SQLITE_FULL: "free space on its file system",
         sqlite3.SQLITE_READONLY: "make the file and its directory writable for the scheduler",
-        sqlite3.SQLITE_PERM: "fix the rights of the file and its directory",
-        sqlite3.SQLITE_AUTH: "fix the rights of the file and its directory",
-        sqlite3.SQLITE_CANTOPEN: "fix the rights of the file and its directory",
-        sqlite3.SQLITE_IOERR: "look for errors of the disk and for limits of size in the system's log",
+        sqlite3.SQLITE_PERM: "fix the permissions of the file and its directory",
+        sqlite3.SQLITE_AUTH: "fix the permissions of the file and its directory",
+        sqlite3.SQLITE_CANTOPEN: "fix the permissions of the file and its directory",
+        sqlite3.SQLITE_IOERR: "look for disk errors and size limits in the system's log",
         sqlite3.SQLITE_BUSY: "end the other program that has it open",
         sqlite3.SQLITE_LOCKED: "end the other program that has it open",
         sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite can keep",
-    }.get(primary if primary is not None else -1, "look into the system's log")
+    }.get(primary if primary is not None else -1, "check the system's log")
     return StoreError(f"{path}: cannot {doing}: {error} ({name}); {advice}")

@@ -1,8 +1,8 @@
-"""The store's log in a SQLite database: its tables, and what is added, read and dropped.
+"""The store's log in a SQLite database: its tables, appends, reads and truncation.
 
 ``log``: the entries, each with a checksum; a trigger refuses to change one. ``log_subjects``: their numbers by subject.
-``log_cut``: one row, the highest number that was dropped, so that none is given twice. All is done on the store's
-connection, inside the transactions of its caller.
+``log_cut``: one row, the highest number that was dropped, so that none is given twice. Everything uses the store's
+connection, inside its caller's transactions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PLACES: Final = "SELECT number, CAST(position AS INTEGER), CAST(at AS REAL) FROM
 
 
 def create_log(connection: sqlite3.Connection) -> None:
-    """To schema 3, which has a log."""
+    """Migrate to schema 3, which has a log."""
     connection.execute(
         "CREATE TABLE log (number INTEGER PRIMARY KEY, position INTEGER NOT NULL, at REAL NOT NULL, "
         "subjects BLOB NOT NULL, value BLOB NOT NULL, crc INTEGER NOT NULL)"
@@ -46,7 +46,7 @@ def create_log(connection: sqlite3.Connection) -> None:
 
 
 def find_end(connection: sqlite3.Connection) -> LogEnd:
-    """Where the next entry goes. Raises sqlite3.Error."""
+    """Return where the next entry goes. Raises sqlite3.Error."""
     (cut,) = connection.execute("SELECT ifnull(max(number), 0) FROM log_cut").fetchone()
     row = connection.execute(
         "SELECT number, CAST(position AS INTEGER), length(subjects), length(value) FROM log "
@@ -59,7 +59,7 @@ def find_end(connection: sqlite3.Connection) -> LogEnd:
 
 
 def add_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
-    """Raises sqlite3.Error."""
+    """Append rows. Raises sqlite3.Error."""
     for number, position, at, listed, value, subjects in rows:
         crc = _checksum(number, position, at, listed, value)
         connection.execute("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?)", (number, position, at, listed, value, crc))
@@ -68,7 +68,7 @@ def add_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
 
 
 class SqliteLogReader:
-    """Reads through ``connection``, which nobody else may use meanwhile. ``path``: the database, for messages."""
+    """Reads through ``connection``, which nothing else may use meanwhile. ``path``: the database, for messages."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self.connection = connection
@@ -76,8 +76,8 @@ class SqliteLogReader:
         self._told: set[int] = set()
 
     def read(self, subjects: Sequence[str], before: int | None, since: float, limit: int) -> list[tuple[int, Entry]]:
-        """See ``Store.read_log``; a damaged entry is told once and left out. Raises sqlite3.Error."""
-        # What is cut meanwhile stays until the end.
+        """See ``Store.read_log``; a damaged entry is reported once and left out. Raises sqlite3.Error."""
+        # Entries dropped meanwhile stay visible until the end.
         self.connection.execute("BEGIN")
         try:
             return search(self, subjects, before, since, limit)
@@ -85,7 +85,7 @@ class SqliteLogReader:
             self.connection.rollback()
 
     def find_lowest(self, since: float) -> int | None:
-        # The plus: not by way of the lowest numbers, of which the first that is new enough may be far away.
+        # The plus: do not scan from the lowest numbers, where the first entry that is new enough may be far away.
         return self._get("SELECT min(+number) FROM log WHERE at >= ?", since)
 
     def find_first(self, subject: str) -> int | None:
@@ -119,19 +119,19 @@ class SqliteLogReader:
                 return Entry(at, list_subjects(subjects), value)
         if number not in self._told:
             self._told.add(number)
-            what = "is not there" if row is None else "does not match its checksum"
+            what = "is missing" if row is None else "does not match its checksum"
             log.error(
                 "store_entry_damaged",
                 path=self._path,
                 number=number,
                 error=f"entry {number} of the log {what}",
-                advice="look at the disk, and who writes this file; the state is not touched by it",
+                advice="check the disk, and which programs write this file; the state is not affected",
             )
         return None
 
 
 def cut_rows(connection: sqlite3.Connection, end: LogEnd, until: float, max_bytes: int) -> int:
-    """See ``Store.cut_log``. Raises sqlite3.Error."""
+    """Drop entries, see ``Store.cut_log``. Raises sqlite3.Error."""
     places = [
         Place(*row)
         for query, order in (

@@ -1,4 +1,4 @@
-"""What SQLite does not take of a write-ahead log, and does not tell."""
+"""Detection of the parts of a write-ahead log that SQLite silently drops."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ WAL_FRAME: Final = struct.Struct(">6I")
 WAL_INDEX: Final = struct.Struct("=3I2BHI")
 """The beginning of ``PATH-shm``: its last number is that of the last frame."""
 MAX_LOGS: Final = 2**24
-"""A log starts anew fewer times than this before the file is removed, which the end of a scheduler does."""
+"""A log restarts fewer times than this before the file is removed at the end of a scheduler."""
 
 
 def report_dropped_writes(path: str) -> None:
-    """Report, and keep a copy, where SQLite will not read its whole write-ahead log: it silently drops what comes after
+    """Report, and keep a copy, if SQLite will not read its whole write-ahead log: it silently drops everything after
     the first frame with a wrong checksum.
 
     A connection that has read something must be open: SQLite has then noted in the log's index which frame is the last
     valid one. That connection must be closed before the one that writes is opened: closing the index here releases all
-    locks of this process on it, and another program would take the index for an unused one.
+    locks of this process on it, and another program would take the index for unused.
     """
     wal = f"{path}-wal"
     if not os.path.lexists(wal) or not os.path.getsize(wal):
@@ -53,17 +53,18 @@ def report_dropped_writes(path: str) -> None:
         aside = f"none: {describe(error)}"
     if is_tail:
         advice = (
-            "nothing to do after a kill, a loss of power or a full disk: the last write was cut off, unacknowledged"
+            "nothing to do after a kill, a loss of power or a full disk: the last write was incomplete and not "
+            "acknowledged"
         )
         log.warning("store_log_cut", path=wal, taken_frames=taken, dropped_frames=dropped, copy=aside, advice=advice)
     else:
-        advice = "the log is damaged in the middle: the newest changes are gone; look at the disk"
+        advice = "the log is damaged in the middle: the newest changes are lost; check the disk"
         log.error("store_log_damaged", path=wal, taken_frames=taken, dropped_frames=dropped, copy=aside, advice=advice)
 
 
 def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
-    """How many frames of a log come after the ``taken`` ones and are neither left from an older log nor of a write that
-    was not committed; and whether that is only the last one written, as after a kill or a loss of power.
+    """Count the frames of a log after the ``taken`` ones that are neither left from an older log nor of an uncommitted
+    write. Also return whether that is only the last one written, as after a kill or a loss of power.
 
     See "Database File Format" of SQLite, 4.
     """
@@ -81,7 +82,7 @@ def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
     for number in range(taken, frames):
         file.seek(WAL_HEADER.size + number * frame_bytes)
         _, pages, *found = WAL_FRAME.unpack(file.read(WAL_FRAME.size))
-        # A new log overwrites the old one from the start, with the first salt one higher; the old one's end is left.
+        # A new log overwrites the old one from the start, with the first salt one higher; the end of the old one stays.
         is_older = 0 < (salts[0] - found[0]) & 0xFFFFFFFF < MAX_LOGS and any(found)
         is_present = found[:2] == salts
         if pages if is_present else not is_older:

@@ -1,4 +1,4 @@
-"""What a running scheduler counts of itself, for its status, alerts and metrics."""
+"""Counters and durations of a running scheduler, for its status, alerts and metrics."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import Final
 from cpumond.scheduler.store import Change
 
 BOUNDS_S: Final = (*(float(f"{step}e{power}") for power in range(-4, 1) for step in (1, 2, 5)), 10.0)
-"""Upper bounds of the buckets, each about twice the one before: a quantile read of them is off by less than that."""
+"""Upper bounds of the buckets, each about twice the one before: a quantile computed from them is off by less than
+that."""
 
 OPEN_KINDS: Final = frozenset(("operation", "job", "start", "node"))
 
 
 class Histogram:
-    """How many durations fell into each bucket, one more than BOUNDS_S, and what the newest of a bucket was about."""
+    """Number of durations in each bucket, one bucket more than BOUNDS_S, and the subject of the newest in each."""
 
     __slots__ = ("counts", "newest", "sum_s")
 
@@ -30,7 +31,7 @@ class Histogram:
         """Name, seconds, Unix time."""
 
     def observe(self, took_s: float, about: str) -> None:
-        """Count a duration. ``about``: the node, tree or record that it was spent on. Called for each heartbeat."""
+        """Count a duration. ``about``: the node, tree or record on which it was spent. Called for each heartbeat."""
         at = bisect_left(BOUNDS_S, took_s)
         self.counts[at] += 1
         self.sum_s += took_s
@@ -41,17 +42,18 @@ class Histogram:
         return sum(self.counts)
 
     def sum_up(self) -> list[int]:
-        """For each bucket how many took no longer than its bound."""
+        """Return for each bucket how many durations were no longer than its bound."""
         return list(accumulate(self.counts))
 
 
 RECENT_UPDATES: Final = 600
-"""Updates that an alert about late ones is made of: a minute at the shortest period, ten at one second."""
+"""Number of last updates from which the alert about late ones is computed: one minute at the shortest period, ten at 1
+s."""
 
 
 def name_write(changes: Sequence[Change]) -> str:
-    """What a write to the store is called in metrics, which anybody may read: its first record, by its id if that is
-    no secret (the key of a token is made of the token)."""
+    """Return the name of a write in metrics, which anybody may read: its first record, by its id unless that is secret
+    (the key of a token is derived from the token)."""
     if not changes:
         return "log"
     kind, key = changes[0].kind, changes[0].key
@@ -60,12 +62,13 @@ def name_write(changes: Sequence[Change]) -> str:
 
 @dataclass(slots=True)
 class Timings:
-    """How long things took, in real seconds: the last value, and counts and sums for averages."""
+    """Durations in real seconds: the last value, and counts and sums for averages."""
 
     update_s: float = 0.0
     update: Histogram = field(default_factory=Histogram)
     good_updates: int = 0
-    """Updates in which not every tree failed; a refusal of the store is no failure here."""
+    """Number of updates in which at least one tree succeeded; a refusal of the store does not count as a failure
+    here."""
     late_updates: int = 0
     late_at: float | None = None
     recent_late: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_UPDATES))
@@ -78,13 +81,13 @@ class Timings:
     refused_commands: int = 0
     store_write: Histogram = field(default_factory=Histogram)
     store_commit: Histogram = field(default_factory=Histogram)
-    """The part of a write in which the store made it last: with SQLite until it is synced to the disk."""
+    """The part of a write in which the store made it durable: with SQLite until it is synced to the disk."""
     store_errors: int = 0
     store_error_at: float | None = None
     store_losses: int = 0
-    """How often the store was removed, and written anew."""
+    """How often the store was removed and rewritten."""
     store_lost_at: float | None = None
-    """``..._at``: scheduler time of the last one."""
+    """``..._at``: scheduler time of the last loss."""
 
     @property
     def updates(self) -> int:
@@ -98,7 +101,8 @@ class Timings:
             self.late_at = late_at
 
     def list_numbers(self) -> dict[str, float]:
-        """All counters and sums by name, those of a histogram as ``NAMEs`` and ``NAMEs_s``; nothing that never was."""
+        """Return all counters and sums by name, those of a histogram as ``NAMEs`` and ``NAMEs_s``; without those that
+        were never set."""
         numbers: dict[str, float] = {}
         for each in fields(self):
             value = getattr(self, each.name)

@@ -135,7 +135,7 @@ def test_each_commit_is_synced(path: str) -> None:
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     path = str(tmp_path / "file" / "scheduler.db")
-    with pytest.raises(StoreError, match=r"cannot make the directory .*/file: File exists; set `state_dir`"):
+    with pytest.raises(StoreError, match=r"cannot create the directory .*/file: File exists; set `state_dir`"):
         open_sqlite_store(path)
 
 
@@ -189,7 +189,7 @@ def test_a_foreign_program_may_read_but_a_write_waits_for_no_foreign_writer(fill
 def test_an_empty_file(filled: str) -> None:
     os.truncate(filled, 0)
     message = refused(filled)
-    assert "the database is damaged: it is empty; it was left as it is: restore a backup" in message
+    assert "the database is damaged: it is empty; it was not changed: restore a backup" in message
     assert "`cpumond scheduler --new-store`, which keeps this one aside" in message
 
 
@@ -262,7 +262,7 @@ def test_damage_that_comes_up_while_it_is_open(path: str) -> None:
 
 def test_a_log_without_its_database(crashed: str) -> None:
     os.unlink(crashed)
-    assert f"the database is gone, but {crashed}-wal of it is there" in refused(crashed)
+    assert f"the database is gone, but its {crashed}-wal is there" in refused(crashed)
     assert not os.path.exists(crashed)
     assert set_aside(crashed) == f"{crashed}.aside-1"
     assert os.path.exists(f"{crashed}.aside-1-wal")
@@ -400,7 +400,7 @@ def test_a_database_of_before_there_was_a_log_gets_one_and_keeps_all(path: str, 
             store.write([], [Entry(1.0, ("a",), b"%d" % number)])
             assert [number for number, _ in store.read_log(["a"])] == list(range(number, 0, -1))
     assert read_all(f"{path}.v{schema}", MIGRATIONS[:schema]) == RECORDS
-    with pytest.raises(StoreError, match=rf"newer cpumond \(schema 3, .* put back the copy .*\.v{schema}"):
+    with pytest.raises(StoreError, match=rf"newer cpumond \(schema 3, .* restore the copy .*\.v{schema}"):
         read_all(path, MIGRATIONS[:schema])
 
 

@@ -110,7 +110,10 @@ def test_a_source_in_use(source: str, target: str) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "entries", "sentence"),
-    [([Change("k", "a", b"1")], [], "holds 1 record; only an empty store"), ([], ENTRIES[:1], "only an empty store")],
+    [
+        ([Change("k", "a", b"1")], [], "holds 1 record; the destination must be empty"),
+        ([], ENTRIES[:1], "must be empty"),
+    ],
     ids=["a record", "a log alone"],
 )
 def test_a_destination_that_holds(
@@ -144,7 +147,7 @@ def test_a_copy_that_was_broken_off_is_no_source_and_is_begun_anew(
     assert len(held) == records + 1
     assert len(read_log(target)) == entries
     assert held[-1].kind == UNFINISHED
-    with pytest.raises(RefusedError, match="holds a copy that was broken off"):
+    with pytest.raises(RefusedError, match="holds an incomplete copy"):
         copy_store(target, str(tmp_path / "third.db"))
     copy_store(source, target)
     assert read_all(target) == RECORDS
@@ -156,7 +159,7 @@ def test_what_is_read_back_differs(source: str, target: str, monkeypatch: pytest
     monkeypatch.setattr(
         copying, "_records", lambda store: (r for r in whole(store) if not (store.path == target and r[1] == "0003"))
     )
-    with pytest.raises(StoreError, match=r"not what was written \(2500 records of 2501, 2500 "):
+    with pytest.raises(StoreError, match=r"differs from data written \(2500 records of 2501, 2500 "):
         copy_store(source, target)
     assert UNFINISHED in {kind for kind, _, _ in read_all(target)}
 
