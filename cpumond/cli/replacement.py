@@ -16,17 +16,17 @@ READER_WAIT_S: Final = 2.0
 
 
 class Replacement:
-    """A file that replaces ``path`` atomically when its text is complete; until then ``path`` stays as it is.
+    """A file that replaces ``path`` atomically when its text is complete; until then ``path`` is unchanged.
 
-    ``option`` is the command's option that names the file, for messages. A path that exists and is no regular file,
-    such as a pipe, is written to and not replaced. Entering raises AccessError or CreateError where the file cannot be
-    made, before the command does any work for it; so does ``write``.
+    ``option`` is the command's option that names the file, for messages. An existing path that is no regular file, for
+    example a pipe, is written to and not replaced. Entering the context raises AccessError or CreateError if the file
+    cannot be created, before the command does any work for it; so does ``write``.
     """
 
     def __init__(self, path: str, option: str) -> None:
         self._path = path
         self._option = option
-        # A symbolic link stays; the file that it points to is replaced.
+        # A symbolic link stays; its target is replaced.
         self._target = os.path.realpath(path)
         self._temporary = f"{self._target}.{os.getpid()}.tmp"
         self._pipe: int | None = None
@@ -55,9 +55,9 @@ class Replacement:
                 os.replace(self._temporary, self._target)
 
     def _open_pipe(self) -> int:
-        """Open the pipe now and keep it open until the text is written: a reader goes away when it sees end of file.
+        """Open the pipe now and keep it open until the text is written, because a reader leaves at end of file.
 
-        Raises OSError when no reader comes for READER_WAIT_S, where a plain open would wait for ever.
+        Raises OSError if no reader comes within READER_WAIT_S; a plain open would wait forever.
         """
         until = time.monotonic() + READER_WAIT_S
         while True:
@@ -67,7 +67,7 @@ class Replacement:
                 if error.errno != errno.ENXIO:
                     raise
                 if time.monotonic() > until:
-                    raise OSError("nobody reads this pipe") from None
+                    raise OSError("no program reads this pipe") from None
                 time.sleep(0.02)
             else:
                 os.set_blocking(pipe, True)

@@ -1,4 +1,4 @@
-"""``cpumond schema``: what messages and the JSON of commands hold."""
+"""``cpumond schema``: the JSON Schemas of messages and of the commands' JSON."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def _describe_any(kind: type) -> dict[str, Any]:
-    """Of ``object``: anything."""
+    """The schema of ``object``: any value."""
     if kind is object:
         return {"description": "Any value."}
     raise NotImplementedError
 
 
 def _admit_defaults(part: Any) -> None:
-    """A text that a file may leave out and not leave empty is printed as an empty one."""
+    """Allow "" for a text that a file may leave out but not leave empty, because it is printed as empty."""
     if isinstance(part, dict):
         if part.get("default") == "":
             part.pop("minLength", None)
@@ -36,7 +36,7 @@ def _admit_defaults(part: Any) -> None:
 
 
 def make_schema(command: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of what a command prints with ``--json``; of a line where it prints several."""
+    """The JSON Schema (draft 2020-12) of a command's ``--json`` output; of one line if it prints several."""
     kinds = ANSWERS[command]
     schemas, parts = msgspec.json.schema_components(
         kinds if isinstance(kinds, tuple) else (kinds,), schema_hook=_describe_any, ref_template="#/$defs/{name}"
@@ -49,10 +49,10 @@ def make_schema(command: str) -> dict[str, Any]:
 @click.command("schema", epilog="Example: cpumond schema operation list")
 @click.argument("words", metavar="NAME...", nargs=-1, required=True)
 def schema_command(words: tuple[str, ...]) -> None:
-    """Print the JSON Schema of a message (heartbeat), or of what a command prints with --json (operation list).
+    """Print the JSON Schema of a message (heartbeat), or of a command's --json output (operation list).
 
-    Of a command that prints several lines of JSON it is that of each line. Fields may be added in later versions, none
-    changes its meaning or goes.
+    For a command that prints several lines of JSON it is the schema of each line. Later versions may add fields; none
+    changes its meaning or disappears.
     """
     name = " ".join(words)
     if name in SCHEMAS:

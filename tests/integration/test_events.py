@@ -132,7 +132,7 @@ def test_a_start_and_a_reload_are_told(scheduler: SchedulerProcess):
 
 
 def test_the_commands(server: LiveScheduler, cpumond: Shell):
-    assert "nothing has happened that fits" in cpumond("events", "--pool", "p")
+    assert "no event matches" in cpumond("events", "--pool", "p")
     cpumond("pool", "create", "p", "weight=1")
     cpumond("pool", "set", "p", "weight=2")
     for word in ("events", "audit"):
@@ -146,7 +146,7 @@ def test_the_commands(server: LiveScheduler, cpumond: Shell):
     number = str(lines[0]["number"])
     assert "weight: 2 -> 1" in cpumond("undo", number, "--plan")
     cpumond("undo", number, code=64)
-    assert f"change {number} is not taken back, since nobody can be asked; give --yes" in cpumond.err
+    assert f"change {number} is not undone, because there is no terminal to ask at; give --yes" in cpumond.err
     assert cpumond("undo", number, "--yes") == f"change {number} is taken back\n"
     assert cpumond.json("pool", "show", "p")["attributes"] == {"weight": 1.0}
     cpumond("undo", number, "--plan", code=78)

@@ -129,7 +129,9 @@ def test_a_scheduler_without_a_history_says_so(scheduler, monkeypatch, cpumond):
 def test_a_history_without_points_says_so(scheduler, monkeypatch, cpumond):
     start(scheduler, monkeypatch, '[history]\nperiod = "1h"\n')
     cpumond("report", code=69)
-    assert cpumond.err == ("cpumond: nothing is recorded yet of the last 1 d; the history gets a point every 1 h\n")
+    assert cpumond.err == (
+        "cpumond: nothing has been recorded yet for the last 1 d; the history gets a point every 1 h\n"
+    )
 
 
 def test_no_scheduler_and_wrong_options_are_one_sentence(cpumond, tmp_path):

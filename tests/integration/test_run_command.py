@@ -69,7 +69,7 @@ def test_what_no_node_can_hold_ends_at_once_unless_it_shall_wait(environment):
     done = cpumond(environment, *words, "--", "true")
     assert done.returncode == 69, done.stderr
     told = " ".join(done.stderr.split())
-    assert "cannot start: 5 cores, largest node 1; it is aborted. Order less, or give --wait" in told
+    assert "cannot start: 5 cores, largest node 1; it is aborted. Request less, or give --wait" in told
     state = cpumond(environment, "operation", "show", told.partition("operation ")[2].split()[0]).stdout
     assert "aborted" in state
     process = subprocess.Popen(
@@ -177,7 +177,7 @@ def test_a_second_signal_while_no_scheduler_answers_says_that_the_operation_may_
     finally:
         cluster.scheduler.resume()
     assert process.returncode == 143
-    assert f"operation {operation} may go on; `cpumond operation abort {operation}` ends it" in told
+    assert f"operation {operation} may continue; `cpumond operation abort {operation}` ends it" in told
     assert cpumond(environment, "operation", "abort", operation).returncode in (0, 78)
 
 
@@ -196,7 +196,7 @@ def test_a_job_that_is_preempted_is_told_of_and_the_one_in_its_place_is_followed
     assert process.stderr is not None
     sentence = process.stderr.readline()
     assert f"job {first['id']} on node {first['node_id']} is aborted: preempted to start job" in sentence
-    assert sentence.endswith("; it is started anew\n")
+    assert sentence.endswith("; it is started again\n")
     gate.touch()
     cpumond(environment, "operation", "abort", urgent)
     rest, told = process.communicate(timeout=150)

@@ -200,7 +200,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler
         (("top", "--cluster", "--once", "--tree", "none"), 67, "there is no tree none; known trees: default"),
         (("operation", "start", "--job-cpu-monitor", "[1]", "--", "true"), 64, "a map in YSON or JSON"),
         (("node", "show", "none"), 67, "not registered"),
-        (("node", "tag", "none"), 64, "nothing to change; name tags, or --remove TAG"),
+        (("node", "tag", "none"), 64, "nothing to change; give tags, or --remove TAG"),
         (("node", "tag", "none", "ssd"), 67, "not registered"),
         (("tree", "list", "--scheduler", "ftp://x"), 64, "expected an address"),
         (("tree", "list", "--token", "two words"), 78, "one word"),

@@ -104,17 +104,17 @@ def test_a_file_is_planned_applied_and_then_nothing_is_left_to_do(
     assert "2 to make, 1 to change, 0 to remove" in plan
     assert pools(scheduler) == {}
     _, told = cpumond("tree", "apply", file, code=EXIT_USAGE)
-    assert "give --yes to apply it without being asked" in told
+    assert "give --yes to apply it without a question" in told
     assert pools(scheduler) == {}
     done, _ = cpumond("tree", "apply", file, "--yes", "--why", "Research gets more")
-    assert done.splitlines()[-1] == "tree default is what the file says"
+    assert done.splitlines()[-1] == "tree default matches the file"
     assert pools(scheduler) == {"research": "<Root>", "nightly": "research"}
     (entry, *others) = commands(scheduler)
     assert (entry["user"], entry["command"], entry["request"]["why"]) == ("root", "ApplyTree", "Research gets more")
     assert 'root applied a file to pool tree "default" (Research gets more): ' in entry["text"]
     assert entry["plan"].startswith("3 changes")
     again, _ = cpumond("tree", "apply", file, "--yes", "--why", "again")
-    assert again == "nothing to do: the tree is what the file says\n"
+    assert again == "nothing to do: the tree matches the file\n"
     assert cpumond("tree", "plan", file, "--detailed-exitcode")[0] == again
     assert commands(scheduler) == [entry, *others]
 

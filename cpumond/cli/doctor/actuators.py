@@ -49,8 +49,8 @@ def check_floors(jobs: Sequence[tuple[FoundJob, MonitorSettings]], read_order: C
         return Finding("floor", "ok", f"{count(len(jobs), 'job')}, each with a request above its floor")
     job_id, ordered, settings = stuck[0]
     text = (
-        f"{len(stuck)} of {count(len(jobs), 'job')} have nothing to reclaim, for example {job_id!r}: it requested "
-        f"{count_cores(ordered)}, and its floor is as high (min_cpu_limit = {settings.min_cpu_limit:g})"
+        f"nothing can be reclaimed from {len(stuck)} of {count(len(jobs), 'job')}, for example {job_id!r}: it "
+        f"requested {count_cores(ordered)}, and its floor is as high (min_cpu_limit = {settings.min_cpu_limit:g})"
     )
     return Finding("floor", "warn", text, "set min_cpu_limit = 0.1 where jobs request a core or less")
 

@@ -1,1 +1,1 @@
-"""What several commands print or export: tables and pages."""
+"""Output shared by several commands: tables and pages."""

@@ -1,4 +1,4 @@
-"""The page of ``cpumond estimate --html``: one file that needs no network; names are shown as text."""
+"""The page of ``cpumond estimate --html``: one file that needs no network; names are escaped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def render_page(findings: Findings) -> str:
 
 
 def _add_graph(page: Page, findings: Findings) -> None:
-    """Cores ordered and used, and the sum of the limits that each rule would have set, over time."""
+    """Add a graph over time: cores requested and used, and the sum of the limits that each rule would have set."""
     timeline = findings.timeline
     # The last bin is not full, so its mean would be too low.
     points = timeline.list_points()[:-1]
@@ -53,7 +53,7 @@ def _add_graph(page: Page, findings: Findings) -> None:
     look: dict[str, Any] = {"step": "after"}
     page.add_chart(
         "All workloads over time, cores",
-        f"At most {format_amount(max(ordered))} cores ordered and {format_amount(max(used))} used.",
+        f"At most {format_amount(max(ordered))} cores requested and {format_amount(max(used))} used.",
         [*(at_s for at_s, _ in points), end_s],
         [
             {"label": "used", "values": used, "color": "--c1", "fill": True, **look},
@@ -76,7 +76,7 @@ def _add_table(page: Page, findings: Findings) -> None:
     foot = "".join(_render_cells(name, cells) for name, cells in list_totals(findings))
     page.add_table("Workloads", "Workloads, cores", heads, body, foot)
     if len(rows) > MAX_ROWS:
-        page.add(f"<p>The {len(rows) - MAX_ROWS} with the least are left out.</p>")
+        page.add(f"<p>The {len(rows) - MAX_ROWS} with the lowest figures are left out.</p>")
 
 
 def _render_row(findings: Findings, row: WorkloadRow) -> str:

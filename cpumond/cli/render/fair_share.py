@@ -1,8 +1,8 @@
-"""The page of ``cpumond fair-share simulate --html``: rows to the text of one file that needs no other.
+"""The page of ``cpumond fair-share simulate --html``: turns rows into the text of one self-contained file.
 
-Pure. Each pool with an integral guarantee has the two graphs of the documents over one time axis: allotted and demand
-against the guarantee, accumulated volume against the capacity. Rows are thinned as they arrive: memory grows with the
-number of pools that are drawn, not with the length of the simulation.
+Pure. Each pool with an integral guarantee gets two graphs over one time axis: allocation and demand against the
+guarantee, and accumulated volume against the capacity. Rows are thinned as they arrive: memory grows with the number of
+drawn pools, not with the length of the simulation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cpumond.cli.render.html import Page, as_text, format_amount
 from cpumond.fairshare.simulate import SimulationRow
 
 BUCKETS: Final = 1000
-"""Time buckets; of each, only the rows are drawn in which a line has its least or greatest value."""
+"""Number of time buckets; only the rows of a bucket in which a line has its minimum or maximum are drawn."""
 
 UNITS: Final = {"user_slots": "slot", "cpu": "core", "gpu": "GPU", "memory": "byte", "network": "network unit"}
 
@@ -32,7 +32,7 @@ LINES: Final[dict[str, Callable[[SimulationRow], float]]] = {
 
 
 class _Pool:
-    """The rows of a pool that are drawn, to which the next ones are added."""
+    """The rows of a pool that are drawn; further rows are added to them."""
 
     def __init__(self) -> None:
         self.rows: list[SimulationRow] = []
@@ -46,16 +46,17 @@ class _Pool:
         self._waiting.append(row)
 
     def thin(self) -> None:
-        """Keep those of the bucket in which a line has its least or greatest value."""
+        """Keep the rows of the bucket in which a line has its minimum or maximum."""
         kept = {pick(self._waiting, key=line) for line in LINES.values() for pick in (min, max) if self._waiting}
         self.rows += sorted(kept, key=lambda row: row.time_s)
         self._waiting = []
 
 
 def render_html(rows: Iterable[SimulationRow], title: str, until_s: float, main_resource: str) -> str:
-    """The page for the rows of a simulation up to ``until_s`` seconds.
+    """Return the page for the rows of a simulation up to ``until_s`` seconds.
 
-    ``title`` is the heading; ``main_resource``, one of RESOURCES, is what the rows have amounts of. Names are escaped.
+    ``title`` is the heading; ``main_resource``, one of RESOURCES, is the resource of the amounts in the rows. Names are
+    escaped.
     """
     end_s = until_s or 1.0  # a simulation of one moment is drawn as one second
     pools: dict[str, _Pool] = {}
@@ -69,7 +70,7 @@ def render_html(rows: Iterable[SimulationRow], title: str, until_s: float, main_
         page.add("<p>No pool of this tree has an integral guarantee, so there is no volume to draw.</p>")
     for number, (name, pool) in enumerate(pools.items()):
         pool.thin()
-        # The values of a row hold until the next one.
+        # The values of a row hold until the next row.
         to_end = [replace(last[name], time_s=end_s)] if pool.rows[-1].time_s < end_s else []
         _add_pool(page, [*pool.rows, *to_end], number, UNITS[main_resource])
     return page.render()
@@ -90,7 +91,7 @@ def _add_pool(page: Page, rows: Sequence[SimulationRow], number: int, unit: str)
 
     levels = _list_levels(row)
     fitting = max(most_used, *(level["level"] for level in levels), 0.0)
-    # A demand far above all else would press the other lines flat.
+    # A demand far above everything else would flatten the other lines.
     is_cut = most_demand > fitting * 2.5 > 0
     area: dict[str, Any] = {"step": "after", "stack": True, "fill": True, "width": 0}
     strong = [line("strong", "strong guarantee", "--c5", **area)] if row.strong_guarantee else []

@@ -1,7 +1,8 @@
-"""Tables that fit a terminal: text is shortened, columns are left out by rank, and where not even those of rank 0 have
-room each row becomes lines of ``heading: value``. Ids, names and numbers are never cut or broken. Pure.
+"""Tables that fit a terminal. Pure.
 
-Widths are columns of the terminal: a wide character takes two.
+Text is shortened, and columns are left out by rank. If even the columns of rank 0 do not fit, each row becomes lines of
+``heading: value``. Ids, names and numbers are never truncated or broken. Widths are columns of the terminal: a wide
+character takes two.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 Cell = str | tuple[str, str]
-"""Text, or text and its style."""
+"""A text, or a text and its style."""
 Item = TypeVar("Item")
 
 GAPS: Final = (2, 1)
 LEAST_TEXT: Final = 12
-"""What a text is shortened to at most before a column is left out."""
+"""Columns of the terminal that a text keeps before a table column is left out instead."""
 TEXTS: Final = frozenset({"groups", "labels", "note", "tags", "title"})
-"""Headings of columns that hold text, which may be shortened."""
+"""Headings of columns with text, which may be shortened."""
 SENTENCES: Final = frozenset({"", "change", "reason", "text", "what", "why"})
-"""Those that hold sentences, which are folded where they stand last."""
+"""Headings of columns with sentences, which are folded if they come last."""
 LONGEST_NAME: Final = 64
-"""Columns of a terminal that a name takes at most: an id of a container is that long, a pod's name may be longer."""
+"""Maximum width of a name: an id of a container is that long, a pod's name may be longer."""
 COLOURS: Final = {"red", "yellow", "cyan", "green"}
 
 
@@ -31,9 +32,9 @@ COLOURS: Final = {"red", "yellow", "cyan", "green"}
 class Column(Generic[Item]):
     """A column of a table. A heading with ">" before it is aligned right; one of two lines has a newline in it.
 
-    ``rank``: 0 stays at any width, of the others the highest is left out first. ``least``: the columns of the terminal
-    that its text may be shortened to; 0: never, as for ids, names and numbers. ``folds``: as the last column it goes on
-    in lines below instead. ``read``: an item's cell, for tables that are made of items.
+    ``rank``: 0 stays at any width; of the others the highest is left out first. ``least``: width to which its text may
+    be shortened; 0: never, for ids, names and numbers. ``folds``: as the last column it continues in lines below
+    instead. ``read``: returns an item's cell, for tables of items.
     """
 
     heading: str
@@ -53,7 +54,7 @@ class Column(Generic[Item]):
 
     @property
     def width(self) -> int:
-        """Columns of the terminal that the heading takes."""
+        """Width of the heading in the terminal."""
         return max(map(width_of, self.list_lines(1)))
 
 
@@ -61,18 +62,18 @@ Heading = str | Column[Any]
 
 
 def column(heading: str, rank: int = 0, read: Callable[[Item], Cell] | None = None) -> Column[Item]:
-    """A column; those of TEXTS may be shortened, those of SENTENCES folded."""
+    """Make a column; those of TEXTS may be shortened, those of SENTENCES folded."""
     return Column(heading, rank, LEAST_TEXT if heading in TEXTS | SENTENCES else 0, heading in SENTENCES, read)
 
 
 def pick(columns: Iterable[Column[Item]], ranks: Mapping[str, int]) -> list[Column[Item]]:
-    """The columns of these headings, in this order, with their ranks in another table."""
+    """The columns of these headings, in this order, with the ranks they have in another table."""
     by_name = {each.name: each for each in columns}
     return [dataclasses.replace(by_name[name], rank=rank) for name, rank in ranks.items()]
 
 
 def without_names(columns: Iterable[Column[Item]]) -> list[Column[Item]]:
-    """The same columns for rows below those that have the headings already."""
+    """The columns without headings, for rows below a table that shows the headings."""
     return [dataclasses.replace(each, heading=">" if each.heading.startswith(">") else "") for each in columns]
 
 
@@ -82,7 +83,7 @@ def make_rows(columns: Sequence[Column[Item]], items: Iterable[Item]) -> list[li
 
 
 def read_columns(headings: Iterable[Heading]) -> list[Column[Any]]:
-    """Columns as they are given; of plain headings the first one stays, the others are left out from the right."""
+    """Make columns of headings; of plain headings the first one stays, the others are left out from the right."""
     return [
         each if isinstance(each, Column) else column(each, number and 100 + number)
         for number, each in enumerate(headings)
@@ -90,7 +91,7 @@ def read_columns(headings: Iterable[Heading]) -> list[Column[Any]]:
 
 
 def width_of(text: str) -> int:
-    """How many columns of the terminal a text takes."""
+    """The width of a text in the terminal."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -99,7 +100,7 @@ def width_of(text: str) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """``text``, cut to ``width`` columns with an ellipsis at its end."""
+    """``text`` shortened to ``width`` columns, with an ellipsis at its end."""
     if width_of(text) <= width:
         return text
     from rich.cells import set_cell_size
@@ -108,7 +109,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def shorten_name(name: str, width: int) -> str:
-    """A name, cut to ``width`` columns in its middle: names of containers differ at both ends."""
+    """A name shortened to ``width`` columns in its middle, because names of containers differ at both ends."""
     if width_of(name) <= width:
         return name
     from rich.cells import set_cell_size
@@ -118,7 +119,7 @@ def shorten_name(name: str, width: int) -> str:
 
 
 def paint(text: str, style: str, colour: bool) -> str:
-    """``text`` in a style such as ``bold red``, with ``colour``."""
+    """``text`` in a style like ``bold red`` if ``colour`` is set."""
     if not (style and text and colour):
         return text
     import click
@@ -131,7 +132,7 @@ def paint(text: str, style: str, colour: bool) -> str:
 
 
 def fold(text: str, width: int | None, indent: str = "") -> str:
-    """``text`` in lines of at most ``width``, the further ones after ``indent``; no word is broken."""
+    """``text`` in lines of at most ``width``, continuation lines after ``indent``; no word is broken."""
     if width is None or width_of(text) <= width:
         return text
     lines = [""]
@@ -146,14 +147,15 @@ def fold(text: str, width: int | None, indent: str = "") -> str:
 
 
 def draw_lines(texts: Iterable[Cell], width: int | None, colour: bool = False, indent: str = "") -> Iterator[str]:
-    """Texts one below the other, folded as by ``fold``."""
+    """Texts one below the other, folded with ``fold``."""
     for text, style in map(_split, texts):
         yield from (paint(line, style, colour) for line in fold(text, width, indent).split("\n"))
 
 
 def draw_fields(fields: Iterable[tuple[str, Cell]], width: int | None, colour: bool = False) -> Iterator[str]:
-    """Lines ``name: value`` with aligned values; fields with an empty value are left out. What does not fit beside its
-    name stands below it."""
+    """Lines ``name: value`` with aligned values; fields with an empty value are left out. A value that does not fit
+    beside its name goes below it.
+    """
     shown = [(name, *_split(value)) for name, value in fields if _split(value)[0]]
     margin = max((width_of(name) for name, _, _ in shown), default=0) + 2
     for name, value, style in shown:
@@ -177,7 +179,7 @@ def draw_grid(
 ) -> tuple[str, list[str]]:
     """The table as text without a newline at its end, and the headings that were left out.
 
-    ``width`` None: whatever it needs.
+    ``width`` None: as wide as needed.
     """
     cells = [[_split(cell) for cell in row] for row in rows]
     columns = [
@@ -219,7 +221,7 @@ def draw_grid(
 def _fit(columns: Sequence[Column[Any]], natural: Sequence[int], kept: Sequence[int], width: int | None) -> (
     tuple[int, list[int]] | None
 ):  # fmt: skip
-    """The gap between columns and their widths; None where they have no room however much is shortened."""
+    """The gap between columns and their widths; None if the columns do not fit even when shortened."""
     widths = list(natural)
     if width is None:
         return GAPS[0], widths
@@ -229,7 +231,7 @@ def _fit(columns: Sequence[Column[Any]], natural: Sequence[int], kept: Sequence[
             return gap, widths
         spare = {n: max(natural[n] - max(columns[n].least, columns[n].width), 0) for n in kept if columns[n].least}
         if surplus <= sum(spare.values()):
-            # The widest gives most.
+            # The widest column shrinks first.
             for n in sorted(spare, key=lambda n: spare[n], reverse=True):
                 given = min(spare[n], surplus)
                 widths[n] -= given
@@ -271,7 +273,7 @@ def _draw_records(
 
 
 def _shorten_text(column: Column[Any], text: str, width: int | None) -> str:
-    """A text as it stands in a line of its own below its heading; others as they are."""
+    """A text in a line of its own below its heading; other cells are unchanged."""
     return text if width is None or column.name not in TEXTS else shorten(text, max(width - 2, LEAST_TEXT))
 
 

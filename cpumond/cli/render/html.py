@@ -1,4 +1,4 @@
-"""Pages that commands write: one file that needs no network, with the style and the graphs of the web pages in it.
+"""Pages that commands write: one file that needs no network, with the style and graphs of the web pages in it.
 
 Tables and sentences need no script; each graph has a sentence in its place until it is drawn.
 """
@@ -30,12 +30,14 @@ def format_amount(value: float) -> str:
 
 
 def as_text(text: str) -> str:
-    """A name or sentence as markup; invisible characters, such as changes of the writing direction, are escaped."""
+    """Escape a name or sentence as markup; invisible characters, for example changes of the writing direction, are made
+    visible.
+    """
     return html.escape(show_name(text))
 
 
 class Page:
-    """A page of a command: parts of its text, which are markup already, and its graphs."""
+    """A page of a command: parts of its text, already markup, and its graphs."""
 
     def __init__(self, title: str) -> None:
         self._title = as_text(title)
@@ -48,7 +50,7 @@ class Page:
     def add_chart(
         self, title: str, said: str, times: Sequence[float], series: list[dict[str, Any]], **more: Any
     ) -> None:
-        """A graph, with options as ``chart.js`` has them, and the sentence ``said`` in its place where no script runs.
+        """Add a graph, with options as in ``chart.js``; the sentence ``said`` replaces it where no script runs.
 
         A series has ``values``, one for each of ``times`` (s), or is a line at a ``level``.
         """
@@ -60,7 +62,7 @@ class Page:
         self._charts.append({"title": title, "times": times, "series": series, **more})
 
     def add_table(self, label: str, caption: str, heads: str, body: str, foot: str = "") -> None:
-        """A table with the rows ``body`` and ``foot``; it scrolls, so it can have the keyboard's focus."""
+        """Add a table with the rows ``body`` and ``foot``; it scrolls, so it can have the keyboard's focus."""
         self._parts.append(
             f'<div class="table"><div class="table-scroll" role="region" aria-label="{label}" tabindex="0"><table>'
             f"<caption>{caption}</caption><thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
@@ -74,7 +76,7 @@ class Page:
     def render(self) -> str:
         static = resources.files("cpumond") / "web" / "static"
         styles, scripts = ("".join((static / name).read_text("utf-8") for name in names) for names in (STYLES, SCRIPTS))
-        # One script in place of modules: a page that is opened as a file cannot import another file.
+        # One script instead of modules: a page that is opened as a file cannot import another file.
         script = re.sub(r"^import .*\n|^export ", "", scripts, flags=re.MULTILINE) if self._charts else ""
         if script:
             script = f"/*\n{(static / 'uplot.LICENSE.txt').read_text('utf-8')}*/\n{script}"
@@ -93,7 +95,7 @@ class Page:
 
 STYLES: Final = ("uplot.css", "style.css")
 SCRIPTS: Final = ("uplot.js", "format.js", "dom.js", "chart.js", "file.js")
-"""Files of the web pages that are put into a page; each comes after those that it uses."""
+"""Files of the web pages that are put into a page; each comes after the files it uses."""
 
 STYLE: Final = """
 main { max-width: 1280px; }

@@ -1,7 +1,7 @@
-"""What ``status``, ``top``, ``job list`` and ``pin`` print, and what all commands need to draw tables.
+"""Output of ``status``, ``top``, ``job list`` and ``pin``, and helpers for tables of all commands.
 
-Every function is pure but for the clock: from the agent's answers to text. With ``width`` None (a pipe) no line
-is wrapped or shortened.
+Every function is pure except for the clock: agent's answers to text. With ``width`` None (a pipe) no line is wrapped or
+shortened.
 """
 
 from __future__ import annotations
@@ -64,19 +64,19 @@ COLUMNS: Final[tuple[Column[JobAnswer], ...]] = (
     column(">throttled", 9, lambda job: f"{job.throttled_ratio:.0%}"),
     column("last result", 4, lambda job: (job.last_result or "-", STYLES.get(job.last_result, ""))),
 )
-"""Of ``status`` and ``top``; a job's id is always there, in full up to LONGEST_NAME."""
+"""Columns of ``status`` and ``top``; a job's id is always shown, in full up to LONGEST_NAME."""
 NOT_IN_STATUS: Final = frozenset({"reclaimed"})
 NOT_IN_TOP: Final = frozenset({"half-life", "votes", "last result"})
 
 
 def show_title(text: str, most: int = MAX_TITLE) -> str:
-    """A user's text, cut to ``most`` characters so that it leaves room for the other columns."""
+    """A user's text, shortened to ``most`` characters so that other columns fit."""
     shown = show_name(text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def show_option(key: str, value: object) -> str:
-    """An option's value as people write it; durations that are numbers are seconds."""
+    """An option's value in the notation of users; numeric durations are seconds."""
     durations = ("check_period", "start_delay", "restore_hold", "startup_boost", "peak_memory", "throttle_poll")
     if key in durations and isinstance(value, (int, float)):
         return format_duration(float(value))
@@ -84,25 +84,25 @@ def show_option(key: str, value: object) -> str:
 
 
 def is_only_watched(job: JobAnswer) -> bool:
-    """Whether the monitor's limit is only computed: nothing is written in this mode."""
+    """Whether the monitor's limit is only computed, because nothing is written in this mode."""
     return job.mode == "shadow" and not job.refused and not job.unlimited
 
 
 def list_labels(job: JobAnswer) -> list[str]:
-    """What the engine of a job says of it beside what is in other columns."""
+    """What a job's engine reports about it, except for values in other columns."""
     return [text for text in job.labels.values() if text not in (job.job_id, job.operation_id)] if job.engine else []
 
 
 def draw_jobs(
     jobs: Sequence[JobAnswer], without: Collection[str], width: int | None, colour: bool
 ) -> tuple[str, list[str]]:
-    """The table with as many columns as ``width`` has room for, and the headings left out."""
+    """The table with as many columns as fit ``width``, and the headings left out."""
     ruled = [job.peak is not None for job in jobs]
     fills = {
         "operation": any(job.operation_id for job in jobs),
         "labels": any(map(list_labels, jobs)),
         "(would be)": any(map(is_only_watched, jobs)),
-        # Columns that only one rule fills are left out where no job is under that rule.
+        # Columns of one rule only are left out if no job is under that rule.
         **dict.fromkeys(("peak", "half-life"), any(ruled)),
         **dict.fromkeys(("smoothed", "votes"), not all(ruled)),
         # A ceiling that follows the guarantee is the same number.
@@ -117,7 +117,7 @@ def draw_jobs(
 
 
 def name_limit(jobs: Iterable[JobAnswer]) -> str:
-    """The word for ``current_cpu_limit``: where it is no quota, it cuts nothing off."""
+    """The word for ``current_cpu_limit``, which throttles nothing if it is no quota."""
     actuators = {job.actuator for job in jobs}
     return "limit" if "quota" in actuators or not actuators else "guarantee"
 
@@ -135,42 +135,41 @@ def describe_totals(answer: StatusAnswer) -> str:
 
 
 MAX_ORDERED = 5
-"""Jobs with an overridden limit that are named one by one."""
+"""Maximum number of jobs with an overridden limit that are named individually."""
 
 
 def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
-    """What an operator should see, as (sentence, style)."""
+    """Sentences for an operator, as (sentence, style)."""
     notices: list[tuple[str, str]] = []
     if answer.is_stuck and answer.last_tick_age_s:
         notices.append(
             (f"stuck: the last check was {show_left(answer.last_tick_age_s)} ago; see the agent's log", "red")
         )
     if answer.paused:
-        notices.append(("paused: no limit is written while the pause file lies in the agent's runtime_dir", "yellow"))
+        notices.append(("paused: no limit is written while the pause file is in the agent's runtime_dir", "yellow"))
     ordered = [job for job in answer.jobs if job.override_by and job.override_left_s is not None]
     for job in ordered[:MAX_ORDERED]:
         text = f"{job.job_id}: {job.override_by} ordered {count_cores(job.current_cpu_limit)}"
         notices.append((f"{text}, which is respected for {show_left(job.override_left_s or 0.0)} more", "yellow"))
     if len(ordered) > MAX_ORDERED:
-        notices.append((f"... and {len(ordered) - MAX_ORDERED} jobs more with such orders", "yellow"))
+        notices.append((f"... and {len(ordered) - MAX_ORDERED} more jobs with overridden limits", "yellow"))
     for why in dict.fromkeys(job.refused for job in answer.jobs if job.refused):
         names = [show_name(job.job_id) for job in answer.jobs if job.refused == why]
-        notices.append((f"{count(len(names), 'job')} refused, such as {names[0]}: {show_name(why)}", "yellow"))
+        notices.append((f"{count(len(names), 'job')} refused, for example {names[0]}: {show_name(why)}", "yellow"))
     if stuck := [job for job in answer.jobs if (job.min_cpu_limit or 0.0) >= job.cpu_limit and not job.unlimited]:
         first = stuck[0]
-        text = (
-            f"{count(len(stuck), 'job')} can give nothing, such as {show_name(first.job_id)}: its floor is as high as "
-        )
-        notices.append((f"{text}its order, {count_cores(first.cpu_limit)}; see min_cpu_limit", "yellow"))
+        text = f"nothing can be reclaimed from {count(len(stuck), 'job')}, for example {show_name(first.job_id)}"
+        floor = f"its floor is as high as its request, {count_cores(first.cpu_limit)}; see min_cpu_limit"
+        notices.append((f"{text}: {floor}", "yellow"))
     raised, lowered = (answer.counters.foreign_writes.get(kind, 0) for kind in ("raise", "lower"))
     if raised or lowered:
         notices.append(
-            (f"foreign writes: somebody else raised a limit {raised} x and lowered one {lowered} x", "yellow")
+            (f"foreign writes: another program raised a limit {raised} x and lowered one {lowered} x", "yellow")
         )
     if answer.counters.write_errors:
         notices.append((f"write errors: {answer.counters.write_errors} limits could not be written", "red"))
     if answer.counters.shed_checks:
-        notices.append((f"over its CPU budget: {answer.counters.shed_checks} checks were left out ([cost])", "yellow"))
+        notices.append((f"over its CPU budget: {answer.counters.shed_checks} checks were skipped ([cost])", "yellow"))
     notices += [(f"problem: {show_name(problem)}", "red") for problem in answer.problems]
     notices += [
         (f"job {show_name(job.job_id)}: {show_name(job.last_error)}", "red") for job in answer.jobs if job.last_error
@@ -190,7 +189,7 @@ def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
     told = f", lets this host do {scheduler.level} at most" if scheduler.level else ""
     text = f"node of {show_name(scheduler.url)}{term}: {where}{told}"
     if executor is None:
-        return f"{text}, runs no jobs of it ([executor] kind)"
+        return f"{text}, runs none of its jobs ([executor] kind)"
     states = ", ".join(f"{number} {state}" for state, number in executor.states.items() if number) or "none now"
     return f"{text}, its jobs here: {states}"
 
@@ -218,7 +217,7 @@ def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
 
 
 def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, height: int | None) -> str:
-    """One frame of ``cpumond top``; at most ``height`` lines, where that is given."""
+    """One frame of ``cpumond top``, with at most ``height`` lines if given."""
     now = time.strftime("%H:%M:%S %Z")
     head = f"{show_name(answer.node_id)} {now}: {count(len(answer.jobs), 'job')}, {describe_totals(answer)}"
     notices = list_notices(answer)
@@ -228,7 +227,7 @@ def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, 
     jobs = sorted(answer.jobs, key=SORTS[sort])
     if not jobs:
         return "\n".join([*top, "no jobs"][:height])
-    # All jobs decide on the columns, not only those on the screen, so that a new order does not change them.
+    # All jobs, not only those on the screen, decide which columns are shown, so that sorting does not change them.
     rows = draw_jobs(jobs, NOT_IN_TOP, width, colour)[0].split("\n")
     room = len(rows) if height is None else max(height - len(top), 1)
     if len(rows) > room:
@@ -255,11 +254,13 @@ def draw_registered(jobs: Sequence[RegisteredJob], width: int | None, colour: bo
 
 
 def describe_pin(job: JobAnswer, ttl_s: float | None) -> str:
-    """The sentence that ``cpumond pin`` ends with."""
+    """The final sentence of ``cpumond pin``."""
     until = "until `cpumond unpin`" if ttl_s is None else f"until {show_time(time.time() + ttl_s)}"
     name = show_name(job.job_id)
     if job.last_result == "failed" and job.last_error:
         return f"job {name} is pinned {until}, but the limit could not be written: {job.last_error}"
     if job.pinned_cpu_limit is None:
-        return f"the pin of job {name} is noted, but writes are paused; it takes effect when the pause file is gone"
+        return (
+            f"the pin of job {name} is recorded, but writes are paused; it takes effect when the pause file is removed"
+        )
     return f"job {name} is pinned at {count_cores(job.current_cpu_limit)} {until}"

@@ -16,14 +16,14 @@ from cpumond.core.words import show_name
 from cpumond.scheduler.settings.attributes import Kind, find_shape
 
 EXAMPLES: Final = {"a dictionary": '{cpu=2} or {"cpu": 2}', "a list": '[weight; start_time] or ["weight"]'}
-"""What an option takes -> an example in YSON and one in JSON."""
+"""Type of an option -> an example in YSON and one in JSON."""
 _COMMA: Final = re.compile(r'("(?:[^"\\]|\\.)*")|,')
 
 
 def read_value(text: str) -> Any:
-    """A value of the command line: JSON, else TOML such as {cpu = 1}, else a dictionary or list in YSON, else text.
+    """Parse a value of the command line: JSON, else TOML like {cpu = 1}, else a dictionary or list in YSON, else text.
 
-    "" is None. In YSON commas may stand for semicolons.
+    "" is None. In YSON commas may replace semicolons.
     """
     stripped = text.strip()
     if not stripped:
@@ -31,7 +31,7 @@ def read_value(text: str) -> Any:
     for read in _READERS:
         try:
             value = read(stripped)
-            # In JSON, as the API has it, a number that is none would be sent as null, which removes.
+            # JSON has no NaN and infinity; the API would get null, which removes.
             json.dumps(value, allow_nan=False, default=str)
         except (ContentError, YtError, ValueError):
             continue
@@ -53,7 +53,7 @@ def _read_nested_yson(text: str) -> Any:
 
 
 def read_yson_text(text: str) -> Any:
-    """A value in YSON as one of JSON. Raises YtError."""
+    """Convert a value from YSON to JSON. Raises YtError."""
     return to_json_tree(read_yson(text.encode("utf-8", "surrogateescape")), encode_utf8=False)
 
 
@@ -65,7 +65,7 @@ _READERS: Final[tuple[Callable[[str], Any], ...]] = (
 
 
 def read_edits(assignments: Sequence[str], unset: Sequence[str] = (), kind: Kind | None = None) -> list[dict[str, Any]]:
-    """``key=value`` arguments as edits of the API, and removals; ``kind``: of what. Raises UsageError."""
+    """``key=value`` arguments as edits of the API, and removals; ``kind``: the kind of object. Raises UsageError."""
     edits = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -80,33 +80,31 @@ def read_edits(assignments: Sequence[str], unset: Sequence[str] = (), kind: Kind
 
 
 def _check_shape(kind: Kind | None, path: Sequence[str], value: Any) -> None:
-    """Refuse a text where an option takes a dictionary or list."""
+    """Refuse a text if an option takes a dictionary or list."""
     shape = find_shape(kind, path) if kind is not None and isinstance(value, str) else None
     if shape is not None:
         where = show_name("/".join(path))
-        expected = f"expected {shape} in YSON or JSON, such as {EXAMPLES[shape]}"
+        expected = f"expected {shape} in YSON or JSON, for example {EXAMPLES[shape]}"
         raise UsageError(f'{where}: {expected}, got "{show_name(value)}"; put it in single quotes for the shell')
 
 
 def _edit(key: str, value: Any) -> dict[str, Any]:
-    # In a path with slashes dots are a part of names.
+    # In a path with slashes dots are part of names.
     path = key.strip().split("/" if "/" in key else ".")
     if not all(path):
-        raise UsageError(
-            f"{key}: expected the name of an attribute, or a path such as integral_guarantees/resource_flow"
-        )
+        raise UsageError(f"{key}: expected the name of an attribute, or a path like integral_guarantees/resource_flow")
     return {"path": path, "value": value}
 
 
 def read_attributes(assignments: Sequence[str], kind: Kind | None = None) -> dict[str, Any]:
-    """``key=value`` arguments as attributes of something new, nested by their paths. Raises UsageError."""
+    """``key=value`` arguments as attributes of a new object, nested by their paths. Raises UsageError."""
     attributes: dict[str, Any] = {}
     for edit in read_edits(assignments, kind=kind) if assignments else ():
         target, path = attributes, edit["path"]
         for step in path[:-1]:
             target = target.setdefault(step, {})
             if not isinstance(target, dict):
-                raise UsageError(f"{'/'.join(path)}: {step} has another value, too")
+                raise UsageError(f"{'/'.join(path)}: {step} has two values")
         if edit["value"] is not None:
             target[path[-1]] = edit["value"]
     return attributes

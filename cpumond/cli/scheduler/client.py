@@ -1,4 +1,4 @@
-"""The options by which commands reach the scheduler and choose their output, and what commands need with them."""
+"""Options with which commands reach the scheduler and choose their output, and helpers for them."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ connection_flags = combine(
         envvar="CPUMOND_SCHEDULER",
         default=DEFAULT_SCHEDULER,
         show_default=True,
-        help="Address of the scheduler, http://, https:// or unix:/path; of several on one store all, separated by "
-        "commas: the one that leads is found.",
+        help="Address of the scheduler, http://, https:// or unix:/path; for several schedulers on one store all "
+        "addresses, separated by commas: the leader is found.",
     ),
     click.option(
         "--token",
         metavar="TOKEN",
         envvar="CPUMOND_TOKEN",
-        help="Seen by others in the list of processes; a file is not.",
+        help="Other users can see it in the list of processes; use a file to avoid that.",
     ),
     click.option(
         "--token-file",
         metavar="FILE",
         envvar="CPUMOND_TOKEN_FILE",
-        help=f"File with the token; default: {DEFAULT_TOKEN_FILE}, where that exists.",
+        help=f"File with the token; default: {DEFAULT_TOKEN_FILE}, if that exists.",
     ),
     click.option(
         "--ca-file",
         metavar="FILE",
         default="",
         envvar="CPUMOND_CA_FILE",
-        help="What signed the scheduler's certificate (PEM); default: what this system trusts.",
+        help="Certificate (PEM) of the authority that signed the scheduler's; default: those this system trusts.",
     ),
 )
 
 
 def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
-    """Give a command ``--scheduler``, ``--token`` and ``--token-file``, and call it with the client of these."""
+    """Give a command ``--scheduler``, ``--token`` and ``--token-file``, and call it with a client made from them."""
 
     @connection_flags
     @functools.wraps(command)
@@ -65,7 +65,9 @@ def connection_options(command: Callable[Concatenate[SchedulerClient, P], Result
 
 
 def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]) -> Callable[..., Result]:
-    """As ``connection_options``, and ``output_options``, which set ``as_json`` of the client."""
+    """Give a command the options of ``connection_options`` and ``output_options``; the latter set ``as_json`` of the
+    client.
+    """
 
     @connection_options
     @output_options("Print the scheduler's answer as JSON.")
@@ -89,13 +91,13 @@ def _take_all(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def limit_options(default: int) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """Give a command ``--limit`` and ``--all``: its parameter ``limit`` is None for all of them."""
+    """Give a command ``--limit`` and ``--all``; its parameter ``limit`` is None for all."""
     return combine(
         click.option("--limit", type=click.IntRange(1), default=default, show_default=True, is_eager=True),
         click.option(
-            "--all", is_flag=True, expose_value=False, callback=_take_all, help="All of them, however many."
+            "--all", is_flag=True, expose_value=False, callback=_take_all, help="Show all of them, without a limit."
         ),
     )  # fmt: skip
 
 
-why_option = click.option("--why", metavar="TEXT", default="", help="A sentence for others, and for the audit log.")
+why_option = click.option("--why", metavar="TEXT", default="", help="A reason for other users, and for the audit log.")

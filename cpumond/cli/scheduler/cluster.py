@@ -1,4 +1,4 @@
-"""``cpumond cluster``: one scheduler and some agents with real jobs on this machine, to try things out."""
+"""``cpumond cluster``: one scheduler and some agents with real jobs on this machine, for experiments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     "--cpu",
     "cpu_cores",
     type=CoresType(),
-    help="What each node offers.  [default: this machine's CPUs, shared among them]",
+    help="Cores that each node offers.  [default: this machine's CPUs, divided among them]",
 )
 @click.option(
     "--listen", metavar="HOST:PORT", default="127.0.0.1:0", help="The scheduler's address.  [default: a free port]"
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     type=click.IntRange(1, 9),
     default=1,
     show_default=True,
-    help="Several share a PostgreSQL server that is started for them; one leads.",
+    help="Number of schedulers; several share a PostgreSQL server that is started for them, and one leads.",
 )
 @click.option("--keep", is_flag=True, help="Keep the files: configurations, logs, the scheduler's database.")
-@output_options("Print one line of JSON when all nodes are online, and no more.")
+@output_options("Print one line of JSON when all nodes are online, and nothing else.")
 def cluster_command(
     node_count: int, cpu_cores: float | None, listen: str, scheduler_count: int, keep: bool, as_json: bool
 ) -> None:
     """Run a scheduler, or several, and some agents with real jobs on this machine, until Ctrl-C.
 
-    Each agent is a node with cgroups of its own. At the end every process, job and cgroup of it is removed.
+    Each agent is a node with its own cgroups. At the end all its processes, jobs and cgroups are removed.
     """
     from cpumond.cli.demo.host import make_directory, make_place, stop_on_signals
     from cpumond.cluster import CLUSTER_PREFIX, Cluster
@@ -52,7 +52,7 @@ def cluster_command(
     cpu = cpu_cores or max((os.cpu_count() or 1) / node_count, 0.1)
     with stop_on_signals() as stopped:
         place = make_place(CLUSTER_PREFIX)
-        # The next cluster removes what one that has ended left, but not what was to be kept.
+        # The next cluster removes leftovers of an ended one, but not files that were to be kept.
         directory = make_directory(f"{CLUSTER_PREFIX}kept-" if keep else CLUSTER_PREFIX)
         cluster = Cluster(directory, node_count, cpu=cpu, listen=listen, cgroup_prefix=place.prefix,
                           token=secrets.token_hex(24), web=True, schedulers=scheduler_count)  # fmt: skip
@@ -74,7 +74,9 @@ class NodeAnswer(msgspec.Struct, frozen=True):
 
 
 class ClusterAnswer(msgspec.Struct, frozen=True):
-    """What ``cluster --json`` prints once it is there. ``schedulers``: address -> process id, ``nodes``: by node_id."""
+    """Output of ``cluster --json`` once the cluster is ready. ``schedulers``: address -> process id, ``nodes``: by
+    node_id.
+    """
 
     scheduler: str
     web: str
@@ -117,18 +119,20 @@ def _show(cluster: Cluster, keep: bool, as_json: bool) -> None:
         click.echo(f"  cpumond top --config {node.config_path}      # the agent of {node.node_id}")
     if len(cluster.schedulers) > 1:
         leader = cluster.find_leader() or cluster.scheduler
-        click.echo(f"  kill -9 {leader.pid}{' ' * 36}# the scheduler that leads, {leader.url}; another one takes over")
-    click.echo(f"\nCtrl-C ends it and removes everything{', but the files in that directory' if keep else ''}.")
+        click.echo(f"  kill -9 {leader.pid}{' ' * 36}# the leader, {leader.url}; another one takes over")
+    click.echo(f"\nCtrl-C ends it and removes everything{', except the files in that directory' if keep else ''}.")
 
 
 def _clean_up(cluster: Cluster, keep: bool, as_json: bool) -> None:
-    """Remove the files, once the processes have ended. Raises UnavailableError when cgroups or processes are left."""
+    """Remove the files once the processes have ended. Raises UnavailableError if cgroups or processes are left."""
     import shutil
 
     if not keep:
         shutil.rmtree(cluster.directory, ignore_errors=True)
     left = cluster.leftovers()
     if left:
-        raise UnavailableError(f"not all could be removed: {', '.join(left)}; end what is in them and use rmdir")
+        raise UnavailableError(
+            f"these could not be removed: {', '.join(left)}; end the processes in them and use rmdir"
+        )
     if not as_json:
-        click.echo(f"All of it is removed{f', but the files in {cluster.directory}' if keep else ''}.")
+        click.echo(f"Everything is removed{f', except the files in {cluster.directory}' if keep else ''}.")

@@ -32,13 +32,15 @@ from cpumond.core.words import show_cores, show_name, show_time
 MAX_ROWS: Final = 1000
 INTERVAL_S: Final = 2.0
 VIEWS: Final = {"p": "pools", "o": "operations", "n": "nodes"}
-# What is sorted by "used" is the allotted CPU: the word of the option is older than the heading.
+# "used" sorts by allocated CPU: the option's word is older than the heading.
 SORTS: Final = {"u": "used", "d": "demand", "s": "share", "a": "name"}
 KEYS: Final = "p pools, o operations, n nodes; sort: u allotted, d demand, s share, a name; q ends"
 
 
 class ClusterPicture(msgspec.Struct, frozen=True):
-    """Answer of ``top --cluster --json``: a tree with its pools, the operations that hold most, and the nodes."""
+    """Answer of ``top --cluster --json``: a tree with its pools, the operations with the largest allocations, and the
+    nodes.
+    """
 
     tree: TreeView
     pools: list[PoolView]
@@ -47,7 +49,7 @@ class ClusterPicture(msgspec.Struct, frozen=True):
 
 
 def read_picture(client: SchedulerClient, tree: str) -> ClusterPicture:
-    """The present picture of a tree. Raises CpumondError."""
+    """Read the present state of a tree. Raises CpumondError."""
     trees = client.get("/trees", TreeList).trees
     found = next((each for each in trees if each.name == tree), None)
     if found is None:
@@ -64,7 +66,7 @@ def read_picture(client: SchedulerClient, tree: str) -> ClusterPicture:
 
 
 def show_cluster(client: SchedulerClient, tree: str | None, interval_s: float | None, sort: str, once: bool) -> None:
-    """Print one picture, or show them one after the other on a terminal until q or Ctrl-C."""
+    """Print one frame, or show frames on a terminal until q or Ctrl-C."""
     name = client.find_tree(tree)
     if client.as_json:
         print_json(msgspec.json.encode(read_picture(client, name)), ClusterPicture)
@@ -92,7 +94,7 @@ def draw_head(picture: ClusterPicture, width: int | None, colour: bool) -> str:
 def draw_view(
     picture: ClusterPicture, view: str, sort: str, width: int | None, colour: bool, height: int | None = None
 ) -> str:
-    """The pools, operations or nodes as a table, of at most ``height`` lines."""
+    """The pools, operations or nodes as a table of at most ``height`` lines."""
     columns, items = _VIEWS[view](picture, sort)
     lines = draw_grid(columns, make_rows(columns, items), width, colour)[0].split("\n")
     if height is not None and len(lines) > height:
@@ -106,7 +108,7 @@ OPERATION_RANKS: Final = {
     "title": 1,
 }  # fmt: skip
 NODE_RANKS: Final = {"node": 0, "state": 1, "allotted": 0, "cores": 2, "free": 3, "jobs": 4}
-"""Columns of the lists that are shown here -> which of them a narrow terminal does without first."""
+"""Columns of the lists shown here -> their rank: a narrow terminal leaves out the highest first."""
 
 View = tuple[Sequence[Column[Any]], Sequence[Any]]
 
@@ -165,7 +167,7 @@ def _show_live(client: SchedulerClient, tree: str, interval_s: float, sort: str)
             try:
                 picture, problem = read_picture(client, tree), ""
             except UnavailableError as error:
-                picture, problem = None, f"trying again: {error}"
+                picture, problem = None, f"retrying: {error}"
             end_s = time.monotonic() + interval_s
             while True:
                 width, height = shutil.get_terminal_size()
@@ -190,7 +192,7 @@ def _draw_frame(picture: ClusterPicture, view: str, sort: str, width: int, heigh
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits so many seconds for a key and gives it, "" for none."""
+    """Yield a function that waits the given number of seconds for a key and returns it, "" for none."""
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
 

@@ -1,4 +1,4 @@
-"""The commands ``events``, ``audit`` and ``undo``: what happened, who did it, and how to take it back."""
+"""The commands ``events``, ``audit`` and ``undo``: what happened, who did it, and how to undo it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ STYLES: Final = {
 }  # fmt: skip
 
 _filters = combine(
-    click.option("--follow", is_flag=True, help="Print those that come, the newest last, until Ctrl-C."),
+    click.option("--follow", is_flag=True, help="Print new ones as they come, the newest last, until Ctrl-C."),
     click.option("--user", metavar="USER"),
-    click.option("--tree", metavar="TREE", help="For --pool the default tree."),
-    click.option("--pool", metavar="POOL", help="With all pools below it."),
+    click.option("--tree", metavar="TREE", help="Pool tree; with --pool the default tree unless given."),
+    click.option("--pool", metavar="POOL", help="Include all pools below it."),
     click.option("--node", metavar="NODE"),
     click.option("--operation", metavar="ID", help="An operation's id or *alias."),
-    click.option("--since", "since_s", metavar="DURATION", type=DurationType(1.0, 1e9), help="Such as 1h or 7d."),
+    click.option("--since", "since_s", metavar="DURATION", type=DurationType(1.0, 1e9), help="For example 1h or 7d."),
     click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=50, show_default=True),
-    click.option("--all", "takes_all", is_flag=True, help="All of them, however many."),
+    click.option("--all", "takes_all", is_flag=True, help="Show all of them, without a limit."),
 )
 
 
@@ -47,9 +47,9 @@ _filters = combine(
 @_filters
 @scheduler_options
 def events_command(client: SchedulerClient, /, follow: bool, takes_all: bool, **query: Any) -> None:
-    """What happened to pools, nodes and operations, the newest first.
+    """Show events of pools, nodes and operations, the newest first.
 
-    With --json one line of JSON for each.
+    With --json one line of JSON per event.
     """
     _list(client, "/events", EventList, query, follow, takes_all)
 
@@ -59,10 +59,10 @@ def events_command(client: SchedulerClient, /, follow: bool, takes_all: bool, **
 @_filters
 @scheduler_options
 def audit_command(client: SchedulerClient, /, follow: bool, takes_all: bool, **query: Any) -> None:
-    """Who did what, and what was refused, the newest first; times are UTC.
+    """Show who did what, and which requests were refused, the newest first; times are UTC.
 
-    Administrators see all, others what is their own, and what is about a pool that they may administer (--pool). With
-    --json one line of JSON for each: with what it was before and after, from where it came, what allowed it.
+    Administrators see all entries; other users see their own, and those about a pool that they may administer (--pool).
+    With --json one line of JSON per entry, with the state before and after, the origin, and the rule that allowed it.
     """
     _list(client, "/audit", AuditList, query, follow, takes_all)
 
@@ -106,7 +106,7 @@ def _list(
 def _read_pages(
     client: SchedulerClient, path: str, kind: type[EventList] | type[AuditList], query: dict[str, Any]
 ) -> Iterator[list[Any]]:
-    """Lists of events, the newest first; at least one."""
+    """Yield lists of events, the newest first; at least one list."""
     before: int | None = None
     while True:
         answer = client.get(path, kind, **query, before=before)
@@ -136,14 +136,14 @@ def _print(client: SchedulerClient, events: list[Any], is_first: bool) -> None:
         return
     if not events:
         if is_first:
-            print_text("nothing has happened that fits")
+            print_text("no event matches")
         return
     print_items(EVENTS if is_first else without_names(EVENTS), events)
     sys.stdout.flush()
 
 
 def _print_for_programs(events: list[Any], is_first: bool) -> None:
-    """A line for each: of JSON, or of CSV, whose header does not depend on what happened."""
+    """Print a line for each event: JSON, or CSV, whose header does not depend on the events."""
     if chosen_output() == "csv":
         kind = type(events[0]) if events else EventView
         names = kind.__struct_fields__
@@ -160,14 +160,13 @@ def _as_cell(value: Any) -> Any:
 
 @click.command("undo", epilog="Example: cpumond undo 4711 --plan")
 @click.argument("number", type=click.IntRange(1))
-@click.option("--plan", "plan_only", is_flag=True, help="Only show what it would do.")
-@click.option("--yes", is_flag=True, help="Without showing the plan and asking.")
+@click.option("--plan", "plan_only", is_flag=True, help="Only show what the undo would change.")
+@click.option("--yes", is_flag=True, help="Do not show the plan and ask.")
 @scheduler_options
 def undo_command(client: SchedulerClient, number: int, plan_only: bool, yes: bool) -> None:
-    """Take back a change of pools or trees, by its number in `cpumond events`.
+    """Undo a change of pools or trees, by its number in `cpumond events`.
 
-    What was changed again since is never overwritten: then the undo is refused and names the later change. An undo can
-    be taken back, too.
+    An undo never overwrites a later change: it is refused and names that change. An undo can be undone, too.
     """
     command = {"type": "UndoChange", "number": number}
     if plan_only:
@@ -181,6 +180,6 @@ def undo_command(client: SchedulerClient, number: int, plan_only: bool, yes: boo
             raise PlanRefusedError(plan.refusal, plan.code)
         return
     if not yes:
-        unasked = f"change {number} is not taken back, since nobody can be asked; give --yes"
-        confirm(client, command, f"Take back change {number}?", unasked)
-    client.change(f"change {number} is taken back", "POST", f"/events/{number}/undo")
+        unasked = f"change {number} is not undone, because there is no terminal to ask at; give --yes"
+        confirm(client, command, f"Undo change {number}?", unasked)
+    client.change(f"change {number} is undone", "POST", f"/events/{number}/undo")

@@ -1,7 +1,7 @@
-"""Names on the command line: the beginning of an id or title where that is unique, ``-`` for the newest, and what a
-shell offers for them.
+"""Names on the command line: unique beginnings of ids and titles, ``-`` for the newest, and completion in a shell.
 
-A parameter of a ``Named`` type is found before the command begins; what is not unique ends it with the candidates.
+A parameter of a ``Named`` type is resolved before the command begins; an ambiguous name ends the command with the
+candidates.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from cpumond.core.errors import CpumondError, NoSuchError, NotYetError, UsageErr
 from cpumond.core.words import count, show_name
 
 COMPLETION_S: Final = 1.0
-"""How long a shell waits for the scheduler at Tab."""
+"""Seconds that a shell waits for the scheduler at Tab."""
 PLAIN: Final = re.compile(r"[\w@%+=:./][\w@%+=:./-]*")
-"""Names that mean themselves in every shell. Others are not offered: bash puts them on the line as they are, and a
-node may be named $(reboot)."""
+"""Names without special meaning in any shell. Others are not offered: bash inserts them unquoted, and a node may be
+named $(reboot).
+"""
 MAX_ID_CHARS: Final = 35
-"""Of four hexadecimal numbers: what is as long is the beginning of no other id."""
+"""Length of an id of four hexadecimal numbers; a name of that length is no beginning of another id."""
 MAX_SHOWN: Final = 20
 
 
 class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """The name of something that the scheduler knows. With ``finds``, a beginning of it may be given."""
+    """The name of an object of the scheduler. With ``finds``, a beginning of it may be given."""
 
     def __init__(self, kind: NamedKind, finds: bool = True) -> None:
         self.name = kind
@@ -40,14 +41,14 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
         self.finds = finds
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        # Mostly a variable of a script that is not set: it begins every name, and makes another path of a request.
+        # Mostly an unset variable of a script: it begins every name, and changes the path of a request.
         if value == "" and isinstance(param, click.Argument):
             article = "an" if self.kind == "operation" else "a"
-            self.fail(f"expected the name of {article} {self.kind}, got an empty word.", param, ctx)
+            self.fail(f"expected the name of {article} {self.kind}, got an empty one.", param, ctx)
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """What the scheduler knows that begins so; nothing where it does not answer at once."""
+        """Names of the scheduler that begin with ``incomplete``; none if it does not answer at once."""
         with contextlib.suppress(CpumondError, click.ClickException):
             client = make_client(ctx.params, timeout_s=COMPLETION_S, patience_s=0.0)
             query = {"name": incomplete, "all_of": "true", "operation": ctx.params.get("operation")}
@@ -80,7 +81,7 @@ def operation_path(operation: str, action: str = "") -> str:
 
 
 def find_parameters(client: SchedulerClient, command: click.Command, values: dict[str, Any]) -> None:
-    """Replace, in the values of a command's parameters, what was typed of names by the whole ones."""
+    """Replace shortened names in the values of a command's parameters by the full ones."""
     for param in command.params:
         kind = param.type
         typed = values.get(param.name or "")
@@ -94,7 +95,7 @@ def find_parameters(client: SchedulerClient, command: click.Command, values: dic
 
 
 def find_name(client: SchedulerClient, kind: NamedKind, typed: str, operation: str | None = None) -> str:
-    """The id that is meant by ``typed``. Raises NoSuchError, and UsageError where there are several."""
+    """The id that ``typed`` stands for. Raises NoSuchError, and UsageError if it is ambiguous."""
     if kind in ("operation", "job") and len(typed) >= MAX_ID_CHARS and typed.count("-") == 3:
         return typed
     query = {"kind": kind, "name": typed, "operation": operation, "limit": MAX_SHOWN}
@@ -102,13 +103,13 @@ def find_name(client: SchedulerClient, kind: NamedKind, typed: str, operation: s
     if found.total == 1:
         return found.matches[0].id
     if not found.total and (kind == "node" or typed.count("-") == 3):
-        return typed  # the scheduler says what is with it: one that must not be read, or which node may be meant
+        return typed  # the scheduler knows more: one that must not be read, or which node is meant
     if not found.total and operation and typed == NEWEST:
         text = f"operation {operation} has no job that has started; see `cpumond operation why {operation}`"
         raise NotYetError(text)
     if not found.total:
         raise NoSuchError(_describe_missing(kind, typed, operation))
-    raise UsageError(f"{show_name(typed)} may be {count(found.total, kind)}; give more of the id", _draw(found))
+    raise UsageError(f"{show_name(typed)} matches {count(found.total, kind)}; give more of the id", _draw(found))
 
 
 def _describe_missing(kind: NamedKind, typed: str, operation: str | None) -> str:

@@ -1,6 +1,6 @@
-"""What the jobs of an operation write, as they write it: every byte that their nodes keep, each once.
+"""Follow the output of an operation's jobs: every byte that their nodes keep, each once.
 
-Nodes answer between two heartbeats, so several logs are read at a time; each from where the last answer ended.
+Nodes answer between two heartbeats, so several logs are read at a time, each from where the last answer ended.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from cpumond.core.words import show_name
 
 WORKERS: Final = 8
 MAX_JOBS: Final = 1000
-"""That are asked for at once."""
+"""Maximum number of jobs to follow at once."""
 MAX_LINE_BYTES: Final = 65_536
-"""What a job writes without an end of a line is not kept for longer."""
+"""Maximum bytes of an unfinished line that are kept."""
 PAUSES_S: Final = (0.3, 3.0)
-"""Between two reads of a log that gets longer, and of one that has not for long."""
+"""Seconds between two reads of a log that grows, and of one that has not grown for long."""
 POLL_S: Final = 1.0
 PATIENCE_S: Final = 5.0
 SILENCE_S: Final = 600.0
-"""How long a scheduler may be away before it is not waited for any more."""
+"""Seconds that an absent scheduler is waited for."""
 END_S: Final = 30.0
-"""How long the end of a log is asked for whose job has ended."""
+"""Seconds for which the end of a log is requested after its job has ended."""
 LIVING: Final = ("starting", "running", "stopping")
 FINAL: Final = ("completed", "failed", "aborted")
 
@@ -47,12 +47,12 @@ Write = Callable[[LogStream, bytes], None]
 
 @dataclass(eq=False)
 class _Tail:
-    """One log: how far it was read, and when it is read again."""
+    """One log: how far it has been read, and when it is read again."""
 
     job: str
     stream: LogStream
     offset: int | None
-    """None: only its end is wanted."""
+    """None: only the end of the log is wanted."""
     job_ended: bool = False
     pause_s: float = PAUSES_S[0]
     due_s: float = 0.0
@@ -76,10 +76,10 @@ class _Piece:
 
 @dataclass
 class Follower:
-    """Follows the jobs of one operation. ``report`` gets sentences about what happens to them.
+    """Follows the output of one operation's jobs. ``report`` gets sentences about what happens to them.
 
-    ``jobs``: only these; None: all, those that are started later, too. ``tail_bytes``: how much of the end of what is
-    there already, None for all of it.
+    ``jobs``: only these; None: all, including those started later. ``tail_bytes``: bytes of existing output to show,
+    None for all.
     """
 
     client: SchedulerClient
@@ -103,7 +103,7 @@ class Follower:
         self._told: set[str] = set()
         self.client = self.client.clone(PATIENCE_S)
         for _ in range(WORKERS):
-            # A daemon: a request that is under way does not keep the command from its end.
+            # A daemon thread: a request in progress does not keep the command from ending.
             threading.Thread(target=self._work, args=(self.client.clone(PATIENCE_S),), daemon=True).start()
 
     @property
@@ -111,9 +111,9 @@ class Follower:
         return self.state in FINAL
 
     def step(self) -> bool:
-        """Ask what is due, write what has come. Returns whether all is over: the operation, its jobs and their logs.
+        """Request due logs and write new output. Return whether all is over: the operation, its jobs and their logs.
 
-        Raises CpumondError where the operation is not known any more, or the scheduler is away for too long.
+        Raises CpumondError if the operation is no longer known, or the scheduler is away for too long.
         """
         now = time.monotonic()
         if now >= self._poll_at_s:
@@ -149,7 +149,7 @@ class Follower:
             self._look_at(job)
 
     def _list_jobs(self) -> list[JobView]:
-        """All jobs, the last started first; those of ``jobs`` and some more where only these are wanted."""
+        """All jobs, the last started first; may contain more than those of ``jobs``."""
         found: list[JobView] = []
         cursor: str | None = None
         while True:
@@ -164,7 +164,7 @@ class Follower:
         if time.monotonic() - self._heard_at_s > SILENCE_S:
             raise error
         if not self._is_away:
-            self.report(f"the scheduler does not answer, trying again: {error}")
+            self.report(f"the scheduler does not answer, retrying: {error}")
         self._is_away = True
 
     def _look_at(self, job: JobView) -> None:
@@ -174,7 +174,7 @@ class Follower:
         is_taken = job.state == "lost" or (job.state == "aborted" and (job.preemption or not self.is_final))
         if is_taken and job.id not in self._told:
             self._told.add(job.id)
-            anew = "" if self.is_final else "; it is started anew"
+            anew = "" if self.is_final else "; it is started again"
             self.report(f"job {job.id} on node {show_name(job.node_id)} is {job.state}: {job.reason}{anew}")
         for stream in self.streams:
             tail = self._tails.get((job.id, stream))
@@ -206,8 +206,8 @@ class Follower:
         else:
             tail.failing_since_s = None
             if tail.offset is not None and piece.first > tail.offset:
-                self.report(f"{piece.first - tail.offset} bytes of job {tail.job} are gone from its node's log")
-            # A log that got shorter was begun anew.
+                self.report(f"{piece.first - tail.offset} bytes of job {tail.job} are no longer in its node's log")
+            # A log that got shorter was restarted.
             tail.offset = min(piece.first + len(piece.content), piece.total)
             self._put(tail, piece.content)
             tail.is_done = piece.job_ended and tail.offset >= piece.total
@@ -227,7 +227,7 @@ class Follower:
         if piece.job_ended and (is_gone or now - tail.failing_since_s > END_S):
             tail.is_done = True
             if not is_gone or tail.offset:
-                self.report(f"the end of what job {tail.job} wrote cannot be read: {error}")
+                self.report(f"the end of the output of job {tail.job} cannot be read: {error}")
 
     def _put(self, tail: _Tail, content: bytes) -> None:
         if not content:
@@ -246,7 +246,7 @@ class Follower:
         return self.jobs is None and self.details is not None and self.details.jobs.total > 1
 
     def _prefix(self, tail: _Tail) -> bytes:
-        """The beginning of the job's id that no other one has."""
+        """The shortest beginning of the job's id that no other job has."""
         others = {job for job, _ in self._tails if job != tail.job}
         size = 4
         while any(other.startswith(tail.job[:size]) for other in others) and size < len(tail.job):
@@ -255,7 +255,7 @@ class Follower:
 
 
 def _read_place(headers: Mapping[str, str], size: int) -> tuple[int, int]:
-    """How much was written before an answer, and in all."""
+    """Bytes written before an answer, and in total."""
     total = headers.get(TOTAL_BYTES, "")
     known = int(total) if total.isdecimal() else size
     first = headers.get(FIRST_BYTE, "")
@@ -263,7 +263,7 @@ def _read_place(headers: Mapping[str, str], size: int) -> tuple[int, int]:
 
 
 def follow_log(client: SchedulerClient, operation: str, job: str | None, stream: LogStream, tail_bytes: int) -> None:
-    """Write what a job, or each job of an operation, writes, until the end. Raises CpumondError."""
+    """Write the output of one job, or of each job of an operation, until the end. Raises CpumondError."""
     jobs: Iterable[str] | None = None if job is None else (job,)
     follower = Follower(
         client, operation, (stream,), lambda _, content: write_output(content), print_aside,
@@ -279,7 +279,7 @@ def print_aside(sentence: str) -> None:
 
 
 def write_output(content: bytes) -> None:
-    """What a job wrote, as it is; on a terminal what would move the cursor is made visible."""
+    """Write a job's output unchanged; on a terminal control characters are made visible."""
     if is_terminal():
         click.echo(make_visible(content), nl=False)
     elif sys.stdout is not None:
@@ -288,6 +288,8 @@ def write_output(content: bytes) -> None:
 
 
 def make_visible(content: bytes) -> str:
-    """Bytes as text in which nothing moves a cursor: all but newlines, tabs and what can be printed is escaped."""
+    """Bytes as text without control of the terminal: everything but newlines, tabs and printable characters is
+    escaped.
+    """
     text = content.decode("utf-8", "backslashreplace")
     return "".join(sign if sign in "\n\t" else show_name(sign) for sign in text)

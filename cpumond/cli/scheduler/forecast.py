@@ -1,4 +1,4 @@
-"""The commands ``operation when`` and ``operation simulate``, and the simulation beside plans: what will be."""
+"""The commands ``operation when`` and ``operation simulate``, and the simulation for plans: forecasts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ simulate_option = click.option(
     "--simulate",
     "simulates",
     is_flag=True,
-    help="Instead, what would start when and who would be stopped: a run ahead.",
+    help="Instead, simulate what would start when, and which jobs would be stopped.",
 )
 
 
@@ -36,9 +36,9 @@ simulate_option = click.option(
 @operation_argument
 @scheduler_options
 def when_command(client: SchedulerClient, operation: str) -> None:
-    """When an operation starts and ends: from when to when in eight of ten runs ahead of the scheduler's state.
+    """Predict when an operation starts and ends: the range of eight out of ten simulations of the scheduler's state.
 
-    The runs take arrivals, run times and reclaimed CPU as they were measured. Ends with 75 where it is not foretold
+    The simulations draw arrivals, run times and reclaimed CPU from measurements. Exit code 75: there is no forecast
     yet.
     """
     found = client.show(f"/operations/{quote_name(operation)}/when", Forecast)
@@ -46,7 +46,7 @@ def when_command(client: SchedulerClient, operation: str) -> None:
     for line in describe_forecast(found, now):
         print_text(line)
     if found.runs:
-        print_text(f"as of {format_span(max(now - found.as_of, 0.0))} ago, from {count(found.runs, 'run')} ahead")
+        print_text(f"as of {format_span(max(now - found.as_of, 0.0))} ago, from {count(found.runs, 'simulation')}")
 
 
 def describe_forecast(found: Forecast, now: float) -> list[str]:
@@ -56,7 +56,7 @@ def describe_forecast(found: Forecast, now: float) -> list[str]:
     elif found.start_p10 is not None or found.start_p50 is not None:
         if found.start_p90 is not None and found.start_p90 < now:
             late = format_span(now - found.start_p90)
-            told.append(f"should have started {late} ago in nine of ten runs ahead, and has not: see `operation why`")
+            told.append(f"should have started {late} ago in nine of ten simulations, and has not: see `operation why`")
         else:
             told.append(f"starts {_format_times(found.start_p10, found.start_p50, found.start_p90, now)}")
     if found.end_p50 is not None:
@@ -66,16 +66,15 @@ def describe_forecast(found: Forecast, now: float) -> list[str]:
 
 def _format_times(first: float | None, middle: float | None, last: float | None, now: float) -> str:
     def span(at: float | None) -> str:
-        return "later than was looked at" if at is None else format_span(max(at - now, 0.0))
+        return "later than the simulations reach" if at is None else format_span(max(at - now, 0.0))
 
     if span(first) == span(last):
         return f"in {span(first)}"
-    return f"in {span(first)} to {span(last)} (8 of 10 runs), {span(middle)} in the middle"
+    return f"in {span(first)} to {span(last)} (8 of 10 simulations), median {span(middle)}"
 
 
 def show_start(first: float | None, middle: float | None, last: float | None, now: float) -> str:
-    """When something starts as a cell of a table: from when to when; "" where nothing is known, "late" if it should
-    have."""
+    """The start time as a cell of a table: a range; "" if unknown, "late" if it has passed."""
     if first is None and middle is None:
         return ""
     if last is not None and last < now:
@@ -88,9 +87,9 @@ def show_start(first: float | None, middle: float | None, last: float | None, no
 @scheduler_options
 @spec_options
 def simulate_command(client: SchedulerClient, spec: dict[str, Any]) -> None:
-    """What would be if an operation was started: when it starts, who would wait for longer or be stopped.
+    """Simulate the start of an operation: when it would start, and which operations would wait longer or be stopped.
 
-    Nothing is started. Run times are the usual ones of operations like each. Ctrl-C ends it.
+    Nothing is started. Run times are the usual ones of similar operations. Ctrl-C ends it.
     """
     show_simulation(client, {"spec": spec})
 
@@ -105,7 +104,7 @@ SHARES: Final[tuple[Column[ForetoldShare], ...]] = (
 
 
 def show_simulation(client: SchedulerClient, body: dict[str, Any]) -> None:
-    """Ask for a simulation and print it; the first answer and the progress on standard error."""
+    """Request a simulation and print it, with its first answer and its progress on standard error."""
     found = run_simulation(client, body)
     if client.as_json:
         print_json(msgspec.json.encode(found), Simulation, "starts")
@@ -137,11 +136,11 @@ def show_simulation(client: SchedulerClient, body: dict[str, Any]) -> None:
     _print_table(stops, found.stops)
     _print_table(SHARES, found.shares)
     if found.left_out:
-        warn(f"{count(found.left_out, 'operation')} more would start or end at another time")
+        warn(f"{count(found.left_out, 'operation')} more would start or end at a different time")
 
 
 def run_simulation(client: SchedulerClient, body: dict[str, Any]) -> Simulation:
-    """The answer, with its progress on the terminal. Raises UnavailableError where it failed."""
+    """Return the simulation's answer, showing progress on the terminal. Raises UnavailableError if it failed."""
     line = ProgressLine()
     try:
         for text in client.stream("/simulate", body):
@@ -152,14 +151,14 @@ def run_simulation(client: SchedulerClient, body: dict[str, Any]) -> Simulation:
                 raise UnavailableError(f"the simulation failed: {told.error}")
             if told.answer is not None:
                 return told.answer
-            line.show(f"running ahead: {told.done:.0%}")
+            line.show(f"simulating: {told.done:.0%}")
     finally:
         line.end()
     raise UnavailableError(f"{client.url}: the simulation ended without an answer; see the scheduler's log")
 
 
 def _print_table(columns: Sequence[Column[Item]], items: Sequence[Item], *, is_first: bool = False) -> None:
-    """The first SHOWN of them, if there are any, apart from what stands above."""
+    """Print the first SHOWN items, if there are any, after a blank line."""
     if items:
         if not is_first:
             click.echo()

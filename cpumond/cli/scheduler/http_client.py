@@ -1,8 +1,8 @@
-"""How commands speak with the scheduler: its address and token, requests, what they print of the answers.
+"""HTTP client of the scheduler for commands: address and token, requests, and printing of answers.
 
-Exit codes by the HTTP status of a refusal: 77 without the rights (401, 403), 73 for what exists already or is too many
-(409), 78 for wrong values (400, 413, 422), 67 for an operation, pool, node or job that does not exist (404), 75 for
-what is not there yet, 69 for a scheduler that fails (5xx).
+Exit codes by the HTTP status of a refusal: 77 without the rights (401, 403), 73 for objects that exist already or are
+too many (409), 78 for wrong values (400, 413, 422), 67 for an operation, pool, node or job that does not exist (404),
+75 for answers that are not available yet, 69 for a failing scheduler (5xx).
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 
 DEFAULT_SCHEDULER: Final = "http://127.0.0.1:9757"
 UNIX: Final = "unix:"
-"""How the path of a unix socket begins where an address may stand."""
+"""Prefix that marks the path of a unix socket in place of an address."""
 AT_SOCKET: Final = "http://localhost"
 DEFAULT_TOKEN_FILE: Final = "~/.config/cpumond/token"  # noqa: S105 - a path
 TIMEOUT_S: Final = 30.0
 CONNECT_S: Final = 5.0
 PATIENCE_S: Final = 20.0
-"""Longer than another scheduler needs to lead after the one that did has stopped."""
+"""Longer than another scheduler needs to lead after the leader has stopped."""
 POLL_S: Final = 1.0
 MAX_PAGE: Final = 1000
 RETRY_MAX_S: Final = 2.0
@@ -76,7 +76,7 @@ NO_SUCH: Final = frozenset({RESOLVE, NO_SUCH_OPERATION, NO_SUCH_JOB})
 
 
 class SchedulerRefusedError(CpumondError):
-    """The scheduler answered with an error: its own sentence, the HTTP status, the documents' number of the error."""
+    """The scheduler answered with an error: its sentence, the HTTP status, and YTsaurus' error code."""
 
     def __init__(self, sentence: str, status: int, code: int = 0, is_early: bool = False) -> None:
         super().__init__(sentence)
@@ -92,18 +92,18 @@ class _Warned(msgspec.Struct):
 
 
 class _UnreachedError(UnavailableError):
-    """Nobody took a connection at ``url``: nothing was sent."""
+    """No server accepted a connection at ``url``, so nothing was sent."""
 
     def __init__(self, url: str, reason: str) -> None:
         super().__init__(f"{url} ({reason})")
 
 
 class SchedulerClient:
-    """Speaks HTTP with a scheduler, one connection for each request. ``as_json``: answers are printed for programs.
+    """HTTP client of a scheduler; each request has its own connection. ``as_json``: answers are printed for programs.
 
-    ``urls``: its address, or those of several of which one leads. That one is found; where none leads, because another
-    one is about to, requests wait for it up to ``patience_s`` seconds. ``ca_file``: what signed its certificate, "" for
-    what the system trusts.
+    ``urls``: its address, or those of several schedulers of which one leads. The leader is found; during a take-over
+    requests wait for the next leader up to ``patience_s`` seconds. ``ca_file``: the authority that signed its
+    certificate, "" for those the system trusts.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class SchedulerClient:
         self.patience_s = patience_s
         self.ca_file = ca_file
         self.plan_shown = ""
-        """What the user was shown of the change that is asked for next, for the audit log."""
+        """The plan that the user saw before the next change, for the audit log."""
 
     def clone(self, patience_s: float) -> SchedulerClient:
-        """Another one with the same addresses and token, for another thread."""
+        """A client with the same addresses and token, for another thread."""
         return SchedulerClient(self._urls, self.token, self.as_json, self.timeout_s, patience_s, self.ca_file)
 
     @property
@@ -135,26 +135,26 @@ class SchedulerClient:
         return self._route.current
 
     def request(self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None) -> bytes:
-        """The content of a successful answer to ``/api/v1`` + ``path``: JSON, but for logs.
+        """Content of a successful answer to ``/api/v1`` + ``path``: JSON, except for logs.
 
-        Raises UnavailableError when no scheduler answers, SchedulerRefusedError for an error that it answered.
+        Raises UnavailableError if no scheduler answers, SchedulerRefusedError for an error answer.
         """
         return self.exchange(method, path, body, query)[0]
 
     def exchange(
         self, method: str, path: str, body: object = None, query: dict[str, Any] | None = None
     ) -> tuple[bytes, Mapping[str, str]]:
-        """As ``request``, and the headers of the answer by names in any case.
+        """Return the content of ``request`` and the headers of the answer by case-insensitive names.
 
-        A change is sent to another address only where the one before has certainly not made it; where its answer got
-        lost it is sent again with the same Idempotency-Key, to a scheduler that knows of these.
+        A change is sent to another address only if the one before has certainly not made it. If its answer got lost it
+        is sent again with the same Idempotency-Key, to a scheduler that supports these.
         """
         content = None if body is None else _encode(body)
         headers = {} if method == "GET" else {"Idempotency-Key": str(uuid.uuid4())}
         end_s, found_standby = time.monotonic() + self.patience_s, False
         lost: UnavailableError | None = None
         tried: dict[str, CpumondError] = {}
-        self._route.taken()  # what was found a request ago may not be so any more
+        self._route.taken()  # the leader of the last request may have changed
         while True:
             url, began_at_s = self.url, time.monotonic()
             try:
@@ -186,7 +186,7 @@ class SchedulerClient:
             time.sleep(wait_s)
 
     def _may_send_again(self, end_s: float) -> bool:
-        """Whether there is a scheduler, before ``end_s``, that makes a change once for its key."""
+        """Whether a scheduler that supports idempotency keys is found before ``end_s``."""
         while time.monotonic() < end_s:
             try:
                 return bool(self.get("/me", dict[str, Any]).get("takes_idempotency_keys"))
@@ -200,10 +200,10 @@ class SchedulerClient:
         self, url: str, method: str, path: str, content: bytes | None, query: dict[str, Any] | None,
         headers: Mapping[str, str],
     ) -> httpx2.Response:  # fmt: skip
-        """One request and its answer, of whatever status. Raises UnavailableError."""
+        """Send one request and return its answer, of any status. Raises UnavailableError."""
         import httpx2
 
-        # Where there is another address, one whose host is gone is not waited for as long as for an answer.
+        # With several addresses, a dead host is not waited for as long as an answer.
         connect_s = self.timeout_s if len(self._urls) == 1 else min(self.timeout_s, CONNECT_S)
         try:
             with self._open(url, connect_s) as client:
@@ -215,18 +215,18 @@ class SchedulerClient:
                 f"{url}: the scheduler did not answer in {self.timeout_s:g} s; see its log"
             ) from None
         except httpx2.ConnectError as error:
-            advice = "name what signed it with --ca-file or CPUMOND_CA_FILE"
+            advice = "name the authority that signed it with --ca-file or CPUMOND_CA_FILE"
             raise _UnreachedError(url, describe_tls_error(error, advice) or _reason(error)) from None
         except UnicodeEncodeError:
-            raise UsageError("a word on the command line is no readable text (UTF-8); write it anew") from None
+            raise UsageError("an argument on the command line is not readable text (UTF-8); type it again") from None
         except (httpx2.TransportError, httpx2.InvalidURL) as error:
             hint = "; with a certificate its address begins with https://" if url.startswith("http:") else ""
             raise UnavailableError(f"{url}: the connection to the scheduler failed: {error}{hint}") from None
         term = parse_term(answer.headers.get(TERM_HEADER))
         if not self._terms.accept(term):
             raise UnavailableError(
-                f"{url}: answered in term {term}, but term {self._terms.highest} has begun: it lost the lead, what it "
-                "says is old; ask again"
+                f"{url}: answered in term {term}, but term {self._terms.highest} has begun: it no longer leads and its "
+                "answer is out of date; try again"
             )
         return answer
 
@@ -245,10 +245,12 @@ class SchedulerClient:
         return httpx2.Client(transport=transport, timeout=timeout, trust_env=False, base_url=base, headers=headers)
 
     def stream(self, path: str, body: object) -> Iterator[bytes]:
-        """The lines of the answer to a POST that changes nothing, as they come. Raises as ``request`` does."""
+        """Yield the lines of the answer to a POST that changes nothing, as they arrive. Raises the errors of
+        ``request``.
+        """
         import httpx2
 
-        self.request("GET", "/me")  # finds the scheduler that leads
+        self.request("GET", "/me")  # finds the leader
         try:
             with (
                 self._open(self.url, CONNECT_S) as client,
@@ -256,7 +258,7 @@ class SchedulerClient:
             ):
                 if not answer.is_success:
                     raise _read_refusal(self.url, answer.status_code, answer.read())
-                # Not `iter_lines`, which takes signs for ends of lines that a title may have (U+2028).
+                # Not `iter_lines`, which also splits at characters that a title may have (U+2028).
                 rest = b""
                 for content in answer.iter_bytes():
                     *lines, rest = (rest + content).split(b"\n")
@@ -269,9 +271,9 @@ class SchedulerClient:
         return self.decode(self.request("GET", path, query=given(query)), kind)
 
     def show(self, path: str, kind: type[Kind], query: dict[str, Any] | None = None, rows: str | None = None) -> Kind:
-        """The answer to GET as a value for people; where JSON or CSV was asked for it is printed, and the command ends.
+        """The answer to GET as a value for people; for JSON or CSV it is printed, and the command ends.
 
-        ``rows`` as of ``print_json``.
+        ``rows`` as in ``print_json``.
         """
         content = self.request("GET", path, query=query)
         if self.as_json:
@@ -279,9 +281,10 @@ class SchedulerClient:
         return self.decode(content, kind)
 
     def show_list(self, path: str, kind: type[Kind], rows: str, query: dict[str, Any], what: str) -> Kind:
-        """As ``show``, of a list that comes in pages; a warning tells how many of ``what`` are left out.
+        """The answer to GET for a list in pages, like ``show``; a warning gives the number of ``what`` that are left
+        out.
 
-        ``rows``: the field with the items. ``query`` has ``limit``, None for all there are.
+        ``rows``: the field with the items. ``query`` has ``limit``, None for all.
         """
         whole: dict[str, Any] = {rows: [], "next": ""}
         limit = query["limit"]
@@ -314,12 +317,12 @@ class SchedulerClient:
                 warn(warning)
 
     def decode(self, content: bytes, kind: type[Kind]) -> Kind:
-        """An answer as a value. Raises UnavailableError for one that is not understood."""
+        """Decode an answer. Raises UnavailableError if it is not of this ``kind``."""
         try:
             return decode_json(content, kind)
         except ContentError as error:
             raise UnavailableError(
-                f"{self.url}: the answer is not understood: {error}; is this a scheduler of this version of cpumond?"
+                f"{self.url}: the answer cannot be decoded: {error}; is this a scheduler of this version of cpumond?"
             ) from None
 
     def find_tree(self, tree: str | None) -> str:
@@ -330,12 +333,14 @@ class SchedulerClient:
         default = found.get("default_tree")
         if not isinstance(default, str) or not default:
             names = ", ".join(each["name"] for each in found.get("trees", ()))
-            raise UsageError(f"the scheduler has no default tree; name one with --tree: {names or 'there is none yet'}")
+            raise UsageError(
+                f"the scheduler has no default tree; choose one with --tree: {names or 'there is none yet'}"
+            )
         return default
 
 
 def _sum_up(tried: Mapping[str, CpumondError]) -> CpumondError:
-    """What to tell of several addresses where none served: a standby's words before others'."""
+    """One error for several addresses of which none served; a standby's sentence comes first."""
     told = sorted(
         tried.values(), key=lambda error: (isinstance(error, _UnreachedError), isinstance(error, UnavailableError))
     )
@@ -352,11 +357,11 @@ def _encode(body: object) -> bytes:
     try:
         return msgspec.json.encode(body)
     except UnicodeEncodeError:
-        raise UsageError("a word on the command line is not readable text (UTF-8)") from None
+        raise UsageError("an argument on the command line is not readable text (UTF-8)") from None
 
 
 def _refuse_infinite(value: object) -> None:
-    """Refuse infinity and NaN, which JSON has not: they would be sent as null, which removes an attribute."""
+    """Refuse infinity and NaN, which JSON lacks: they would be sent as null, which removes an attribute."""
     if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{value} is not a number that can be set; give a finite one")
     if isinstance(value, dict):
@@ -393,18 +398,18 @@ def _read_refusal(url: str, status: int, content: bytes) -> SchedulerRefusedErro
 
 
 def read_urls(text: str) -> list[str]:
-    """The addresses of schedulers, separated by commas, each as ``read_url`` gives it. Raises UsageError."""
+    """The addresses of schedulers, separated by commas, each normalized by ``read_url``. Raises UsageError."""
     return [read_url(each.strip()) for each in text.split(",")]
 
 
 def read_url(text: str) -> str:
-    """The address of a scheduler without a slash at the end; ``http://`` may be left out. Raises UsageError."""
+    """The address of a scheduler without a trailing slash; ``http://`` is optional. Raises UsageError."""
     if text.startswith(UNIX):
         if not text.startswith(f"{UNIX}/"):
-            raise UsageError(f"--scheduler {text}: expected the whole path of a socket, such as unix:/run/api.sock")
+            raise UsageError(f"--scheduler {text}: expected the whole path of a socket, for example unix:/run/api.sock")
         return text
     url = (text if "://" in text else f"http://{text}").rstrip("/")
-    wrong = UsageError(f"--scheduler {text}: expected an address such as {DEFAULT_SCHEDULER}")
+    wrong = UsageError(f"--scheduler {text}: expected an address, for example {DEFAULT_SCHEDULER}")
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -416,7 +421,7 @@ def read_url(text: str) -> str:
 
 
 def read_token(token: str | None, token_file: str | None) -> str:
-    """The token: ``token``, else that in ``token_file``, else that in DEFAULT_TOKEN_FILE if it exists, else "".
+    """The token: ``token``, else the content of ``token_file``, else of DEFAULT_TOKEN_FILE if it exists, else "".
 
     Raises UsageError, ConfigError or AccessError.
     """
@@ -431,7 +436,7 @@ def read_token(token: str | None, token_file: str | None) -> str:
                 token = file.read(MAX_TOKEN_CHARS + 1).strip()
         except PermissionError:
             raise AccessError(
-                f"{where}: the token cannot be read: no rights; name another one with --token-file"
+                f"{where}: the token cannot be read: permission denied; name another one with --token-file"
             ) from None
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{where}: the token cannot be read: {describe(error)}") from None
@@ -443,7 +448,7 @@ def read_token(token: str | None, token_file: str | None) -> str:
 
 
 def make_client(values: Mapping[str, Any], **more: Any) -> SchedulerClient:
-    """The client of parameters as ``connection_options`` names them."""
+    """Make a client from the parameters of ``connection_options``."""
     urls = read_urls(values.get("url") or DEFAULT_SCHEDULER)
     token = read_token(values.get("token"), values.get("token_file"))
     return SchedulerClient(urls, token, ca_file=values.get("ca_file") or "", **more)

@@ -1,4 +1,4 @@
-"""The command ``node``: the nodes of a running scheduler, and what keeps new jobs from them."""
+"""The command ``node``: the nodes of a running scheduler, and blocking them for new jobs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ POLL_S: Final = 0.5
 
 @click.group("node", epilog="Example: cpumond node list --tree default")
 def node_command() -> None:
-    """Show the nodes that give room to jobs, which register themselves; cordon and drain them for maintenance."""
+    """Show the nodes that run jobs (they register themselves); cordon and drain them for maintenance."""
 
 
 def show_node_state(node: NodeView) -> tuple[str, str]:
-    """Whether a node is online, cordoned, held off or overcommitted, with a style."""
+    """The state of a node: online, cordoned, held off or overcommitted, with a style."""
     if node.lost_at is not None:
         return f"lost {format_span(time.time() - node.lost_at)} ago", "dim"
     if not node.is_online:
@@ -75,13 +75,13 @@ NODES: Final[tuple[Column[NodeView], ...]] = (
 @node_command.command("list", epilog="Example: cpumond node list --tag gpu --offline")
 @click.option("--tree", metavar="TREE", type=TREE)
 @click.option("--tag", metavar="TAG")
-@click.option("--online/--offline", "online", default=None, help="Only those that send heartbeats, or do not.")
+@click.option("--online/--offline", "online", default=None, help="Only nodes that are online, or offline.")
 @limit_options(1000)
 @scheduler_options
 def node_list_command(client: SchedulerClient, /, **query: Any) -> None:
-    """One line per node. Numbers are cores; "others" is what jobs take that are of no operation."""
+    """Print one line per node. Numbers are cores; "others" is CPU of jobs that belong to no operation."""
     answer = client.show_list("/nodes", NodeList, "nodes", query, "nodes")
-    print_items(NODES, answer.nodes, "no node fits; nodes register themselves when their agent runs")
+    print_items(NODES, answer.nodes, "no node matches; nodes register themselves when their agent runs")
 
 
 def _describe_cordon(node: NodeView) -> str:
@@ -106,21 +106,21 @@ def _describe_reclaimed(node: NodeView) -> str:
 def node_show_command(client: SchedulerClient, node: str) -> None:
     """One node with its jobs."""
     answer = client.show(f"/nodes/{quote_name(node)}", NodeDetails)
-    tree = "none: no tree's nodes_filter fits its tags, it gets no work" if answer.tree is None else answer.tree
+    tree = "none: its tags match no tree's nodes_filter, so it gets no jobs" if answer.tree is None else answer.tree
     if answer.matched_trees:
         fitting = " and ".join(answer.matched_trees)
-        tree = f"{answer.tree or 'none'}: its tags fit {fitting}; its jobs run on, none is started"
+        tree = f"{answer.tree or 'none'}: its tags match {fitting}; its jobs continue, none is started"
     print_fields(
         [
             ("node", show_name(answer.id)),
             ("address", show_name(answer.address)),
             ("tags", show_name(", ".join(answer.tags))),
-            ("given by hand", show_name(", ".join(answer.user_tags))),
+            ("set by a user", show_name(", ".join(answer.user_tags))),
             ("tree", show_name(tree)),
             ("state", show_node_state(answer)[0]),
             ("cordon", _describe_cordon(answer)),
             ("failing", show_name(answer.failing)),
-            ("last heard of", f"{format_span(answer.silent_s)} ago"),
+            ("last heartbeat", f"{format_span(answer.silent_s)} ago"),
             ("capacity", show_amounts(answer.capacity)),
             ("allotted", show_amounts(answer.usage)),
             ("used", f"{show_cores(answer.used_cores)} cores of CPU"),
@@ -139,7 +139,7 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
 
 
 class StillBusyError(CpumondError):
-    """The node was not empty in time."""
+    """Jobs were still running on the node at the end of the time-out."""
 
     exit_code = EXIT_TRY_AGAIN
 
@@ -149,7 +149,7 @@ class StillBusyError(CpumondError):
 @why_option
 @scheduler_options
 def cordon_command(client: SchedulerClient, node: str, why: str) -> None:
-    """Start no more jobs on a node. Those that it has run on; `cpumond node uncordon` takes it back."""
+    """Start no more jobs on a node; its jobs continue. `cpumond node uncordon` reverts it."""
     client.change(f"node {show_name(node)} gets no new jobs", "POST", f"{_path(node)}/cordon", {"why": why})
 
 
@@ -158,23 +158,25 @@ def cordon_command(client: SchedulerClient, node: str, why: str) -> None:
 @why_option
 @scheduler_options
 def uncordon_command(client: SchedulerClient, node: str, why: str) -> None:
-    """Start jobs on a node again: takes back cordon and drain, and that it is held off since jobs fail on it."""
+    """Start jobs on a node again: reverts cordon and drain, and ends the time for which it is held off after failed
+    jobs.
+    """
     client.change(f"node {show_name(node)} gets jobs again", "POST", f"{_path(node)}/uncordon", {"why": why})
 
 
 @node_command.command("tag", epilog="Example: cpumond node tag host-17 ssd fast --remove old")
 @node_argument
 @click.argument("tags", metavar="[TAG]...", nargs=-1)
-@click.option("--remove", metavar="TAG", multiple=True, help="Take a tag back; may be repeated.")
+@click.option("--remove", metavar="TAG", multiple=True, help="Remove a tag; may be repeated.")
 @why_option
 @scheduler_options
 def tag_command(client: SchedulerClient, node: str, tags: tuple[str, ...], remove: tuple[str, ...], why: str) -> None:
-    """Give tags to a node, beside those of its agent's configuration, for nodes_filter and scheduling_tag_filter.
+    """Give a node tags for nodes_filter and scheduling_tag_filter, in addition to those of its agent's configuration.
 
-    They stay until they are taken back. Jobs run on, but for those of a tree that the node leaves.
+    They stay until they are removed. Jobs continue, except those of a tree that the node leaves.
     """
     if not tags and not remove:
-        raise UsageError("nothing to change; name tags, or --remove TAG")
+        raise UsageError("nothing to change; give tags, or --remove TAG")
     body = {"add": tags, "remove": remove, "why": why}
     client.change(f"the tags of node {show_name(node)} are changed", "POST", f"{_path(node)}/tags", body)
 
@@ -182,22 +184,30 @@ def tag_command(client: SchedulerClient, node: str, tags: tuple[str, ...], remov
 @node_command.command("drain", epilog='Example: cpumond node drain host-17 --why "new disks" --timeout 10m')
 @node_argument
 @why_option
-@click.option("--graceful", is_flag=True, help="Give jobs job_graceful_preemption_timeout, not job_preemption_timeout.")
-@click.option("--timeout", "timeout_s", type=DurationType(), help="Wait no longer; ends with 75 if jobs are left then.")
-@click.option("--no-wait", "waits", is_flag=True, flag_value=False, default=True, help="Do not wait until it is empty.")
-@click.option("--plan", "is_plan", is_flag=True, help="Only say which jobs would be stopped and where there is room.")
+@click.option(
+    "--graceful", is_flag=True, help="Give jobs job_graceful_preemption_timeout instead of job_preemption_timeout."
+)
+@click.option(
+    "--timeout", "timeout_s", type=DurationType(), help="Maximum time to wait; exit code 75 if jobs are left then."
+)
+@click.option(
+    "--no-wait", "waits", is_flag=True, flag_value=False, default=True, help="Do not wait until the node is empty."
+)
+@click.option(
+    "--plan", "is_plan", is_flag=True, help="Only list the jobs that would be stopped, and where they would fit."
+)
 @scheduler_options
 def drain_command(
     client: SchedulerClient, node: str, why: str, graceful: bool, timeout_s: float | None, waits: bool, is_plan: bool
 ) -> None:
-    """Start no more jobs on a node, stop those that it has, and wait until it is empty.
+    """Start no more jobs on a node, stop its jobs, and wait until it is empty.
 
-    The jobs are interrupted, interruptible ones first, and start again where there is room. `cpumond node uncordon`
-    takes it back.
+    The jobs are interrupted, interruptible ones first, and start again on other nodes with free resources. `cpumond
+    node uncordon` reverts it.
     """
     if is_plan:
         if why or graceful or timeout_s is not None or not waits:
-            raise UsageError("--plan: nothing is changed, so that no other option has an effect; leave them out")
+            raise UsageError("--plan changes nothing, so no other option has an effect; leave them out")
         _show_plan(client, node)
         if not client.as_json:
             click.echo()
@@ -211,13 +221,16 @@ def drain_command(
         if waits:
             _wait(client, node, timeout_s)
     except KeyboardInterrupt:
-        told = f"node {show_name(node)} stays drained; `cpumond node show` looks at it, `... uncordon` takes it back"
+        told = (
+            f"node {show_name(node)} stays drained; `cpumond node show` shows its state, `... uncordon` reverts the "
+            "drain"
+        )
         click.echo(told, err=True)
         raise click.Abort from None
 
 
 def _wait(client: SchedulerClient, node: str, timeout_s: float | None) -> None:
-    """Until the node is empty. Raises StillBusyError."""
+    """Wait until the node is empty. Raises StillBusyError."""
     progress, begun_s, is_warned = ProgressLine(), time.monotonic(), False
     try:
         while True:
@@ -225,17 +238,17 @@ def _wait(client: SchedulerClient, node: str, timeout_s: float | None) -> None:
             if view.lost_at is not None or not view.job_count + view.stopping_job_count:
                 break
             if view.cordon is None or not view.cordon.drain:
-                raise StillBusyError(f"node {show_name(node)} is not drained any more: somebody took it back")
+                raise StillBusyError(f"node {show_name(node)} is no longer drained: another user reverted it")
             if not view.is_online and not is_warned:
-                warn(f"node {show_name(node)} is silent: its jobs stop when it is back, or are lost in a while")
+                warn(f"node {show_name(node)} is silent: its jobs stop when it is back, or are declared lost later")
                 is_warned = True
             left = count(view.job_count + view.stopping_job_count, "job")
             spent_s = time.monotonic() - begun_s
             progress.show(f"{left} left, {view.stopping_job_count} ending, {format_span(spent_s)}")
             if timeout_s is not None and spent_s >= timeout_s:
                 raise StillBusyError(
-                    f"node {show_name(node)} has {left} left after {format_span(timeout_s)}; the drain goes on, "
-                    "`cpumond node show` looks at it"
+                    f"node {show_name(node)} has {left} left after {format_span(timeout_s)}; the drain continues; "
+                    "`cpumond node show` shows its state"
                 )
             time.sleep(POLL_S if timeout_s is None else min(POLL_S, max(timeout_s - spent_s, 0.0)))
     finally:
@@ -247,7 +260,7 @@ def _wait(client: SchedulerClient, node: str, timeout_s: float | None) -> None:
 def _format_place(job: DrainedJob) -> Cell:
     if job.fails_operation:
         return "fails its operation", "red"
-    return show_name(job.to_node) if job.to_node else ("waits for room", "yellow")
+    return show_name(job.to_node) if job.to_node else ("waits for free resources", "yellow")
 
 
 DRAINED: Final[tuple[Column[DrainedJob], ...]] = (
@@ -275,8 +288,8 @@ def _show_plan(client: SchedulerClient, node: str) -> None:
         print_items(DRAINED, plan.jobs)
     hours = show_cores(plan.lost_core_seconds / 3600.0)
     print_text(
-        f"{count(plan.job_count, 'job')} would be stopped, of which {plan.waiting_job_count} would wait for room; "
-        f"{hours} core-hours of work would be lost"
+        f"{count(plan.job_count, 'job')} would be stopped, of which {plan.waiting_job_count} would wait for free "
+        f"resources; {hours} core-hours of work would be lost"
     )
     if plan.failing_job_count:
         warn(f"{count(plan.failing_job_count, 'job')} would fail their operations, which have fail_on_job_restart")

@@ -1,4 +1,4 @@
-"""The command ``operation``: start operations on a running scheduler, look at them and their jobs, and steer both."""
+"""The command ``operation``: start operations on a running scheduler, inspect and control them and their jobs."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ JOBS: Final[tuple[Column[JobView], ...]] = (
     column(">exit code", 8, lambda job: "" if job.exit_code is None else str(job.exit_code)),
     column("", 3, lambda job: show_name(job.reason)),
 )
-"""What lists of jobs show."""
+"""Columns of lists of jobs."""
 
 
 @click.group("operation", epilog="Example: cpumond operation start --pool research --job-count 4 -- sleep 60")
 def operation_command() -> None:
-    """Start, show, stop and change operations; ask why one waits, starves or lost jobs."""
+    """Start, show, stop and change operations; explain why one waits, starves or lost jobs."""
 
 
 @operation_command.command(
@@ -69,11 +69,11 @@ def operation_command() -> None:
 @scheduler_options
 @spec_options
 def operation_start_command(client: SchedulerClient, spec: dict[str, Any]) -> None:
-    """Start an operation of equal jobs that run COMMAND, or what a specification says, and print its id.
+    """Start an operation of equal jobs that run COMMAND, or one described in a specification, and print its id.
 
-    Each job orders --cpu-limit cores and --memory bytes of one node. With --job-count 100 the jobs find the numbers 0
-    to 99 in YT_JOB_COOKIE, and one that is started anew has the number of the one before:
-    `cpumond operation start --job-count 100 -- sh -c 'process part-$YT_JOB_COOKIE'`.
+    Each job requests --cpu-limit cores and --memory bytes of one node. With --job-count 100 the jobs find the numbers 0
+    to 99 in YT_JOB_COOKIE, and a restarted job keeps its number: `cpumond operation start --job-count 100 -- sh -c
+    'process part-$YT_JOB_COOKIE'`.
     """
     content = client.request("POST", "/operations", {"spec": spec})
     client.print_done(content, show_name(client.decode(content, Done).id))
@@ -145,10 +145,10 @@ OPERATIONS: Final[tuple[Column[Part], ...]] = (
 @limit_options(100)
 @scheduler_options
 def operation_list_command(client: SchedulerClient, /, **query: Any) -> None:
-    """One line per operation and tree, the newest first. Numbers are cores."""
+    """Print one line per operation and tree, the newest first. Numbers are cores."""
     answer = client.show_list("/operations", OperationList, "operations", query, "older operations")
     parts = [(each, tree) for each in answer.operations for tree in each.pools]
-    print_items(OPERATIONS, parts, "no operation fits")
+    print_items(OPERATIONS, parts, "no operation matches")
 
 
 operation_command.add_command(when_command)
@@ -157,10 +157,12 @@ operation_command.add_command(simulate_command)
 
 @operation_command.command("show", epilog="Example: cpumond operation show 1a-2b-3c-4d")
 @operation_argument
-@click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by YTsaurus' names.")
+@click.option(
+    "--all", "show_all", is_flag=True, help="All values that the scheduler computes for it, by YTsaurus' names."
+)
 @scheduler_options
 def operation_show_command(client: SchedulerClient, operation: str, show_all: bool) -> None:
-    """One operation: OPERATION is an id, or *ALIAS."""
+    """Show one operation: OPERATION is an id, or *ALIAS."""
     if show_all:
         for name, attributes in client.show(operation_path(operation, "orchid"), dict[str, dict[str, Any]]).items():
             fields = [(show_name(key), show_name(show_value(value))) for key, value in attributes.items()]
@@ -241,10 +243,10 @@ def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:
 @operation_argument
 @scheduler_options
 def operation_why_command(client: SchedulerClient, operation: str) -> None:
-    """Why an operation waits, has the share it has, starves, or has lost jobs.
+    """Explain why an operation waits, has its share, starves, or has lost jobs.
 
-    Pending: its place in the queue, and the pool that is full. Running: its fair share and what holds it, the limits
-    above it, whether it starves, why no more jobs of it start. Finished: how and why.
+    Pending: its place in the queue, and the pool that is full. Running: its fair share and what bounds it, the limits
+    above it, whether it starves, why no more of its jobs start. Finished: how and why.
     """
     answer = client.show(operation_path(operation, "why"), OperationAnswer)
     for line in answer.lines:
@@ -257,7 +259,7 @@ def operation_why_command(client: SchedulerClient, operation: str) -> None:
 
 @operation_command.command("abort", epilog="Example: cpumond operation abort 1a-2b-3c-4d --message 'wrong input'")
 @operation_argument
-@click.option("--message", metavar="TEXT", help="Kept as the operation's error.")
+@click.option("--message", metavar="TEXT", help="Stored as the operation's error.")
 @scheduler_options
 def operation_abort_command(client: SchedulerClient, operation: str, message: str | None) -> None:
     """Stop all jobs of an operation and end it."""
@@ -267,7 +269,7 @@ def operation_abort_command(client: SchedulerClient, operation: str, message: st
 
 @operation_command.command("suspend", epilog="Example: cpumond operation suspend 1a-2b-3c-4d")
 @operation_argument
-@click.option("--abort-running-jobs", is_flag=True, help="Also stop the jobs that run; they are started anew later.")
+@click.option("--abort-running-jobs", is_flag=True, help="Also stop running jobs; they are started again later.")
 @scheduler_options
 def operation_suspend_command(client: SchedulerClient, operation: str, abort_running_jobs: bool) -> None:
     """Start no more jobs of an operation until it is resumed."""
@@ -276,7 +278,7 @@ def operation_suspend_command(client: SchedulerClient, operation: str, abort_run
 
 
 def _add_plain_action(name: str, done: str, text: str) -> None:
-    """A command that only names an operation."""
+    """Add a command whose only argument is an operation."""
 
     @operation_command.command(name, help=text, epilog=f"Example: cpumond operation {name} 1a-2b-3c-4d")
     @operation_argument
@@ -285,8 +287,8 @@ def _add_plain_action(name: str, done: str, text: str) -> None:
         client.change(f"operation {show_name(operation)} is {done}", "POST", operation_path(operation, name))
 
 
-_add_plain_action("resume", "resumed", "Take back a suspension.")
-_add_plain_action("complete", "completed", "End an operation as completed, whatever is left of it.")
+_add_plain_action("resume", "resumed", "Resume a suspended operation.")
+_add_plain_action("complete", "completed", "End an operation as completed, even if jobs are left.")
 
 
 @operation_command.command("set", epilog="Example: cpumond operation set 1a-2b-3c-4d weight=3 pool=research")
@@ -310,9 +312,9 @@ def operation_set_command(
 @click.argument("assignments", metavar="KEY=VALUE...", nargs=-1, required=True)
 @scheduler_options
 def operation_patch_command(client: SchedulerClient, operation: str, assignments: tuple[str, ...]) -> None:
-    """Change max_failed_job_count and tasks/NAME/job_count of a live operation: all that is given, or nothing.
+    """Change max_failed_job_count and tasks/NAME/job_count of a live operation: all given values, or none.
 
-    With fewer jobs those that have completed count first, and running ones that are too many are aborted.
+    With fewer jobs, completed ones count first, and excess running ones are aborted.
     """
     edits = read_edits([each.removeprefix("/") for each in assignments])
     patches = [
@@ -331,31 +333,31 @@ operation_command.add_command(wait_command)
 @limit_options(100)
 @scheduler_options
 def jobs_command(client: SchedulerClient, /, operation: str, **query: Any) -> None:
-    """The jobs of an operation, the last started first: what each ordered, may use now, and uses, in cores."""
+    """List the jobs of an operation, the last started first: request, limit now, and usage, in cores."""
     path = operation_path(operation, "jobs")
     answer = client.show_list(path, JobList, "jobs", query, "jobs that started earlier")
-    nothing = "no job fits; see `cpumond operation why` for the reason that none is started"
+    nothing = "no job matches; see `cpumond operation why` for the reason that none is started"
     print_items([each for each in JOBS if each.name not in ("operation", "preemptibility")], answer.jobs, nothing)
 
 
 @operation_command.command("log", epilog="Example: cpumond operation log 1a-2b-3c-4d --stderr")
 @operation_argument
 @click.argument("job", type=JOB, required=False)
-@click.option("--stderr", is_flag=True, help="What it wrote to standard error; default: to standard output.")
+@click.option("--stderr", is_flag=True, help="Show standard error; default: standard output.")
 @click.option(
     "--tail", "tail_bytes", type=BytesType(), default=DEFAULT_TAIL_BYTES, show_default=True,
-    help=f"How much of the end, such as 1K; at most {MAX_LOG_BYTES}.",
+    help=f"Bytes from the end, for example 1K; at most {MAX_LOG_BYTES}.",
 )  # fmt: skip
-@click.option("-f", "--follow", is_flag=True, help="Go on with what it writes, until it ends.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new output until the job ends.")
 @connection_options
 def log_command(
     client: SchedulerClient, operation: str, job: str | None, stderr: bool, tail_bytes: int, follow: bool
 ) -> None:
-    """The end of what a job wrote, as it is.
+    """Print the end of a job's output unchanged.
 
-    JOB is the id of a living or ended job; default: the one that started last, with --follow all jobs, those that are
-    started later, too. A node keeps logs for a day unless it
-    is configured otherwise. On a terminal control characters are made visible.
+    JOB is the id of a running or ended job; default: the one that started last, with --follow all jobs, including those
+    started later. A node keeps logs for a day unless configured otherwise. On a terminal control characters are made
+    visible.
     """
     if not 1 <= tail_bytes <= MAX_LOG_BYTES:
         raise UsageError(f"--tail: expected 1 to {MAX_LOG_BYTES} bytes, got {tail_bytes}")
@@ -374,13 +376,15 @@ def log_command(
 @operation_command.command("explain", epilog="Example: cpumond operation explain 1a-2b-3c-4d 5e-6f-7a-8b --last 20")
 @operation_argument
 @job_argument
-@click.option("--last", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Decisions to show.")
-@click.option("--all", "show_all", is_flag=True, help="Show all decisions the agent remembers (up to 100).")
+@click.option(
+    "--last", type=click.IntRange(0), default=10, show_default=True, metavar="N", help="Number of decisions to show."
+)
+@click.option("--all", "show_all", is_flag=True, help="Show all decisions that the agent remembers (up to 100).")
 @scheduler_options
 def explain_command(client: SchedulerClient, operation: str, job: str, last: int, show_all: bool) -> None:
-    """Why the limit of a living job is what it is, told by the agent of its node.
+    """Explain why the limit of a running job has its value; the agent of its node answers.
 
-    It is what `cpumond explain JOB` prints on that node; the answer comes with the node's next heartbeat.
+    It is the output of `cpumond explain JOB` on that node, and comes with the node's next heartbeat.
     """
     answer = client.show(operation_path(operation, f"jobs/{quote_name(job)}/explain"), ExplainAnswer)
     click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
@@ -391,18 +395,18 @@ def explain_command(client: SchedulerClient, operation: str, job: str, last: int
 @job_argument
 @click.option(
     "--interrupt-timeout", "timeout_s", type=DurationType(),
-    help='Interrupt it and give it so long to end, such as "30s"; default: it is killed at once.',
+    help='Interrupt it and give it this time to end, for example "30s"; default: it is killed at once.',
 )  # fmt: skip
 @scheduler_options
 def abort_job_command(client: SchedulerClient, operation: str, job: str, timeout_s: float | None) -> None:
-    """Stop a job; it is started again, unless its operation has fail_on_job_restart, which fails then."""
+    """Stop a job. It is started again, unless its operation has fail_on_job_restart: then the operation fails."""
     body = given({"interrupt_timeout": None if timeout_s is None else timeout_s * 1e3})
     done = f"job {show_name(job)} is aborted"
     client.change(done, "POST", operation_path(operation, f"jobs/{quote_name(job)}/abort"), body)
 
 
 def _add_job_action(name: str, step: str, done: str, text: str) -> None:
-    """A command that only names a job."""
+    """Add a command whose arguments are an operation and a job."""
 
     @operation_command.command(name, help=text, epilog=f"Example: cpumond operation {name} 1a-2b-3c-4d 5e-6f-7a-8b")
     @operation_argument
@@ -419,7 +423,7 @@ _add_job_action(
 )
 _add_job_action(
     "unpin", "unpin", "is the monitor's again",
-    "Give a job back to the monitor when it is pinned, overridden by somebody else's write, or contested.",
+    "Return a job to the monitor when it is pinned, contested, or overridden by another program's write.",
 )  # fmt: skip
 
 
@@ -428,18 +432,18 @@ _add_job_action(
 )
 @operation_argument
 @job_argument
-@click.option("--cpu-limit", type=CoresType(), help="Default: all that the job ordered.")
+@click.option("--cpu-limit", type=CoresType(), help="Default: the job's whole request.")
 @click.option(
     "--for", "ttl_s", type=DurationType(1.0),
-    help='Such as "1h"; default: until `cpumond operation unpin`, or the job\'s end.',
+    help='For example "1h"; default: until `cpumond operation unpin`, or the job\'s end.',
 )  # fmt: skip
 @scheduler_options
 def pin_command(
     client: SchedulerClient, operation: str, job: str, cpu_limit: float | None, ttl_s: float | None
 ) -> None:
-    """Hold the limit of a living job until it is unpinned, or for a time.
+    """Hold the limit of a running job until it is unpinned, or for a time.
 
-    When the command ends well the pin is on the disk of the job's node and outlives a restart of its agent.
+    When the command succeeds the pin is stored on the disk of the job's node and survives a restart of its agent.
     """
     body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
     held = "all the cores it may have" if cpu_limit is None else count_cores(cpu_limit)

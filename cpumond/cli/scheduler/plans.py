@@ -1,4 +1,4 @@
-"""How plans of changes are printed."""
+"""Printing of plans of changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EXIT_OF_CODE: Final = {RESOLVE: EXIT_NO_SUCH, ACCESS_DENIED: EXIT_PERMISSION, AL
 
 
 class PlanRefusedError(CpumondError):
-    """A change that would be refused: the command ends as the change itself would. ``code`` of the refusal."""
+    """A change that would be refused: the command ends like the change itself, with the ``code`` of the refusal."""
 
     def __init__(self, sentence: str, code: int) -> None:
         super().__init__(sentence)
@@ -39,7 +39,7 @@ def show_limits(limits: dict[str, float], nothing: str = "-") -> str:
 
 
 def show_value(value: object) -> str:
-    """A value of an attribute as it can be typed in ``pool set``."""
+    """A value of an attribute in the notation of ``pool set``."""
     if isinstance(value, float):
         return number(value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
@@ -49,7 +49,8 @@ def confirm(
     client: SchedulerClient, command: dict[str, Any], question: str, unasked: str, declined: str = NOTHING
 ) -> None:
     """Show what a command would do and ask for a yes. Raises UsageError with ``unasked`` without a terminal,
-    PlanRefusedError, and click.Abort for a no."""
+    PlanRefusedError, and click.Abort for a no.
+    """
     plan = client.decode(client.request("POST", "/plan", command), ChangePlan)
     if not plan.accepted:
         raise PlanRefusedError(plan.refusal, plan.code)
@@ -61,14 +62,14 @@ def confirm(
 
 
 def ask(question: str, declined: str = NOTHING) -> None:
-    """Raises click.Abort for a no, and says what that means."""
+    """Ask for a yes. Raises click.Abort for a no, after printing what that means."""
     if not click.confirm(question):
         click.echo(declined, err=True)
         raise click.Abort
 
 
 def describe_plan(plan: ChangePlan) -> str:
-    """A plan that was shown, for the audit log."""
+    """A plan that was shown, as text for the audit log."""
     pools = sum(effect.kind == "pool" for effect in plan.effects)
     parts = [count(len(plan.changes), "change"), count(pools, "pool"), count(len(plan.effects) - pools, "operation")]
     told = count(len(plan.warnings) + len(plan.notes), "warning")
@@ -80,14 +81,15 @@ def show_plan(plan: ChangePlan) -> None:
     for change in plan.changes:
         print_text(_describe_change(change)[1], "  ")
     if not plan.changes:
-        print_text("nothing would change: everything is as asked for already")
+        print_text("nothing would change: everything is as requested already")
     print_effects(plan)
     print_warnings(plan)
 
 
 def print_signed(plan: ChangePlan) -> None:
-    """Print the changes of a plan with +, ~ or - for what is made, changed or removed, in colour on a terminal, and
-    then how many trees and pools they are about."""
+    """Print the changes of a plan, marked +, ~ or - for created, changed or removed (coloured on a terminal), and then
+    the numbers of trees and pools.
+    """
     places = set()
     for change in plan.changes:
         sign, text = _describe_change(change)
@@ -98,7 +100,7 @@ def print_signed(plan: ChangePlan) -> None:
         for line in lines:
             print_text(line, "  ", COLOURS[sign])
     made, changed, removed = (sum(each[0] == sign for each in places) for sign in COLOURS)
-    print_text(f"{made} to make, {changed} to change, {removed} to remove")
+    print_text(f"{made} to create, {changed} to change, {removed} to remove")
 
 
 def _describe_change(change: ConfigChange) -> tuple[str, str]:
@@ -111,14 +113,14 @@ def _describe_change(change: ConfigChange) -> tuple[str, str]:
 
 
 def print_warnings(plan: ChangePlan) -> None:
-    """Print what is odd about a plan on standard error."""
+    """Print the warnings of a plan on standard error."""
     for warning in (*plan.warnings, *plan.notes):
         warn(warning)
 
 
 def print_effects(plan: ChangePlan) -> None:
     if not plan.effects:
-        print_text("nobody's share, limits or guarantees would change now")
+        print_text("no share, limit or guarantee would change now")
         return
     headings = ["", "name", "fair share", "guarantee", "limit", "running/at most", "all/at most", ""]
     rows = [_effect_row(effect) for effect in plan.effects]
@@ -139,7 +141,7 @@ def _effect_row(effect: Effect) -> list[str]:
         notes.append("would run" if new.is_running else "would wait")
 
     def change(show: Callable[[ElementShares], str], *fields: str) -> str:
-        """Before -> after; "" where none of ``fields`` changes."""
+        """Before -> after; "" if none of ``fields`` changes."""
         if fields and not {*fields} & {*effect.changed}:
             return ""
         before, after = ("-" if each is None else show(each) for each in (old, new))

@@ -34,22 +34,26 @@ from cpumond.scheduler.settings.tree_file import NO_TREE, ApplyTree, list_change
 EXIT_CHANGES: Final = 2
 STDIN: Final = "-"
 
-prune_option = click.option("--prune/--no-prune", help="Remove pools that are not in the file; else they stay.")
+prune_option = click.option("--prune/--no-prune", help="Remove pools that are not in the file; otherwise they stay.")
 file_argument = click.argument("file", metavar="FILE")
 
 
 @click.command("export", epilog="Example: cpumond tree export default > default.toml")
 @click.argument("tree", required=False)
 @click.option("--format", "form", type=click.Choice(get_args(Form)), default="toml", show_default=True)
-@click.option("--ids", is_flag=True, help="With the ids of pools, by which a renamed one is known again.")
-@click.option("--from-yt", "yson", metavar="FILE", help="Of what `yt get //sys/pool_trees/TREE` of a cluster printed.")
+@click.option("--ids", is_flag=True, help="Include the ids of pools, by which a renamed pool is recognized.")
+@click.option(
+    "--from-yt", "yson", metavar="FILE", help="Convert the output of `yt get //sys/pool_trees/TREE` of another cluster."
+)
 @scheduler_options
 def export_command(client: SchedulerClient, tree: str | None, form: Form, ids: bool, yson: str | None) -> None:
-    """A tree with its pools as a file to keep in Git, for `cpumond tree plan` and `apply`; access lists included."""
+    """Print a tree with its pools as a file to keep in Git, for `cpumond tree plan` and `apply`; access lists
+    included.
+    """
     if yson is not None:
         if tree is None or ids:
-            raise UsageError("--from-yt: name the tree that the file is for, and leave out --ids")
-        text = read_text(yson, "what yt get printed")
+            raise UsageError("--from-yt: name the tree that the file describes, and leave out --ids")
+        text = read_text(yson, "the output of yt get")
         click.echo(write_tree(tree, read_yt_tree(text, yson), form), nl=False)
         return
     found = client.show(f"/trees/{quote_name(client.find_tree(tree))}/file", TreeFile)
@@ -63,8 +67,10 @@ def export_command(client: SchedulerClient, tree: str | None, form: Form, ids: b
 @click.command("plan", epilog="Example: cpumond tree plan default.toml --detailed-exitcode")
 @file_argument
 @prune_option
-@click.option("--detailed-exitcode", "is_detailed", is_flag=True, help="End with 2 if something would change, else 0.")
-@click.option("--all", "show_all", is_flag=True, help="Also who keeps what it has.")
+@click.option(
+    "--detailed-exitcode", "is_detailed", is_flag=True, help="Exit code 2 if something would change, otherwise 0."
+)
+@click.option("--all", "show_all", is_flag=True, help="Include pools and operations that do not change.")
 @simulate_option
 @tree_option
 @scheduler_options
@@ -77,10 +83,10 @@ def plan_command(
     simulates: bool,
     tree: str | None,
 ) -> None:
-    """What `cpumond tree apply FILE` would change, and what that does to everybody's fair share; nothing is changed.
+    """Show what `cpumond tree apply FILE` would change, and the effect on every fair share; nothing is changed.
 
-    Ends as the change would when that would be refused, mostly with 78; who may only look sees what changes, not what
-    that does. FILE is TOML, YAML or JSON by its name, - is TOML from standard input.
+    If the change would be refused, it ends with the same exit code as the change, mostly 78. Users with read access
+    only see the changes, not their effect. FILE is TOML, YAML or JSON by its name, - is TOML from standard input.
     """
     if simulates:
         if is_detailed or show_all:
@@ -95,22 +101,22 @@ def plan_command(
 @click.command("apply", epilog='Example: cpumond tree apply default.toml --yes --why "more for research"')
 @file_argument
 @prune_option
-@click.option("--yes", is_flag=True, help="Without asking.")
-@click.option("--why", metavar="TEXT", default="", help="A sentence for the audit log, such as the commit's subject.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--why", metavar="TEXT", default="", help="A reason for the audit log, for example the commit's subject.")
 @tree_option
 @scheduler_options
 def apply_command(client: SchedulerClient, file: str, prune: bool, yes: bool, why: str, tree: str | None) -> None:
-    """Make a tree and its pools what a file says: all of it, or nothing.
+    """Make a tree and its pools match a file: all of it, or nothing.
 
-    The plan is shown, and you are asked; without a terminal it needs --yes. What changed since the plan is not
-    overwritten: the change is refused then. `cpumond undo` takes it back in one step.
+    The plan is shown, and you are asked; without a terminal it needs --yes. If something changed since the plan,
+    nothing is overwritten: the change is refused. `cpumond undo` reverts it in one step.
     """
     plan, content, body = ask_plan(client, file, tree, prune)
     if not client.as_json or not plan.accepted:
         show(client, plan, content)
     if not yes and plan.changes:
         if client.as_json or not can_ask() or file == STDIN:
-            raise UsageError("nothing is changed: give --yes to apply it without being asked")
+            raise UsageError("nothing is changed: give --yes to apply it without a question")
         ask("Apply this?")
     client.plan_shown = describe_plan(plan)
     name = body.pop("tree")
@@ -118,13 +124,13 @@ def apply_command(client: SchedulerClient, file: str, prune: bool, yes: bool, wh
     if client.as_json:
         print_json(answer)
     elif plan.changes:
-        print_text(f"tree {show_name(name)} is what the file says")
+        print_text(f"tree {show_name(name)} matches the file")
 
 
 def ask_plan(
     client: SchedulerClient, file: str, tree: str | None, prune: bool = False, show_all: bool = False
 ) -> tuple[ChangePlan, bytes, dict[str, Any]]:
-    """The plan of a file, as a value and as it was answered, and the fields of the command that applies it."""
+    """The plan of a file, as a value and as JSON, and the fields of the command that applies it."""
     told = read_file(file)
     name = client.find_tree(tree or told.tree)
     present = _find_present(client, name)
@@ -135,7 +141,7 @@ def ask_plan(
 
 
 def simulate_file(client: SchedulerClient, file: str, tree: str | None, prune: bool) -> None:
-    """Print what would become of operations if a file was applied: a run ahead."""
+    """Print what would become of operations if a file were applied: a simulation."""
     told = read_file(file)
     name = client.find_tree(tree or told.tree)
     command = {"type": "ApplyTree", "tree": name, "tables": told.tables, "prune": prune}
@@ -143,7 +149,7 @@ def simulate_file(client: SchedulerClient, file: str, tree: str | None, prune: b
 
 
 def show_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: bool, show_all: bool) -> ChangePlan:
-    """Print the plan of a file; who may only look gets the difference alone. Raises PlanRefusedError."""
+    """Print the plan of a file; users with read access only get the difference alone. Raises PlanRefusedError."""
     plan, content, body = ask_plan(client, file, tree, prune, show_all)
     is_whole = plan.code != ACCESS_DENIED
     if not is_whole:
@@ -154,7 +160,7 @@ def show_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: 
 
 
 def _compare(client: SchedulerClient, refused: ChangePlan, command: ApplyTree) -> ChangePlan:
-    """What a file would change, without what only the scheduler knows. Raises PlanRefusedError."""
+    """The changes of a file, without their effects, which only the scheduler knows. Raises PlanRefusedError."""
     present = _find_present(client, command.tree)
     try:
         changes, warnings = list_changes(None if present is None else present.tables, command)
@@ -165,7 +171,7 @@ def _compare(client: SchedulerClient, refused: ChangePlan, command: ApplyTree) -
 
 
 def show(client: SchedulerClient, plan: ChangePlan, content: bytes, *, is_whole: bool = True) -> None:
-    """Print a plan of a file, or the changes alone. Raises PlanRefusedError."""
+    """Print the plan of a file, or the changes alone. Raises PlanRefusedError."""
     if client.as_json:
         print_json(content, ChangePlan, "effects")
     elif plan.changes:
@@ -173,14 +179,14 @@ def show(client: SchedulerClient, plan: ChangePlan, content: bytes, *, is_whole:
         if is_whole:
             print_effects(plan)
     elif plan.accepted:
-        print_text("nothing to do: the tree is what the file says")
+        print_text("nothing to do: the tree matches the file")
     print_warnings(plan)
     if not plan.accepted:
         raise PlanRefusedError(f"the change would be refused: {plan.refusal}", plan.code)
 
 
 def _find_present(client: SchedulerClient, tree: str) -> TreeFile | None:
-    """The tree as it is; None for one that there is not."""
+    """The present tree; None if it does not exist."""
     try:
         return client.get(f"/trees/{quote_name(tree)}/file", TreeFile)
     except SchedulerRefusedError as error:
@@ -190,7 +196,7 @@ def _find_present(client: SchedulerClient, tree: str) -> TreeFile | None:
 
 
 def read_file(name: str) -> TreeText:
-    """What a file says; "-" is standard input. Raises ConfigError, AccessError, UnavailableError."""
+    """Read a tree file; "-" is standard input. Raises ConfigError, AccessError, UnavailableError."""
     form = "toml" if name == STDIN else form_of(name)
     text = read_text(name, "a file of `cpumond tree export`")
     return read_tree_text(text, "standard input" if name == STDIN else name, form)

@@ -43,17 +43,17 @@ INTEGRAL: Final = "integral_guarantees"
 
 
 def show_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
-    """As ``show_limits``, without amounts of 0."""
+    """Amounts like ``show_limits``, without those of 0."""
     return show_limits({name: amount for name, amount in amounts.items() if amount}, nothing)
 
 
 def show_share(ratio: float, resource: str) -> str:
-    """A part of the cluster in percent, with its resource where that is not CPU: "3.3 % (by job slots)"."""
+    """A share of the cluster in percent, with its resource unless that is CPU: "3.3 % (by job slots)"."""
     return f"{show_percent(ratio)} %{show_resource(resource)}"
 
 
 def show_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
-    """The CPU time that jobs used, and that reclaimed of what they had ordered (semantics.md 1.7)."""
+    """The CPU time that jobs used, and the time reclaimed from their requests (semantics.md 1.7)."""
     reclaimed = f", {show_cores(reclaimed_cpu_seconds)} reclaimed" if reclaimed_cpu_seconds else ""
     return f"{show_cores(cpu_seconds)} core-seconds used{reclaimed}"
 
@@ -67,7 +67,7 @@ def show_state(starvation: str, starves_in_s: float | None) -> Cell:
 
 @click.group("tree", epilog="Example: cpumond tree list")
 def tree_command() -> None:
-    """Show, make, change and remove the pool trees of the scheduler, and keep them as files."""
+    """Show, create, change and remove the pool trees of the scheduler, and keep them as files."""
 
 
 for each in (*pool_file.COMMANDS, import_command):
@@ -90,9 +90,9 @@ TREES: Final[tuple[Column[TreeView], ...]] = (
 @tree_command.command("list", epilog="Example: cpumond tree list --json")
 @scheduler_options
 def tree_list_command(client: SchedulerClient) -> None:
-    """One line per pool tree. Numbers are cores."""
+    """Print one line per pool tree. Numbers are cores."""
     answer = client.show("/trees", TreeList)
-    print_items(TREES, answer.trees, "there is no pool tree; make one with `cpumond tree create NAME`")
+    print_items(TREES, answer.trees, "there is no pool tree; create one with `cpumond tree create NAME`")
     for tree in answer.trees:
         for error in tree.errors:
             warn(f"tree {tree.name}: {error}")
@@ -102,7 +102,7 @@ def tree_list_command(client: SchedulerClient) -> None:
 @click.argument("tree", type=TREE)
 @scheduler_options
 def tree_show_command(client: SchedulerClient, tree: str) -> None:
-    """One pool tree with its options."""
+    """Show one pool tree with its options."""
     answer = client.show(f"/trees/{quote_name(tree)}", TreeView)
     print_fields(
         [
@@ -123,7 +123,9 @@ def tree_show_command(client: SchedulerClient, tree: str) -> None:
 
 
 def describe_counts_of_pools(tree: TreeSettings) -> str:
-    """What a pool that says no counts may run and hold, and which pools that is about (semantics.md 2.4)."""
+    """How many operations a pool without counts of its own may run and hold, and which pools this covers (semantics.md
+    2.4).
+    """
     counts = f"{tree.max_running_operation_count_per_pool} running, {tree.max_operation_count_per_pool} in all"
     if tree.per_pool_counts_for_leaves_only:
         return (
@@ -148,7 +150,7 @@ def _option_fields(attributes: dict[str, Any]) -> list[tuple[str, str]]:
     return [(show_name(key), show_name(show_value(value))) for key, value in attributes.items()]
 
 
-force_option = click.option("--force", is_flag=True, help="Keep attributes that are no options, too.")
+force_option = click.option("--force", is_flag=True, help="Keep attributes that are no known options, too.")
 
 
 def check_names(kind: Kind, assignments: Sequence[str], force: bool) -> None:
@@ -168,10 +170,10 @@ def check_names(kind: Kind, assignments: Sequence[str], force: bool) -> None:
 @force_option
 @scheduler_options
 def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[str, ...], force: bool) -> None:
-    """Make a pool tree. Each node belongs to the one tree whose nodes_filter fits its tags."""
+    """Create a pool tree. Each node belongs to the one tree whose nodes_filter matches its tags."""
     check_names("tree", assignments, force)
     body = {"name": name, "attributes": read_attributes(assignments, "tree")}
-    client.change(f"tree {show_name(name)} is made", "POST", "/trees", body)
+    client.change(f"tree {show_name(name)} is created", "POST", "/trees", body)
 
 
 @tree_command.command("set", epilog="Example: cpumond tree set default fair_share_starvation_timeout=10000")
@@ -185,9 +187,9 @@ def tree_set_command(
     client: SchedulerClient, tree: str, assignments: tuple[str, ...], unset: tuple[str, ...], is_default: bool,
     force: bool,
 ) -> None:  # fmt: skip
-    """Change options of a pool tree; all of them, or none when one is refused.
+    """Change options of a pool tree: all of them, or none if one is refused.
 
-    Values are JSON, TOML or YSON, all else is text. KEY= removes. Keys may be paths:
+    Values are JSON, TOML or YSON; everything else is text. KEY= removes. Keys may be paths:
     integral_guarantees/smooth_period=30000. Times are milliseconds.
     """
     check_names("tree", assignments, force)
@@ -202,16 +204,16 @@ def tree_set_command(
     client.print_done(content, f"tree {show_name(tree)} is {'the default one' if is_default else 'changed'}")
 
 
-yes_option = click.option("--yes", is_flag=True, help="Without asking where guarantees or operations are at stake.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask, even if guarantees or operations are affected.")
 
 
 @tree_command.command("remove", epilog="Example: cpumond tree remove gpu --recursive")
 @click.argument("tree", type=TREE)
-@click.option("--recursive", is_flag=True, help="With its pools; operations that have no other tree are aborted.")
+@click.option("--recursive", is_flag=True, help="Include its pools; operations that have no other tree are aborted.")
 @yes_option
 @scheduler_options
 def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes: bool) -> None:
-    """Remove a pool tree. With operations in it, the plan is shown and you are asked."""
+    """Remove a pool tree. If it has operations, the plan is shown and you are asked."""
     path = f"/trees/{quote_name(tree)}"
     if not yes:
         view = client.get(path, TreeView)
@@ -222,15 +224,15 @@ def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes
 
 
 def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any]) -> None:
-    """Where something is ``held``, show what a removal does and ask, as ``confirm`` does."""
+    """If something is ``held``, show what a removal does and ask with ``confirm``."""
     if held:
-        unasked = f"{what} has {held}; nothing is removed: give --yes to remove it all the same"
+        unasked = f"{what} has {held}; nothing is removed: give --yes to remove it anyway"
         confirm(client, command, f"{what} has {held}. Remove it?", unasked, "nothing is removed")
 
 
 @click.group("pool", epilog="Example: cpumond pool set research weight=2")
 def pool_command() -> None:
-    """Show, make, change, move and remove pools, and see before what a change would do."""
+    """Show, create, change, move and remove pools, and see in advance what a change would do."""
 
 
 def pool_path(tree: str, pool: str = "") -> str:
@@ -239,7 +241,7 @@ def pool_path(tree: str, pool: str = "") -> str:
 
 
 def find_depths(pools: Iterable[PoolView | SavingsRow]) -> dict[str, int]:
-    """Pool -> the number of pools above it that come before it."""
+    """Pool -> the number of its ancestors that come before it."""
     depths: dict[str, int] = {}
     for pool in pools:
         depths[pool.name] = depths.get(pool.parent or "", -1) + 1
@@ -277,7 +279,7 @@ POOLS: Final[tuple[Column[PoolView], ...]] = (
 
 
 def _show_budget(pool: PoolView) -> Cell:
-    """What is spent of it, in percent, or the core-hours where it has none."""
+    """The spent part of a pool's budget in percent, or the core-hours if it has none."""
     if pool.budget is None:
         return "", ""
     spent, most = pool.budget.spent_core_hours, pool.budget.core_hours
@@ -289,10 +291,10 @@ def _show_budget(pool: PoolView) -> Cell:
 @tree_option
 @scheduler_options
 def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
-    """The pools of a tree below each other.
+    """List the pools of a tree, each below its parent.
 
     Numbers are cores. "cores" and "share" are the fair share: its CPU, and in percent of the cluster, of the resource
-    of which it has most; that is named unless it is CPU.
+    with the largest share; that resource is named unless it is CPU.
     """
     pools = client.show(pool_path(client.find_tree(tree)), PoolList).pools
     depths = find_depths(pools)
@@ -303,11 +305,13 @@ def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
 
 @pool_command.command("show", epilog="Example: cpumond pool show research")
 @pool_argument
-@click.option("--all", "show_all", is_flag=True, help="All that the scheduler computes of it, by YTsaurus' names.")
+@click.option(
+    "--all", "show_all", is_flag=True, help="All values that the scheduler computes for it, by YTsaurus' names."
+)
 @tree_option
 @scheduler_options
 def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: str | None) -> None:
-    """One pool with its attributes; "<Root>" is the root."""
+    """Show one pool with its attributes; "<Root>" is the root."""
     path = pool_path(client.find_tree(tree), pool)
     if show_all:
         print_fields(_option_fields(client.show(f"{path}/orchid", dict[str, Any])))
@@ -347,11 +351,11 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
 def pool_create_command(
     client: SchedulerClient, name: str, assignments: tuple[str, ...], parent: str, force: bool, tree: str | None
 ) -> None:
-    """Make a pool; attributes as in `cpumond pool set`."""
+    """Create a pool; attributes as in `cpumond pool set`."""
     check_names("pool", [expand_key(each) for each in assignments], force)
     attributes = read_attributes([expand_key(each) for each in assignments], "pool")
     body = {"name": name, "parent": parent, "attributes": attributes}
-    client.change(f"pool {show_name(name)} is made", "POST", pool_path(client.find_tree(tree)), body)
+    client.change(f"pool {show_name(name)} is created", "POST", pool_path(client.find_tree(tree)), body)
 
 
 @pool_command.command(
@@ -367,11 +371,11 @@ def pool_set_command(
     client: SchedulerClient, pool: str, assignments: tuple[str, ...], unset: tuple[str, ...], force: bool,
     tree: str | None,
 ) -> None:  # fmt: skip
-    """Change attributes of a pool; all of them, or none when one is refused.
+    """Change attributes of a pool: all of them, or none if one is refused.
 
-    Values are JSON, TOML or YSON, such as {cpu=100} or [weight], all else is text. KEY= removes. Keys may be paths:
-    strong_guarantee_resources/cpu=100, or with dots. resource_flow, burst_guarantee_resources and the others of
-    integral_guarantees need not name it. Times are milliseconds, memory bytes.
+    Values are JSON, TOML or YSON, for example {cpu=100} or [weight]; everything else is text. KEY= removes. Keys may be
+    paths: strong_guarantee_resources/cpu=100, or with dots. For options of integral_guarantees, such as resource_flow,
+    that name may be left out. Times are milliseconds, memory bytes.
     """
     check_names("pool", [expand_key(each) for each in assignments], force)
     body = {"edits": read_pool_edits(assignments, unset)}
@@ -379,7 +383,7 @@ def pool_set_command(
 
 
 def read_pool_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Edits of a pool; keys that only ``integral_guarantees`` has are looked for there."""
+    """Edits of a pool; keys that only ``integral_guarantees`` has are put there."""
     return read_edits([expand_key(each) for each in assignments], [expand_key(each) for each in unset], "pool")
 
 
@@ -394,14 +398,14 @@ def expand_key(assignment: str) -> str:
 
 @pool_command.command("remove", epilog="Example: cpumond pool remove nightly")
 @pool_argument
-@click.option("--recursive", is_flag=True, help="With its sub-pools.")
+@click.option("--recursive", is_flag=True, help="Include its sub-pools.")
 @yes_option
 @tree_option
 @scheduler_options
 def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, yes: bool, tree: str | None) -> None:
-    """Remove a pool. Its operations go on in an ephemeral pool of that name.
+    """Remove a pool. Its operations continue in an ephemeral pool of that name.
 
-    Where it has guarantees or operations, the plan is shown and you are asked; without a terminal it needs --yes.
+    If it has guarantees or operations, the plan is shown and you are asked; without a terminal it needs --yes.
     """
     name = client.find_tree(tree)
     path = pool_path(name, pool)
@@ -414,7 +418,7 @@ def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, yes
 def _held_by(pool: PoolView) -> str:
     """What is lost or moved with a pool: ``guarantees``, ``3 operations``, both, or nothing.
 
-    Sub-pools need not be asked: they have only guarantees that the pool has, too (semantics.md 2.6).
+    Sub-pools need no check: their guarantees are covered by those of the pool (semantics.md 2.6).
     """
     integral = pool.attributes.get(INTEGRAL, {})
     given = (
@@ -436,7 +440,7 @@ def _held_by(pool: PoolView) -> str:
 def pool_move_command(
     client: SchedulerClient, pool: str, parent: str | None, name: str | None, tree: str | None
 ) -> None:
-    """Put a pool, with all below it, under another parent, or rename it."""
+    """Move a pool, with all pools below it, to another parent, or rename it."""
     if parent is None and name is None:
         raise UsageError("nothing to change; give --parent or --name")
     body = given({"parent": parent, "name": name})
@@ -458,11 +462,11 @@ def _read_change(pool: str, assignments: Sequence[str], unset: Sequence[str], pa
 @pool_argument
 @click.argument("assignments", metavar=ASSIGNMENTS, nargs=-1)
 @unset_option
-@click.option("--create", "is_new", is_flag=True, help="As `cpumond pool create`.")
-@click.option("--parent", metavar="POOL", help="The parent: of a new pool, or as `cpumond pool move`.")
-@click.option("--remove", "is_removed", is_flag=True, help="As `cpumond pool remove`.")
+@click.option("--create", "is_new", is_flag=True, help="Plan `cpumond pool create`.")
+@click.option("--parent", metavar="POOL", help="The parent: of a new pool, or to plan `cpumond pool move`.")
+@click.option("--remove", "is_removed", is_flag=True, help="Plan `cpumond pool remove`.")
 @click.option("--recursive", is_flag=True, help="With --remove: sub-pools, too.")
-@click.option("--all", "show_all", is_flag=True, help="Also who keeps what it has.")
+@click.option("--all", "show_all", is_flag=True, help="Include pools and operations that do not change.")
 @simulate_option
 @tree_option
 @scheduler_options
@@ -479,17 +483,17 @@ def pool_plan_command(
     simulates: bool,
     tree: str | None,
 ) -> None:
-    """What a change of a pool would do to everybody's fair share; nothing is changed.
+    """Show what a change of a pool would do to every fair share; nothing is changed.
 
-    Takes the same KEY=VALUE as `cpumond pool set`. Numbers are cores, before -> after; only what changes is shown. Ends
-    as the change would when that would be refused: 78, 77 without the rights, 67 for an unknown pool. In place of POOL
-    a file may stand that has several, as in `cpumond tree plan`: there, options that are not named are not set.
+    Takes the same KEY=VALUE as `cpumond pool set`. Numbers are cores, before -> after; only changes are shown. If the
+    change would be refused, it ends with the same exit code: 78, 77 without the rights, 67 for an unknown pool. POOL
+    may also be a file with several pools, as for `cpumond tree plan`: options that it does not set are unset.
     """
     if simulates and show_all:
         raise UsageError("--simulate shows no plan: --all has no effect; leave it out")
     if is_tree_file(pool):
         if assignments or unset or is_new or parent or is_removed or recursive:
-            raise UsageError(f"{pool}: the file says what changes; leave the other arguments out")
+            raise UsageError(f"{pool}: the file describes the changes; leave the other arguments out")
         if simulates:
             pool_file.simulate_file(client, pool, tree, False)
         else:

@@ -1,4 +1,6 @@
-"""``cpumond report``: what pools and operations ordered, used and gave up in a time, from the scheduler's history."""
+"""``cpumond report``: CPU that pools and operations requested, used and gave up over a time, from the scheduler's
+history.
+"""
 
 from __future__ import annotations
 
@@ -85,23 +87,25 @@ MAX_TOP: Final = 1000
     type=click.IntRange(0, MAX_TOP),
     default=20,
     show_default=True,
-    help="How many operations or users of a tree, those with the most core-hours ordered.",
+    help="Maximum number of operations or users per tree, those with the most requested core-hours.",
 )
 @click.option(
     "-o",
     "--format",
     "format_",
     type=ChoiceType(FORMATS, {"html": "the scheduler's web page has the graphs, csv and json have the numbers"}),
-    help="Default: by the end of the --output FILE's name, or text.",
-)
-@click.option("--output", metavar="FILE", help="Write there, whole or not at all.  [default: standard output]")
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@click.option("--savings", is_flag=True, help="What reclaimed CPU was worth and cost, by pool and week; 4 weeks back.")
-@click.option(
-    "--price", type=click.FloatRange(0.0, 1e9), metavar="MONEY", help="With --savings: what a core-hour costs."
+    help="Default: by the ending of the --output FILE, or text.",
 )
 @click.option(
-    "--waste", is_flag=True, help="What users and pools left unused in the last week, and which order is enough."
+    "--output", metavar="FILE", help="Write to this file, completely or not at all.  [default: standard output]"
+)
+@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+@click.option("--savings", is_flag=True, help="Value and cost of reclaimed CPU, by pool and week; 4 weeks back.")
+@click.option("--price", type=click.FloatRange(0.0, 1e9), metavar="MONEY", help="With --savings: price of a core-hour.")
+@click.option(
+    "--waste",
+    is_flag=True,
+    help="Requests that users and pools left unused in the last week, and requests that would suffice.",
 )
 @click.option(
     "--weeks-ago", type=click.IntRange(0, 57), metavar="N", help="With --waste: of an earlier week; 0: this one."
@@ -114,11 +118,11 @@ def report_command(
     format_: Format | None, output: str | None, as_json: bool, savings: bool, price: float | None,
     waste: bool, weeks_ago: int | None,
 ) -> None:  # fmt: skip
-    """Core-hours of pools, and of operations or users: ordered, used, reclaimed, throttled, given back late.
+    """Report core-hours of pools, and of operations or users: requested, used, reclaimed, throttled, raised late.
 
-    The scheduler's history is what it is made of, so it reaches no farther back than that ([history] length in the
-    scheduler's configuration); the report says which time it covers. The last 24 h are known by operation; what goes
-    farther back is made of the totals of whole days (UTC), by pool and by user. Administrators see all users, others
+    It is made from the scheduler's history and reaches no farther back ([history] length in the scheduler's
+    configuration); the report states the time that it covers. The last 24 h are known by operation; longer times
+    consist of the totals of whole days (UTC), by pool and by user. Administrators see all users, other users
     themselves.
 
     \b
@@ -142,17 +146,17 @@ def report_command(
     is_given = {name: context.get_parameter_source(name) is not ParameterSource.DEFAULT for name in context.params}
     if waste:
         if savings or any(is_given[name] for name in ("since_s", "top", "price")):
-            raise UsageError("--waste is about one week: leave --savings, --since, --top and --price out")
+            raise UsageError("--waste covers one week: leave --savings, --since, --top and --price out")
     elif weeks_ago is not None:
         raise UsageError("--weeks-ago goes with --waste")
     if savings:
         if pool is not None or is_given["top"]:
-            raise UsageError("--savings is about all pools: leave --pool and --top out")
+            raise UsageError("--savings covers all pools: leave --pool and --top out")
     elif price is not None:
         raise UsageError("--price goes with --savings")
     since_s = SAVINGS_S if savings and not is_given["since_s"] else since_s
     with contextlib.ExitStack() as stack:
-        # Before any request: a file that cannot be written is refused at once.
+        # Before any request, because a file that cannot be written is refused at once.
         page = stack.enter_context(Replacement(path, "--output")) if path else None
         width, colour = (None, False) if page is not None else (terminal_width(), use_colour())
         if waste:
@@ -182,7 +186,7 @@ def report_command(
 
 
 def read_savings(client: SchedulerClient, since_s: float, tree: str | None, price: float | None) -> SavingsView:
-    """Raises UnavailableError (the history is turned off), NoSuchError, SchedulerRefusedError."""
+    """Read the savings. Raises UnavailableError (the history is turned off), NoSuchError, SchedulerRefusedError."""
     view = client.decode(_ask(client, "/savings", tree, {"since_s": since_s, "tree": tree}), SavingsView)
     return view if price is None else at_price(view, price)
 
@@ -199,10 +203,10 @@ def _ask(client: SchedulerClient, path: str, tree: str | None, query: dict[str, 
 
 
 def choose_output(format_: Format | None, output: str | None, as_json: bool) -> tuple[Format, str | None]:
-    """The format, and the file or None for standard output. Raises UsageError for options that disagree."""
+    """The format, and the file or None for standard output. Raises UsageError for contradicting options."""
     if as_json:
         if format_ not in (None, "json"):
-            raise UsageError(f"--json and --format {format_} are two formats; give one")
+            raise UsageError(f"--json and --format {format_} contradict each other; use one")
         format_ = "json"
     if output is None or output == "-":
         return format_ or "text", None
@@ -212,7 +216,7 @@ def choose_output(format_: Format | None, output: str | None, as_json: bool) -> 
     by_name: dict[str, Format] = {"": "text", "txt": "text", "text": "text", "csv": "csv", "json": "json"}
     if format_ is None and ending not in by_name:
         raise UsageError(
-            f"--output {show_name(output)}: its end names no format that is known (.txt, .csv, .json); "
+            f"--output {show_name(output)}: its ending is no known format (.txt, .csv, .json); "
             "add --format to have one of them"
         )
     return format_ or by_name[ending], output
@@ -221,8 +225,8 @@ def choose_output(format_: Format | None, output: str | None, as_json: bool) -> 
 def read_report(
     client: SchedulerClient, since_s: float, tree: str | None, pool: str | None, top: int
 ) -> tuple[ReportView, bytes]:
-    """The report, and the same as JSON. Raises UnavailableError (it is empty), NoSuchError, SchedulerRefusedError."""
-    # The scheduler does not filter by pool: all that it may list is asked for, and filtered here.
+    """Return the report, also as JSON. Raises UnavailableError (it is empty), NoSuchError, SchedulerRefusedError."""
+    # The scheduler does not filter by pool: request as much as it may list, and filter here.
     asked = top if pool is None else MAX_TOP
     content = _ask(client, "/report", tree, {"since_s": since_s, "tree": tree, "top": asked})
     report = client.decode(content, ReportView)
@@ -231,7 +235,7 @@ def read_report(
     if report.covered_s <= 0 or not any(row.points for each in report.trees for row in (each.total, *each.pools)):
         where = "" if tree is None else f" in tree {quoted(tree)}"
         raise UnavailableError(
-            f"nothing is recorded yet of the last {format_span(since_s)}{where}; the history gets a point every "
+            f"nothing has been recorded yet for the last {format_span(since_s)}{where}; the history gets a point every "
             f"{format_span(report.period_s)}"
         )
     if pool is None:
@@ -281,7 +285,7 @@ def show_utc(at: float) -> str:
 DROP_ORDER: Final = (
     "peak limit", "state", "late %", "user", "title", "reclaimed %", "pool", "used %", "lost", "throttled", "late",
 )  # fmt: skip
-"""Columns that a narrow terminal does without, the first one first; the names of the rows are always there."""
+"""Columns that a narrow terminal leaves out, in this order; the names of the rows always stay."""
 
 
 def _column(heading: str, read: Callable[[Line], str]) -> grid.Column[Line]:
@@ -299,7 +303,7 @@ def _number_column(of: Measure) -> grid.Column[Line]:
 
 
 NUMBER_COLUMNS: Final = tuple(map(_number_column, MEASURES))
-# The first column is always there, so it has no rank.
+# The first column is always shown, so it has no rank.
 POOL_COLUMNS: Final = (
     replace(_column("pool", lambda line: "  " * line.depth + show_name(line.row.name)), rank=0),
     *NUMBER_COLUMNS,
@@ -316,7 +320,9 @@ OPERATION_COLUMNS: Final = (
 
 
 def render_text(report: ReportView, since_s: float, top: int, width: int | None, colour: bool) -> str:
-    """Two tables for each tree, and what their columns mean; at most ``top`` users. ``since_s``: the time asked for."""
+    """Two tables for each tree, and the meaning of their columns; at most ``top`` users. ``since_s``: the requested
+    time.
+    """
     parts = [grid.fold(line, width) for line in describe_time(report, since_s)]
     for tree in report.trees:
         parts += ["", grid.paint(f"tree {show_name(tree.tree)}", "bold", colour)]
@@ -348,7 +354,9 @@ def _draw_users(tree: ReportTree, top: int, width: int | None, colour: bool) -> 
         return [grid.fold(NO_USERS, width)]
     table = [_draw(USER_COLUMNS, [*itertools.islice(list_users(tree), top)], width, colour)] if top else []
     more = len(tree.users) - top
-    return [*table, f"{count(more, 'more user')} with less ordered: --top shows more of them"] if more > 0 else table
+    return (
+        [*table, f"{count(more, 'more user')} with smaller requests: --top shows more of them"] if more > 0 else table
+    )
 
 
 def _draw(columns: Sequence[grid.Column[Line]], lines: Sequence[Line], width: int | None, colour: bool) -> str:

@@ -1,4 +1,4 @@
-"""The rows of a report: their order, and the figures computed from the scheduler's answer.
+"""Rows of a report: their order, and figures computed from the scheduler's answer.
 
 Pure but for the local time zone. Amounts are core-hours, limits cores, times seconds since 1970.
 """
@@ -21,14 +21,14 @@ Kind = Literal["total", "pool", "operation", "user", "sum"]
 
 DAY_S: Final = 86_400.0
 NO_USERS: Final = (
-    "Operations are known for the last 24 h. For longer times users are listed, of whole trees (without --pool), all "
-    "of them to administrators."
+    "Operations are known for the last 24 h. For longer times users of whole trees are listed (without --pool); "
+    "administrators see all of them."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number of a row: its attribute, its heading, its name for machines, and what it means."""
+    """A number of a row: its attribute, its heading, its name for programs, and its meaning."""
 
     name: str
     heading: str
@@ -38,7 +38,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row, indented by ``depth``. ``total`` is that of a whole tree, ``sum`` that of the operations listed."""
+    """A row, indented by ``depth``. ``total`` is the total of a whole tree, ``sum`` that of the operations listed."""
 
     kind: Kind
     tree: str
@@ -46,7 +46,9 @@ class Line:
     depth: int = 0
 
     def value(self, measure: Measure) -> float | None:
-        """A number of the row; None for a ratio to 0, and for the peak of a sum: peaks are at different times."""
+        """A number of the row; None for a ratio to 0, and for the peak of a sum, because peaks are at different
+        times.
+        """
         value: float = getattr(self.row, measure.name)
         if measure in RATIOS:
             base: float = getattr(self.row, BASE_OF_RATIO[measure.name])
@@ -64,7 +66,7 @@ class PoolTree(ReportTree, frozen=True):
 
 
 AMOUNTS: Final = (
-    Measure("ordered", "ordered", "ordered_core_hours", "core-hours that jobs could have used by their orders"),
+    Measure("ordered", "ordered", "ordered_core_hours", "core-hours that jobs could have used by their requests"),
     Measure("used", "used", "used_core_hours", "core-hours of CPU time that they used"),
     Measure(
         "reclaimed",
@@ -73,10 +75,12 @@ AMOUNTS: Final = (
         "core-hours that their limits were lowered by, free for others",
     ),
     Measure(
-        "throttled", "throttled", "throttled_core_hours", "core-hours that their threads were held back by a limit"
+        "throttled", "throttled", "throttled_core_hours", "core-hours for which their threads were throttled by a limit"
     ),
-    Measure("late", "late", "late_core_hours", "the part of throttled under a lowered limit: given back too late"),
-    Measure("lost", "lost", "lost_core_hours", "core-hours of work that preemptions lost, of operations still known"),
+    Measure(
+        "late", "late", "late_core_hours", "the part of throttled under a lowered limit, which was raised too late"
+    ),
+    Measure("lost", "lost", "lost_core_hours", "core-hours of work that preemptions lost, for operations still known"),
 )
 RATIOS: Final = (
     Measure("used", "used %", "used_of_ordered_percent", "used in percent of ordered"),
@@ -127,16 +131,18 @@ def list_users(tree: ReportTree) -> Iterator[Line]:
 
 
 def is_by_day(report: ReportView) -> bool:
-    """Whether it is made of whole days, with users in place of operations."""
+    """Whether it consists of whole days, with users instead of operations."""
     return report.until - report.since > DAY_S
 
 
 def keep_pool(report: ReportView, pool: str, top: int) -> ReportView:
-    """Only a pool with its sub-pools, and ``top`` of their operations. Raises NoSuchError for an unknown pool."""
+    """The report reduced to a pool with its sub-pools and ``top`` of their operations. Raises NoSuchError for an
+    unknown pool.
+    """
     trees = [_keep_pool(tree, pool, top) for tree in report.trees if any(row.name == pool for row in tree.pools)]
     if not trees:
         names = sorted({row.name for tree in report.trees for row in tree.pools})
-        hint = did_you_mean(pool, names) or "; see `cpumond report` without --pool for those that there are"
+        hint = did_you_mean(pool, names) or "; `cpumond report` without --pool lists the pools"
         raise NoSuchError(f"--pool: the history has no pool {quoted(pool)} in this time{hint}")
     return msgspec.structs.replace(report, trees=trees)
 
@@ -162,19 +168,19 @@ def _keep_pool(tree: ReportTree, pool: str, top: int) -> PoolTree:
 
 
 def describe_budgets(budgets: Iterable[BudgetView]) -> Iterator[str]:
-    """What is spent of core-hour budgets, and the day on which they are spent if use goes on as it is."""
+    """The spent part of core-hour budgets, and the day on which they will be spent at the present rate."""
     return (f"budget of {each.kind} {show_name(each.name)}: {each.text}" for each in budgets)
 
 
 def describe_time(report: ReportView, since_s: float) -> Iterator[str]:
-    """Which time the report covers, and why that is less than the ``since_s`` that were asked for."""
+    """The time that the report covers, and why it is less than the ``since_s`` requested."""
     detail = "in whole days, UTC" if is_by_day(report) else f"a point every {format_span(report.period_s)}"
-    covered = f"{format_span(report.covered_s)} of it are known, {detail}"
+    covered = f"{format_span(report.covered_s)} of it are recorded, {detail}"
     yield f"{show_time(report.since)} to {show_time(report.until)}: {covered}"
     # A difference of a point or two needs no sentence.
     if report.covered_s < since_s - max(2 * report.period_s, 0.01 * since_s):
         yield (
-            f"This is less than the {format_span(since_s)} asked for: the history began later, [history] length or "
+            f"This is less than the {format_span(since_s)} requested: the history began later, [history] length or "
             "max_size of the scheduler's configuration ended it, or the scheduler was down."
         )
     if report.operations_without_series:
@@ -185,14 +191,14 @@ def describe_time(report: ReportView, since_s: float) -> Iterator[str]:
 
 
 def describe_left_out(tree: ReportTree) -> str:
-    """How many operations are not shown, "" for none."""
+    """The number of operations that are not shown, "" for none."""
     sentences = []
     if tree.left_out_operations:
         more = count(tree.left_out_operations, "more operation")
-        sentences.append(f"{more} with less ordered: --top shows more of them")
+        sentences.append(f"{more} with smaller requests: --top shows more of them")
     if isinstance(tree, PoolTree) and tree.uncertain_operations:
         sentences.append(
-            f"at most {count(tree.uncertain_operations, 'more operation')}, of all pools, may be of this one: too "
-            "little was ordered for the answer to list them, or the scheduler has forgotten them"
+            f"at most {count(tree.uncertain_operations, 'more operation')}, of all pools, may belong to this one: "
+            "their requests are too small for the answer to list them, or the scheduler has forgotten them"
         )
     return "; ".join(sentences)

@@ -1,4 +1,4 @@
-"""The command ``can``: who may do what on a running scheduler, and by what."""
+"""The command ``can``: who may do what on a running scheduler, and which rule decides it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ EXIT_NO: Final = 1
 @click.argument("action")
 @click.argument("object")
 @tree_option
-@click.option("--group", "groups", metavar="GROUP", multiple=True, help="Of the user, as if; may be repeated.")
-@click.option("--why", is_flag=True, help="Also print by what.")
+@click.option(
+    "--group", "groups", metavar="GROUP", multiple=True, help="Assume that the user is in this group; may be repeated."
+)
+@click.option("--why", is_flag=True, help="Also print the deciding rule.")
 @scheduler_options
 def can_command(client: SchedulerClient, /, why: bool, groups: tuple[str, ...], **query: Any) -> None:
-    """Whether USER may do something; exit code 0: yes, 1: no.
+    """Check whether USER may do something; exit code 0: yes, 1: no.
 
     ACTION is a permission (use, modify_children, write, administer, read, manage, read_secrets) or a word of the
     command line (start, abort, log ...). OBJECT is a pool, tree:NAME, an operation by id or *alias, or a path //sys/...

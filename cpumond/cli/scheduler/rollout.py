@@ -1,4 +1,4 @@
-"""The commands ``fleet`` and ``rollout``: all agents, and what groups of them may do to limits."""
+"""The commands ``fleet`` and ``rollout``: all agents, and what groups of them may do with limits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _show_problem(problems: Sequence[str]) -> Cell:
 
 
 def _of_about(heading: str, rank: int, read: Callable[[AgentAbout], Cell], unknown: str = "") -> Column[AgentView]:
-    """A column of what agents tell of themselves."""
+    """A column of values that agents report about themselves."""
     return column(heading, rank, lambda agent: unknown if agent.about is None else read(agent.about))
 
 
@@ -59,20 +59,22 @@ AGENTS: Final[tuple[Column[AgentView], ...]] = (
 
 
 @click.command("fleet", epilog="Example: cpumond fleet --tag rack-a --problems")
-@click.option("--tag", metavar="TAG", default="", help="Only nodes with that tag.")
+@click.option("--tag", metavar="TAG", default="", help="Only nodes with this tag.")
 @click.option("--problems", "only_problems", is_flag=True, help="Only agents with problems, and silent ones.")
 @click.option(
-    "--prometheus-sd", is_flag=True, help="Print the targets for file_sd_configs of Prometheus; --json is the same."
+    "--prometheus-sd", is_flag=True, help="Print the targets for file_sd_configs of Prometheus; same as with --json."
 )
-@click.option("--loopback", is_flag=True, help="With --prometheus-sd: also agents that only their own host can ask.")
+@click.option(
+    "--loopback", is_flag=True, help="With --prometheus-sd: include agents that only their own host can reach."
+)
 @scheduler_options
 def fleet_command(client: SchedulerClient, tag: str, only_problems: bool, prometheus_sd: bool, loopback: bool) -> None:
-    """One line per agent. Agents of version 0.1 tell nothing of themselves and are "unknown"."""
+    """Print one line per agent. Agents of version 0.1 report nothing about themselves and are "unknown"."""
     if loopback and not prometheus_sd:
         raise UsageError("--loopback goes with --prometheus-sd")
     if prometheus_sd:
         if tag or only_problems:
-            raise UsageError("--prometheus-sd has all agents: leave --tag and --problems out; relabel in Prometheus")
+            raise UsageError("--prometheus-sd covers all agents: leave --tag and --problems out; relabel in Prometheus")
         query = {"loopback": "true"} if loopback else None
         print_json(client.request("GET", "/prometheus/targets", query=query), list[TargetGroup])
         return
@@ -85,14 +87,14 @@ def fleet_command(client: SchedulerClient, tag: str, only_problems: bool, promet
     if client.as_json:
         print_json(msgspec.json.encode(Fleet(chosen)), Fleet, "agents")
         return
-    print_items(AGENTS, chosen, "no agent fits")
+    print_items(AGENTS, chosen, "no agent matches")
 
 
 @click.group("rollout", epilog='Example: cpumond rollout set rack-a guarantee --why "second week"')
 def rollout_command() -> None:
-    """Set what groups of nodes may do to limits: shadow, up-only, reclaim by guarantee, by weight, by quota.
+    """Set what groups of nodes may do with limits: shadow, up-only, reclaim by guarantee, by weight, by quota.
 
-    It counts on hosts with `[scheduler] may_set_mode = true`, and only as far as their own configuration goes.
+    It applies to hosts with `[scheduler] may_set_mode = true`, and only as far as their own configuration allows.
     """
 
 
@@ -127,7 +129,7 @@ STAGES: Final[tuple[Column[StageView], ...]] = (
 @rollout_command.command("show", epilog="Example: cpumond rollout show")
 @scheduler_options
 def show_command(client: SchedulerClient) -> None:
-    """All stages, and what was seen of their canaries."""
+    """Show all stages, and observations of their canaries."""
     stages = client.show("/rollout", Rollout, rows="stages").stages
     print_items(STAGES, stages, "there is no stage: hosts with may_set_mode do nothing to limits (shadow)")
 
@@ -137,28 +139,28 @@ def show_command(client: SchedulerClient) -> None:
 @click.argument("level", metavar="LEVEL", type=click.Choice(get_args(StageLevel)))
 @click.option(
     "--canary", "canary_ratio", type=click.FloatRange(0.0, 1.0, min_open=True), default=0.1, show_default=True,
-    help="The share that goes first, at least one host; 1: all at once.",
+    help="Fraction of the hosts that goes first, at least one host; 1: all at once.",
 )  # fmt: skip
 @click.option(
     "--canary-period",
     "canary_period_s",
     type=DurationType(1.0),
-    help="Advance by itself when all its hosts did as told for so long.",
+    help="Advance automatically when all its hosts have complied for this time.",
 )
 @click.option("--max-late-cores", type=click.FloatRange(0.0), default=BUDGET.max_late_cores, show_default=True,
-              help="Cores of work that a canary's host may hold back on average.")  # fmt: skip
+              help="Cores of work that a canary's host may delay on average.")  # fmt: skip
 @click.option("--max-foreign-writes", type=click.IntRange(0), default=BUDGET.max_foreign_writes, show_default=True)
 @click.option("--max-errors", type=click.IntRange(0), default=BUDGET.max_errors, show_default=True)
 @click.option("--check-period", "check_period_s", type=DurationType(1.0, 3600.0), default=f"{BUDGET.check_period_s:g}s",
-              show_default=True, help="Two late checks in a row take the canary back.")  # fmt: skip
-@click.option("--plan", "is_plan", is_flag=True, help="Only say what would change.")
+              show_default=True, help="Number of late checks in a row that revert the canary.")  # fmt: skip
+@click.option("--plan", "is_plan", is_flag=True, help="Only show what would change.")
 @why_option
 @scheduler_options
 def set_command(client: SchedulerClient, /, is_plan: bool, **stage: Any) -> None:
-    """Let the nodes that FILTER fits (a formula of tags as in nodes_filter, %true for all) do at most LEVEL.
+    """Let nodes whose tags match FILTER (a formula as in nodes_filter, %true for all) do at most LEVEL.
 
-    More than before goes to a canary first. It is taken back by itself when it is too late, meets writes of other
-    programs or has errors; `cpumond rollout advance` lets all follow.
+    An increase goes to a canary first. It is reverted automatically if it is too late, meets writes of other programs
+    or has errors; `cpumond rollout advance` lets all nodes follow.
     """
     budget = {name: stage.pop(name) for name in Budget.__struct_fields__}
     body = given({**stage, "budget": budget})
@@ -171,7 +173,7 @@ def set_command(client: SchedulerClient, /, is_plan: bool, **stage: Any) -> None
         for sentence in plan.sentences:
             if is_plan:
                 print_text(sentence)
-            elif sentence != NO_CANARY:  # the change itself warns of that
+            elif sentence != NO_CANARY:  # the change itself warns about that
                 print_text(sentence.replace("would", "will", 1))
     if not is_plan:
         client.change(f"nodes {_show(stage['nodes_filter'])}: {format_level(stage['level'])}", "POST", "/rollout", body)
@@ -192,9 +194,9 @@ def _show(nodes_filter: str) -> str:
 
 
 _make_command("advance", "all of them follow the canary", "Let all nodes of a stage follow its canary.")
-_make_command("stop", "back to what was before", "Give all nodes of a stage back what was before it.")
+_make_command("stop", "reverted to the state before", "Revert all nodes of a stage to the state before it.")
 _make_command(
     "remove",
-    "the stage is forgotten",
-    "Forget a stage; its nodes do what other stages say, without one nothing to limits (shadow).",
+    "the stage is removed",
+    "Remove a stage; its nodes follow other stages, without one they change no limit (shadow).",
 )

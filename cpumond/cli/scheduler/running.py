@@ -1,4 +1,4 @@
-"""The commands ``run`` and ``operation wait``: an operation from its start to its end, and its exit code."""
+"""The commands ``run`` and ``operation wait``: an operation from start to end, and its exit code."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ EXIT_ABORTED: Final = 2
 EXIT_OF_STATE: Final = {"completed": 0, "failed": EXIT_FAILED, "aborted": EXIT_ABORTED}
 POLL_S: Final = 1.0
 STOP_S: Final = 60.0
-"""How long jobs are given to end after Ctrl-C."""
+"""Seconds that jobs are given to end after Ctrl-C."""
 TOLD_AFTER_S: Final = 5.0
-"""What is waited for for less is not told."""
+"""A wait shorter than this is not reported."""
 
 
 @click.command("run", epilog="Example: cpumond run --pool research --cpu-limit 4 -- python train.py")
 @connection_options
 @spec_options
-@click.option("--wait", "waits", is_flag=True, help="Also where no node is large enough now: one may come.")
+@click.option("--wait", "waits", is_flag=True, help="Start it even if no node is large enough now: one may be added.")
 def run_command(client: SchedulerClient, spec: dict[str, Any], waits: bool) -> None:
-    """Run COMMAND as an operation: its output here, its exit code, Ctrl-C aborts it.
+    """Run COMMAND as an operation, with its output and exit code here; Ctrl-C aborts it.
 
     The options are those of `cpumond operation start`; the first job that fails ends it unless --set
     max_failed_job_count=N allows more. Of several jobs each line begins with the job's id. A job that is preempted or
-    lost is started anew. With --job-count 100 the jobs find the numbers 0 to 99 in YT_JOB_COOKIE, and one that is
-    started anew has the number of the one before: `cpumond run --job-count 100 -- sh -c 'process
-    part-$YT_JOB_COOKIE'`. While no job runs, what it waits for is told after 5 s, and again when that changes. A second
-    Ctrl-C ends this command at once and leaves the rest to the scheduler.
+    lost is started again. With --job-count 100 the jobs find the numbers 0 to 99 in YT_JOB_COOKIE, and a restarted job
+    keeps its number: `cpumond run --job-count 100 -- sh -c 'process part-$YT_JOB_COOKIE'`. While no job runs, the
+    reason is printed after 5 s, and again when it changes. A second Ctrl-C ends this command at once and leaves the
+    rest to the scheduler.
 
-    Exit code: 0 completed, that of the first failed job, 1 failed without one, 2 aborted by somebody else, 128 and the
-    number of the signal that ended it here: 141, and the operation is aborted, when nobody reads its output any more.
-    69, and it is aborted, where no node could hold a job of it even if it was empty, unless --wait is given.
+    Exit code: 0 completed; the code of the first failed job, 1 if it failed without one; 2 aborted by another user; 128
+    plus the number of the signal that ended it here (141, and the operation is aborted, if the reader of its output has
+    gone). 69, and it is aborted, if no node could hold one of its jobs even when empty, unless --wait is given.
     """
     spec = {"max_failed_job_count": 1, **spec}
     with ended_by([signal.SIGINT, signal.SIGTERM], leave_at_second=True) as ending:
@@ -66,14 +66,14 @@ def run_command(client: SchedulerClient, spec: dict[str, Any], waits: bool) -> N
 
 
 class WaitTold:
-    """What an operation without a job waits for, to be told once it has been the same for TOLD_AFTER_S."""
+    """The reason why an operation without a job waits, reported once it has been the same for TOLD_AFTER_S."""
 
     def __init__(self) -> None:
         self._why = self._told = ""
         self._since_s = 0.0
 
     def note(self, details: OperationDetails, now_s: float) -> str:
-        """What is to be told now, "" for nothing; ``now_s``: seconds of any steady clock."""
+        """The reason to report now, "" for none; ``now_s``: seconds of any steady clock."""
         is_idle = not details.jobs.active and details.state not in FINAL
         whys = dict.fromkeys(part.why for part in details.trees.values()) if is_idle else ()
         why = "; ".join(whys)
@@ -88,7 +88,7 @@ class WaitTold:
 
 
 class _Run:
-    """One operation from its start to its end. ``waits``: also where no node could hold a job of it."""
+    """One operation from start to end. ``waits``: even if no node could hold one of its jobs."""
 
     def __init__(self, client: SchedulerClient, ending: Ending, waits: bool) -> None:
         self._client = client
@@ -98,7 +98,7 @@ class _Run:
         self._is_aborted = False
 
     def start(self, spec: dict[str, Any]) -> int:
-        """Start it and write what its jobs do; the exit code."""
+        """Start it and write the output of its jobs; return the exit code."""
         answer = self._client.decode(self._client.request("POST", "/operations", {"spec": spec}), Done)
         self._operation = answer.id
         for warning in answer.warnings:
@@ -118,7 +118,7 @@ class _Run:
                     if why := told.note(seen, time.monotonic()):
                         _print_aside(f"operation {answer.id} waits: {why}")
         except OSError as error:
-            # Nobody takes its output any more: as the command itself would, it ends.
+            # The reader of its output has gone, so it ends as the command itself would.
             self._ending.number = self._ending.number or signal.SIGPIPE
             code = self._stop(follower)
             if isinstance(error, BrokenPipeError):
@@ -127,17 +127,19 @@ class _Run:
         return print_end(follower)
 
     def _refuse_too_large(self, details: OperationDetails) -> None:
-        """Abort at once what no node could hold, so that nobody waits for it. Raises UnavailableError."""
+        """Abort at once an operation that no node could hold, so that the user does not wait for it. Raises
+        UnavailableError.
+        """
         if details.shown_state != "cannot start":
             return
         whys = "; ".join(dict.fromkeys(part.why for part in details.trees.values()))
         self._abort(f"{whys}: ended by `cpumond run`")
         raise UnavailableError(
-            f"operation {details.id} {whys}; it is aborted. Order less, or give --wait to wait for a larger node"
+            f"operation {details.id} {whys}; it is aborted. Request less, or give --wait to wait for a larger node"
         )
 
     def _stop(self, follower: Follower) -> int:
-        """After the first signal. What is over already only has an end of its output that nobody waits for."""
+        """Abort after the first signal. If the operation is over already, the rest of its output is not waited for."""
         end_s = time.monotonic() + STOP_S
         if not follower.is_final:
             _print_aside(f"operation {self._operation} is aborted; Ctrl-C again ends this command at once")
@@ -151,19 +153,19 @@ class _Run:
             self._client.request("POST", operation_path(self._operation, "abort"), {"message": message})
             self._is_aborted = True
         except CpumondError as error:
-            _print_aside(f"operation {self._operation} may go on: {error}")
+            _print_aside(f"operation {self._operation} may continue: {error}")
 
     def describe_left(self) -> str:
-        """What is with the operation when this command ends before it, after the second signal."""
+        """The fate of the operation when this command ends before it, after the second signal."""
         if self._is_aborted:
             return f"operation {self._operation} is left to the scheduler, which stops its jobs"
         if not self._operation:
-            return "it is not known whether the operation was started; see `cpumond operation list`"
-        return f"operation {self._operation} may go on; `cpumond operation abort {self._operation}` ends it"
+            return "it is unknown whether the operation was started; see `cpumond operation list`"
+        return f"operation {self._operation} may continue; `cpumond operation abort {self._operation}` ends it"
 
 
 def print_end(follower: Follower) -> int:
-    """Say how the operation ended where that is not well. Returns the exit code."""
+    """Print how the operation ended unless it completed. Return the exit code."""
     details = follower.details
     assert details is not None
     if details.state != "completed":
@@ -175,7 +177,7 @@ def print_end(follower: Follower) -> int:
 
 
 def _write_raw(stream: LogStream, content: bytes) -> None:
-    """What a job wrote, as it is: it is the user's own command."""
+    """Write a job's output unchanged, because it is the user's own command."""
     target = sys.stdout if stream == "stdout" else sys.stderr
     if target is None:  # closed by the caller, who does not want it
         return
@@ -183,7 +185,7 @@ def _write_raw(stream: LogStream, content: bytes) -> None:
         target.buffer.write(content)
         target.buffer.flush()
     except OSError:
-        # What follows, such as the flush at exit, must not fail as well.
+        # Later writes, for example the flush at exit, must not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
         raise
 
@@ -195,7 +197,7 @@ def _print_aside(sentence: str) -> None:
 
 
 class Waited(msgspec.Struct, frozen=True):
-    """An operation that was waited for, and how it was found."""
+    """An operation that was waited for, and its state."""
 
     id: str
     state: str
@@ -203,17 +205,17 @@ class Waited(msgspec.Struct, frozen=True):
 
 
 class WaitedList(msgspec.Struct, frozen=True):
-    """What ``operation wait`` prints with ``--json``."""
+    """Output of ``operation wait --json``."""
 
     operations: list[Waited]
 
 
 @click.command("wait", epilog="Example: cpumond operation wait 1a-2b-3c-4d --timeout 1h && echo done")
 @click.argument("operations", metavar="OPERATION...", type=OPERATION, nargs=-1, required=True)
-@click.option("--timeout", "timeout_s", type=DurationType(0.0, 1e9), help="Such as 1h; default: without end.")
+@click.option("--timeout", "timeout_s", type=DurationType(0.0, 1e9), help="For example 1h; default: no time-out.")
 @click.option(
     "--state", "wanted", type=click.Choice(["running", "finished"]), default="finished", show_default=True,
-    help="What to wait for; who is finished has been running.",
+    help="State to wait for; a finished operation counts as running.",
 )  # fmt: skip
 @scheduler_options
 def wait_command(
@@ -222,7 +224,7 @@ def wait_command(
     timeout_s: float | None,
     wanted: Literal["running", "finished"],
 ) -> None:
-    """Wait until operations have ended, or run.
+    """Wait until operations have ended, or are running.
 
     Exit code: 0 when all have completed (or run), 1 when one failed, 2 when one was aborted, 75 when the time-out came
     first, 67 for an operation that does not exist.
@@ -257,7 +259,9 @@ def _runs(found: OperationDetails) -> bool:
 
 
 def _look(client: SchedulerClient, operation: str, end_s: float | None) -> OperationDetails | None:
-    """The operation; None where no scheduler answers before the time-out. Raises UnavailableError without one."""
+    """The operation; None if no scheduler answers before the time-out. Raises UnavailableError if there is no
+    time-out.
+    """
     begun_s = time.monotonic()
     while True:
         try:

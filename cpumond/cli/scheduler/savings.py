@@ -1,4 +1,4 @@
-"""``cpumond report --savings``: what reclaimed CPU was worth and what it cost, for people and as CSV."""
+"""``cpumond report --savings``: value and cost of reclaimed CPU, for people and as CSV."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cpumond.scheduler.history.savings import SavingsRow, SavingsView
 from cpumond.scheduler.model import ROOT_POOL
 
 COLUMNS: Final = (
-    ("extra jobs", "extra_jobs", "jobs that began although no order fitted any more: on CPU that others gave up"),
+    ("extra jobs", "extra_jobs", "jobs that began although no request fitted any more: on CPU that others did not use"),
     ("extra", "extra_used", "core-hours that these jobs, or parts of them, used"),
     ("reclaimed", "reclaimed", "core-hours that limits were lowered by"),
-    ("held back", "held_back", "core-hours that jobs were held back by a lowered limit"),
+    ("held back", "held_back", "core-hours for which jobs were throttled by a lowered limit"),
     ("lost", "lost", "core-hours of work that preemptions lost"),
     ("gain", "gain", "extra less held back and lost"),
 )
@@ -33,7 +33,7 @@ CSV_COLUMNS: Final = (
 
 def render_savings(view: SavingsView, since_s: float, width: int | None, colour: bool) -> str:
     """For each tree a table of its pools, one of its weeks, and the control group."""
-    covered = f"{show_time(view.since)} to {show_time(view.until)}: {format_span(view.covered_s)} of it are known"
+    covered = f"{show_time(view.since)} to {show_time(view.until)}: {format_span(view.covered_s)} of it are recorded"
     lines = [grid.fold(covered, width)]
     if view.covered_s < 0.99 * since_s:
         lines.append(grid.fold("[history] length of the scheduler's configuration says how far it goes back.", width))

@@ -1,4 +1,4 @@
-"""What is to be started: a specification in a file, and the options of ``operation start`` and ``run`` over it."""
+"""The specification to start: a file, overridden by the options of ``operation start`` and ``run``."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ Result = TypeVar("Result")
 
 
 class BytesType(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """A number of bytes, or one with K, M, G, T, P (powers of 1024)."""
+    """A number of bytes, optionally with K, M, G, T, P (powers of 1024)."""
 
     name = "bytes"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
         match = _SIZE.fullmatch(str(value).strip())
         if match is None:
-            self.fail(f"expected bytes, such as 2G or 536870912, got {value!r}.", param, ctx)
+            self.fail(f"expected bytes, for example 2G or 536870912, got {value!r}.", param, ctx)
         power = " KMGTP".index(match[2].upper() or " ")
         number = float(match[1]) * 2.0 ** (10 * power)
         if number == math.inf:
-            self.fail(f"expected bytes, such as 2G or 536870912, got a number of {len(match[1])} digits.", param, ctx)
+            self.fail(
+                f"expected bytes, for example 2G or 536870912, got a number of {len(match[1])} digits.", param, ctx
+            )
         return int(number)
 
 
@@ -53,18 +55,18 @@ _options = combine(
         type=click.Path(),
         help="A specification (TOML, YAML, JSON, YSON), - for standard input; other options override it.",
     ),
-    click.option("--pool", metavar="POOL", type=POOL, help="Default: a pool of your user's name."),
+    click.option("--pool", metavar="POOL", type=POOL, help="Default: a pool with your user name."),
     click.option(
         "--tree", "trees", metavar="TREE", type=TREE, multiple=True, help="Default: the default tree; may be repeated."
     ),
     click.option(
         "--job-count",
         type=click.IntRange(1, 100_000),
-        help="[default: 1]; each finds its number, from 0, in $YT_JOB_COOKIE.",
+        help="[default: 1]; each job finds its number, from 0, in $YT_JOB_COOKIE.",
     ),
     click.option("--cpu-limit", type=CoresType(), help="[default: 1.0]"),
     click.option(
-        "--memory", "memory_limit", type=BytesType(), help="Such as 2G; default: default_memory_limit of the tree."
+        "--memory", "memory_limit", type=BytesType(), help="For example 2G; default: default_memory_limit of the tree."
     ),
     click.option("--weight", type=float, metavar="WEIGHT", help="Among the operations of the pool; default: 1."),
     click.option("--title", metavar="TEXT"),
@@ -79,7 +81,7 @@ _options = combine(
         "--min-run-time",
         "min_run_time_s",
         type=DurationType(0.0, 1e12),
-        help="No job is preempted before it has run so long.",
+        help="Do not preempt a job before it has run for this time.",
     ),
     click.option(
         "--checkpoints",
@@ -91,31 +93,39 @@ _options = combine(
         "--job-cpu-monitor",
         "monitor",
         metavar="YSON|JSON",
-        help="Such as '{min_cpu_limit=0.1;enable_cpu_reclaim=%true}' or '{\"mode\": \"shadow\"}'.",
+        help="For example '{min_cpu_limit=0.1;enable_cpu_reclaim=%true}' or '{\"mode\": \"shadow\"}'.",
     ),
-    click.option("--env", "variables", metavar="NAME=VALUE", multiple=True, help="For the jobs; may be repeated."),
     click.option(
-        "--working-directory", metavar="DIR", help="Absolute, on the nodes; default: a fresh one of each job's own."
+        "--env",
+        "variables",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Environment variable of the jobs; may be repeated.",
+    ),
+    click.option(
+        "--working-directory", metavar="DIR", help="Absolute path on the nodes; default: a new directory for each job."
     ),
     click.option(
         "--interruptible",
         is_flag=True,
         default=None,
-        help="A job that ends well when it is interrupted has done its work.",
+        help="A job that exits with 0 after an interruption has done its work.",
     ),
-    click.option("--time-limit", "time_limit_s", type=DurationType(0.001, 1e12), help="The operation fails after it."),
+    click.option(
+        "--time-limit", "time_limit_s", type=DurationType(0.001, 1e12), help="The operation fails after this time."
+    ),
     click.option(
         "--job-time-limit",
         "job_time_limit_s",
         type=DurationType(1.0, 1e12),
-        help="A job that runs for longer has failed.",
+        help="A job that runs longer has failed.",
     ),
     click.option(
         "--retry",
         "retry_policy",
         metavar="RULE",
         multiple=True,
-        help="Such as 'oom:3,memory_growth=1.5', exit=75:5,delay=30s or exit=2:fail; may be repeated.",
+        help="For example 'oom:3,memory_growth=1.5', exit=75:5,delay=30s or exit=2:fail; may be repeated.",
     ),
     click.option(
         "--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Any other option of a specification."
@@ -127,7 +137,7 @@ _options = combine(
 def spec_options(
     command: Callable[Concatenate[SchedulerClient, dict[str, Any], P], Result],
 ) -> Callable[Concatenate[SchedulerClient, P], Result]:
-    """Give a command the options and the file of which a specification is made, and call it with that."""
+    """Give a command the options and the file of a specification, and call it with the specification."""
 
     @_options
     @functools.wraps(command)
@@ -146,7 +156,7 @@ NAMES: Final = (
 
 
 def make_spec(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The specification of these options by their names. Raises UsageError, ConfigError, AccessError."""
+    """Make the specification from these options by name. Raises UsageError, ConfigError, AccessError."""
 
     def milliseconds(name: str) -> float | None:
         return None if values[name] is None else values[name] * 1e3
@@ -174,7 +184,7 @@ def make_spec(values: Mapping[str, Any]) -> dict[str, Any]:
     }
     more = read_attributes(values["assignments"])
     if "tasks" in more and values["file"] is None:
-        raise UsageError("--set tasks: the one task here is made of the other options; send several with -f SPEC")
+        raise UsageError("--set tasks: the only task is made from the other options; send several with -f SPEC")
     return {**_merge(_merge(spec, more), given(options)), "tasks": _make_tasks(_merge(spec, more), given(task))}
 
 
@@ -186,9 +196,7 @@ def _make_tasks(spec: Mapping[str, Any], task: dict[str, Any]) -> Any:
         return {TASK: {"job_count": 1, "cpu_limit": 1.0, **task}}
     if task:
         if not isinstance(tasks, dict) or len(tasks) != 1 or not all(isinstance(each, dict) for each in tasks.values()):
-            raise UsageError(
-                f"{', '.join(task)}: only a specification with one task takes this; write it into the file"
-            )
+            raise UsageError(f"{', '.join(task)}: only for a specification with one task; write it into the file")
         return {name: _merge(each, task) for name, each in tasks.items()}
     return tasks
 
@@ -202,7 +210,8 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_document(path: str) -> dict[str, Any]:
-    """A map in TOML, YAML, JSON or YSON, by the end of the file's name or, of standard input (-), by what it is.
+    """Read a map in TOML, YAML, JSON or YSON, by the ending of the file's name or, for standard input (-), by its
+    content.
 
     Raises ConfigError, AccessError or UnavailableError.
     """
@@ -221,7 +230,7 @@ def read_document(path: str) -> dict[str, Any]:
         if isinstance(value, dict):
             return value
         problems.append(f"{kind}: expected a map")
-    raise ConfigError(f"{name}: is no specification: {'; '.join(problems)}")
+    raise ConfigError(f"{name}: is not a specification: {'; '.join(problems)}")
 
 
 def _read_yaml(text: str) -> Any:
@@ -238,7 +247,7 @@ READERS: Final[dict[str, Callable[[str], Any]]] = {
     "YAML": _read_yaml,
 }
 ENDINGS: Final = {"JSON": (".json",), "TOML": (".toml",), "YSON": (".yson",), "YAML": (".yaml", ".yml")}
-"""Format -> ends of files' names; in the order in which they are tried where the name does not say."""
+"""Format -> endings of file names; in the order in which they are tried if the name does not decide."""
 
 
 def _read_variables(assignments: tuple[str, ...]) -> dict[str, str]:
@@ -252,7 +261,7 @@ def _read_variables(assignments: tuple[str, ...]) -> dict[str, str]:
 
 
 def _read_monitor(text: str) -> dict[str, Any]:
-    """The section ``job_cpu_monitor``: JSON, or YSON as YTsaurus has it. Raises UsageError."""
+    """Parse the section ``job_cpu_monitor``: JSON, or YSON as in YTsaurus. Raises UsageError."""
     value = read_value(text)
     if not isinstance(value, dict):
         raise UsageError(

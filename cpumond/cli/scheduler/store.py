@@ -16,18 +16,18 @@ EXAMPLE = (
 
 @click.group("store", epilog=EXAMPLE)
 def store_command() -> None:
-    """The scheduler's state while no scheduler runs: copy."""
+    """Copy the scheduler's state while no scheduler runs."""
 
 
 @store_command.command("copy", epilog=EXAMPLE)
 @click.option("--from", "source", metavar="STORE", required=True, help="The store to copy: PATH or conninfo.")
 @click.option("--to", "destination", metavar="STORE", required=True, help="An empty store: PATH or conninfo.")
 def copy(source: str, destination: str) -> None:
-    """Copy a scheduler's state and its log between SQLite and PostgreSQL, either way, and compare what was written.
+    """Copy a scheduler's state and its log between SQLite and PostgreSQL, either way, and verify the copy.
 
     A store is the path of a SQLite database (state_dir/scheduler.db) or the conninfo of a PostgreSQL database: libpq's
     key=value words or URL. Stop all schedulers on both first. The history is a file beside each scheduler and stays
-    there. The store that was copied is left as it is.
+    there. The source is not changed.
     """
     from cpumond.scheduler.store.copying import copy_store
 

@@ -1,4 +1,4 @@
-"""The command ``token``: who may ask the scheduler, by tokens that are made and revoked while it runs."""
+"""The command ``token``: access to the scheduler by tokens that are created and revoked while it runs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from cpumond.scheduler.state.token_commands import MAX_LIFE_S, MIN_LIFE_S
 
 @click.group("token", epilog="Example: cpumond token create alice --expires 90d")
 def token_command() -> None:
-    """Tokens of users, nodes and proxies: make, list, revoke. They hold at once, also in a running scheduler.
+    """Tokens of users, nodes and proxies: create, list, revoke. Changes apply at once, also in a running scheduler.
 
-    An administrator makes and revokes any, others their own: for their own name and with no more rights than they have.
-    The scheduler keeps hashes alone.
+    An administrator creates and revokes any token; other users only their own, in their own name and with no more
+    rights than they have. The scheduler stores only hashes.
     """
 
 
@@ -36,16 +36,17 @@ def token_command() -> None:
 @click.option("--group", "groups", metavar="GROUP", multiple=True, help="The user is in this group; may be repeated.")
 @click.option(
     "--expires", "expires_s", metavar="DURATION", type=DurationType(MIN_LIFE_S, MAX_LIFE_S),
-    help="How long it is valid, such as 90d; default: until it is revoked.",
+    help="Time for which it is valid, for example 90d; default: until it is revoked.",
 )  # fmt: skip
-@click.option("--node-pattern", "pattern", default="", metavar="PATTERN", help="node_ids, such as n17 or rack1-*.")
-@click.option("--note", default="", metavar="TEXT", help="What it is for, as lists show it.")
+@click.option("--node-pattern", "pattern", default="", metavar="PATTERN", help="node_ids, for example n17 or rack1-*.")
+@click.option("--note", default="", metavar="TEXT", help="Purpose, shown in lists.")
 @scheduler_options
 def token_create_command(client: SchedulerClient, /, **body: Any) -> None:
-    """Make a token of USER (default: of yourself) and print it. It is shown this once.
+    """Create a token of USER (default: yourself) and print it. It is shown only once.
 
-    Groups that you give a token of your own hold while you have them: while the scheduler's [groups] or the token that
-    you make it with do. Of an account or a user of a proxy that cannot be asked later: such a token ends after 30 days.
+    Groups that you put into a token of your own hold as long as you are in them: as long as the scheduler's [groups],
+    or the token that you create it with, say so. A token made from an account or a user of a proxy that cannot be
+    checked later ends after 30 days.
     """
     content = client.request("POST", "/tokens", body)
     made = client.decode(content, NewToken)
@@ -76,28 +77,28 @@ TOKENS: Final[tuple[Column[TokenView], ...]] = (
 
 
 @token_command.command("list", epilog="Example: cpumond token list --user alice")
-@click.option("--user", metavar="USER", help="Those of this user.")
-@click.option("--all", "shows_all", is_flag=True, help="Also those that are not valid any more.")
+@click.option("--user", metavar="USER", help="Only those of this user.")
+@click.option("--all", "shows_all", is_flag=True, help="Include tokens that are no longer valid.")
 @scheduler_options
 def token_list_command(client: SchedulerClient, user: str | None, shows_all: bool) -> None:
-    """One line per token: your own, of an administrator all. The tokens themselves are not kept."""
+    """Print one line per token: your own, or all for an administrator. The tokens themselves are not stored."""
     found = client.get("/tokens", TokenList).tokens
     shown = [each for each in found if user in (None, each.user) and (shows_all or each.state == "valid")]
     if client.as_json:
         print_json(msgspec.json.encode(TokenList(shown)), TokenList)
         return
-    print_items(TOKENS, shown, "no token; make one with `cpumond token create`")
+    print_items(TOKENS, shown, "no token; create one with `cpumond token create`")
     if not shown:
         return
     hidden = sum(each.state != "valid" for each in found) if not shows_all else 0
     if hidden:
-        warn(f"{hidden} that are not valid any more are not shown; --all shows them")
+        warn(f"{hidden} that are no longer valid are not shown; --all shows them")
 
 
 @token_command.command("revoke", epilog="Example: cpumond token revoke 1f2e3d4c5b6a")
 @click.argument("tokens", metavar="ID...", nargs=-1, required=True)
 @scheduler_options
 def token_revoke_command(client: SchedulerClient, tokens: tuple[str, ...]) -> None:
-    """Refuse tokens from now on, by their ids; those that were made with them end, too."""
+    """Revoke tokens by their ids, from now on; tokens that were created with them end, too."""
     for token in tokens:
         client.change(f"token {show_name(token)} revoked", "DELETE", f"/tokens/{quote_name(token)}")

@@ -1,4 +1,4 @@
-"""What ``yt get`` prints of a pool tree, of any cluster, as the tables of a tree file. Pure."""
+"""Convert the output of ``yt get`` for a pool tree of any cluster to the tables of a tree file. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from cpumond.scheduler.settings.attributes import CONFIG, RESERVED, Kind, canoni
 from cpumond.scheduler.settings.tree_file import PoolTable, Table, TreeTables
 
 OF_EVERY_TREE: Final = MappingProxyType({"default_memory_limit": 536_870_912, "enable_memory_reserve": True})
-"""Of tasks that say no ``memory_limit``, in bytes, and that jobs take room for what those before them used of it."""
+"""Options that hold for every tree there: ``memory_limit`` in bytes of tasks that set none, and memory reserved by what
+earlier jobs used of it.
+"""
 
 
 def read_yt_tree(text: str, name: str) -> TreeTables:
-    """The tables of a tree in YSON; ``name`` of its file is told in messages. Raises ConfigError.
+    """The tables of a tree in YSON; ``name`` of its file is used in messages. Raises ConfigError.
 
-    What every pool has without having been given it, what is empty or the default is left out; attributes that are no
-    options here are kept. What holds there for all trees, and not for every tree here, is said.
+    Left out are attributes that every pool has by itself, empty ones and defaults; unknown attributes are kept. Options
+    that hold there for all trees, but not for every tree here, are written.
     """
     try:
         attributes, pools = _split(read_yson_text(text))
@@ -39,7 +41,7 @@ def read_yt_tree(text: str, name: str) -> TreeTables:
 def _list_pools(pools: Any, parent: str, file: str) -> Iterator[PoolTable]:
     if not isinstance(pools, Mapping):
         where = "the tree" if parent == ROOT_POOL else f"pool {quoted(parent)}"
-        raise ConfigError(f"{file}: {where}: its pools are missing; ask for one tree alone, as //sys/pool_trees/TREE")
+        raise ConfigError(f"{file}: {where}: its pools are missing; get one tree alone, as in //sys/pool_trees/TREE")
     for name, node in pools.items():
         attributes, below = _split(node)
         own = _sort("pool", attributes)
@@ -57,7 +59,7 @@ def _split(node: Any) -> tuple[Mapping[str, Any], Any]:
 def _sort(kind: Kind, attributes: Mapping[str, Any]) -> Table:
     found = Table(options={}, attributes={})
     defaults = {field.name: field.default for field in msgspec.structs.fields(_SETTINGS[kind])}
-    # An option that is there by two names, as guarantees are, is taken by the one that is used here.
+    # Of an option with two names, as guarantees have, the name used here wins.
     for name in sorted(attributes, key=lambda name: name == canonical_name(kind, name)):
         known, value = canonical_name(kind, name), attributes[name]
         if known in RESERVED or value in (None, "", {}, []) or value == defaults.get(known, msgspec.NODEFAULT):

@@ -1,4 +1,4 @@
-"""A tree with its pools as TOML or YAML for people: written, and read with the line of each mistake."""
+"""A tree with its pools as TOML or YAML for people: writing, and reading with the line of each mistake."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ LONE_ESCAPE: Final = re.compile(
 )
 
 MAX_VALUES: Final = 500_000
-"""In one YAML file, those counted again that are repeated by an alias: a few lines may stand for very many."""
+"""Maximum values of one YAML file, counting repetitions by aliases again: a few lines may expand to very many."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeText:
-    """What a file says: ``tree`` "" where it names none; ``warnings`` of its own."""
+    """The content of a file: ``tree`` is "" if it names none; ``warnings`` of its own."""
 
     tree: str
     tables: TreeTables
@@ -55,7 +55,7 @@ class TreeText:
 
 
 def write_tree(tree: str, tables: TreeTables, form: Form) -> str:
-    """The file of a tree; equal trees give equal files. Raises UsageError where there is no YAML."""
+    """The file of a tree; equal trees give equal files. Raises UsageError if PyYAML is missing."""
     head = "".join(f"# {line}\n" for line in HEAD.format(tree=quoted(tree)).splitlines())
     document = _nest(tree, tables)
     if form == "json":
@@ -64,7 +64,7 @@ def write_tree(tree: str, tables: TreeTables, form: Form) -> str:
 
 
 class _Lines(dict[str, Any]):
-    """A table whose keys stand on lines of their own; other dictionaries are values, each on one line."""
+    """A table whose keys are on separate lines; other dictionaries are values on one line."""
 
 
 def _nest(tree: str, tables: TreeTables) -> _Lines:
@@ -84,7 +84,7 @@ def _list_set(kind: Kind, table: Table, **first: str) -> _Lines:
 
 
 def _short(kind: Kind, name: str, value: Any) -> Any:
-    """The value of an option without the ".0" of whole numbers, which it has again when it is read."""
+    """The value of an option without the ".0" of whole numbers, which is added again on reading."""
     if kind == "tree" and name == CONFIG:
         return {key: _short(kind, key, each) if is_option(kind, key) else each for key, each in sorted(value.items())}
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -95,7 +95,7 @@ def _short(kind: Kind, name: str, value: Any) -> Any:
 def _write_toml(document: Mapping[str, Any]) -> str:
     lines = [f"tree = {_toml(document['tree'])}", "", "[options]"]
     lines += [f"{_toml_key(name)} = {_toml(value, 0)}" for name, value in document["options"].items()]
-    # Without any pool the table says that there shall be none.
+    # Without any pool the table means that there shall be none.
     return (
         "\n".join([*lines, *(_toml_pools(document["pools"], "pools") if document["pools"] else ("", "[pools]"))]) + "\n"
     )
@@ -115,7 +115,7 @@ def _toml_key(name: str) -> str:
 
 def _toml(value: Any, depth: int = 1) -> str:
     if isinstance(value, str):
-        # Strings of JSON are strings of TOML, but for DEL.
+        # Strings of JSON are strings of TOML, except for DEL.
         return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -138,7 +138,7 @@ def _write_yaml(document: Mapping[str, Any]) -> str:
             return True
 
     def write_text(dumper: Any, text: str) -> Any:
-        # Between other quotes an unprintable character may be taken for the end of a line.
+        # In other quotes an unprintable character may be read as the end of a line.
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
     Dumper.add_representer(str, write_text)
@@ -159,12 +159,12 @@ def _import_yaml() -> Any:
 
 
 def is_tree_file(name: str) -> bool:
-    """Whether a word on the command line names a file of a tree."""
+    """Whether an argument of the command line names a tree file."""
     return PurePath(name).suffix.lower() in SUFFIXES
 
 
 def form_of(name: str) -> Form:
-    """The form of a file by its name. Raises UsageError."""
+    """The format of a file by its name. Raises UsageError."""
     form = SUFFIXES.get(PurePath(name).suffix.lower())
     if form is None:
         raise UsageError(f"{name}: expected the name of a file that ends with {', '.join(SUFFIXES)}")
@@ -172,7 +172,7 @@ def form_of(name: str) -> Form:
 
 
 def read_tree_text(text: str, name: str, form: Form) -> TreeText:
-    """What a file says; ``name`` is told in messages, with the line. Raises ConfigError, UsageError."""
+    """Parse a tree file; ``name`` and the line are used in messages. Raises ConfigError, UsageError."""
     lines: dict[Path, int] = {}
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{name}: it is longer than {MAX_CHARACTERS // 2**20} MiB; split it")
@@ -191,7 +191,8 @@ def _read_toml(text: str, lines: dict[Path, int]) -> Any:
 
 def read_yaml(text: str, lines: dict[Path, int]) -> Any:
     """The value of a document, {} for an empty one; ``lines`` gets the line of each value in it. Raises ContentError,
-    and UsageError where there is no PyYAML."""
+    and UsageError if PyYAML is missing.
+    """
     yaml = _import_yaml()
     loader = _make_loader(yaml)(text)
     try:
@@ -203,7 +204,7 @@ def read_yaml(text: str, lines: dict[Path, int]) -> Any:
     except yaml.YAMLError as error:
         raise ContentError(" ".join(str(error).split())) from None
     except RecursionError:
-        raise ContentError("it is nested too deep") from None
+        raise ContentError("it is nested too deeply") from None
     finally:
         loader.dispose()
 
@@ -218,7 +219,7 @@ def _make_loader(yaml: Any) -> Any:
             try:
                 return super().construct_object(node, deep)
             except (ValueError, ArithmeticError, LookupError, AttributeError) as error:
-                # PyYAML lets through what goes wrong with a value of its tag, as with the date 2001-99-99.
+                # PyYAML does not catch errors of a value in its tag, for example the date 2001-99-99.
                 if isinstance(error, ContentError):
                     raise
                 kind = node.tag.rpartition(":")[2]
@@ -229,13 +230,14 @@ def _make_loader(yaml: Any) -> Any:
 
 
 def _find_lines(yaml: Any, node: Any, path: Path, lines: dict[Path, int], above: tuple[int, ...]) -> None:
-    """Note the line of each value. Raises ContentError: a key is there twice or no text, a value is inside of itself,
-    there are too many."""
+    """Note the line of each value. Raises ContentError: a key is duplicate or no text, a value contains itself, there
+    are too many.
+    """
     number = node.start_mark.line + 1
     if id(node) in above:
-        raise ContentError(f"line {number}: a value cannot be inside of itself")
+        raise ContentError(f"line {number}: a value cannot contain itself")
     if len(lines) > MAX_VALUES:
-        raise ContentError(f"it has more than {MAX_VALUES} values, with what *aliases repeat")
+        raise ContentError(f"it has more than {MAX_VALUES} values, counting repetitions by *aliases")
     if isinstance(node, yaml.ScalarNode) and LONE.search(node.value):
         raise ContentError(f"line {number}: {LONE_SURROGATE}")
     within = (*above, id(node))
@@ -252,7 +254,7 @@ def _find_lines(yaml: Any, node: Any, path: Path, lines: dict[Path, int], above:
         if LONE.search(key.value):
             raise ContentError(f"line {number}: {LONE_SURROGATE}")
         if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-            raise ContentError(f"line {number}: {shown(key.value)} is there twice; keep one of them")
+            raise ContentError(f"line {number}: {shown(key.value)} occurs twice; keep one of them")
         seen.add(key.value)
         where = (*path, key.value)
         lines.setdefault(where, number)
@@ -263,7 +265,7 @@ def _read_json(text: str, _: dict[Path, int]) -> Any:
     try:
         return decode_json(text, dict[str, Any])
     except ContentError:
-        # Its decoder says of one that the text is cut off.
+        # Its decoder reports a lone one as truncated text.
         found = LONE_ESCAPE.search(text)
         if found is None:
             raise
@@ -279,7 +281,7 @@ _READERS: Final[Mapping[Form, Callable[[str, dict[Path, int]], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """From nested tables to those of ``TreeTables``."""
+    """Converts nested tables to those of ``TreeTables``."""
 
     name: str
     lines: Mapping[Path, int]
@@ -291,7 +293,7 @@ class _Reader:
         for key in content:
             if key not in KEYS:
                 near = nearest(key, KEYS)
-                hint = f"did you mean {near}?" if near else f"known: {', '.join(KEYS)}; options stand in `options`"
+                hint = f"did you mean {near}?" if near else f"known: {', '.join(KEYS)}; options belong in `options`"
                 raise self._refuse((key,), f"is unknown; {hint}")
         tree = content.get("tree", "")
         if not isinstance(tree, str):
@@ -309,7 +311,7 @@ class _Reader:
             where, table = (*path, name), {} if given is None else given
             if name in self.places:
                 also = "/".join(self.places[name])
-                raise self._refuse(where, f"is there twice, also as {also}; the names of pools are unique in a tree")
+                raise self._refuse(where, f"occurs twice, also as {also}; the names of pools are unique in a tree")
             self.places[name] = where
             own = self._read_table("pool", table, where, f"pool {quoted(name)}")
             pool_id = table.get("id", "")
@@ -345,7 +347,7 @@ class _Reader:
         return ConfigError(f"{self._at(path)}: {'/'.join(path) or 'the whole'} {what}")
 
     def _at(self, path: Path) -> str:
-        """``pools.toml:12``, or the name alone where the line is not known."""
+        """``pools.toml:12``, or the name alone if the line is unknown."""
         while path and path not in self.lines:
             path = path[:-1]
         return f"{self.name}:{self.lines[path]}" if path else self.name

@@ -1,4 +1,4 @@
-"""``cpumond report --waste``: what a week's orders left unused and which order would have been enough."""
+"""``cpumond report --waste``: requests that a week left unused, and requests that would have been enough."""
 
 from __future__ import annotations
 

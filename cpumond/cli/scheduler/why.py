@@ -1,4 +1,4 @@
-"""The command ``why``: why CPU of a running scheduler stands idle while work waits."""
+"""The command ``why``: why CPU of a running scheduler is idle while work waits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpumond.scheduler.answers.idle import IdleCause, IdleParts, IdleReport
 
 CAUSES: Final[tuple[Column[IdleCause], ...]] = (
     column(">cores", 0, lambda each: show_cores(each.cores)),
-    column("held back by", 0, lambda each: each.kind),
+    column("blocked by", 0, lambda each: each.kind),
     column("pool", 1, lambda each: show_name(each.pool or "-")),
     column("change", 0, lambda each: show_name(each.change.text)),
 )
@@ -28,10 +28,10 @@ CAUSES: Final[tuple[Column[IdleCause], ...]] = (
 @tree_option
 @scheduler_options
 def why_command(client: SchedulerClient, pool: str | None, tree: str | None) -> None:
-    """Why CPU stands idle while operations wait: what holds back how many cores, and what to change.
+    """Explain why CPU is idle while operations wait: what blocks how many cores, and what to change.
 
-    Each change is told with the cores that would start work by it alone; see what else it does with `cpumond pool
-    plan` before you make it. With POOL: what concerns that pool.
+    Each change is listed with the cores on which it alone would start work; check its other effects with `cpumond pool
+    plan` before you make it. With POOL: only causes that concern that pool.
     """
     path = f"/trees/{quote_name(client.find_tree(tree))}/why"
     report = client.show(path, IdleReport, given({"pool": pool}), "causes")
@@ -51,12 +51,12 @@ def _part_fields(parts: IdleParts) -> list[tuple[str, str]]:
         ("capacity", parts.capacity, ""),
         ("used", parts.used, ""),
         ("used again", parts.reused, "reclaimed from jobs that did not use it"),
-        ("not used", parts.unused, "allotted to jobs that do not use it"),
+        ("not used", parts.unused, "allocated to jobs that do not use it"),
         ("silent", parts.silent, "of nodes that are offline"),
-        ("starting", parts.starting, "about to be given to jobs"),
+        ("starting", parts.starting, "about to be allocated to jobs"),
         ("no work", parts.without_work, "idle, nothing waits for it"),
         ("held back", parts.held_back, "idle while work waits for it"),
-        ("backfilled", parts.backfilled, "of those, given to jobs in room that is kept for a gang"),
+        ("backfilled", parts.backfilled, "of those, used by jobs on resources reserved for a gang"),
     )
     shown = [
         (name, cores, what) for name, cores, what in rows if cores > 0.0 or name in ("capacity", "used", "held back")

@@ -94,14 +94,17 @@ def test_without_quotas_guarantees_and_ceilings_are_apart():
 def test_jobs_that_can_give_nothing_are_named():
     answer = make_status({"min_cpu_limit": 10.0}, {"min_cpu_limit": 1.0})
     assert [text for text, _ in tables.list_notices(answer) if "nothing" in text] == [
-        "1 job can give nothing, such as steady-low: its floor is as high as its order, 10 cores; see min_cpu_limit"
+        (
+            "nothing can be reclaimed from 1 job, for example steady-low: its floor is as high as its request, 10 "
+            "cores; see min_cpu_limit"
+        )
     ]
 
 
 def test_why_a_job_is_refused_is_said_once_for_all_that_are_alike():
     answer = make_status({"refused": "outside of managed_roots"}, {"refused": "outside of managed_roots"}, {})
     assert [text for text, _ in tables.list_notices(answer) if "refused" in text] == [
-        "2 jobs refused, such as steady-low: outside of managed_roots"
+        "2 jobs refused, for example steady-low: outside of managed_roots"
     ]
 
 
@@ -177,10 +180,10 @@ def test_status_says_in_words_what_needs_an_operator():
     lines = tables.draw_status(answer, None, False).split("\n")
     assert lines[4:] == [
         "stuck: the last check was 1m15s ago; see the agent's log",
-        "paused: no limit is written while the pause file lies in the agent's runtime_dir",
-        "foreign writes: somebody else raised a limit 2 x and lowered one 1 x",
+        "paused: no limit is written while the pause file is in the agent's runtime_dir",
+        "foreign writes: another program raised a limit 2 x and lowered one 1 x",
         "write errors: 4 limits could not be written",
-        "over its CPU budget: 5 checks were left out ([cost])",
+        "over its CPU budget: 5 checks were skipped ([cost])",
         "problem: a: id_regex 'x' does not match; left out",
         "job steady-low: cannot write '1' to cpu.max: Invalid argument",
     ]

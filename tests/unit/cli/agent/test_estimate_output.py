@@ -146,7 +146,7 @@ def test_the_graph_has_a_line_for_each_rule() -> None:
     assert {each["label"]: each["values"][-1] for each in page.charts[0]["series"]} == {
         "used": 1, "ordered": 4, "limit by document": 3, "limit by peak": 2,
     }  # fmt: skip
-    assert page.texts("p", "flat") == ["At most 4 cores ordered and 1 used."]
+    assert page.texts("p", "flat") == ["At most 4 cores requested and 1 used."]
 
 
 def test_without_names_there_are_none() -> None:

@@ -29,7 +29,7 @@ def test_jobs_whose_floor_is_all_that_they_ordered_are_counted():
     assert (found.level, found.text) == (
         "warn",
         (
-            "2 of 3 jobs have nothing to reclaim, for example 'a': it requested 1 core, and its floor is as "
+            "nothing can be reclaimed from 2 of 3 jobs, for example 'a': it requested 1 core, and its floor is as "
             "high (min_cpu_limit = 1)"
         ),
     )

@@ -166,7 +166,7 @@ def test_a_pipe_that_nobody_reads_is_73(tree, tmp_path, monkeypatch, capsys):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     assert simulate(tree, "--until", "1", "--html", str(path)) == 73
-    assert "nobody reads this pipe; give --html" in capsys.readouterr().err
+    assert "no program reads this pipe; give --html" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_made_is_73_before_anything_is_computed(tree, tmp_path, monkeypatch, capsys):

@@ -100,7 +100,7 @@ def test_what_only_one_user_may_is_a_pool_of_that_user() -> None:
         ("yunikorn", {"q.yaml": "partitions: [{name: default}]\n"}, "these files contain no queues"),
         ("yunikorn", {"q.yaml": "partitions: [{queues: 5}]\n"}, "queues must be a list of tables"),
         ("yunikorn", {"q.yaml": "a: [\n"}, r"q\.yaml: in the document that begins in line 1: "),
-        ("kueue", {"k.yaml": "---\n---\na: 1\na: 2\n"}, r'that begins in line 2: line 3: "a" is there twice'),
+        ("kueue", {"k.yaml": "---\n---\na: 1\na: 2\n"}, r'that begins in line 2: line 3: "a" occurs twice'),
         ("kueue", {"k.yaml": "---\n"}, "these files contain no queues"),
         ("kueue", {"k.yaml": "kind: ClusterQueue"}, "k.yaml:1: ClusterQueue : it has no name"),
         ("kueue", {"k.yaml": QUEUE.format("[a]", "b")}, "k.yaml:1: name must be a text"),

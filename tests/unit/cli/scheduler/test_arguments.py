@@ -58,7 +58,7 @@ def test_options_of_pools_and_trees_take_yson(kind: Kind, key: str, text: str) -
 @pytest.mark.parametrize(
     ("kind", "assignment", "said"),
     [
-        ("pool", "resource-limits={cpu=2", "resource-limits: expected a dictionary in YSON or JSON, such as {cpu=2}"),
+        ("pool", "resource-limits={cpu=2", "resource-limits: expected a dictionary in YSON or JSON, for example"),
         ("pool", "integral_guarantees.resource_flow=2 cores", "integral_guarantees/resource_flow: expected a "),
         ("pool", "fifo_sort_parameters=weight", "fifo_sort_parameters: expected a list in YSON or JSON"),
         ("tree", "acl=[{action=allow", "acl: expected a list in YSON"),

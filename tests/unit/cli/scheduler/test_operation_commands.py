@@ -22,7 +22,7 @@ def test_a_mistake_in_a_specification_in_yaml_is_told(tmp_path: Path) -> None:
     """As that of a tree in YAML, which tests/unit/cli/test_tree_text.py has all of."""
     path = tmp_path / "spec.yaml"
     path.write_text("title: a\ntitle: b\n")
-    with pytest.raises(ConfigError, match='line 2: "title" is there twice'):
+    with pytest.raises(ConfigError, match='line 2: "title" occurs twice'):
         read_document(str(path))
 
 
@@ -71,7 +71,7 @@ def test_what_is_waited_for_is_told_after_a_while_and_when_it_changes():
 
 def test_a_foretold_start_that_has_passed_is_late_not_now() -> None:
     found = Forecast(operation_id="a", start_p10=5.0, start_p50=6.0, start_p90=7.0, as_of=0.0, horizon=99.0, runs=5)
-    assert describe_forecast(found, 4.0) == ["starts in 1 s to 3 s (8 of 10 runs), 2 s in the middle"]
+    assert describe_forecast(found, 4.0) == ["starts in 1 s to 3 s (8 of 10 simulations), median 2 s"]
     [line] = describe_forecast(found, 20.0)
-    assert line.startswith("should have started 13 s ago in nine of ten runs ahead, and has not")
+    assert line.startswith("should have started 13 s ago in nine of ten simulations, and has not")
     assert (show_start(5.0, 6.0, 7.0, 4.0), show_start(5.0, 6.0, 7.0, 20.0)) == ("1 s..3 s", "late")

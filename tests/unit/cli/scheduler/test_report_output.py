@@ -80,14 +80,14 @@ def test_text_has_a_table_of_the_tree_and_one_of_its_operations(report):
     assert lines[start + 6].split()[1] == "408"
     assert lines[start + 9].split()[:6] == ["op-1", "a", "title", "ann", "deep", "running"]
     assert lines[start + 11].split() == ["total", "98", "49", "50.0", "39.2", "40.0", "9.8", "1.96", "20.0", "0", "-"]
-    assert lines[start + 12] == "3 more operations with less ordered: --top shows more of them"
+    assert lines[start + 12] == "3 more operations with smaller requests: --top shows more of them"
     assert lines[-10:][0].startswith("ordered ")
 
 
 def test_text_says_that_the_history_is_shorter_than_asked():
     pools = [make_row("a", parent="<Root>")]
     short = make_report(pools, covered_s=3600.0)
-    assert "less than the 1 d asked for" in render_text(short, DAY_S, 20, None, False)
+    assert "less than the 1 d requested" in render_text(short, DAY_S, 20, None, False)
     almost = make_report(pools, covered_s=DAY_S - 15.0)
     assert "less than" not in render_text(almost, DAY_S, 20, None, False)
 
@@ -107,14 +107,14 @@ def test_a_report_of_days_lists_users_in_place_of_operations():
     tree = ReportTree("default", make_row("<Root>"), [make_row("a", parent="<Root>")], [], 0, users)
     report = make_report([], since=UNTIL - 7 * DAY_S, covered_s=7 * DAY_S, trees=[tree])
     lines = render_text(report, 7 * DAY_S, 2, None, False).splitlines()
-    assert lines[0].endswith("7 d of it are known, in whole days, UTC")
+    assert lines[0].endswith("7 d of it are recorded, in whole days, UTC")
     start = next(number for number, line in enumerate(lines) if line.startswith("user "))
     assert [line.split()[:2] for line in lines[start + 1 : start + 3]] == [["user-0", "50"], ["user-1", "49"]]
-    assert lines[start + 3] == "2 more users with less ordered: --top shows more of them"
+    assert lines[start + 3] == "2 more users with smaller requests: --top shows more of them"
     assert [row["name"] for row in read_csv(report) if row["kind"] == "user"] == [row.name for row in users]
     assert "user-0" in render_text(report, 7 * DAY_S, 2, 60, False), "the names are there on a narrow terminal"
     kept = render_text(keep_pool(report, "a", top=20), 7 * DAY_S, 20, None, False)
-    assert "For longer times users are listed, of whole trees (without --pool)" in kept
+    assert "For longer times users of whole trees are listed (without --pool)" in kept
 
 
 def test_what_was_not_ordered_has_no_percent():
@@ -208,10 +208,10 @@ def test_operations_that_may_be_of_another_pool_are_not_told_as_of_this_one(repo
     report = msgspec.structs.replace(report, trees=[tree])
     lines = render_text(keep_pool(report, "nightly", top=20), DAY_S, 20, None, False).splitlines()
     (line,) = (line for line in lines if "more operations" in line)
-    assert line.startswith("at most 4 more operations, of all pools, may be of this one: ")
+    assert line.startswith("at most 4 more operations, of all pools, may belong to this one: ")
     assert "--top" not in line
     none = render_text(keep_pool(report, "nightly", top=0), DAY_S, 20, None, False)
-    assert "1 more operation with less ordered: --top shows more of them; at most 4 more operations, of all" in none
+    assert "1 more operation with smaller requests: --top shows more of them; at most 4 more operations, of all" in none
     tree = msgspec.structs.replace(report.trees[0], operations=tree.operations[:2], left_out_operations=0)
     certain = keep_pool(msgspec.structs.replace(report, trees=[tree]), "nightly", top=20)
     assert "more operation" not in render_text(certain, DAY_S, 20, None, False)
@@ -220,7 +220,7 @@ def test_operations_that_may_be_of_another_pool_are_not_told_as_of_this_one(repo
 def test_an_unknown_pool_gets_a_suggestion(report):
     with pytest.raises(NoSuchError, match=r'no pool "reserch" in this time; did you mean "research"\?'):
         keep_pool(report, "reserch", top=20)
-    with pytest.raises(NoSuchError, match=r'no pool "zzz" in this time; see `cpumond report` without --pool'):
+    with pytest.raises(NoSuchError, match=r'no pool "zzz" in this time; `cpumond report` without --pool'):
         keep_pool(report, "zzz", top=20)
 
 
@@ -272,8 +272,8 @@ def test_the_format_is_told_or_taken_from_the_name(given, expected):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (("csv", None, True), "--json and --format csv are two formats; give one"),
-        ((None, "x.html", False), "--output x.html: its end names no format that is known (.txt, .csv, .json)"),
+        (("csv", None, True), "--json and --format csv contradict each other; use one"),
+        ((None, "x.html", False), "--output x.html: its ending is no known format (.txt, .csv, .json)"),
         ((None, "", False), "--output: expected the name of a file"),
     ],
 )
@@ -312,7 +312,7 @@ def test_weeks_are_those_of_utc_wherever_it_is_read(monkeypatch: pytest.MonkeyPa
         tree = SavingsTree("default", rows, weeks)
         view = SavingsView(since=MONDAY, until=MONDAY + 14 * DAY_S, covered_s=14 * DAY_S, trees=[tree])
         lines = render_savings(view, view.covered_s, None, False).splitlines()
-        assert [line.split()[0] for line in lines if line.startswith("2026-03-") and "known" not in line] == [
+        assert [line.split()[0] for line in lines if line.startswith("2026-03-") and "recorded" not in line] == [
             "2026-03-02",
             "2026-03-09",
         ]
