@@ -1,1 +1,1 @@
-"""This host: cgroups, systemd, what starts jobs, the service that a program is, connections that it takes."""
+"""This host: cgroups, systemd, executors of jobs, the program as a service, and its network connections."""

@@ -1,6 +1,6 @@
-"""The processes of cgroups, and signals that never hit another process of the same number.
+"""Processes of cgroups, and signals that never hit another process with a reused PID.
 
-Needs the standard library only: the keeper of jobs runs with nothing else.
+It needs only the standard library, because the keeper of jobs has nothing else.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _PIDFDS_AT_ONCE: Final = 200
 
 
 def read_processes(directory: str) -> set[int]:
-    """The processes of one cgroup, without those below it; empty where that cannot be read."""
-    # A threaded cgroup refuses it; its processes are those of the domain above it.
+    """Return the processes of one cgroup, without those below it; empty if it is unreadable."""
+    # A threaded cgroup refuses this; its processes are those of the domain above it.
     with contextlib.suppress(OSError), open(os.path.join(directory, "cgroup.procs"), "rb") as file:
-        # 0 is a process that this pid namespace does not see.
+        # 0 stands for a process that this PID namespace does not see.
         return {int(word) for word in file.read().split() if word.isdigit()} - {0}
     return set()
 
 
 def list_processes(directories: Iterable[str]) -> set[int]:
-    """The living processes of some cgroups and of those below them; empty when they are gone."""
+    """Return the living processes of some cgroups and of those below them; empty if they are gone."""
     found = {pid for directory in directories for place, _, _ in os.walk(directory) for pid in read_processes(place)}
     return set(filter(_is_alive, found))
 
@@ -39,7 +39,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def send_signal(directories: Collection[str], number: int, pids: Iterable[int]) -> None:
-    """A signal to ``pids``, as far as they are in the cgroups. Those that this process may not signal are left out."""
+    """Send a signal to those of ``pids`` that are in the cgroups, skipping processes that this one may not signal."""
     waiting = sorted(pids)
     while waiting:
         held: dict[int, int] = {}
@@ -47,7 +47,7 @@ def send_signal(directories: Collection[str], number: int, pids: Iterable[int]) 
             for pid in waiting[:_PIDFDS_AT_ONCE]:
                 with contextlib.suppress(OSError):
                     held[pid] = os.pidfd_open(pid)
-            # Read with the descriptors in hand: an id that was given to another process is not there any more.
+            # Read with open descriptors: a PID that was given to another process is no longer in the list.
             for pid in held.keys() & list_processes(directories):
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(held[pid], number)
@@ -58,7 +58,7 @@ def send_signal(directories: Collection[str], number: int, pids: Iterable[int]) 
 
 
 def kill_processes(directories: Collection[str]) -> bool:
-    """SIGKILL to everything in some cgroups and below; True where there is nothing. Does not wait for the end."""
+    """Send SIGKILL to everything in some cgroups and below, without waiting; return True if there is nothing left."""
     for directory in directories:
         with contextlib.suppress(OSError):
             fd = os.open(os.path.join(directory, "cgroup.kill"), os.O_WRONLY | os.O_CLOEXEC)

@@ -1,9 +1,9 @@
-"""Bounds for the connections of one HTTP server: their number, and what unfinished requests and unread answers take.
+"""Bounds for the connections of one HTTP server: their number, and memory for unfinished requests and unread responses.
 
-Any client can send half a request, many requests at once, or read no answer, before a token is asked for. Where a bound
-is reached, the connection whose last answer is longest ago is ended: honest clients get answers all the time, so their
-connections stay. For bytes it is one of those that hold no less than the mean, as a small request that
-waits for its turn is not what fills the room. A connection whose request is whole and being answered is never ended.
+Any client can send half a request, many requests at once, or read no response, before it must show a token. At a bound,
+the connection whose last response is oldest is closed: honest clients get responses all the time, so their connections
+stay. At the bound on bytes it is one of those that hold at least the mean, because a small waiting request is not what
+fills the memory. A connection whose complete request is being processed is never closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOG_PERIOD_S: Final = 60.0
 
 
 class Member(Protocol):
-    """A connection as a door sees it. ``held`` is the door's to write; ``source`` is the address of the client."""
+    """A connection from a door's view. Only the door writes ``held``; ``source`` is the client's address."""
 
     held: int
     source: str
@@ -38,11 +38,12 @@ class Member(Protocol):
 
 
 class Door:
-    """The connections of one server, in the order of their last answers.
+    """The connections of one server, in the order of their last responses.
 
-    ``max_connections`` and ``max_bytes``: of unfinished requests and unread answers together. ``exchange_s``: seconds
-    from the connection, or the answer before, to the end of the next answer. ``counted``: what the log calls them.
-    ``by_source``: of too many connections one from the address that has most of them goes.
+    ``max_connections`` bounds their number, ``max_bytes`` their unfinished requests and unread responses together.
+    ``exchange_s`` are the seconds from the connection, or the previous response, to the end of the next response.
+    ``counted`` is their name in the log. ``by_source``: above the bound, a connection of the address with the most
+    connections is closed.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Door:
         self._told_at_s = -LOG_PERIOD_S
 
     def enter(self, connection: Member) -> None:
-        """A new connection; an old one may have to go for it."""
+        """Add a new connection; an old one may be closed for it."""
         self._connections[connection] = None
         if self._sources is not None:
             self._sources[connection.source] += 1
@@ -86,16 +87,16 @@ class Door:
             connection.held = 0
 
     def renew(self, connection: Member) -> bool:
-        """A connection got an answer; False when it is over already."""
+        """Record that a connection got a response; False if it is closed already."""
         if connection not in self._connections:
             return False
         self._connections.move_to_end(connection)
         return True
 
     def hold(self, connection: Member, held: int) -> None:
-        """Note the bytes that a connection holds from now on; ignored once it is over."""
+        """Record the bytes that a connection holds from now on; ignored once it is closed."""
         if connection not in self._connections:
-            return  # a request that came before the end may still be answered
+            return  # a request received before the close may still be answered
         self.held_bytes += held - connection.held
         connection.held = held
         while self.held_bytes > self.max_bytes:
@@ -118,16 +119,16 @@ class Door:
             most = self.max_bytes if bound == "bytes" else self.max_connections
             log.warning(
                 "connections_ended", ended=self._ended, bound=bound, limit=most,
-                advice="clients keep connections, send requests that they do not finish, or read no answers",
+                advice="clients keep connections open, send unfinished requests, or do not read responses",
             )  # fmt: skip
         return True
 
 
 class Deadline:
-    """Ends a connection when a request and its answer take too long together, so that silent peers do not add up.
+    """Closes a connection if a request and its response take too long together, so that silent peers do not accumulate.
 
-    ``restart`` at its start and after each answer, ``cancel`` at its end; ``exchange_s`` is longer than a connection
-    may idle between two requests.
+    ``restart`` at its start and after each response, ``cancel`` at its end. ``exchange_s`` is longer than the idle time
+    allowed between two requests.
     """
 
     def __init__(self, exchange_s: float) -> None:
@@ -146,17 +147,17 @@ class Deadline:
 class Bounded(asyncio.Protocol):
     """Mixin for the protocol classes of both libraries, before them in the order of bases. ``door`` is the server's.
 
-    While a request waits for its answer not much more is read than the piece that begins the next one: what is sent too
-    early waits in the kernel, and so does its sender.
+    While a request is processed, little more is read than the piece that begins the next one: data sent too early waits
+    in the kernel, and so does its sender.
     """
 
     door: Door
     held = 0
     source = ""
     unfinished = 0
-    """Bytes of requests that are not whole, or wait for their turn."""
+    """Bytes of requests that are incomplete or wait for their turn."""
 
-    # Of the protocol classes.
+    # Attributes of the protocol classes.
     transport: asyncio.Transport
     loop: asyncio.AbstractEventLoop
     flow: FlowControl
@@ -169,7 +170,7 @@ class Bounded(asyncio.Protocol):
         self.flow = self._flow = _Flow(transport, self)
         # A piece that is read is parsed in one go. An event loop without this attribute reads more at once.
         transport.max_size = PIECE_BYTES  # type: ignore[attr-defined]
-        # So that all bytes that the client has not read yet are counted.
+        # Count all bytes that the client has not read yet.
         transport.set_write_buffer_limits(high=0)
         self._unsent = 0
         peer = transport.get_extra_info("peername")
@@ -185,11 +186,11 @@ class Bounded(asyncio.Protocol):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a whole request is being answered, and the answer is taken."""
+        """Whether a complete request is being processed, and the client reads the responses."""
         return self.has_waiting and not self._unsent
 
     def end(self) -> None:
-        """Close it at once: a bound is reached."""
+        """Close it at once because a bound is reached."""
         self.transport.abort()
 
     def on_response_complete(self) -> None:
@@ -198,7 +199,7 @@ class Bounded(asyncio.Protocol):
         super().on_response_complete()  # type: ignore[misc]
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered."""
+        """Note that the client reads more slowly than responses are written."""
         super().pause_writing()
         self._unsent = self.transport.get_write_buffer_size()
         self.account()
@@ -215,7 +216,7 @@ class Bounded(asyncio.Protocol):
         self._deadline.cancel()
         self.door.leave(self)
         super().connection_lost(exc)
-        # Connection, transport and parser refer to each other, and the transport to itself: all of it goes now, not
+        # Connection, transport and parser refer to each other, and the transport to itself. Free all of them now, not
         # with the next collection, which may be a hundred thousand connections later.
         self.cycle = self.scope = None
         self.headers = []
@@ -224,7 +225,7 @@ class Bounded(asyncio.Protocol):
 
 
 class _Flow(FlowControl):
-    """Reading goes on where something of the present request is missing, not to take in the next one."""
+    """Resumes reading only if the present request is incomplete, not to read the next one."""
 
     def __init__(self, transport: asyncio.Transport, connection: Bounded) -> None:
         super().__init__(transport)
@@ -239,10 +240,11 @@ class _Flow(FlowControl):
 
 
 class BoundedH11(Bounded, H11Protocol):
-    """h11 takes one request after the other from what was read, at most one piece of PIECE_BYTES."""
+    """Bounded h11 protocol: h11 takes one request after the other from what was read, at most one piece of
+    PIECE_BYTES."""
 
     def send_400_response(self, msg: str) -> None:
-        """Handle bytes that are no HTTP: the connection ends, whatever answer is under way."""
+        """Handle bytes that are not HTTP: the connection ends, whatever response is under way."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

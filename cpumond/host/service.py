@@ -1,4 +1,4 @@
-"""Means that the long-running processes share: listening sockets, the service manager's socket, descriptors."""
+"""Functions shared by the long-running processes: listening sockets, the service manager's socket, descriptors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cpumond.core.errors import CreateError, from_os_error
 from cpumond.core.settings import parse_listen
 
 ABSENT_ERRNOS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
-"""The errors of the kernel for an address, or a family of addresses, that this machine does not have."""
+"""The kernel's errors for an address, or an address family, that this machine does not have."""
 
 IP_FREEBIND: Final = 15
 IPV6_FREEBIND: Final = 78
-"""Of <linux/in.h> and <linux/in6.h>; ``socket`` does not name them."""
+"""From <linux/in.h> and <linux/in6.h>; ``socket`` does not define them."""
 
 MAX_STATUS = 800
 """Characters of a status: systemd drops a message of more than 4096 bytes."""
@@ -32,11 +32,11 @@ log = structlog.get_logger()
 
 
 def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]:
-    """The TCP sockets of ``listen``, "host:port": one for each address of the host, all on one port.
+    """Open the TCP sockets of ``listen``, "host:port": one for each address of the host, all on one port.
 
-    An address that this machine does not have is left out beside one that it has. Where it has none of them they may
-    come later (DHCP, a VPN, a failover): they are listened on already, and a warning in the log says so. ``key`` is
-    where it was configured ("table.key"), for messages. Raises CreateError or AccessError.
+    An address that this machine lacks is skipped if it has another one. If it has none, they may appear later (DHCP, a
+    VPN, a failover): they are listened on already, and a warning is logged. ``key`` names the setting ("table.key"),
+    for messages. Raises CreateError or AccessError.
     """
     host, port = parse_listen(listen, key)
     table, _, name = key.partition(".")
@@ -44,7 +44,7 @@ def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        # Not a ConfigError: the service manager tries again after this one, and the name may be known then.
+        # Not a ConfigError: the service manager retries after this one, and the name may be known then.
         reason = error.strerror if isinstance(error, OSError) else "not a host name"
         raise CreateError(f"cannot {doing}: {host!r}: {reason}; {advice}") from None
     places = [(family, address) for family, _, _, _, address in found]
@@ -60,9 +60,9 @@ def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]
     addresses = " and ".join(str(sock.getsockname()[0]) for sock in sockets)
     log.warning(
         "address_not_here",
-        error=f"[{table}] {name}: this host does not have the address {addresses} yet; it will be answered on when it "
-        "comes",
-        advice=f"if it stays so, compare `ip address` with [{table}] {name}",
+        error=f"[{table}] {name}: this host does not have the address {addresses} yet; connections are accepted once "
+        "it does",
+        advice=f"if that does not happen, compare `ip address` with [{table}] {name}",
     )
     return sockets
 
@@ -70,11 +70,11 @@ def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]
 def _listen_on_all(
     places: Sequence[tuple[int, tuple[Any, ...]]], backlog: int, is_early: bool = False
 ) -> list[socket.socket]:
-    """One socket for each family and address; those that are absent are left out, unless all are. Raises OSError."""
+    """Open one socket for each family and address; missing addresses are skipped, unless all are. Raises OSError."""
     sockets: list[socket.socket] = []
     absent: OSError | None = None
     for family, place in places:
-        # One port for a host, also where the kernel chose it.
+        # One port for a host, also if the kernel chose it.
         port = sockets[0].getsockname()[1] if sockets else place[1]
         try:
             sockets.append(_listen(family, (place[0], port, *place[2:]), backlog, len(places) == 1, is_early))
@@ -90,16 +90,17 @@ def _listen_on_all(
 
 
 def _listen(family: int, address: tuple[Any, ...], backlog: int, is_alone: bool, is_early: bool) -> socket.socket:
-    # With its protocol named, the event loop turns Nagle's algorithm off: an answer in two pieces would wait 40 ms.
+    # With its protocol named, the event loop turns off Nagle's algorithm, which would delay a response in two pieces by
+    # 40 ms.
     tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6 and not is_alone:
-            # The host's IPv4 address has a socket of its own; "[::]" alone takes both.
+            # The host's IPv4 address has its own socket; "[::]" alone takes both.
             tcp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if is_early:
             is_v6 = family == socket.AF_INET6
-            # On a kernel without it ``bind`` refuses the address again, and that error says what is wrong.
+            # On a kernel without it, ``bind`` refuses the address again, and that error explains it.
             with contextlib.suppress(OSError):
                 tcp.setsockopt(
                     socket.IPPROTO_IPV6 if is_v6 else socket.IPPROTO_IP, IPV6_FREEBIND if is_v6 else IP_FREEBIND, 1
@@ -118,15 +119,15 @@ def close_sockets(sockets: list[socket.socket]) -> None:
 
 
 class ServiceManager:
-    """The service manager (sd_notify), where ``environment`` says that it started this process; else nothing is sent.
+    """The service manager (sd_notify), if ``environment`` says that it started this process; else nothing is sent.
 
-    ``watchdog_s``: how long it waits for WATCHDOG=1, seconds; infinity when it does not.
+    ``watchdog_s``: seconds it waits for WATCHDOG=1; infinity if it does not.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._send: Callable[[str], object] | None = None
         self._unescapes = "SYSTEMD_EXEC_PID" in environment
-        """systemd sets it since 248. Since 246 it takes each backslash of a message off, and drops a message that ends
+        """systemd sets it since 248. Since 246 it removes each backslash of a message, and drops a message that ends
         with one."""
         self.watchdog_s = math.inf
         if environment.get("NOTIFY_SOCKET"):
@@ -141,27 +142,27 @@ class ServiceManager:
         return self._send is not None
 
     def notify(self, *lines: str, status: str = "") -> None:
-        """Send one message. A manager that does not listen must not stop the program, so this never raises.
+        """Send one message. Never raises: a manager that does not listen must not stop the program.
 
-        ``status``: what ``systemctl status`` shows from now on, of any length and on any number of lines.
+        ``status``: the text of ``systemctl status`` from now on, of any length and number of lines.
         """
         if self._send is None:
             return
         if status:
-            # A path in a sentence may be no valid Unicode, and the message must go out all the same.
+            # A path in a sentence may be invalid Unicode, and the message must still be sent.
             text = " ".join(status.split())[:MAX_STATUS].encode(errors="replace").decode()
             shown = text.replace("\\", "\\\\") if self._unescapes else text
             lines = (*lines, f"STATUS={shown}")
         try:
             self._send("\n".join(lines))
         except (OSError, RuntimeError, ValueError):
-            # The manager is away: its watchdog decides.
+            # The manager is unavailable: its watchdog decides.
             return
 
     def extend(self, status: str = "") -> None:
-        """A start or an end takes long and goes on: EXTEND_S from now, whatever the manager's own patience is.
+        """Extend the time-out of a long start or stop to EXTEND_S from now, whatever the manager's own time-out is.
 
-        For a loop that gets somewhere, after each step: without a ``status`` at most one message a second goes out.
+        For a loop that makes progress, after each step: without a ``status`` at most one message per second is sent.
         """
         now_s = time.monotonic()
         if status or now_s - self._extended_at_s >= 1.0:
@@ -170,7 +171,7 @@ class ServiceManager:
 
 
 def read_watchdog_s(environment: Mapping[str, str]) -> float:
-    """Seconds that the manager waits for WATCHDOG=1; infinity when it does not watch this process."""
+    """Return the seconds that the manager waits for WATCHDOG=1; infinity if it does not watch this process."""
     watchdog_us = environment.get("WATCHDOG_USEC", "")
     if not watchdog_us.isdecimal() or int(watchdog_us) == 0:
         return math.inf
@@ -178,32 +179,32 @@ def read_watchdog_s(environment: Mapping[str, str]) -> float:
 
 
 OTHER_DESCRIPTORS: Final = 256
-"""Those that are not of jobs: connections, and files that are open for a moment, without which no limit is written."""
+"""Descriptors not used by jobs: connections, and files open for a moment, without which no limit can be written."""
 
 
 def find_room(limit: int) -> float:
-    """Descriptors that jobs may hold where RLIMIT_NOFILE is ``limit``, of which a quarter at most stays free."""
+    """Return the descriptors that jobs may hold with RLIMIT_NOFILE ``limit``, of which at most a quarter stays free."""
     return math.inf if limit == resource.RLIM_INFINITY else limit - min(OTHER_DESCRIPTORS, limit // 4)
 
 
 M_MMAP_THRESHOLD: Final = -3
-"""Of mallopt(3)."""
+"""Constant of mallopt(3)."""
 LARGE_BYTES: Final = 32_768
 
 
 def give_back_large_blocks() -> None:
-    """Have blocks of LARGE_BYTES and more go back to the system when they are freed, such as thousands of requests.
+    """Make freed blocks of LARGE_BYTES and more return to the system, for example after thousands of requests.
 
-    By default glibc takes such blocks from its heap once one was freed, where a small block behind them keeps them.
+    By default glibc takes such blocks from its heap once one was freed, where a small block after them keeps them.
     """
-    import ctypes  # not each program that starts needs it
+    import ctypes  # not every program that starts needs it
 
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def raise_descriptor_limit() -> None:
-    """Take all the file descriptors that the hard limit allows."""
+    """Raise the limit of file descriptors to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

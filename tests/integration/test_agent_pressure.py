@@ -80,6 +80,6 @@ def test_a_cgroup_that_is_not_in_cgroup2_is_said_once(cgroups: CgroupTree, agent
     agent.start(describe_agent(cgroups, monitor={"pressure_restore_ratio": "0.5"}))
     wait_until(lambda: at_floor(cgroups, "a") and at_floor(cgroups, "b"), "both are down at the floor")
     [missed] = agent.events("pressure_unknown")
-    assert "there is no such cgroup in cgroup2" in missed["error"] or "cgroup2 is not mounted" in missed["error"]
+    assert "the cgroup does not exist in cgroup2" in missed["error"] or "cgroup2 is not mounted" in missed["error"]
     assert "cpumond_job_cpu_pressure_seconds_total" not in agent.request("GET", "/metrics").text
     assert agent.stop() == 0

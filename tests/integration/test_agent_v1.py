@@ -158,7 +158,7 @@ def test_a_cgroup_that_enters_the_idle_class_has_no_weight_any_more(cgroups, age
     """The kernel takes its weight, and each one that is written is an error, also one that is put back."""
     cgroups.make("idle")
     if not os.path.exists(cgroups.path("idle", "cpu.idle")):
-        pytest.skip("this kernel has no cpu.idle (Linux 5.15 has it)")
+        pytest.skip("this kernel has no cpu.idle (added in Linux 5.15)")
     agent.start(
         describe_agent(cgroups, monitor={"actuator": '"weight"'}, sources=describe_source(f"{cgroups.top}/*", 2))
     )

@@ -507,7 +507,7 @@ def test_pressure_where_there_is_some(tmp_path, text):
     assert read_pressure_s(f"{host.directory('a')}/cpu.pressure") == (pytest.approx(99e-6) if text else None)
     with host.open(path) as cgroup:
         if not text:
-            with pytest.raises(CgroupReadError, match="is no pressure file: no line `some`"):
+            with pytest.raises(CgroupReadError, match="is not a pressure file: the line `some` is missing"):
                 cgroup.follow_pressure(True)
             assert cgroup.read(1.0).pressure_s is None
             return
@@ -536,7 +536,7 @@ def test_why_there_is_no_pressure(tmp_path, layout):
     reason = "cgroup.pressure is 0 there" if layout == "v2" else "cgroup2 is not mounted"
     with host.open(path) as cgroup, pytest.raises(CgroupReadError, match=reason):
         cgroup.follow_pressure(True)
-    with pytest.raises(CgroupReadError, match="there is no such cgroup in cgroup2"):
+    with pytest.raises(CgroupReadError, match="the cgroup does not exist in cgroup2"):
         open_pressure(str(tmp_path), "none")
 
 

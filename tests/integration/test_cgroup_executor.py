@@ -469,7 +469,7 @@ def test_processes_in_the_root_of_jobs_are_told_before_anything_is_changed(tmp_p
     mountinfo = make_v2_host(tmp_path, {"cgroup.subtree_control": "cpu\n", "busy": busy})
     hierarchies = open_hierarchies(mountinfo)
     for root in ("busy", "busy/jobs"):
-        with pytest.raises(CreateError, match="/busy: there are processes in it"):
+        with pytest.raises(CreateError, match="/busy: it contains processes"):
             JobCgroupTree(hierarchies, root, mountinfo).create("x", 1.0, 0)
     assert sorted(os.listdir(tmp_path / "cgroup" / "busy")) == sorted(busy)
 

@@ -199,7 +199,7 @@ def test_names_outlive_the_engine(dockerd, agent):
     for number, how in enumerate((dockerd.kill, dockerd.terminate), 1):
         how()
         wait_until(lambda: agent.get("/v1/status")["problems"], "status says so")
-        assert "docker: no answer from" in agent.get("/v1/status")["problems"][0]
+        assert "docker: no response from" in agent.get("/v1/status")["problems"][0]
         assert f'cpumond_engine_up{{engine="docker",socket="{dockerd.socket_path}"}} 0.0' in agent.metrics()
         job = agent.job("shop_web_1")
         assert (job["status"], job["labels"]["project"]) == ("reclaim", "shop")

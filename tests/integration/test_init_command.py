@@ -187,7 +187,7 @@ def test_a_socket_that_nobody_listens_on(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as deaf:
         deaf.bind(str(path))
     text = Host(tmp_path, f"docker={path}").init()
-    assert f"docker: no answer from {path}" in text
+    assert f"docker: no response from {path}" in text
     assert "refused" in text
 
 
@@ -202,4 +202,4 @@ def test_podman(tmp_path: Path) -> None:
         assert "idle" in found["jobs"]["unlimited"]
         engine.terminate(signal.SIGTERM)
         findings = host.doctor()["engine podman"]
-        assert [each for each in findings if "no answer from" in each["text"] and "podman.socket" in each["advice"]]
+        assert [each for each in findings if "no response from" in each["text"] and "podman.socket" in each["advice"]]

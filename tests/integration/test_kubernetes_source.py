@@ -154,8 +154,8 @@ def test_a_kubelet_that_says_what_cannot_be_harms_nobody(
     assert "\x1b" not in text
     assert all(len(line.split("{")) <= 2 for line in agent.metrics().splitlines() if "web-1" in line)
     problems = " ".join(agent.get("/v1/status")["problems"])
-    assert "is none of a container" in problems
-    assert "CPU limit 'many' is not understood" in problems
+    assert "is not the id of a container" in problems
+    assert "CPU limit 'many' is invalid" in problems
     assert agent.process is not None
     for raw, repeated, said in (
         (b" " * (1 << 20), 100, "larger than 16 MiB"),

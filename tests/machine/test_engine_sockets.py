@@ -51,7 +51,7 @@ def test_init_writes_a_source_for_each_kind(facts: Facts) -> None:
 def test_without_the_drop_in_the_service_sees_no_engine(facts: Facts) -> None:
     fact = of(facts, "before")
     assert (fact["state"], fact["seen"]) == ("active", [])
-    assert any("there is no such socket" in problem for problem in fact["problems"]), fact["problems"]
+    assert any("the socket does not exist" in problem for problem in fact["problems"]), fact["problems"]
     hidden = find_sentences(facts, "before", "is hidden from the service")
     assert [text.split()[0] for text in hidden] == SOCKETS
 

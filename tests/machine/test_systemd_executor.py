@@ -59,14 +59,14 @@ def test_the_guest_is_ready(facts: Facts) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("program", "there is no program 'no-such-program' that user root may run"),
-        ("path", "there is no program '/no/such/program'"),
-        ("not_executable", "there is no program '/etc/hostname'"),
-        ("not_for_user", "that user nobody may run"),
-        ("interpreter", "there is no program '/usr/local/bin/bad-interpreter'"),
-        ("directory", "there is no working directory /no/such/directory"),
-        ("closed_directory", "there is no working directory /root/only that user nobody may enter"),
-        ("user", "there is no user 'nosuchuser' on this host"),
+        ("program", "the program 'no-such-program' does not exist, or user root may not run it"),
+        ("path", "the program '/no/such/program'"),
+        ("not_executable", "the program '/etc/hostname'"),
+        ("not_for_user", "user nobody may not run it"),
+        ("interpreter", "the program '/usr/local/bin/bad-interpreter'"),
+        ("directory", "the working directory /no/such/directory does not exist"),
+        ("closed_directory", "the working directory /root/only does not exist, or user nobody may not enter it"),
+        ("user", "the user 'nosuchuser' does not exist on this host"),
         ("odd_user", "no such:user"),
         ("id", "job id 'a/b' cannot name a unit"),
         ("empty", "its command is empty"),
@@ -107,7 +107,7 @@ def test_logs(facts: Facts) -> None:
     assert fact["stderr"] == ["<3>to stderr\n", 13]
     assert fact["silent"] == ["", 0]
     assert fact["long"] == [200_001 + 7, "xx\n\u00e9\x01 end\n"]
-    assert fact["unknown"][0].startswith("ExecutorError: the journal has nothing about job never-ran")
+    assert fact["unknown"][0].startswith("ExecutorError: the journal has no entries about job never-ran")
 
 
 def test_lines_of_processes_that_end_at_once_are_not_lost(facts: Facts) -> None:
@@ -132,7 +132,7 @@ def test_jobs_outlive_a_killed_agent(facts: Facts) -> None:
         "lives": (5, None), "ends": (0, None), "fails": (44, None), "dies": (None, 10), "never-heard-of": (None, None),
     }  # fmt: skip
     assert [event["kind"] for events in fact["events"].values() for event in events] == ["Ended"] * 5
-    assert "nobody knows how it ended" in fact["events"]["never-heard-of"][0]["problem"]
+    assert "its end is unknown" in fact["events"]["never-heard-of"][0]["problem"]
 
 
 def test_unknown_jobs_are_left_alone(facts: Facts) -> None:

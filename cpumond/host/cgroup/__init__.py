@@ -1,7 +1,7 @@
-"""Control groups: the only folder that knows v1 from v2.
+"""Control groups: the only folder that distinguishes v1 and v2.
 
-``open_hierarchies`` finds the mounts, ``open_cgroup`` opens one cgroup of them; both versions are a
-``Cgroup``. A cgroup that is gone is None, not an error.
+``open_hierarchies`` finds the mounts, and ``open_cgroup`` opens one of their cgroups; both versions are a ``Cgroup``. A
+cgroup that is gone is None, not an error.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cpumond.host.cgroup.v2 import V2Cgroup
 
 
 def open_cgroup(hierarchies: Hierarchies, path: str) -> Cgroup | None:
-    """The cgroup at ``path`` (relative), or None when there is none. Raises CgroupReadError."""
+    """Open the cgroup at ``path`` (relative); None if there is none. Raises CgroupReadError."""
     return _choose_class(hierarchies).open(hierarchies, path)
 
 
 def read_host_cores(hierarchies: Hierarchies) -> float:
-    """The CPU that all cgroups have together, in cores: the CPUs that are online, less where the hierarchies' own roots
+    """Return the CPU that all cgroups have together, in cores: the CPUs online, less if the hierarchies' own roots
     have a quota or a cpuset, as in a container. Raises CgroupReadError."""
     quota_cores = _choose_class(hierarchies).read_quota(hierarchies.cpu_root)
     return min(float(read_cpus(hierarchies, "")), math.inf if quota_cores is None else quota_cores)

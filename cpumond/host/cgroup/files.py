@@ -1,4 +1,5 @@
-"""The common part of both versions: reading and writing a cgroup's files, ancestors, xattr, CPUs, threads, pressure."""
+"""The parts common to both versions: reading and writing a cgroup's files, ancestors, xattr, CPUs, threads,
+pressure."""
 
 from __future__ import annotations
 
@@ -27,12 +28,12 @@ MODE_XATTR = "user.cpumond.mode"
 SETTING_BYTES = 128
 PRESSURE_BYTES = 256
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC
-"""Its inode: PROC_PID_INIT_INO of the kernel."""
+"""Inode of the initial PID namespace: the kernel's PROC_PID_INIT_INO."""
 HOST_PRESSURE = "/proc/pressure/cpu"
 
 
 def read_text(path: str) -> str | None:
-    """The text of a file; None when it is gone. Raises CgroupReadError."""
+    """Return the text of a file; None if it is gone. Raises CgroupReadError."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return file.read()
@@ -43,7 +44,7 @@ def read_text(path: str) -> str | None:
 
 
 def open_counter(path: str, flags: int = os.O_RDONLY) -> int | None:
-    """A held descriptor of a counter file; None when it is gone. Raises CgroupReadError."""
+    """Open a counter file and return its descriptor; None if it is gone. Raises CgroupReadError."""
     try:
         return os.open(path, flags | os.O_CLOEXEC)
     except OSError as error:
@@ -57,12 +58,12 @@ def open_counter(path: str, flags: int = os.O_RDONLY) -> int | None:
 class Cgroup:
     """One open cgroup; holds descriptors of its directory and its counters until ``close``.
 
-    ``path`` is relative to the hierarchy of the cpu controller, ``directory`` absolute there, both as it was opened;
-    ``inode`` its identity in that hierarchy: a removed and made-again cgroup has another one (its ctime does not tell,
-    setting an xattr changes that), a renamed one (v1) keeps it. All that is read and written here is of this identity,
-    under whatever name and whatever is mounted over it meanwhile. ``stat_fd`` is the descriptor of its cpu.stat,
-    ``usage_fd`` that of the file with its CPU time, for looks at many cgroups. ``DESCRIPTORS``: how many it holds, one
-    more with pressure.
+    ``path`` is relative to the hierarchy of the cpu controller, ``directory`` absolute there, both as of the opening.
+    ``inode`` is its identity in that hierarchy: a removed and recreated cgroup has another one (the ctime is no
+    identity, because setting an xattr changes it), a renamed one (v1) keeps it. All reads and writes here concern this
+    identity, whatever its name is and whatever is mounted over it. ``stat_fd`` is the descriptor of its cpu.stat,
+    ``usage_fd`` that of the file with its CPU time, for looks at many cgroups. ``DESCRIPTORS`` is the number it holds,
+    without the one for pressure.
     """
 
     WEIGHT_BOUNDS: ClassVar[tuple[int, int]]
@@ -80,27 +81,27 @@ class Cgroup:
 
     @property
     def usage_fd(self) -> int:
-        """``parse_usage_us`` reads what is in it."""
+        """Descriptor of the file that ``parse_usage_us`` parses."""
         return self.stat_fd
 
     def parse_usage_us(self, raw: bytes) -> float:
-        """The CPU time used, in microseconds, of the beginning of a cpu.stat. Raises ValueError, IndexError."""
+        """Parse the CPU time used, in microseconds, from the beginning of a cpu.stat. Raises ValueError, IndexError."""
         return int(raw.split(None, 2)[1])
 
     @property
     def place(self) -> str:
-        """A path to it that stays right, for this process."""
+        """A path that stays valid for this process."""
         return held_place(self._fd)
 
     def read_quota_below(self) -> float:
-        """The least quota in cores that the kernel takes because of quotas below it; 0 where that is none."""
+        """Return the least quota in cores that the kernel accepts because of quotas below; 0 if there are none."""
         return 0.0
 
     def is_there(self) -> bool:
         return os.path.exists(f"{self.place}/cpu.stat")
 
     def read_file(self, name: str) -> str:
-        """The text of one of its small files. Raises OSError."""
+        """Return the text of one of its small files. Raises OSError."""
         fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             return os.read(fd, SETTING_BYTES).decode("ascii", "replace")
@@ -108,14 +109,14 @@ class Cgroup:
             os.close(fd)
 
     def read_number(self, name: str) -> int | None:
-        """The number in one of its files; None where this kernel has no such file. Raises OSError, ValueError."""
+        """Return the number in one of its files; None if this kernel has no such file. Raises OSError, ValueError."""
         try:
             return int(self.read_file(name))
         except FileNotFoundError:
             return None
 
     def write_file(self, name: str, text: str) -> None:
-        """Write one of its files, which must be there. Raises OSError."""
+        """Write one of its files, which must exist. Raises OSError."""
         fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, dir_fd=self._fd)
         try:
             os.write(fd, text.encode("ascii"))
@@ -123,19 +124,19 @@ class Cgroup:
             os.close(fd)
 
     def list_above(self) -> Iterator[tuple[str, str]]:
-        """(Name when it was opened, place) of each cgroup above it, the nearest first, the root ("") last: in a
-        container the root has limits, too."""
+        """Yield (name at the time of opening, place) of each cgroup above, the nearest first, the root ("") last: in
+        a container the root has limits, too."""
         place = self.place
         for name in (*ancestors(self.path), ""):
             place += "/.."
             yield name, place
 
     def read(self, at_s: float) -> CpuReading | None:
-        """The counters; None when the cgroup is gone. Raises CgroupReadError."""
+        """Read the counters; None if the cgroup is gone. Raises CgroupReadError."""
         raise NotImplementedError
 
     def read_throttled(self) -> int | None:
-        """``nr_throttled`` alone; the next ``read`` has it, too. None when the cgroup is gone.
+        """Read only ``nr_throttled``, which the next ``read`` returns, too. None if the cgroup is gone.
 
         Raises CgroupReadError.
         """
@@ -153,9 +154,9 @@ class Cgroup:
         raise NotImplementedError
 
     def follow_pressure(self, wanted: bool) -> None:
-        """Whether ``read`` also tells ``pressure_s``; costs one more descriptor and one more pread.
+        """Choose whether ``read`` also returns ``pressure_s``; costs one more descriptor and one more pread.
 
-        Raises CgroupReadError with the reason where the kernel does not tell it; ``read`` goes on without.
+        Raises CgroupReadError with the reason if the kernel does not report it; ``read`` continues without it.
         """
         if not wanted and self._pressure_fd is not None:
             os.close(self._pressure_fd)
@@ -164,13 +165,13 @@ class Cgroup:
             self._pressure_fd = self._open_pressure()
 
     def read_settings(self) -> CpuSettings | None:
-        """The CPU settings in force; None when the cgroup is gone. Raises CgroupReadError."""
+        """Read the CPU settings in force; None if the cgroup is gone. Raises CgroupReadError."""
         raise NotImplementedError
 
     def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
-        """Bring ``before`` to ``after`` in an order that is legal at every step; False when the cgroup is gone.
+        """Change ``before`` to ``after`` in an order that is valid at every step; False if the cgroup is gone.
 
-        Raises CgroupWriteError with the rule of the kernel that is behind a refusal.
+        Raises CgroupWriteError with the kernel's rule behind a refusal.
         """
         written: set[str] = set()
         for step in plan_steps(before, after):
@@ -188,25 +189,25 @@ class Cgroup:
         return True
 
     def _describe_step(self, step: WriteStep, after: CpuSettings) -> tuple[str, str]:
-        """The file of a step, and what is written to it."""
+        """Return the file of a step and the text to write."""
         raise NotImplementedError
 
     def _explain(self, step: WriteStep, after: CpuSettings) -> str:
-        """The rule of the kernel behind a refused ``step``; "" where it is not known."""
+        """Return the kernel's rule behind a refused ``step``; "" if unknown."""
         return ""
 
     @staticmethod
     def read_quota(directory: str) -> float | None:
-        """The quota of any cgroup in cores; None where there is none, or no cgroup. Raises CgroupReadError."""
+        """Return the quota of any cgroup in cores; None without a quota or cgroup. Raises CgroupReadError."""
         raise NotImplementedError
 
     def read_ancestor_cap(self) -> AncestorCap:
-        """The least quota above this cgroup, and where it is set. Raises CgroupReadError."""
+        """Return the least quota above this cgroup, and its place. Raises CgroupReadError."""
         found = ((name, self.read_quota(place)) for name, place in self.list_above())
         return least_cap(AncestorCap(cores, name) for name, cores in found if cores is not None)
 
     def watch_paths(self, actuator: str) -> list[str]:
-        """The files in which a foreign change of the limit that ``actuator`` moves shows."""
+        """Return the files that show another program's change of the limit that ``actuator`` moves."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -216,7 +217,7 @@ class Cgroup:
 
 
 def open_directory(path: str) -> int | None:
-    """A descriptor that stands for a directory; None when it is gone. Raises CgroupReadError."""
+    """Open a descriptor of a directory; None if it is gone. Raises CgroupReadError."""
     return open_counter(path, os.O_PATH | os.O_DIRECTORY)
 
 
@@ -224,11 +225,11 @@ _VITAL: dict[tuple[tuple[int, int], str], dict[str, str]] = {}
 
 
 def find_vital(root: str, proc: str = "/proc") -> dict[str, str]:
-    """Cgroups that must never be lowered, and why: those of PID 1 and of this process, relative in the hierarchy with
-    the cpu controller, at ``root``; found once. The root is left out, and a process whose cgroup is not known.
+    """Return the cgroups that must never be lowered, with reasons: those of PID 1 and of this process.
 
-    In a cgroup namespace of its own a process is told a path that is none of a hierarchy that the host has mounted:
-    then it is looked for by its PID.
+    They are relative to the hierarchy of the cpu controller at ``root``, and found once; the root and unknown cgroups
+    are left out. In its own cgroup namespace a process sees a path that does not exist in a hierarchy mounted by the
+    host: then the process is searched by its PID.
     """
     key = (read_identity(root), proc)
     if key not in _VITAL:
@@ -248,7 +249,7 @@ def find_vital(root: str, proc: str = "/proc") -> dict[str, str]:
 
 
 def _read_cgroup(file: str) -> str | None:
-    """The cgroup with the cpu controller as a process sees it; None where it sees none."""
+    """Return the cgroup with the cpu controller from a process' view; None if it sees none."""
     by_controller = {}
     with contextlib.suppress(OSError):
         text = Path(file).read_text(encoding="utf-8", errors="surrogateescape")
@@ -259,7 +260,8 @@ def _read_cgroup(file: str) -> str | None:
 
 
 def _holds(directory: str, pid: int) -> bool:
-    """Whether a process is in a cgroup, by its PID in this PID namespace; those of others are 0 there."""
+    """Return whether a process is in a cgroup, by its PID in this PID namespace; those of other namespaces are 0
+    there."""
     try:
         with open(os.path.join(directory, "cgroup.procs"), "rb") as file:
             return any(int(line) == pid for line in file)
@@ -269,7 +271,7 @@ def _holds(directory: str, pid: int) -> bool:
 
 
 def is_leaf(directory: str) -> bool:
-    """Whether a cgroup has no child cgroups; a directory's link count is 2 + its children, where it is counted."""
+    """Return whether a cgroup has no child cgroups; a directory's link count is 2 + its children, if it is counted."""
     try:
         links = os.stat(directory).st_nlink
         if links >= 2:
@@ -288,7 +290,7 @@ NO_BANDWIDTH = (
 
 
 def find_missing_quota(directory: str) -> str:
-    """The file of the quota that a cgroup has not, though it has a weight: NO_BANDWIDTH. "" for all others."""
+    """Return the quota file that a cgroup lacks although it has a weight (NO_BANDWIDTH); "" for all others."""
     for quota, weight in (("cpu.max", "cpu.weight"), ("cpu.cfs_quota_us", "cpu.shares")):
         if os.path.exists(f"{directory}/{quota}"):
             return ""
@@ -298,7 +300,7 @@ def find_missing_quota(directory: str) -> str:
 
 
 def is_idle(directory: str) -> bool:
-    """Whether a cgroup itself is in the idle class: the kernel refuses each weight that is written to it (EINVAL)."""
+    """Return whether a cgroup itself is in the idle class: the kernel refuses every weight written to it (EINVAL)."""
     try:
         with open(os.path.join(directory, "cpu.idle"), "rb") as file:
             return file.read(2).strip() == b"1"
@@ -308,24 +310,24 @@ def is_idle(directory: str) -> bool:
 
 
 def ancestors(path: str) -> Iterator[str]:
-    """The relative paths above ``path``, the nearest first, without the root."""
+    """Yield the relative paths above ``path``, the nearest first, without the root."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
 
 
 def read_mode_xattr(directory: str) -> tuple[str, bool] | None:
-    """The value of ``user.cpumond.mode`` and whether the cgroup belongs to root; None where it is not set."""
+    """Return the value of ``user.cpumond.mode`` and whether the cgroup belongs to root; None if it is not set."""
     try:
         value = os.getxattr(directory, MODE_XATTR).decode("ascii", "replace").strip()
         return value, os.stat(directory).st_uid == 0
     except OSError:
-        # Not set, not supported by this file system, or gone: all mean that no mode is asked for here.
+        # Not set, not supported by this file system, or gone: in all cases no mode is requested.
         return None
 
 
 def read_cpus(hierarchies: Hierarchies, path: str) -> int:
-    """The number of CPUs for the cgroup: its cpuset's, or the nearest ancestor's, or all that are online."""
+    """Return the number of CPUs of the cgroup: of its cpuset, else the nearest ancestor's, else all CPUs online."""
     if hierarchies.cpuset_root:
         for place in [path, *ancestors(path), ""]:
             for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
@@ -339,19 +341,19 @@ def read_cpus(hierarchies: Hierarchies, path: str) -> int:
 
 
 def is_populated(hierarchies: Hierarchies, path: str) -> bool:
-    """Whether a process is in a cgroup or below it; also one that this pid namespace does not see. Where no file says
-    so, there may be one. Raises CgroupReadError."""
+    """Return whether a cgroup or one below it has a process, including those invisible in this PID namespace. True
+    if no file shows it. Raises CgroupReadError."""
     if hierarchies.cpu_version == 1 and not sees_all_processes():
         return True
-    # On v1 a process may be in one hierarchy alone: systemd moves those of its units in that of cpu.
+    # On v1 a process may be in only one hierarchy: systemd moves processes of its units in that of cpu.
     roots = dict.fromkeys((hierarchies.cpu_root, hierarchies.cpuacct_root))
     return any(_is_populated(os.path.join(root, path)) for root in roots)
 
 
 @functools.cache
 def sees_all_processes() -> bool:
-    """Whether this process is in the host's first PID namespace. In another one, as in a container, v1 leaves out of
-    ``cgroup.procs`` the processes that are not in it."""
+    """Return whether this process is in the host's first PID namespace. In another one, as in a container, v1 omits
+    processes outside of it from ``cgroup.procs``."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid") == f"pid:[{INITIAL_PID_NAMESPACE}]"
     return False
@@ -366,14 +368,14 @@ def _is_populated(directory: str) -> bool:
 
 
 def list_below(directory: str) -> list[str]:
-    """The cgroups below one, at any depth; empty for a leaf."""
+    """Return the cgroups below one, at any depth; empty for a leaf."""
     if is_leaf(directory):
         return []
     return [place for place, _, _ in os.walk(directory) if place != directory]
 
 
 def count_threads(directory: str) -> int:
-    """Threads in the cgroup and below it; 0 when it is gone or does not say."""
+    """Count the threads in the cgroup and below it; 0 if it is gone or the number is unknown."""
     return sum(_count_own_threads(place) for place in (directory, *list_below(directory)))
 
 
@@ -383,18 +385,18 @@ def _count_own_threads(directory: str) -> int:
             with open(os.path.join(directory, name), "rb") as file:
                 return sum(1 for _ in file)
         except OSError:
-            # Absent in this version, or a threaded cgroup that refuses cgroup.procs: the next name, else unknown.
+            # Missing in this version, or a threaded cgroup that refuses cgroup.procs: try the next name, else unknown.
             continue
     return 0
 
 
 def open_pressure(unified_root: str | None, path: str) -> int:
-    """A held descriptor of the cgroup's ``cpu.pressure``, read once to see that it works.
+    """Open the cgroup's ``cpu.pressure`` and read it once as a test; return the descriptor.
 
-    Raises CgroupReadError with the reason where there is none (no PSI, turned off, no such cgroup in cgroup2).
+    Raises CgroupReadError with the reason if there is none (no PSI, turned off, no such cgroup in cgroup2).
     """
     if unified_root is None:
-        raise CgroupReadError(path, "no pressure (PSI) of it is known: cgroup2 is not mounted")
+        raise CgroupReadError(path, "its pressure (PSI) is unknown: cgroup2 is not mounted")
     file = os.path.join(unified_root, path, "cpu.pressure")
     try:
         fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -407,7 +409,7 @@ def open_pressure(unified_root: str | None, path: str) -> int:
         raise CgroupReadError(file, _explain_no_pressure(error, os.path.dirname(file))) from error
     except ValueError as error:
         os.close(fd)
-        raise CgroupReadError(file, f"is no pressure file: {error}") from error
+        raise CgroupReadError(file, f"is not a pressure file: {error}") from error
     return fd
 
 
@@ -417,14 +419,14 @@ def _explain_no_pressure(error: OSError, directory: str) -> str:
     if error.errno not in GONE_ERRNOS:
         return describe(error)
     if not os.path.isdir(directory):
-        return "there is no such cgroup in cgroup2"
-    return "there is no such file: the kernel has no PSI (CONFIG_PSI), or cgroup.pressure is 0 there"
+        return "the cgroup does not exist in cgroup2"
+    return "the file does not exist: the kernel has no PSI (CONFIG_PSI), or cgroup.pressure is 0 there"
 
 
 def read_pressure_total_s(fd: int) -> float | None:
-    """Seconds in which some task of the cgroup waited for CPU, of a descriptor of ``open_pressure``.
+    """Read the seconds in which some task of the cgroup waited for CPU, from a descriptor of ``open_pressure``.
 
-    None where it cannot be read any more: the cgroup is gone, or it was turned off (``cgroup.pressure``).
+    None if it is no longer readable: the cgroup is gone, or pressure was turned off (``cgroup.pressure``).
     """
     try:
         return parse_pressure_total(os.pread(fd, PRESSURE_BYTES, 0))
@@ -433,7 +435,7 @@ def read_pressure_total_s(fd: int) -> float | None:
 
 
 def read_pressure_s(path: str) -> float | None:
-    """Seconds in which some task waited for CPU, of the pressure file at ``path``; None where there is none."""
+    """Read the seconds in which some task waited for CPU, from the pressure file at ``path``; None without one."""
     try:
         with open(path, "rb", buffering=0) as file:
             return parse_pressure_total(file.read(PRESSURE_BYTES))
@@ -442,8 +444,7 @@ def read_pressure_s(path: str) -> float | None:
 
 
 def read_pressure(hierarchies: Hierarchies, path: str) -> Pressure | None:
-    """PSI of the cgroup's CPU where the kernel has it; None where it is absent or turned off, and for a file that no
-    kernel writes."""
+    """Read the PSI of the cgroup's CPU; None if the kernel lacks it or has it turned off, or if the file is invalid."""
     if hierarchies.unified_root is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Where a cgroup is now that was changed under a name: v1 lets cgroups be renamed, and mounts come and go."""
+"""Find the present place of a cgroup that was changed under another name: v1 allows renames, and mounts come and go."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cpumond.host.cgroup.mounts import Hierarchies, read_identity
 
 
 class CgroupFinder:
-    """Looks for cgroups by their inodes. ``root_id`` is what ``Hierarchies.read_root_id`` said when they were changed.
+    """Looks for cgroups by their inodes. ``root_id`` is that of ``Hierarchies.read_root_id`` at the time of the change.
 
-    Make a new one for each pass over the cgroups: what it has listed is cached.
+    Make a new one for each pass over the cgroups: directory listings are cached.
     """
 
     def __init__(self, hierarchies: Hierarchies, root_id: tuple[int, int] = (0, 0)) -> None:
@@ -24,21 +24,21 @@ class CgroupFinder:
         self._levels: dict[int, dict[int, str]] = {}
 
     def is_at(self, path: str, inode: int) -> bool:
-        """Whether the cgroup is where it was."""
+        """Return whether the cgroup is at its old place."""
         return self._shows and self._identify(path) == (self._dev, inode)
 
     def find(self, path: str, inode: int) -> str | None:
-        """The path of the cgroup that was at ``path``; None when it is gone.
+        """Return the path of the cgroup that was at ``path``; None if it is gone.
 
-        A rename leaves a cgroup under its parent, but that one may have another name, too. Raises UnknownLimitsError
-        where the hierarchy, or a part of it with ``path``, is not to be seen.
+        A rename keeps a cgroup under its parent, which may have been renamed, too. Raises UnknownLimitsError if the
+        hierarchy, or a part of it with ``path``, is not visible.
         """
         if not self._shows:
             raise self._complain(path, "")
         if self.is_at(path, inode):
             return path
         if self._hierarchies.cpu_version == 1:
-            # v2 refuses to rename.
+            # v2 refuses renames.
             found = self._list_level(path.count("/") + 1).get(inode)
             if found is not None:
                 return found
@@ -53,7 +53,7 @@ class CgroupFinder:
     def _complain(self, path: str, place: str) -> UnknownLimitsError:
         covered = self._hierarchies.name(os.path.join(self._root, place)).rstrip("/")
         return UnknownLimitsError(
-            f"cannot see cgroup {path}: {covered} does not show the cgroups it had, "
+            f"cannot see cgroup {path}: {covered} no longer shows its cgroups: "
             "it was unmounted or something is mounted over it; mount it again, then run `cpumond restore`"
         )
 

@@ -1,8 +1,8 @@
-"""The idle class: one cgroup above all jobs on reclaimed CPU. They get CPU time that nothing beside it wants.
+"""The idle class: one cgroup above all jobs on reclaimed CPU. They get only the CPU time that other cgroups do not use.
 
-``cpu.idle`` counts among siblings only, so this cgroup is a child of the hierarchy's root; the jobs below it share by
-their weights as elsewhere. A kernel without ``cpu.idle`` (before 5.15) gives it the lowest weight. The kernel refuses
-a weight that is written to an idle cgroup (EINVAL), so neither systemd nor an operator moves it out by a weight.
+``cpu.idle`` only counts among siblings, so this cgroup is a child of the hierarchy's root; the jobs below it share by
+their weights as usual. A kernel without ``cpu.idle`` (before 5.15) gives it the lowest weight instead. The kernel
+refuses to write a weight to an idle cgroup (EINVAL), so neither systemd nor an operator moves it out by a weight.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cpumond.host.cgroup.mounts import Hierarchies
 from cpumond.host.cgroup.settings import V1_SHARES, V2_WEIGHT
 
 FIRST_RELEASE: Final = (5, 15)
-"""Of Linux with ``cpu.idle``."""
+"""The first Linux release with ``cpu.idle``."""
 _IDLE_FILE: Final = "cpu.idle"
 _LOWEST_WEIGHTS: Final = {1: ("cpu.shares", V1_SHARES[0]), 2: ("cpu.weight", V2_WEIGHT[0])}
 
 
 class IdleClass(msgspec.Struct, frozen=True):
-    """How a host holds jobs on reclaimed CPU behind all others: ``name`` "" where it does not.
+    """How a host makes jobs on reclaimed CPU yield to all others: ``name`` is "" if it does not.
 
-    ``note``: a sentence that says why it is less than "idle"; "" where there is nothing to say.
+    ``note`` says why the class is less than "idle"; "" if it is not.
     """
 
     name: Literal["idle", "lowest weight", ""] = ""
@@ -36,7 +36,7 @@ class IdleClass(msgspec.Struct, frozen=True):
 
 
 class IdleParent:
-    """The cgroup of the idle class at ``path`` (relative); making it is the caller's business."""
+    """The cgroup of the idle class at ``path`` (relative); the caller creates it."""
 
     def __init__(self, hierarchies: Hierarchies, path: str) -> None:
         self.path = path
@@ -45,7 +45,7 @@ class IdleParent:
         self._weight_file, self._lowest = _LOWEST_WEIGHTS[hierarchies.cpu_version]
 
     def has_idle_file(self) -> bool:
-        """Whether this kernel has ``cpu.idle``: any cgroup with a weight shows it, v2's root has none."""
+        """Return whether this kernel has ``cpu.idle``: any cgroup with a weight shows it, but v2's root has none."""
         for place in self._list_cgroups():
             if os.path.exists(os.path.join(place, self._weight_file)):
                 return os.path.exists(os.path.join(place, _IDLE_FILE))
@@ -63,12 +63,12 @@ class IdleParent:
         return idle == "1" if idle is not None else self._read(self._weight_file) == str(self._lowest)
 
     def set(self, advice: str) -> None:
-        """Put the cgroup into its class, unless it is. Raises FileNotFoundError where it is not there (v2: or without
-        the cpu controller), CreateError or AccessError (with ``advice``) where the kernel refuses."""
+        """Put the cgroup into its class, unless it is in it. Raises FileNotFoundError if it does not exist (v2: or
+        lacks the cpu controller), CreateError or AccessError (with ``advice``) if the kernel refuses."""
         if self.is_set():
             return
         name, value = (_IDLE_FILE, 1) if self.has_idle_file() else (self._weight_file, self._lowest)
-        # Only a tree of plain files may not have the file yet; a cgroup has it as soon as it has the cpu controller.
+        # Only a tree of plain files may lack the file; a cgroup has it as soon as it has the cpu controller.
         create = 0 if os.path.exists(os.path.join(self._directory, "cgroup.procs")) else os.O_CREAT
         try:
             fd = os.open(os.path.join(self._directory, name), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | create, 0o644)
@@ -83,10 +83,10 @@ class IdleParent:
             raise from_os_error(error, doing, advice) from error
 
     def describe(self) -> IdleClass:
-        """The class that jobs of this host get, also before the first of them."""
+        """Describe the class of jobs on this host, also before the first of them."""
         if self.has_idle_file():
             return IdleClass("idle")
-        note = "this kernel has no cpu.idle (Linux 5.15 has it): jobs on reclaimed CPU get the lowest weight instead"
+        note = "this kernel has no cpu.idle (added in Linux 5.15): jobs on reclaimed CPU get the lowest weight instead"
         return IdleClass("lowest weight", note)
 
     def _read(self, name: str) -> str | None:

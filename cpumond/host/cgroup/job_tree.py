@@ -1,13 +1,13 @@
-"""Cgroups for the executor's jobs: made with their limits, emptied, read and removed, in every hierarchy that matters.
+"""Create cgroups for the executor's jobs with their limits, empty, read and remove them, in every relevant hierarchy.
 
-Always: the hierarchies of cpu and CPU time. Where they are there and writable, too: the v1 ``memory`` hierarchy (limit,
-peak, oom kills), the v1 ``pids`` hierarchy (limit), and the cgroup2 mount beside v1, whose ``cgroup.kill`` no fork
-outruns.
+These are always the hierarchies of cpu and CPU time. If they exist and are writable, they include the v1 ``memory``
+hierarchy (limit, peak, oom kills), the v1 ``pids`` hierarchy (limit), and the cgroup2 mount beside v1, whose
+``cgroup.kill`` no fork escapes.
 
 Ordinary jobs are in ``root``, jobs on reclaimed CPU in the idle class (``idle``), a child of the hierarchies' root. An
-agent that may make none there, as it is confined to a delegated ``root``, has it below ``root``: then these jobs yield
-to its other jobs only, while to the rest of the host ``root`` has the weight that its owner gave it. That is no idle
-class of the host, and is reported as none.
+agent confined to a delegated ``root`` cannot create it there and has it below ``root``. Then these jobs yield only to
+its other jobs, while ``root`` has the weight that its owner gave it. This is not an idle class of the host and is
+reported as none.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from cpumond.host.cgroup_processes import kill_processes, list_processes, read_p
 PREFIX = "cpumond-job-"
 MAX_NAME_BYTES = 255
 V1_NO_MEMORY_LIMIT = 2**60
-"""The kernel shows no limit as a number of pages that no machine has."""
+"""The kernel represents "no limit" as a number of pages that no machine has."""
 MEMORY_STEP = 0.01
-"""Smaller changes of memory.high are not written."""
-ADVICE = "run as root, or give the agent's user cgroups of its own with executor.cgroup_root"
-BUSY = "there are processes in it; move them into a cgroup below it or set executor.cgroup_root to a cgroup without any"
+"""Smaller relative changes of memory.high are not written."""
+ADVICE = "run as root, or give the agent's user its own cgroups with executor.cgroup_root"
+BUSY = "it contains processes; move them to a cgroup below it, or set executor.cgroup_root to a cgroup without any"
 
 
 class CgroupTotals(msgspec.Struct, frozen=True):
-    """The counters of a job's cgroup: CPU time (s), peak memory (bytes), None where the kernel does not tell; processes
-    that the kernel killed for want of memory."""
+    """Counters of a job's cgroup: CPU time (s) and peak memory (bytes), None if the kernel does not report them;
+    number of processes that the kernel killed for lack of memory."""
 
     cpu_seconds: float | None = None
     max_memory: int | None = None
@@ -52,9 +52,9 @@ class CgroupTotals(msgspec.Struct, frozen=True):
 class JobCgroupTree:
     """The cgroups ``<root>/cpumond-job-<job_id>``, or with the idle class in place of ``root``.
 
-    ``root`` (relative, "" = the hierarchies' own root) and the idle class are made where they are missing and never
-    removed. On v2 they must have no processes. A tree of plain files is served as well, as far as it goes: what forks
-    away is not seen there. Where a job is found is looked up each time, so another tree with this ``root`` finds it.
+    ``root`` (relative, "" = the hierarchies' own root) and the idle class are created if missing and never removed. On
+    v2 they must have no processes. A tree of plain files is supported in part: forked processes are not seen there. A
+    job's place is looked up each time, so another tree with this ``root`` finds it.
     """
 
     def __init__(self, hierarchies: Hierarchies, root: str, mountinfo_path: str = "/proc/self/mountinfo") -> None:
@@ -72,16 +72,16 @@ class JobCgroupTree:
         return self._outer_idle if self._may_leave_root() else self._inner_idle
 
     def find_idle_class(self) -> IdleClass:
-        """The class of jobs on reclaimed CPU on this host, as seen by this process; nothing is made."""
+        """Return the class of jobs on reclaimed CPU on this host, as seen by this process; nothing is created."""
         if self._may_leave_root():
             return IdleParent(self.hierarchies, self._outer_idle).describe()
         return IdleClass(
-            note=f"this user may make no cgroup at the root of {self.hierarchies.name(self.hierarchies.cpu_root)}: "
-            f"jobs on reclaimed CPU yield to other jobs in {self._root} only; run the agent as root"
+            note=f"this user cannot create a cgroup at the root of {self.hierarchies.name(self.hierarchies.cpu_root)}: "
+            f"jobs on reclaimed CPU yield only to other jobs in {self._root}; run the agent as root"
         )
 
     def _may_leave_root(self) -> bool:
-        """Whether the idle class can be a child of the hierarchies' root."""
+        """Return whether the idle class can be a child of the hierarchies' root."""
         unified = self.hierarchies.unified_root
         return all(
             _may_make(mount, self._outer_idle) and (mount != unified or _may_enter(mount, self._outer_idle))
@@ -89,11 +89,11 @@ class JobCgroupTree:
         )
 
     def path(self, job_id: str) -> str:
-        """The cgroup of a job, relative to the cpu hierarchy."""
+        """Return the cgroup of a job, relative to the cpu hierarchy."""
         return os.path.join(self._find_parent(job_id), PREFIX + job_id)
 
     def _find_parent(self, job_id: str) -> str:
-        """Where a job is; ``root`` if it is nowhere."""
+        """Return the parent of a job's cgroup; ``root`` if the job is nowhere."""
         for mount in self._list_mounts():
             for parent in self._list_parents():
                 if os.path.isdir(os.path.join(mount, parent, PREFIX + job_id)):
@@ -104,7 +104,8 @@ class JobCgroupTree:
         return list(dict.fromkeys((self._root, self._outer_idle, self._inner_idle)))
 
     def _list_mounts(self) -> list[str]:
-        """Mount points, that of cpu first; looked at once: rights and mounts do not change under a running agent."""
+        """Return mount points, that of cpu first. They are looked up once: rights and mounts do not change under a
+        running agent."""
         if self._mounts is None:
             places = self.hierarchies
             mounts = [places.cpu_root, places.cpuacct_root]
@@ -133,18 +134,18 @@ class JobCgroupTree:
         has_ceiling: bool = True,
         reclaimed: bool = False,
     ) -> list[str]:
-        """Make the cgroup with a weight in proportion to ``cpu_limit`` cores, with ``has_ceiling`` those as its quota,
-        ``memory_limit`` bytes, ``max_tasks`` processes and threads (0 = no limit; without the controller there is
-        none). ``reclaimed``: in the idle class, which holds from before its first job.
+        """Create the cgroup of a job with its limits, and return the ``cgroup.procs`` files for its first process.
 
-        Weight and quota are held to the bounds of the kernel, the quota also to those above. Returns the
-        ``cgroup.procs`` files that its first process must write its id into. Raises CreateError or AccessError; then
-        nothing is left of it.
+        The process must write its id into each of them. The weight is in proportion to ``cpu_limit`` cores, and with
+        ``has_ceiling`` they are also the quota. ``memory_limit`` is in bytes, ``max_tasks`` counts processes and
+        threads; 0 means no limit, and without its controller a limit does not apply. ``reclaimed``: in the idle
+        class, which is set up before its first job. Weight and quota are held to the kernel's bounds, the quota also
+        to those above. Raises CreateError or AccessError; then nothing of the cgroup remains.
         """
         name = PREFIX + job_id
         if not job_id or "/" in job_id or "\0" in job_id or len(os.fsencode(name)) > MAX_NAME_BYTES:
             raise CreateError(
-                f"cannot make a cgroup for the job {job_id!r}: its id must be 1 to {MAX_NAME_BYTES - len(PREFIX)} "
+                f"cannot create a cgroup for the job {job_id!r}: its id must be 1 to {MAX_NAME_BYTES - len(PREFIX)} "
                 "bytes without '/'; submit it under another id"
             )
         parent = self.idle_parent if reclaimed else self._root
@@ -173,14 +174,15 @@ class JobCgroupTree:
                     _write(os.path.join(pids_root, path), "pids.max", f"{max_tasks}\n", optional=is_v2)
         except OSError as error:
             _remove_all(made)
-            raise from_os_error(error, f"make the cgroup {directory}", ADVICE) from error
+            raise from_os_error(error, f"create the cgroup {directory}", ADVICE) from error
         except CpumondError as error:
             _remove_all(made)
             raise error if isinstance(error, (AccessError, CreateError)) else CreateError(str(error)) from error
         return [self.hierarchies.name(os.path.join(place, "cgroup.procs")) for place in made]
 
     def _make_parent(self, mount: str, parent: str) -> None:
-        """The cgroup above the jobs, and on v2 the controllers handed down to them. Raises OSError, CreateError."""
+        """Create the parent cgroup of jobs and, on v2, delegate the controllers to them. Raises OSError,
+        CreateError."""
         place = mount
         above = [mount]
         for part in parent.split("/") if parent else []:
@@ -226,28 +228,28 @@ class JobCgroupTree:
             _write(directory, "cpu.cfs_quota_us", f"{settings.quota_us}\n")
 
     def join_files(self, job_id: str) -> list[str]:
-        """The ``cgroup.procs`` files of a cgroup that exists; empty if it is gone."""
+        """Return the ``cgroup.procs`` files of an existing cgroup; empty if it is gone."""
         found = [
             os.path.join(place, "cgroup.procs") for place in self._list_directories(job_id) if os.path.isdir(place)
         ]
         return [self.hierarchies.name(file) for file in found]
 
     def list_processes(self, job_id: str) -> list[int]:
-        """The processes in it, in any of the hierarchies and below; empty when it is gone."""
+        """Return the processes in it and below, in any of the hierarchies; empty if it is gone."""
         return sorted(list_processes(self._list_directories(job_id)))
 
     def signal(self, job_id: str, number: int, pid: int | None = None) -> None:
-        """Send a signal to every process in it, or to ``pid`` alone, once. Those that this process may not signal are
-        left out."""
+        """Send a signal once to every process in it, or only to ``pid``, skipping those that this process may not
+        signal."""
         directories = self._list_directories(job_id)
         send_signal(directories, number, list_processes(directories) if pid is None else [pid])
 
     def kill(self, job_id: str) -> None:
-        """SIGKILL to everything in it and below; does not wait for the end."""
+        """Send SIGKILL to everything in it and below, without waiting for the end."""
         kill_processes(self._list_directories(job_id))
 
     def read_totals(self, job_id: str) -> CgroupTotals:
-        """Its counters up to now; all None when it is gone."""
+        """Return its counters so far; all None if it is gone."""
         path = self.path(job_id)
         places = self.hierarchies
         cpu_seconds: float | None = None
@@ -261,22 +263,22 @@ class JobCgroupTree:
         return CgroupTotals(cpu_seconds, *self.read_memory_peak(path))
 
     def read_memory_peak(self, path: str) -> tuple[int | None, int]:
-        """The most bytes that the cgroup at ``path`` (relative) ever used, and how many of its processes the kernel
-        killed for want of memory; (None, 0) where it does not tell."""
+        """Return the peak memory in bytes of the cgroup at ``path`` (relative), and the number of its processes that
+        the kernel killed for lack of memory; (None, 0) if unknown."""
         if self.hierarchies.cpu_version == 2:
             directory = os.path.join(self.hierarchies.cpu_root, path)
             return _read_number(directory, "memory.peak"), _read_key(directory, "memory.events", "oom_kill") or 0
         if not self._memory_root:
             return None, 0
         memory = os.path.join(self._memory_root, path)
-        # On v1 each cgroup counts its own processes only.
+        # On v1 each cgroup only counts its own processes.
         oom_kills = sum(_read_key(place, "memory.oom_control", "oom_kill") or 0 for place in _walk(memory))
         return _read_number(memory, "memory.max_usage_in_bytes"), oom_kills
 
     def read_memory(self, path: str) -> int | None:
-        """Bytes that the cgroup at ``path`` (relative) uses now; None where the kernel does not tell.
+        """Return the bytes that the cgroup at ``path`` (relative) uses now; None if the kernel does not report it.
 
-        Without the cache of files that the kernel would give back at once.
+        File cache that the kernel would free at once is not counted.
         """
         if self.hierarchies.cpu_version == 2:
             directory, name, cache = os.path.join(self.hierarchies.cpu_root, path), "memory.current", "inactive_file"
@@ -287,7 +289,7 @@ class JobCgroupTree:
         return None if used is None else max(used - (_read_key(directory, "memory.stat", cache) or 0), 0)
 
     def read_memory_limit(self, path: str) -> int | None:
-        """Bytes that the cgroup at ``path`` (relative) may use; None for no limit, or where that is not known."""
+        """Return the bytes that the cgroup at ``path`` (relative) may use; None without a limit or if unknown."""
         if self.hierarchies.cpu_version == 2:
             return _read_number(os.path.join(self.hierarchies.cpu_root, path), "memory.max")
         limit = (
@@ -296,7 +298,7 @@ class JobCgroupTree:
         return None if limit is None or limit >= V1_NO_MEMORY_LIMIT else limit
 
     def hold_memory(self, path: str, high_bytes: int) -> None:
-        """Slow the memory use of the cgroup at ``path`` (relative) down from ``high_bytes`` on (memory.high, v2 only).
+        """Slow down memory use of the cgroup at ``path`` (relative) above ``high_bytes`` (memory.high, v2 only).
 
         Raises OSError.
         """
@@ -308,7 +310,7 @@ class JobCgroupTree:
             _write(directory, "memory.high", f"{high_bytes}\n", optional=True)
 
     def remove(self, job_id: str) -> bool:
-        """Remove it everywhere, with all below it; False while there is still a process in it. Never raises."""
+        """Remove it everywhere, with all cgroups below; False while it contains a process. Never raises."""
         return _remove_all(self._list_directories(job_id))
 
     def list_job_ids(self) -> list[str]:
@@ -322,19 +324,19 @@ class JobCgroupTree:
 
 
 def _find_root(hierarchies: Hierarchies, mountinfo_path: str, controller: str) -> str:
-    """The mount point of a v1 controller, "" where there is none."""
+    """Return the mount point of a v1 controller; "" if there is none."""
     if hierarchies.cpu_version == 2:
         return ""
     try:
         mounts = read_mounts(mountinfo_path)
     except OSError:
-        # The hierarchies were found without it: only this limit is missing then.
+        # The hierarchies were found without it: only this limit is missing.
         return ""
     return next((mount.mount_point for mount in mounts if mount.version == 1 and controller in mount.controllers), "")
 
 
 def _may_make(mount: str, root: str) -> bool:
-    """Whether cgroups can be made at ``root``, or at the nearest cgroup above it that exists."""
+    """Return whether cgroups can be created at ``root``, or at the nearest existing cgroup above it."""
     place = os.path.join(mount, root)
     while not os.path.isdir(place) and len(place) > len(mount):
         place = os.path.dirname(place)
@@ -342,9 +344,9 @@ def _may_make(mount: str, root: str) -> bool:
 
 
 def _may_enter(mount: str, root: str) -> bool:
-    """Whether the kernel lets this process move one of its own to ``root`` in the cgroup2 hierarchy.
+    """Return whether the kernel lets this process move a process of its own to ``root`` in the cgroup2 hierarchy.
 
-    That takes the right to write ``cgroup.procs`` of the nearest cgroup above both ends.
+    This requires the right to write ``cgroup.procs`` of the nearest cgroup above both ends.
     """
     if os.geteuid() == 0:
         return True
@@ -358,7 +360,7 @@ def _may_enter(mount: str, root: str) -> bool:
 
 
 def _hand_down(directory: str) -> None:
-    """Give the children of a v2 cgroup the controllers cpu and, where it has them, memory and pids.
+    """Delegate the controllers cpu and, if available, memory and pids to the children of a v2 cgroup.
 
     Raises CreateError.
     """
@@ -366,13 +368,13 @@ def _hand_down(directory: str) -> None:
     given = (_read(directory, "cgroup.subtree_control") or "").split()
     if "cpu" not in given and "cpu" not in offered and os.path.exists(os.path.join(directory, "cgroup.controllers")):
         raise CreateError(
-            f"the cgroup {directory} does not have the cpu controller: write +cpu into cgroup.subtree_control of the "
-            "cgroup above it (for a unit of systemd: Delegate=yes), or set executor.cgroup_root to one that has it"
+            f"the cgroup {directory} lacks the cpu controller: write +cpu into cgroup.subtree_control of the "
+            "cgroup above it (for a systemd unit: Delegate=yes), or set executor.cgroup_root to one that has it"
         )
     missing = [name for name in ("cpu", "memory", "pids") if name in offered and name not in given]
-    # With processes in it the kernel would take +cpu, and let no process into its children any more.
+    # With processes in it the kernel would accept +cpu, but then let no process into its children.
     if "cpu" in missing and os.path.exists(os.path.join(directory, "cgroup.type")) and read_processes(directory):
-        raise CreateError(f"cannot hand the cpu controller down in {directory}: {BUSY}")
+        raise CreateError(f"cannot delegate the cpu controller in {directory}: {BUSY}")
     for controller in missing:
         try:
             _write(directory, "cgroup.subtree_control", f"+{controller}")
@@ -380,13 +382,13 @@ def _hand_down(directory: str) -> None:
             if controller != "cpu":
                 continue
             advice = BUSY if error.errno == errno.EBUSY else ADVICE
-            raise from_os_error(error, f"hand the cpu controller down in {directory}", advice) from error
+            raise from_os_error(error, f"delegate the cpu controller in {directory}", advice) from error
 
 
 def _write(directory: str, name: str, text: str, optional: bool = False) -> None:
-    """Write a file, which a tree of plain files may not have yet (cgroup file systems refuse to make one).
+    """Write a file, which a tree of plain files may not have yet (cgroup file systems refuse to create one).
 
-    ``optional``: only if it is there. Raises OSError.
+    ``optional``: only if it exists. Raises OSError.
     """
     flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | (0 if optional else os.O_CREAT)
     try:
@@ -402,7 +404,7 @@ def _write(directory: str, name: str, text: str, optional: bool = False) -> None
 
 
 def _read(directory: str, name: str) -> str | None:
-    """The text of a file, None where it cannot be read: what it says is not needed to end a job."""
+    """Return the text of a file; None if it is unreadable, because its content is not needed to end a job."""
     try:
         with open(os.path.join(directory, name), encoding="ascii", errors="replace") as file:
             return file.read()
@@ -423,13 +425,13 @@ def _read_key(directory: str, name: str, key: str) -> int | None:
 
 
 def _walk(directory: str) -> Iterator[str]:
-    """A cgroup and all below it, the deepest first; nothing when it is gone."""
+    """Yield a cgroup and all below it, the deepest first; nothing if it is gone."""
     for place, _, _ in os.walk(directory, topdown=False):
         yield place
 
 
 def _remove_empty(directory: str) -> bool:
-    """rmdir; whether it is gone."""
+    """Call rmdir; return whether the directory is gone."""
     try:
         os.rmdir(directory)
     except OSError as error:
@@ -438,7 +440,7 @@ def _remove_empty(directory: str) -> bool:
 
 
 def _remove_all(directories: list[str]) -> bool:
-    """rmdir from the bottom; whether nothing is left."""
+    """Call rmdir from the bottom; return whether nothing remains."""
     gone = True
     for directory in directories:
         for place in _walk(directory):
@@ -452,7 +454,7 @@ def _remove_all(directories: list[str]) -> bool:
 
 
 def _remove_plain(directory: str) -> bool:
-    """Remove a directory of plain files: a cgroup is never "not empty" to the kernel because of its files."""
+    """Remove a directory of plain files; for the kernel, a real cgroup is never "not empty" because of its files."""
     if list_processes([directory]):
         return False
     try:

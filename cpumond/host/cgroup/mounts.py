@@ -1,4 +1,4 @@
-"""Where the controllers are: found from mountinfo and cgroup.controllers, never from a directory's presence."""
+"""Find the mounts of controllers from mountinfo and cgroup.controllers, never from a directory's existence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Mount(msgspec.Struct, frozen=True):
 
     @property
     def is_seen(self) -> bool:
-        """Whether its mount point shows it, and not what was mounted over it later."""
+        """Whether its mount point shows it, and not a later mount over it."""
         try:
             return os.stat(self.mount_point).st_dev == self.dev
         except OSError:
@@ -30,12 +30,12 @@ class Mount(msgspec.Struct, frozen=True):
 
 
 class Hierarchies(msgspec.Struct, frozen=True):
-    """The directories of the controllers this agent uses.
+    """The directories of the controllers that this agent uses.
 
-    ``cpu_version`` 1 or 2; ``cpu_root`` holds quotas; ``cpuacct_root`` CPU time (the same directory on v2 and where
-    v1 mounts both together); ``cpuset_root`` and ``unified_root`` None where there is none. Roots that are held
-    (``hold``) are paths by way of a descriptor; ``names`` has the mount points of those. ``is_seen``: the kernel says
-    that ``cpu_root`` shows the hierarchy now; False also where it is a directory of plain files.
+    ``cpu_version`` is 1 or 2; ``cpu_root`` holds quotas; ``cpuacct_root`` CPU time (the same directory on v2, and if v1
+    mounts both together); ``cpuset_root`` and ``unified_root`` are None if missing. Held roots (``hold``) are paths
+    through a descriptor; ``names`` has their mount points. ``is_seen``: the kernel says that ``cpu_root`` shows the
+    hierarchy now; also False for a directory of plain files.
     """
 
     cpu_version: int
@@ -47,23 +47,23 @@ class Hierarchies(msgspec.Struct, frozen=True):
     is_seen: bool = False
 
     def name(self, path: str) -> str:
-        """A path below a root by its mount point, for people."""
+        """Name a path below a root by its mount point, for people."""
         held = next((root for root in self.names if path == root or path.startswith(f"{root}/")), None)
         return path if held is None else self.names[held] + path[len(held) :]
 
     def read_root_id(self) -> tuple[int, int]:
-        """(st_dev, inode) of the root of the cpu hierarchy; (0, 0) when it is not there."""
+        """Return (st_dev, inode) of the root of the cpu hierarchy; (0, 0) if it does not exist."""
         return read_identity(self.cpu_root)
 
     def shows(self, root_id: tuple[int, int]) -> bool:
-        """Whether a cgroup that was changed when the root was ``root_id``, and is not found here, is gone.
+        """Return whether a cgroup that was changed when the root was ``root_id``, and is not found here, is gone.
 
-        Not so where another file system lies over the hierarchy, or it is not mounted here: then nothing is known.
+        False if another file system covers the hierarchy, or it is not mounted here: then nothing is known.
         """
         return self.is_seen or root_id in ((0, 0), self.read_root_id())
 
     def list_covered(self) -> list[str]:
-        """The mount points of held roots that do not show them any more: unmounted, or something is mounted over."""
+        """Return mount points of held roots that no longer show them: unmounted, or something is mounted over them."""
         return [name for held, name in self.names.items() if read_identity(held) != read_identity(name)]
 
     @property
@@ -74,12 +74,13 @@ class Hierarchies(msgspec.Struct, frozen=True):
         return "v1" if self.unified_root is None else "hybrid"
 
     def without_counters(self) -> Hierarchies:
-        """For callers that only put limits back: no CPU time is read, so its cgroup need not be there (v1)."""
+        """Return hierarchies for callers that only restore limits: no CPU time is read, so its cgroup may be missing
+        (v1)."""
         return msgspec.structs.replace(self, cpuacct_root=self.cpu_root, unified_root=self.cpu_root)
 
 
 def parse_mountinfo(text: str, read_controllers: dict[str, str] | None = None) -> list[Mount]:
-    """The cgroup mounts of a mountinfo text (proc(5)), in its order.
+    """Parse the cgroup mounts of a mountinfo text (proc(5)), in its order.
 
     ``read_controllers`` maps a cgroup2 mount point to the content of its ``cgroup.controllers``.
     """
@@ -101,7 +102,7 @@ def parse_mountinfo(text: str, read_controllers: dict[str, str] | None = None) -
 
 
 def find_hierarchies(mounts: list[Mount], source: str) -> Hierarchies:
-    """Which mounts serve the cpu controller and the CPU time. Raises UnavailableError naming ``source``."""
+    """Return the mounts that serve the cpu controller and the CPU time. Raises UnavailableError naming ``source``."""
 
     def first(version: int, controller: str | None) -> str | None:
         for mount in mounts:
@@ -126,9 +127,9 @@ def find_hierarchies(mounts: list[Mount], source: str) -> Hierarchies:
 
 
 def read_mounts(mountinfo_path: str) -> list[Mount]:
-    """The cgroup mounts that a process with this mountinfo sees, with their controllers. Raises OSError.
+    """Return the cgroup mounts that a process with this mountinfo sees, with their controllers. Raises OSError.
 
-    Mounts under another one are left out; a text of which no mount is real (a test's) is taken as it is.
+    Mounts hidden under another one are left out. A text without any real mount (in tests) is used as it is.
     """
     with open(mountinfo_path, encoding="utf-8", errors="surrogateescape") as file:
         text = file.read()
@@ -146,7 +147,7 @@ def read_mounts(mountinfo_path: str) -> list[Mount]:
 
 
 def open_hierarchies(mountinfo_path: str = "/proc/self/mountinfo") -> Hierarchies:
-    """The hierarchies of this machine. Raises UnavailableError."""
+    """Return the hierarchies of this machine. Raises UnavailableError."""
     try:
         mounts = read_mounts(mountinfo_path)
     except OSError as error:
@@ -158,7 +159,7 @@ def open_hierarchies(mountinfo_path: str = "/proc/self/mountinfo") -> Hierarchie
 
 @contextlib.contextmanager
 def hold(hierarchies: Hierarchies) -> Iterator[Hierarchies]:
-    """The hierarchies by way of descriptors: they stay what they are when a mount goes away or is covered.
+    """Hold the hierarchies through descriptors: they stay valid if a mount disappears or is covered.
 
     Then a cgroup that is not found is gone. Raises UnavailableError.
     """
@@ -181,12 +182,12 @@ def hold(hierarchies: Hierarchies) -> Iterator[Hierarchies]:
 
 
 def held_place(fd: int) -> str:
-    """A path to what a descriptor of this process is open on."""
+    """Return a path to the file that a descriptor of this process is open on."""
     return f"/proc/self/fd/{fd}"
 
 
 def read_identity(path: str) -> tuple[int, int]:
-    """(st_dev, inode) of what is at ``path``; (0, 0) where there is nothing."""
+    """Return (st_dev, inode) of the file at ``path``; (0, 0) if there is none."""
     try:
         found = os.stat(path)
     except OSError:
@@ -195,7 +196,7 @@ def read_identity(path: str) -> tuple[int, int]:
 
 
 def relative_path(hierarchies: Hierarchies, path: str) -> str:
-    """A cgroup path as given by people (absolute below a mount, or relative, or with a leading slash), relative."""
+    """Return a cgroup path from a user (absolute below a mount, relative, or with a leading slash) as relative."""
     for root in (*hierarchies.names.values(), hierarchies.cpu_root, hierarchies.cpuacct_root, hierarchies.unified_root):
         if root and (path == root or path.startswith(root.rstrip("/") + "/")):
             path = path[len(root) :]

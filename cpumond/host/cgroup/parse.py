@@ -1,4 +1,4 @@
-"""Texts of cgroup files to values; pure."""
+"""Parse texts of cgroup files; pure."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ THROTTLED_LINE = b"nr_throttled %d\n"
 
 
 def parse_flat_keyed(text: str) -> dict[str, int]:
-    """A file of ``key value`` lines, such as cpu.stat. Raises ValueError for a value that is no number."""
+    """Parse a file of ``key value`` lines, for example cpu.stat. Raises ValueError for a value that is not a number."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2}
 
 
 def parse_throttled(raw: bytes) -> int:
-    """``nr_throttled`` of a cpu.stat alone, 0 where it has none: a quota was never set. Raises ValueError."""
+    """Parse only ``nr_throttled`` of a cpu.stat; 0 if it is missing because a quota was never set. Raises
+    ValueError."""
     start = raw.find(b"nr_throttled ")
     return 0 if start < 0 else int(raw[start + 13 : raw.index(b"\n", start)])
 
 
 def parse_cpu_max(text: str) -> tuple[int | None, int]:
-    """(quota_us or None, period_us) of a v2 ``cpu.max``. Raises ValueError."""
+    """Parse a v2 ``cpu.max`` to (quota_us or None, period_us). Raises ValueError."""
     quota, period = text.split()
     return (None if quota == "max" else int(quota)), int(period)
 
 
 def parse_cpu_list(text: str) -> int:
-    """The number of CPUs in a list such as ``0-3,8``; 0 for an empty one. Raises ValueError."""
+    """Count the CPUs in a list such as ``0-3,8``; 0 for an empty one. Raises ValueError."""
     count = 0
     for part in text.strip().split(","):
         if part:
@@ -56,9 +57,9 @@ class Pressure(msgspec.Struct, frozen=True):
 
 
 def parse_pressure_total(raw: bytes) -> float:
-    """Seconds in which some task waited, of a pressure file. Raises ValueError."""
+    """Parse the seconds in which some task waited, from a pressure file. Raises ValueError."""
     if not raw.startswith(b"some "):
-        raise ValueError("no line `some`")
+        raise ValueError("the line `some` is missing")
     start = raw.index(b"total=") + 6
     end = raw.index(b"\n", start)
     if end - start > 20:
@@ -67,11 +68,11 @@ def parse_pressure_total(raw: bytes) -> float:
 
 
 def parse_pressure(text: str) -> Pressure | None:
-    """The ``some`` line of a pressure file, or None when there is none. Raises ValueError for one that is damaged."""
+    """Parse the ``some`` line of a pressure file; None if it is missing. Raises ValueError if it is damaged."""
     for line in text.splitlines():
         found = _SOME.fullmatch(line)
         if found is not None:
             return Pressure(float(found[1]) / 100, float(found[2]) / 100, int(found[3]) / 1e6)
         if line.startswith("some "):
-            raise ValueError(f"no pressure: {line[:200]!r}")
+            raise ValueError(f"not a pressure line: {line[:200]!r}")
     return None

@@ -1,4 +1,4 @@
-"""CPU settings of a cgroup as a value, how a limit in cores becomes one, and in which order it is written; pure.
+"""CPU settings of a cgroup as a value: compute them from a limit in cores, and plan the order of writes; pure.
 
 Rules of the kernel: 1000 us <= quota, 1000 us <= period <= 1 s, burst <= quota at every moment, and on v1 a cgroup's
 quota/period is never above its parent's.
@@ -22,7 +22,7 @@ from cpumond.core.measures import (
 )
 
 EQUAL_CORES = 0.01
-"""Two quotas closer than this are the same: systemd rounds CPUQuota to 10 ms per second."""
+"""Two quotas closer than this are equal: systemd rounds CPUQuota to 10 ms per second."""
 
 ROUNDING_US = 1e-7
 """Above the error of a float, below the least difference of two quotas with different periods, 1 us / 1000000."""
@@ -37,8 +37,8 @@ DEFAULT_WEIGHT = 100
 class CpuSettings(msgspec.Struct, frozen=True):
     """The CPU settings of one cgroup.
 
-    ``quota_us`` None = no quota; ``period_us`` 1000..1000000; ``burst_us`` None where the kernel has no such file;
-    ``weight`` cpu.shares (v1) or cpu.weight (v2), None where it is absent.
+    ``quota_us`` None: no quota; ``period_us`` is 1000..1000000; ``burst_us`` None: the kernel has no such file;
+    ``weight`` is cpu.shares (v1) or cpu.weight (v2), None if it is missing.
     """
 
     quota_us: int | None
@@ -48,19 +48,20 @@ class CpuSettings(msgspec.Struct, frozen=True):
 
     @property
     def cores(self) -> float:
-        """The quota in cores; infinity when there is none."""
+        """The quota in cores; infinity if there is none."""
         return quota_to_cores(self.quota_us, self.period_us)
 
 
 class AncestorCap(msgspec.Struct, frozen=True):
-    """The least quota above a cgroup: cores (infinity when there is none) and the path that sets it."""
+    """The least quota above a cgroup: cores (infinity if there is none) and the path that sets it."""
 
     cores: float
     path: str = ""
 
 
 class LimitTarget(msgspec.Struct, frozen=True):
-    """Settings for a limit: ``cores`` what they really give, ``notes`` which bound of the kernel moved it."""
+    """Settings for a limit: ``cores`` are those that they really give; ``notes`` name the kernel's bounds that moved
+    it."""
 
     settings: CpuSettings
     cores: float
@@ -75,7 +76,7 @@ class Written(NamedTuple):
 
 
 class WriteStep(msgspec.Struct, frozen=True):
-    """One write: which setting and its new value (None = no quota)."""
+    """One write: the setting and its new value (None = no quota)."""
 
     name: Literal["quota", "period", "burst", "weight"]
     value: int | None
@@ -84,15 +85,16 @@ class WriteStep(msgspec.Struct, frozen=True):
 def compute_quota_target(
     cores: float, original: CpuSettings, ancestor: AncestorCap, burst_ratio: float | None = None
 ) -> LimitTarget:
-    """The quota settings that give ``cores`` to a cgroup that was found as ``original``.
+    """Return the quota settings that give ``cores`` to a cgroup that was found as ``original``.
 
-    Never above the quota found, nor above ``ancestor``; below 1000 us the period is lengthened up to 1 s before the
-    limit is raised. The burst found is kept as far as it fits under the quota, unless ``burst_ratio`` asks for one.
+    They never exceed the quota found, nor ``ancestor``. Below 1000 us the period is lengthened up to 1 s before the
+    limit is raised. The original burst is kept as far as it fits under the quota, unless ``burst_ratio`` asks for
+    another.
     """
     notes = []
     if cores > original.cores:
         cores = original.cores
-        notes.append(f"held to the quota that was found, {count_cores(cores)}")
+        notes.append(f"held to the original quota, {count_cores(cores)}")
     if cores > ancestor.cores:
         cores = ancestor.cores
         notes.append(f"held to {count_cores(ancestor.cores)}, the quota of {ancestor.path or '/'}")
@@ -103,9 +105,9 @@ def compute_quota_target(
         period_us = min(max(needed_us, period_us), MAX_PERIOD_US)
         quota_us = max(_quota_under(cores, period_us, ancestor), MIN_QUOTA_US)
         if quota_us / period_us > cores * 1.001:
-            notes.append(f"raised to {count_cores(quota_us / period_us)}, the least quota the kernel takes")
+            notes.append(f"raised to {count_cores(quota_us / period_us)}, the least quota that the kernel accepts")
         else:
-            notes.append(f"period lengthened to {period_us} us, the kernel takes no quota below {MIN_QUOTA_US} us")
+            notes.append(f"period lengthened to {period_us} us: the kernel accepts no quota below {MIN_QUOTA_US} us")
         cores = quota_us / period_us
     burst_us = original.burst_us
     if burst_us is not None:
@@ -114,7 +116,7 @@ def compute_quota_target(
 
 
 def _quota_under(cores: float, period_us: int, ancestor: AncestorCap) -> int:
-    """``cores`` as a quota; rounded down where the nearest microsecond would be more than the quota above allows."""
+    """Return ``cores`` as a quota; rounded down if the nearest microsecond would exceed the quota above."""
     quota_us = cores_to_quota_us(cores, period_us)
     if quota_us > ancestor.cores * period_us + ROUNDING_US:
         quota_us -= 1
@@ -124,7 +126,7 @@ def _quota_under(cores: float, period_us: int, ancestor: AncestorCap) -> int:
 def compute_weight_target(
     cores: float, hard_cores: float, original: CpuSettings, bounds: tuple[int, int]
 ) -> LimitTarget:
-    """The weight that stands for ``cores`` of ``hard_cores``: the weight found, scaled; a guarantee, never a cap."""
+    """Return the weight for ``cores`` of ``hard_cores``: the original weight, scaled; a guarantee, never a cap."""
     if original.weight is None or hard_cores <= 0:
         return LimitTarget(original, cores, ("the cgroup has no weight",))
     weight = min(max(round(original.weight * cores / hard_cores), bounds[0]), bounds[1])
@@ -132,8 +134,8 @@ def compute_weight_target(
 
 
 def compute_start_weight(cores: float, version: int) -> int:
-    """``cpu.shares`` (v1) or ``cpu.weight`` (v2) of a job that is guaranteed ``cores``: the kernel's default for each
-    core, held to the kernel's bounds."""
+    """Return ``cpu.shares`` (v1) or ``cpu.weight`` (v2) of a job with a guarantee of ``cores``: the kernel's default
+    per core, held to the kernel's bounds."""
     default, bounds = (DEFAULT_SHARES, V1_SHARES) if version == 1 else (DEFAULT_WEIGHT, V2_WEIGHT)
     target = compute_weight_target(cores, 1.0, CpuSettings(None, DEFAULT_PERIOD_US, weight=default), bounds)
     assert target.settings.weight is not None
@@ -141,11 +143,11 @@ def compute_start_weight(cores: float, version: int) -> int:
 
 
 def plan_steps(before: CpuSettings, after: CpuSettings) -> tuple[WriteStep, ...]:
-    """The writes that lead from ``before`` to ``after``, each one legal where both ends are.
+    """Return the writes that lead from ``before`` to ``after``, each valid if both ends are.
 
-    Down: burst, then quota; up: quota, then burst. Of quota and period the one goes first that gives less CPU in
-    between: that is never above the larger end, so a parent that allows both ends allows the middle. "No quota" is
-    allowed with any period and under any parent: it is set first, or left last.
+    Down: burst, then quota; up: quota, then burst. Of quota and period, the first write is the one that gives less CPU
+    in between: that is never above the larger end, so a parent that allows both ends allows the middle. "No quota" is
+    allowed with any period and under any parent: it is set first, or removed last.
     """
     steps: list[WriteStep] = []
     if before.burst_us is not None and after.burst_us is not None and after.burst_us < before.burst_us:
@@ -175,23 +177,23 @@ def _quota_goes_first(before: CpuSettings, after: CpuSettings) -> bool:
 
 
 def same_quota(a: CpuSettings, b: CpuSettings) -> bool:
-    """Whether two settings give the same CPU, up to systemd's rounding of 10 ms a second."""
+    """Return whether two settings give the same CPU, up to systemd's rounding of 10 ms per second."""
     if a.quota_us is None or b.quota_us is None:
         return a.quota_us is b.quota_us
     return a == b or round(abs(a.cores - b.cores), 6) < EQUAL_CORES
 
 
 def least_cap(caps: Iterable[AncestorCap]) -> AncestorCap:
-    """The least of several caps; infinity when there are none."""
+    """Return the least of several caps; infinity if there are none."""
     return min(caps, key=lambda cap: cap.cores, default=AncestorCap(math.inf))
 
 
 def classify_change(
     known: CpuSettings, found: CpuSettings, actuator: str, exact: bool = False
 ) -> Literal["same", "raise", "lower"]:
-    """The change by another program of the setting that ``actuator`` moves, compared with what is ``known`` of it.
+    """Classify another program's change of the setting that ``actuator`` moves, compared with the ``known`` one.
 
-    ``exact``: quotas that differ by systemd's rounding are not the same.
+    ``exact``: quotas that differ by systemd's rounding are different.
     """
     if actuator == "weight":
         before, after = known.weight or 0, found.weight or 0
@@ -202,10 +204,10 @@ def classify_change(
 
 
 def is_external(current: CpuSettings, original: CpuSettings, written: Written | None, actuator: str) -> bool:
-    """Whether another program than the agent set what ``actuator`` moves, after the last change of the agent.
+    """Return whether another program set the setting of ``actuator`` after the agent's last change.
 
-    Quota and period are two writes on v1: any mixture of what was, what was to be and what was found is the agent's.
-    The same cores in another period are no such change.
+    Quota and period are two writes on v1: any mixture of the old, the new and the original values is the agent's. The
+    same cores in another period are no such change.
     """
     if written is None:
         return False
@@ -220,14 +222,15 @@ def is_external(current: CpuSettings, original: CpuSettings, written: Written | 
 
 
 def is_raised_above(current: CpuSettings, original: CpuSettings, actuator: str) -> bool:
-    """Whether another program gave more than was found: the agent never does."""
+    """Return whether another program set more than the original: the agent never does."""
     if actuator == "weight":
         return (current.weight or 0) > (original.weight or 0)
     return current.cores > original.cores and not same_quota(current, original)
 
 
 def adopt_limit(original: CpuSettings, found: CpuSettings, actuator: str) -> CpuSettings:
-    """The settings to put back in the end after another program has set another limit than ``original``: its own."""
+    """Return the settings to restore in the end after another program has set another limit than ``original``: its
+    own."""
     if actuator == "weight":
         return msgspec.structs.replace(original, weight=found.weight)
     return msgspec.structs.replace(original, quota_us=found.quota_us, period_us=found.period_us)
@@ -236,10 +239,10 @@ def adopt_limit(original: CpuSettings, found: CpuSettings, actuator: str) -> Cpu
 def choose_restore(
     current: CpuSettings, original: CpuSettings, actuators: tuple[str, ...], written: Written | None = None
 ) -> CpuSettings:
-    """The settings of a cgroup when the agent goes: those it found, where it has moved them.
+    """Return the settings of a cgroup when the agent leaves: the original ones, if it has moved them.
 
-    A limit above the one found was set by another program, and so was one that the agent did not write (``written``;
-    None where that is not known). Such a limit stays.
+    A limit above the original was set by another program, and so was one that the agent did not write (``written``;
+    None if unknown). Such a limit stays.
     """
     restored = current
     if "quota" in actuators:
@@ -247,7 +250,7 @@ def choose_restore(
             restored = msgspec.structs.replace(restored, quota_us=original.quota_us, period_us=original.period_us)
         burst_us = original.burst_us
         if burst_us is not None and restored.quota_us is not None:
-            # The burst that was found may not fit under the quota that was set since.
+            # The original burst may not fit under the quota that was set since.
             burst_us = min(burst_us, restored.quota_us)
         restored = msgspec.structs.replace(restored, burst_us=burst_us)
     ordered = is_raised_above(current, original, "weight") or is_external(current, original, written, "weight")

@@ -1,4 +1,4 @@
-"""Units of systemd as owners of cgroups: which cgroup is a unit's."""
+"""Systemd units as owners of cgroups: which cgroup belongs to a unit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ UNIT_SUFFIXES: Final = (".service", ".scope", ".slice", ".socket", ".mount", ".s
 
 
 def unit_of(path: str) -> str:
-    """The unit whose own cgroup is at ``path`` (relative), "" when it is none.
+    """Return the unit whose own cgroup is at ``path`` (relative); "" if it is none.
 
-    What lies below a service or a scope was delegated: podman's ``container``, slurmd's ``job_N``, the units of a user
-    manager. systemd knows nothing of it.
+    Cgroups below a service or a scope were delegated: podman's ``container``, slurmd's ``job_N``, the units of a user
+    manager. systemd does not know them.
     """
     *above, name = path.split("/")
-    # systemd writes "_" before a name that looks like a file of the kernel ("cpu.service") or begins with "_".
+    # systemd writes "_" before a name that looks like a kernel file ("cpu.service") or begins with "_".
     name = name.removeprefix("_")
     if name.startswith(".") or not name.endswith(UNIT_SUFFIXES) or not all(each.endswith(".slice") for each in above):
         return ""

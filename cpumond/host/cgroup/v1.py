@@ -1,4 +1,4 @@
-"""Control groups of version 1: controllers ``cpu`` and ``cpuacct``, mounted apart or together."""
+"""Control groups of version 1: controllers ``cpu`` and ``cpuacct``, mounted separately or together."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class V1Cgroup(Cgroup):
 
     @classmethod
     def open(cls, hierarchies: Hierarchies, path: str) -> Self | None:
-        """The cgroup at ``path``; None when it is not in both hierarchies. Raises CgroupReadError."""
+        """Open the cgroup at ``path``; None if it is not in both hierarchies. Raises CgroupReadError."""
         name = "cpuacct.usage" if hierarchies.cpuacct_root != hierarchies.unified_root else "cpu.stat"
         with contextlib.ExitStack() as undone:
             fd = open_directory(os.path.join(hierarchies.cpu_root, path))
@@ -97,10 +97,10 @@ class V1Cgroup(Cgroup):
         return super().is_there() or bool(find_missing_quota(self.place))
 
     def read(self, at_s: float) -> CpuReading | None:
-        """At most two preads, and one more with pressure.
+        """Read the counters with at most two preads, and one more with pressure.
 
-        A cgroup that used less CPU since the last full look than the least quota the kernel takes cannot have been
-        throttled since: then cpu.stat is not read.
+        If the cgroup used less CPU since the last full look than the least quota that the kernel accepts, it cannot
+        have been throttled since: then cpu.stat is not read.
         """
         try:
             usage_us = self.parse_usage_us(os.pread(self._usage_fd, USAGE_BYTES, 0))
@@ -125,8 +125,8 @@ class V1Cgroup(Cgroup):
         )
 
     def _read_stat(self, at_s: float) -> None:
-        """Read cpu.stat. The periods of looks that were left out are not counted to this interval: it cannot hold
-        more than its length allows."""
+        """Read cpu.stat. Periods of skipped looks do not count for this interval, which cannot contain more than its
+        length allows."""
         stat = parse_flat_keyed(os.pread(self.stat_fd, STAT_BYTES, 0).decode("ascii"))
         periods = stat.get("nr_periods", 0)
         most = (at_s - self._seen_at_s) / self._period_s + 1.0
@@ -138,7 +138,8 @@ class V1Cgroup(Cgroup):
     def read_throttled(self) -> int | None:
         throttled = super().read_throttled()
         if throttled != self._nr_throttled:
-            # The kernel counts a period at its end: there may be no use since the last full look, and yet more to read.
+            # The kernel counts a period at its end: there may be more to read although no CPU was used since the last
+            # full look.
             self._seen_usage_us = -math.inf
         return throttled
 

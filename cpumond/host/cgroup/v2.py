@@ -38,7 +38,7 @@ class V2Cgroup(Cgroup):
 
     @classmethod
     def open(cls, hierarchies: Hierarchies, path: str) -> Self | None:
-        """The cgroup at ``path``; None when there is none. Raises CgroupReadError."""
+        """Open the cgroup at ``path``; None if there is none. Raises CgroupReadError."""
         fd = open_directory(os.path.join(hierarchies.cpu_root, path))
         if fd is None:
             return None
@@ -53,7 +53,7 @@ class V2Cgroup(Cgroup):
         return None
 
     def read(self, at_s: float) -> CpuReading | None:
-        """One pread, parsed only when it changed; one more with pressure."""
+        """Read the counters with one pread, parsed only if it changed; one more with pressure."""
         try:
             raw_stat = os.pread(self.stat_fd, STAT_BYTES, 0)
         except OSError as error:
@@ -98,7 +98,7 @@ class V2Cgroup(Cgroup):
                 return CpuSettings(None, DEFAULT_PERIOD_US)
             raise CgroupReadError(
                 os.path.join(self.directory, "cpu.max"),
-                "there is no such file: the cpu controller is not in its parent's cgroup.subtree_control",
+                "the file does not exist: the cpu controller is not in its parent's cgroup.subtree_control",
             ) from error
         except ValueError as error:
             raise CgroupReadError(self.directory, f"settings are not numbers: {error}") from error

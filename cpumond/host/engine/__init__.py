@@ -1,1 +1,1 @@
-"""The engines that start jobs on this host: Docker, Podman, Slurm, Kubernetes. They are asked, never told anything."""
+"""The engines that start jobs on this host: Docker, Podman, Slurm, Kubernetes. They are only queried, never changed."""

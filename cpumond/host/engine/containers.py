@@ -1,6 +1,6 @@
-"""Docker and Podman: the containers that they run, over the engine's unix socket.
+"""Docker and Podman: their containers, over the engine's unix socket.
 
-Both speak the same HTTP interface. Their events say when to look again; nothing of an event is taken as it is.
+Both use the same HTTP interface. Events only trigger another look; their content is not used.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from cpumond.host.engine.model import SHORT_ID, EngineError, EngineJob, EngineRe
 from cpumond.host.engine.processes import find_engine_cgroup
 
 RELIST_S: Final = 60.0
-"""Period of listing all containers although no event asks for it."""
+"""Seconds between lists of all containers without an event."""
 SILENT_S: Final = 600.0
-"""How long a container is left alone about which the engine gives no answer, unless something happens to it."""
+"""Seconds for which a container without an answer from the engine is not queried again, unless an event concerns it."""
 SETTLE_S, SETTLE_MAX_S = 0.02, 2.0
 LOOK_SHARE: Final = 0.2
-"""Events come in groups: the next look waits for the others of one, and the engine spends at most this share of the
-time on them."""
+"""Events come in groups: the next look waits for the rest of a group, and the engine spends at most this share of
+the time on looks."""
 MAX_EVENT_BYTES: Final = 1 << 20
 MAX_CONTAINERS: Final = 10_000
 MAX_CORES: Final = 10**6
@@ -62,7 +62,7 @@ class _HostConfig(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Container(msgspec.Struct, frozen=True, rename="pascal"):
-    """The answer of ``/containers/ID/json`` about one container, as far as it is needed."""
+    """The needed part of the response of ``/containers/ID/json`` about one container."""
 
     id: str
     name: str = ""
@@ -72,7 +72,7 @@ class Container(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class _Listed(msgspec.Struct, frozen=True, rename="pascal"):
-    """One container of a list; ``pod_name`` only where Podman is asked in its own way."""
+    """One container of a list; ``pod_name`` only from Podman's own interface."""
 
     id: str
     names: list[str] | None = None
@@ -96,8 +96,8 @@ class _Event(msgspec.Struct, frozen=True):
 class ContainerEngine:
     """The client of one dockerd or one Podman service.
 
-    A service that an ordinary user runs speaks for the cgroups of that user alone. One container that is not described
-    does not keep the others from having names.
+    The service of an ordinary user may only name cgroups of that user. One container without a valid answer does not
+    keep the others from having names.
     """
 
     def __init__(self, kind: str, socket: str, cpu_version: int) -> None:
@@ -108,9 +108,9 @@ class ContainerEngine:
         self._known: dict[str, Container] = {}
         self._pods: dict[str, str] = {}
         self._silent: dict[str, tuple[str, float]] = {}
-        """Containers about which there was no good answer, why, and when to ask again, on the monotonic clock."""
+        """Containers without a valid answer, the reason, and when to ask again, on the monotonic clock."""
         self._suspect = ""
-        """The one about which there was no answer in time when the engine was last asked."""
+        """The container that did not get an answer in time at the last look."""
         self._title = ""
         self._is_podman = kind == "podman"
 
@@ -127,22 +127,22 @@ class ContainerEngine:
                 trust_env=False,
             ) as client:
                 version = await get_json(client, self._where, "/version", _Version)
-                # Podman may have Docker's place, too: /run/docker.sock is a link to its socket then.
+                # Podman may be at Docker's place: /run/docker.sock can be a link to its socket.
                 is_named = any(each.name == "Podman Engine" for each in version.components or ())
                 self._is_podman = is_named or self.kind == "podman"
                 self._title = f"{self.kind} {clean(version.version)}".strip()
-                # Before the list: what happens meanwhile is not missed.
+                # Before the list, so that no event in between is missed.
                 endless = httpx2.Timeout(ANSWER_TIMEOUT_S, read=None)
                 query = {"filters": '{"type":["container"]}'}
                 async with client.stream("GET", "/events", params=query, timeout=endless) as events:
                     check_status(events, self._where, "/events")
                     await self._follow(client, events, publish, nudged, owner)
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise EngineError(f"{self.kind}: no answer from {self.socket} ({self._word(error)})") from error
+            raise EngineError(f"{self.kind}: no response from {self.socket} ({self._word(error)})") from error
 
     def _word(self, error: Exception) -> str:
         if not os.path.exists(self.socket):
-            return "there is no such socket"
+            return "the socket does not exist"
         if isinstance(error, (httpx2.TimeoutException, TimeoutError)):
             return f"none within {ANSWER_TIMEOUT_S:g} s"
         if isinstance(error, httpx2.RemoteProtocolError):
@@ -163,7 +163,7 @@ class ContainerEngine:
             async for event in self._read_events(events):
                 changed.add(event)
                 if len(changed) > MAX_CONTAINERS:
-                    raise EngineError(f"{self._where}: it tells of more events than it may have containers")
+                    raise EngineError(f"{self._where}: it reports events of more containers than are allowed")
                 nudged.set()
             raise EngineError(f"{self.kind}: {self.socket} closed the connection")
 
@@ -171,7 +171,7 @@ class ContainerEngine:
         try:
             while True:
                 nudged.clear()
-                # What is in ``changed`` from here on came after the list was asked for.
+                # Events in ``changed`` from here on came after the list was requested.
                 stale = set(changed)
                 changed.clear()
                 began_s = time.monotonic()
@@ -190,7 +190,7 @@ class ContainerEngine:
                 await reader
 
     async def _look(self, client: httpx2.AsyncClient, stale: Iterable[str]) -> None:
-        """List all running containers and ask about those that are new or ``stale``."""
+        """List all running containers and query those that are new or ``stale``."""
         listed = await get_json(client, self._where, "/containers/json", list[_Listed])
         ids = [each.id for each in listed[:MAX_CONTAINERS] if _ID.fullmatch(each.id)]
         for gone in (self._known.keys() | self._silent.keys()) - set(ids) | set(stale):
@@ -208,14 +208,14 @@ class ContainerEngine:
             except EngineError as error:
                 if isinstance(error, StatusError) and error.status == 404:
                     continue  # it has ended since it was listed
-                # What is not understood, or too large, may take long to be read: it is not asked for at each look.
+                # An invalid or too large answer may take long to read: it is not requested at each look.
                 again_at_s = -math.inf if isinstance(error, StatusError) else time.monotonic() + SILENT_S
-                self._silent[each] = f"{error}; it is not named", again_at_s
+                self._silent[each] = f"{error}; ignored", again_at_s
             except TimeoutError:
-                # Once it may be the engine that hangs; where all else is answered and this is not, it is this one.
+                # Once, the engine may be stuck; if everything else is answered and this is not, it is this container.
                 if each == self._suspect:
-                    what = f"no answer about container {each[:SHORT_ID]} within {ANSWER_TIMEOUT_S:g} s"
-                    self._silent[each] = f"{self._where}: {what}; it is not named", time.monotonic() + SILENT_S
+                    what = f"no response about container {each[:SHORT_ID]} within {ANSWER_TIMEOUT_S:g} s"
+                    self._silent[each] = f"{self._where}: {what}; ignored", time.monotonic() + SILENT_S
                 self._suspect = each
                 raise
             else:
@@ -225,7 +225,7 @@ class ContainerEngine:
 
     async def _read_events(self, events: httpx2.Response) -> AsyncIterator[str]:
         rest = b""
-        async for chunk in events.aiter_raw():  # what is packed would be larger than it looks
+        async for chunk in events.aiter_raw():  # compressed data would be larger than it looks
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > MAX_EVENT_BYTES:
                 raise EngineError(f"{self.kind}: {self.socket}: an event is larger than {MAX_EVENT_BYTES >> 20} MiB")
@@ -233,11 +233,11 @@ class ContainerEngine:
                 try:
                     event = decode_json(line, _Event)
                 except ContentError:
-                    continue  # an event of a kind that is not known, or an empty line
+                    continue  # an event of an unknown kind, or an empty line
                 name = event.actor.get("ID")
                 if event.action in WATCHED_ACTIONS and isinstance(name, str) and _ID.fullmatch(name):
                     yield name
-            # Whoever writes without end, an ordinary user perhaps, does not keep this process busy.
+            # A service that writes without end, perhaps an ordinary user's, does not keep this process busy.
             await asyncio.sleep(SETTLE_S)
 
     def _describe_all(self, owner: int) -> EngineReply:
@@ -251,18 +251,18 @@ class ContainerEngine:
         )
 
     def _describe(self, container: Container, owner: int) -> EngineJob | str:
-        """The container as a job; a sentence where its cgroup is not its own, "" where it does not run."""
+        """Describe the container as a job; a sentence if its cgroup is not its own, "" if it does not run."""
         if not container.state.running or container.state.pid <= 0:
             return ""
         path = find_engine_cgroup(container.state.pid, container.id, self._cpu_version)
         name = container.name.lstrip("/") or container.id[:SHORT_ID]
         if path is None or (owner and not path.startswith(f"user.slice/user-{owner}.slice/")):
-            where = "a cgroup that does not have its id in its path" if path is None else f"{path!r}"
-            return f"{self.kind}: container {name!r} is said to be in {where}; it is not named"
+            where = "a cgroup without its id in the path" if path is None else f"{path!r}"
+            return f"{self.kind}: container {name!r} is reported in {where}; ignored"
         try:
             ordered_cores = read_order(container.host_config)
         except ValueError as error:
-            return f"{self.kind}: container {name!r}: {error}; it is not named"
+            return f"{self.kind}: container {name!r}: {error}; ignored"
         given = container.config.labels or {}
         project = next((given[key] for key in PROJECT_LABELS if given.get(key)), "")
         pod = self._pods.get(container.id) or given.get(POD_LABEL, "")
@@ -285,13 +285,13 @@ class ContainerEngine:
             labels,
             project or clean(pod),
             ordered_cores,
-            # `podman update` did not change what it says of a container before 5.1, nor with all of its databases.
+            # `podman update` did not change the reported limits before 5.1, nor with all of its databases.
             tells_order=not self._is_podman,
         )
 
 
 def shorten(container: Container) -> Container:
-    """What is kept of a container: an ordinary user may run the service, and make its answers as large as may be."""
+    """Reduce a container to the used fields: an ordinary user may run the service, with responses of any size."""
     config = container.config
     labels = {key: clean(text) for key, text in (config.labels or {}).items() if key in USED_LABELS}
     host_config = msgspec.structs.replace(container.host_config, cpuset_cpus=clean(container.host_config.cpuset_cpus))
@@ -304,15 +304,15 @@ def shorten(container: Container) -> Container:
 
 
 def find_owner(socket: str) -> int:
-    """The uid whose service listens at ``socket``, in a user's own folder that user's, whatever a link there leads to.
-    Raises OSError."""
+    """Return the uid whose service listens at ``socket``; in a user's own folder that user's, whatever a link there
+    leads to. Raises OSError."""
     found = _USERS_FOLDER.match(socket)
     return int(found[1]) if found is not None else os.stat(socket).st_uid
 
 
 def read_order(given: _HostConfig) -> float | None:
-    """What a container ordered, in cores; None where it ordered no limit. Raises ValueError for what no kernel takes:
-    it is what is written in the end."""
+    """Return a container's requested cores; None without a limit. Raises ValueError for a limit that no kernel
+    accepts, because it is written in the end."""
     if given.nano_cpus > 0:
         quota, period = given.nano_cpus, 10**9
     elif given.cpu_quota > 0:
@@ -320,5 +320,5 @@ def read_order(given: _HostConfig) -> float | None:
     else:
         return None
     if not MIN_QUOTA_US * period <= quota * MAX_PERIOD_US <= MAX_CORES * MAX_PERIOD_US * period:
-        raise ValueError(f"its CPU limit of {clean(str(quota))} / {clean(str(period))} cores cannot be")
+        raise ValueError(f"its CPU limit of {clean(str(quota))} / {clean(str(period))} cores is impossible")
     return quota / period

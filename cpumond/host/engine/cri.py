@@ -1,7 +1,8 @@
 """The socket of a container runtime (containerd, CRI-O) that speaks CRI, in place of a kubelet.
 
-Three calls of ``runtime.v1.RuntimeService``, whose messages are read here field by field: generated code would be
-larger and bound to one version of protobuf. Field numbers are those of the published ``api.proto`` and never change.
+It uses three calls of ``runtime.v1.RuntimeService``, whose messages are parsed here field by field: generated code
+would be larger and bound to one version of protobuf. Field numbers are those of the published ``api.proto`` and never
+change.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ LABEL: Final = "io.kubernetes."
 
 
 class WireError(ValueError):
-    """Bytes that are no message."""
+    """Bytes that are not a message."""
 
 
 class Message:
-    """A message of protocol buffers: the values of its fields by number, numbers or bytes. Raises WireError."""
+    """A protocol buffers message: the values of its fields by number, numbers or bytes. Raises WireError."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -72,10 +73,10 @@ class Message:
         return self._data[begin : self._at]
 
     def number(self, field: int) -> int:
-        """A signed number, 0 where it is left out."""
+        """Return a signed number, 0 if it is missing."""
         value = self._values.get(field, [0])[-1]
         if not isinstance(value, int):
-            raise WireError(f"field {field} is no number")
+            raise WireError(f"field {field} is not a number")
         return value - (1 << 64) if value >= 1 << 63 else value
 
     def many(self, field: int) -> list[bytes]:
@@ -85,11 +86,11 @@ class Message:
         return found
 
     def text(self, field: int) -> str:
-        """A text, "" where it is left out."""
+        """Return a text, "" if it is missing."""
         return (self.many(field) or [b""])[-1].decode(errors="replace")
 
     def message(self, field: int) -> Message:
-        """A message, an empty one where it is left out."""
+        """Return a message, an empty one if it is missing."""
         return Message((self.many(field) or [b""])[-1])
 
     def has(self, field: int) -> bool:
@@ -100,13 +101,13 @@ class Message:
 
 
 def encode_status_request(container_id: str) -> bytes:
-    """``ContainerStatusRequest`` for an id of fewer than 128 characters."""
+    """Encode ``ContainerStatusRequest`` for an id of fewer than 128 characters."""
     return b"\x0a" + bytes([len(container_id)]) + container_id.encode()
 
 
 def read_container(listed: Message, status: Message) -> RunningContainer | None:
-    """A container by its entry in ``ListContainersResponse`` and by ``ContainerStatusResponse``; None for one of no
-    pod."""
+    """Return a container from its entry in ``ListContainersResponse`` and from ``ContainerStatusResponse``; None if
+    it belongs to no pod."""
     labels = listed.mapping(8)
     names = {key: labels.get(f"{LABEL}{key}", "") for key in ("pod.uid", "pod.namespace", "pod.name", "container.name")}
     if not all(names.values()):
@@ -122,13 +123,13 @@ def read_container(listed: Message, status: Message) -> RunningContainer | None:
         names["container.name"],
         listed.message(4).text(18) or listed.message(4).text(1),
         ordered_cores=quota_us / (period_us if period_us > 0 else DEFAULT_PERIOD_US) if quota_us > 0 else None,
-        # Runtimes of before CRI 1.26 do not tell it: then the order is what is found in the cgroup.
+        # Runtimes before CRI 1.26 do not report it: then the request is the limit found in the cgroup.
         tells_order=resources.has(1),
     )
 
 
 class CriEngine:
-    """The client of one runtime. It does not tell QoS classes: the paths of cgroups do."""
+    """The client of one runtime. It does not report QoS classes: the paths of cgroups show them."""
 
     kind = KIND
 
@@ -142,8 +143,7 @@ class CriEngine:
             import grpc.aio
         except ImportError as error:
             raise EngineError(
-                f"{self._where}: a CRI socket needs grpcio: `pip install grpcio`, or leave `socket` "
-                "out to ask the kubelet"
+                f"{self._where}: a CRI socket needs grpcio: `pip install grpcio`, or omit `socket` to query the kubelet"
             ) from error
         options = [
             ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
@@ -179,6 +179,6 @@ class CriEngine:
                     await wait_for_turn(nudged, began_s)
         except grpc.aio.AioRpcError as error:
             detail = clean(error.details() or "")
-            raise EngineError(f"{self._where}: no answer ({error.code().name.lower()}: {detail})") from error
+            raise EngineError(f"{self._where}: no response ({error.code().name.lower()}: {detail})") from error
         except WireError as error:
-            raise EngineError(f"{self._where}: its answer is not understood: {error}") from error
+            raise EngineError(f"{self._where}: its response is invalid: {error}") from error

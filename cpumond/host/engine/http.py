@@ -1,4 +1,4 @@
-"""Questions to engines over HTTP, bounded in time and size."""
+"""HTTP requests to engines, bounded in time and size."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ _Shape = TypeVar("_Shape")
 async def get_json(
     client: httpx2.AsyncClient, where: str, path: str, shape: type[_Shape], more: Mapping[str, Any] = NOTHING
 ) -> _Shape:
-    """What an engine answers to GET ``path``, as ``shape``. ``where``: its kind and address, for sentences; ``more``:
-    arguments of ``client.stream``.
+    """Return an engine's response to GET ``path``, as ``shape``.
 
-    Raises StatusError for any status but 200, EngineError for what is too large or not understood, TimeoutError after
-    ANSWER_TIMEOUT_S, httpx2.HTTPError or OSError where it does not answer.
+    ``where``: its kind and address, for sentences; ``more``: arguments of ``client.stream``.
+
+    Raises StatusError for any status but 200, EngineError for a response that is too large or invalid, TimeoutError
+    after ANSWER_TIMEOUT_S, httpx2.HTTPError or OSError if it does not respond.
     """
     body = bytearray()
     async with asyncio.timeout(ANSWER_TIMEOUT_S), client.stream("GET", path, **more) as answer:
         check_status(answer, where, path)
-        async for chunk in answer.aiter_raw():  # what is packed would be larger than it looks
+        async for chunk in answer.aiter_raw():  # compressed data would be larger than it looks
             body += chunk
             if len(body) > MAX_ANSWER_BYTES:
                 raise EngineError(f"{where}: {path} is larger than {MAX_ANSWER_BYTES >> 20} MiB")
     try:
         return decode_json(body, shape)
     except ContentError as error:
-        raise EngineError(f"{where}: {path} is not understood: {error}") from error
+        raise EngineError(f"{where}: {path} is invalid: {error}") from error
 
 
 class StatusError(EngineError):
-    """An answer with another status than 200."""
+    """A response with another status than 200."""
 
     def __init__(self, sentence: str, status: int) -> None:
         super().__init__(sentence)
@@ -48,6 +49,6 @@ class StatusError(EngineError):
 
 
 def check_status(answer: httpx2.Response, where: str, path: str) -> None:
-    """Raises StatusError unless the answer has status 200."""
+    """Raise StatusError unless the response has status 200."""
     if answer.status_code != 200:
         raise StatusError(f"{where}: {path} was answered with status {answer.status_code}", answer.status_code)

@@ -1,6 +1,6 @@
-"""Kubernetes: the containers of this node's pods, as its kubelet lists them.
+"""Kubernetes: the containers of this node's pods, as listed by its kubelet.
 
-The kubelet tells ids, names and limits, but no process: a container's cgroup is the one below ``kubepods`` that has the
+The kubelet reports ids, names and limits, but no process. A container's cgroup is the one below ``kubepods`` with the
 pod's uid and the container's id in its path.
 """
 
@@ -35,16 +35,16 @@ from cpumond.host.engine.token import read_token
 KIND: Final = "kubernetes"
 POLL_S: Final = 5.0
 CONFIG_S: Final = 600.0
-"""Period of asking for all containers, and for the kubelet's own settings."""
+"""Seconds between lists of all containers, and between reads of the kubelet's own settings."""
 SETTLE_S, LOOK_SHARE = 0.2, 0.2
-"""A look that is asked for waits so long for others, and the kubelet spends at most this share of the time on them."""
+"""A requested look waits this long for others, and the kubelet spends at most this share of the time on looks."""
 MIN_CORES: Final = 0.01
-"""The kubelet sets no limit lower than that, whatever is ordered."""
+"""The kubelet sets no lower limit than this, whatever is requested."""
 MAX_CORES: Final = 1e6
 RECLAIMED_RESOURCE: Final = "cpumond.io/reclaimed-cpu"
 GUARANTEED: Final = "a Guaranteed pod: its CPUs may be its own, so its limit is never moved"
 INSECURE: Final = "none"
-"""As ``ca_file``: the kubelet's certificate is not looked at."""
+"""As ``ca_file``: the kubelet's certificate is not checked."""
 CONTAINER_ID: Final = re.compile(r"[0-9a-f]{64}")
 _CGROUP: Final = re.compile(rf"(?:cri-containerd-|[a-z]+-)?({CONTAINER_ID.pattern})(?:\.scope)?(?:/{CRUN_CHILD})?")
 _POD_CGROUP: Final = re.compile(r"(?:kubepods[a-z-]*-)?pod([0-9a-f][0-9a-f_-]*)(?:\.slice)?")
@@ -52,15 +52,15 @@ _QUANTITY: Final = re.compile(r"\+?([0-9]{1,18}(?:\.[0-9]{0,18})?|\.[0-9]{1,18})
 _UNITS: Final = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3}
 
 FindCgroups = Callable[[], Iterable[str]]
-"""The cgroups that may be containers of pods, relative to the hierarchy of the cpu controller."""
+"""Returns the cgroups that may be containers of pods, relative to the hierarchy of the cpu controller."""
 
 
 class RunningContainer(msgspec.Struct, frozen=True):
-    """A container that runs, as its node tells; ``ordered_cores`` and ``tells_order`` as in ``EngineJob``.
+    """A running container as its node reports it; ``ordered_cores`` and ``tells_order`` are those of ``EngineJob``.
 
-    ``qos``: "Guaranteed", "Burstable", "BestEffort", "" = not told; ``reclaimed``: as RECLAIMED_LABEL. ``pod_cores``:
-    the limit of its pod as a whole, None = it has none. It is one order for all of the pod's containers: the kubelet
-    sets it on the pod's cgroup, and once more on each container that has no limit of its own.
+    ``qos`` is "Guaranteed", "Burstable", "BestEffort" or "" (unknown); ``reclaimed`` is that of RECLAIMED_LABEL.
+    ``pod_cores`` is the limit of its pod as a whole, None = it has none. It is one request for all of the pod's
+    containers: the kubelet sets it on the pod's cgroup, and on each container without its own limit.
     """
 
     container_id: str
@@ -124,7 +124,7 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """A pod, as far as it is needed."""
+    """The needed fields of a pod."""
 
     metadata: _Metadata
     spec: _Spec = _Spec()
@@ -132,7 +132,7 @@ class Pod(msgspec.Struct, frozen=True):
 
 
 class PodList(msgspec.Struct, frozen=True):
-    """The kubelet's answer to ``/pods``."""
+    """The kubelet's response to ``/pods``."""
 
     items: list[Pod] | None = None
 
@@ -146,9 +146,9 @@ class _Configuration(msgspec.Struct, frozen=True):
 
 
 def list_running(pods: PodList, enforces_limits: bool = True) -> tuple[list[RunningContainer], list[str]]:
-    """The containers that run, and sentences about those that are described wrongly.
+    """Return the running containers, and sentences about those with invalid descriptions.
 
-    Without ``enforces_limits`` (``cpuCFSQuota = false``) the kubelet sets no limits, so nobody ordered one.
+    Without ``enforces_limits`` (``cpuCFSQuota = false``) the kubelet sets no limits, so nothing is requested.
     """
     found, notes = [], []
     for pod in pods.items or ():
@@ -165,7 +165,7 @@ def list_running(pods: PodList, enforces_limits: bool = True) -> tuple[list[Runn
                 try:
                     found.append(_read_container(pod, each, given.get(each.name), enforces_limits))
                 except ValueError as error:
-                    notes.append(f"{KIND}: {clean(f'{pod.metadata.name}/{each.name}')}: {error}; it is not named")
+                    notes.append(f"{KIND}: {clean(f'{pod.metadata.name}/{each.name}')}: {error}; ignored")
     return found, notes
 
 
@@ -173,13 +173,13 @@ def _read_container(
     pod: Pod, status: _ContainerStatus, given: _Container | None, enforces_limits: bool
 ) -> RunningContainer:
     asked = (given.resources if given is not None else None) or _Resources()
-    # What is in force: after a resize in place the specification is ahead of it.
+    # The limits in force: after a resize in place the specification is ahead of them.
     in_force = status.resources or asked
     of_pod = pod.status.resources or pod.spec.resources or _Resources()
     reclaimed = (asked.limits or {}).get(RECLAIMED_RESOURCE, "")
     container_id = status.container_id.rpartition("://")[2]
     if not CONTAINER_ID.fullmatch(container_id):
-        raise ValueError(f"its id {clean(status.container_id)!r} is none of a container")
+        raise ValueError(f"its id {clean(status.container_id)!r} is not the id of a container")
     return RunningContainer(
         container_id,
         pod.metadata.uid,
@@ -195,27 +195,29 @@ def _read_container(
 
 
 def _read_limit(given: _Resources) -> float | None:
-    """A limit of CPU in cores, None where there is none. Raises ValueError."""
+    """Return a CPU limit in cores, None if there is none. Raises ValueError."""
     cores = parse_cores((given.limits or {}).get("cpu", 0.0))
     return max(cores, MIN_CORES) if cores > 0.0 else None
 
 
 def parse_cores(quantity: str | float) -> float:
-    """A quantity of CPU ("500m", "1.5", "2", "1e3") in cores, >= 0. Raises ValueError."""
+    """Parse a CPU quantity ("500m", "1.5", "2", "1e3") to cores, >= 0. Raises ValueError."""
     found = _QUANTITY.fullmatch(str(quantity))
     unit = "" if found is None else found[2] or ""
     cores = math.nan if found is None else float(found[1]) * (_UNITS[unit] if unit in _UNITS else float(f"1{unit}"))
     if not cores <= MAX_CORES:
-        raise ValueError(f"its CPU limit {clean(str(quantity))!r} is not understood")
+        raise ValueError(f"its CPU limit {clean(str(quantity))!r} is invalid")
     return cores
 
 
 def describe_running(
     running: Iterable[RunningContainer], cgroups: Iterable[str], title: str = "", notes: Iterable[str] = ()
 ) -> EngineReply:
-    """Those containers that have a cgroup, as jobs, and what is left of each pod when all of its containers that run
-    have one: the cgroup of its sandbox, which nothing but holds the pod's namespaces open. A pod with a limit as a
-    whole is one job, whatever is in it."""
+    """Describe containers that have a cgroup as jobs; a pod with a limit as a whole is one job, whatever it contains.
+
+    Also return the sandbox cgroup, which only keeps the pod's namespaces open, of each pod whose running containers
+    all have a cgroup.
+    """
     places: dict[str, dict[str, str]] = {}
     for path in cgroups:
         found = find_ids(path)
@@ -241,14 +243,14 @@ def describe_running(
         if uid in waited_for or len(left) != 1:
             continue
         [(sandbox, path)] = left.items()
-        # Also where nothing of the pod runs just now: it comes first and goes last. CRI-O makes none for most pods.
+        # Also if nothing of the pod runs now: it comes first and goes last. CRI-O makes none for most pods.
         if uid in known or "/crio-" not in path:
             jobs.append(EngineJob(KIND, sandbox, f"{uid}/sandbox", path, is_job=False))
     return EngineReply(tuple(jobs), title, tuple(sorted(set(notes))))
 
 
 def find_ids(path: str) -> tuple[str, str] | None:
-    """The pod's uid and the container's id in the path of a container's cgroup; None where it is none."""
+    """Return the pod's uid and the container's id from the path of a container's cgroup; None if it is none."""
     above, _, last = path.removesuffix(f"/{CRUN_CHILD}").rpartition("/")
     container, pod = _CGROUP.fullmatch(last), _POD_CGROUP.fullmatch(above.rpartition("/")[2])
     if container is None or pod is None:
@@ -257,12 +259,12 @@ def find_ids(path: str) -> tuple[str, str] | None:
 
 
 def find_qos(path: str) -> str:
-    """The class of a pod by the path of its cgroup: those of Guaranteed pods have none of the other two in it."""
+    """Return the QoS class of a pod by the path of its cgroup: Guaranteed pods have no class in the path."""
     return next((qos for qos in ("Burstable", "BestEffort") if re.search(rf"[/-]{qos.lower()}\b", path)), "Guaranteed")
 
 
 def _describe(each: RunningContainer, path: str) -> EngineJob:
-    """A container as a job, or its pod where that has a limit as a whole."""
+    """Describe a container as a job, or its pod if that has a limit as a whole."""
     qos = find_qos(path)
     pod = f"{each.namespace}/{each.pod}"
     is_whole = each.pod_cores is not None
@@ -297,8 +299,8 @@ async def wait_for_turn(nudged: asyncio.Event, began_s: float) -> None:
 
 
 class KubeletAccess(msgspec.Struct, frozen=True):
-    """How a kubelet at an https:// address is asked: the files of the token and of the certificates that its own is
-    signed with (INSECURE: any), and the node's name, which is in it."""
+    """Access to a kubelet at an https:// address: the files of the token and of the authorities for its certificate
+    (INSECURE: any), and the node's name in the certificate."""
 
     token_file: str
     ca_file: str
@@ -306,7 +308,7 @@ class KubeletAccess(msgspec.Struct, frozen=True):
 
 
 class KubeletEngine:
-    """The client of this node's kubelet. An http:// address is its port that asks nobody for a token."""
+    """The client of this node's kubelet. An http:// address is its port that requires no token."""
 
     kind = KIND
 
@@ -339,10 +341,10 @@ class KubeletEngine:
         except StatusError as error:
             raise EngineError(f"{error}{_ADVICE.get(error.status, '')}") from error
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise EngineError(f"{KIND}: no answer from {self._address} ({self._word(error)})") from error
+            raise EngineError(f"{KIND}: no response from {self._address} ({self._word(error)})") from error
 
     async def _ask_quota(self, client: httpx2.AsyncClient) -> bool:
-        """Whether the kubelet enforces CPU limits; it does unless it was told otherwise and tells us."""
+        """Return whether the kubelet enforces CPU limits; it does unless its settings, if readable, say otherwise."""
         try:
             found = await get_json(client, self._where, "/configz", _Configuration, self._make_request())
         except StatusError as error:
@@ -381,14 +383,14 @@ class KubeletEngine:
         text = (describe(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in text:
             name, file = self.access.node_name, self.access.ca_file
-            return f"its certificate is not one for the node {name!r} that ca_file {file} vouches for: {text}"
+            return f"its certificate is not one for the node {name!r} signed by ca_file {file}: {text}"
         return text
 
 
 _ADVICE: Final = {
-    401: ": it does not take this token. Either the API server is away, which it asks about each token (a CRI socket "
-    "needs neither), or token_file is not that of a service account of its cluster",
-    403: ": this token may not read that; grant its service account get on nodes/pods (before Kubernetes 1.33, on "
+    401: ": it does not accept this token. Either the API server, which it asks about each token, is down (a CRI "
+    "socket needs neither), or token_file does not belong to a service account of its cluster",
+    403: ": this token may not read it; grant its service account get on nodes/pods (before Kubernetes 1.33, on "
     "nodes/proxy)",
-    500: ": perhaps the API server is away, which it asks what a token may read; a CRI socket needs neither",
+    500: ": perhaps the API server, which it asks about rights, is down; a CRI socket needs neither",
 }

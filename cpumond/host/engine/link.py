@@ -1,4 +1,4 @@
-"""One thread that keeps asking the engines of this host, so that nothing else ever waits for one."""
+"""One thread that queries the engines of this host, so that nothing else ever waits for them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from cpumond.host.engine.nudge import wait_nudged
 RETRY_S, RETRY_MAX_S = 0.25, 5.0
 LAST_S = 1.0
 MAX_NOTES = 20
-"""Sentences about its jobs that are shown of one engine."""
+"""At most this many sentences about its jobs are shown of one engine."""
 
 log = structlog.get_logger("cpumond.agent")
 
 
 class EngineThread:
-    """Follows engines. ``views`` holds what each said last, for any thread; ``on_news`` is called in this thread's own
-    when one of them has changed."""
+    """Follows engines. ``views`` holds the last answer of each, for any thread; ``on_news`` is called in this thread
+    when a view has changed."""
 
     def __init__(self, on_news: Callable[[], None]) -> None:
         self.views: dict[Key, EngineView] = {}
@@ -45,7 +45,7 @@ class EngineThread:
         self._loop.close()
 
     def follow(self, engines: dict[Key, Callable[[], Engine]]) -> None:
-        """Follow exactly these from now on; those that are followed already go on."""
+        """Follow exactly these engines from now on; those already followed continue."""
         self._loop.call_soon_threadsafe(self._follow, engines)
 
     def _follow(self, engines: dict[Key, Callable[[], Engine]]) -> None:
@@ -58,7 +58,7 @@ class EngineThread:
             self._tasks[key] = self._loop.create_task(self._keep_asking(key, engines[key]()))
 
     def nudge(self, keys: Iterable[Key]) -> None:
-        """Ask engines at once: a cgroup was found that none of them has named, or a limit was changed."""
+        """Query engines at once, because a cgroup without a name was found or a limit was changed."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._nudge, list(keys))
 
@@ -83,7 +83,7 @@ class EngineThread:
             except EngineError as error:
                 problem = str(error)
             except Exception as error:
-                # Whatever an engine answers, the others go on.
+                # Whatever an engine answers, the others continue.
                 problem = f"{engine.kind}: {type(error).__name__}: {error}"
                 log.exception("engine_failed", engine=engine.kind)
             delay_s = RETRY_S if asked_at_s is not None else min(2 * delay_s, RETRY_MAX_S)
@@ -103,24 +103,27 @@ class EngineThread:
     def _lose(self, key: Key, problem: str) -> None:
         before = self.views[key]
         if not before.problem:
-            log.warning("engine_away", engine=key[0], error=problem, advice="the names and orders last known are kept")
+            log.warning(
+                "engine_away", engine=key[0], error=problem, advice="the last known names and requests are kept"
+            )
         self._put(key, msgspec.structs.replace(before, problem=problem), problem != before.problem)
 
     def _put(self, key: Key, view: EngineView, is_news: bool) -> None:
-        # A view is replaced, never changed: whoever reads one sees all of it.
+        # A view is replaced, never changed, so a reader sees a complete one.
         self.views[key] = view
         if is_news:
             self._on_news()
 
     def close(self) -> None:
-        """End the thread; what an engine is just being asked is given up."""
+        """End the thread; requests under way are cancelled."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LAST_S)
 
 
 def ask_each(engines: Mapping[Key, Callable[[], Engine]], timeout_s: float) -> dict[Key, EngineView]:
-    """The answers of these engines now; the view of one that does not within ``timeout_s`` has a ``problem``."""
+    """Return the present answers of these engines; the view of one without an answer in ``timeout_s`` has a
+    ``problem``."""
 
     async def ask_all() -> list[EngineView]:
         return await asyncio.gather(*(_ask(key, make, timeout_s) for key, make in engines.items()))
@@ -145,7 +148,7 @@ async def _ask(key: Key, make: Callable[[], Engine], timeout_s: float) -> Engine
             view: EngineView = answered.result()
             return view
         if not watching.done():
-            return EngineView(kind, problem=f"{kind}: no answer within {timeout_s:g} s")
+            return EngineView(kind, problem=f"{kind}: no response within {timeout_s:g} s")
         watching.result()
         return EngineView(kind, problem=f"{kind}: it ended")
     except EngineError as error:
@@ -157,10 +160,10 @@ async def _ask(key: Key, make: Callable[[], Engine], timeout_s: float) -> Engine
         watching.cancel()
         await asyncio.wait({watching}, timeout=LAST_S)
         if watching.done() and not watching.cancelled():
-            watching.exception()  # taken note of, or asyncio prints it
+            watching.exception()  # retrieved, or asyncio prints it
 
 
 def make_view(key: Key, answer: EngineReply, asked_at_s: float) -> EngineView:
     notes, more = answer.notes[:MAX_NOTES], len(answer.notes) - MAX_NOTES
-    notes += (f"{key[0]}: {more} more of such sentences",) if more > 0 else ()
+    notes += (f"{key[0]}: {more} more such sentences",) if more > 0 else ()
     return EngineView(key[0], {each.path: each for each in answer.jobs}, asked_at_s, "", answer.title, notes)

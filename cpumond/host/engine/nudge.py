@@ -7,8 +7,8 @@ import contextlib
 
 
 async def wait_nudged(nudged: asyncio.Event, timeout_s: float) -> bool:
-    """Wait until a look is asked for, ``timeout_s`` at most; whether one was."""
-    # Not ``wait_for``: before Python 3.12 one that is cancelled just as the event comes goes on as if it were not.
+    """Wait until a look is requested, at most ``timeout_s``; return whether one was."""
+    # Not ``wait_for``: before Python 3.12 it ignores a cancellation that coincides with the event.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await nudged.wait()

@@ -1,4 +1,4 @@
-"""From a process that an engine names to the cgroup of its job."""
+"""Find the cgroup of a job from a process that its engine names."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ CRUN_CHILD = "container"
 
 
 def find_engine_cgroup(pid: int, job_id: str, cpu_version: int) -> str | None:
-    """The cgroup of a whole container, relative to the hierarchy of the cpu controller, by its first process.
+    """Return the cgroup of a whole container, relative to the hierarchy of the cpu controller, by its first process.
 
-    It is the one that has ``job_id`` in its name: an engine that names the process of another job, by mistake or
-    because the number was given to a new process, is not followed. None where there is none.
+    It must have ``job_id`` in its name: an engine that names the process of another job, by mistake or because the PID
+    was reused, is ignored. None if there is none.
     """
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:
@@ -20,7 +20,7 @@ def find_engine_cgroup(pid: int, job_id: str, cpu_version: int) -> str | None:
 
 
 def parse_engine_cgroup(text: str, job_id: str, cpu_version: int) -> str | None:
-    """The cgroup in the text of ``/proc/PID/cgroup``."""
+    """Return the cgroup from the text of ``/proc/PID/cgroup``."""
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -1,9 +1,9 @@
-"""Slurm: the jobs of this host's slurmd, by what ``squeue`` says of them.
+"""Slurm: the jobs of this host's slurmd, as reported by ``squeue``.
 
-Which jobs there are is seen in cgroupfs, where Slurm names them by their numbers, or from 26.05 on by their SLUIDs
-(``CgroupJobIdPaths``); shown are numbers. ``squeue`` is asked once about each, and again when it has another cgroup
-(``scontrol requeue``): with ``--json`` it answers with all jobs of the cluster, whatever is asked for, which a thousand
-nodes must not do to the controller.
+Jobs are found in cgroupfs, where Slurm names them by their numbers or, from 26.05 on, by their SLUIDs
+(``CgroupJobIdPaths``); numbers are shown. ``squeue`` is called once about each job, and again if it has another cgroup
+(``scontrol requeue``). With ``--json`` it always returns all jobs of the cluster, which a thousand nodes must not do to
+the controller.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ LOOK_S: Final = 10.0
 ANSWER_TIMEOUT_S: Final = 10.0
 KILLED_TIMEOUT_S: Final = 5.0
 ASK_AGAIN_S: Final = 60.0
-"""About a job that the controller did not know."""
+"""Seconds before asking again about a job that the controller did not know."""
 MAX_ASKED: Final = 100
-"""Most jobs that are asked about in one look; the others are in the next."""
+"""Maximum number of jobs queried in one look; the others are in the next."""
 MAX_ANSWER_BYTES: Final = 1 << 20
 FORMAT: Final = "%A|%D|%C|%u|%a|%P|%j"
-"""Job, nodes, CPUs, user, account, partition, and last, since it may hold anything, the name."""
+"""Job, nodes, CPUs, user, account, partition, and the name last, because it may contain anything."""
 FORMAT_BY_SLUID: Final = f"%s|{FORMAT}"
 _JOB: Final = re.compile(rf"job_([0-9]+)|({SLUID})")
 _UNKNOWN: Final = "Invalid job id"
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
-    """The answer of Slurm about one job; ``cpus`` on all of its ``nodes``."""
+    """Slurm's answer about one job; ``cpus`` are on all of its ``nodes``."""
 
     number: str
     nodes: int
@@ -50,7 +50,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
 
 class SlurmPlace(NamedTuple):
-    """The cgroup of a job, its path below a hierarchy and its inode; ``key``: the job's number, or its SLUID."""
+    """The cgroup of a job, its path below a hierarchy and its inode; ``key`` is the job's number or its SLUID."""
 
     key: str
     path: str
@@ -68,7 +68,7 @@ class SlurmEngine:
         self._known: dict[tuple[str, int], SlurmJob] = {}
         """By key and inode of their places."""
         self._unknown: dict[tuple[str, int], float] = {}
-        """Jobs that the controller did not know, and when to ask it again, on the clock of the event loop."""
+        """Jobs unknown to the controller, and when to ask again, on the clock of the event loop."""
         self._title = ""
 
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
@@ -93,7 +93,7 @@ class SlurmEngine:
                 else:
                     self._known[key] = job
                 if asyncio.get_running_loop().time() - now_s > LOOK_S:
-                    break  # the controller is slow: the others are asked about in the next look
+                    break  # the controller is slow: query the others in the next look
             named = ((each, self._known.get((each.key, each.inode))) for each in places.values())
             jobs = [self._describe(place, job) for place, job in named if job is not None]
             publish(EngineReply(tuple(jobs), self._title, tuple(self._note(each) for each in apart)))
@@ -108,7 +108,7 @@ class SlurmEngine:
                 ("partition", job.partition),
             )
         )
-        # CPUs of other nodes are not this one's: there the CPUs that the job may run on here count.
+        # CPUs of other nodes are not this one's: for such jobs the CPUs that they may use here count.
         cpus = job.cpus if job.nodes == 1 else read_cpus(self._hierarchies, place.path)
         return EngineJob(
             "slurm",
@@ -122,17 +122,17 @@ class SlurmEngine:
         )
 
     def _note(self, place: SlurmPlace) -> str:
-        """A sentence about a job that has no cgroup of the cpu controller."""
+        """Return a sentence about a job that has no cgroup of the cpu controller."""
         job = self._known.get((place.key, place.inode))
         who = "" if job is None else f" ({clean(job.name)!r} of {clean(job.user)}, account {clean(job.account) or '-'})"
         return (
-            f"slurm: {os.path.basename(place.path)}{who} has a cgroup in cpuacct alone, as Slurm makes them where cpu "
-            "and cpuacct are mounted apart: its limit cannot be moved; mount both together, or use cgroup v2"
+            f"slurm: {os.path.basename(place.path)}{who} has a cgroup only in cpuacct, as Slurm creates them if cpu "
+            "and cpuacct are mounted separately: its limit cannot be moved; mount both together, or use cgroup v2"
         )
 
 
 def find_jobs(root: str, places: tuple[str, ...]) -> list[SlurmPlace]:
-    """The jobs below ``root``, at glob patterns ``places``."""
+    """Return the jobs below ``root``, at glob patterns ``places``."""
     paths = sorted(os.path.relpath(each, root) for place in places for each in glob.glob(os.path.join(root, place)))
     named = ((_JOB.fullmatch(path.rpartition("/")[2]), path) for path in paths)
     return [
@@ -143,8 +143,8 @@ def find_jobs(root: str, places: tuple[str, ...]) -> list[SlurmPlace]:
 
 
 def parse_job(text: str, key: str) -> SlurmJob | None:
-    """The line in FORMAT about the job of this number, or in FORMAT_BY_SLUID, besides which there may be others of its
-    array or heterogeneous job; None where there is none, or it is not understood."""
+    """Parse the line in FORMAT about the job of this number, or in FORMAT_BY_SLUID, which may contain other jobs of
+    an array or heterogeneous job; None if it is missing or invalid."""
     line = next((each for each in text.split("\n") if each.startswith(f"{key}|")), "")
     fields = (line if key.isdecimal() else line[len(key) + 1 :]).split("|", 6)
     if len(fields) < 7 or not all(each.isascii() and each.isdecimal() and int(each) for each in fields[:3]):
@@ -155,7 +155,7 @@ def parse_job(text: str, key: str) -> SlurmJob | None:
 
 
 async def run_squeue(*arguments: str) -> str:
-    """The output of ``squeue``, also that the controller does not know a job. Raises EngineError."""
+    """Return the output of ``squeue``, also if the controller does not know a job. Raises EngineError."""
     try:
         process = await asyncio.create_subprocess_exec(
             "squeue", *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
@@ -175,13 +175,13 @@ async def run_squeue(*arguments: str) -> str:
                 printed = end.partial.decode(errors="replace")
             await process.wait()
     except TimeoutError:
-        raise EngineError(f"slurm: squeue gave no answer within {ANSWER_TIMEOUT_S:g} s") from None
+        raise EngineError(f"slurm: squeue gave no output within {ANSWER_TIMEOUT_S:g} s") from None
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            # What is left in the pipe is read: with a full one asyncio of Python 3.13 never reports the end of the
-            # process. A child of squeue that holds the pipe open is not waited for.
+            # Read the rest of the pipe: if it is full, asyncio of Python 3.13 never reports the end of the process. Do
+            # not wait for a child of squeue that holds the pipe open.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(KILLED_TIMEOUT_S):
                     await process.communicate()

@@ -1,8 +1,8 @@
-"""Running the jobs that a scheduler orders.
+"""Run the jobs that a scheduler orders.
 
-An executor starts processes, each job in a cgroup of its own, and says what became of them. It decides nothing: when a
-job is interrupted and when it is killed is the agent's business. Nothing here waits for a job: what happens shows in
-``poll``, and ``fileno`` is readable when it has news. What it runs outlives the agent; ``recover`` finds it again.
+An executor starts processes, each job in its own cgroup, and reports their ends. It decides nothing: the agent decides
+when a job is interrupted and killed. Nothing here waits for a job: events come from ``poll``, and ``fileno`` is
+readable if there are any. Jobs outlive the agent; ``recover`` finds them again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_executor(kind: str, runtime_dir: str, cgroups: JobCgroupTree) -> Executor:
-    """The executor of ``executor.kind``; its ``recover`` says what is not possible."""
+    """Make the executor of ``executor.kind``; its ``recover`` reports obstacles."""
     if kind == "cgroup":
         from cpumond.host.executor.cgroup import CgroupExecutor
 
@@ -28,7 +28,8 @@ def make_executor(kind: str, runtime_dir: str, cgroups: JobCgroupTree) -> Execut
 
 
 def find_idle_class(kind: str, cgroups: JobCgroupTree) -> IdleClass:
-    """The class in which an executor of this kind runs jobs on reclaimed CPU; nothing is made or asked but files."""
+    """Return the class of jobs on reclaimed CPU for an executor of this kind; only files are read, nothing is
+    created."""
     from cpumond.core.job_cgroups import IDLE_SLICE
     from cpumond.host.cgroup.idle import IdleParent
 

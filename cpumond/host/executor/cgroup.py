@@ -1,8 +1,8 @@
-"""The executor of kind "cgroup": jobs in cgroups that the agent makes, as children of a keeper that outlives it.
+"""The executor of kind "cgroup": jobs in cgroups that the agent creates, as children of a keeper that outlives it.
 
-In ``runtime_dir``: the keeper's socket, lock and log, and ``cgroup-jobs/<job_id>.json`` for each job that is not over,
-by which the next run of the agent finds it again. See ``executor.keeper`` for what is in a job's directory. Jobs on
-reclaimed CPU are in the idle class (``host.cgroup.job_tree``), and the first that the kernel ends for want of memory.
+``runtime_dir`` contains the keeper's socket, lock and log, and ``cgroup-jobs/<job_id>.json`` for each unfinished job,
+by which the next run of the agent finds it again. ``executor.keeper`` describes a job's directory. Jobs on reclaimed
+CPU are in the idle class (``host.cgroup.job_tree``), and the kernel kills them first for lack of memory.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ log = structlog.get_logger("cpumond.host.executor")
 
 CONNECT_S: Final = 8.0
 INDEX_NAME: Final = "cgroup-jobs"
-UNKNOWN: Final = (
-    "it is not known what became of it: the host was started anew, or the files of the agent's runtime_dir were removed"
-)
+UNKNOWN: Final = "its end is unknown: the host was rebooted, or the files of the agent's runtime_dir were removed"
 NEVER_STARTED: Final = "the process that starts jobs was killed before this one was seen to run"
 _SETTLE_S: Final = 1.5
 _POLL_S: Final = 0.05
@@ -57,13 +55,13 @@ class _Job:
         self.record = record
         self.silent = silent
         self.start: dict[str, Any] | None = None
-        """The start order for the keeper, until the keeper shows that it has it."""
+        """The start order for the keeper, until the keeper confirms it."""
         self.started = False
         self.interruption: tuple[int, bool] | None = None
-        """The signal to be sent as soon as it runs, and whether to the first process only."""
+        """The signal to send as soon as it runs, and whether to the first process only."""
         self.killed = False
         self.result: KeptJob | None = None
-        """The keeper's last word."""
+        """The keeper's final report."""
 
     @property
     def is_over(self) -> bool:
@@ -71,7 +69,7 @@ class _Job:
 
 
 class CgroupExecutor(Executor):
-    """At most one for each ``runtime_dir``, and for each root of ``cgroups``."""
+    """Runs jobs in cgroups; at most one for each ``runtime_dir``, and for each root of ``cgroups``."""
 
     def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
         self._cgroups = cgroups
@@ -95,7 +93,7 @@ class CgroupExecutor(Executor):
         found = read_log(directory, stream, tail_bytes)
         if found is None:
             path = os.path.join(directory, stream)
-            raise ExecutorError(f"there is no {stream} of this job: {path} was removed, or the job never ran")
+            raise ExecutorError(f"this job has no {stream}: {path} was removed, or the job never ran")
         return found
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
@@ -123,10 +121,10 @@ class CgroupExecutor(Executor):
         return found
 
     def start(self, launch: Launch) -> None:
-        """Raises ExecutorError for a job that is here already."""
+        """Start a job. Raises ExecutorError for a job that is here already."""
         job_id = launch.job_id
         if job_id in self._jobs:
-            raise ExecutorError(f"the job {job_id} was started here already; give each job an id of its own")
+            raise ExecutorError(f"the job {job_id} was started here already; give each job a different id")
         self._reported = [record for record in self._reported if record.job_id != job_id]
         if not launch.argv:
             self._events.add(NotStarted(job_id, NO_COMMAND))
@@ -145,7 +143,7 @@ class CgroupExecutor(Executor):
         try:
             self._records.store(job_id, record)
         except OSError as error:
-            problem = f"cannot write into {self._records.directory}: {describe(error)}; make room there"
+            problem = f"cannot write into {self._records.directory}: {describe(error)}; free space there"
             record.not_started = NotStarted(job_id, problem, node_fault=True)
             self._events.wake()
             return
@@ -163,7 +161,7 @@ class CgroupExecutor(Executor):
             self._interrupt(job)
 
     def kill(self, job_id: str) -> None:
-        """``poll`` goes on with it until the job is over."""
+        """Kill a job; ``poll`` continues until the job is over."""
         job = self._jobs.get(job_id)
         if job is not None:
             job.killed = True
@@ -190,12 +188,12 @@ class CgroupExecutor(Executor):
         self._events.close()
 
     def _prepare(self) -> None:
-        """See that jobs can be run here at all. Raises CpumondError."""
+        """Check that jobs can run here at all. Raises CpumondError."""
         self._records.make()
         probe = f"probe-{os.getpid()}-{id(self):x}"
         places = [os.path.dirname(path) for path in self._cgroups.create(probe, 1.0, 0)]
         if not any(os.path.exists(os.path.join(place, "pids.max")) for place in places):
-            # RLIMIT_NPROC counts all processes of an account, whose jobs would take them from each other.
+            # RLIMIT_NPROC counts all processes of an account, so its jobs would take them from each other.
             log.warning("no pids controller for jobs here: nothing limits how many processes one starts (max_tasks)")
         self._cgroups.remove(probe)
         self._prepared = True
@@ -208,14 +206,14 @@ class CgroupExecutor(Executor):
             )
 
     def _drop_old_starts(self, found: Collection[str]) -> None:
-        """The starts of jobs that are returned, or over already, are no news."""
+        """Drop start events of jobs that are returned, or over already."""
         for event in self._events.take():
             is_old = event.job_id in found or event.job_id not in self._jobs or self._jobs[event.job_id].is_over
             if not (isinstance(event, Started) and is_old):
                 self._events.add(event)
 
     def _exchange(self) -> None:
-        """Read all that the keeper has sent and send what waits for it; returns at once."""
+        """Read everything that the keeper has sent, and send queued orders; returns at once."""
         for news in self._keeper.exchange():
             if isinstance(news, KeptJob):
                 self._on_report(news)
@@ -225,7 +223,7 @@ class CgroupExecutor(Executor):
             self._give_up_without_keeper()
 
     def _exchange_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Read from the keeper, started if need be, until ``condition`` holds; False when that takes too long."""
+        """Read from the keeper, started if necessary, until ``condition`` holds; False on timeout."""
         deadline_s = time.monotonic() + timeout_s
         self._exchange()
         while not condition():
@@ -237,7 +235,7 @@ class CgroupExecutor(Executor):
         return True
 
     def _restore_index(self) -> None:
-        """Write the records anew where they or ``runtime_dir`` were removed: the next run of the agent needs them."""
+        """Rewrite the records if they or ``runtime_dir`` were removed, because the next run of the agent needs them."""
         if not self._prepared or not self._records.make_again():
             return
         for job_id, job in self._jobs.items():
@@ -245,7 +243,7 @@ class CgroupExecutor(Executor):
         self._keeper.send("listen", True)
 
     def _remove_reported(self) -> None:
-        """Remove the files of jobs whose end was given to the agent by the ``poll`` before: it has stored it by now."""
+        """Remove the files of jobs whose end the previous ``poll`` gave to the agent, which has stored it by now."""
         for record in self._reported:
             self._records.remove(record.job_id)
             if record.directory:
@@ -276,7 +274,7 @@ class CgroupExecutor(Executor):
             self._keeper.send("kill", job.record.job_id)
 
     def _finish(self, job: _Job) -> None:
-        """Remove what is left of a job that is over, and report it; again in the next ``poll`` while that fails."""
+        """Remove the remains of a finished job and report it; retried in the next ``poll`` if that fails."""
         record = job.record
         job_id = record.job_id
         if self._cgroups.list_processes(job_id):
@@ -287,13 +285,14 @@ class CgroupExecutor(Executor):
                 record.not_started = NotStarted(job_id, job.result.problem, job.result.node_fault)
             else:
                 record.ended = self._describe_end(record, job.result)
-            # Before the cgroup goes with its counters: should the agent be killed now, the next one reports the same.
+            # Before the cgroup and its counters are removed: if the agent is killed now, the next one reports the same.
             self._records.store_if_possible(job_id, record)
         if self._cgroups.remove(job_id):
             self._report(job)
 
     def _report(self, job: _Job) -> None:
-        """The last step of a job that is over: the keeper and this executor forget it, the agent hears of it."""
+        """Perform the last step of a finished job: the keeper and this executor forget it, and the agent gets the
+        event."""
         record = job.record
         self._keeper.send("forget", record.job_id)
         if record.directory:
@@ -308,7 +307,7 @@ class CgroupExecutor(Executor):
             self._events.wake()
 
     def _describe_end(self, record: Record, result: KeptJob) -> Ended:
-        """The event of a job that has ended, with the last words of one that failed."""
+        """Describe the end of a job, with the last output of a failed one."""
         totals = self._cgroups.read_totals(record.job_id)
         stderr = read_log(record.directory, "stderr", LAST_WORDS_BYTES if result.exit_code else 0)
         last_words, stderr_size = (b"", None) if stderr is None else stderr
@@ -318,7 +317,7 @@ class CgroupExecutor(Executor):
         )  # fmt: skip
 
     def _give_up_without_keeper(self) -> None:
-        """Without a keeper for long: report jobs that cannot start, and those that ended unseen."""
+        """After a long time without a keeper, report jobs that cannot start, and those that ended unnoticed."""
         for job in self._jobs.values():
             if job.is_over:
                 continue
@@ -331,7 +330,7 @@ class CgroupExecutor(Executor):
                 self._conclude(job)
 
     def _reconcile(self, kept: list[KeptJob]) -> None:
-        """Bring both sides together with a keeper that has listed all its jobs."""
+        """Reconcile both sides with a keeper that has listed all its jobs."""
         kept = [kept_job for kept_job in kept if kept_job.slurm_job is None]
         for kept_job in kept:
             if kept_job.id not in self._jobs:
@@ -344,10 +343,10 @@ class CgroupExecutor(Executor):
                 self._hand_over(job)
 
     def _hand_over(self, job: _Job) -> None:
-        """A job that the keeper does not have: the order never reached it, or the keeper before was killed."""
+        """Handle a job that the keeper does not have: the order never reached it, or the previous keeper was killed."""
         record = job.record
         has_processes = bool(self._cgroups.list_processes(record.job_id))
-        # A keeper's first step. A job that has got so far is not begun again: it may have run already.
+        # A keeper's first step. A job that has got so far is not started again: it may have run already.
         begun = any(os.path.exists(os.path.join(record.directory, f"{name}.fifo")) for name in keeper.STREAMS)
         if job.start is not None and not begun and not has_processes and read_result(record.directory) is None:
             if job.killed:
@@ -367,7 +366,7 @@ class CgroupExecutor(Executor):
             self._conclude(job)
 
     def _conclude(self, job: _Job) -> None:
-        """The end of a job that no keeper has: from what the dead one wrote, if it could."""
+        """Determine the end of a job that no keeper has, from the dead keeper's record, if there is one."""
         result = read_result(job.record.directory)
         if result is None:
             started = job.record.start_time > 0.0

@@ -1,4 +1,4 @@
-"""The agent's end of the connection to the keeper, which is started where there is none."""
+"""The agent's end of the connection to the keeper, which it starts if there is none."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_LOG_BYTES: Final = 65_536
 
 
 class KeptJob(msgspec.Struct):
-    """A job as a keeper reports it, and as it is in its ``result.json``: ``keeper.JOB_FIELDS``."""
+    """A job as a keeper reports it, and as its ``result.json`` stores it: ``keeper.JOB_FIELDS``."""
 
     id: str
     state: Literal["starting", "running", "ended", "failed"]
@@ -42,7 +42,7 @@ class KeptJob(msgspec.Struct):
     problem: str = ""
     node_fault: bool = False
     slurm_job: int | None = None
-    """Set by keepers of 0.2 where Slurm runs the job, which no executor does any more."""
+    """Set by keepers of 0.2 for jobs run by Slurm, which no executor supports any more."""
 
     @property
     def is_over(self) -> bool:
@@ -60,7 +60,7 @@ class _Line(msgspec.Struct):
 
 
 def read_result(directory: str) -> KeptJob | None:
-    """The record that a keeper wrote of a job that is over; None without one."""
+    """Read the record that a keeper wrote of a finished job; None without one."""
     try:
         with open(os.path.join(directory, keeper.RESULT_NAME), "rb") as file:
             result = decode_json(file.read(), KeptJob)
@@ -70,7 +70,7 @@ def read_result(directory: str) -> KeptJob | None:
 
 
 class KeeperLink:
-    """Never waits; its descriptors are in ``epoll``.
+    """The connection to the keeper. It never waits; its descriptors are in ``epoll``.
 
     ``is_greeted``: the keeper has listed its jobs; before that nothing is sent.
     """
@@ -90,11 +90,11 @@ class KeeperLink:
 
     @property
     def alone_s(self) -> float:
-        """For how long there has been no keeper."""
+        """Seconds since there has been no keeper."""
         return max(time.monotonic() - self._alone_since_s, 0.0)
 
     def exchange(self) -> Iterator[list[KeptJob] | KeptJob]:
-        """Yields all jobs of a keeper that was just connected to, then each job that changes."""
+        """Yield all jobs of a newly connected keeper, then each job that changes."""
         self._check_start()
         if self._connection is None and not self._connect():
             self._alone_since_s = min(self._alone_since_s, time.monotonic())
@@ -105,15 +105,15 @@ class KeeperLink:
             self._connection.flush()
 
     def send(self, verb: str, body: Any) -> bool:
-        """Send the keeper an order; False while there is none: its jobs are compared when it greets."""
+        """Send the keeper an order; False without a keeper: jobs are compared when it greets."""
         if self._connection is None or not self.is_greeted:
             return False
-        # Where the connection is lost, that is seen when it is read from.
+        # A lost connection is noticed by the next read.
         self._connection.send({verb: body})
         return True
 
     def explain(self) -> str:
-        """Why there is no keeper, as far as it is known."""
+        """Explain why there is no keeper, as far as known."""
         if self._problem:
             return self._problem
         try:
@@ -121,7 +121,7 @@ class KeeperLink:
                 lines = file.read().split("\n")
         except OSError:
             lines = []
-        return next((line for line in reversed(lines) if line.strip()), "it did not say why")
+        return next((line for line in reversed(lines) if line.strip()), "the reason is unknown")
 
     def close(self) -> None:
         self._disconnect()
@@ -137,7 +137,7 @@ class KeeperLink:
             return False
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            # By way of a descriptor: the path of a unix socket is 107 bytes at most.
+            # Through a descriptor, because the path of a unix socket is at most 107 bytes.
             sock.connect(f"/proc/self/fd/{directory}/{keeper.SOCKET_NAME}")
         except OSError as error:
             sock.close()
@@ -172,12 +172,12 @@ class KeeperLink:
                 try:
                     line = decode_json(text, _Line)
                 except ContentError as error:
-                    log.error("the keeper of jobs speaks no language known here", problem=str(error))
+                    log.error("the protocol of the keeper of jobs is unknown", problem=str(error))
                     self._disconnect()
                     return
                 if line.hello is not None:
                     if line.hello.version != keeper.VERSION:
-                        log.warning("the keeper of jobs is of another version; it ends when its jobs and this agent do")
+                        log.warning("the keeper of jobs has another version; it ends with its jobs and this agent")
                     self.is_greeted = True
                     yield line.hello.jobs
                 elif line.job is not None:
@@ -192,7 +192,7 @@ class KeeperLink:
                 if os.fstat(errors.fileno()).st_size > _MAX_LOG_BYTES:
                     errors.truncate(0)
                 self._starting = subprocess.Popen(  # noqa: S603 - our own program
-                    # Without site: it needs nothing but the standard library, and stays small.
+                    # Without site: it needs only the standard library, and stays small.
                     [sys.executable, "-I", "-S", keeper.PROGRAM, os.path.abspath(self._runtime_dir)],
                     env={"PATH": os.defpath, "LANG": "C.UTF-8"},
                     stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""Messages between the agent and its executor, and the methods that every executor has."""
+"""Messages between the agent and its executor, and the interface of every executor."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ KILLED_BEFORE: Final = "it was killed before it was started"
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """All it takes to start one job.
+    """All data to start one job.
 
-    ``argv`` is run as ``user`` (a name of this host; "" = the agent's own) in ``working_directory`` (absolute), in a
-    cgroup with a weight in proportion to ``cpu_limit`` (cores), with ``has_ceiling`` that as its quota, too,
-    ``memory_limit`` bytes and ``max_tasks`` processes and threads (0 = no limit), and no program gives it rights that
-    the user does not have. ``reclaimed``: the cgroup is in the idle class. ``directory`` exists, belongs to the agent's
-    user, and is the executor's for whatever it keeps of the job; it removes nothing but its own files there.
-    ``max_log_bytes``: of each of stdout and stderr, on disk, at any time; ``max_stderr_bytes``: of stderr, 0 for those.
-    ``secrets``: more of the environment, which wins; no file, unit, log or command line shows them.
+    ``argv`` runs as ``user`` (a name of this host; "" = the agent's own) in ``working_directory`` (absolute). Its
+    cgroup has a weight in proportion to ``cpu_limit`` (cores), with ``has_ceiling`` also a quota of that,
+    ``memory_limit`` bytes, and ``max_tasks`` processes and threads (0 = no limit). No program gives it rights that the
+    user does not have. ``reclaimed``: the cgroup is in the idle class. ``directory`` exists, belongs to the agent's
+    user, and holds the executor's files about the job; the executor removes only its own files there. ``max_log_bytes``
+    bounds each of stdout and stderr on disk at any time; ``max_stderr_bytes`` bounds stderr, 0 = the former.
+    ``secrets``: further environment variables, which override others; no file, unit, log or command line shows them.
     """
 
     job_id: str
@@ -56,9 +56,9 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class NotStarted(msgspec.Struct, frozen=True):
-    """The job could not be started, and nothing is left of it. ``problem`` is a sentence.
+    """The job could not be started, and nothing remains of it. ``problem`` is a sentence.
 
-    ``node_fault``: another job would not fare better here (no cgroup can be made, no bus); else it is the job's own
+    ``node_fault``: another job would also fail here (no cgroup can be created, no bus); otherwise it is the job's own
     fault (no such program, user or directory).
     """
 
@@ -68,13 +68,13 @@ class NotStarted(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The job is over: its main process has ended, all others of its cgroup are killed, the cgroup is removed.
+    """The job is over: its main process has ended, all others of its cgroup are killed, and the cgroup is removed.
 
-    ``exit_code`` of the main process, None when ``signal`` ended it, or when ``problem`` says why neither is known.
-    ``cpu_seconds`` and ``max_memory`` (bytes) of the whole cgroup, None where the kernel did not tell. ``oom_killed``:
-    the kernel killed a process of it at its memory limit. ``last_words``: the end of its stderr, at most 4 KiB, of a
-    job that failed, where that is known without waiting. ``stderr_size``: how many bytes it wrote there, None where
-    that is not known.
+    ``exit_code`` is that of the main process, None if ``signal`` ended it, or if ``problem`` says why neither is known.
+    ``cpu_seconds`` and ``max_memory`` (bytes) are of the whole cgroup, None if the kernel did not report them.
+    ``oom_killed``: the kernel killed one of its processes at its memory limit. ``last_words`` is the end of a failed
+    job's stderr, at most 4 KiB, if known without waiting. ``stderr_size`` is the number of bytes written there, None if
+    unknown.
     """
 
     job_id: str
@@ -104,17 +104,17 @@ class EventQueue:
         self.wake()
 
     def wake(self) -> None:
-        """Make ``fd`` readable, though there may be no event."""
+        """Make ``fd`` readable, although there may be no event."""
         if self.fd >= 0:
             os.eventfd_write(self.fd, 1)
 
     def drain(self) -> None:
-        """Make ``fd`` readable for events from now on only."""
+        """Make ``fd`` readable only for events from now on."""
         with contextlib.suppress(OSError):
             os.eventfd_read(self.fd)
 
     def take(self) -> list[Event]:
-        """All events so far, in order."""
+        """Return all events so far, in order."""
         return [self._events.popleft() for _ in range(len(self._events))]
 
     def close(self) -> None:
@@ -124,40 +124,40 @@ class EventQueue:
 
 
 class Executor(Protocol):
-    """Runs jobs. All methods but ``read_log`` are called by one thread; none but ``recover`` and ``close`` blocks it
+    """Runs jobs. All methods but ``read_log`` are called by one thread; only ``recover`` and ``close`` may block it
     for longer than 0.1 s."""
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
-        """Find the jobs of an earlier run of the agent again, at most 10 s; call it once, before anything else.
+        """Find the jobs of an earlier run of the agent again, within 10 s; call it once, before anything else.
 
-        Those of ``job_ids`` that live are returned; the others come as ``Ended`` or ``NotStarted`` from ``poll``.
-        Jobs of this executor that are not in ``job_ids`` are left alone and logged; their empty cgroups are removed.
-        Raises CpumondError when nothing can be started here: the sentence says what to do.
+        It returns living ones of ``job_ids``; the others come as ``Ended`` or ``NotStarted`` from ``poll``. Jobs of
+        this executor that are not in ``job_ids`` are left alone and logged; their empty cgroups are removed. Raises
+        CpumondError, with the remedy, if nothing can be started here.
         """
 
     def start(self, launch: Launch) -> None:
-        """Begin to start a job; ``poll`` gives ``Started`` or ``NotStarted`` soon."""
+        """Begin to start a job; ``poll`` soon returns ``Started`` or ``NotStarted``."""
 
     def interrupt(self, job_id: str, number: int = signal.SIGTERM, first_only: bool = False) -> None:
-        """A signal to every process of the job, or to its first one only, once. A job that is not known is ignored."""
+        """Send a signal once to every process of the job, or only to its first one. Unknown jobs are ignored."""
 
     def kill(self, job_id: str) -> None:
-        """SIGKILL to the whole cgroup, as often as it is called; also of a job that is just being started."""
+        """Send SIGKILL to the whole cgroup at each call, also of a job that is being started."""
 
     def poll(self) -> list[Event]:
-        """Events since the last call, in order. At most one ``Ended`` or ``NotStarted`` for a job."""
+        """Return events since the last call, in order; at most one ``Ended`` or ``NotStarted`` per job."""
 
     def fileno(self) -> int:
-        """A descriptor that is readable when ``poll`` may have news; the same for the executor's whole life."""
+        """Return a descriptor that is readable if ``poll`` may have events; the same for the executor's whole life."""
 
     def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
-        """The last ``tail_bytes`` bytes of what a job wrote, living or ended, and how much it wrote in all, in bytes.
+        """Return the last ``tail_bytes`` bytes of a job's output, living or ended, and the total written, in bytes.
 
-        Called by any thread. Raises CpumondError when there is no log.
+        Called by any thread. Raises CpumondError if there is no log.
         """
 
     def close(self) -> None:
-        """The agent ends; jobs go on. Never raises."""
+        """Close the executor; jobs continue. Never raises."""
 
 
 class ExecutorError(CpumondError):

@@ -1,4 +1,4 @@
-"""Files of the jobs that are not over, by which the next run of the agent finds them again."""
+"""Files of unfinished jobs, by which the next run of the agent finds them again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Record(msgspec.Struct):
 
     @property
     def outcome(self) -> Ended | NotStarted | None:
-        """The event for the agent, once the job has left nothing behind."""
+        """The event for the agent, once nothing of the job remains."""
         return self.not_started or self.ended
 
 
@@ -42,25 +42,25 @@ class Records:
         self.directory = directory
 
     def make(self) -> None:
-        """Raises CpumondError."""
+        """Create the directory. Raises CpumondError."""
         try:
             os.makedirs(self.directory, 0o700, exist_ok=True)
         except OSError as error:
-            raise from_os_error(error, f"make {self.directory}", "fix runtime_dir or run as root") from error
+            raise from_os_error(error, f"create {self.directory}", "fix runtime_dir or run as root") from error
 
     def make_again(self) -> bool:
-        """Make the directory where it was removed; whether it was, and that was possible."""
+        """Recreate a removed directory; return whether that was necessary and possible."""
         if os.path.isdir(self.directory):
             return False
         try:
             os.makedirs(self.directory, 0o700, exist_ok=True)
         except OSError:
-            return False  # each job that is to be started says so
-        log.error("the records of jobs were removed, they are written anew", path=self.directory)
+            return False  # each job to be started reports it
+        log.error("the records of jobs were removed and are rewritten", path=self.directory)
         return True
 
     def load(self) -> dict[str, Record]:
-        """All records, by job id; what is none is removed. Raises CpumondError."""
+        """Return all records by job id; other files are removed. Raises CpumondError."""
         found = {}
         try:
             names = os.listdir(self.directory)
@@ -75,7 +75,7 @@ class Records:
                 with open(path, "rb") as file:
                     record = decode_json(file.read(), Record)
             except (OSError, ContentError) as error:
-                log.warning("a record of a job cannot be read, it is removed", path=path, problem=str(error))
+                log.warning("a record of a job cannot be read and is removed", path=path, problem=str(error))
                 unlink(path)
                 continue
             job_id = name.removesuffix(".json")
@@ -90,7 +90,7 @@ class Records:
         os.rename(f"{path}.new", path)
 
     def store_if_possible(self, job_id: str, record: Record) -> None:
-        """``store``; a failure is logged."""
+        """Call ``store``; a failure is logged."""
         try:
             self.store(job_id, record)
         except OSError as error:
@@ -104,12 +104,12 @@ class Records:
 
 
 def drop_slurm_records(runtime_dir: str) -> None:
-    """Remove what the executor of kind "slurm", which 0.2 had, kept of its jobs."""
+    """Remove the job files of the executor of kind "slurm", which version 0.2 had."""
     directory = os.path.join(runtime_dir, "slurm-jobs")
     with contextlib.suppress(OSError):
         jobs = sorted(name.removesuffix(".json") for name in os.listdir(directory))
         if jobs:
-            log.warning("jobs that were started through Slurm are not followed any more", job_ids=jobs)
+            log.warning("jobs that were started through Slurm are no longer followed", job_ids=jobs)
         shutil.rmtree(directory)
     unlink(os.path.join(runtime_dir, "slurm-guests"))
 

@@ -1,6 +1,6 @@
-"""systemd over the system bus, in a thread of its own: properties of units are set and asked for, never waited for.
+"""systemd over the system bus, in its own thread: properties of units are set and queried without waiting.
 
-Imported only where a unit's limit is to be set: the library costs time and memory.
+Imported only to set a unit's limit: the library costs time and memory.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from cpumond.host.systemd.connection import (
 from cpumond.host.systemd.properties import QUOTA, WEIGHT, UnitEvent, UnitProperties, object_path
 
 AWAY_PATIENCE_S = 2.0
-"""Timeout of ``flush`` for a bus that cannot be reached."""
+"""Seconds that ``flush`` waits for an unreachable bus."""
 DENIED_PAUSE_S = 60.0
 PAUSE_RATIO = 9.0
-"""After a set that can wait, a pause so many times as long: the agent takes a tenth of PID 1's time at most."""
+"""After a set that can wait, pause this multiple of its duration: the agent takes at most a tenth of PID 1's time."""
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0
 
 LOOK_FRESH_S, LOOK_PAUSE_S = 0.05, 0.2
-"""Before a unit is set it is looked up, and again after a pause when the answer took longer than the first: systemd was
-busy then, mostly with a reload, and other callers that waited are served during the pause."""
+"""A unit is looked up before it is set, and again after a pause if the response took longer than the first of these:
+systemd was busy, mostly with a reload, and other waiting callers are served during the pause."""
 MANAGED = (".service", ".scope")
-"""Kinds of units that the polkit rule names: of another kind, being denied says nothing about the rest."""
+"""Kinds of units that the polkit rule names: being denied another kind says nothing about the rest."""
 _NO_UNIT = ("NoSuchUnit", "UnknownObject")
 _UNIT_RULES = (*RULES, f"sender='{SYSTEMD}',interface='{MANAGER}',member='UnitRemoved'")
 
 Setting = tuple[UnitProperties, UnitProperties]
-"""The new properties of a unit, and those that it may have by then."""
+"""The new properties of a unit, and those that it may have before the call."""
 
 
 class UnitBus:
-    """Sets properties of units. Of a unit that is set faster than systemd takes it, the newest value counts.
+    """Sets properties of units. If a unit is set faster than systemd processes it, the newest value counts.
 
-    A unit is looked up before it is set: a property with another value than expected was set by another program. That
-    is an event (``replaced``), and the property is not set until ``poll`` gave that event.
+    A unit is looked up before it is set: a property with an unexpected value was set by another program. That is an
+    event (``replaced``), and the property is not set until ``poll`` has returned that event.
 
-    All methods are for one other thread and return at once, but ``flush`` and ``close``. ``wake`` is called from the
+    All methods are for one other thread and return at once, except ``flush`` and ``close``. ``wake`` is called from the
     bus thread after an event was added. ``address`` "" is the system bus.
     """
 
@@ -72,7 +72,7 @@ class UnitBus:
         self._hurry = False
         self._closing = False
         self._idle = threading.Condition(self._lock)
-        # What follows is used by the bus thread only.
+        # The following attributes are used only by the bus thread.
         self._away_since_s = math.inf
         self._denied_until_s = 0.0
         self._subscribed = False
@@ -84,9 +84,9 @@ class UnitBus:
         self._thread.start()
 
     def set(self, unit: str, properties: UnitProperties, urgent: bool = False, expected: UnitProperties = ()) -> None:
-        """Have systemd set a unit's properties (SetUnitProperties, runtime); ``urgent`` ones go first.
+        """Make systemd set a unit's properties (SetUnitProperties, runtime); ``urgent`` ones go first.
 
-        ``expected``: what it may have now, each property perhaps with several values; others are not looked at.
+        ``expected``: values that it may have now, possibly several per property; other properties are not checked.
         """
         with self._lock:
             self._others.pop(unit, None)
@@ -95,7 +95,7 @@ class UnitBus:
         self._kick()
 
     def drop(self, unit: str) -> None:
-        """Forget what a unit was to be set to, if systemd was not told yet."""
+        """Cancel the setting of a unit, if it was not sent to systemd yet."""
         with self._lock:
             self._unreported.pop(unit, None)
             self._others.pop(unit, None)
@@ -114,7 +114,7 @@ class UnitBus:
         return events
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until systemd has answered to everything; False when it did not in time, or cannot be reached."""
+        """Wait until systemd has responded to everything; False on timeout, or if it is unreachable."""
         end_s = time.monotonic() + timeout_s
         with self._lock:
             self._hurry = True
@@ -172,7 +172,7 @@ class UnitBus:
                 said = str(error)
                 self._emit(UnitEvent("away", text=said))
             except Exception as error:
-                # If the thread ended, the tick would wait for answers forever.
+                # If the thread ended, the tick would wait for responses forever.
                 said = f"the connection to the system bus failed: {type(error).__name__}: {error}"
                 self._emit(UnitEvent("away", text=said))
                 await self._wait_for_news(RECONNECT_MAX_S)
@@ -180,7 +180,7 @@ class UnitBus:
                 self._bus.disconnect()
 
     async def _wait_for_news(self, timeout_s: float) -> None:
-        """Sleep until the time-out or ``close``; ``set`` does not end it, or a lost bus would be tried all the time."""
+        """Sleep until the timeout or ``close``; ``set`` does not end it, or a lost bus would be tried all the time."""
         end_s = time.monotonic() + timeout_s
         while not self._closing and (left_s := end_s - time.monotonic()) > 0.0:
             self._news.clear()
@@ -194,13 +194,13 @@ class UnitBus:
         elif member == "UnitRemoved":
             self._emit(UnitEvent("removed", str(body[0])))
         elif member == "NameOwnerChanged" and body[2]:
-            # systemd executed itself again (daemon-reexec): it needs a new subscription, and has read its units.
+            # systemd re-executed itself (daemon-reexec): it needs a new subscription, and has reloaded its units.
             self._subscribed = False
             self._emit(UnitEvent("reloaded"))
             self._news.set()
 
     async def _serve(self) -> None:
-        """Carry out what is queued until the end. Raises BusAway."""
+        """Process the queue until the end. Raises BusAway."""
         lost = self._bus.wait_for_loss()
         lost.add_done_callback(self._on_lost)
         while not self._closing:
@@ -225,7 +225,7 @@ class UnitBus:
         self._news.set()
 
     async def _do_one(self, denied: bool) -> bool:
-        """Carry out the next thing that is queued; False when there is none. Raises BusAway."""
+        """Process the next queued item; False if there is none. Raises BusAway."""
         with self._lock:
             self._busy = False
             urgent = bool(self._raises) and not denied
@@ -279,7 +279,7 @@ class UnitBus:
         except Refused as refused:
             kind, text = ("no-unit", "") if refused.name in _NO_UNIT else ("refused", refused.text)
             if refused.name in DENIED and unit.endswith(MANAGED):
-                # The others would be refused as well; polkit may come, so one is tried every minute.
+                # The others would be refused as well; polkit may appear, so one is tried every minute.
                 self._denied_until_s = time.monotonic() + DENIED_PAUSE_S
                 kind = "denied"
         self._emit(UnitEvent(kind, unit, properties, text=text))
@@ -287,9 +287,9 @@ class UnitBus:
     async def _find_replaced(
         self, unit: str, properties: UnitProperties, expected: UnitProperties
     ) -> dict[str, object]:
-        """Properties that another program has set, by name. Raises BusAway.
+        """Return properties that another program has set, by name. Raises BusAway.
 
-        The bus has no compare-and-set: what is set between this and the call is missed.
+        The bus has no compare-and-set: a value set between this and the call is missed.
         """
         with self._lock:
             unreported = frozenset(self._unreported.get(unit, ()))
@@ -328,5 +328,5 @@ def _interface(unit: str) -> str:
 
 
 def family(name: str) -> str:
-    """The beginning of a property's name that all properties of the same setting have."""
+    """Return the common prefix of property names for the same setting."""
     return "CPUQuota" if name.startswith("CPUQuota") else name

@@ -1,4 +1,4 @@
-"""One connection to systemd on the system bus: made, called over and lost; who uses it makes it again."""
+"""One connection to systemd on the system bus, until it is lost; its user makes a new one."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ RULES: Final = (
     f"sender='{BUS}',member='NameOwnerChanged',arg0='{SYSTEMD}'",
     f"sender='{SYSTEMD}',interface='{MANAGER}',member='Reloading'",
 )
-"""The signals that all users of the bus need: systemd came or went, or has read its units again."""
+"""Signals that all users of the bus need: systemd came or went, or has reloaded its units."""
 
 CONNECT_TIMEOUT_S = 4.5
 CALL_TIMEOUT_S = 25.0
-"""Of one call; systemd answers nothing while it reloads its units."""
+"""Seconds for one call; systemd does not respond while it reloads its units."""
 RECONNECT_FIRST_S = 0.1
 RECONNECT_MAX_S = 10.0
 LOST: Final = "the connection to the system bus is lost"
@@ -42,11 +42,11 @@ _TRANSIENT: Final = (
 
 
 class BusAway(Exception):  # noqa: N818 - a state of the world, handled close by
-    """No answer: the connection is lost, or systemd is not on the bus just now. The call may have been carried out."""
+    """No response: the connection is lost, or systemd is not on the bus now. The call may have been carried out."""
 
 
 class Refused(Exception):  # noqa: N818 - an answer, handled close by
-    """The answer is an error: the last word of its ``name``, and systemd's sentence, ``text``."""
+    """The response is an error: the last word of its ``name``, and systemd's sentence, ``text``."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(f"{text} ({name})")
@@ -55,9 +55,11 @@ class Refused(Exception):  # noqa: N818 - an answer, handled close by
 
 
 class BusConnection:
-    """For one event loop. ``on_signal`` gets member, path and body of each signal; ``address`` "" is the system bus.
+    """A connection for one event loop.
 
-    Raises ImportError where the library is missing.
+    ``on_signal`` gets member, path and body of each signal; ``address`` "" is the system bus.
+
+    Raises ImportError if the library is missing.
     """
 
     def __init__(self, on_signal: Callable[[str, str, list[Any]], None], address: str = "") -> None:
@@ -68,7 +70,7 @@ class BusConnection:
         self._bus: MessageBus | None = None
 
     async def connect(self, rules: Iterable[str]) -> None:
-        """Connect, and ask for the signals of ``rules``. Raises BusAway."""
+        """Connect, and subscribe to the signals of ``rules``. Raises BusAway."""
         self._bus = None
         try:
             if self._address:
@@ -81,7 +83,7 @@ class BusConnection:
             for rule in rules:
                 await self.match("AddMatch", rule)
         except Exception as error:
-            # Whatever the library raises for a bus that is absent or broken.
+            # Anything that the library raises for a missing or broken bus.
             self.disconnect()
             detail = describe(error) if isinstance(error, OSError) else str(error) or type(error).__name__
             raise BusAway(f"the system bus cannot be reached: {detail}") from error
@@ -91,7 +93,7 @@ class BusConnection:
             self._on_signal(message.member or "", message.path or "", message.body)
 
     def wait_for_loss(self) -> asyncio.Future[None]:
-        """Done, or failed, once the connection is lost, for whatever reason."""
+        """Return a future that is done, or failed, once the connection is lost for any reason."""
         assert self._bus is not None
         return asyncio.ensure_future(self._bus.wait_for_disconnect())  # type: ignore[no-untyped-call]
 
@@ -109,7 +111,7 @@ class BusConnection:
         destination: str = SYSTEMD,
         descriptors: Iterable[int] = (),
     ) -> list[Any]:
-        """Call a method, of systemd's manager unless said otherwise. Raises BusAway or Refused."""
+        """Call a method, by default of systemd's manager. Raises BusAway or Refused."""
         assert self._bus is not None
         try:
             message = Message(
@@ -119,22 +121,24 @@ class BusConnection:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 reply = await self._bus.call(message)
         except (TypeError, ValueError) as error:
-            # What cannot be put into a message.
+            # Arguments that do not fit into a message.
             raise Refused("InvalidArgs", str(error)) from error
         except Exception as error:
-            raise BusAway(f"systemd does not answer on the system bus: {str(error) or type(error).__name__}") from error
+            raise BusAway(
+                f"systemd does not respond on the system bus: {str(error) or type(error).__name__}"
+            ) from error
         if reply is None:
             raise BusAway(LOST)
         if reply.message_type is MessageType.ERROR:
             name = reply.error_name or ""
             text = str(reply.body[0]) if reply.body else name
             if name.removeprefix(f"{BUS}.Error.").startswith(_TRANSIENT):
-                raise BusAway(f"systemd does not answer on the system bus: {text}")
+                raise BusAway(f"systemd does not respond on the system bus: {text}")
             raise Refused(name, text)
         return list(reply.body)
 
     async def get(self, interface: str, name: str, path: str = MANAGER_PATH) -> Any:
-        """A property of an object of systemd's. Raises BusAway or Refused."""
+        """Return a property of one of systemd's objects. Raises BusAway or Refused."""
         return (await self.call("Get", "ss", interface, name, path=path, interface=PROPERTIES))[0].value
 
     async def set_properties(self, unit: str, properties: Iterable[tuple[str, str, Any]]) -> None:
@@ -143,11 +147,11 @@ class BusConnection:
 
     async def subscribe(self) -> None:
         """Ask systemd for its signals. Raises BusAway."""
-        with contextlib.suppress(Refused):  # already subscribed is as good
+        with contextlib.suppress(Refused):  # already subscribed is fine
             await self.call("Subscribe")
 
     async def match(self, member: str, rule: str) -> None:
-        """AddMatch or RemoveMatch of the signals of a rule. Raises BusAway or Refused."""
+        """Call AddMatch or RemoveMatch for the signals of a rule. Raises BusAway or Refused."""
         await self.call(member, "s", f"type='signal',{rule}", path=BUS_PATH, interface=BUS, destination=BUS)
 
 

@@ -1,8 +1,8 @@
-"""A limit in systemd's words: the properties of a unit.
+"""A limit in systemd's terms: the properties of a unit.
 
-systemd keeps CPUQuota= twice: in memory to the microsecond a second, and in the drop-in that survives
+systemd stores CPUQuota= twice: in memory to the microsecond per second, and in the drop-in that survives
 ``daemon-reload`` in whole percents of a core, rounded down. Limits of units are therefore set in whole percents, so
-that memory, drop-in and the kernel's file say the same before and after. Talking to systemd is ``host.systemd.bus``.
+that memory, drop-in and the kernel's file agree before and after a reload. ``host.systemd.bus`` talks to systemd.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from cpumond.core.measures import DEFAULT_PERIOD_US, MIN_QUOTA_US
 from cpumond.host.cgroup.settings import DEFAULT_SHARES, DEFAULT_WEIGHT, V2_WEIGHT, CpuSettings
 
 NO_LIMIT: Final = 2**64 - 1
-"""systemd's word for "no quota" and "no weight"."""
+"""systemd's value for "no quota" and "no weight"."""
 
 STEP_CORES: Final = 0.01
-"""Whole percents of a core: what a drop-in can say."""
+"""Whole percents of a core: the resolution of a drop-in."""
 STEP_US: Final = 10_000
-"""``STEP_CORES`` in microseconds a second."""
+"""``STEP_CORES`` in microseconds per second."""
 
 QUOTA, WEIGHT = "CPUQuotaPerSecUSec", "CPUWeight"
 """The properties that are moved; the quota's period goes with it."""
 
 MARKS: Final = ("/run/systemd/system", "/run/systemd/notify")
-"""At least one of these exists where systemd is PID 1; a sandboxed service may see only the second."""
+"""At least one of these exists if systemd is PID 1; a sandboxed service may see only the second."""
 
 UnitProperties = tuple[tuple[str, int], ...]
 """Names and values, all of D-Bus type "t"."""
 
 
 def is_booted(marks: tuple[str, ...] = MARKS) -> bool:
-    """Whether PID 1 of this host is systemd (sd_booted(3))."""
+    """Return whether PID 1 of this host is systemd (sd_booted(3))."""
     return any(os.path.exists(mark) for mark in marks)
 
 
 def object_path(unit: str) -> str:
-    """Where a unit is on the bus: whatever is no letter and no digit, and a digit in front, is written in hex."""
+    """Return the bus path of a unit: characters other than letters and digits, and a leading digit, are in hex."""
     name = "".join(
         chr(byte) if chr(byte).isalnum() and byte < 128 and (index or not chr(byte).isdigit()) else f"_{byte:02x}"
         for index, byte in enumerate(unit.encode())
@@ -49,7 +49,7 @@ def object_path(unit: str) -> str:
 
 
 def round_up(cores: float) -> float:
-    """``cores`` in whole percents, rounded up: a job gets no less than its limit says."""
+    """Round ``cores`` up to whole percents: a job gets no less than its limit."""
     if not math.isfinite(cores):
         return cores
     # 0.29 * 100 is 28.999999999999996, and 0.57 * 100 is 56.99999999999999.
@@ -57,32 +57,32 @@ def round_up(cores: float) -> float:
 
 
 def align_weight(shares: int) -> int:
-    """``cpu.shares`` of v1 as systemd would write it for the nearest CPUWeight=."""
+    """Return ``cpu.shares`` of v1 as systemd would write it for the nearest CPUWeight=."""
     return shares_of(weight_of(shares))
 
 
 def weight_of(shares: int) -> int:
-    """CPUWeight= nearest to ``cpu.shares``."""
+    """Return the CPUWeight= nearest to ``cpu.shares``."""
     return min(max(round(shares * DEFAULT_WEIGHT / DEFAULT_SHARES), V2_WEIGHT[0]), V2_WEIGHT[1])
 
 
 def shares_of(weight: int) -> int:
-    """``cpu.shares`` that systemd writes for CPUWeight=."""
+    """Return ``cpu.shares`` that systemd writes for CPUWeight=."""
     return max(weight * DEFAULT_SHARES // DEFAULT_WEIGHT, 2)
 
 
 def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_version: int) -> UnitProperties:
-    """The properties that tell systemd ``settings``, for what ``actuators`` move.
+    """Return the properties that send systemd ``settings``, for the settings that ``actuators`` move.
 
-    A quota in whole percents, rounded up: rounded down by systemd, it would be below an order of 33.5 % after the next
-    ``daemon-reload``.
+    A quota is in whole percents, rounded up: rounded down by systemd, it would be below a request of 33.5 % after the
+    next ``daemon-reload``.
     """
     properties: list[tuple[str, int]] = []
     if "quota" in actuators:
         quota_us = settings.quota_us
         per_s_us = NO_LIMIT if quota_us is None else round(round_up(quota_us / settings.period_us) * 1e6)
         properties.append((QUOTA, per_s_us))
-        # The period of the least quota may be longer than the unit's own, which is not known here.
+        # The period of the least quota may be longer than the unit's own, which is unknown here.
         if quota_us is not None and (settings.period_us != DEFAULT_PERIOD_US or quota_us <= MIN_QUOTA_US):
             properties.append(("CPUQuotaPeriodUSec", settings.period_us))
     if "weight" in actuators and settings.weight is not None:
@@ -91,7 +91,7 @@ def list_properties(settings: CpuSettings, actuators: tuple[str, ...], cpu_versi
 
 
 def read_property(settings: CpuSettings, name: str, cpu_version: int) -> int:
-    """``settings`` as the value of a property; -1 for a weight that is not there."""
+    """Return ``settings`` as the value of a property; -1 for a missing weight."""
     if name == QUOTA:
         return NO_LIMIT if settings.quota_us is None else round(settings.cores * 1e6)
     weight = settings.weight
@@ -99,18 +99,17 @@ def read_property(settings: CpuSettings, name: str, cpu_version: int) -> int:
 
 
 def is_same_value(name: str, a: int, b: int) -> bool:
-    """Whether two values of a property mean the same, up to systemd's rounding of quotas."""
+    """Return whether two values of a property are equal, up to systemd's rounding of quotas."""
     return a == b or (name == QUOTA and NO_LIMIT not in (a, b) and abs(a - b) < STEP_US)
 
 
 class UnitEvent(msgspec.Struct, frozen=True):
-    """News from systemd.
+    """An event from systemd.
 
-    ``done``: a unit has ``properties`` now; ``replaced``: they were not set, since it has ``values`` that another
-    program gave it; ``no-unit``: there is no such unit (any more); ``refused``: systemd does not take them (``text``);
-    ``denied``: it lets this user set none; ``away``: it cannot be reached; ``connected``; ``reloaded``: it has read its
-    units again; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's properties, None for those it did
-    not tell.
+    ``done``: a unit has ``properties`` now; ``replaced``: they were not set, because it has ``values`` from another
+    program; ``no-unit``: the unit does not exist (any more); ``refused``: systemd does not accept them (``text``);
+    ``denied``: it lets this user set none; ``away``: it is unreachable; ``connected``; ``reloaded``: it has reloaded
+    its units; ``removed``: a unit was unloaded; ``answer``: ``values`` of a unit's properties, None for missing ones.
     """
 
     kind: str

@@ -275,7 +275,9 @@ def test_what_the_kernel_does_not_take_is_not_decided_each_tick_nor_promised(mak
     node.ticks(20, 0.0)
     assert node.snapshot().decisions["shrink"] <= before + 1
     told = control.explain_job(node.agent, "a").next
-    assert told.startswith("hold: it is raised to 0.001 cores, the least quota the kernel takes; a cut is tried again ")
+    assert told.startswith(
+        "hold: it is raised to 0.001 cores, the least quota that the kernel accepts; a cut is tried again "
+    )
 
 
 # ---- which jobs

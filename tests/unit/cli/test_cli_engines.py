@@ -53,7 +53,7 @@ def test_a_service_that_runs_is_a_sign_and_so_is_a_cgroup(tmp_path):
         False,
     )
     assert seen["podman"].jobs.unnamed == (f"machine.slice/libpod-{ID}.scope",)
-    assert all("there is no such socket" in view.problem for each in seen.values() for view in each.views.values())
+    assert all("the socket does not exist" in view.problem for each in seen.values() for view in each.views.values())
 
 
 def test_a_kind_of_the_configuration_is_asked_where_it_says(tmp_path):
@@ -167,7 +167,7 @@ def test_nothing_is_missing_for_what_is_no_file():
 
 def test_what_to_do_where_an_engine_is_silent(monkeypatch):
     def explain(kind: str, path: str, *programs: str) -> tuple[str, str]:
-        view = EngineView(kind, problem=f"{kind}: no answer from {path}")
+        view = EngineView(kind, problem=f"{kind}: no response from {path}")
         return engines.explain_silence(EngineSeen(kind, True, {path: view}, programs), path, view)
 
     assert explain("podman", "/run/podman/podman.sock")[1].startswith("systemctl enable --now podman.socket; if it")

@@ -54,9 +54,9 @@ def test_an_address_that_comes_late_is_listened_on_with_a_warning(
     (record,) = logged
     assert (record["event"], record["log_level"]) == ("address_not_here", "warning")
     assert record["error"] == (
-        f"[api] listen: this host does not have the address {address} yet; it will be answered on when it comes"
+        f"[api] listen: this host does not have the address {address} yet; connections are accepted once it does"
     )
-    assert record["advice"] == "if it stays so, compare `ip address` with [api] listen"
+    assert record["advice"] == "if that does not happen, compare `ip address` with [api] listen"
 
 
 STRANGE: Place = (63, socket.SOCK_STREAM, 6, "", ("x", 0))

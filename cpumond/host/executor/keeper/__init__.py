@@ -1,17 +1,17 @@
-"""The keeper: the parent of the jobs of kind "cgroup"; a small process that outlives the agent.
+"""The keeper: the parent of the jobs of kind "cgroup", a small process that outlives the agent.
 
-It starts jobs, moves what they write from FIFOs into log files, waits for them, kills what a job leaves behind, and
-keeps exit codes. ``PROGRAM RUNTIME_DIR`` runs without site: of this package and of what it imports nothing may need
-more than the standard library.
+It starts jobs, copies their output from FIFOs into log files, waits for them, kills their leftovers, and keeps exit
+codes. ``PROGRAM RUNTIME_DIR`` runs without site: this package and its imports may need only the standard library.
 
 Agents connect to ``keeper.sock`` in RUNTIME_DIR (only root and the keeper's own user) and exchange lines of JSON, each
-an object with one key. The keeper's first line is ``hello``: version and all jobs it has; then a ``job`` line for each
-change of one. From the agent: ``start`` a job, ``adopt`` one of a keeper that was killed, ``kill`` its main process,
-``forget`` one that is over, ``listen`` anew where the socket was removed. A job line has ``JOB_FIELDS``; when a job is
-over the same is in its directory's ``result.json``, before that line is sent. States: starting, running, ended, failed.
+an object with one key. The keeper's first line is ``hello``: version and all its jobs; then a ``job`` line for each
+change of one. From the agent: ``start`` a job, ``adopt`` one of a killed keeper, ``kill`` its main process, ``forget``
+one that is over, ``listen`` again if the socket was removed. A job line has ``JOB_FIELDS``. When a job is over, the
+same fields are written to its directory's ``result.json`` before that line is sent. States: starting, running, ended,
+failed.
 
-In the directory of a job are, for each of stdout and stderr: the FIFO ``stdout.fifo``, the log ``stdout`` with the part
-before it, ``stdout.1``, and ``stdout.total``, the number of bytes written before the first of ``stdout``.
+The directory of a job contains, for each of stdout and stderr: the FIFO ``stdout.fifo``, the log ``stdout`` with the
+part before it, ``stdout.1``, and ``stdout.total``, the number of bytes written before the first of ``stdout``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ LOCK_NAME: Final = "keeper.lock"
 RESULT_NAME: Final = "result.json"
 STREAMS: Final = ("stdout", "stderr")
 RECLAIMED_OOM_SCORE: Final = 1000
-"""``oom_score_adj`` of jobs on reclaimed CPU: the kernel, short of memory, ends them before all others."""
+"""``oom_score_adj`` of jobs on reclaimed CPU: if memory is short, the kernel kills them before all others."""
 LOST: Final = "its exit code was lost: the process that waited for it was killed"
 IDLE_S: Final = 3.0
-"""Lifetime of a keeper with neither agents nor jobs."""
+"""Seconds after which a keeper with neither agents nor jobs ends."""
 
 JOB_FIELDS: Final = (
     "id", "directory", "state", "pid", "start_time", "finish_time", "exit_code", "signal", "problem", "node_fault",

@@ -1,4 +1,4 @@
-"""A job's process between fork and exec: everything that makes it the job."""
+"""A job's process between fork and exec: all steps that make it the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpumond.host.executor.keeper import RECLAIMED_OOM_SCORE, STREAMS
 _SOFT_DESCRIPTORS: Final = 1024
 _MAX_DESCRIPTORS: Final = 1 << 22
 _MAX_PROBLEM: Final = 500
-"""Characters; as JSON less than a page, which a pipe takes as a whole."""
+"""Characters; as JSON less than a page, which a pipe writes atomically."""
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
@@ -33,7 +33,7 @@ class StepError(Exception):
 
 @contextlib.contextmanager
 def step(what: str, node_fault: bool = False) -> Iterator[None]:
-    """Turn an error within into a StepError that says ``what`` could not be done."""
+    """Convert an error in the block to a StepError: ``what`` could not be done."""
     try:
         yield
     except OSError as error:
@@ -43,9 +43,9 @@ def step(what: str, node_fault: bool = False) -> Iterator[None]:
 
 
 def give_up_privileges() -> None:
-    """Jobs inherit both: no program gives them rights that their account does not have (sudo, file capabilities), and
-    an agent that is not root hands none of its capabilities down to them. Raises OSError."""
-    import ctypes  # the agent, which imports this package, too, does without
+    """Give up privileges, which jobs inherit: no program gives them rights that their account does not have (sudo,
+    file capabilities), and an agent without root passes on none of its capabilities. Raises OSError."""
+    import ctypes  # the agent, which also imports this package, does without
 
     libc = ctypes.CDLL(None, use_errno=True)
     for what, arguments in (
@@ -57,7 +57,7 @@ def give_up_privileges() -> None:
 
 
 def run_child(order: dict[str, Any], status: int, hard_descriptors: int) -> NoReturn:
-    """Become the job, or tell why not through ``status``."""
+    """Become the job, or report the failure through ``status``."""
     try:
         # Close the other jobs' descriptors before the first file is opened: together they may exceed a job's limit.
         os.closerange(3, status)
@@ -74,7 +74,7 @@ def run_child(order: dict[str, Any], status: int, hard_descriptors: int) -> NoRe
 
 
 def become_job(order: dict[str, Any], hard_descriptors: int) -> NoReturn:
-    """All that lies between the fork and the job's program. Raises StepError."""
+    """Perform all steps between the fork and the job's program. Raises StepError."""
     with step("prepare the process", node_fault=True):
         os.setsid()
         os.umask(0o022)
@@ -87,7 +87,7 @@ def become_job(order: dict[str, Any], hard_descriptors: int) -> NoReturn:
         try:
             account = pwd.getpwnam(user)
         except (KeyError, ValueError):
-            raise StepError(f"there is no user {user!r} on this host", node_fault=False) from None
+            raise StepError(f"the user {user!r} does not exist on this host", node_fault=False) from None
         if account.pw_uid == os.geteuid():
             account = None
     with step("open its output", node_fault=True):
@@ -102,10 +102,10 @@ def become_job(order: dict[str, Any], hard_descriptors: int) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     pid = str(os.getpid()).encode()
-    # As late as the rights allow, and the one with the quota last: the preparation is not charged to the job.
+    # As late as the rights allow, and the cgroup with the quota last: the preparation is not charged to the job.
     for path in reversed(order["procs"]):
         with step(f"enter the cgroup of {path}", node_fault=True):
-            # Made where it is missing, in a tree of plain files; cgroup file systems refuse that.
+            # Created if missing, in a tree of plain files; cgroup file systems refuse that.
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.write(fd, pid)
             os.close(fd)
@@ -120,4 +120,4 @@ def become_job(order: dict[str, Any], hard_descriptors: int) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(_SOFT_DESCRIPTORS, hard_descriptors), hard_descriptors))
     argv = order["argv"]
     with step(f"run {argv[0]!r}"):
-        os.execvpe(argv[0], argv, order["environment"])  # noqa: S606 - what the job orders, as its user
+        os.execvpe(argv[0], argv, order["environment"])  # noqa: S606 - the job's own command, as its user

@@ -14,7 +14,7 @@ RETRY_S: Final = 0.01
 
 
 class KeeperJob:
-    """A job and what is held for it. ``over``: its main process is gone; the rest of the cgroup may not be."""
+    """A job and its resources. ``over``: its main process is gone; the rest of the cgroup may not be."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.id: str = order["id"]
@@ -40,14 +40,14 @@ class KeeperJob:
         self.node_fault = False
 
     def describe(self) -> dict[str, Any]:
-        """The job as in a line to the agents."""
+        """Return the job's fields in a line to the agents."""
         return {name: getattr(self, name) for name in JOB_FIELDS}
 
     def write_result(self) -> None:
-        """Write to disk how the job ended, for when this process is gone."""
+        """Write the job's end to disk, for when this process is gone."""
         state = "failed" if self.problem and self.own else "ended"
         path = os.path.join(self.directory, RESULT_NAME)
-        # Without room on disk agents still get the result, as long as this process lives.
+        # If the disk is full, agents still get the result as long as this process lives.
         with contextlib.suppress(OSError):
             fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:

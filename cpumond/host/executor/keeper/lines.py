@@ -1,4 +1,4 @@
-"""The connection between keeper and agent, the same at both ends: lines of JSON over a socket that never blocks."""
+"""The connection between keeper and agent, the same at both ends: lines of JSON over a non-blocking socket."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _RECEIVE_BYTES: Final = 1 << 18
 
 
 class LineConnection:
-    """``sock`` is registered in ``epoll`` by its owner; ``unsent`` is what the other end has no room for yet."""
+    """A non-blocking connection. The owner registers ``sock`` in ``epoll``; ``unsent`` has no space at the other end
+    yet."""
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
         self.sock = sock
@@ -20,12 +21,12 @@ class LineConnection:
         self._received = b""
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Add a line; the result as ``flush``."""
+        """Add a line; returns the result of ``flush``."""
         self.unsent += json.dumps(message).encode() + b"\n"
         return self.flush()
 
     def flush(self) -> bool:
-        """Send what there is room for; False when the other end is gone."""
+        """Send as much as possible; False if the other end is gone."""
         try:
             while self.unsent:
                 self.unsent = self.unsent[self.sock.send(self.unsent) :]
@@ -37,7 +38,8 @@ class LineConnection:
         return True
 
     def receive(self) -> list[bytes] | None:
-        """The lines that one look brings; None when the other end is gone. Raises BlockingIOError: nothing came."""
+        """Return the lines that one read brings; None if the other end is gone. Raises BlockingIOError: nothing
+        came."""
         try:
             data = self.sock.recv(_RECEIVE_BYTES)
         except BlockingIOError:

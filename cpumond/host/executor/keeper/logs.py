@@ -1,4 +1,4 @@
-"""The logs of a job of the keeper: how they are written, and how they are read."""
+"""Writing and reading the logs of the keeper's jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOOKS: Final = 10
 
 
 class StreamLog:
-    """One stream of one job: moves bytes from its FIFO to its file, never more than ``max_bytes`` on disk."""
+    """One stream of one job: moves bytes from its FIFO to its file, with at most ``max_bytes`` on disk."""
 
     def __init__(self, directory: str, name: str, max_bytes: int) -> None:
         self.path = os.path.join(directory, name)
@@ -24,10 +24,10 @@ class StreamLog:
         self._size = self._before = 0
 
     def open(self) -> None:
-        """Make the FIFO and the files, or take up those that are there. Raises OSError."""
+        """Create the FIFO and the files, or open existing ones. Raises OSError."""
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self.fifo_path, 0o600)
-        # For reading and writing: neither end ever sees the other one leave.
+        # For reading and writing: neither end ever sees the other one close.
         self.fifo = os.open(self.fifo_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._total = os.open(f"{self.path}.total", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         text = os.read(self._total, _TOTAL_BYTES).strip()
@@ -48,7 +48,7 @@ class StreamLog:
             os.pwrite(self._total, b"%020d\n" % self._before, 0)
 
     def pump(self) -> bool:
-        """Move one chunk; False when there was none. A full disk costs the data, not the job."""
+        """Move one chunk; False if there was none. A full disk loses the data, not the job."""
         try:
             data = memoryview(os.read(self.fifo, CHUNK_BYTES))
         except OSError:
@@ -82,7 +82,7 @@ class StreamLog:
         self._open_file()
 
     def close(self, drain: bool = True) -> None:
-        """Take what is still in the FIFO and remove it."""
+        """Read the rest of the FIFO and remove it."""
         if self.fifo >= 0:
             for _ in range(_DRAIN_CHUNKS if drain else 0):
                 if not self.pump():
@@ -95,14 +95,14 @@ class StreamLog:
             os.unlink(self.fifo_path)
 
     def remove(self) -> None:
-        """Remove the files too."""
+        """Remove the files, too."""
         for suffix in ("", ".1", ".total"):
             with contextlib.suppress(OSError):
                 os.unlink(self.path + suffix)
 
 
 def read_log(directory: str, stream: str, tail_bytes: int) -> tuple[bytes, int] | None:
-    """The last ``tail_bytes`` bytes of a log, and how many were written in all; None when there is no log."""
+    """Return the last ``tail_bytes`` bytes of a log, and the total written; None if there is no log."""
     path = os.path.join(directory, stream)
     before, current, older = b"", (b"", -1), (b"", -1)
     for _ in range(_LOOKS):
@@ -110,7 +110,7 @@ def read_log(directory: str, stream: str, tail_bytes: int) -> tuple[bytes, int] 
         current = read_end(path, tail_bytes)
         older = read_end(f"{path}.1", tail_bytes - len(current[0]))
         if current[1] >= 0 and read_end(f"{path}.total", _TOTAL_BYTES)[0] == before:
-            # Else the log was rotated between two looks.
+            # Otherwise the log was rotated between two looks.
             break
     if current[1] < 0 and older[1] < 0:
         return None
@@ -119,7 +119,7 @@ def read_log(directory: str, stream: str, tail_bytes: int) -> tuple[bytes, int] 
 
 
 def read_end(path: str, most_bytes: int) -> tuple[bytes, int]:
-    """The last bytes of a file, and its size; size -1 when it is not there."""
+    """Return the last bytes of a file, and its size; size -1 if it does not exist."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

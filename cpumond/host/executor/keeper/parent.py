@@ -1,4 +1,4 @@
-"""The parent of all jobs: starts them, waits for them, sees to their logs and their ends, and tells agents."""
+"""The parent of all jobs: starts them, waits for them, handles their logs and ends, and reports to agents."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _MAX_UNSENT_BYTES: Final = 1 << 26
 _MAX_FAILURES: Final = 1000
 
 Fields = dict[str, Any]
-"""An object of JSON."""
+"""A JSON object."""
 
 
 class Keeper:
-    """All jobs, all agents, one loop."""
+    """All jobs and all agents in one loop."""
 
     def __init__(self, runtime_dir: str, directory: int, hard_descriptors: int) -> None:
         self._runtime_dir = runtime_dir
@@ -46,7 +46,7 @@ class Keeper:
         self._jobs: dict[str, KeeperJob] = {}
         self._living: set[str] = set()
         self._due: dict[str, KeeperJob] = {}
-        """Jobs whose cgroups must be looked at, at their ``look_at_s``."""
+        """Jobs whose cgroups must be checked, at their ``look_at_s``."""
         self._clients: dict[int, LineConnection] = {}
         self._failures = 0
         self._watch(self._listener.fileno(), self._accept)
@@ -69,7 +69,7 @@ class Keeper:
             now_s = time.monotonic()
             for job in list(self._due.values()):
                 if now_s >= job.look_at_s:
-                    job.look_at_s = now_s + _WATCH_S  # unless it says otherwise
+                    job.look_at_s = now_s + _WATCH_S  # unless the look sets another time
                     self._run_guarded(functools.partial(self._advance, job, now_s))
             if self._clients or self._living:
                 idle_since_s = None
@@ -79,14 +79,14 @@ class Keeper:
                 return
 
     def _run_guarded(self, work: Callable[[], object]) -> None:
-        """What goes wrong with one job must not end the parent of all; the traceback is in the keeper's log."""
+        """Run work whose failure must not end the parent of all jobs; the traceback goes to the keeper's log."""
         try:
             work()
         except Exception:
             traceback.print_exc()
             self._failures += 1
             if self._failures > _MAX_FAILURES:
-                raise  # it would spin forever; the next keeper takes over what runs
+                raise  # it would spin forever; the next keeper adopts the running jobs
 
     def _timeout_s(self) -> float:
         if self._due:
@@ -103,7 +103,7 @@ class Keeper:
             sock.close()
             return
         sock.setblocking(False)
-        # Orders of an agent that has ended come first: the list for the next agent must show all of them.
+        # Orders of an ended agent come first: the list for the next agent must include their effect.
         for other in list(self._clients.values()):
             for _ in range(_DRAIN_READS):
                 if not self._serve(other):
@@ -124,7 +124,7 @@ class Keeper:
             self._drop(client)
 
     def _serve(self, client: LineConnection) -> bool:
-        """Read once; whether there was something."""
+        """Read once; return whether there was something."""
         if client.sock.fileno() < 0:
             return False
         try:
@@ -145,11 +145,11 @@ class Keeper:
         return True
 
     def _listen_anew(self) -> None:
-        """Listen where the next agent looks: ``runtime_dir`` was removed, and made again."""
+        """Listen where the next agent looks, after ``runtime_dir`` was removed and recreated."""
         try:
             directory, lock = take_place(self._runtime_dir)
         except OSError:
-            return  # there is none, it is this one's still, or another keeper has it
+            return  # it does not exist, is still this keeper's, or another keeper has it
         try:
             listener = listen(directory)
         except OSError:
@@ -229,7 +229,7 @@ class Keeper:
         job.pid = job.order["pid"]
         job.problem = LOST
         for log in job.logs:
-            # What cannot be opened is not read; the end of the job is seen all the same.
+            # A log that cannot be opened is not read; the end of the job is still noticed.
             with contextlib.suppress(OSError):
                 log.open()
             if log.fifo >= 0:
@@ -247,14 +247,15 @@ class Keeper:
         self._report(job)
 
     def _look_at_adopted(self, job: KeeperJob) -> None:
-        """Its main process is no child of ours. An event may be that of a descriptor that had this number before."""
+        """Look at an adopted job, whose main process is not a child. An event may be of an earlier descriptor of
+        this number."""
         poller = select.poll()
         poller.register(job.pidfd, select.POLLIN)
         if poller.poll(0):
             self._end(job)
 
     def _read_status(self, job: KeeperJob) -> None:
-        """The child's problem; the end of the pipe without one says that the job's program runs."""
+        """Read the child's problem; the end of the pipe without one means that the job's program runs."""
         if job.status < 0:
             return
         try:
@@ -269,7 +270,7 @@ class Keeper:
                 report = json.loads(data)
                 job.problem, job.node_fault = report["problem"], report["node_fault"]
             except (ValueError, LookupError, TypeError, RecursionError):
-                job.problem, job.node_fault = "cannot start: the process before it ended without a word", True
+                job.problem, job.node_fault = "cannot start: its first process ended without an error message", True
         else:
             job.state = "running"
             self._report(job)
@@ -292,7 +293,7 @@ class Keeper:
             job.pidfd = -1
 
     def _end(self, job: KeeperJob) -> None:
-        """The main process is gone: keep its result at once, then see to the rest of its cgroup."""
+        """Handle the end of the main process: store its result at once, then handle the rest of its cgroup."""
         self._close_pidfd(job)
         job.over = True
         job.finish_time = time.time()
@@ -326,7 +327,7 @@ class Keeper:
 
 
 def _is_member(pid: int, cgroups: list[str]) -> bool:
-    """Whether ``/proc`` says by name that a process is in one of ``cgroups``, which may be under another mount now."""
+    """Return whether ``/proc`` says, by name, that a process is in one of ``cgroups``, possibly under another mount."""
     try:
         with open(f"/proc/{pid}/cgroup", "rb") as file:
             names = {os.path.basename(line.rstrip(b"\n").split(b":", 2)[-1]) for line in file}
@@ -336,8 +337,8 @@ def _is_member(pid: int, cgroups: list[str]) -> bool:
 
 
 def take_place(runtime_dir: str) -> tuple[int, int]:
-    """Be the keeper of a directory: its descriptor, and that of its lock. Raises BlockingIOError where there is one,
-    OSError."""
+    """Become the keeper of a directory: return its descriptor, and that of its lock. Raises BlockingIOError if there
+    is a keeper, OSError."""
     directory = os.open(runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     lock = -1
     try:
@@ -352,7 +353,7 @@ def take_place(runtime_dir: str) -> tuple[int, int]:
 
 
 def listen(directory: int) -> socket.socket:
-    """The keeper's socket; by way of a descriptor, because the path of a unix socket is 107 bytes at most."""
+    """Open the keeper's socket through a descriptor, because the path of a unix socket is at most 107 bytes."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(SOCKET_NAME, dir_fd=directory)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -369,18 +370,18 @@ def listen(directory: int) -> socket.socket:
 
 
 def main(runtime_dir: str) -> int:
-    """Be the keeper of ``runtime_dir`` until there is nothing to keep; at once 0 where there is one already.
+    """Be the keeper of ``runtime_dir`` until there is nothing to keep; return 0 at once if there is a keeper already.
 
     The first process ends at once; the keeper is its child.
     """
-    # Away from the agent: into a session of its own, and a child of init's, which reaps it.
+    # Detach from the agent: get a new session, and become a child of init, which reaps it.
     with contextlib.suppress(OSError):
         os.setsid()
     if os.fork():
         os._exit(0)
     give_up_privileges()
     for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:  # what the agent did not mean to hand down
+        if int(name) > 2:  # descriptors that the agent did not mean to pass on
             with contextlib.suppress(OSError):
                 os.close(int(name))
     try:

@@ -1,4 +1,4 @@
-"""systemd for the executor: one connection that is made again when it is lost, and calls with their answers."""
+"""systemd for the executor: one connection that is restored when lost, and calls with their responses."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = structlog.get_logger()
 
 
 class SystemdBus:
-    """For one event loop. ``connected`` is set while there is a bus; ``on_signal`` gets member, path and body of each
-    signal."""
+    """A connection for one event loop. ``connected`` is set while there is a bus; ``on_signal`` gets member, path
+    and body of each signal."""
 
     def __init__(self, on_signal: Callable[[str, str, list[Any]], None]) -> None:
         self.connected = asyncio.Event()
@@ -41,7 +41,7 @@ class SystemdBus:
         self._rules = dict.fromkeys(RULES)
 
     async def connect(self) -> None:
-        """Connect and ask for the signals. Raises ExecutorError."""
+        """Connect and subscribe to the signals. Raises ExecutorError."""
         try:
             bus = BusConnection(self._on_signal)
         except ImportError as error:
@@ -57,7 +57,7 @@ class SystemdBus:
         except (BusAway, Refused) as error:
             bus.disconnect()
             raise ExecutorError(
-                f"{explain(error)}; executor.kind systemd needs a host that runs systemd and dbus (look at "
+                f"{explain(error)}; executor.kind systemd needs a host that runs systemd and dbus (see "
                 '`systemctl status dbus`), else set executor.kind = "cgroup"'
             ) from error
         self._bus = bus
@@ -69,7 +69,7 @@ class SystemdBus:
             await self._wait_for_loss(self._bus)
             self._bus = None
             self.connected.clear()
-            log.warning("bus_lost", advice="jobs go on; their ends are seen when the system bus is back")
+            log.warning("bus_lost", advice="jobs continue; their ends are noticed when the system bus is back")
             pause_s = RECONNECT_FIRST_S
             while not self.connected.is_set():
                 await asyncio.sleep(pause_s)
@@ -89,23 +89,23 @@ class SystemdBus:
 
     @staticmethod
     async def _wait_for_loss(bus: BusConnection) -> None:
-        """Wait until the connection is lost; a wait that is cancelled leaves the bus as it is."""
+        """Wait until the connection is lost; a cancelled wait leaves the bus as it is."""
         with contextlib.suppress(Exception):
             await asyncio.shield(bus.wait_for_loss())
 
     @property
     def connection(self) -> BusConnection:
-        """The present one. Raises BusAway."""
+        """The present connection. Raises BusAway."""
         if self._bus is None:
-            raise BusAway("the system bus is away")
+            raise BusAway("the system bus is down")
         return self._bus
 
     async def call(self, member: str, signature: str = "", *body: Any, **place: Any) -> list[Any]:
-        """As ``BusConnection.call``. Raises BusAway or Refused."""
+        """Call a method, see ``BusConnection.call``. Raises BusAway or Refused."""
         return await self.connection.call(member, signature, *body, **place)
 
     async def call_until_answered(self, member: str, signature: str, *body: Any, **place: Any) -> list[Any]:
-        """Call a method until there is an answer, however long that takes. Raises Refused."""
+        """Call a method until there is a response, however long that takes. Raises Refused."""
         while True:
             await self.connected.wait()
             try:
@@ -122,12 +122,12 @@ class SystemdBus:
         )
 
     async def follow(self, path: str) -> None:
-        """Get the signals of an object's properties, on each later connection, too. Raises BusAway or Refused."""
+        """Receive the signals of an object's properties, also on later connections. Raises BusAway or Refused."""
         self._rules[_rule(path)] = None
         await self.connection.match("AddMatch", _rule(path))
 
     async def unfollow(self, path: str) -> None:
-        """The opposite of ``follow``. Raises BusAway or Refused."""
+        """Undo ``follow``. Raises BusAway or Refused."""
         self._rules.pop(_rule(path), None)
         await self.connection.match("RemoveMatch", _rule(path))
 
@@ -137,4 +137,4 @@ def _rule(path: str) -> str:
 
 
 def explain(error: BusAway | Refused) -> str:
-    return str(error) if isinstance(error, BusAway) else f"systemd does not answer on the system bus: {error}"
+    return str(error) if isinstance(error, BusAway) else f"systemd does not respond on the system bus: {error}"

@@ -1,4 +1,4 @@
-"""The executor itself: the life of each job, as a task of one thread."""
+"""The executor itself: the life of each job is a task of one thread."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ log = structlog.get_logger()
 
 RECOVER_S = 9.0
 LIST_PERIOD_S = 5.0
-"""Period of listing all units, in case a signal of the bus got lost."""
+"""Seconds between lists of all units, in case a bus signal was lost."""
 FIRST_READ_S = 0.01
 BUS_WAIT_S = 10.0
-"""Timeout of a job's start for a bus that is away; then the job counts as not started."""
+"""Seconds that a job's start waits for a lost bus; then the job counts as not started."""
 LAST_WORDS_S: Final = 2.0
 _OWN_FAULT = ("InvalidArgs", "PropertyReadOnly")
 
 
 class _Job:
-    """One job as this run of the agent knows it; used by the executor's thread only."""
+    """One job in this run of the agent; used only by the executor's thread."""
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
@@ -83,14 +83,14 @@ class _Job:
         self.running = False
         self.killed = False
         self.interruption: tuple[int, str] | None = None
-        """The signal that interrupts it, and which of its processes get it, in systemd's word."""
+        """The signal that interrupts it, and which of its processes receive it, in systemd's word."""
         self.reloads = 0
 
 
 class SystemdExecutor(Executor):
-    """One thread of its own talks to the bus; each job is a task there.
+    """Talks to the bus in its own thread, where each job is a task.
 
-    ``cgroups`` is asked for counters only: systemd makes the cgroups. In ``runtime_dir``: secrets of jobs that are just
+    ``cgroups`` is used only for counters: systemd creates the cgroups. ``runtime_dir`` holds secrets of jobs that are
     being started.
     """
 
@@ -100,7 +100,7 @@ class SystemdExecutor(Executor):
         self._events = EventQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        # What follows is used by the executor's thread only.
+        # The following attributes are used only by the executor's thread.
         self._bus = SystemdBus(self._on_signal)
         self._idle: IdleSlice | None = None
         self._jobs: dict[str, _Job] = {}
@@ -109,7 +109,7 @@ class SystemdExecutor(Executor):
         """Units of jobs that the agent does not know; each is logged once."""
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
-        """Raises ExecutorError: no bus, no right to start units."""
+        """Find the jobs of an earlier run. Raises ExecutorError: no bus, or no right to start units."""
         self._start_thread()
         assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(self._recover(list(dict.fromkeys(job_ids))), self._loop)
@@ -118,14 +118,14 @@ class SystemdExecutor(Executor):
         except TimeoutError:
             self._stop_thread()
             raise ExecutorError(
-                f"systemd does not answer on the system bus within {RECOVER_S:g} s; look at `systemctl status dbus`"
+                f"systemd does not respond on the system bus within {RECOVER_S:g} s; see `systemctl status dbus`"
             ) from None
         except BaseException:
             self._stop_thread()
             raise
 
     def start(self, launch: Launch) -> None:
-        """A job that is there already is left as it is."""
+        """Start a job; one that exists already is left as it is."""
         try:
             unit_name(launch.job_id)
             problem = check_launch(launch) or find_problem(launch.secrets)
@@ -137,11 +137,11 @@ class SystemdExecutor(Executor):
             self._events.add(NotStarted(launch.job_id, "the executor is not connected to systemd", node_fault=True))
 
     def interrupt(self, job_id: str, number: int = signal.SIGTERM, first_only: bool = False) -> None:
-        """A job that is just being started gets the signal as soon as it runs."""
+        """Interrupt a job; one that is being started gets the signal as soon as it runs."""
         self._post(self._on_interrupt, job_id, number, "main" if first_only else "all")
 
     def kill(self, job_id: str) -> None:
-        """A job that was not yet started then comes as ``NotStarted``."""
+        """Kill a job; one that was not started yet then comes as ``NotStarted``."""
         self._post(self._on_kill, job_id)
 
     def poll(self) -> list[Event]:
@@ -159,7 +159,7 @@ class SystemdExecutor(Executor):
         return read_log(job_id, stream, tail_bytes)
 
     def _post(self, function: Callable[..., None], *arguments: Any) -> bool:
-        """Call a function in the executor's thread; False when there is no such thread."""
+        """Call a function in the executor's thread; False if there is no such thread."""
         loop = self._loop
         if loop is None:
             return False
@@ -235,7 +235,7 @@ class SystemdExecutor(Executor):
             job.changed.set()
 
     async def _read_state(self, job: _Job) -> UnitState:
-        """The state of a job's unit; waits while the bus is away."""
+        """Return the state of a job's unit; waits while the bus is down."""
         try:
             body = await self._bus.call_until_answered("GetAll", "s", "", path=job.path, interface=PROPERTIES)
         except Refused:
@@ -246,7 +246,7 @@ class SystemdExecutor(Executor):
     async def _wait_for_state(
         self, job: _Job, condition: Callable[[UnitState], bool], *, soon: bool = False
     ) -> UnitState:
-        """Wait for a state of the unit: read when it may have changed, if ``soon`` also at growing intervals."""
+        """Wait for a state of the unit: read when it may have changed and, if ``soon``, also at growing intervals."""
         pause_s = FIRST_READ_S
         while True:
             job.changed.clear()
@@ -259,12 +259,12 @@ class SystemdExecutor(Executor):
             pause_s = min(2 * pause_s, LIST_PERIOD_S)
 
     async def _list_units(self) -> dict[str, tuple[str, str]]:
-        """Unit of a job -> its active state and its sub-state."""
+        """Return unit of a job -> its active state and its sub-state."""
         body = await self._bus.call("ListUnitsByPatterns", "asas", [], [f"{UNIT_PREFIX}*.service"])
         return {row[0]: (row[3], row[4]) for row in body[0] if (row[2], row[3]) != ("not-found", "inactive")}
 
     async def _watch(self) -> None:
-        """Signals can get lost; a list of all units now and then shows what was missed."""
+        """List all units now and then, because signals can get lost."""
         while True:
             await asyncio.sleep(LIST_PERIOD_S)
             known = {job.unit for job in self._jobs.values()}
@@ -275,7 +275,7 @@ class SystemdExecutor(Executor):
             for job in self._jobs.values():
                 if not (job.running and units.get(job.unit) == ("active", "running")):
                     job.changed.set()
-            # A job that ended and was forgotten while the list was made is no orphan.
+            # A job that ended and was forgotten while the list was made is not an orphan.
             self._reap_orphan_units({unit: state for unit, state in units.items() if unit not in known})
 
     async def _recover(self, job_ids: list[str]) -> dict[str, Started]:
@@ -301,7 +301,7 @@ class SystemdExecutor(Executor):
         return {one.job_id: one for one in started if one is not None}
 
     async def _check_rights(self) -> None:
-        """Ask for an invalid unit: systemd refuses it with another error where the right to start units is missing."""
+        """Ask for an invalid unit: systemd refuses it with a different error if the right to start units is missing."""
         try:
             await self._bus.start_unit("cpumond-rights.service", [("CPUQuotaPerSecUSec", "t", 0)])
         except Refused as refused:
@@ -315,7 +315,7 @@ class SystemdExecutor(Executor):
         return job
 
     async def _adopt(self, job: _Job) -> Started | None:
-        """Take up a job of an earlier run; its ``Started`` if it lives, else its end comes from its task."""
+        """Adopt a job of an earlier run; return its ``Started`` if it lives, else its end comes from its task."""
         job.asked = True
         with contextlib.suppress(BusAway, Refused):
             await self._bus.follow(job.path)
@@ -331,7 +331,7 @@ class SystemdExecutor(Executor):
         return Started(job.job_id, state.cgroup, state.started) if job.running else None
 
     def _reap_orphan_units(self, units: dict[str, tuple[str, str]]) -> None:
-        """Jobs that the agent does not know: logged once, and removed when they have ended."""
+        """Handle jobs that the agent does not know: log them once, and remove them when they have ended."""
         self._orphans &= units.keys()
         for unit in units.keys() - {job.unit for job in self._jobs.values()}:
             job_id = unit.removeprefix(UNIT_PREFIX).removesuffix(".service")
@@ -344,7 +344,7 @@ class SystemdExecutor(Executor):
                 self._spawn(self._remove_orphan(_Job(job_id)))
 
     async def _remove_orphan(self, job: _Job) -> None:
-        """Remove the unit of a job that the agent does not know, unless a process lives in it."""
+        """Remove the unit of a job that the agent does not know, unless it contains a process."""
         with contextlib.suppress(BusAway, Refused):
             state = await self._read_state(job)
             if state.is_over and not (await self._bus.call("GetUnitProcesses", "s", job.unit))[0]:
@@ -367,7 +367,7 @@ class SystemdExecutor(Executor):
             self._events.add(refused)
 
     async def _request_unit(self, job: _Job, launch: Launch) -> NotStarted | None:
-        """Ask systemd to start the unit; None when it said that it will."""
+        """Ask systemd to start the unit; None if it accepted."""
         user = launch.user
         if not user and os.geteuid() != 0:
             user = pwd.getpwuid(os.geteuid()).pw_name
@@ -379,7 +379,7 @@ class SystemdExecutor(Executor):
         except ExecutorError as error:
             return NotStarted(job.job_id, str(error))
         except OSError as error:
-            problem = f"its secrets cannot be given to systemd: {error.filename}: {describe(error)}"
+            problem = f"its secrets cannot be passed to systemd: {error.filename}: {describe(error)}"
             return NotStarted(job.job_id, problem, node_fault=True)
         deadline_s = time.monotonic() + BUS_WAIT_S
         again = False
@@ -399,9 +399,9 @@ class SystemdExecutor(Executor):
             except CpumondError as error:
                 return NotStarted(job.job_id, str(error), node_fault=True)
             except TimeoutError:
-                return NotStarted(job.job_id, f"the system bus is away for {BUS_WAIT_S:g} s", node_fault=True)
+                return NotStarted(job.job_id, f"the system bus has been down for {BUS_WAIT_S:g} s", node_fault=True)
             except BusAway:
-                # systemd may have started it all the same.
+                # systemd may have started it nevertheless.
                 again = job.asked
                 await asyncio.sleep(RECONNECT_FIRST_S)
                 continue
@@ -411,25 +411,26 @@ class SystemdExecutor(Executor):
                 own_fault = refused.name in _OWN_FAULT
                 return NotStarted(job.job_id, f"systemd refuses its unit: {refused.text}", node_fault=not own_fault)
             except OSError as error:
-                problem = f"journald does not take what it writes: {JOURNAL_SOCKET}: {describe(error)}"
+                problem = f"journald does not accept its output: {JOURNAL_SOCKET}: {describe(error)}"
                 return NotStarted(job.job_id, problem, node_fault=True)
             return None
 
     async def _start_unit(self, job: _Job, properties: list[tuple[str, str, Any]]) -> None:
-        """Raises BusAway, Refused, and OSError when there is no journal."""
+        """Start the unit. Raises BusAway, Refused, and OSError if there is no journal."""
         with open_journal(job.unit, "stdout") as stdout, open_journal(job.unit, "stderr") as stderr:
-            # A descriptor is given by its index in the list of those that go with the message.
+            # A descriptor is given by its index in the list of those sent with the message.
             streams = [("StandardOutputFileDescriptor", "h", 0), ("StandardErrorFileDescriptor", "h", 1)]
             await self._bus.start_unit(job.unit, [*properties, *streams], [stdout.fileno(), stderr.fileno()])
 
     async def _follow(self, job: _Job, *, announced: bool = False) -> None:
-        """From systemd's promise to start the unit, to the end; ``announced``: the agent knows that it runs or ran."""
+        """Follow a unit from systemd's promise to start it to its end; ``announced``: the agent knows that it runs
+        or ran."""
         state = await self._wait_for_state(job, lambda s: bool(s.has_run) or s.is_over)
         self._secrets.remove(job.job_id)
         damaged = await self._is_damaged(job, state)
         if damaged or not (announced or await self._has_run(job, state)):
             if damaged:
-                problem = "systemd was reloaded while it was being started, and damaged its command; start it again"
+                problem = "systemd was reloaded while it was being started, and damaged its command; submit it again"
                 node_fault = True
                 await self._kill_rest(job)
             elif job.killed:
@@ -441,7 +442,7 @@ class SystemdExecutor(Executor):
             self._events.add(NotStarted(job.job_id, problem, node_fault=node_fault))
             return
         job.running = True
-        # For a unit that has no cgroup any more: where it was.
+        # For a unit that no longer has a cgroup: its former place.
         cgroup = state.cgroup or f"{self._bus.root_cgroup}/{state.slice_cgroup}/{job.unit}".lstrip("/")
         if not announced:
             self._events.add(Started(job.job_id, cgroup, state.started))
@@ -464,9 +465,9 @@ class SystemdExecutor(Executor):
         self._events.add(ended)
 
     async def _read_last_words(self, job_id: str) -> tuple[bytes, int | None]:
-        """The end of a failed job's stderr and its size; nothing where the journal takes long to tell.
+        """Return the end of a failed job's stderr and its size; nothing if the journal is slow.
 
-        Of others it is not read: that would be two more processes for each job.
+        It is only read for failed jobs, because it costs two more processes per job.
         """
 
         def read() -> tuple[bytes, int | None]:
@@ -481,17 +482,17 @@ class SystemdExecutor(Executor):
             return b"", None
 
     async def _has_run(self, job: _Job, state: UnitState) -> bool:
-        """Whether an exit status that systemd uses itself is the program's own: systemd logs each of its own."""
+        """Return whether an exit status that systemd also uses is the program's own: systemd logs each of its own."""
         if state.has_run is not None:
             return state.has_run
         return not await asyncio.to_thread(has_spawn_failure, job.unit)
 
     async def _is_damaged(self, job: _Job, state: UnitState) -> bool:
-        """Whether systemd ran another command than the one it was given.
+        """Return whether systemd ran another command than the one it was given.
 
         At a reload it reads its units from its own files; systemd 252 writes ``$`` and ``;`` there in a way that it
-        reads back with a backslash. That changes no command that runs already, only one that is about to run. Where it
-        cannot be known which came first, the answer is yes.
+        reads back with a backslash. That does not change running commands, only one that is about to run. If it is
+        unknown which came first, return True.
         """
         if not job.argv or not state.argv or job.argv == state.argv or not state.started:
             return False
@@ -499,11 +500,11 @@ class SystemdExecutor(Executor):
             loaded_us = int(await self._bus.connection.get(MANAGER, "UnitsLoadTimestamp"))
         except (BusAway, Refused):
             return True
-        # The time is of the last reload; the bus keeps the order, so all those before the answer are counted.
+        # The time is of the last reload; the bus keeps the order, so all reloads before the response are counted.
         return job.reloads != 1 or state.started >= loaded_us / 1e6
 
     async def _kill_rest(self, job: _Job) -> None:
-        """SIGKILL to all processes of a unit until there is none."""
+        """Send SIGKILL to all processes of a unit until there are none."""
         pause_s = 0.005
         with contextlib.suppress(Refused):
             while (await self._bus.call_until_answered("GetUnitProcesses", "s", job.unit))[0]:
@@ -512,7 +513,7 @@ class SystemdExecutor(Executor):
                 pause_s = min(2 * pause_s, 1.0)
 
     async def _remove_unit(self, job: _Job) -> None:
-        """Leave nothing of the unit: neither its cgroup nor its result."""
+        """Remove the unit completely, with its cgroup and its result."""
         await self._call_until_answered("StopUnit", "ss", job.unit, "replace")
         # The last change of a unit that is removed with it may come without a signal.
         state = await self._wait_for_state(
@@ -522,7 +523,7 @@ class SystemdExecutor(Executor):
             await self._call_until_answered("ResetFailedUnit", "s", job.unit)
 
     async def _call_until_answered(self, member: str, signature: str, *body: Any) -> None:
-        """Call a method of systemd until there is an answer; "no such unit" or "no such process" will do, too."""
+        """Call a method of systemd until there is a response; "no such unit" or "no such process" is also accepted."""
         try:
             await self._bus.call_until_answered(member, signature, *body)
         except Refused as refused:

@@ -1,8 +1,8 @@
-"""The slice of jobs on reclaimed CPU, which is held in the idle class.
+"""The slice of jobs on reclaimed CPU, which is kept in the idle class.
 
-On v2 systemd from 252 on writes ``cpu.idle`` itself, as ``CPUWeight=idle`` says; on v1, and before 252, nobody but this
-does. There systemd writes only a weight, at ``daemon-reload``, too, which the kernel refuses for an idle cgroup: the
-class holds, and the log of systemd says "Failed to set 'cpu.shares' attribute".
+On v2, systemd from 252 on writes ``cpu.idle`` itself because of ``CPUWeight=idle``. On v1, and before 252, only this
+module does. There systemd only writes a weight, also at ``daemon-reload``, which the kernel refuses for an idle cgroup:
+the class persists, and systemd's log says "Failed to set 'cpu.shares' attribute".
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cpumond.host.systemd.connection import Refused
 IDLE_VERSION: Final = 252
 """The first systemd with ``CPUWeight=idle``, which is 0 on the bus."""
 MAKE_S: Final = 5.0
-"""Timeout for systemd to make the slice's cgroup."""
+"""Seconds for systemd to create the slice's cgroup."""
 LOOK_S: Final = 0.01
 SEE: Final = f"see {INSTALLED_DROP_INS}/executor.conf (in a checkout: systemd/executor.conf)"
 ADVICE: Final = f"run the agent as root, with the hierarchy of cpu writable: {SEE}"
 
 
 class IdleSlice:
-    """The slice and its cgroup, made when first it is needed, as after a boot."""
+    """The slice and its cgroup, created when first needed, for example after a boot."""
 
     def __init__(self, bus: SystemdBus, hierarchies: Hierarchies) -> None:
         self._bus = bus
@@ -35,8 +35,8 @@ class IdleSlice:
         self._lock = asyncio.Lock()
 
     async def hold(self) -> None:
-        """See that the slice is in the idle class: a look at a file where it is. Raises BusAway, CreateError or
-        AccessError: no job on reclaimed CPU may be started."""
+        """Ensure that the slice is in the idle class; costs a look at a file if it is. Raises BusAway, CreateError
+        or AccessError: then no job on reclaimed CPU may be started."""
         parent = IdleParent(self._hierarchies, f"{self._bus.root_cgroup}/{IDLE_SLICE}".lstrip("/"))
         # One job after the other: all but the first find that it is done.
         async with self._lock:
@@ -52,14 +52,14 @@ class IdleSlice:
                 await self._bus.connection.set_properties(IDLE_SLICE, [("CPUWeight", "t", weight)])
             except Refused as refused:
                 raise CreateError(
-                    f"systemd does not make {IDLE_SLICE} for jobs on reclaimed CPU: {refused.text}; "
-                    f"look at `systemctl status {IDLE_SLICE}`"
+                    f"systemd does not create {IDLE_SLICE} for jobs on reclaimed CPU: {refused.text}; "
+                    f"see `systemctl status {IDLE_SLICE}`"
                 ) from refused
             await _set(parent)
 
 
 async def _set(parent: IdleParent) -> None:
-    """Set the class as soon as systemd has made the cgroup. Raises CreateError or AccessError."""
+    """Set the class as soon as systemd has created the cgroup. Raises CreateError or AccessError."""
     deadline_s = asyncio.get_running_loop().time() + MAKE_S
     while True:
         try:
@@ -67,8 +67,8 @@ async def _set(parent: IdleParent) -> None:
         except FileNotFoundError as error:
             if asyncio.get_running_loop().time() > deadline_s:
                 raise CreateError(
-                    f"systemd has made no cgroup {parent.path} in the hierarchy of cpu within {MAKE_S:g} s; "
-                    f"look at `systemctl status {IDLE_SLICE}`"
+                    f"systemd has created no cgroup {parent.path} in the hierarchy of cpu within {MAKE_S:g} s; "
+                    f"see `systemctl status {IDLE_SLICE}`"
                 ) from error
             await asyncio.sleep(LOOK_S)
         else:

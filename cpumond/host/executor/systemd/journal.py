@@ -1,4 +1,4 @@
-"""The output of jobs: into the journal, and out of it again with journalctl."""
+"""The output of jobs: written to the journal, and read from it with journalctl."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from cpumond.host.executor.model import ExecutorError
 from cpumond.host.executor.systemd.unit import unit_name
 
 PRIORITIES: Final[dict[LogStream, int]] = {"stdout": 6, "stderr": 5}
-"""The journal's PRIORITY of what a job writes (info, notice); it tells the two streams apart."""
+"""The journal's PRIORITY of a job's output (info, notice), which distinguishes the two streams."""
 JOURNAL_SOCKET = "/run/systemd/journal/stdout"
 JOURNAL_TIMEOUT_S = 10.0
 JOURNAL_SYNC_TIMEOUT_S = 1.0
 """journald does not finish the sync while a job floods it."""
 COUNT_S = 1.0
-"""Timeout of reading a log on, only to count its bytes."""
+"""Seconds to continue reading a log only to count its bytes."""
 SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
-"""The journal's MESSAGE_ID of systemd when it could not execute a unit's program (systemd.journal-fields(7))."""
+"""The journal's MESSAGE_ID for systemd's failure to execute a unit's program (systemd.journal-fields(7))."""
 
 _COMMAND: Final = ("journalctl", "--quiet", "--no-pager")
 _LINE_ENDS: Final = {b"line-max": b"", b"eof": b"", b"pid-change": b"", b"nul": b"\0"}
-"""What stood at the end of a line in the journal (``_LINE_BREAK``); a line feed where it says nothing."""
+"""The end of a line by its ``_LINE_BREAK`` in the journal; a line feed without that field."""
 
 
 def open_journal(unit: str, stream: LogStream) -> socket.socket:
-    """A stream of the journal for one of a job's two, as systemd opens it itself, but with a priority of its own.
+    """Open a journal stream for one of a job's two, like systemd does itself, but with its own priority.
 
-    journald files each line under the unit of the process that wrote it, and where that has ended already, under
-    ``unit``, which only root may name. Raises OSError.
+    journald files each line under the unit of the process that wrote it or, if that has ended, under ``unit``, which
+    only root may name. Raises OSError.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # So that a full queue is answered at once, too.
+        # A full queue, too, is then reported at once.
         connection.setblocking(False)
         connection.connect(JOURNAL_SOCKET)
         # Identifier, unit, priority, whether "<N>" at a line's begin is one; not to syslog, kernel log and console.
@@ -55,10 +55,10 @@ def open_journal(unit: str, stream: LogStream) -> socket.socket:
 
 
 def read_log(job_id: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
-    """The last ``tail_bytes`` bytes of what a job wrote, and how much it wrote in all; see ``Executor.read_log``.
+    """Return the last ``tail_bytes`` bytes of a job's output, and the total; see ``Executor.read_log``.
 
-    The total is of what the journal has, and of a log too long to be counted in 1 s only of its last part. The journal
-    keeps neither empty lines nor blanks at the end of a line, and drops lines of a job that writes too many at once
+    The total is that of the journal; for a log too long to count in 1 s, only of its last part. The journal keeps
+    neither empty lines nor blanks at line ends, and drops lines of a job that writes too many at once
     (journald.conf(5), RateLimitBurst=).
     """
     unit = unit_name(job_id)
@@ -66,21 +66,21 @@ def read_log(job_id: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, in
     try:
         matches = [f"_SYSTEMD_UNIT={unit}", "_TRANSPORT=stdout", f"PRIORITY={PRIORITIES[stream]}"]
         content, total = _read_tail(matches, tail_bytes)
-        # Silent jobs have a log, too: systemd's own words about the unit show that it was here.
+        # Silent jobs have a log, too: systemd's own messages about the unit show that it was here.
         if not total and not _has_entry(f"UNIT={unit}"):
-            raise ExecutorError(f"the journal has nothing about job {job_id}: it never ran here, or is too old")
+            raise ExecutorError(f"the journal has no entries about job {job_id}: it never ran here, or is too old")
     except OSError as error:
         raise ExecutorError(f"journalctl cannot be run: {describe(error)}; install systemd's programs") from error
     except subprocess.TimeoutExpired:
         raise ExecutorError(
-            f"journalctl did not end within {JOURNAL_TIMEOUT_S:g} s; a smaller journal is read faster "
+            f"journalctl did not finish within {JOURNAL_TIMEOUT_S:g} s; a smaller journal is read faster "
             "(SystemMaxUse= in journald.conf)"
         ) from None
     return content, total
 
 
 def has_spawn_failure(unit: str) -> bool:
-    """Whether systemd has logged that it could not execute the unit's program; True where that cannot be read."""
+    """Return whether systemd logged that it could not execute the unit's program; True if the log is unreadable."""
     _sync()
     try:
         return _has_entry(f"MESSAGE_ID={SPAWN_FAILED}", f"UNIT={unit}")
@@ -89,7 +89,7 @@ def has_spawn_failure(unit: str) -> bool:
 
 
 def _sync() -> None:
-    """Ask journald to store the content of its sockets; without an answer the log may lack that."""
+    """Ask journald to store the content of its sockets; without a response the log may lack that."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         _run("--sync", timeout_s=JOURNAL_SYNC_TIMEOUT_S)
 
@@ -106,9 +106,9 @@ def _run(*arguments: str, timeout_s: float) -> bytes:
 
 
 def _read_tail(matches: list[str], tail_bytes: int) -> tuple[bytes, int]:
-    """The last bytes of what matches, read from its end, and how many there are in all.
+    """Return the last bytes of matching entries, read from the end, and the total number of bytes.
 
-    In the export format: as JSON the same log costs 1.5 times the CPU on both sides, binary data three times.
+    It uses the export format: as JSON the same log costs 1.5 times the CPU on both sides, binary data three times.
     Raises OSError, subprocess.TimeoutExpired.
     """
     options = ["--all", "--reverse", "--output=export", "--output-fields=MESSAGE,_LINE_BREAK"]
@@ -146,7 +146,7 @@ def _read_tail(matches: list[str], tail_bytes: int) -> tuple[bytes, int]:
 
 
 def read_export(stream: IO[bytes]) -> Iterator[dict[bytes, bytes]]:
-    """The entries of journalctl's export format: lines ``NAME=text``, or NAME, 8 bytes of length, bytes."""
+    """Yield the entries of journalctl's export format: lines ``NAME=text``, or NAME, 8 bytes of length, bytes."""
     entry: dict[bytes, bytes] = {}
     while line := stream.readline():
         name, is_text, value = line.rstrip(b"\n").partition(b"=")

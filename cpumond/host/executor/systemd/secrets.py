@@ -1,6 +1,5 @@
-"""Secret variables of jobs on their way to systemd: every user can read a unit's ``Environment``, so that these are in
-files that systemd, as root, reads when it starts the job; each is removed once the job has begun.
-"""
+"""Pass secret variables of jobs to systemd in files, because every user can read a unit's ``Environment``. systemd
+reads them as root when it starts the job; each file is removed once the job has started."""
 
 from __future__ import annotations
 
@@ -15,25 +14,26 @@ _CONTROL: Final = {chr(code) for code in (*range(32), 127)} - {"\t", "\n"}
 
 
 def find_problem(secrets: Mapping[str, str]) -> str:
-    """Why systemd would leave a variable out, and write it to its log; a sentence without it, "" if it would not."""
+    """Return why systemd would ignore a variable and write it to its log, in a sentence without it; "" if it would
+    not."""
     if any(_CONTROL.intersection(value) for value in secrets.values()):
-        return "a secret holds a control character, which systemd gives to no process; give it in base64"
+        return "a secret contains a control character, which systemd passes to no process; encode it in base64"
     return ""
 
 
 def show_file(secrets: Mapping[str, str]) -> str:
-    """The content of an ``EnvironmentFile``, see systemd.exec(5)."""
+    """Return the content of an ``EnvironmentFile``, see systemd.exec(5)."""
     return "".join(f'{name}="{value.translate(_ESCAPED)}"\n' for name, value in secrets.items())
 
 
 class SecretFiles:
-    """The files ``<runtime_dir>/job-secrets/<job_id>``, which their owner alone can read."""
+    """The files ``<runtime_dir>/job-secrets/<job_id>``, readable only by their owner."""
 
     def __init__(self, runtime_dir: str) -> None:
         self._directory = os.path.join(os.path.abspath(runtime_dir), DIRECTORY)
 
     def write(self, job_id: str, secrets: Mapping[str, str]) -> str:
-        """The path of the file. Raises OSError."""
+        """Write the file and return its path. Raises OSError."""
         os.makedirs(self._directory, 0o700, exist_ok=True)
         os.chmod(self._directory, 0o700)
         path = self._path(job_id)
@@ -47,7 +47,7 @@ class SecretFiles:
             os.unlink(self._path(job_id))
 
     def keep(self, job_ids: Collection[str]) -> None:
-        """Remove those of all other jobs."""
+        """Remove the files of all other jobs."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self._directory):
                 if name not in job_ids:

@@ -1,6 +1,6 @@
-"""The unit of a job: its name, the properties it is started with, its state and what that says of the job.
+"""The unit of a job: its name, its start properties, its state, and the meaning of that for the job.
 
-Pure, but for a look into PATH.
+Pure, but for a look at PATH.
 """
 
 from __future__ import annotations
@@ -29,24 +29,26 @@ STOP_TIMEOUT_US = 5_000_000
 """Between SIGTERM and SIGKILL when the host shuts down; the agent's own kill does not wait."""
 START_TIMEOUT_US = 30_000_000
 SEARCH_PATH_VERSION = 250
-"""The first systemd that looks a program up in directories of the unit's own (ExecSearchPath=)."""
+"""The first systemd that looks a program up in directories of the unit (ExecSearchPath=)."""
 
 SYSTEMD_EXITS = range(200, 244)
 ALL_RIGHT: Final = (
     [code for code in range(1, 256) if code not in SYSTEMD_EXITS],
     [number for number in range(1, 65) if number not in (signal.SIGSTOP, signal.SIGCONT)],
 )
-"""Exit codes and signals after which the unit stays "active (exited)", cgroup included, until its result is taken: all
-but those by which systemd says that it could not run the program. An exit code is no failure of a unit here."""
+"""Exit codes and signals after which the unit stays "active (exited)", with its cgroup, until its result is taken.
+
+All are included but those by which systemd reports that it could not run the program. An exit code is no failure here.
+"""
 
 EXIT_CHDIR, EXIT_EXEC, EXIT_GROUP, EXIT_USER = 200, 203, 216, 217
 _EXIT_WORDS: Final = {
     201: "its nice level cannot be set", 202: "its file descriptors cannot be set up",
-    204: "no memory for it", 205: "its resource limits cannot be set", 206: "its OOM score cannot be set",
+    204: "there is no memory for it", 205: "its resource limits cannot be set", 206: "its OOM score cannot be set",
     207: "its signal mask cannot be set", 208: "its standard input cannot be opened",
     209: "its standard output cannot be opened", 214: "its CPU scheduling cannot be set",
     215: "its CPU affinity cannot be set", 218: "its capabilities cannot be set",
-    219: "its cgroup cannot be made or entered", 220: "no session can be made for it",
+    219: "its cgroup cannot be created or entered", 220: "no session can be created for it",
     222: "its standard error cannot be opened", 224: "PAM refused its user",
     226: "its namespaces cannot be set up", 228: "its system call filter cannot be set",
     229: "its SELinux context cannot be set", 231: "its AppArmor profile cannot be set",
@@ -56,11 +58,11 @@ _EXIT_WORDS: Final = {
 
 _CLD_EXITED = 1
 _UNKNOWN_COUNTER = 2**64 - 1
-GONE: Final = "its unit is gone: nobody knows how it ended"
+GONE: Final = "its unit is gone, so its end is unknown"
 
 
 def unit_name(job_id: str) -> str:
-    """The unit of a job. Raises ExecutorError for an id that cannot be a part of a unit's name."""
+    """Return the unit of a job. Raises ExecutorError for an id that cannot be a part of a unit's name."""
     if JOB_ID.fullmatch(job_id) is None:
         raise ExecutorError(
             f"job id {job_id!r} cannot name a unit; use 1 to 200 letters, digits, '-', '_' and '.' of ASCII"
@@ -69,15 +71,16 @@ def unit_name(job_id: str) -> str:
 
 
 def unit_path(unit: str) -> str:
-    """The object of a unit on the bus: what is no letter or digit is written as ``_`` and two hexadecimal digits."""
+    """Return the bus object of a unit: other characters than letters and digits are ``_`` and two hexadecimal
+    digits."""
     escaped = "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):02x}" for c in unit)
     return f"/org/freedesktop/systemd1/unit/{escaped}"
 
 
 def check_launch(launch: Launch) -> str:
-    """Why a launch cannot be sent over the bus, in a sentence; "" if it can.
+    """Return why a launch cannot be sent over the bus, in a sentence; "" if it can.
 
-    A string with a zero byte would end the connection to the bus, so nothing of the kind is ever sent.
+    A string with a zero byte would end the connection to the bus, so none is ever sent.
     """
     if not launch.argv or not launch.argv[0]:
         return NO_COMMAND
@@ -86,18 +89,18 @@ def check_launch(launch: Launch) -> str:
     try:
         size = sum(len(word.encode()) + 1 for word in words)
     except UnicodeEncodeError:
-        return "its command or environment is no valid UTF-8"
+        return "its command or environment is not valid UTF-8"
     if any("\0" in word for word in words):
-        return "its command or environment holds a zero byte"
+        return "its command or environment contains a zero byte"
     if size > MAX_ARGUMENTS_BYTES:
-        return f"its command and environment have {size} bytes; at most {MAX_ARGUMENTS_BYTES} are possible"
+        return f"its command and environment have {size} bytes; at most {MAX_ARGUMENTS_BYTES} are allowed"
     if not launch.working_directory.startswith("/"):
         return f"its working directory {launch.working_directory!r} is not absolute"
     return ""
 
 
 def find_program(launch: Launch, systemd_version: int) -> tuple[str, list[str]]:
-    """The program as systemd shall look it up, and the directories to search, if it needs them.
+    """Return the program for systemd to look up, and the directories to search, if needed.
 
     systemd sees the job's own view of the file system, which a sandboxed agent may not share. Raises ExecutorError.
     """
@@ -111,18 +114,18 @@ def find_program(launch: Launch, systemd_version: int) -> tuple[str, list[str]]:
         return name, [directory for directory in path.split(":") if directory.startswith("/")]
     found = shutil.which(name, path=path)
     if found is None:
-        raise ExecutorError(f"there is no program {name!r} in its PATH; name it with its full path")
+        raise ExecutorError(f"the program {name!r} is not in its PATH; give its full path")
     return found, []
 
 
 def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tuple[str, str, Any]]:
-    """(name, D-Bus signature, value) for the unit of a job; ``user`` "" is root. Raises ExecutorError."""
+    """Return (name, D-Bus signature, value) for the unit of a job; ``user`` "" is root. Raises ExecutorError."""
     program, search_path = find_program(launch, systemd_version)
     # systemd replaces $NAME in the words of a command, and $$ by one $.
     argv = [word.replace("$", "$$") for word in launch.argv]
     properties: list[tuple[str, str, Any]] = [
         ("Description", "s", f"Job {launch.job_id} of cpumond"),
-        # Stopped after the agent when the host goes down: then the jobs are lost with it, not failed by a signal.
+        # Stopped after the agent when the host shuts down: then the jobs are lost with it, not failed by a signal.
         ("Before", "as", ["cpumond.service"]),
         ("Slice", "s", IDLE_SLICE if launch.reclaimed else JOBS_SLICE),
         ("Type", "s", "exec"),
@@ -133,8 +136,8 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
         ("SuccessExitStatus", "(aiai)", [list(ALL_RIGHT[0]), list(ALL_RIGHT[1])]),
         ("Restart", "s", "no"),
         ("CPUAccounting", "b", True),
-        # On v1, too, where it becomes cpu.shares, in steps of a hundredth of a core: it is what the agent moves later,
-        # and what it compares with the file. Without a CPU setting v1 has no limit file for the unit.
+        # Also on v1, where it becomes cpu.shares, in steps of a hundredth of a core: the agent moves it later and
+        # compares it with the file. Without a CPU setting v1 has no limit file for the unit.
         ("CPUWeight", "t", compute_start_weight(launch.cpu_limit, 2)),
         ("MemoryAccounting", "b", True),
         ("TasksAccounting", "b", True),
@@ -153,7 +156,7 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
     if launch.memory_limit > 0:
         properties += [("MemoryMax", "t", launch.memory_limit), ("MemorySwapMax", "t", 0)]
     if launch.has_ceiling:
-        # systemd makes at least 1 ms a period of it; 0 would be no limit at all.
+        # systemd makes it at least 1 ms per period; 0 would be no limit at all.
         properties.append(("CPUQuotaPerSecUSec", "t", max(1, round(launch.cpu_limit * 1e6))))
         properties.append(("CPUQuotaPeriodUSec", "t", QUOTA_PERIOD_US))
     if launch.reclaimed:
@@ -187,9 +190,9 @@ class UnitState(msgspec.Struct, frozen=True):
 
     @property
     def has_run(self) -> bool | None:
-        """The program was executed, whatever became of it; None when this does not tell.
+        """Whether the program was executed, whatever its end; None if this state does not show it.
 
-        A program that ends at once can do so before systemd has seen that it began.
+        A program that ends at once can do so before systemd has noticed that it began.
         """
         if self.active_since > 0.0:
             return True
@@ -207,16 +210,16 @@ class UnitState(msgspec.Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """The main process has ended, or there will be none."""
+        """Whether the main process has ended, or there will be none."""
         return self.main_code != 0 or (self.active in ("inactive", "failed") and not self.queued)
 
 
 def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitState:
-    """The state from all properties of a unit, and from ``seen``: what signals said while there was a unit."""
+    """Return the state from all properties of a unit, and from ``seen``: those in signals while the unit existed."""
     loaded = properties.get("LoadState", "not-found") != "not-found"
     active = properties.get("ActiveState", "inactive")
     if not loaded and active == "inactive":
-        # For a unit that is gone the bus answers with the default of each property.
+        # For a unit that is gone the bus returns the default of each property.
         properties = {**properties, **seen, "ActiveState": "inactive"}
 
     def number(name: str) -> int:
@@ -249,7 +252,7 @@ def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitSt
 
 
 def explain_start_failure(state: UnitState) -> tuple[str, bool]:
-    """Why a unit did not become active, in a sentence, and whether that is the node's fault."""
+    """Explain why a unit did not become active, in a sentence, and whether that is the node's fault."""
     code, status = state.main_code, state.main_status
     if code == 0:
         if state.is_gone:
@@ -258,9 +261,9 @@ def explain_start_failure(state: UnitState) -> tuple[str, bool]:
     if code != _CLD_EXITED:
         return f"signal {status} ended it before its program ran", False
     own = {
-        EXIT_CHDIR: f"there is no working directory {state.directory} that user {state.user} may enter",
-        EXIT_EXEC: f"there is no program {''.join(state.argv[:1])!r} that user {state.user} may run",
-        EXIT_USER: f"there is no user {state.user!r} on this host",
+        EXIT_CHDIR: f"the working directory {state.directory} does not exist, or user {state.user} may not enter it",
+        EXIT_EXEC: f"the program {''.join(state.argv[:1])!r} does not exist, or user {state.user} may not run it",
+        EXIT_USER: f"the user {state.user!r} does not exist on this host",
         EXIT_GROUP: f"the groups of user {state.user!r} cannot be determined",
     }
     if status in own:
@@ -269,7 +272,7 @@ def explain_start_failure(state: UnitState) -> tuple[str, bool]:
 
 
 def make_ended(job_id: str, state: UnitState, totals: UnitState, peak: int | None, oom_kills: int) -> Ended:
-    """The end of a job: ``state`` has how it ended, ``totals`` is of the moment after its last process ended."""
+    """Describe the end of a job: ``state`` has its result, ``totals`` is of the moment after its last process ended."""
     exit_code = ended_by = None
     problem = ""
     if state.main_code == _CLD_EXITED:

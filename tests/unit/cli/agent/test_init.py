@@ -61,7 +61,7 @@ def test_an_engine_that_is_away_just_now_is_written_with_what_to_do(config, prog
     programs.append("dockerd")
     assert run([*options(config), "--yes"]) == 0
     text = capsys.readouterr().out
-    assert "there is no such socket" in text
+    assert "the socket does not exist" in text
     assert 'kind = "docker"' in (config.parent / "conf.d" / "engines.toml").read_text()
     # It stays when nothing of it is here any more.
     programs.clear()

@@ -20,7 +20,7 @@ from cpumond.testing import make_tree
 PATH = "/run/docker.sock"
 SOURCE = Source(kind="docker")
 UP = EngineView("docker", {}, 1.0, "", "docker 20.10.24")
-AWAY = EngineView("docker", problem="docker: no answer from /run/docker.sock (there is no such socket)")
+AWAY = EngineView("docker", problem="docker: no response from /run/docker.sock (the socket does not exist)")
 UNIT = {
     "TemporaryFileSystem": "/run:ro",
     "BindPaths": "/run/cpumond:/run/cpumond:rbind",
@@ -67,7 +67,7 @@ def test_an_engine_that_is_nowhere_is_a_finding_with_a_source_only():
     assert doctor_engines.check_engine(seen(AWAY, configured=False), lambda _: "") == []
     (finding,) = doctor_engines.check_engine(seen(AWAY), lambda _: "")
     assert finding.level == "warn"
-    assert "a source names docker, but it is not on this host now: docker: no answer from" in finding.text
+    assert "a source names docker, but it is not on this host now: docker: no response from" in finding.text
     assert "remove the source from this host's configuration, or: systemctl enable --now docker" in finding.advice
 
 

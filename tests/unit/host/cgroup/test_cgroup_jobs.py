@@ -74,7 +74,7 @@ class TestVersion2:
 
     def test_a_root_without_the_cpu_controller_is_refused_in_words(self, tmp_path):
         tree = open_v2(tmp_path, cgroup__controllers="memory\n", cgroup__subtree_control="\n")
-        with pytest.raises(CreateError, match=r"jobs does not have the cpu controller.*Delegate"):
+        with pytest.raises(CreateError, match=r"jobs lacks the cpu controller.*Delegate"):
             tree.create("a", 1.0, 0)
         assert tree.list_job_ids() == []
 
@@ -285,7 +285,7 @@ class TestIdleClass:
         make_tree(tmp_path / "cpu", {"cpu.shares": "1024\n", "cpu.idle": "0\n"})
         monkeypatch.setattr(os, "access", lambda path, _: path not in outside)
         found = tree.find_idle_class()
-        assert (found.name, "yield to other jobs in a/jobs only" in found.note) == ("", True)
+        assert (found.name, "yield only to other jobs in a/jobs" in found.note) == ("", True)
         tree.create("b", 1.0, 0, reclaimed=True)
         assert tree.path("b") == "a/jobs/cpumond-reclaimed/cpumond-job-b"
         assert read(tmp_path / "cpu/a/jobs/cpumond-reclaimed") == {"cpu.idle": "1"}
@@ -319,7 +319,7 @@ def test_a_place_where_a_file_lies_leaves_nothing(tree, tmp_path):
     first = Path(tree.create("a", 1.0, 0)[-1]).parent
     tree.remove("a")
     first.write_text("")
-    with pytest.raises(CreateError, match="cannot make the cgroup"):
+    with pytest.raises(CreateError, match="cannot create the cgroup"):
         tree.create("a", 1.0, 0)
     first.unlink()
     assert tree.list_job_ids() == []

@@ -103,7 +103,7 @@ def test_no_pressure(text):
     ],
 )
 def test_a_damaged_pressure_is_one_exception(line):
-    with pytest.raises(ValueError, match="no pressure"):
+    with pytest.raises(ValueError, match="not a pressure line"):
         parse_pressure(f"{line}\n")
     with pytest.raises(ValueError):  # noqa: PT011 - the words are Python's
         parse_pressure_total(line.encode())

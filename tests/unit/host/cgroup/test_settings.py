@@ -49,7 +49,7 @@ def test_the_same_cores_in_another_period_are_no_order():
     [
         (1.5, TWO, FREE, (150_000, 100_000), 1.5, ""),
         (1.5, ODD_PERIOD, FREE, (50_000, 33_333), 1.5, ""),
-        (3.0, TWO, FREE, (200_000, 100_000), 2.0, "quota that was found, 2 cores"),
+        (3.0, TWO, FREE, (200_000, 100_000), 2.0, "original quota, 2 cores"),
         (3.0, NONE, AncestorCap(1.25, "slice"), (125_000, 100_000), 1.25, "1.25 cores, the quota of slice"),
         # 11111 of 33333 us are more than 33333 of 100000.
         (1.0, ODD_PERIOD, AncestorCap(0.33333, "slice"), (11_110, 33_333), 0.33333, "the quota of slice"),

@@ -48,7 +48,7 @@ def test_each_that_fails_has_a_sentence_and_the_others_answer():
 
     views = ask_each(
         {
-            ("docker", "refuses"): lambda: Engine(error=EngineError("docker: there is no such socket")),
+            ("docker", "refuses"): lambda: Engine(error=EngineError("docker: the socket does not exist")),
             ("docker", "breaks"): lambda: Engine(error=ValueError("nonsense")),
             ("docker", "none"): fail,
             ("docker", "silent"): lambda: Engine(is_slow=True),
@@ -58,10 +58,10 @@ def test_each_that_fails_has_a_sentence_and_the_others_answer():
         0.05,
     )
     assert {key[1]: view.problem for key, view in views.items()} == {
-        "refuses": "docker: there is no such socket",
+        "refuses": "docker: the socket does not exist",
         "breaks": "docker: ValueError: nonsense",
         "none": "docker: RuntimeError: no client",
-        "silent": "docker: no answer within 0.05 s",
+        "silent": "docker: no response within 0.05 s",
         "ends": "docker: it ended",
         "answers": "",
     }

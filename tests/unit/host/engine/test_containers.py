@@ -209,9 +209,7 @@ def test_a_container_whose_process_is_another_ones_is_not_named(server, cgroup):
     cgroup[os.getpid()] = f"docker/{OTHER}"
     answer = watch_once(server)
     assert answer.jobs == ()
-    assert answer.notes == (
-        "docker: container 'web' is said to be in a cgroup that does not have its id in its path; it is not named",
-    )
+    assert answer.notes == ("docker: container 'web' is reported in a cgroup without its id in the path; ignored",)
 
 
 def test_the_service_of_a_user_speaks_for_the_users_own_cgroups_only(server, cgroup):
@@ -246,9 +244,7 @@ def test_one_that_the_engine_cannot_describe_leaves_the_others_their_names(serve
     monkeypatch.setattr(Server, "status", b"500 Internal Server Error")
     answer = watch_once(server)
     assert [job.name for job in answer.jobs] == ["web"]
-    assert answer.notes == (
-        f"docker: {server.path}: /containers/{OTHER}/json was answered with status 500; it is not named",
-    )
+    assert answer.notes == (f"docker: {server.path}: /containers/{OTHER}/json was answered with status 500; ignored",)
 
 
 @pytest.mark.parametrize("body", [b'{"Id": "a", "State": {"Pid": "1"}}', b" " * (2 << 20)])
@@ -283,7 +279,7 @@ def test_an_order_that_cannot_be_is_none(server, given):
     assert answer.jobs == ()
     (note,) = answer.notes
     assert note.startswith("docker: container 'web': its CPU limit of ")
-    assert note.endswith(" cores cannot be; it is not named")
+    assert note.endswith(" cores is impossible; ignored")
 
 
 def test_one_that_hangs_leaves_the_others_their_names(server, monkeypatch):
@@ -292,10 +288,10 @@ def test_one_that_hangs_leaves_the_others_their_names(server, monkeypatch):
     monkeypatch.setattr(http, "ANSWER_TIMEOUT_S", 0.5)
     engine, found = ContainerEngine("docker", server.path, 1), []
     for _ in range(2):
-        assert "no answer from" in watch(server, lambda _: True, engine=engine)
+        assert "no response from" in watch(server, lambda _: True, engine=engine)
     assert watch(server, lambda answers: bool(found.append(answers[-1]) or True), engine=engine) == ""
     assert [job.name for job in found[-1].jobs] == ["web"]
-    assert f"no answer about container {OTHER[:12]}" in found[-1].notes[0]
+    assert f"no response about container {OTHER[:12]}" in found[-1].notes[0]
     # It is asked about again as soon as something happens to it.
     server.answers[f"/containers/{OTHER}/json"] = describe(Id=OTHER, State={"Running": False})
 
@@ -322,7 +318,7 @@ def test_events_without_end_are_the_end_of_the_watch(server, monkeypatch):
         server.events.put_nowait(odd if len(answers) == 1 else many)
         return len(answers) > 9
 
-    assert "it tells of more events" in watch(server, script)
+    assert "it reports events of more containers" in watch(server, script)
 
 
 def test_whose_a_socket_is(tmp_path):
@@ -341,8 +337,8 @@ def test_an_id_that_is_none_is_never_asked_about(server):
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
-        ("/containers/json", b'[{"Id": 1}]', "/containers/json is not understood: Expected `str`"),
-        ("/version", b" " * 200, "/version is not understood"),
+        ("/containers/json", b'[{"Id": 1}]', "/containers/json is invalid: Expected `str`"),
+        ("/version", b" " * 200, "/version is invalid"),
         ("/version", None, "/version was answered with status 404"),
     ],
 )
@@ -357,7 +353,7 @@ def test_an_answer_that_is_none_ends_the_watch(server, path, body, words):
 def test_an_engine_that_does_not_answer_is_away_after_a_time(server, monkeypatch):
     monkeypatch.setattr(containers, "ANSWER_TIMEOUT_S", 0.05)
     server.answers["/containers/json"] = None
-    assert watch(server, lambda _: False) == f"docker: no answer from {server.path} (none within 0.05 s)"
+    assert watch(server, lambda _: False) == f"docker: no response from {server.path} (none within 0.05 s)"
 
 
 def test_an_event_has_the_container_looked_at_again(server):

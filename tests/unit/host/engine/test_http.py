@@ -62,7 +62,7 @@ def test_an_answer_of_the_expected_shape():
     ids=["nothing", "an object", "of texts", "no text", "too deep", "packed"],
 )
 def test_an_answer_of_another_shape_is_not_understood(body, head):
-    with pytest.raises(EngineError, match="docker: X: /list is not understood"):
+    with pytest.raises(EngineError, match="docker: X: /list is invalid"):
         ask(reply(body, head=head))
 
 

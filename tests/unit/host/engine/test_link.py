@@ -151,7 +151,7 @@ def test_engines_are_followed_and_left(thread, news):
 def test_only_some_of_many_notes_are_shown():
     notes = tuple(f"docker: container {number} is odd" for number in range(1000))
     shown = link.make_view(KEY, EngineReply((), notes=notes), 0.0).notes
-    assert shown == (*notes[: link.MAX_NOTES], f"docker: {1000 - link.MAX_NOTES} more of such sentences")
+    assert shown == (*notes[: link.MAX_NOTES], f"docker: {1000 - link.MAX_NOTES} more such sentences")
     assert link.make_view(KEY, EngineReply((), notes=notes[:3]), 0.0).notes == notes[:3]
 
 

@@ -129,7 +129,7 @@ def test_a_slow_controller_does_not_keep_what_is_known_from_being_told(tmp_path,
     [
         ("echo Unable to contact >&2; exit 1", "squeue failed with exit code 1: Unable to contact"),
         ("exec yes 77777777", "squeue printed more than 1 MiB"),
-        ("exec sleep 1000 >&- 2>&-", r"squeue gave no answer within 0\.1 s"),
+        ("exec sleep 1000 >&- 2>&-", r"squeue gave no output within 0\.1 s"),
     ],
 )
 def test_what_squeue_says_is_bounded(script: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ def test_a_shell_reads_the_file_as_systemd_does():
 @pytest.mark.parametrize("sign", ["\r", "\x1b", "\x7f", "\x01"])
 def test_what_systemd_would_write_to_its_log_is_refused_without_it(sign):
     told = find_problem({"KEY": f"hunter2{sign}"})
-    assert told == "a secret holds a control character, which systemd gives to no process; give it in base64"
+    assert told == "a secret contains a control character, which systemd passes to no process; encode it in base64"
     assert find_problem({"KEY": "a\tb\n"}) == ""
 
 

@@ -135,7 +135,7 @@ def test_an_old_systemd_is_told_the_path(tmp_path):
     wanted = launch(argv=["mine"], environment={"PATH": f"/no/such:{tmp_path}"})
     assert find_program(wanted, 249) == (str(program), [])
     assert "ExecSearchPath" not in properties(249, argv=["mine"], environment={"PATH": str(tmp_path)})
-    with pytest.raises(ExecutorError, match="no program 'yours'"):
+    with pytest.raises(ExecutorError, match="the program 'yours' is not in its PATH"):
         find_program(launch(argv=["yours"], environment={"PATH": str(tmp_path)}), 249)
 
 
@@ -195,11 +195,11 @@ def test_whether_a_program_has_run(told, has_run):
 @pytest.mark.parametrize(
     ("status", "words", "node_fault"),
     [
-        (200, "no working directory /there that user nobody may enter", False),
-        (203, "no program 'prog' that user nobody may run", False),
+        (200, "the working directory /there does not exist, or user nobody may not enter it", False),
+        (203, "the program 'prog' does not exist, or user nobody may not run it", False),
         (216, "groups of user 'nobody'", False),
-        (217, "no user 'nobody' on this host", False),
-        (219, "its cgroup cannot be made", True),
+        (217, "the user 'nobody' does not exist on this host", False),
+        (219, "its cgroup cannot be created", True),
         (226, "namespaces", True),
         (241, "exit status 241 of systemd", True),
     ],
@@ -238,7 +238,7 @@ def test_nobody_knows_how_a_unit_ended_that_is_gone():
     gone = read_state({}, {})
     end = make_ended("one", gone, gone, None, 0)
     assert (end.exit_code, end.signal) == (None, None)
-    assert "nobody knows how it ended" in end.problem
+    assert "its end is unknown" in end.problem
 
 
 def test_the_journals_export_format():
