@@ -20,7 +20,7 @@ from cpumond.agent.tracked import Tracked, TrackedView, check_job, find_refusal
 from cpumond.core import answers
 from cpumond.core.errors import ConfigError, RefusedError, UnavailableError
 from cpumond.core.measures import MAX_PERIOD_US, MIN_QUOTA_US, format_duration
-from cpumond.core.words import show_time
+from cpumond.core.words import format_time
 from cpumond.host.cgroup.files import NO_BANDWIDTH, read_pressure
 from cpumond.host.cgroup.mounts import relative_path
 from cpumond.host.cgroup.settings import CpuSettings
@@ -98,7 +98,7 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
         hindrance = "writes are paused" if is_paused else ""
     if status == "up-only":
         s = msgspec.structs.replace(s, direction="up-only")
-    clock = "" if held_at is None else _show_clock(held_at, wall_s)
+    clock = "" if held_at is None else _format_clock(held_at, wall_s)
     return answers.ExplainedPeak(
         **msgspec.structs.asdict(describe_peak(state, s)),
         seen_at=seen_at,
@@ -110,10 +110,10 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
     )
 
 
-def _show_clock(at: float, wall_s: float) -> str:
+def _format_clock(at: float, wall_s: float) -> str:
     """Format a local time with its zone, since readers may be elsewhere; with the date unless it is today."""
-    is_today = show_time(at, "%Y-%m-%d") == show_time(wall_s, "%Y-%m-%d")
-    return show_time(at, "%H:%M:%S %Z") if is_today else show_time(at)
+    is_today = format_time(at, "%Y-%m-%d") == format_time(wall_s, "%Y-%m-%d")
+    return format_time(at, "%H:%M:%S %Z") if is_today else format_time(at)
 
 
 def describe_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:

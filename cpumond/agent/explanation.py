@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from cpumond.core.answers import DecisionAnswer, ExplainAnswer, PeakAnswer, Quota
-from cpumond.core.measures import count_cores, format_span
-from cpumond.core.words import count, show_cores, show_left, show_measured, show_time, show_votes
+from cpumond.core.measures import count_cores, format_cores, format_span
+from cpumond.core.words import count, format_left, format_measured, format_time, format_votes
 from cpumond.monitor.model import MonitorSettings
 
 KIND_REASONS: Final = {
@@ -43,9 +43,9 @@ def add_sentences(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> ExplainAn
 
 def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
     """Explain the present limit in one or two sentences."""
-    name, limit = e.job_id, show_cores(e.current_cpu_limit)
+    name, limit = e.job_id, format_cores(e.current_cpu_limit)
     noun = "limit" if s.is_ceiling else "job guarantee"
-    stands = f"The {noun} of {name} is {limit} of {show_cores(e.cpu_limit)} requested cores"
+    stands = f"The {noun} of {name} is {limit} of {format_cores(e.cpu_limit)} requested cores"
     if e.refused:
         return f"{stands}: nothing is ever written to its cgroup, because {e.refused}."
     if e.status == "contested":
@@ -56,11 +56,11 @@ def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
     if e.override_left_s is not None:
         who = f"{e.override_by} set it" if e.override_by else "another program set it"
         return (
-            f"{stands}: {who}, which is respected for another {show_left(e.override_left_s)}. "
+            f"{stands}: {who}, which is respected for another {format_left(e.override_left_s)}. "
             f"`{unpin} {name}` returns it to the monitor now."
         )
     if e.pinned_cpu_limit is not None:
-        until = f"until `{unpin} {name}`" if e.pinned_until is None else f"until {show_time(e.pinned_until)}"
+        until = f"until `{unpin} {name}`" if e.pinned_until is None else f"until {format_time(e.pinned_until)}"
         return f"{stands}: an operator pinned it {until}."
     if e.mode == "off":
         return f"{stands}: its mode is off, so it is neither measured nor changed."
@@ -75,12 +75,12 @@ def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
         why = "it is in the control group (control_group_ratio)" if e.status == "control" else "its mode is shadow"
         return (
             f"{stands}: {why}, so nothing is written. In mode reclaim it would be "
-            f"{show_cores(e.monitor_cpu_limit)} now{_describe_shadow(e, s)}"
+            f"{format_cores(e.monitor_cpu_limit)} now{_describe_shadow(e, s)}"
         )
     paused = " Writes are paused, so it stays as it is." if e.paused else ""
     if e.peak is not None and e.bounds.floor < e.bounds.cap:
         if e.start_left_s > 0:
-            return f"{stands}: it is measured after start_delay, in {show_left(e.start_left_s)}.{paused}"
+            return f"{stands}: it is measured after start_delay, in {format_left(e.start_left_s)}.{paused}"
         whole = ", its maximum" if e.current_cpu_limit >= e.bounds.cap else ""
         return f"{stands}{whole}: {e.peak.because}{_describe_cap(e) if whole else ''}{paused}"
     if e.current_cpu_limit < e.bounds.cap:
@@ -96,7 +96,7 @@ def _describe_why(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> str:
 def _because(e: ExplainAnswer) -> str:
     if e.smoothed_cpu_usage is None:
         return ""
-    return f", because its recent usage is about {show_cores(e.smoothed_cpu_usage)} (smoothed)"
+    return f", because its recent usage is about {format_cores(e.smoothed_cpu_usage)} (smoothed)"
 
 
 def _describe_shadow(e: ExplainAnswer, s: MonitorSettings) -> str:
@@ -115,13 +115,13 @@ def _last_step(e: ExplainAnswer, s: MonitorSettings) -> str:
     if step is None:
         return ""
     lead = "." if e.current_cpu_limit >= e.bounds.cap else ""
-    change = f"{show_cores(step.old_cores)} -> {show_cores(step.applied_cores)}"
-    return f"{lead} The last change, {change} at {show_time(step.at)}: {_explain_step(step, e, s)}."
+    change = f"{format_cores(step.old_cores)} -> {format_cores(step.applied_cores)}"
+    return f"{lead} The last change, {change} at {format_time(step.at)}: {_explain_step(step, e, s)}."
 
 
 def _explain_step(step: DecisionAnswer, e: ExplainAnswer, s: MonitorSettings) -> str:
     """Explain the newest change to a reader who does not know about votes."""
-    votes = f"(votes {show_votes(step.votes_sum)}; more than {e.window.threshold} are needed)"
+    votes = f"(votes {format_votes(step.votes_sum)}; more than {e.window.threshold} are needed)"
     if step.kind == "shrink":
         return f"usage stayed below {s.relative_lower_bound:g} of the limit {votes}"
     if step.kind == "grow":
@@ -156,12 +156,12 @@ def _floor_reason(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
     b = e.bounds
-    found = "none" if b.quota_found is None else show_cores(b.quota_found)
-    above = "none" if b.ancestor_cap is None else f"{show_cores(b.ancestor_cap)}, of {b.ancestor or '/'}"
+    found = "none" if b.quota_found is None else format_cores(b.quota_found)
+    above = "none" if b.ancestor_cap is None else f"{format_cores(b.ancestor_cap)}, of {b.ancestor or '/'}"
     ordered = ", taken from its cgroup" if e.cpu_limit_given is None else ""
     ordered = f", as {e.engine} says" if e.engine and ordered == "" else ordered
     order = "no limit requested" if e.unlimited else f"{count_cores(e.cpu_limit)}{ordered}"
-    use, smoothed = show_measured(e.usage), show_measured(e.smoothed_cpu_usage)
+    use, smoothed = format_measured(e.usage), format_measured(e.smoothed_cpu_usage)
     facts = {
         "job": f"{e.job_id}, operation {e.operation_id or '-'}, {_describe_source(e)}",
         "cgroup": e.directory or e.cgroup,
@@ -177,7 +177,7 @@ def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
         ratios = f"{psi.some_10s_ratio:.1%} of the last 10 s, {psi.some_60s_ratio:.1%} of the last 60 s"
         facts["pressure"] = f"some task waited for CPU {ratios}"
     if (p := e.peak) is not None:
-        peak = "none yet" if p.peak_cores is None else f"{show_measured(p.peak_cores)} cores"
+        peak = "none yet" if p.peak_cores is None else f"{format_measured(p.peak_cores)} cores"
         half_life = format_span(p.half_life_s)
         facts["rule"] = f"peak: {peak} remembered, half-life {half_life}, caution {p.caution:.2f} of 0 to 7"
         facts["held back"] = _describe_budget(p)
@@ -257,7 +257,9 @@ def _describe_write(e: ExplainAnswer) -> str:
 
 
 def _describe_votes(e: ExplainAnswer, s: MonitorSettings) -> str:
-    limit, low, high = (show_cores(each) for each in (e.monitor_cpu_limit, e.bounds.lower_bound, e.bounds.upper_bound))
+    limit, low, high = (
+        format_cores(each) for each in (e.monitor_cpu_limit, e.bounds.lower_bound, e.bounds.upper_bound)
+    )
     return (
         f"votes compare with the limit of {limit}: -1 below {s.relative_lower_bound:g} x {limit} = {low}, "
         f"+1 above {s.relative_upper_bound:g} x {limit} = {high}"
@@ -270,19 +272,19 @@ def _describe_next(e: ExplainAnswer, s: MonitorSettings) -> str:
     if e.mode == "off":
         return "none in mode off"
     if e.start_left_s > 0:
-        return f"measured after start_delay, in {show_left(e.start_left_s)}"
+        return f"measured after start_delay, in {format_left(e.start_left_s)}"
     if e.peak is not None:
         return e.peak.next
     limit, total, size = e.monitor_cpu_limit, sum(w.votes), len(w.votes)
     if s.vote_mode == "ytsaurus" and size == w.size - 1:
         return _describe_last_vote(e, s, total)
     if size < w.size:
-        return f"decides once the window has {w.size} votes; now {size}, sum {show_votes(total)}"
+        return f"decides once the window has {w.size} votes; now {size}, sum {format_votes(total)}"
     low, high = w.votes.count(-1), w.votes.count(1)
-    shown = show_cores(limit)
+    shown = format_cores(limit)
     below = f"{low} of {size} below {s.relative_lower_bound:g} x {shown} = {count_cores(b.lower_bound)}"
     above = f"{high} of {size} above {s.relative_upper_bound:g} x {shown} = {count_cores(b.upper_bound)}"
-    needs = f"needs |sum| > {w.threshold}, has {show_votes(total)}"
+    needs = f"needs |sum| > {w.threshold}, has {format_votes(total)}"
     if total > w.threshold:
         return f"{needs}: {above} -> {_describe_grow(e, s)}"
     if total < -w.threshold:
@@ -294,7 +296,7 @@ def _describe_next(e: ExplainAnswer, s: MonitorSettings) -> str:
 def _describe_last_vote(e: ExplainAnswer, s: MonitorSettings, total: int) -> str:
     """Describe the next vote: between two checks, vote mode ytsaurus keeps one vote less than it needs."""
     threshold = e.window.threshold
-    needs = f"needs |sum| > {threshold}, has {show_votes(total)} and one vote to come"
+    needs = f"needs |sum| > {threshold}, has {format_votes(total)} and one vote to come"
     if total - 1 < -threshold:
         return f"{needs}: -> {_describe_shrink(e, s)}, if that is {'not +1' if total < -threshold else '-1'}"
     if total + 1 > threshold:
@@ -305,22 +307,22 @@ def _describe_last_vote(e: ExplainAnswer, s: MonitorSettings, total: int) -> str
 def _describe_grow(e: ExplainAnswer, s: MonitorSettings) -> str:
     limit, cap = e.monitor_cpu_limit, e.bounds.cap
     if limit >= cap:
-        return f"would grow, but {show_cores(limit)} is its cap already"
+        return f"would grow, but {format_cores(limit)} is its cap already"
     if s.direction == "down-only":
         return "would grow, but direction is down-only"
-    text = f"grow to {show_cores(min(limit * s.increase_coefficient, cap))} (x {s.increase_coefficient:g})"
+    text = f"grow to {format_cores(min(limit * s.increase_coefficient, cap))} (x {s.increase_coefficient:g})"
     return text + _describe_hindrance(e)
 
 
 def _describe_shrink(e: ExplainAnswer, s: MonitorSettings) -> str:
     limit, floor = e.monitor_cpu_limit, e.bounds.floor
     if limit <= floor:
-        return f"would shrink, but {show_cores(limit)} is its floor ({_floor_reason(e, s)})"
+        return f"would shrink, but {format_cores(limit)} is its floor ({_floor_reason(e, s)})"
     if s.direction == "up-only" or e.mode == "up-only":
         return f"would shrink, but its {'direction' if s.direction == 'up-only' else 'mode'} is up-only"
     if e.held_s > 0:
-        return f"would shrink, but restore_hold or startup_boost keeps it for another {show_left(e.held_s)}"
-    to = show_cores(max(limit * s.decrease_coefficient, floor))
+        return f"would shrink, but restore_hold or startup_boost keeps it for another {format_left(e.held_s)}"
+    to = format_cores(max(limit * s.decrease_coefficient, floor))
     return f"shrink to {to} (x {s.decrease_coefficient:g})" + _describe_hindrance(e)
 
 
@@ -335,13 +337,13 @@ def _describe_hindrance(e: ExplainAnswer) -> str:
 
 def _describe_reason(decision: DecisionAnswer) -> str:
     if decision.kind == "grow" and decision.by_look:
-        return f"usage {show_measured(decision.usage_cores)} above the limit, before it held the job back"
+        return f"usage {format_measured(decision.usage_cores)} above the limit, before it held the job back"
     if decision.kind in ("grow", "shrink") and decision.votes_sum is None:
         high = "its recent maximum needs more" if decision.kind == "grow" else "its recent maximum fades"
-        return f"{high}, usage {show_measured(decision.usage_cores)}"
+        return f"{high}, usage {format_measured(decision.usage_cores)}"
     if decision.kind in ("grow", "shrink"):
-        votes = show_votes(decision.votes_sum)
-        usage, smoothed = show_measured(decision.usage_cores), show_measured(decision.smoothed_cores)
+        votes = format_votes(decision.votes_sum)
+        usage, smoothed = format_measured(decision.usage_cores), format_measured(decision.smoothed_cores)
         return f"votes {votes}, usage {usage}, smoothed {smoothed}"
     if decision.kind == "restore":
         signs = []
@@ -350,7 +352,7 @@ def _describe_reason(decision: DecisionAnswer) -> str:
         if decision.pressure_ratio:
             signs.append(f"some task waited for CPU {decision.pressure_ratio:.0%} of the time")
         if not signs:
-            signs.append(f"usage {show_measured(decision.usage_cores)} above the limit")
+            signs.append(f"usage {format_measured(decision.usage_cores)} above the limit")
         looked = " at a look between two checks" if decision.by_look else ""
         return f"{', '.join(signs)}{looked}, so the full request was restored at once"
     return KIND_REASONS.get(decision.kind, decision.kind)

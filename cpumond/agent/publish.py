@@ -17,7 +17,7 @@ from cpumond.agent.snapshot import TickSnapshot
 from cpumond.core.answers import LinkView
 from cpumond.core.levels import Level, highest
 from cpumond.core.wire import AgentAbout, FinishedJob, Heartbeat, JobReport
-from cpumond.core.words import show_name
+from cpumond.core.words import escape
 from cpumond.monitor.model import MonitorSettings, join_level
 
 EARLY_BEAT = 0.05
@@ -177,7 +177,7 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
 def cut_problems(problems: Iterable[str]) -> list[str]:
     """Truncate problems to the scheduler's bounds. A path may contain bytes that are no text, which would make it
     impossible to send the heartbeat; they are escaped."""
-    return [show_name(text)[:MAX_PROBLEM] for text in islice(problems, MAX_PROBLEMS)]
+    return [escape(text)[:MAX_PROBLEM] for text in islice(problems, MAX_PROBLEMS)]
 
 
 def list_problems(context: AgentContext, link: LinkView | None) -> list[str]:

@@ -112,7 +112,7 @@ async def _send_document(call: Call) -> Prepared:
 
 ENDPOINTS: Final = (
     _get(
-        "/trees", "list_trees", "All pool trees", lambda c: pool_views.show_trees(c.rights, c.now), pool_views.TreeList,
+        "/trees", "list_trees", "All pool trees", lambda c: pool_views.view_trees(c.rights, c.now), pool_views.TreeList,
         cost=per(operations=2, nodes=2),
     ),
     _command(
@@ -121,7 +121,7 @@ ENDPOINTS: Final = (
     ),
     _get(
         _TREE, "get_tree", "One pool tree",
-        lambda c: pool_views.show_tree(c.rights, c.tree, c.now), pool_views.TreeView,
+        lambda c: pool_views.view_tree(c.rights, c.tree, c.now), pool_views.TreeView,
         cost=per(operations=2, nodes=2),
     ),
     _command(
@@ -138,14 +138,14 @@ ENDPOINTS: Final = (
     ),
     _get(
         _TREE + "/file", "get_tree_file", "All that is set of a tree and its pools",
-        lambda c: pool_views.show_tree_file(c.tree), pool_views.TreeFile, "`read`", cost=per(pools=10),
+        lambda c: pool_views.view_tree_file(c.tree), pool_views.TreeFile, "`read`", cost=per(pools=10),
     ),
     _command(
         "POST", _TREE + "/apply", "apply_tree", "Make a tree and its pools what a file says", ApplyTree,
         "what the change needs", carried.ApplyBody, cost=per(values=250),
     ),
     _get(
-        _TREE + "/pools", "list_pools", "All pools of a tree", lambda c: pool_views.show_pools(c.tree, c.now),
+        _TREE + "/pools", "list_pools", "All pools of a tree", lambda c: pool_views.view_pools(c.tree, c.now),
         pool_views.PoolList, "`read`", cost=per(pools=130),
     ),
     _get(
@@ -166,12 +166,12 @@ ENDPOINTS: Final = (
         IdleReport, "`read`", query=carried.IdleQuery, cost=per(operations=20, nodes=50),
     ),
     _get(
-        _POOL, "get_pool", "One pool, <Root> for the root", lambda c: pool_views.show_pool(c.pool, c.now, c.rights),
+        _POOL, "get_pool", "One pool, <Root> for the root", lambda c: pool_views.view_pool(c.pool, c.now, c.rights),
         pool_views.PoolView, "`read`",
     ),
     _get(
         _POOL + "/orchid", "get_pool_orchid", "All that the scheduler computes of it, by YTsaurus' names",
-        trees.show_pool_orchid, dict[str, Any], "`read`", cost=per(operations=9),
+        trees.view_pool_orchid, dict[str, Any], "`read`", cost=per(operations=9),
     ),
     _command(
         "PATCH", _POOL, "change_pool", "Change a pool's attributes",
@@ -225,7 +225,7 @@ ENDPOINTS: Final = (
     ),
     _get(
         _OPERATION, "get_operation", "One operation, by id or *alias",
-        lambda c: views.show_operation_details(c.rights, c.find_operation(), c.now), views.OperationDetails, "`read`",
+        lambda c: views.view_operation_details(c.rights, c.find_operation(), c.now), views.OperationDetails, "`read`",
     ),
     _command(
         "PATCH", _OPERATION, "update_operation", "Change the parameters of an operation", of_operations.UpdateOperation,
@@ -248,12 +248,12 @@ ENDPOINTS: Final = (
     ),
     _get(
         _OPERATION + "/specification", "get_specification", "What an operation was given, and all that holds",
-        lambda c: views.show_specification(c.state, c.find_operation("read_secrets")), views.BothSpecifications,
+        lambda c: views.view_specification(c.state, c.find_operation("read_secrets")), views.BothSpecifications,
         "`read_secrets`",
     ),
     _get(
         _OPERATION + "/orchid", "get_operation_orchid", "All that the scheduler computes of it, by tree",
-        operations.show_operation_orchid, dict[str, dict[str, Any]], "`read`", cost=per(operations=12),
+        operations.view_operation_orchid, dict[str, dict[str, Any]], "`read`", cost=per(operations=12),
     ),
     _get(
         _OPERATION + "/jobs", "list_jobs", "Jobs of an operation", operations.list_jobs, views.JobList, "`read`",
@@ -319,7 +319,7 @@ ENDPOINTS: Final = (
     ),
     _get(
         _NODE, "get_node", "One node with its jobs",
-        lambda c: node_views.show_node_details(node_views.find_node(c.state, c.path["node"]), c.now, c.rights),
+        lambda c: node_views.view_node_details(node_views.find_node(c.state, c.path["node"]), c.now, c.rights),
         node_views.NodeDetails,
     ),
     _command(
@@ -343,7 +343,7 @@ ENDPOINTS: Final = (
         DrainPlan, "`read`", cost=per(nodes=20),
     ),
     _get(
-        "/fleet", "get_fleet", "The agents of all nodes", lambda c: rollout_views.show_fleet(c.state),
+        "/fleet", "get_fleet", "The agents of all nodes", lambda c: rollout_views.view_fleet(c.state),
         rollout_views.Fleet, cost=per(nodes=5),
     ),
     _get(
@@ -352,11 +352,11 @@ ENDPOINTS: Final = (
     ),
     _get(
         "/rollout", "get_rollout", "The stages of the roll-out",
-        lambda c: rollout_views.show_rollout(c.state, c.scheduler.rollout.watches), rollout_views.Rollout,
+        lambda c: rollout_views.view_rollout(c.state, c.scheduler.rollout.watches), rollout_views.Rollout,
         cost=per(nodes=5),
     ),
     Endpoint(
-        "POST", PREFIX + "/rollout/plan", "plan_stage", "What a stage would change", nodes.show_stage_plan,
+        "POST", PREFIX + "/rollout/plan", "plan_stage", "What a stage would change", nodes.view_stage_plan,
         rollout.StagePlan, body=carried.SetStageBody, cost=nodes.cost_of_stage,
     ),
     _command(
@@ -404,7 +404,7 @@ ENDPOINTS: Final = (
     ),
     _get(
         "/preemptions", "list_preemptions", "Preemptions, the newest first",
-        lambda c: node_views.show_preemptions(c.rights, **c.given), node_views.PreemptionList, "`read`",
+        lambda c: node_views.view_preemptions(c.rights, **c.given), node_views.PreemptionList, "`read`",
         query=carried.PreemptionsQuery, cost=per(preemptions=40, listed=120),
     ),
     _get(
@@ -428,7 +428,7 @@ ENDPOINTS: Final = (
         cost=per(operations=25),
     ),
     _get(
-        "/status", "get_status", "The scheduler at a glance", status.show_status, overview.Status,
+        "/status", "get_status", "The scheduler at a glance", status.view_status, overview.Status,
         cost=per(operations=35),
     ),
     _get(
@@ -451,7 +451,7 @@ ENDPOINTS: Final = (
         "DELETE", PREFIX + "/session", "sign_out", "Have the browser forget its session",
         lambda c: end_session(c.request), views.Done, "nothing", refusals=(403,),
     ),
-    _get("/me", "get_me", "Who asks, and which scheduler", status.show_me, overview.Me),
+    _get("/me", "get_me", "Who asks, and which scheduler", status.view_me, overview.Me),
     _get(
         "/can", "can", "Whether a user may do something, and by what",
         lambda c: rights.judge_question(c.rights, c.query, c.shared.find_known), permissions.Can,
@@ -462,15 +462,15 @@ ENDPOINTS: Final = (
         finding.Matches, "`read`", query=carried.FindQuery, refusals=(404,), cost=per(operations=22),
     ),
     _get(
-        "/overview", "get_overview", "Status, alerts and trees in numbers", status.show_overview, overview.Overview,
+        "/overview", "get_overview", "Status, alerts and trees in numbers", status.view_overview, overview.Overview,
         cost=per(operations=60),
     ),
     _get("/openapi.json", "get_openapi", "This document", _send_document, dict[str, Any], "nothing"),
     Endpoint(
-        "GET", "/healthz", "healthz", "Whether the process answers", status.show_alive, overview.Health, "nothing",
+        "GET", "/healthz", "healthz", "Whether the process answers", status.view_liveness, overview.Health, "nothing",
     ),
     Endpoint(
-        "GET", "/readyz", "readyz", "Whether updates are made in time", status.show_ready, overview.Health, "nothing",
-        others={503: overview.Health},
+        "GET", "/readyz", "readyz", "Whether updates are made in time", status.view_readiness, overview.Health,
+        "nothing", others={503: overview.Health},
     ),
 )  # fmt: skip

@@ -78,12 +78,12 @@ class Annotation(View, frozen=True):
     tags: list[str]
 
 
-def show_event(kind: type[V], number: int, event: Event) -> V:
+def view_event(kind: type[V], number: int, event: Event) -> V:
     """``kind``: EventView or AuditView."""
     return make_view(kind, event, number=number, time=iso_utc(event.at), can_undo=bool(event.changes))
 
 
-def show_annotation(event: Event) -> Annotation:
+def view_annotation(event: Event) -> Annotation:
     about = (("tree", event.tree), ("pool", event.pool), ("node", event.node), ("user", event.user))
     tags = [event.kind, *(f"{name}:{value}" for name, value in about if value)]
     return Annotation(round(event.at * 1e3), event.kind.replace("_", " "), event.text, tags)

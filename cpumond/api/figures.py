@@ -46,8 +46,8 @@ def choose_figures(kind: type[View], figures: Mapping[str, Read]) -> dict[str, R
 
 
 def _as_amounts(name: str) -> Read:
-    read, show = VECTORS[name], limited if name == "limits" else to_amounts
-    return lambda element: show(read(element))
+    read, convert = VECTORS[name], limited if name == "limits" else to_amounts
+    return lambda element: convert(read(element))
 
 
 def limited(limits: Vector) -> Amounts:

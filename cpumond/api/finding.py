@@ -79,16 +79,16 @@ def _find_operations(rights: Rights, name: str, all_of: bool) -> list[Match]:
     if name == NEWEST:
         own = (each for records in (live, state.finished.values()) for each in records if each.user == rights.user.name)
         newest = max(own, key=attrgetter("sequence"), default=None)
-        return [] if newest is None or not rights.may_read(newest) else [_show(newest)]
+        return [] if newest is None or not rights.may_read(newest) else [_view(newest)]
     known = None if all_of else state.record_of(name)
     if known is not None:
-        return [_show(known)] if rights.may_read(known) else []
+        return [_view(known)] if rights.may_read(known) else []
     exact, near = _ways(name)
     found: list[OperationRecord] = []
     for fits in (lambda each: exact(each) or near(each),) if all_of else (exact, near):
         for records in ([*live, *state.finished.values()],) if all_of else (live, list(state.finished.values())):
             found = found or rights.readable([each for each in records if fits(each)])
-    return [_show(each) for each in sorted(found, key=attrgetter("sequence"), reverse=True)]
+    return [_view(each) for each in sorted(found, key=attrgetter("sequence"), reverse=True)]
 
 
 def _ways(name: str) -> tuple[Callable[[OperationRecord], bool], Callable[[OperationRecord], bool]]:
@@ -115,5 +115,5 @@ def _find_jobs(rights: Rights, operation: str, name: str) -> list[Match]:
     return [Match(job.id, state=job.state) for job in jobs]
 
 
-def _show(record: OperationRecord) -> Match:
+def _view(record: OperationRecord) -> Match:
     return Match(record.id, record.title, record.state, record.user)

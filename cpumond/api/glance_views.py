@@ -126,12 +126,12 @@ def group_preemptions(records: Iterable[PreemptionRecord], rights: Rights) -> Pr
     by_key: dict[str, list[PreemptionRecord]] = {}
     for record in records:
         by_key.setdefault(group_of(record), []).append(record)
-    groups = [_show_group(key, found, rights) for key, found in by_key.items()]
+    groups = [_view_group(key, found, rights) for key, found in by_key.items()]
     oldest = min((found[-1].at for found in by_key.values()), default=None)
     return PreemptionGroups(groups, sum(each.count for each in groups), oldest)
 
 
-def _show_group(key: str, records: list[PreemptionRecord], rights: Rights) -> PreemptionGroup:
+def _view_group(key: str, records: list[PreemptionRecord], rights: Rights) -> PreemptionGroup:
     newest, pools = records[0], dict[str, int]()
     seen = rights.see_preemption(newest)
     for record in records:

@@ -12,7 +12,7 @@ import msgspec
 
 from cpumond.api.cursors import cut_page
 from cpumond.api.figures import Amounts, View, make_view
-from cpumond.api.views import JobView, show_job, show_living_job
+from cpumond.api.views import JobView, view_job, view_live_job
 from cpumond.fairshare.resources import CPU, ZERO
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Node, used_now
@@ -95,21 +95,21 @@ class NodeList(View, frozen=True):
     """The cursor of the next page; None on the last one."""
 
 
-def show_node_details(node: Node | LostNode, now: float, rights: Rights) -> NodeDetails:
+def view_node_details(node: Node | LostNode, now: float, rights: Rights) -> NodeDetails:
     """A node with those of its jobs whose operations may be read."""
     if isinstance(node, LostNode):
-        lost = [show_job(job) for job in _list_readable(node, rights)]
-        return _show_lost(NodeDetails, node, now, jobs=lost, titles=_titles_of(lost, rights))
+        lost = [view_job(job) for job in _list_readable(node, rights)]
+        return _view_lost(NodeDetails, node, now, jobs=lost, titles=_titles_of(lost, rights))
     living = [job for job in node.all_jobs() if rights.may_read(job.element.operation.record)]
-    jobs = [show_living_job(job) for job in living]
-    return _show(NodeDetails, node, now, jobs=jobs, titles=_titles_of(jobs, rights))
+    jobs = [view_live_job(job) for job in living]
+    return _view(NodeDetails, node, now, jobs=jobs, titles=_titles_of(jobs, rights))
 
 
 def _titles_of(jobs: Iterable[JobView], rights: Rights) -> dict[str, str]:
     return find_titles(rights, (job.operation_id for job in jobs))
 
 
-def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
+def _view(kind: type[V], node: Node, now: float, **more: Any) -> V:
     since, jobs = node.overcommitted_since, node.all_jobs()
     return make_view(
         kind,
@@ -131,7 +131,7 @@ def _show(kind: type[V], node: Node, now: float, **more: Any) -> V:
         idle_class="" if node.about is None else node.about.idle_class,
         matched_trees=list(node.matched_trees),
         lost_at=None,
-        cordon=_show_cordon(node),
+        cordon=_view_cordon(node),
         failing="" if node.failing is None else node.failing.describe(now),
         held_until=None if node.failing is None else node.failing.until,
         **more,
@@ -144,7 +144,7 @@ def _list_readable(node: LostNode, rights: Rights) -> list[JobRecord]:
     return [job for job in node.jobs if job.operation_id not in hidden]
 
 
-def _show_lost(kind: type[V], node: LostNode, now: float, **more: Any) -> V:
+def _view_lost(kind: type[V], node: LostNode, now: float, **more: Any) -> V:
     nothing = to_amounts(ZERO)
     return make_view(
         kind,
@@ -167,18 +167,18 @@ def _show_lost(kind: type[V], node: LostNode, now: float, **more: Any) -> V:
         on_reclaimed_cores=0.0,
         idle_class="",
         matched_trees=[],
-        cordon=_show_cordon(node),
+        cordon=_view_cordon(node),
         failing="",
         held_until=None,
         **more,
     )
 
 
-def _show_cordon(node: Node | LostNode) -> CordonView | None:
+def _view_cordon(node: Node | LostNode) -> CordonView | None:
     return None if node.cordon is None else make_view(CordonView, node.cordon)
 
 
-def show_nodes(
+def view_nodes(
     state: State, now: float, *, limit: int, offset: int = 0, cursor: str = "", tree: str = "", tag: str = "",
     online: bool | None = None,
 ) -> NodeList:  # fmt: skip
@@ -193,7 +193,7 @@ def show_nodes(
     ]
     some, then = cut_page(chosen, limit, cursor, attrgetter("id"), operator.lt, offset=offset)
     shown = [
-        _show_lost(NodeView, node, now) if isinstance(node, LostNode) else _show(NodeView, node, now) for node in some
+        _view_lost(NodeView, node, now) if isinstance(node, LostNode) else _view(NodeView, node, now) for node in some
     ]
     return NodeList(shown, len(chosen), then)
 
@@ -232,7 +232,7 @@ def group_of(record: PreemptionRecord) -> str:
     return "/".join((record.kind, record.priority, record.tree, record.preemptor_pool))
 
 
-def show_preemptions(
+def view_preemptions(
     rights: Rights, *, limit: int, operation: str = "", pool: str = "", group: str = ""
 ) -> PreemptionList:
     """Preemptions of or for an operation, in or for a pool; of operations that may be read."""

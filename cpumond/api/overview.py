@@ -17,7 +17,7 @@ from cpumond.scheduler.elements import (
     Tree,
     figures,
 )
-from cpumond.scheduler.elements.account import show_budget
+from cpumond.scheduler.elements.account import view_budget
 from cpumond.scheduler.history.model import HistoryStatus
 from cpumond.scheduler.model import ROOT_POOL
 from cpumond.scheduler.model.node_failures import GUARD
@@ -64,7 +64,7 @@ def find_alerts(
     for account in state.budgets.values():
         is_own = account.record.kind == "pool" or user is None or user.admin or user.name == account.name
         if account.record.level and is_own:
-            told = show_budget(account, now)
+            told = view_budget(account, now)
             message = f"budget of {told.kind} {told.name} in tree {told.tree}: {told.text}"
             found.append(Alert(f"budget_{told.level}", "warning", told.tree, message))
     if not state.config.default_tree:
@@ -262,7 +262,7 @@ def count_all(state: State, shown_states: Mapping[str, int]) -> ClusterCounts:
     )
 
 
-def show_totals(tree: Tree, cores: CoreSums, is_default: bool, report: IdleReport | None = None) -> TreeTotals:
+def view_totals(tree: Tree, cores: CoreSums, is_default: bool, report: IdleReport | None = None) -> TreeTotals:
     of_tree = {name: read(tree) for name, read in _OF_TREE.items()}
     of_root = {name: figures.POOL[name](tree.root) for name in _OF_ROOT}
     ordered = cores.ordered.get(ROOT_POOL, 0.0)

@@ -198,13 +198,13 @@ _COMMANDS: Final[Mapping[str, Callable[[State, RightsTarget], Any]]] = {
 """Words of the command line for pools and trees, and what they need or the command that they carry out."""
 
 
-def show_may_of_pool(rights: Rights, pool: PoolElement) -> dict[str, str]:
+def explain_pool_permissions(rights: Rights, pool: PoolElement) -> dict[str, str]:
     """Permission -> "" where the asker has it on a pool or, of its root, a tree, else the reason why not."""
     name = explicit_pool(pool)
     return _reasons((wanted, rights.on_pool(pool.tree.name, name, wanted)) for wanted in POOL_PERMISSIONS)
 
 
-def show_may_of_operation(rights: Rights, record: OperationRecord) -> dict[str, str]:
+def explain_operation_permissions(rights: Rights, record: OperationRecord) -> dict[str, str]:
     """Permission -> "" or the reason why not, of an operation; ``administer`` is about its access list."""
     return _reasons((wanted, rights.on_operation(record, wanted)) for wanted in PERMISSIONS if wanted in OWNED)
 
@@ -213,7 +213,7 @@ def _reasons(verdicts: Iterator[tuple[Permission, Verdict]]) -> dict[str, str]:
     return {str(wanted): "" if verdict.allowed else verdict.because for wanted, verdict in verdicts}
 
 
-def show_inherited(rights: Rights, pool: PoolElement) -> list[InheritedEntry]:
+def list_inherited(rights: Rights, pool: PoolElement) -> list[InheritedEntry]:
     """The entries for a pool that stand in the access lists of the pools above it, and of the tree."""
     entries = rights.access_to(pool.tree.name, explicit_pool(pool)).entries
     return [InheritedEntry(each.where, each.entry) for each in entries if each.heir]
@@ -224,7 +224,7 @@ def list_permissions(rights: Rights, pool: PoolElement) -> list[Permission]:
     return [each for each in POOL_PERMISSIONS if rights.on_pool(pool.tree.name, name, each).allowed]
 
 
-def show_acl(entries: Iterable[AccessEntry] | None) -> list[dict[str, Any]]:
+def encode_acl(entries: Iterable[AccessEntry] | None) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(entries or ())))
     return found
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from cpumond.api.figures import Amounts, View, choose_figures, make_view
-from cpumond.api.permissions import InheritedEntry, show_inherited, show_may_of_pool
+from cpumond.api.permissions import InheritedEntry, explain_pool_permissions, list_inherited
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.pool import describe_pool
 from cpumond.scheduler.decide.starvation import starves_in_s
 from cpumond.scheduler.elements import PoolElement, SchedulingStatus, StarvationStatus, Tree, figures
-from cpumond.scheduler.elements.account import BudgetView, show_budget
+from cpumond.scheduler.elements.account import BudgetView, view_budget
 from cpumond.scheduler.model import RESOLVE, ROOT_POOL, CommandError, Mode, to_amounts
 from cpumond.scheduler.settings.tree_file import TreeTables, make_tables, revision_of
 
@@ -134,7 +134,7 @@ _TREE: Final = choose_figures(TreeView, figures.TREE)
 _POOL: Final = choose_figures(PoolView, figures.POOL)
 
 
-def show_tree(rights: Rights, tree: Tree, now: float) -> TreeView:
+def view_tree(rights: Rights, tree: Tree, now: float) -> TreeView:
     """A tree with its totals and counts."""
     root, state = tree.root, rights.state
     return make_view(
@@ -150,7 +150,7 @@ def show_tree(rights: Rights, tree: Tree, now: float) -> TreeView:
         waiting_demand=to_amounts(root.waiting),
         update_count=tree.update_count,
         errors=list(tree.errors),
-        may=show_may_of_pool(rights, root),
+        may=explain_pool_permissions(rights, root),
         budgets=list_budgets(rights, tree.name, now),
         **{name: read(tree) for name, read in _TREE.items()},
     )
@@ -158,19 +158,19 @@ def show_tree(rights: Rights, tree: Tree, now: float) -> TreeView:
 
 def list_budgets(rights: Rights, tree: str, now: float) -> list[BudgetView]:
     """The budgets of a tree that the asker may see, most spent first."""
-    found = [show_budget(each, now) for each in rights.state.budgets.values() if each.tree == tree]
+    found = [view_budget(each, now) for each in rights.state.budgets.values() if each.tree == tree]
     mine = [each for each in found if each.kind == "pool" or rights.user.admin or each.name == rights.user.name]
     return sorted(mine, key=lambda each: (-each.spent_core_hours / max(each.core_hours, 1e-9), each.name))
 
 
-def show_tree_file(tree: Tree) -> TreeFile:
+def view_tree_file(tree: Tree) -> TreeFile:
     """All that is set of a tree and its pools."""
     return TreeFile(tree.name, revision_of(tree.config), make_tables(tree.config))
 
 
-def show_trees(rights: Rights, now: float) -> TreeList:
+def view_trees(rights: Rights, now: float) -> TreeList:
     state = rights.state
-    return TreeList(state.config.default_tree, [show_tree(rights, tree, now) for tree in state.trees.values()])
+    return TreeList(state.config.default_tree, [view_tree(rights, tree, now) for tree in state.trees.values()])
 
 
 def find_pool(tree: Tree, name: str) -> PoolElement:
@@ -183,7 +183,7 @@ def find_pool(tree: Tree, name: str) -> PoolElement:
     return pool
 
 
-def show_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> PoolView:
+def view_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> PoolView:
     """A pool; without ``rights`` nothing is said of what may be done to it."""
     return make_view(
         PoolView,
@@ -194,16 +194,16 @@ def show_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> Po
         attributes={} if pool.config is None else dict(pool.config.attributes),
         children=sorted(pool.children),
         state_text="" if rights is None else rights.hide_operations(describe_pool(pool, now)),
-        may={} if rights is None else show_may_of_pool(rights, pool),
-        inherited_acl=[] if rights is None else show_inherited(rights, pool),
+        may={} if rights is None else explain_pool_permissions(rights, pool),
+        inherited_acl=[] if rights is None else list_inherited(rights, pool),
         starves_in_s=starves_in_s(pool, now),
-        budget=None if pool.account is None else show_budget(pool.account, now),
+        budget=None if pool.account is None else view_budget(pool.account, now),
     )
 
 
-def show_pools(tree: Tree, now: float) -> PoolList:
+def view_pools(tree: Tree, now: float) -> PoolList:
     """The root and all pools of a tree, depth first, siblings by name."""
-    return PoolList(tree.name, [show_pool(pool, now) for pool in walk_pools(tree.root)])
+    return PoolList(tree.name, [view_pool(pool, now) for pool in walk_pools(tree.root)])
 
 
 def walk_pools(top: PoolElement) -> Iterator[PoolElement]:

@@ -69,24 +69,24 @@ class TargetGroup(View, frozen=True):
     labels: dict[str, str]
 
 
-def show_fleet(state: State) -> Fleet:
+def view_fleet(state: State) -> Fleet:
     canaries = {name for stage in state.stages.list() if stage.state == "canary" for name in stage.canaries}
-    return Fleet([_show_agent(node, canaries) for _, node in sorted(state.nodes.items())])
+    return Fleet([_view_agent(node, canaries) for _, node in sorted(state.nodes.items())])
 
 
-def _show_agent(node: Node, canaries: set[str]) -> AgentView:
+def _view_agent(node: Node, canaries: set[str]) -> AgentView:
     tags = sorted(node.tags - {node.address})
     return AgentView(
         node.id, node.address, tags, node.tree, node.is_online, node.level, node.id in canaries, node.about
     )
 
 
-def show_rollout(state: State, watches: Mapping[str, Watch]) -> Rollout:
+def view_rollout(state: State, watches: Mapping[str, Watch]) -> Rollout:
     """All stages, with what was seen of their canaries."""
-    return Rollout([_show_stage(state, stage, watches.get(stage.nodes_filter)) for stage in state.stages.list()])
+    return Rollout([_view_stage(state, stage, watches.get(stage.nodes_filter)) for stage in state.stages.list()])
 
 
-def _show_stage(state: State, stage: Stage, watch: Watch | None) -> StageView:
+def _view_stage(state: State, stage: Stage, watch: Watch | None) -> StageView:
     nodes = list_nodes(state, stage.nodes_filter)
     reached = sum(
         (about := node.about) is not None and about.may_set_mode and about.level == lowest(node.level, about.bound)
@@ -98,7 +98,7 @@ def _show_stage(state: State, stage: Stage, watch: Watch | None) -> StageView:
     return StageView(stage, len(nodes), reached, seen)
 
 
-def show_targets(state: State, with_loopback: bool = False) -> list[TargetGroup]:
+def view_targets(state: State, with_loopback: bool = False) -> list[TargetGroup]:
     """Where Prometheus scrapes the agents that are there; those that listen for their own host alone are left out,
     unless all is on one machine (``with_loopback``)."""
     found = []

@@ -50,7 +50,7 @@ class NewToken(View, frozen=True):
     warnings: list[str]
 
 
-def show_tokens(table: TokenTable, of_file: Iterable[tuple[str, User]], user: User, now: float) -> TokenList:
+def view_tokens(table: TokenTable, of_file: Iterable[tuple[str, User]], user: User, now: float) -> TokenList:
     """Those that the user may see."""
     in_file = dict(of_file)
     shown = [
@@ -60,11 +60,11 @@ def show_tokens(table: TokenTable, of_file: Iterable[tuple[str, User]], user: Us
         for token_id, each in in_file.items()
         if user.admin or each.name == user.name
     ]
-    shown += [_show(each, table, in_file, now) for each in table if user.admin or each.user == user.name]
+    shown += [_view(each, table, in_file, now) for each in table if user.admin or each.user == user.name]
     return TokenList(shown)
 
 
-def _show(record: TokenRecord, table: TokenTable, in_file: dict[str, User], now: float) -> TokenView:
+def _view(record: TokenRecord, table: TokenTable, in_file: dict[str, User], now: float) -> TokenView:
     state: Literal["valid", "expired", "revoked", "orphaned"] = "valid"
     if record.revoked_at is not None:
         state = "revoked"

@@ -17,7 +17,7 @@ import msgspec
 
 from cpumond.api.cursors import cut_page
 from cpumond.api.figures import Amounts, View, choose_figures, make_view
-from cpumond.api.permissions import hide_secrets, show_may_of_operation
+from cpumond.api.permissions import explain_operation_permissions, hide_secrets
 from cpumond.core.wire import CPU_COUNTERS, JobFigures, cpu_times
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers import resulting
@@ -255,9 +255,9 @@ class JobList(View, frozen=True):
     """As of ``OperationList``."""
 
 
-def show_operation_details(rights: Rights, record: OperationRecord, now: float) -> OperationDetails:
+def view_operation_details(rights: Rights, record: OperationRecord, now: float) -> OperationDetails:
     """An operation with its tasks and specification, as one sees it who may read it."""
-    state, may = rights.state, show_may_of_operation(rights, record)
+    state, may = rights.state, explain_operation_permissions(rights, record)
     told, live = unrecognized_warnings(record.spec), state.operations.get(record.id)
     if may["read_secrets"]:
         record = hide_secrets(record)
@@ -267,7 +267,7 @@ def show_operation_details(rights: Rights, record: OperationRecord, now: float) 
     stopped = [job.stop.record for job in living if job.stop is not None and job.id not in ended]
     stopped += [job.preemption for job in ended.values() if job.preemption is not None]
     used: dict[str, Any] = {name: sum((known[n] or 0.0 for known in times), 0.0) for n, name in enumerate(CPU_COUNTERS)}
-    return _show_record(
+    return _view_record(
         OperationDetails,
         state,
         record,
@@ -296,7 +296,7 @@ def living_jobs(state: State, operation_id: str) -> list[Job]:
     return jobs + [job for job in stopping if job.element.operation.id == operation_id]
 
 
-def _show_record(
+def _view_record(
     kind: type[V],
     state: State,
     record: OperationRecord,
@@ -317,12 +317,12 @@ def _show_record(
         pools={name: options.pool for name, options in record.trees.items()},
         jobs=count_jobs(record, live),
         trees=trees,
-        forecast=None if shown_state == "cannot start" else show_outlook(state, record.id),
+        forecast=None if shown_state == "cannot start" else view_forecast(state, record.id),
         **more,
     )
 
 
-def show_outlook(state: State, operation_id: str) -> ForecastTimes | None:
+def view_forecast(state: State, operation_id: str) -> ForecastTimes | None:
     """Latest forecast of a live operation."""
     live, found = state.operations.get(operation_id), state.foretold.get(operation_id)
     if live is None or found is None:
@@ -407,12 +407,12 @@ def cut_operations(
     return cut_page(found, limit, cursor, lambda each: (order(each), each.sequence), precedes, name, offset)
 
 
-def show_operations(state: State, now: float, records: Iterable[OperationRecord]) -> list[OperationView]:
+def view_operations(state: State, now: float, records: Iterable[OperationRecord]) -> list[OperationView]:
     """Operations as they are listed."""
     shown = [state.record_of(each.id) or each for each in records]
     places = _find_places(state, shown)
     looks: dict[Tree, Causes] = {}
-    return [_show_record(OperationView, state, each, now, places, looks) for each in shown]
+    return [_view_record(OperationView, state, each, now, places, looks) for each in shown]
 
 
 def choose_records(
@@ -522,7 +522,7 @@ def list_jobs(state: State, record: OperationRecord) -> list[Job | JobRecord]:
     return living + [job for job in state.finished_jobs.get(record.id, {}).values() if job.id not in known]
 
 
-def show_jobs(
+def view_jobs(
     state: State, record: OperationRecord, *, limit: int, offset: int = 0, cursor: str = "", job_state: str = "",
     node_id: str = "",
 ) -> JobList:  # fmt: skip
@@ -534,7 +534,7 @@ def show_jobs(
     ]
     chosen.sort(key=order_of_start, reverse=True)
     shown, then = cut_page(chosen, limit, cursor, lambda job: list(order_of_start(job)), operator.gt, offset=offset)
-    return JobList(record.id, [show_job(job) for job in shown], len(chosen), then)
+    return JobList(record.id, [view_job(job) for job in shown], len(chosen), then)
 
 
 def order_of_start(job: Job | JobRecord) -> tuple[float, int, str]:
@@ -546,11 +546,11 @@ def find_job(state: State, record: OperationRecord, job_id: str) -> JobView:
     """A job of an operation, living or ended. Raises CommandError."""
     job = state.jobs.get(job_id)
     if job is not None and job.element.operation.id == record.id:
-        return show_job(job)
+        return view_job(job)
     ended = state.finished_jobs.get(record.id, {}).get(job_id)
     if ended is None:
         raise CommandError(f"No such job {job_id} in operation {record.id}", NO_SUCH_JOB)
-    return show_job(ended)
+    return view_job(ended)
 
 
 class BothSpecifications(View, frozen=True):
@@ -566,18 +566,18 @@ class BothSpecifications(View, frozen=True):
     note: str
 
 
-def show_specification(state: State, record: OperationRecord) -> BothSpecifications:
+def view_specification(state: State, record: OperationRecord) -> BothSpecifications:
     """The tabs Specification and Resulting specification of an operation's page."""
     found = resulting.resulting_specification(record, state.operations.get(record.id))
     found["job_cpu_monitor_sources"] = resulting.monitor_sources(record.job_cpu_monitor)
     return BothSpecifications(record.id, record.spec, found, resulting.NOTE)
 
 
-def show_job(job: Job | JobRecord) -> JobView:
-    return make_view(JobView, job, node=job.node_id) if isinstance(job, JobRecord) else show_living_job(job)
+def view_job(job: Job | JobRecord) -> JobView:
+    return make_view(JobView, job, node=job.node_id) if isinstance(job, JobRecord) else view_live_job(job)
 
 
-def show_living_job(job: Job) -> JobView:
+def view_live_job(job: Job) -> JobView:
     """A job as of the last report of its node."""
     if job.is_active:
         sort_jobs(job.element)

@@ -246,10 +246,10 @@ def _sentence(text: str) -> str:
 
 def _fail(message: str, code: int, details: str = "", others: Iterable[str] = ()) -> int:
     from cpumond.cli.output import error_width
-    from cpumond.core.words import show_name
+    from cpumond.core.words import escape
 
     # The text may contain names that other users or nodes wrote.
-    sentences = [show_name(" ".join(each.split())) for each in (message, *others)]
+    sentences = [escape(" ".join(each.split())) for each in (message, *others)]
     with contextlib.suppress(OSError):  # the terminal may be gone
         for sentence in sentences:
             click.echo(fold(f"cpumond: {sentence}", error_width()), err=True)

@@ -20,7 +20,7 @@ from cpumond.agent.discovery.engines import list_engine_jobs, list_engines
 from cpumond.agent.engines import ENGINES, ask_once
 from cpumond.cli.render.grid import LONGEST_NAME, shorten_name
 from cpumond.core.errors import CpumondError
-from cpumond.core.words import count, show_name
+from cpumond.core.words import count, escape
 from cpumond.host.engine.model import EngineView, Key
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ def describe_fates(kind: str, jobs: JobsSeen, is_shadow: bool = True) -> list[st
          " without a cgroup in the hierarchy of the cpu controller, where a limit could be{names}"),
     ]  # fmt: skip
     return [
-        f"{fate}: {count(len(names), what)}{rest.replace('{names}', show_some(names))}"
+        f"{fate}: {count(len(names), what)}{rest.replace('{names}', format_some(names))}"
         for fate, what, names, rest in said
         if names
     ]
@@ -297,7 +297,7 @@ def list_troubles(seen: EngineSeen) -> Iterator[tuple[str, str]]:
             yield explain_silence(seen, socket, view)
         yield from ((note, "see the engine's own log") for note in view.notes)
     if seen.jobs.unnamed and is_up and seen.is_configured:
-        text = f"{count(len(seen.jobs.unnamed), 'cgroup')} that it does not know{show_some(seen.jobs.unnamed)}"
+        text = f"{count(len(seen.jobs.unnamed), 'cgroup')} that it does not know{format_some(seen.jobs.unnamed)}"
         advice = (
             f"does a second {seen.facts.daemon} own them? Add a source with its `socket`; until then they stay in "
             "shadow mode"
@@ -305,9 +305,9 @@ def list_troubles(seen: EngineSeen) -> Iterator[tuple[str, str]]:
         yield text, advice
 
 
-def show_some(names: Iterable[str]) -> str:
+def format_some(names: Iterable[str]) -> str:
     """The first of some names, in brackets."""
-    shown = [shorten_name(show_name(name), LONGEST_NAME) for name in names]
+    shown = [shorten_name(escape(name), LONGEST_NAME) for name in names]
     more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
     return f" ({', '.join(shown[:SHOWN])}{more})"
 
@@ -327,11 +327,11 @@ def find_closed(socket: str) -> str:
             return ""
         if not os.access(place, os.W_OK if end == len(parts) else os.X_OK, effective_ids=True):
             owner = f"{_name(pwd.getpwuid, found.st_uid)}:{_name(grp.getgrgid, found.st_gid)}"
-            return f"{_show_account()} may not open {place} (of {owner}, mode {stat.S_IMODE(found.st_mode):04o})"
+            return f"{_name_account()} may not open {place} (of {owner}, mode {stat.S_IMODE(found.st_mode):04o})"
     return ""
 
 
-def _show_account() -> str:
+def _name_account() -> str:
     return _name(pwd.getpwuid, os.geteuid())
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from cpumond.cli.render.grid import Cell, Column, Heading, Item, draw_fields, draw_grid, draw_lines, fold, make_rows
 from cpumond.core.errors import UnavailableError, UsageError
-from cpumond.core.words import show_json, show_name
+from cpumond.core.words import escape, escape_json
 
 Output = Literal["text", "json", "csv"]
 OUTPUTS: Final[tuple[Output, ...]] = ("text", "json", "csv")
@@ -129,7 +129,7 @@ def print_json(content: bytes, kind: Any = None, rows: str | None = None) -> Non
     """
     try:
         if chosen_output() != "csv":
-            click.echo(show_json(msgspec.json.format(content, indent=2)))
+            click.echo(escape_json(msgspec.json.format(content, indent=2)))
             return
         value = msgspec.json.decode(content)
     except (ValueError, RecursionError) as error:
@@ -175,7 +175,7 @@ def print_line(value: dict[str, Any], header: list[str] | None = None) -> list[s
     """
     if chosen_output() == "csv":
         return print_csv([value], header or (), with_header=not header)
-    click.echo(show_json(msgspec.json.encode(value)))
+    click.echo(escape_json(msgspec.json.encode(value)))
     return []
 
 
@@ -260,4 +260,4 @@ def print_text(text: str, indent: str = "", style: str = "") -> None:
 
 
 def warn(sentence: str) -> None:
-    click.echo(fold(f"warning: {show_name(sentence)}", error_width()), err=True)
+    click.echo(fold(f"warning: {escape(sentence)}", error_width()), err=True)

@@ -15,7 +15,7 @@ class ProgressLine:
         self._is_shown = sys.stderr is not None and sys.stderr.isatty()
         self._width = 0
 
-    def show(self, text: str) -> None:
+    def draw(self, text: str) -> None:
         if self._is_shown:
             # A line that wraps cannot be overwritten.
             text = text[: shutil.get_terminal_size().columns - 1]

@@ -256,14 +256,14 @@ class ClusterNode(ClusterProcess):
     @property
     def web_url(self) -> str:
         """The address of the agent's page, with a slash at its end; "" where it has none, or never ran."""
-        return self._show_url("web", "/")
+        return self._make_url("web", "/")
 
     @property
     def metrics_url(self) -> str:
         """Where Prometheus finds the agent; "" where it has no page, or never ran."""
-        return self._show_url("metrics", "/metrics")
+        return self._make_url("metrics", "/metrics")
 
-    def _show_url(self, name: str, path: str) -> str:
+    def _make_url(self, name: str, path: str) -> str:
         return "" if self._listens[name] in ("", ANY_PORT) else f"http://{self._listens[name]}{path}"
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:

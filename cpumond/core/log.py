@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import msgspec
 import structlog
 
-from cpumond.core.words import show_json, show_name
+from cpumond.core.words import escape, escape_json
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
@@ -54,7 +54,7 @@ def configure_logging(level: str = "info", wanted: str = "auto", stream: TextIO 
     if style == "console":
         # The default traceback would show the values of all variables.
         plain = structlog.dev.plain_traceback
-        processors += [_show_fields, structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
+        processors += [_escape_fields, structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=plain)]
     else:
         processors += [structlog.processors.format_exc_info]
         if style == "journald":
@@ -110,14 +110,14 @@ def _drop_empty(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapp
     return {key: value for key, value in event.items() if value is not None}
 
 
-def _show_fields(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def _escape_fields(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """Escape names and texts: no character moves the cursor, ends the line or changes the direction of text."""
-    return {show_name(key): show_name(value) if isinstance(value, str) else value for key, value in event.items()}
+    return {escape(key): escape(value) if isinstance(value, str) else value for key, value in event.items()}
 
 
 def _encode(event: Any, **_: Any) -> str:
     try:
-        return show_json(msgspec.json.encode(event, enc_hook=str))
+        return escape_json(msgspec.json.encode(event, enc_hook=str))
     except (ValueError, TypeError):
         # A text that is not valid Unicode (a path, for example), or a key that is not a text.
         return json.dumps({str(key): value for key, value in event.items()}, default=str)

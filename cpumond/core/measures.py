@@ -101,8 +101,11 @@ def format_span(seconds: float) -> str:
     return f"{whole} s"
 
 
-def format_cores(cores: float) -> str:
-    """Format cores with up to two decimals, below 1 with three, below 0.01 with two digits: 3.2, 10, 0.0042, <0.001."""
+def format_cores(cores: float | None) -> str:
+    """Format cores with up to two decimals, below 1 with three, below 0.01 with two digits: 3.2, 10, 0.0042, <0.001;
+    "no limit" for None."""
+    if cores is None:
+        return "no limit"
     if 0 < cores < 0.001:
         return "<0.001"
     if 0 < abs(cores) < 0.01:
@@ -112,10 +115,8 @@ def format_cores(cores: float) -> str:
 
 def count_cores(cores: float | None) -> str:
     """Format cores with their noun: 1 core, 3.2 cores; "no limit" for None."""
-    if cores is None:
-        return "no limit"
     text = format_cores(cores)
-    return f"{text} core" if text == "1" else f"{text} cores"
+    return text if cores is None else f"{text} core" if text == "1" else f"{text} cores"
 
 
 def cores_to_quota_us(cores: float, period_us: int) -> int:

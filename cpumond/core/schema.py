@@ -139,7 +139,7 @@ def _normalise_value(value: Any, field: _Field, file: str, path: str, whole: typ
     except msgspec.ValidationError:
         near = nearest(str(value)[:MAX_QUOTED], _literals(inner), cutoff=0.5)
         hint = f'; did you mean "{near}"?' if near else ""
-        raise ConfigError(f"{file}: {path}: must be {describe_type(kind)}, got {_show(value, kind)}{hint}") from None
+        raise ConfigError(f"{file}: {path}: must be {describe_type(kind)}, got {_format(value, kind)}{hint}") from None
     if isinstance(converted, float) and not math.isfinite(converted):
         raise ConfigError(f"{file}: {path}: must be finite, {describe_type(kind)}, got {converted}")
     return converted
@@ -195,17 +195,18 @@ def describe_type(kind: inspect.Type) -> str:
 
 
 def _range_text(kind: Any, duration: bool) -> str:
-    def show(bound: float) -> str:
+    def format_bound(bound: float) -> str:
         return format_duration(bound) if duration else f"{bound:g}"
 
     low = kind.ge if kind.ge is not None else kind.gt
     high = kind.le if kind.le is not None else kind.lt
     if high is None:
-        return f"{'>=' if kind.ge is not None else '>'} {show(low)}" if low is not None else ""
-    return f"in {'[' if kind.ge is not None else '('}{show(low)}, {show(high)}{']' if kind.le is not None else ')'}"
+        return f"{'>=' if kind.ge is not None else '>'} {format_bound(low)}" if low is not None else ""
+    first, last = "[" if kind.ge is not None else "(", "]" if kind.le is not None else ")"
+    return f"in {first}{format_bound(low)}, {format_bound(high)}{last}"
 
 
-def _show(value: Any, kind: inspect.Type) -> str:
+def _format(value: Any, kind: inspect.Type) -> str:
     if isinstance(kind, inspect.Metadata) and kind.extra == DURATION and isinstance(value, float):
         return format_duration(value)
     return _quote(value) if isinstance(value, (str, bool, int, float)) else _kind_of(value)

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
-from cpumond.core.measures import format_cores
-
 LAST_DAY = 253_402_128_000.0
 """A day of the year 9999. Times that stand for "for ever" may be later, but ``datetime`` has no such dates."""
 
@@ -27,51 +25,46 @@ MAX_NAME: Final = 80
 _UNSEEN: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def show_name(name: str) -> str:
+def escape(name: str) -> str:
     """Escape only the unprintable characters of a name, so that it cannot move the cursor."""
     return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
-def show_json(text: str | bytes) -> str:
+def escape_json(text: str | bytes) -> str:
     """Escape control characters and direction marks in JSON. Only texts hold them; they are C1 controls and
     direction marks, which could move the cursor or reverse text."""
     text = text.decode() if isinstance(text, bytes) else text
     return _UNSEEN.sub(lambda sign: f"\\u{ord(sign[0]):04x}", text)
 
 
-def show_measured(cores: float | None) -> str:
+def format_measured(cores: float | None) -> str:
     """Format measured cores with two decimals, below one core with three; "-" before the first measurement."""
-    return show_number(cores, ".2f" if cores is None or abs(cores) >= 1 else ".3f")
+    return format_number(cores, ".2f" if cores is None or abs(cores) >= 1 else ".3f")
 
 
-def show_number(value: float | None, form: str) -> str:
+def format_number(value: float | None, form: str) -> str:
     """Format a number; "-" for None."""
     return "-" if value is None else format(value, form)
 
 
-def show_votes(votes: int | None) -> str:
+def format_votes(votes: int | None) -> str:
     """Format a vote or a sum of votes with its sign."""
-    return "0" if votes == 0 else show_number(votes, "+d")
+    return "0" if votes == 0 else format_number(votes, "+d")
 
 
-def show_cores(cores: float | None) -> str:
-    """Format cores; "no limit" for None."""
-    return "no limit" if cores is None else format_cores(cores)
-
-
-def show_left(seconds: float) -> str:
+def format_left(seconds: float) -> str:
     """Format a remaining time without fractions: 9m30s."""
     whole = max(round(seconds), 1)
     parts = [(whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s")]
     return "".join(f"{number}{unit}" for number, unit in parts if number)
 
 
-def show_time(at: float, form: str = "%Y-%m-%d %H:%M:%S %Z") -> str:
+def format_time(at: float, form: str = "%Y-%m-%d %H:%M:%S %Z") -> str:
     """Format seconds since 1970 as local date, time and zone."""
     return datetime.fromtimestamp(min(at, LAST_DAY)).astimezone().strftime(form)
 
 
-def show_utc(at: float) -> str:
+def format_utc(at: float) -> str:
     """Format seconds since 1970 as date and time in UTC, for texts that are read in other time zones."""
     return datetime.fromtimestamp(min(at, LAST_DAY), UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
@@ -86,7 +79,7 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def show_percent(fraction: float) -> str:
+def format_percent(fraction: float) -> str:
     """Format a fraction as percent with one decimal, more if only zeros would be seen."""
     percent = fraction * 100.0
     return f"{percent:.1f}" if percent >= 0.05 or percent < 1e-7 else f"{percent:.1g}"

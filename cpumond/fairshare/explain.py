@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cpumond.core.words import printable, show_percent
+from cpumond.core.words import format_percent, printable
 from cpumond.fairshare.resources import (
     ONE,
     RESOURCES,
     Vector,
+    format_amount,
     least,
     ratio,
     share,
-    show_amount,
     sum_in_order,
 )
 from cpumond.fairshare.result import ElementShares, UpdateResult
@@ -263,8 +263,8 @@ def _describe_binding(tree: _Tree, name: str, binding: _Binding) -> str:
     shares = tree.shares(name)
     r = RESOURCES.index(shares.dominant_resource)
     gets, total = shares.fair_share.total[r], tree.total[r]
-    amount = f"{show_amount(r, gets * total)} of {show_amount(r, total)} {RESOURCES[r]}"
-    share_of = f"{show_percent(gets)} % of the cluster ({amount})" if _is_some(shares.fair_share.total) else "nothing"
+    amount = f"{format_amount(r, gets * total)} of {format_amount(r, total)} {RESOURCES[r]}"
+    share_of = f"{format_percent(gets)} % of the cluster ({amount})" if _is_some(shares.fair_share.total) else "nothing"
     return f"{printable(name)} gets {share_of}: {DESCRIBE[binding.rule](tree, name, binding)}."
 
 
@@ -312,7 +312,7 @@ def _limit_word(tree: _Tree, name: str, r: int) -> str:
 
 def _limit_text(tree: _Tree, name: str, r: int) -> str:
     limit = tree.shares(name).limits_share[r]
-    return f"{show_percent(limit)} % of {RESOURCES[r]} ({show_amount(r, limit * tree.total[r])})"
+    return f"{format_percent(limit)} % of {RESOURCES[r]} ({format_amount(r, limit * tree.total[r])})"
 
 
 def _describe_gang(tree: _Tree, name: str, binding: _Binding) -> str:
@@ -329,7 +329,7 @@ def _describe_gang(tree: _Tree, name: str, binding: _Binding) -> str:
 
 def _demand_text(shares: ElementShares) -> str:
     r = RESOURCES.index(shares.dominant_resource)
-    return f"{show_percent(shares.demand_share[r])} % of {RESOURCES[r]}"
+    return f"{format_percent(shares.demand_share[r])} % of {RESOURCES[r]}"
 
 
 def _describe_fifo(tree: _Tree, name: str, binding: _Binding) -> str:
@@ -402,10 +402,10 @@ def _describe_element(tree: _Tree, name: str) -> list[str]:
     if operation is None:
         kind = f"{tree.pools[name].mode} pool"
         sums = (parts.strong_guarantee[r], parts.integral_guarantee[r], parts.weight_proportional[r])
-        sources = " = {} strong + {} integral + {} by weight".format(*map(show_percent, sums))
+        sources = " = {} strong + {} integral + {} by weight".format(*map(format_percent, sums))
     else:
         kind, sources = "gang operation" if tree.is_gang(name) else "operation", ""
-    total, demand = show_percent(parts.total[r]), show_percent(shares.demand_share[r])
+    total, demand = format_percent(parts.total[r]), format_percent(shares.demand_share[r])
     lines = [f"  {printable(name)}, {kind}: {total} of {demand} {RESOURCES[r]} demanded{sources}"]
     details: list[str] = []
     if name != ROOT:
@@ -439,14 +439,14 @@ def _describe_strong(tree: _Tree, name: str) -> list[str]:
     if name == ROOT or not _is_some(guaranteed):
         return []
     texts = [
-        f"{show_percent(x)} {resource} ({'inferred' if configured is None else 'configured'})"
+        f"{format_percent(x)} {resource} ({'inferred' if configured is None else 'configured'})"
         for x, resource, configured in zip(guaranteed, RESOURCES, pool.strong_guarantee_resources, strict=True)
         if x > TOLERANCE
     ]
     lines = [f"strong guarantee: {', '.join(texts)}"]
     if _is_adjusted(tree, name):
         left = [
-            f"{show_percent(after)} {resource}"
+            f"{format_percent(after)} {resource}"
             for after, before, resource in zip(shares.strong_guarantee_share, guaranteed, RESOURCES, strict=True)
             if before > after + TOLERANCE
         ]
@@ -488,22 +488,22 @@ def _describe_integral(tree: _Tree, name: str) -> list[str]:
     flow = shares.resource_flow_ratio
     if integral.guarantee_type == "burst":
         most, held = shares.burst_ratio, "its burst guarantee"
-        bound = f"burst guarantee {show_percent(most)}"
+        bound = f"burst guarantee {format_percent(most)}"
         configured = ratio(integral.burst_guarantee_resources, tree.total)
         if configured > most + TOLERANCE:
-            bound += f" (scaled down from {show_percent(configured)}, guarantees are more than the cluster has)"
+            bound += f" (scaled down from {format_percent(configured)}, guarantees are more than the cluster has)"
     else:
         times = integral.relaxed_share_multiplier_limit
         most, held = times * flow, f"{times:g} x flow"
-        bound = f"at most {held} = {show_percent(most)}"
+        bound = f"at most {held} = {format_percent(most)}"
     takes = max(shares.proposed_integral_share)
     if takes < min(by_volume, most) - TOLERANCE:
         why = "its demand and limits take no more"
     else:
         why = f"held by {held if most <= by_volume else 'its accumulated volume'}"
-    volume_text = f"accumulated volume for {show_percent(by_volume)} over one smooth period"
-    takes_text = f"gets {show_percent(takes)}, {why}"
-    return [f"{integral.guarantee_type}: flow {show_percent(flow)}, {bound}, {volume_text}; {takes_text}"]
+    volume_text = f"accumulated volume for {format_percent(by_volume)} over one smooth period"
+    takes_text = f"gets {format_percent(takes)}, {why}"
+    return [f"{integral.guarantee_type}: flow {format_percent(flow)}, {bound}, {volume_text}; {takes_text}"]
 
 
 def _describe_limits(tree: _Tree, name: str) -> list[str]:

@@ -172,17 +172,17 @@ def find_dominant(shares: Vector) -> str:
     return RESOURCES[CPU if shares[CPU] == largest else shares.index(largest)]
 
 
-def show_resource(name: str) -> str:
+def format_resource(name: str) -> str:
     """The resource of a share, behind its percentage: " (by job slots)"; "" for CPU."""
     return "" if name == "cpu" else f" (by {name.replace('user_slots', 'job slots')})"
 
 
-def show_dominant(shares: Vector) -> str:
+def format_dominant(shares: Vector) -> str:
     """The largest share in percent, with its resource where that is not CPU: "3.3% (by job slots)"."""
-    return f"{max(shares):.1%}{show_resource(find_dominant(shares))}"
+    return f"{max(shares):.1%}{format_resource(find_dominant(shares))}"
 
 
-def show_amount(resource: int, value: float) -> str:
+def format_amount(resource: int, value: float) -> str:
     """An amount of the resource of that index: memory in GiB, others as they are, with up to two digits."""
     text, unit = (f"{value / GIB:.2f}", " GiB") if RESOURCES[resource] == "memory" else (f"{value:.2f}", "")
     return text.rstrip("0").rstrip(".") + unit

@@ -147,7 +147,7 @@ class LimitWriter:
             try:
                 where = finder.find(path, original.inode)
             except UnknownLimitsError:
-                if not hierarchies.shows(content.root):
+                if not hierarchies.proves_gone(content.root):
                     raise
             if where is not None or original.unit:
                 found[where or path] = original

@@ -310,7 +310,7 @@ class SchedulerLink:
             return AGAIN
         self._asks_about, self._knows_stderr_size = answer.knows_about is not None, answer.knows_stderr_size
         if not answer.accepted:
-            return self._give_up(f"{reply.url}: the heartbeat was dropped: {self._show(answer.reason)}")
+            return self._give_up(f"{reply.url}: the heartbeat was dropped: {self._sanitize(answer.reason)}")
         self._taken_since_demand, self._told_dropped = True, False
         self._differences.taken(heartbeat, answer)
         self._told_about = (about if is_news else self._told_about) if answer.knows_about else None
@@ -349,13 +349,15 @@ class SchedulerLink:
             self._known, self._registered, self._change_error = wanted, answer, ""
         self._refused_change, self._change_failures = None, 0
         log = _log.warning if answer.warning else _log.info
-        _log_safely(log, "node_registered", tree=answer.tree, warning=self._show(answer.warning), reason=self._demand)
+        _log_safely(
+            log, "node_registered", tree=answer.tree, warning=self._sanitize(answer.warning), reason=self._demand
+        )
         self._demand = ""
         return None
 
     def _obey_demand(self, reply: HttpReply, reason: str) -> SendFailure | Again:
         """Register again at once, as the scheduler demands, unless the last registration, just now, did not help."""
-        self._demand = self._show(reason)
+        self._demand = self._sanitize(reason)
         with self._lock:
             self._known = self._registered = None
         if self._taken_since_demand:
@@ -404,9 +406,9 @@ class SchedulerLink:
         except Exception as error:  # the waiting user gets the error
             problem = f"{type(error).__name__}: {error}"
             if isinstance(request, LogRequest):
-                told = JobLog(node_id, request.request_id, error=self._show(f"the log cannot be read: {problem}"))
+                told = JobLog(node_id, request.request_id, error=self._sanitize(f"the log cannot be read: {problem}"))
                 return LOGS, msgspec.json.encode(told)
-            failed = JobReply(node_id, request.request_id, error=self._show(f"{request.kind} failed: {problem}"))
+            failed = JobReply(node_id, request.request_id, error=self._sanitize(f"{request.kind} failed: {problem}"))
             return REPLIES, msgspec.json.encode(failed)
 
     def _send_answer(self, path: str, body: bytes, end_s: float) -> str | None:
@@ -466,10 +468,10 @@ class SchedulerLink:
         """Return the scheduler's own words for a refusal; "" without any."""
         if not reply.is_good:
             with suppress(ContentError):
-                return self._show(decode_json(reply.content, _Refusal).error)
+                return self._sanitize(decode_json(reply.content, _Refusal).error)
         return ""
 
-    def _show(self, text: str) -> str:
+    def _sanitize(self, text: str) -> str:
         """Make text from outside fit for a log line: printable, and without the token, which may be echoed."""
         if self._token:
             text = text.replace(self._token, "...")
@@ -479,7 +481,7 @@ class SchedulerLink:
         try:
             return decode_json(reply.content, kind)
         except ContentError as error:
-            said = f"{reply.url}: the response cannot be understood: {self._show(str(error))}"
+            said = f"{reply.url}: the response cannot be understood: {self._sanitize(str(error))}"
             advice = "check that scheduler.url is the address of a cpumond scheduler of this version"
             return SendFailure("answer", f"{said}; {advice}", elsewhere=True)
 

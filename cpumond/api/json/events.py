@@ -26,7 +26,7 @@ eyes."""
 
 
 async def list_events(call: Call) -> event_views.EventList:
-    found, following = await _find(TIMELINE, call, partial(event_views.show_event, event_views.EventView))
+    found, following = await _find(TIMELINE, call, partial(event_views.view_event, event_views.EventView))
     return event_views.EventList(found, following, _find_titles(call, found))
 
 
@@ -41,16 +41,16 @@ async def list_audit(call: Call) -> event_views.AuditList:
                 ACCESS_DENIED,
             )
         call.query = msgspec.structs.replace(query, user=call.user.name)
-    found, following = await _find(AUDIT, call, partial(event_views.show_event, event_views.AuditView))
+    found, following = await _find(AUDIT, call, partial(event_views.view_event, event_views.AuditView))
     return event_views.AuditList(found, following, _find_titles(call, found))
 
 
 async def list_annotations(call: Call) -> list[event_views.Annotation]:
-    found, _ = await _find(TIMELINE, call, lambda _, event: event_views.show_annotation(event))
+    found, _ = await _find(TIMELINE, call, lambda _, event: event_views.view_annotation(event))
     return found
 
 
-async def _find(what: str, call: Call, show: Callable[[int, Event], V]) -> tuple[list[V], int | None]:
+async def _find(what: str, call: Call, view: Callable[[int, Event], V]) -> tuple[list[V], int | None]:
     query: requests.EventsQuery = call.query
     subjects = [what, *_read_subjects(call.state, query)]
     since = max(call.now - query.since_s if query.since_s else 0.0, query.since)
@@ -62,7 +62,7 @@ async def _find(what: str, call: Call, show: Callable[[int, Event], V]) -> tuple
         left = query.limit - len(found)
         page = await call.scheduler.event_log.read(subjects, before=before, since=since, limit=left)
         found += [
-            show(number, msgspec.structs.replace(event, text=rights.hide_operations(event.text)))
+            view(number, msgspec.structs.replace(event, text=rights.hide_operations(event.text)))
             for number, event in page
             if event.at <= until and (event.changes or not is_change) and may_see(rights, event)
         ]

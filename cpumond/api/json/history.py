@@ -99,7 +99,7 @@ async def make_report(call: Call) -> ReportView:
         call.state.find_tree(query.tree)
     budgets = {tree.tree: pool_views.list_budgets(call.rights, tree.tree, now) for tree in found.trees}
     trees = [msgspec.structs.replace(tree, budgets=budgets[tree.tree]) for tree in found.trees]
-    return rights.show_readable_report(msgspec.structs.replace(found, trees=trees), call.rights)
+    return rights.filter_report(msgspec.structs.replace(found, trees=trees), call.rights)
 
 
 async def make_savings(call: Call) -> SavingsView:
@@ -112,4 +112,4 @@ async def make_waste(call: Call) -> WasteView:
     found = await _history_of(call.scheduler).waste(call.now, **call.given, readable=call.rights.readable, asker=asker)
     if call.query.tree and not (found.users or found.pools):
         call.state.find_tree(call.query.tree)
-    return rights.show_readable_waste(found, call.rights)
+    return rights.filter_waste(found, call.rights)

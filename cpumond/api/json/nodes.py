@@ -16,7 +16,7 @@ from cpumond.scheduler.trial.fork import ask
 
 def list_nodes(call: Call) -> node_views.NodeList:
     query: requests.NodesQuery = call.query
-    return node_views.show_nodes(
+    return node_views.view_nodes(
         call.state, call.now, limit=query.limit, offset=query.offset, cursor=query.cursor, tree=query.tree,
         tag=query.tag, online=query.online == "true" if query.online else None,
     )  # fmt: skip
@@ -42,7 +42,7 @@ async def plan_node_drain(call: Call) -> DrainPlan:
 
 
 def list_targets(call: Call) -> list[rollout_views.TargetGroup]:
-    return rollout_views.show_targets(call.state, call.query.loopback == "true")
+    return rollout_views.view_targets(call.state, call.query.loopback == "true")
 
 
 def read_stage(call: Call) -> SetStage:
@@ -62,7 +62,7 @@ def cost_of_stage(call: Call) -> float:
     return (300 * len(call.body.nodes_filter) + 80 * len(call.state.nodes)) / STEPS
 
 
-def show_stage_plan(call: Call) -> StagePlan:
+def view_stage_plan(call: Call) -> StagePlan:
     """Computed with what the command itself would set. Raises CommandError."""
     command = read_stage(call)
     hosts = list_hosts(call.state, command.nodes_filter)

@@ -44,7 +44,7 @@ async def list_operations(call: Call) -> views.OperationList:
     )  # fmt: skip
     shown: list[views.OperationView] = []
     async for records in in_parts(page, SHOWN_AT_ONCE):
-        shown += views.show_operations(call.state, call.now, records)
+        shown += views.view_operations(call.state, call.now, records)
     return views.OperationList(shown, len(found), then)
 
 
@@ -75,13 +75,13 @@ async def _find_causes(call: Call, tree: str) -> dict[str, Causes]:
 
 def list_jobs(call: Call) -> views.JobList:
     query: requests.JobsQuery = call.query
-    return views.show_jobs(
+    return views.view_jobs(
         call.state, call.find_operation(), limit=query.limit, offset=query.offset, cursor=query.cursor,
         job_state=query.state, node_id=query.node,
     )  # fmt: skip
 
 
-def show_operation_orchid(call: Call) -> dict[str, dict[str, Any]]:
+def view_operation_orchid(call: Call) -> dict[str, dict[str, Any]]:
     live = call.state.operations.get(call.find_operation().id)
     return {
         name: operation_attributes(look_at(call.scheduler, element.tree), element).to_dict()

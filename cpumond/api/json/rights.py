@@ -64,13 +64,13 @@ def _is_hidden(rights: Rights, operation_id: str) -> bool:
     return record is not None and not rights.may_read(record)
 
 
-def show_readable_plan(plan: ChangePlan, rights: Rights) -> ChangePlan:
+def filter_plan(plan: ChangePlan, rights: Rights) -> ChangePlan:
     """A plan without operations that the asker may not read."""
     effects = [each for each in plan.effects if each.kind != "operation" or not _is_hidden(rights, each.name)]
     return msgspec.structs.replace(plan, effects=effects)
 
 
-def show_readable_report(report: ReportView, rights: Rights) -> ReportView:
+def filter_report(report: ReportView, rights: Rights) -> ReportView:
     """A report that counts operations as left out that the asker may not read, and has other users for administrators
     only."""
     return msgspec.structs.replace(report, trees=[_readable_part(tree, rights) for tree in report.trees])
@@ -83,7 +83,7 @@ def _readable_part(tree: ReportTree, rights: Rights) -> ReportTree:
     return msgspec.structs.replace(tree, operations=kept, left_out_operations=left_out, users=users)
 
 
-def show_readable_waste(waste: WasteView, rights: Rights) -> WasteView:
+def filter_waste(waste: WasteView, rights: Rights) -> WasteView:
     """Waste of the asker and of pools whose operations the asker may read; all of it for administrators."""
     if rights.user.admin:
         return waste

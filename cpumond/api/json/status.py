@@ -30,7 +30,7 @@ LATE_UPDATES: Final = 30
 """Updates of the last ``RECENT_UPDATES`` that may begin late without an alert."""
 
 
-def show_me(call: Call) -> overview.Me:
+def view_me(call: Call) -> overview.Me:
     scheduler, shared = call.scheduler, call.shared
     return overview.Me(
         user=call.user.name,
@@ -46,17 +46,17 @@ def show_me(call: Call) -> overview.Me:
     )
 
 
-async def show_overview(call: Call) -> overview.Overview:
+async def view_overview(call: Call) -> overview.Overview:
     state, history = call.state, call.scheduler.history
     default = state.config.default_tree
     reports = last_idle_reports(call)
     return overview.Overview(
         why=overview.choose_sentence(list(reports.values())),
-        status=await show_status(call),
+        status=await view_status(call),
         health=find_health(call.scheduler),
         alerts=(await list_alerts(call)).alerts,
         trees=[
-            overview.show_totals(
+            overview.view_totals(
                 each, await call.shared.pool_tables.cores_of(each), each.name == default, reports.get(each.name)
             )
             for each in list(state.trees.values())
@@ -106,7 +106,7 @@ def _own_alerts(scheduler: Scheduler) -> Iterator[overview.Alert]:
         yield overview.Alert("stuck", "error", "", message)
 
 
-async def show_status(call: Call) -> overview.Status:
+async def view_status(call: Call) -> overview.Status:
     shown_states: Counter[str] = Counter()
     async for operations in _live_operations(call):
         shown_states.update(find_shown_state(each.record, each) for each in operations)
@@ -124,12 +124,12 @@ async def show_status(call: Call) -> overview.Status:
     )
 
 
-def show_ready(call: Call) -> overview.Health | WithStatus:
+def view_readiness(call: Call) -> overview.Health | WithStatus:
     health = find_health(call.scheduler)
     return health if health.status == "ok" else WithStatus(health, 503)
 
 
-def show_alive(call: Call) -> overview.Health:
+def view_liveness(call: Call) -> overview.Health:
     return overview.Health("ok", _update_age_s(call.scheduler))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cpumond.api.json.call import Call
 from cpumond.api.json.requests import TokenBody
-from cpumond.api.token_views import NewToken, TokenList, show_tokens
+from cpumond.api.token_views import NewToken, TokenList, view_tokens
 from cpumond.api.views import Done
 from cpumond.scheduler.model import ACCESS_DENIED, CommandError
 from cpumond.scheduler.rights.token_records import GROUPS_LIFE_S
@@ -13,7 +13,7 @@ from cpumond.scheduler.state.token_commands import CreateToken, RevokeToken
 
 
 def list_tokens(call: Call) -> TokenList:
-    return show_tokens(call.state.tokens, call.shared.file_tokens(), call.user, call.now)
+    return view_tokens(call.state.tokens, call.shared.file_tokens(), call.user, call.now)
 
 
 async def create_token(call: Call) -> NewToken:

@@ -38,7 +38,7 @@ def look_at(scheduler: Scheduler, tree: Tree) -> UpdatedTree:
     return UpdatedTree(tree, None if kept is None else kept.result)
 
 
-def show_pool_orchid(call: Call) -> dict[str, object]:
+def view_pool_orchid(call: Call) -> dict[str, object]:
     return pool_attributes(look_at(call.scheduler, call.tree), call.pool).to_dict()
 
 
@@ -46,7 +46,7 @@ async def explain_idle(call: Call) -> IdleReport:
     query: requests.IdleQuery = call.query
     tree = call.tree
     pool = pool_views.find_pool(tree, query.pool) if query.pool else tree.root
-    report = _show_readable(await call.scheduler.idle.read(tree), call.rights)
+    report = _filter_report(await call.scheduler.idle.read(tree), call.rights)
     if pool.is_root:
         return report
     above = frozenset(each.name for each in pool.ancestors())
@@ -58,10 +58,10 @@ def last_idle_reports(call: Call) -> dict[str, IdleReport]:
     """Those that there are, as the asker may see them, by tree, the default one first."""
     default, rights = call.state.config.default_tree, call.rights
     known = sorted(call.scheduler.idle.reports.items(), key=lambda item: (item[0] != default, item[0]))
-    return {name: _show_readable(report, rights) for name, report in known}
+    return {name: _filter_report(report, rights) for name, report in known}
 
 
-def _show_readable(report: IdleReport, rights: Rights) -> IdleReport:
+def _filter_report(report: IdleReport, rights: Rights) -> IdleReport:
     records = rights.state.record_of
     return readable(report, lambda name: (found := records(name)) is None or rights.may_read(found))
 
@@ -81,7 +81,7 @@ async def plan_change(call: Call) -> ChangePlan:
             return found if isinstance(found, ChangePlan) else make_plan(state, found, now, previous, everything)
 
         plan, _ = await ask(compute, ChangePlan)
-    return rights.show_readable_plan(plan, call.rights)
+    return rights.filter_plan(plan, call.rights)
 
 
 async def _try_command(call: Call, now: float) -> Transaction | ChangePlan:

@@ -24,7 +24,7 @@ from cpumond.api.yt.cypress import (
     Cypress,
     CypressNode,
     Turn,
-    show_in_pieces,
+    materialise_in_parts,
 )
 from cpumond.api.yt.filters import count_operations, operation_tests
 from cpumond.api.yt.lazy import MISSING, Lazy, materialise
@@ -155,8 +155,8 @@ async def _get(backend: YtBackend, request: YtRequest) -> Any:
         return {"value": backend.cypress.read(path)}
     node, attributes = backend.cypress.resolve(path), get_names(request, "attributes") or ()
     if node.is_value:
-        return {"value": node.with_attributes(await show_in_pieces(node.value), attributes)}
-    return {"value": await node.show(attributes, Turn())}
+        return {"value": node.with_attributes(await materialise_in_parts(node.value), attributes)}
+    return {"value": await node.get(attributes, Turn())}
 
 
 async def _list(backend: YtBackend, request: YtRequest) -> Any:
@@ -468,7 +468,7 @@ async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
         raise YtError(f"No such job {job_id}", NO_SUCH_JOB)
     record = state.find_record(job.element.operation.id if isinstance(job, Job) else job.operation_id)
     check_operation(Rights(state, request.user), record, "read")
-    info = {**jobs.job_info(job, record, _address(backend, job)), "statistics": jobs.show_statistics(job, record)}
+    info = {**jobs.job_info(job, record, _address(backend, job)), "statistics": jobs.view_statistics(job, record)}
     return _take(info, get_names(request, "attributes"))
 
 
@@ -505,7 +505,7 @@ async def _list_operation_events(backend: YtBackend, request: YtRequest) -> Any:
     record, kind = backend.find_record(request), get_text(request, "event_type", INCARNATION_STARTED)
     if kind != INCARNATION_STARTED:
         raise YtError(f"list_operation_events: event_type is {INCARNATION_STARTED}, not {quote_text(kind)}")
-    return [orchid.show_incarnation(each) for each in record.incarnations]
+    return [orchid.view_incarnation(each) for each in record.incarnations]
 
 
 async def _get_version(backend: YtBackend, _: YtRequest) -> Any:
@@ -519,15 +519,15 @@ async def _get_features(_: YtBackend, __: YtRequest) -> Any:
 async def _check_permission(backend: YtBackend, request: YtRequest) -> Any:
     path = get_path(request).node
     backend.cypress.resolve(path)
-    return _show_verdict(backend, request, find_path_target(backend.scheduler.state, path))
+    return _view_verdict(backend, request, find_path_target(backend.scheduler.state, path))
 
 
 async def _check_operation_permission(backend: YtBackend, request: YtRequest) -> Any:
     record = backend.scheduler.state.find_record(_operation_id(request))
-    return _show_verdict(backend, request, RightsTarget(operation=record))
+    return _view_verdict(backend, request, RightsTarget(operation=record))
 
 
-def _show_verdict(backend: YtBackend, request: YtRequest, target: RightsTarget) -> dict[str, Any]:
+def _view_verdict(backend: YtBackend, request: YtRequest, target: RightsTarget) -> dict[str, Any]:
     """The answer about any user."""
     name, state = get_text(request, "user"), backend.scheduler.state
     user = request.user if name == request.user.name else backend.find_known(name)

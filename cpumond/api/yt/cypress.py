@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from cpumond import __version__
-from cpumond.api.permissions import show_acl
+from cpumond.api.permissions import encode_acl
 from cpumond.api.yt import orchid
 from cpumond.api.yt.lazy import MISSING, Lazy, fixed, iso_time, materialise
 from cpumond.api.yt.values import Attributed, YtError, quote_text
@@ -115,7 +115,7 @@ class CypressNode:
     def child_path(self, name: str) -> str:
         return ("/" if self.path == "/" else self.path) + "/" + escape_literal(name)
 
-    async def show(self, attributes: Sequence[str], turn: Turn) -> Any:
+    async def get(self, attributes: Sequence[str], turn: Turn) -> Any:
         """Answer to ``get``: children as a map, with those of ``attributes`` that each has."""
         if self.is_opaque:
             return self.with_attributes(None, attributes)
@@ -123,7 +123,7 @@ class CypressNode:
         for name in list(self.names()):
             child = self.find(name)
             if child is not None:
-                shown[name] = await child.show(attributes, turn)
+                shown[name] = await child.get(attributes, turn)
                 await turn.give()
         return self.with_attributes(shown, attributes)
 
@@ -220,12 +220,12 @@ def _settings(node: CypressNode) -> TreeSettings | PoolSettings:
 
 def _effective_acl(node: CypressNode) -> Any:
     assert node.tree is not None
-    return show_acl(each.entry for each in read_access(node.tree, node.pool_name).entries)
+    return encode_acl(each.entry for each in read_access(node.tree, node.pool_name).entries)
 
 
 _OF_TREE: Final[Mapping[str, Read]] = {
     **_SYSTEM,
-    "acl": lambda node: show_acl(_settings(node).acl),
+    "acl": lambda node: encode_acl(_settings(node).acl),
     "inherit_acl": lambda node: _settings(node).inherit_acl,
     "effective_acl": _effective_acl,
 }
@@ -320,20 +320,20 @@ def _literal(value: str | float) -> str:
 _KINDS: Final = {bool: "boolean", int: "int64", float: "double", str: "string", list: "list", type(None): "entity"}
 
 
-async def show_in_pieces(value: Any, pause_s: float = MAX_TURN_S) -> Any:
+async def materialise_in_parts(value: Any, pause_s: float = MAX_TURN_S) -> Any:
     """As ``materialise``; other requests get their turn in between, since a tree may have thousands of pools."""
     turn = Turn(pause_s)
 
-    async def show(value: Any) -> Any:
+    async def convert(value: Any) -> Any:
         if not isinstance(value, Lazy) or value.is_whole:
             return materialise(value)
         shown = {}
         for name, part in value.parts():
-            shown[name] = await show(part)
+            shown[name] = await convert(part)
             await turn.give()
         return shown
 
-    return await show(value)
+    return await convert(value)
 
 
 class Cypress:

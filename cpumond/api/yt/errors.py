@@ -7,10 +7,10 @@ from typing import Any
 from cpumond.scheduler.model.failures import EndError
 
 
-def show_error(message: str, code: int = 1, attributes: dict[str, Any] | None = None) -> dict[str, Any]:
+def make_error(message: str, code: int = 1, attributes: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"code": code, "message": message, "attributes": attributes or {}, "inner_errors": []}
 
 
-def show_failure(failure: EndError) -> dict[str, Any]:
-    inner = [show_failure(each) for each in failure.inner]
-    return {**show_error(failure.message, failure.code, dict(failure.attributes)), "inner_errors": inner}
+def make_failure(failure: EndError) -> dict[str, Any]:
+    inner = [make_failure(each) for each in failure.inner]
+    return {**make_error(failure.message, failure.code, dict(failure.attributes)), "inner_errors": inner}

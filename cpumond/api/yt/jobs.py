@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cpumond.api.yt.errors import show_failure
+from cpumond.api.yt.errors import make_failure
 from cpumond.api.yt.lazy import iso_time
 from cpumond.core.wire import JobReport
 from cpumond.scheduler.elements import Job
@@ -82,7 +82,7 @@ def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, An
     else:
         info["archive_state"], info["finish_time"] = info["state"], iso_time(job.finish_time)
         if job.state != "completed":
-            info["error"] = show_failure(failures.of_job(job))
+            info["error"] = make_failure(failures.of_job(job))
     info["events"] = [{"time": info["start_time"], "state": "waiting" if info["state"] == "waiting" else "running"}]
     if not isinstance(job, Job):
         info["events"].append({"time": info["finish_time"], "state": info["state"]})
@@ -94,13 +94,13 @@ def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, An
     if told.cgroup:
         info["cgroup"] = told.cgroup
     if preemption is not None:
-        info["why_preempted"] = show_preemption(preemption)
+        info["why_preempted"] = view_preemption(preemption)
         if job.interruption_timeout:
-            info["interruption_info"] = _show_interruption(preemption, job.interruption_timeout)
+            info["interruption_info"] = _view_interruption(preemption, job.interruption_timeout)
     return info
 
 
-def _show_interruption(told: PreemptionRecord, timeout_ms: float) -> dict[str, Any]:
+def _view_interruption(told: PreemptionRecord, timeout_ms: float) -> dict[str, Any]:
     reason = told.cause if told.cause in ("user_request", failures.JOBS_DISABLED) else "unknown"
     info: dict[str, Any] = {"interruption_reason": reason, "interruption_timeout": round(timeout_ms)}
     if told.kind != "aborted":
@@ -133,7 +133,7 @@ def _list_limits(record: OperationRecord) -> dict[str, int]:
     return {task.name: task.memory_limit for task in record.tasks}
 
 
-def show_statistics(job: AnyJob, record: OperationRecord) -> dict[str, Any]:
+def view_statistics(job: AnyJob, record: OperationRecord) -> dict[str, Any]:
     """``statistics`` of ``get_job``: of each figure the four that such a statistic has, of one job all the same."""
     shown: dict[str, Any] = {}
     for path, value in _list_statistics(job, _list_limits(record)).items():
@@ -156,7 +156,7 @@ class JobStatistics:
             known[1] += value
             known[2:] = min(known[2], value), max(known[3], value)
 
-    def show(self) -> dict[str, Any]:
+    def view(self) -> dict[str, Any]:
         shown: dict[str, Any] = {}
         for path, by_state in self._figures.items():
             _put(shown, path, {"$": {state: {JOB_TYPE: _summary(*known)} for state, known in by_state.items()}})
@@ -174,5 +174,5 @@ def _put(shown: dict[str, Any], path: str, value: Any) -> None:
     shown[name] = value
 
 
-def show_preemption(record: PreemptionRecord) -> dict[str, Any]:
+def view_preemption(record: PreemptionRecord) -> dict[str, Any]:
     return {**msgspec.to_builtins(record), "at": iso_time(record.at)}

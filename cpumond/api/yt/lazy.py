@@ -88,9 +88,9 @@ def iso_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def table(items: Mapping[str, Any], show: Callable[[Any], Any]) -> Lazy:
-    """A map of the same names, of what ``show`` makes of each item."""
-    return Lazy(lambda: items, lambda name: show(items[name]) if name in items else MISSING, has_all=True)
+def table(items: Mapping[str, Any], view: Callable[[Any], Any]) -> Lazy:
+    """A map of the same names, of what ``view`` makes of each item."""
+    return Lazy(lambda: items, lambda name: view(items[name]) if name in items else MISSING, has_all=True)
 
 
 def amounts(vector: Vector) -> dict[str, Any]:

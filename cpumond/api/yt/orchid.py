@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
-from cpumond.api.permissions import hide_secrets, show_acl, without_secrets
+from cpumond.api.permissions import encode_acl, hide_secrets, without_secrets
 from cpumond.api.updated_tree import LookAt, Results, UpdatedTree, look_once
-from cpumond.api.views import count_jobs, show_outlook
-from cpumond.api.yt.errors import show_error, show_failure
-from cpumond.api.yt.jobs import JobStatistics, show_preemption
+from cpumond.api.views import count_jobs, view_forecast
+from cpumond.api.yt.errors import make_error, make_failure
+from cpumond.api.yt.jobs import JobStatistics, view_preemption
 from cpumond.api.yt.lazy import MISSING, Lazy, amounts, fixed, iso_time, table
 from cpumond.api.yt.orchid_attributes import operation_attributes, pool_attributes
 from cpumond.fairshare.folding import fold_weight
@@ -35,18 +35,18 @@ from cpumond.scheduler.model import (
 )
 from cpumond.scheduler.settings import operations
 from cpumond.scheduler.settings.attributes import ALIASES
-from cpumond.scheduler.settings.spec_patch import show_patch
+from cpumond.scheduler.settings.spec_patch import view_patch
 from cpumond.scheduler.state import State
 
 SHOWN_PREEMPTIONS: Final = 1000
 
 
-def _by_pool(tree: Tree, show: Callable[[PoolElement], Any]) -> Lazy:
-    """All pools, the root first, each as ``show`` has it."""
+def _by_pool(tree: Tree, view: Callable[[PoolElement], Any]) -> Lazy:
+    """All pools, the root first, each as ``view`` has it."""
 
     def find(name: str) -> Any:
         pool = tree.root if name == ROOT_POOL else tree.pools.get(name)
-        return MISSING if pool is None else show(pool)
+        return MISSING if pool is None else view(pool)
 
     return Lazy(lambda: (ROOT_POOL, *tree.pools), find, lambda name: f'Pool tree "{tree.name}" has no pool "{name}"')
 
@@ -60,14 +60,14 @@ def tree_orchid(view: UpdatedTree, rights: Rights) -> Lazy:
             return elements
         return {name: each for name, each in elements.items() if rights.may_read(each.operation.record)}
 
-    show_pool, show_operation = partial(pool_attributes, view), partial(operation_attributes, view)
+    view_pool, view_operation = partial(pool_attributes, view), partial(operation_attributes, view)
 
     return fixed(
         {
-            "pools": lambda: _by_pool(tree, show_pool),
-            "child_pools_by_pool": lambda: _by_pool(tree, lambda pool: table(pool.children, show_pool)),
-            "operations": lambda: table(readable(tree.operations), show_operation),
-            "operations_by_pool": lambda: _by_pool(tree, lambda pool: table(readable(pool.operations), show_operation)),
+            "pools": lambda: _by_pool(tree, view_pool),
+            "child_pools_by_pool": lambda: _by_pool(tree, lambda pool: table(pool.children, view_pool)),
+            "operations": lambda: table(readable(tree.operations), view_operation),
+            "operations_by_pool": lambda: _by_pool(tree, lambda pool: table(readable(pool.operations), view_operation)),
             "config": lambda: tree_options(tree),
             "resource_usage": lambda: amounts(tree.root.usage),
             "resource_limits": lambda: amounts(tree.total),
@@ -174,7 +174,7 @@ def _aborted_counts(record: OperationRecord) -> dict[str, Any]:
     return {"total": total, "scheduled": reasons, "non_scheduled": {}}
 
 
-def show_incarnation(begun: Incarnation) -> dict[str, Any]:
+def view_incarnation(begun: Incarnation) -> dict[str, Any]:
     """One run of all jobs of an operation with ``gang_options``, as ``list_operation_events`` tells of it."""
     event = {"timestamp": iso_time(begun.at), "event_type": "incarnation_started", "incarnation": begun.id}
     if not begun.reason:
@@ -182,7 +182,7 @@ def show_incarnation(begun: Incarnation) -> dict[str, Any]:
     if begun.job_id:
         info: dict[str, Any] = {"trigger_job_id": begun.job_id}
         if begun.error is not None:
-            info["trigger_job_error"] = show_failure(begun.error)
+            info["trigger_job_error"] = make_failure(begun.error)
         if begun.abort_reason:
             info["abort_reason"] = begun.abort_reason
     else:
@@ -212,8 +212,8 @@ def _result(record: OperationRecord) -> Any:
     if not record.is_finished:
         return MISSING
     if record.failure is not None:
-        return {"error": show_failure(record.failure)}
-    return {"error": show_error(record.error, int(record.state != "completed"))}
+        return {"error": make_failure(record.failure)}
+    return {"error": make_error(record.error, int(record.state != "completed"))}
 
 
 def _alerts(record: OperationRecord, live: Operation | None, told: list[str]) -> dict[str, Any]:
@@ -223,19 +223,19 @@ def _alerts(record: OperationRecord, live: Operation | None, told: list[str]) ->
         full = admission.find_full(element)
         if full is not None:
             details = {"pool": full.name, "limit": full.max_running_operation_count, "pool_tree": element.tree.name}
-            alerts["operation_pending"] = show_error("Max running operation count violated", 1, details)
+            alerts["operation_pending"] = make_error("Max running operation count violated", 1, details)
             break
     if record.suspended_for is not None:
-        inner = [show_failure(record.suspended_for)]
+        inner = [make_failure(record.suspended_for)]
         alerts["operation_suspended"] = {
-            **show_error("Operation is suspended since a job failed"),
+            **make_error("Operation is suspended since a job failed"),
             "inner_errors": inner,
         }
     stuck = [] if live is None else placement.list_alerts(live)
     if stuck:
-        alerts[stuck[0][0]] = show_error("; ".join(sentence for _, sentence in stuck))
+        alerts[stuck[0][0]] = make_error("; ".join(sentence for _, sentence in stuck))
     if told:
-        alerts["unrecognized_spec"] = show_error("; ".join(told))
+        alerts["unrecognized_spec"] = make_error("; ".join(told))
     return alerts
 
 
@@ -270,7 +270,7 @@ def operation_info(
             {
                 "jobs": lambda: {**job_counts(record, live), "aborted": _aborted_counts(record)},
                 "tasks": lambda: _tasks(record, live),
-                "job_statistics": lambda: MISSING if statistics is None else statistics.show(),
+                "job_statistics": lambda: MISSING if statistics is None else statistics.view(),
                 "scheduling_info_per_pool_tree": per_tree,
             }
         )
@@ -290,13 +290,13 @@ def operation_info(
             "spec": lambda: record.spec,
             "provided_spec": lambda: record.spec,
             "full_spec": lambda: resulting.full_spec(record, live),
-            "cumulative_spec_patch": lambda: show_patch(record),
+            "cumulative_spec_patch": lambda: view_patch(record),
             "unrecognized_spec": lambda: hide(operations.find_unrecognized(given)),
             "runtime_parameters": lambda: {
                 "scheduling_tag_filter": _filter_of_all_trees(record),
                 "scheduling_options_per_pool_tree": _options_per_tree(record),
                 "owners": [],
-                "acl": show_acl(record.acl),
+                "acl": encode_acl(record.acl),
                 "annotations": _annotations(record),
                 "erased_trees": operations.list_erased_trees(record),
             },
@@ -317,7 +317,7 @@ def _brief_progress(state: State, record: OperationRecord, live: Operation | Non
 
     Its client shows them only where ``build_time`` is later than that of the last answer.
     """
-    outlook, jobs = show_outlook(state, record.id), job_counts(record, live)
+    outlook, jobs = view_forecast(state, record.id), job_counts(record, live)
     brief: dict[str, Any] = {"state": record.state, "jobs": jobs, "total_job_counter": jobs}
     if now is not None:
         brief["build_time"] = iso_time(now)
@@ -377,7 +377,7 @@ def scheduler_orchid(rights: Rights, results: Results) -> Lazy:
     def preemptions() -> list[dict[str, Any]]:
         recent = list(state.preemptions)[-SHOWN_PREEMPTIONS:]
         victims = ((record, state.record_of(record.operation_id)) for record in reversed(recent))
-        return [show_preemption(record) for record, victim in victims if victim is None or rights.may_read(victim)]
+        return [view_preemption(record) for record, victim in victims if victim is None or rights.may_read(victim)]
 
     return fixed(
         {

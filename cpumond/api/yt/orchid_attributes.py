@@ -58,14 +58,14 @@ def _given(resources: Resources) -> dict[str, Any]:
     return {name: amount if name == "cpu" else whole(amount) for name, amount in resources.items()}
 
 
-def _detailed(show: Callable[[Vector], Any]) -> Reader:
-    """Reader of the parts of a fair share, each as ``show`` has it."""
+def _detailed(convert: Callable[[Vector], Any]) -> Reader:
+    """Reader of the parts of a fair share, each as ``convert`` has it."""
 
     def read(view: UpdatedTree, element: Element) -> dict[str, Any]:
         shares = view.shares(element)
         parts = FairShare() if shares is None else shares.fair_share
         names = ("strong_guarantee", "integral_guarantee", "weight_proportional", "total")
-        return {name: show(getattr(parts, name)) for name in names}
+        return {name: convert(getattr(parts, name)) for name in names}
 
     return read
 

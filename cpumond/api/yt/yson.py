@@ -71,7 +71,7 @@ def read_yson(data: bytes, max_depth: int = MAX_DEPTH) -> Any:
     end = _SPACE.match(data, position)
     assert end is not None
     if end.end() != len(data):
-        raise ParseError(f"unexpected {_show_byte(data[end.end()])} after the value", end.end())
+        raise ParseError(f"unexpected {_format_byte(data[end.end()])} after the value", end.end())
     return value
 
 
@@ -261,10 +261,10 @@ class _YsonReader:
             return ParseError(f"expected {expected}, but the text ends", at)
         if self._data[at] == 0x22 and _TOKEN.match(self._data, at) is None:
             return ParseError("a string without its closing quote", at)
-        return ParseError(f"expected {expected}, not {_show_byte(self._data[at])}", at)
+        return ParseError(f"expected {expected}, not {_format_byte(self._data[at])}", at)
 
 
-def _show_byte(byte: int) -> str:
+def _format_byte(byte: int) -> str:
     return f'"{chr(byte)}"' if 0x20 < byte < 0x7F else f"byte 0x{byte:02X}"
 
 
@@ -288,7 +288,7 @@ def write_yson(
         _Writer(gather(parts, give_way), _pack_string, _pack_scalar, str.encode).write(value, 0)
         return b"".join(parts)
     texts: list[str] = []
-    _Writer(gather(texts, give_way), _quote_yson, _show_scalar, str, variant == "pretty").write(value, 0)
+    _Writer(gather(texts, give_way), _quote_yson, _format_scalar, str, variant == "pretty").write(value, 0)
     return "".join(texts).encode("ascii")
 
 
@@ -373,7 +373,7 @@ def _quote_yson(text: str | bytes) -> str:
     return '"' + _UNSAFE.sub(lambda found: _ESCAPED[found[0][0]].encode(), raw).decode("ascii") + '"'
 
 
-def _show_scalar(value: bool | float | None) -> str:
+def _format_scalar(value: bool | float | None) -> str:
     """A value that is no string and no container, as text YSON."""
     if value is None:
         return "#"

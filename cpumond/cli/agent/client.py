@@ -87,7 +87,7 @@ class AgentClient:
     def status(self) -> bytes:
         return self.request("GET", "/v1/status")
 
-    def show(self, content: bytes, kind: type[Answer], rows: str | None = None) -> Answer:
+    def fetch(self, content: bytes, kind: type[Answer], rows: str | None = None) -> Answer:
         """Return an answer as a value to format for people; with ``as_json``, print it and end the command."""
         if self.as_json:
             print_json_and_end(content, kind, rows)

@@ -24,14 +24,14 @@ from cpumond.cli.output import is_terminal, print_json, print_text, terminal_wid
 from cpumond.cli.render.tables import SORTS, Sort, describe_pin, draw_registered, draw_status, draw_top, is_only_watched
 from cpumond.cli.scheduler.client import connection_flags
 from cpumond.cli.scheduler.cluster_top import SORTS as CLUSTER_SORT_KEYS
-from cpumond.cli.scheduler.cluster_top import show_cluster
+from cpumond.cli.scheduler.cluster_top import print_cluster
 from cpumond.cli.scheduler.finding import TREE
 from cpumond.cli.scheduler.http_client import make_client
 from cpumond.core.answers import AddedJob, ExplainAnswer, JobAnswer, RegisteredList, StatusAnswer
 from cpumond.core.decode import decode_json
 from cpumond.core.errors import AccessError, CpumondError, UsageError
-from cpumond.core.measures import count_cores
-from cpumond.core.words import show_cores, show_json, show_name
+from cpumond.core.measures import count_cores, format_cores
+from cpumond.core.words import escape, escape_json
 from cpumond.monitor.model import MODES
 
 CLUSTER_SORTS = tuple(CLUSTER_SORT_KEYS.values())
@@ -47,7 +47,7 @@ def status_command(client: AgentClient) -> None:
 
     Numbers are cores: the job's request, its limit now, its usage in the last check, and its smoothed usage.
     """
-    answer = client.show(client.status(), StatusAnswer, "jobs")
+    answer = client.fetch(client.status(), StatusAnswer, "jobs")
     click.echo(draw_status(answer, terminal_width(), use_colour()))
 
 
@@ -94,13 +94,13 @@ def top_command(
     with contextlib.suppress(KeyboardInterrupt):
         if is_of_cluster:
             scheduler = make_client(connection, as_json=as_json)
-            show_cluster(scheduler, tree, interval_s, sort or "used", once)
+            print_cluster(scheduler, tree, interval_s, sort or "used", once)
             return
         client = AgentClient(find_socket(config_path, is_given("config_path"), socket_path), as_json)
-        show_agent(client, interval_s, cast("Sort", sort or "reclaimed"), once)
+        print_agent(client, interval_s, cast("Sort", sort or "reclaimed"), once)
 
 
-def show_agent(client: AgentClient, interval_s: float | None, sort: Sort, once: bool) -> None:
+def print_agent(client: AgentClient, interval_s: float | None, sort: Sort, once: bool) -> None:
     """Print one frame, or show frames until KeyboardInterrupt."""
     try:
         content = client.status()
@@ -129,7 +129,7 @@ def explain_command(client: AgentClient, job: str, last: int, show_all: bool) ->
     JOB is a job's id or its cgroup. The first sentences are the answer. Below them are the reasons: the votes of the
     last window, the result of the next check, the options in force and the last decisions.
     """
-    answer = client.show(client.request("GET", f"/v1/jobs/{quote_name(job)}/explain"), ExplainAnswer)
+    answer = client.fetch(client.request("GET", f"/v1/jobs/{quote_name(job)}/explain"), ExplainAnswer)
     click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
 
 
@@ -171,11 +171,11 @@ def job_add_command(
     layer = read_layer(assignments, mode)
     body = given({"cgroup": cgroup, "cpu_limit": cpu_limit, "job_id": job_id, "operation_id": operation})
     content = client.request("POST", "/v1/registered", {**body, "job_cpu_monitor": layer})
-    job = client.show(content, AddedJob)
+    job = client.fetch(content, AddedJob)
     hint = "; its limit is not changed; --mode reclaim changes that" if is_only_watched(job) else ""
     print_text(
-        f"job {show_name(job.job_id)} ({job.cgroup}): mode {job.mode}, {count_cores(job.cpu_limit)} ordered, "
-        f"limit {show_cores(job.current_cpu_limit)}{hint}"
+        f"job {escape(job.job_id)} ({job.cgroup}): mode {job.mode}, {count_cores(job.cpu_limit)} ordered, "
+        f"limit {format_cores(job.current_cpu_limit)}{hint}"
     )
     for warning in job.warnings:
         warn(warning)
@@ -191,9 +191,9 @@ def job_remove_command(client: AgentClient, job: str) -> None:
     JOB must be an id that was added with `cpumond job add`; jobs of the configuration's sources stay.
     """
     content = client.request("DELETE", f"/v1/registered/{quote_name(job)}")
-    client.show(content, dict[str, object])
+    client.fetch(content, dict[str, object])
     print_text(
-        f"job {show_name(job)} is removed; its cgroup has its original limit again, unless a source of the "
+        f"job {escape(job)} is removed; its cgroup has its original limit again, unless a source of the "
         "configuration also finds it"
     )
 
@@ -206,7 +206,7 @@ def job_list_command(client: AgentClient) -> None:
 
     `cpumond status` shows these and the jobs of the configuration's sources.
     """
-    jobs = client.show(client.request("GET", "/v1/registered"), RegisteredList).jobs
+    jobs = client.fetch(client.request("GET", "/v1/registered"), RegisteredList).jobs
     if jobs:
         click.echo(draw_registered(jobs, terminal_width(), use_colour()))
     else:
@@ -223,7 +223,7 @@ def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: f
     """Hold the limit of JOB, an id or a cgroup, until `cpumond unpin` or for a given time."""
     body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
     content = client.request("PUT", f"/v1/jobs/{quote_name(job)}/pin", body)
-    print_text(describe_pin(client.show(content, JobAnswer), ttl_s))
+    print_text(describe_pin(client.fetch(content, JobAnswer), ttl_s))
 
 
 @click.command("unpin", epilog="Example: cpumond unpin steady-low")
@@ -233,9 +233,9 @@ def pin_command(client: AgentClient, job: str, cpu_limit: float | None, ttl_s: f
 def unpin_command(client: AgentClient, job: str) -> None:
     """Return JOB to the monitor when it is pinned, contested, or overridden by another program's write."""
     content = client.request("DELETE", f"/v1/jobs/{quote_name(job)}/pin")
-    answer = client.show(content, JobAnswer)
+    answer = client.fetch(content, JobAnswer)
     print_text(
-        f"job {show_name(answer.job_id)} is managed by the monitor again (mode {answer.mode}); "
+        f"job {escape(answer.job_id)} is managed by the monitor again (mode {answer.mode}); "
         f"its limit is {count_cores(answer.current_cpu_limit)}"
     )
 
@@ -295,7 +295,7 @@ def read_line(client: AgentClient, sort: Sort) -> str:
     try:
         content = client.status()
         client.decode(content, StatusAnswer)
-        return show_json(msgspec.json.encode(sort_answer(content, sort)))
+        return escape_json(msgspec.json.encode(sort_answer(content, sort)))
     except AccessError:
         raise
     except CpumondError as error:

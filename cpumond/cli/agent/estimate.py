@@ -203,7 +203,7 @@ def _read_prometheus(
     prometheus = Prometheus(url, read_token(token_file) if token_file else "")
     progress = ProgressLine()
     try:
-        return read_history(prometheus, metrics, match, since_s, step_s, time.time(), settings, progress.show)
+        return read_history(prometheus, metrics, match, since_s, step_s, time.time(), settings, progress.draw)
     finally:
         progress.end()
 

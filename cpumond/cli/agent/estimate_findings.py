@@ -14,9 +14,9 @@ import msgspec
 from cpumond.agent.config import parse_assignments
 from cpumond.agent.discovery.workloads import SourceSketch, Workload, find_roots, list_sources
 from cpumond.cli.render.grid import Cell, Column, draw_grid, draw_lines
-from cpumond.cli.render.tables import show_title
-from cpumond.core.measures import count_cores, format_span
-from cpumond.core.words import count, show_cores, show_name
+from cpumond.cli.render.tables import format_title
+from cpumond.core.measures import count_cores, format_cores, format_span
+from cpumond.core.words import count, escape
 from cpumond.monitor.estimate import Confidence, Estimate, RuleEstimate, Timeline, add_up, judge_confidence
 from cpumond.monitor.model import LimitRule, MonitorSettings
 from cpumond.monitor.reclaimed import USUAL_JOBS
@@ -126,7 +126,7 @@ def describe(findings: Findings) -> list[str]:
         share = f" ({limited.used_cores / limited.ordered_cores:.0%})" if limited.ordered_cores > 0.0 else ""
         said.append(
             f"{count(numbers[True], 'workload')} with a limit requested {count_cores(limited.ordered_cores)} and "
-            f"used {show_cores(limited.used_cores)}{share}."
+            f"used {format_cores(limited.used_cores)}{share}."
         )
         said += [_describe_rule(rule, each) for rule, each in limited.rules.items()]
     if numbers[False]:
@@ -149,13 +149,13 @@ def describe(findings: Findings) -> list[str]:
 def _describe_rule(rule: LimitRule, of: RuleEstimate) -> str:
     return (
         f"Rule {rule}: {count_cores(of.reclaimable_cores)} reclaimable ({of.reclaimable_ratio:.0%}), held back "
-        f"{_show_ratio(of.held_back_ratio)} of the time, at most {_show_ratio(of.held_back_most_ratio)}. "
+        f"{_format_ratio(of.held_back_ratio)} of the time, at most {_format_ratio(of.held_back_most_ratio)}. "
         f"If a scheduler started jobs of {format_span(USUAL_JOBS.length_s)} on it, they would lose "
-        f"{_show_ratio(of.lost_work_ratio)} of their work."
+        f"{_format_ratio(of.lost_work_ratio)} of their work."
     )
 
 
-def _show_ratio(ratio: float) -> str:
+def _format_ratio(ratio: float) -> str:
     return "0 %" if ratio <= 0.0 else "<0.01 %" if ratio < 1e-4 else f"{ratio * 100:.2g} %"
 
 
@@ -194,7 +194,7 @@ def list_columns() -> list[Column[Any]]:
 def list_rows(findings: Findings, rows: list[WorkloadRow]) -> list[list[Cell]]:
     """The rows of workloads, and those of the totals."""
     lines: list[list[Cell]] = [
-        [show_title(row.label, MAX_NAME) + (" (ended)" if row.is_gone else ""), *list_cells(findings, row)]
+        [format_title(row.label, MAX_NAME) + (" (ended)" if row.is_gone else ""), *list_cells(findings, row)]
         for row in rows
     ]
     return lines + [[(text, "bold") for text in (name, *cells)] for name, cells in list_totals(findings)]
@@ -219,19 +219,19 @@ def list_totals(findings: Findings) -> Iterator[tuple[str, Iterator[str]]]:
 
 
 def _list_numbers(estimate: Estimate, is_limited: bool | None, is_shared: bool = False) -> Iterator[str]:
-    yield show_order(estimate, is_limited, is_shared)
-    yield show_cores(estimate.used_cores)
+    yield format_request(estimate, is_limited, is_shared)
+    yield format_cores(estimate.used_cores)
     for rule in RULES:
         of = estimate.rules.get(rule)
-        yield show_cores(of.reclaimable_cores) if of else "-"
-        yield _show_ratio(of.held_back_ratio) if of else "-"
+        yield format_cores(of.reclaimable_cores) if of else "-"
+        yield _format_ratio(of.held_back_ratio) if of else "-"
 
 
-def show_order(estimate: Estimate, is_limited: bool | None, is_shared: bool = False) -> str:
+def format_request(estimate: Estimate, is_limited: bool | None, is_shared: bool = False) -> str:
     """Format the requested cores, marked if no limit bounds the workload or only a shared one."""
     if is_limited is None:
         return "unknown"
-    return show_cores(estimate.ordered_cores) + ("" if is_limited else " (shared)" if is_shared else " (no limit)")
+    return format_cores(estimate.ordered_cores) + ("" if is_limited else " (shared)" if is_shared else " (no limit)")
 
 
 class EstimateSums(msgspec.Struct, frozen=True):
@@ -356,7 +356,7 @@ def _render_options(assignments: tuple[str, ...]) -> Iterator[str]:
 
 
 def _render_source(sketch: SourceSketch, leaves: Callable[[str], list[str]]) -> Iterator[str]:
-    yield f"# {count(len(sketch.paths), 'cgroup')} of kind {sketch.kind}, for example {show_name(sketch.paths[0])}"
+    yield f"# {count(len(sketch.paths), 'cgroup')} of kind {sketch.kind}, for example {escape(sketch.paths[0])}"
     is_whole = sketch.kind in ("lxc", "machine")
     if not is_whole and any(leaves(path) != [path] for path in sketch.paths):
         yield "# Some of them have child cgroups. These can be watched, but only leaf cgroups are ever changed."

@@ -17,7 +17,7 @@ from cpumond.cli.agent.estimate_findings import Findings, WorkloadRow
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import AccessError, UnavailableError
 from cpumond.core.measures import format_duration, format_span
-from cpumond.core.words import count, show_name
+from cpumond.core.words import count, escape
 from cpumond.monitor.estimate import Timeline, UseWatch
 from cpumond.monitor.model import CpuReading, LimitRule, MonitorSettings
 
@@ -171,7 +171,7 @@ class Prometheus:
             problem = ""
         except ContentError as error:
             answer, problem = _Answer("error"), str(error)
-        said = f": {self._show(answer.error)}" if answer.error else ""
+        said = f": {self._sanitize(answer.error)}" if answer.error else ""
         if status in (401, 403):
             have = (
                 "refuses the token of --token-file"
@@ -187,10 +187,10 @@ class Prometheus:
             raise UnavailableError(f"{self.url}: Prometheus answered with an error (HTTP status {status}){said}")
         if problem or answer.data is None:
             raise UnavailableError(
-                f"{self.url}: the answer cannot be decoded: {self._show(problem) or 'it has no data'}; "
+                f"{self.url}: the answer cannot be decoded: {self._sanitize(problem) or 'it has no data'}; "
                 "is this a Prometheus?"
             )
-        self.warnings.update(self._show(each) for each in answer.warnings)
+        self.warnings.update(self._sanitize(each) for each in answer.warnings)
         try:
             for result in answer.data.result:
                 for _, text in result.values:
@@ -199,10 +199,10 @@ class Prometheus:
             raise UnavailableError(f"{self.url}: the answer has a value that is no number") from None
         return answer.data.result
 
-    def _show(self, text: str) -> str:
+    def _sanitize(self, text: str) -> str:
         """A text from the server as one line of output, without control characters and without the token."""
         text = text.replace(self._token, "...") if self._token else text
-        return show_name(" ".join(text.split())[:MAX_SAID])
+        return escape(" ".join(text.split())[:MAX_SAID])
 
 
 class RecordedWorkload(msgspec.Struct):
@@ -219,7 +219,7 @@ class RecordedWorkload(msgspec.Struct):
 
 def read_history(
     prometheus: Prometheus, metrics: Metrics, match: str, since_s: float, step_s: float, now_s: float,
-    settings: Mapping[LimitRule, MonitorSettings], show: Callable[[str], None],
+    settings: Mapping[LimitRule, MonitorSettings], report: Callable[[str], None],
 ) -> Findings:  # fmt: skip
     """Return the findings of the ``since_s`` seconds before ``now_s`` (since 1970).
 
@@ -231,7 +231,7 @@ def read_history(
     start_s = end_s - math.floor(since_s / step_s) * step_s
 
     def read(expression: str) -> list[tuple[dict[str, str], Series]]:
-        show(f"querying {expression}")
+        report(f"querying {expression}")
         return prometheus.read_range(expression, start_s, end_s, step_s)
 
     reader = read_cadvisor if chosen == "cadvisor" else read_cpumond
@@ -250,7 +250,7 @@ def read_history(
     timeline = Timeline(0.0, end_s - start_s)
     rows = []
     for number, history in enumerate(histories, 1):
-        show(f"computing workload {number} of {len(histories)}")
+        report(f"computing workload {number} of {len(histories)}")
         rows.append(_replay(history, step_s, min(check_s, step_s), start_s, end_s, settings, timeline))
     known = [row for row in rows if row.estimate.watched_s > 0.0]
     if not known:

@@ -20,8 +20,8 @@ from cpumond.cli.agent.watch import read_own_quota
 from cpumond.cli.ending import ended_by, list_ending_signals
 from cpumond.cli.progress import ProgressLine
 from cpumond.core.errors import GONE_ERRNOS, CgroupReadError, CpumondError, UnavailableError
-from cpumond.core.measures import count_cores, format_span
-from cpumond.core.words import count, show_cores, show_name
+from cpumond.core.measures import count_cores, format_cores, format_span
+from cpumond.core.words import count, escape
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.files import count_threads, find_vital, open_counter, read_cpus
 from cpumond.host.cgroup.mounts import Hierarchies, open_hierarchies, relative_path
@@ -265,7 +265,7 @@ class HostWatch:
         used = sum(each.watch.usage_cores for each in self._followed.values())
         return (
             f"{format_span(self.end_s - self.begin_s)} of {format_span(self.duration_s)}: "
-            f"{count(len(self._followed), 'workload')}, {show_cores(used)} of {count_cores(self.host_cores)} "
+            f"{count(len(self._followed), 'workload')}, {format_cores(used)} of {count_cores(self.host_cores)} "
             "used; Ctrl-C ends early with the findings so far"
         )
 
@@ -277,7 +277,7 @@ class HostWatch:
                 rows[path] = merge_rows(rows.get(path), each.conclude())
         if not rows:
             raise UnavailableError("stopped before the second sample, so there are no findings yet; let it run longer")
-        place = f"this host{f' below {show_name(self.root)}' if self.root else ''}"
+        place = f"this host{f' below {escape(self.root)}' if self.root else ''}"
         length_s = self.end_s - self.begin_s
         accounted = sum(isinstance(each.cgroup, AccountedCgroup) for each in self._followed.values())
         notes = []
@@ -286,10 +286,10 @@ class HostWatch:
                 f"{count(accounted, 'workload is', 'workloads are')} only in the cpuacct hierarchy: usage is counted, "
                 "but there is no limit to lower; mount cpu and cpuacct together, or use cgroup v2"
             )
-        named_notes = [f"left out {show_name(path)}: {why}" for path, why in sorted(self.problems.items())]
+        named_notes = [f"left out {escape(path)}: {why}" for path, why in sorted(self.problems.items())]
         vital = find_vital(self.hierarchies.cpu_root)
         left_out = sorted(filter(self._is_below_root, vital))
-        named_notes += [f"left out {show_name(path)}: {vital[path]}" for path in left_out]
+        named_notes += [f"left out {escape(path)}: {vital[path]}" for path in left_out]
         return Findings(
             "cgroups", place, length_s, self.duration_s, self.tick_s, self.host_cores, list(rows.values()),
             self.timeline, [*self._list_notes(length_s), *notes], named_notes,
@@ -343,13 +343,13 @@ def watch_host(
             watch.sample(is_check)
             if is_check:
                 check_s = now_s
-                progress.show(watch.describe_progress())
+                progress.draw(watch.describe_progress())
             next_s = max(next_s + watch.tick_s, now_s)
             if not is_last:
                 ended.wait(next_s - time.monotonic())
         # Computing may take long with many workloads; another signal ends it like any other command.
         signals.close()
-        progress.show(f"computing {count(len(watch), 'workload')}; another Ctrl-C aborts")
+        progress.draw(f"computing {count(len(watch), 'workload')}; another Ctrl-C aborts")
         return watch.conclude(), lambda path: list_leaves(watch.hierarchies.cpu_root, path)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cpumond.cli.render.grid import Cell, Column, column, draw_grid, draw_lines, width_of
-from cpumond.cli.render.tables import STYLES, show_option
+from cpumond.cli.render.tables import STYLES, format_option
 from cpumond.core.answers import DecisionAnswer, ExplainAnswer
 from cpumond.core.errors import UnavailableError
-from cpumond.core.words import count, show_measured, show_name, show_time, show_votes
+from cpumond.core.words import count, escape, format_measured, format_time, format_votes
 
 
 def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: bool) -> str:
@@ -24,7 +24,7 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
     """
     if not e.why:
         raise UnavailableError(
-            f"the agent of job {show_name(e.job_id)} is an older version, which gives no reasons; update it, or read "
+            f"the agent of job {escape(e.job_id)} is an older version, which gives no reasons; update it, or read "
             "its figures with --json"
         )
 
@@ -35,11 +35,11 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
     def lines(*texts: Cell) -> Iterator[str]:
         return draw_lines(texts, width, colour)
 
-    facts: list[list[Cell]] = [[(show_name(name), "bold"), show_name(text)] for name, text in e.facts.items()]
-    parts = [*lines((show_name(e.why), "bold"), ""), table(facts), ""]
+    facts: list[list[Cell]] = [[(escape(name), "bold"), escape(text)] for name, text in e.facts.items()]
+    parts = [*lines((escape(e.why), "bold"), ""), table(facts), ""]
     if e.peak is None:
         parts += lines(*list_votes(e))
-    parts += lines(f"next check: {show_name(e.next)}", "", ("job-cpu-monitor in force:", "bold"))
+    parts += lines(f"next check: {escape(e.next)}", "", ("job-cpu-monitor in force:", "bold"))
     parts.append(table(list_options(e, width)))
     shown = e.decisions if last is None else e.decisions[max(len(e.decisions) - last, 0) :]
     if not e.decisions:
@@ -53,18 +53,18 @@ def draw_explain(e: ExplainAnswer, last: int | None, width: int | None, colour: 
 def list_votes(e: ExplainAnswer) -> list[str]:
     """Lines about the voting window: the meaning of a vote, each value and its vote."""
     w = e.window
-    lines = [show_name(w.meaning)]
+    lines = [escape(w.meaning)]
     for value, vote in zip(w.values, w.votes, strict=False):
         if e.job_cpu_monitor["vote_mode"] == "ytsaurus":
-            lines.append(f"  {'vote of its check':>18}  {show_votes(vote):>2}")
+            lines.append(f"  {'vote of its check':>18}  {format_votes(vote):>2}")
         else:
-            lines.append(f"  {'throttled' if value is None else f'{value:.3f}':>9}  {show_votes(vote):>2}")
+            lines.append(f"  {'throttled' if value is None else f'{value:.3f}':>9}  {format_votes(vote):>2}")
     return lines if w.votes else [*lines, "  none yet"]
 
 
 def list_options(e: ExplainAnswer, width: int | None) -> list[list[Cell]]:
     """Two options in each row, if they fit."""
-    texts = [show_name(f"{key} = {show_option(key, value)}") for key, value in e.job_cpu_monitor.items()]
+    texts = [escape(f"{key} = {format_option(key, value)}") for key, value in e.job_cpu_monitor.items()]
     if width is not None and 2 * max(map(width_of, texts), default=0) + 4 > width:
         return [[f"  {text}"] for text in texts]
     half = (len(texts) + 1) // 2
@@ -74,13 +74,13 @@ def list_options(e: ExplainAnswer, width: int | None) -> list[list[Cell]]:
 def list_decisions(decisions: Sequence[DecisionAnswer]) -> list[list[Cell]]:
     rows: list[list[Cell]] = []
     for decision in decisions:
-        change = f"{show_measured(decision.old_cores)} -> {show_measured(decision.new_cores)}"
+        change = f"{format_measured(decision.old_cores)} -> {format_measured(decision.new_cores)}"
         result = decision.result
         if result == "applied" and not _same(decision.applied_cores, decision.new_cores):
-            result = f"applied as {show_measured(decision.applied_cores)}"
-        when = show_time(decision.at, "%b %d %H:%M:%S %Z")
+            result = f"applied as {format_measured(decision.applied_cores)}"
+        when = format_time(decision.at, "%b %d %H:%M:%S %Z")
         cells = (when, decision.kind, change, result, decision.reason)
-        rows.append([(show_name(cell), STYLES.get(cell, "")) for cell in cells])
+        rows.append([(escape(cell), STYLES.get(cell, "")) for cell in cells])
     return rows
 
 

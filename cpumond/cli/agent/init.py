@@ -16,7 +16,7 @@ import msgspec
 from cpumond.agent.config import AgentConfig, Source, load_config
 from cpumond.cli.agent import init_files
 from cpumond.cli.agent.init_files import Planned
-from cpumond.cli.engines import EngineSeen, JobsSeen, describe_fates, list_troubles, see_engines, show_some
+from cpumond.cli.engines import EngineSeen, JobsSeen, describe_fates, format_some, list_troubles, see_engines
 from cpumond.cli.options import config_option
 from cpumond.cli.output import can_ask, output_options, print_json, print_text
 from cpumond.cli.replacement import Replacement
@@ -186,13 +186,13 @@ def list_others(hierarchies: Hierarchies, seen: Iterable[EngineSeen]) -> list[st
     said = []
     if of_system:
         said.append(
-            f"{count(len(of_system), 'service')} and sessions of the system{show_some(map(_last, of_system))}: left "
+            f"{count(len(of_system), 'service')} and sessions of the system{format_some(map(_last, of_system))}: left "
             "alone"
         )
     if rest:
         said.append(
-            f"{count(len(rest), 'other workload')}{show_some(rest)}: left alone; `cpumond estimate --write FILE` makes "
-            "sources for them"
+            f"{count(len(rest), 'other workload')}{format_some(rest)}: left alone; `cpumond estimate --write FILE` "
+            "makes sources for them"
         )
     return said
 

@@ -227,13 +227,13 @@ def listen_on(listen: str, has_token: bool) -> socket.socket:
         raise ConfigError(f"--listen: {host!r} cannot be resolved to an address: {reason}") from None
     if not has_token and not is_loopback(str(address[0])):
         raise ConfigError(
-            f"--listen: {_show_address(host, port)} can be reached from other machines; "
+            f"--listen: {_format_address(host, port)} can be reached from other machines; "
             "give --token-file, or listen on 127.0.0.1"
         )
     try:
         return socket.create_server(address, family=family, backlog=128)
     except OSError as error:
-        shown = _show_address(*address[:2])
+        shown = _format_address(*address[:2])
         if error.errno == errno.EADDRINUSE:
             raise CreateError(
                 f"{shown} is already in use; stop the program that listens there, or give another --listen"
@@ -262,11 +262,11 @@ def serve(app: Starlette, listener: socket.socket) -> None:
     # When uvicorn ends, it raises a caught signal again for the handlers that were set before: these.
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    _print_line(f"listening on http://{_show_address(*listener.getsockname()[:2])}")
+    _print_line(f"listening on http://{_format_address(*listener.getsockname()[:2])}")
     server.run(sockets=[listener])
 
 
-def _show_address(host: str, port: int) -> str:
+def _format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -63,7 +63,7 @@ def find_known(name: str, known: Collection[K], what: str) -> K:
     raise UsageError(f"{what}: there is no {name!r}; {hint}")
 
 
-def show_source(path: str) -> str:
+def format_source(path: str) -> str:
     return "standard input" if path == "-" else path
 
 
@@ -181,12 +181,12 @@ def simulate_command(
         demand = Demand(make_work(shape, cpu_limit, seed, duration_s))
     else:
         assert trace is not None
-        title = show_source(trace)
+        title = format_source(trace)
         demand = read_demand(read_lines(trace), title, cpu_limit, PERIOD_S, duration_s)
     jobs = ReclaimedJobs(length_s=length_s, wait_s=wait_s)
     works = [demand.work_cpu_s] + ([demand.at_order_cpu_s] if demand.at_order_cpu_s is not None else [])
     results: list[list[SimulationResult]] = []
-    with _show_progress(sum(map(len, works)) * len(settings)) as advance:
+    with _draw_progress(sum(map(len, works)) * len(settings)) as advance:
         for work in works:
             results.append([])
             for s in settings:
@@ -230,7 +230,7 @@ def describe_work(work_cpu_s: Sequence[float], order_cores: float) -> str:
 
 
 @contextlib.contextmanager
-def _show_progress(periods: int) -> Iterator[Callable[[int], None] | None]:
+def _draw_progress(periods: int) -> Iterator[Callable[[int], None] | None]:
     """Show a progress bar on standard error; yields the function that advances it, None without a terminal."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
@@ -276,7 +276,7 @@ def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], fo
       cpumond replay trace.csv --cpu-limit 10 --set limit_rule=peak
     """
     settings = read_settings(assignments)
-    rows = parse_trace(read_lines(file), show_source(file))
+    rows = parse_trace(read_lines(file), format_source(file))
     if format_ == "csv":
         print(",".join(find_columns(settings)))
     for row in replay_rows(rows, cpu_limit, settings):

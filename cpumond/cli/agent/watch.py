@@ -85,7 +85,7 @@ def dry_run_command(
         hard_cores = cpu_limit_cores or _read_order(hierarchies, cgroup)
         if settings.pressure_restore_ratio and (why := _follow_pressure(cgroup)):
             click.echo(f"pressure_restore_ratio cannot act here: {why}", err=True)
-        show = _show_json if as_json else _show_line
+        print_check = _print_json if as_json else _print_line
         if not as_json:
             print_text(
                 f"{cgroup.directory}: {count_cores(hard_cores)} requested, a check every "
@@ -101,7 +101,7 @@ def dry_run_command(
             if decision.usage_cores is not None:
                 sums.add(state, decision)
                 uses.append(Use(decision.interval_s, decision.usage_cores))
-                show(sums.seconds, state, decision)
+                print_check(sums.seconds, state, decision)
         steady = find_steady_state(uses, hard_cores, settings)
         if steady is not None:
             sums.steady_limit_cores, sums.steady_after_s = steady.limit_cores, steady.after_s
@@ -229,11 +229,11 @@ def describe_steady(steady: SteadyState, hard_cores: float, settings: MonitorSet
         moves = f" on average, between {format_cores(steady.least_cores)} and {format_cores(steady.most_cores)}"
     return (
         f"At this usage{rule}: limit {steady.limit_cores:.1f} of {count_cores(hard_cores)}, "
-        f"{steady.reclaimed_ratio:.0%} reclaimed{moves}, after about {_show_about(steady.after_s)}."
+        f"{steady.reclaimed_ratio:.0%} reclaimed{moves}, after about {_format_about(steady.after_s)}."
     )
 
 
-def _show_about(seconds: float) -> str:
+def _format_about(seconds: float) -> str:
     """Format an approximate time: to 1 s; from 20 s on to 10 s; from 5 min on to a minute."""
     if seconds >= 300.0:
         return format_span(60.0 * round(seconds / 60.0))
@@ -326,7 +326,7 @@ def _make_line(at: str, usage: str, smoothed: str, votes: str, limit: str, rest:
     return f"{at:>8} {usage:>8} {smoothed:>8} {votes:>5} {limit:>8}  {rest}"
 
 
-def _show_line(at_s: float, state: JobState, decision: Decision) -> None:
+def _print_line(at_s: float, state: JobState, decision: Decision) -> None:
     votes = "" if decision.votes_sum is None else f"{decision.votes_sum:+d}"
     what: str = decision.kind if decision.changes else ""
     if not _is_narrow():
@@ -337,7 +337,7 @@ def _show_line(at_s: float, state: JobState, decision: Decision) -> None:
     click.echo(_make_line(f"{at_s:.1f}", usage, smoothed, votes, limit, what))
 
 
-def _show_json(at_s: float, state: JobState, decision: Decision) -> None:
+def _print_json(at_s: float, state: JobState, decision: Decision) -> None:
     header: list[str] = click.get_current_context().meta.setdefault("cpumond.header", [])
     line = DryRunCheck(
         at_s, decision.usage_cores, state.smoothed_cores, decision.votes_sum, decision.kind, state.limit_cores,

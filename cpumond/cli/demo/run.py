@@ -148,7 +148,7 @@ def _play(story: Story, wanted_path: str, duration_s: float, stopped: Ending, di
             if len(story.operations) == 1 and story.living("simulation") is not None:
                 _start(story, "render")
                 _start(story, "frames")
-            display.show(story, now_s, duration_s)
+            display.draw(story, now_s, duration_s)
         if sleeper.look(now_s, story.living("render") is not None, duration_s - now_s):
             _write_demand(wanted_path, story.plan.capacity if sleeper.is_awake else story.plan.idle_cores)
             (story.wake if sleeper.is_awake else story.sleep)(time.monotonic() - begun_s)

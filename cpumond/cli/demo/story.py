@@ -18,8 +18,7 @@ import msgspec
 from cpumond.cli.demo.jobs import WEIGHTS, WORDS, DemoPlan, Lever, Load
 from cpumond.cluster import Cluster, ClusterNode
 from cpumond.core.errors import CpumondError, UnavailableError
-from cpumond.core.measures import count_cores
-from cpumond.core.words import show_cores
+from cpumond.core.measures import count_cores, format_cores
 from cpumond.host.cgroup import Cgroup, open_cgroup
 from cpumond.host.cgroup.mounts import Hierarchies
 
@@ -243,8 +242,8 @@ class Story:
             self._report(now_s, f"simulation has {self.words.whole} back, {took_s:.1f} s after it woke up")
         elif is_lower and not is_full:
             free = self.plan.capacity - self.limits
-            are_free = f"{_show(free)} are free" if free > NEAR else "none are free"
-            limit = f"{_show(job.limit)} of {show_rounded(job.ordered)}"
+            are_free = f"{_format(free)} are free" if free > NEAR else "none are free"
+            limit = f"{_format(job.limit)} of {count_rounded(job.ordered)}"
             self._report(now_s, f"simulation's {self.words.noun} was lowered to {limit}, {are_free}")
 
     def _follow_use(self, job: JobFacts, now_s: float) -> None:
@@ -300,7 +299,7 @@ class Story:
             self._is_over = is_over
             self.overcommits += is_over
             state = "is overcommitted" if is_over else "fits again"
-            self._report(now_s, f"the node {state}: {_show(capacity - free)} of {show_rounded(capacity)}")
+            self._report(now_s, f"the node {state}: {_format(capacity - free)} of {count_rounded(capacity)}")
 
     def _take_pools(self, now_s: float) -> None:
         passed_s = 0.0 if self._counted_s is None else now_s - self._counted_s
@@ -314,9 +313,9 @@ class Story:
         self.heartbeats = status["requests"].get("heartbeat", {}).get("count", 0)
 
 
-def show_rounded(cores: float) -> str:
+def count_rounded(cores: float) -> str:
     return count_cores(round(cores, 2))
 
 
-def _show(cores: float) -> str:
-    return show_cores(round(cores, 2))
+def _format(cores: float) -> str:
+    return format_cores(round(cores, 2))

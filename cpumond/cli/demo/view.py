@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from cpumond.cli.demo.jobs import CHECK_PERIOD_S, QUICKER, WORDS, Lever
-from cpumond.cli.demo.story import JobFacts, Story, show_rounded
+from cpumond.cli.demo.story import JobFacts, Story, count_rounded
 from cpumond.core.words import count
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Display:
         if self.live is None and not self.is_quiet:
             click.echo(f"{at_s:6.1f} s  {text}")
 
-    def show(self, story: Story, now_s: float, duration_s: float) -> None:
+    def draw(self, story: Story, now_s: float, duration_s: float) -> None:
         """Draw the present state over the one before; nothing if the output is no terminal."""
         if self.live is not None:
             self.live.update(draw_state(story, now_s, duration_s, list(self.events)), refresh=True)
@@ -131,10 +131,10 @@ def draw_state(story: Story, now_s: float, duration_s: float, events: list[tuple
                 draw_bar(job, story.plan.capacity),
             )  # fmt: skip
     capacity = story.plan.capacity
-    ledger = f"node: {noun}s of {show_rounded(story.limits)} together, it has {show_rounded(capacity)}"
+    ledger = f"node: {noun}s of {count_rounded(story.limits)} together, it has {count_rounded(capacity)}"
     over = story.limits - capacity
     style = "bold yellow" if over > 0.01 else ""
-    ledger += f": overcommitted by {show_rounded(over)}" if over > 0.01 else ""
+    ledger += f": overcommitted by {count_rounded(over)}" if over > 0.01 else ""
     lines = [Text(f"{at_s:6.1f} s  {text}", overflow="fold") for at_s, text in events]
     return Group(table, Text(""), Text(ledger, style=style), Text(""), *lines)
 
@@ -151,7 +151,7 @@ def draw_bar(job: JobFacts, capacity: float) -> str:
 def list_sentences(summary: DemoSummary) -> Iterator[str]:
     yield ""
     yield (
-        f"After {summary.duration_s:.0f} s on a node of {show_rounded(summary.capacity_cores)} ({summary.kernel} "
+        f"After {summary.duration_s:.0f} s on a node of {count_rounded(summary.capacity_cores)} ({summary.kernel} "
         "kernel), core-seconds by its counters:"
     )
     yield (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cpumond.agent.config import ENGINE_KINDS, AgentConfig, Source
 from cpumond.cli.doctor.checks import Finding
-from cpumond.cli.doctor.host import may, read_line, show_user
+from cpumond.cli.doctor.host import find_user, may, read_line
 from cpumond.core.errors import UnavailableError, UnknownLimitsError, describe
 from cpumond.core.words import count
 from cpumond.host.cgroup.files import NO_BANDWIDTH, find_missing_quota
@@ -254,8 +254,8 @@ def check_rights(version: int, directories: list[str]) -> Finding:
         )
     closed = [path for path in files if not may(path, os.W_OK)]
     if not closed:
-        return Finding("rights", "ok", f"{show_user()} may write the limits of {count(len(files), 'cgroup')}")
-    text = f"{show_user()} may not write {len(closed)} of {len(files)} limits, for example {closed[0]}"
+        return Finding("rights", "ok", f"{find_user()} may write the limits of {count(len(files), 'cgroup')}")
+    text = f"{find_user()} may not write {len(closed)} of {len(files)} limits, for example {closed[0]}"
     if os.geteuid() == 0:
         advice = "the mount is read-only or the container lacks rights: give the agent a writable cgroup mount"
         return Finding("rights", "fail", text, advice)

@@ -17,13 +17,13 @@ import msgspec
 from cpumond import __version__
 from cpumond.agent.config import AgentConfig, load_config
 from cpumond.cli.agent.client import AgentClient
-from cpumond.cli.doctor.host import AgentSeen, may, read_line, show_user, suggest_root
+from cpumond.cli.doctor.host import AgentSeen, find_user, may, read_line, suggest_root
 from cpumond.cli.engines import FACTS
 from cpumond.core.answers import StatusAnswer
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.core.errors import ConfigError, CpumondError, UnavailableError
 from cpumond.core.settings import parse_listen
-from cpumond.core.words import count, show_time
+from cpumond.core.words import count, format_time
 
 WRITERS: Final = {
     "kubelet": "Kubernetes' kubelet sets the quotas of its pods",
@@ -54,7 +54,7 @@ class Finding(msgspec.Struct, frozen=True):
 def describe_host() -> Finding:
     text = (
         f"cpumond {__version__}, Python {platform.python_version()}, Linux {platform.release()}, "
-        f"{os.cpu_count()} CPUs, as {show_user()}"
+        f"{os.cpu_count()} CPUs, as {find_user()}"
     )
     return Finding("host", "ok", text)
 
@@ -177,7 +177,7 @@ def check_agent(seen: AgentSeen, config: AgentConfig) -> list[Finding]:
         return [Finding("agent", "warn", f"none runs: no process holds {lock}", advice)]
     who = "an agent runs" if seen.pid is None else f"an agent runs, pid {seen.pid}"
     if seen.since is not None:
-        who += f", since {show_time(seen.since)}"
+        who += f", since {format_time(seen.since)}"
     findings = [Finding("agent", "ok", f"{who}, with {seen.config or 'built-in defaults'}")]
     if seen.config and config.path and os.path.abspath(seen.config) != os.path.abspath(config.path):
         text = f"it runs with {seen.config}, but {config.path} is examined"
@@ -209,14 +209,14 @@ def check_directory(key: str, path: str) -> Finding:
         return Finding(key, "fail", f"{place} is not a directory", f"set `{key}`")
     if not may(place, os.W_OK | os.X_OK):
         level: Level = "fail" if os.geteuid() == 0 else "warn"
-        return Finding(key, level, f"{place} cannot be written by {show_user()}", advice)
+        return Finding(key, level, f"{place} cannot be written by {find_user()}", advice)
     return Finding(key, "ok", f"{path} can be written" if place == path else f"{path} will be created in {place}")
 
 
 def check_pause(runtime_dir: str) -> Finding:
     path = os.path.join(runtime_dir, "pause")
     try:
-        since = show_time(os.stat(path).st_mtime)
+        since = format_time(os.stat(path).st_mtime)
     except OSError:
         return Finding("pause file", "ok", "none; writes are not paused")
     return Finding("pause file", "warn", f"{path} stops all writes since {since}", f"rm {path}")

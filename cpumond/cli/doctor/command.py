@@ -251,7 +251,7 @@ def _list_job_checks(subject: Subject, hierarchies: Hierarchies) -> Iterator[Che
 
 def _check_engines(subject: Subject, hierarchies: Hierarchies) -> list[Finding]:
     subject.engines = see_engines(subject.config, hierarchies, subject.programs)
-    mounts = host.show_mounts() if any(source.is_engine for source in subject.config.source) else {}
+    mounts = host.read_mounts() if any(source.is_engine for source in subject.config.source) else {}
 
     def find_reach(socket: str) -> of_engines.Reach:
         in_agent = of_engines.find_agent_reach(socket, subject.agent.pid)
@@ -323,12 +323,12 @@ def _examine_leftovers(config: AgentConfig, hierarchies: Hierarchies | None, see
 
     path = os.path.join(config.state_dir, STATE_FILE)
     if not host.may(os.path.dirname(path), os.X_OK) and os.path.isdir(config.state_dir):
-        return [Finding("leftovers", "warn", f"{path} cannot be read by {host.show_user()}", host.suggest_root())]
+        return [Finding("leftovers", "warn", f"{path} cannot be read by {host.find_user()}", host.suggest_root())]
     try:
         content = load(path, Originals)
     except CpumondError as error:
         if not host.may(path, os.R_OK):
-            return [Finding("leftovers", "warn", f"{path} cannot be read by {host.show_user()}", host.suggest_root())]
+            return [Finding("leftovers", "warn", f"{path} cannot be read by {host.find_user()}", host.suggest_root())]
         advice = (
             "start the agent: it sets the file aside and begins with the full limits; then check the limits of the jobs"
         )

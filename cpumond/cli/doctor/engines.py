@@ -13,8 +13,8 @@ from cpumond.cli.engines import (
     EngineSeen,
     describe_fates,
     explain_silence,
+    format_some,
     list_troubles,
-    show_some,
 )
 from cpumond.core.job_cgroups import INSTALLED_DROP_INS
 from cpumond.core.words import count
@@ -73,7 +73,7 @@ def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], s
             )
             return [Finding(check, "warn", text, "correct its pattern, or remove it")]
         return [Finding(check, "ok", f"{shown}: no {seen.facts.noun} runs now")]
-    text = f"{shown} finds {count(len(own), seen.facts.noun)}{show_some(job.job_id for job in own)}"
+    text = f"{shown} finds {count(len(own), seen.facts.noun)}{format_some(job.job_id for job in own)}"
     if seen.kind == "slurm":
         text += _describe_slurm([job.path for job in own])
     fates = "; ".join(describe_fates(seen.kind, seen.jobs, is_shadow=False))
@@ -81,7 +81,7 @@ def check_engine_source(number: int, source: Source, jobs: Iterable[FoundJob], s
     outside = next((names for why, names in seen.jobs.refused.items() if "managed_roots" in why), ())
     if outside:
         text = (
-            f"{count(len(outside), seen.facts.noun)} will never be written{show_some(outside)}: outside managed_roots"
+            f"{count(len(outside), seen.facts.noun)} will never be written{format_some(outside)}: outside managed_roots"
         )
         advice = "add a cgroup above them to managed_roots, or remove managed_roots if all sources are engines"
         findings.append(Finding(check, "warn", text, advice))

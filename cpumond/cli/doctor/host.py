@@ -186,11 +186,11 @@ def read_account(seen: AgentSeen) -> tuple[str, bool]:
             pass
         else:
             return account, uid == 0
-    name = _show_property("cpumond.service", "User")
-    return (name, name == "root") if name else (show_user(), os.geteuid() == 0)
+    name = _read_property("cpumond.service", "User")
+    return (name, name == "root") if name else (find_user(), os.geteuid() == 0)
 
 
-def _show_property(unit: str, name: str) -> str:
+def _read_property(unit: str, name: str) -> str:
     """A property of a unit from ``systemctl show``; "" if systemd does not run or has no such unit."""
     if not os.path.isdir("/run/systemd/system"):
         return ""
@@ -198,10 +198,10 @@ def _show_property(unit: str, name: str) -> str:
     return text if code == 0 else ""
 
 
-def show_mounts() -> dict[str, str]:
+def read_mounts() -> dict[str, str]:
     """The properties of the agent's unit that hide and open files; none if systemd does not run this machine."""
     names = ("TemporaryFileSystem", "BindPaths", "BindReadOnlyPaths", "ProtectHome")
-    return {name: _show_property("cpumond.service", name) for name in names}
+    return {name: _read_property("cpumond.service", name) for name in names}
 
 
 def find_polkit_problem() -> str:
@@ -210,12 +210,12 @@ def find_polkit_problem() -> str:
 
     A running polkit reports the name of its backend; one that does not run is not started for this.
     """
-    loaded = _show_property(POLKIT_UNIT, "LoadState")
+    loaded = _read_property(POLKIT_UNIT, "LoadState")
     if loaded == "masked":
         return f"{POLKIT_UNIT} is masked"
     if loaded == "not-found":
         return f"there is no {POLKIT_UNIT}"
-    state = _show_property(POLKIT_UNIT, "ActiveState")
+    state = _read_property(POLKIT_UNIT, "ActiveState")
     if state == "failed":
         return f"{POLKIT_UNIT} has failed"
     if state != "active" or shutil.which("busctl") is None:
@@ -347,7 +347,7 @@ def is_delegated(directory: str) -> bool:
     return False
 
 
-def show_user() -> str:
+def find_user() -> str:
     try:
         return getpass.getuser() if os.geteuid() == os.getuid() else f"uid {os.geteuid()}"
     except (KeyError, OSError):

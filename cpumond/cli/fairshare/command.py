@@ -14,7 +14,7 @@ import msgspec
 from cpumond.cli.fairshare.input import DEFAULT_OPTIONS, UpdateInput, read_updates
 from cpumond.cli.options import ChoiceType
 from cpumond.core.errors import UsageError
-from cpumond.core.words import did_you_mean, quoted, show_name
+from cpumond.core.words import did_you_mean, escape, quoted
 from cpumond.fairshare import ROOT, SCHEDULER_OPTIONS, ElementShares, FairShareUpdater, Snapshot, UpdateResult
 from cpumond.fairshare.explain import explain
 
@@ -148,4 +148,4 @@ def format_explanation(update: UpdateInput, result: UpdateResult, name: str, as_
         return msgspec.json.encode(
             {"id": update.id, "element": name, "rule": explanation.rule, "lines": explanation.lines}
         )
-    return ("" if update.id is None else f"{show_name(update.id)}: ") + "\n".join(explanation.lines)
+    return ("" if update.id is None else f"{escape(update.id)}: ") + "\n".join(explanation.lines)

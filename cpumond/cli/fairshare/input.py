@@ -361,17 +361,17 @@ def _describe_problem(problem: str, path: str, where: str, value: Any) -> str:
         return f"{where}the key {quoted(missing[1])} is missing"
     key = path.rpartition(".")[2]
     if problem.startswith("Invalid enum value"):
-        return f"{where}expected {one_of(CHOICES[key])}, got {_show(value)}"
+        return f"{where}expected {one_of(CHOICES[key])}, got {_format(value)}"
     if problem == "Number out of range":
         return f"{where}the number is too large"
     expected = re.match(r"Expected `(\w+)", problem)
     words = WORDS.get(expected[1], expected[1]) if expected else problem
     if key in CHOICES:
         words = one_of(CHOICES[key])
-    return f"{where}expected {words}, got {_show(value)}"
+    return f"{where}expected {words}, got {_format(value)}"
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     shown = text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
     return shown if shown.isprintable() else ascii(shown)[1:-1]

@@ -23,7 +23,7 @@ from cpumond.core.errors import FairShareInputError
 from cpumond.core.measures import format_span, parse_duration_s
 from cpumond.core.schema import normalise_table
 from cpumond.core.toml_text import explain_toml
-from cpumond.core.words import did_you_mean, quoted, show_json
+from cpumond.core.words import did_you_mean, escape_json, quoted
 from cpumond.fairshare.resources import RESOURCES
 from cpumond.fairshare.simulate import MAX_S, Action, DemandEvent, Scenario, SimulationRow, check_script, simulate
 from cpumond.fairshare.update import fair_share_update
@@ -132,7 +132,7 @@ def simulate_command(file: str, until_s: float, step_s: float, every_s: float, h
     is_terminal = _is_terminal(sys.stdout)
     rows = simulate(scenario, until_s, step_s)
     if not is_terminal and _is_terminal(sys.stderr):
-        rows = _show_progress(rows, until_s)
+        rows = _draw_progress(rows, until_s)
     if not is_terminal or html_path is None:
         rows = print_rows(rows, every_s)
     if html_path is None:
@@ -268,7 +268,7 @@ def print_rows(rows: Iterable[SimulationRow], every_s: float) -> Iterator[Simula
                 # 1e-6: multiples of a step, for example of 0.1, have rounding errors.
                 next_s = every_s * (math.floor(printed_s / every_s + 1e-6) + 1 - 1e-6)
         if row.time_s == printed_s:
-            click.echo(show_json(msgspec.json.encode(row)))
+            click.echo(escape_json(msgspec.json.encode(row)))
         yield row
 
 
@@ -276,14 +276,14 @@ def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def _show_progress(rows: Iterator[SimulationRow], until_s: float) -> Iterator[SimulationRow]:
+def _draw_progress(rows: Iterator[SimulationRow], until_s: float) -> Iterator[SimulationRow]:
     """Pass rows on, and show the simulated time in one line on standard error."""
     line, shown_at_s = ProgressLine(), time.monotonic()
     try:
         for number, row in enumerate(rows):
             if number % 256 == 0 and time.monotonic() >= shown_at_s + PROGRESS_S:
                 shown_at_s = time.monotonic()
-                line.show(f"simulated {format_span(row.time_s)} of {format_span(until_s)}")
+                line.draw(f"simulated {format_span(row.time_s)} of {format_span(until_s)}")
             yield row
     finally:
         line.end()

@@ -17,7 +17,7 @@ from cpumond.core.words import count, quoted
 from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.settings.attributes import is_option
 from cpumond.scheduler.settings.tree_file import ApplyTree, PoolTable, Table, TreeTables, list_changes
-from cpumond.scheduler.settings.values import shown
+from cpumond.scheduler.settings.values import format_value
 
 CONSTANTS: Final[Mapping[str, Any]] = {"1e15": 1e15, "cpu": {"cpu": 1e15}, "true": True, "0": 0}
 """Values that ``options`` names; the others are texts."""
@@ -142,7 +142,7 @@ class Making:
                 for option in filter(None, row.becomes.split(", ")):
                     self._put(option, value, resource, target, name, at)
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-                text = f"{at.where}: {at.subject}: {name} cannot be read: {shown(value)}"
+                text = f"{at.where}: {at.subject}: {name} cannot be read: {format_value(value)}"
                 raise ConfigError(text) from None
         if row.verdict != "expressible":
             nearest = f"; nearest: {row.becomes}" if row.verdict == "not expressible" and row.becomes else ""

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cpumond.core.words import show_name
+from cpumond.core.words import escape
 
 
 def format_amount(value: float) -> str:
@@ -33,7 +33,7 @@ def as_text(text: str) -> str:
     """Escape a name or sentence as markup; invisible characters, for example changes of the writing direction, are made
     visible.
     """
-    return html.escape(show_name(text))
+    return html.escape(escape(text))
 
 
 class Page:

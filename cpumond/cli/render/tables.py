@@ -23,8 +23,8 @@ from cpumond.cli.render.grid import (
     shorten_name,
 )
 from cpumond.core.answers import AssignedView, EngineAnswer, JobAnswer, LinkView, RegisteredJob, StatusAnswer
-from cpumond.core.measures import count_cores, format_duration, format_span
-from cpumond.core.words import count, show_cores, show_left, show_name, show_number, show_time, show_votes
+from cpumond.core.measures import count_cores, format_cores, format_duration, format_span
+from cpumond.core.words import count, escape, format_left, format_number, format_time, format_votes
 
 MAX_TITLE: Final = 60
 
@@ -47,20 +47,20 @@ STYLES: Final = {
     "paused": "yellow",
 }
 COLUMNS: Final[tuple[Column[JobAnswer], ...]] = (
-    column("job", 0, lambda job: show_name(job.job_id)),
-    column("operation", 11, lambda job: show_name(job.operation_id)),
-    column("labels", 12, lambda job: show_name(", ".join(list_labels(job)))),
+    column("job", 0, lambda job: escape(job.job_id)),
+    column("operation", 11, lambda job: escape(job.operation_id)),
+    column("labels", 12, lambda job: escape(", ".join(list_labels(job)))),
     column("status", 1, lambda job: (job.status, STYLES.get(job.status, ""))),
     column(">ordered", 0, lambda job: "-" if job.unlimited else f"{job.cpu_limit:.2f}"),
     column(">limit", 0, lambda job: "-" if job.unlimited else f"{job.current_cpu_limit:.2f}"),
-    column(">ceiling", 10, lambda job: show_number(job.ceiling, ".2f")),
+    column(">ceiling", 10, lambda job: format_number(job.ceiling, ".2f")),
     column(">(would be)", 3, lambda job: f"{job.monitor_cpu_limit:.2f}" if is_only_watched(job) else ""),
     column(">reclaimed", 0, lambda job: f"{job.reclaimed:.2f}"),
-    column(">usage", 2, lambda job: show_number(job.usage, ".2f")),
-    column(">smoothed", 6, lambda job: show_number(job.smoothed_cpu_usage, ".2f")),
-    column(">peak", 5, lambda job: show_number(job.peak.peak_cores, ".2f") if job.peak else ""),
+    column(">usage", 2, lambda job: format_number(job.usage, ".2f")),
+    column(">smoothed", 6, lambda job: format_number(job.smoothed_cpu_usage, ".2f")),
+    column(">peak", 5, lambda job: format_number(job.peak.peak_cores, ".2f") if job.peak else ""),
     column(">half-life", 8, lambda job: format_span(round(job.peak.half_life_s)) if job.peak else ""),
-    column(">votes", 7, lambda job: show_votes(job.votes_sum)),
+    column(">votes", 7, lambda job: format_votes(job.votes_sum)),
     column(">throttled", 9, lambda job: f"{job.throttled_ratio:.0%}"),
     column("last result", 4, lambda job: (job.last_result or "-", STYLES.get(job.last_result, ""))),
 )
@@ -69,13 +69,13 @@ NOT_IN_STATUS: Final = frozenset({"reclaimed"})
 NOT_IN_TOP: Final = frozenset({"half-life", "votes", "last result"})
 
 
-def show_title(text: str, most: int = MAX_TITLE) -> str:
+def format_title(text: str, most: int = MAX_TITLE) -> str:
     """A user's text, shortened to ``most`` characters so that other columns fit."""
-    shown = show_name(text)
+    shown = escape(text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
-def show_option(key: str, value: object) -> str:
+def format_option(key: str, value: object) -> str:
     """An option's value in the notation of users; numeric durations are seconds."""
     durations = ("check_period", "start_delay", "restore_hold", "startup_boost", "peak_memory", "throttle_poll")
     if key in durations and isinstance(value, (int, float)):
@@ -111,7 +111,7 @@ def draw_jobs(
     columns = [each for each in COLUMNS if each.name not in without and fills.get(each.name, True)]
     columns = [replace(each, heading=f">{name_limit(jobs)}") if each.name == "limit" else each for each in columns]
     if width is not None:
-        columns[0] = replace(columns[0], read=lambda job: shorten_name(show_name(job.job_id), LONGEST_NAME))
+        columns[0] = replace(columns[0], read=lambda job: shorten_name(escape(job.job_id), LONGEST_NAME))
     text, left_out = draw_grid(columns, make_rows(columns, jobs), width, colour)
     return text, [name.strip("()") for name in left_out]
 
@@ -125,13 +125,13 @@ def name_limit(jobs: Iterable[JobAnswer]) -> str:
 def describe_totals(answer: StatusAnswer) -> str:
     totals, noun = answer.totals, name_limit(answer.jobs)
     text = (
-        f"{count_cores(totals.cpu_limit)} ordered, {noun} {show_cores(totals.current_cpu_limit)}, "
-        f"{show_cores(totals.reclaimed)} reclaimed"
+        f"{count_cores(totals.cpu_limit)} ordered, {noun} {format_cores(totals.current_cpu_limit)}, "
+        f"{format_cores(totals.reclaimed)} reclaimed"
     )
     levers = sorted({job.actuator for job in answer.jobs if job.mode == "reclaim"})
     text += f" by {', '.join(levers)}" if levers else ""
     watched = sum(job.current_cpu_limit - job.monitor_cpu_limit for job in answer.jobs if is_only_watched(job))
-    return text + (f" ({show_cores(watched)} more in shadow)" if watched > 0.005 else "")
+    return text + (f" ({format_cores(watched)} more in shadow)" if watched > 0.005 else "")
 
 
 MAX_ORDERED = 5
@@ -143,22 +143,22 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
     notices: list[tuple[str, str]] = []
     if answer.is_stuck and answer.last_tick_age_s:
         notices.append(
-            (f"stuck: the last check was {show_left(answer.last_tick_age_s)} ago; see the agent's log", "red")
+            (f"stuck: the last check was {format_left(answer.last_tick_age_s)} ago; see the agent's log", "red")
         )
     if answer.paused:
         notices.append(("paused: no limit is written while the pause file is in the agent's runtime_dir", "yellow"))
     ordered = [job for job in answer.jobs if job.override_by and job.override_left_s is not None]
     for job in ordered[:MAX_ORDERED]:
         text = f"{job.job_id}: {job.override_by} ordered {count_cores(job.current_cpu_limit)}"
-        notices.append((f"{text}, which is respected for {show_left(job.override_left_s or 0.0)} more", "yellow"))
+        notices.append((f"{text}, which is respected for {format_left(job.override_left_s or 0.0)} more", "yellow"))
     if len(ordered) > MAX_ORDERED:
         notices.append((f"... and {len(ordered) - MAX_ORDERED} more jobs with overridden limits", "yellow"))
     for why in dict.fromkeys(job.refused for job in answer.jobs if job.refused):
-        names = [show_name(job.job_id) for job in answer.jobs if job.refused == why]
-        notices.append((f"{count(len(names), 'job')} refused, for example {names[0]}: {show_name(why)}", "yellow"))
+        names = [escape(job.job_id) for job in answer.jobs if job.refused == why]
+        notices.append((f"{count(len(names), 'job')} refused, for example {names[0]}: {escape(why)}", "yellow"))
     if stuck := [job for job in answer.jobs if (job.min_cpu_limit or 0.0) >= job.cpu_limit and not job.unlimited]:
         first = stuck[0]
-        text = f"nothing can be reclaimed from {count(len(stuck), 'job')}, for example {show_name(first.job_id)}"
+        text = f"nothing can be reclaimed from {count(len(stuck), 'job')}, for example {escape(first.job_id)}"
         floor = f"its floor is as high as its request, {count_cores(first.cpu_limit)}; see min_cpu_limit"
         notices.append((f"{text}: {floor}", "yellow"))
     raised, lowered = (answer.counters.foreign_writes.get(kind, 0) for kind in ("raise", "lower"))
@@ -170,24 +170,22 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
         notices.append((f"write errors: {answer.counters.write_errors} limits could not be written", "red"))
     if answer.counters.shed_checks:
         notices.append((f"over its CPU budget: {answer.counters.shed_checks} checks were skipped ([cost])", "yellow"))
-    notices += [(f"problem: {show_name(problem)}", "red") for problem in answer.problems]
-    notices += [
-        (f"job {show_name(job.job_id)}: {show_name(job.last_error)}", "red") for job in answer.jobs if job.last_error
-    ]
+    notices += [(f"problem: {escape(problem)}", "red") for problem in answer.problems]
+    notices += [(f"job {escape(job.job_id)}: {escape(job.last_error)}", "red") for job in answer.jobs if job.last_error]
     return notices
 
 
 def _describe_engine(engine: EngineAnswer) -> str:
     if engine.problem:
         return f"{engine.kind} away"
-    return f"{show_name(engine.title or engine.kind)} with {count(engine.jobs, 'job')}"
+    return f"{escape(engine.title or engine.kind)} with {count(engine.jobs, 'job')}"
 
 
 def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
-    where = "not registered" if not scheduler.registered else f"in tree {show_name(scheduler.tree or '(none)')}"
+    where = "not registered" if not scheduler.registered else f"in tree {escape(scheduler.tree or '(none)')}"
     term = "" if scheduler.term is None else f" (term {scheduler.term})"
     told = f", lets this host do {scheduler.level} at most" if scheduler.level else ""
-    text = f"node of {show_name(scheduler.url)}{term}: {where}{told}"
+    text = f"node of {escape(scheduler.url)}{term}: {where}{told}"
     if executor is None:
         return f"{text}, runs none of its jobs ([executor] kind)"
     states = ", ".join(f"{number} {state}" for state, number in executor.states.items() if number) or "none now"
@@ -197,7 +195,7 @@ def _describe_node(scheduler: LinkView, executor: AssignedView | None) -> str:
 def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
     jobs = count(len(answer.jobs), "job") + (f", {answer.empty_cgroups} empty" if answer.empty_cgroups else "")
     head = (
-        f"{show_name(answer.node_id)}: {jobs}, cgroups {answer.layout}, one check every "
+        f"{escape(answer.node_id)}: {jobs}, cgroups {answer.layout}, one check every "
         f"{format_duration(answer.check_period_s)}, the last one took {answer.tick_duration_s * 1000:.1f} ms"
     )
     parts: list[str] = [fold(head, width)]
@@ -219,7 +217,7 @@ def draw_status(answer: StatusAnswer, width: int | None, colour: bool) -> str:
 def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, height: int | None) -> str:
     """One frame of ``cpumond top``, with at most ``height`` lines if given."""
     now = time.strftime("%H:%M:%S %Z")
-    head = f"{show_name(answer.node_id)} {now}: {count(len(answer.jobs), 'job')}, {describe_totals(answer)}"
+    head = f"{escape(answer.node_id)} {now}: {count(len(answer.jobs), 'job')}, {describe_totals(answer)}"
     notices = list_notices(answer)
     if height is not None and len(notices) > 3:
         notices = [*notices[:2], (f"and {len(notices) - 2} more notices: cpumond status", "red")]
@@ -236,16 +234,16 @@ def draw_top(answer: StatusAnswer, sort: Sort, width: int | None, colour: bool, 
     return "\n".join([*top, *rows][:height])
 
 
-def _show_layer(job: RegisteredJob) -> str:
-    return ", ".join(f"{key} = {show_option(key, value)}" for key, value in job.job_cpu_monitor.items()) or "-"
+def _format_layer(job: RegisteredJob) -> str:
+    return ", ".join(f"{key} = {format_option(key, value)}" for key, value in job.job_cpu_monitor.items()) or "-"
 
 
 REGISTERED: Final[tuple[Column[RegisteredJob], ...]] = (
-    column("job", 0, lambda job: show_name(job.job_id) or "-"),
-    column("operation", 2, lambda job: show_name(job.operation_id) or "-"),
-    column("cgroup", 1, lambda job: show_name(job.path) or "-"),
-    column("ordered", 3, lambda job: "from cgroup" if job.cpu_limit is None else show_cores(job.cpu_limit)),
-    column("job-cpu-monitor", 4, _show_layer),
+    column("job", 0, lambda job: escape(job.job_id) or "-"),
+    column("operation", 2, lambda job: escape(job.operation_id) or "-"),
+    column("cgroup", 1, lambda job: escape(job.path) or "-"),
+    column("ordered", 3, lambda job: "from cgroup" if job.cpu_limit is None else format_cores(job.cpu_limit)),
+    column("job-cpu-monitor", 4, _format_layer),
 )
 
 
@@ -255,8 +253,8 @@ def draw_registered(jobs: Sequence[RegisteredJob], width: int | None, colour: bo
 
 def describe_pin(job: JobAnswer, ttl_s: float | None) -> str:
     """The final sentence of ``cpumond pin``."""
-    until = "until `cpumond unpin`" if ttl_s is None else f"until {show_time(time.time() + ttl_s)}"
-    name = show_name(job.job_id)
+    until = "until `cpumond unpin`" if ttl_s is None else f"until {format_time(time.time() + ttl_s)}"
+    name = escape(job.job_id)
     if job.last_result == "failed" and job.last_error:
         return f"job {name} is pinned {until}, but the limit could not be written: {job.last_error}"
     if job.pinned_cpu_limit is None:

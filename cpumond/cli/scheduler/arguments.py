@@ -12,7 +12,7 @@ from cpumond.api.yt.values import YtError
 from cpumond.api.yt.yson import read_yson
 from cpumond.core.decode import ContentError, decode_json, decode_toml
 from cpumond.core.errors import UsageError
-from cpumond.core.words import show_name
+from cpumond.core.words import escape
 from cpumond.scheduler.settings.attributes import Kind, find_shape
 
 EXAMPLES: Final = {"a dictionary": '{cpu=2} or {"cpu": 2}', "a list": '[weight; start_time] or ["weight"]'}
@@ -83,9 +83,9 @@ def _check_shape(kind: Kind | None, path: Sequence[str], value: Any) -> None:
     """Refuse a text if an option takes a dictionary or list."""
     shape = find_shape(kind, path) if kind is not None and isinstance(value, str) else None
     if shape is not None:
-        where = show_name("/".join(path))
+        where = escape("/".join(path))
         expected = f"expected {shape} in YSON or JSON, for example {EXAMPLES[shape]}"
-        raise UsageError(f'{where}: {expected}, got "{show_name(value)}"; put it in single quotes for the shell')
+        raise UsageError(f'{where}: {expected}, got "{escape(value)}"; put it in single quotes for the shell')
 
 
 def _edit(key: str, value: Any) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def cluster_command(
                           token=secrets.token_hex(24), web=True, schedulers=scheduler_count)  # fmt: skip
         try:
             with cluster:
-                _show(cluster, keep, as_json)
+                _print(cluster, keep, as_json)
                 stopped.wait()
         finally:
             _clean_up(cluster, keep, as_json)
@@ -87,7 +87,7 @@ class ClusterAnswer(msgspec.Struct, frozen=True):
     nodes: dict[str, NodeAnswer]
 
 
-def _show(cluster: Cluster, keep: bool, as_json: bool) -> None:
+def _print(cluster: Cluster, keep: bool, as_json: bool) -> None:
     address = cluster.url.removeprefix("http://")
     if as_json:
         nodes = {

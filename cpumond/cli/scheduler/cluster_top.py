@@ -27,7 +27,8 @@ from cpumond.cli.scheduler.nodes import NODES
 from cpumond.cli.scheduler.operations import OPERATIONS
 from cpumond.cli.scheduler.pools import POOLS, pool_path
 from cpumond.core.errors import NoSuchError, UnavailableError
-from cpumond.core.words import show_cores, show_name, show_time
+from cpumond.core.measures import format_cores
+from cpumond.core.words import escape, format_time
 
 MAX_ROWS: Final = 1000
 INTERVAL_S: Final = 2.0
@@ -53,8 +54,8 @@ def read_picture(client: SchedulerClient, tree: str) -> ClusterPicture:
     trees = client.get("/trees", TreeList).trees
     found = next((each for each in trees if each.name == tree), None)
     if found is None:
-        known = ", ".join(show_name(each.name) for each in trees)
-        raise NoSuchError(f"there is no tree {show_name(tree)}; known trees: {known or 'none'}")
+        known = ", ".join(escape(each.name) for each in trees)
+        raise NoSuchError(f"there is no tree {escape(tree)}; known trees: {known or 'none'}")
     query = {"tree": tree, "limit": MAX_ROWS}
     operations = client.get("/operations", OperationList, sort="usage", **query).operations
     return ClusterPicture(
@@ -65,7 +66,7 @@ def read_picture(client: SchedulerClient, tree: str) -> ClusterPicture:
     )
 
 
-def show_cluster(client: SchedulerClient, tree: str | None, interval_s: float | None, sort: str, once: bool) -> None:
+def print_cluster(client: SchedulerClient, tree: str | None, interval_s: float | None, sort: str, once: bool) -> None:
     """Print one frame, or show frames on a terminal until q or Ctrl-C."""
     name = client.find_tree(tree)
     if client.as_json:
@@ -77,14 +78,14 @@ def show_cluster(client: SchedulerClient, tree: str | None, interval_s: float | 
         parts += [draw_view(picture, view, sort, width, colour) for view in VIEWS.values()]
         click.echo("\n\n".join(parts))
     else:
-        _show_live(client, name, interval_s or INTERVAL_S, sort)
+        _draw_live(client, name, interval_s or INTERVAL_S, sort)
 
 
 def draw_head(picture: ClusterPicture, width: int | None, colour: bool) -> str:
     tree = picture.tree
-    cores = [show_cores(each["cpu"]) for each in (tree.resource_usage, tree.total_resources, tree.resource_demand)]
+    cores = [format_cores(each["cpu"]) for each in (tree.resource_usage, tree.total_resources, tree.resource_demand)]
     text = (
-        f"{show_name(tree.name)} {show_time(time.time(), '%H:%M:%S')}: {cores[0]} of {cores[1]} cores allotted, demand "
+        f"{escape(tree.name)} {format_time(time.time(), '%H:%M:%S')}: {cores[0]} of {cores[1]} cores allotted, demand "
         f"{cores[2]}; {tree.running_operation_count} operations running, {tree.pending_operation_count} pending; "
         f"{tree.online_node_count} of {tree.node_count} nodes online"
     )
@@ -155,7 +156,7 @@ _VIEWS: Final[dict[str, Callable[[ClusterPicture, str], View]]] = {
 }
 
 
-def _show_live(client: SchedulerClient, tree: str, interval_s: float, sort: str) -> None:
+def _draw_live(client: SchedulerClient, tree: str, interval_s: float, sort: str) -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

@@ -16,8 +16,8 @@ from cpumond.cli.output import chosen_output, combine, print_csv, print_items, p
 from cpumond.cli.render.grid import Column, column, without_names
 from cpumond.cli.scheduler.client import scheduler_options
 from cpumond.cli.scheduler.http_client import SchedulerClient
-from cpumond.cli.scheduler.plans import PlanRefusedError, confirm, show_plan
-from cpumond.core.words import show_json, show_name, show_time
+from cpumond.cli.scheduler.plans import PlanRefusedError, confirm, print_plan
+from cpumond.core.words import escape, escape_json, format_time
 from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.events import KINDS
 
@@ -118,13 +118,13 @@ def _read_pages(
 
 def _format_text(event: EventView | AuditView) -> str:
     times = f" ({event.count} times)" if event.count > 1 and event.kind == "refused" else ""
-    origin = f" [{show_name(event.origin)}]" if isinstance(event, AuditView) and event.origin else ""
-    return show_name(event.text) + times + origin
+    origin = f" [{escape(event.origin)}]" if isinstance(event, AuditView) and event.origin else ""
+    return escape(event.text) + times + origin
 
 
 EVENTS: Final[tuple[Column[EventView | AuditView], ...]] = (
     column(">number", 0, lambda event: str(event.number)),
-    column("time", 1, lambda event: show_time(event.at)),
+    column("time", 1, lambda event: format_time(event.at)),
     column("kind", 2, lambda event: (event.kind.replace("_", " "), STYLES.get(event.kind, ""))),
     column("what", 0, _format_text),
 )
@@ -151,7 +151,7 @@ def _print_for_programs(events: list[Any], is_first: bool) -> None:
         print_csv(rows, names, with_header=is_first)
         return
     for event in events:
-        click.echo(show_json(msgspec.json.encode(event)))
+        click.echo(escape_json(msgspec.json.encode(event)))
 
 
 def _as_cell(value: Any) -> Any:
@@ -175,7 +175,7 @@ def undo_command(client: SchedulerClient, number: int, plan_only: bool, yes: boo
         if client.as_json:
             print_json(content, ChangePlan, "effects")
         elif plan.accepted:
-            show_plan(plan)
+            print_plan(plan)
         if not plan.accepted:
             raise PlanRefusedError(plan.refusal, plan.code)
         return

@@ -19,7 +19,7 @@ from cpumond.cli.output import error_width
 from cpumond.cli.render.grid import Column, column, draw_grid, make_rows
 from cpumond.cli.scheduler.http_client import SchedulerClient, make_client
 from cpumond.core.errors import CpumondError, NoSuchError, NotYetError, UsageError
-from cpumond.core.words import count, show_name
+from cpumond.core.words import count, escape
 
 COMPLETION_S: Final = 1.0
 """Seconds that a shell waits for the scheduler at Tab."""
@@ -56,7 +56,7 @@ class Named(click.ParamType):  # type: ignore[type-arg]  # generic only in newer
             query["tree"] = trees if isinstance(trees, str) else None
             found = client.get("/find", Matches, kind=self.kind, **query)
             return [
-                CompletionItem(each.id, help=show_name(each.title or each.state))
+                CompletionItem(each.id, help=escape(each.title or each.state))
                 for each in found.matches
                 if PLAIN.fullmatch(each.id)
             ]
@@ -109,7 +109,7 @@ def find_name(client: SchedulerClient, kind: NamedKind, typed: str, operation: s
         raise NotYetError(text)
     if not found.total:
         raise NoSuchError(_describe_missing(kind, typed, operation))
-    raise UsageError(f"{show_name(typed)} matches {count(found.total, kind)}; give more of the id", _draw(found))
+    raise UsageError(f"{escape(typed)} matches {count(found.total, kind)}; give more of the id", _draw(found))
 
 
 def _describe_missing(kind: NamedKind, typed: str, operation: str | None) -> str:
@@ -117,14 +117,14 @@ def _describe_missing(kind: NamedKind, typed: str, operation: str | None) -> str
         return "you have started no operation"
     where = f" in operation {operation}" if operation else ""
     known = "`cpumond operation jobs ID`" if operation else f"`cpumond {kind} list`"
-    return f"No such {kind} {show_name(typed)}{where}; see {known}"
+    return f"No such {kind} {escape(typed)}{where}; see {known}"
 
 
 MATCHES: Final[tuple[Column[Match], ...]] = (
     column("id", 0, lambda match: match.id),
     column("state", 1, lambda match: match.state),
-    column("user", 2, lambda match: show_name(match.user)),
-    column("title", 3, lambda match: show_name(match.title)),
+    column("user", 2, lambda match: escape(match.user)),
+    column("title", 3, lambda match: escape(match.title)),
 )
 
 

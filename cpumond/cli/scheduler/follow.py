@@ -24,7 +24,7 @@ from cpumond.cli.scheduler.finding import operation_path
 from cpumond.cli.scheduler.http_client import SchedulerClient, SchedulerRefusedError
 from cpumond.core.errors import EXIT_NO_SUCH, CpumondError, UnavailableError
 from cpumond.core.wire import MAX_LOG_BYTES, LogStream
-from cpumond.core.words import show_name
+from cpumond.core.words import escape
 
 WORKERS: Final = 8
 MAX_JOBS: Final = 1000
@@ -175,7 +175,7 @@ class Follower:
         if is_taken and job.id not in self._told:
             self._told.add(job.id)
             anew = "" if self.is_final else "; it is started again"
-            self.report(f"job {job.id} on node {show_name(job.node_id)} is {job.state}: {job.reason}{anew}")
+            self.report(f"job {job.id} on node {escape(job.node_id)} is {job.state}: {job.reason}{anew}")
         for stream in self.streams:
             tail = self._tails.get((job.id, stream))
             if tail is None:
@@ -275,7 +275,7 @@ def follow_log(client: SchedulerClient, operation: str, job: str | None, stream:
 
 def print_aside(sentence: str) -> None:
     """A sentence on standard error, apart from what jobs write."""
-    click.echo(fold(f"cpumond: {show_name(sentence)}", error_width()), err=True)
+    click.echo(fold(f"cpumond: {escape(sentence)}", error_width()), err=True)
 
 
 def write_output(content: bytes) -> None:
@@ -292,4 +292,4 @@ def make_visible(content: bytes) -> str:
     escaped.
     """
     text = content.decode("utf-8", "backslashreplace")
-    return "".join(sign if sign in "\n\t" else show_name(sign) for sign in text)
+    return "".join(sign if sign in "\n\t" else escape(sign) for sign in text)

@@ -19,8 +19,8 @@ from cpumond.cli.scheduler.finding import operation_argument
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.errors import UnavailableError
-from cpumond.core.measures import format_span
-from cpumond.core.words import count, show_cores, show_name
+from cpumond.core.measures import format_cores, format_span
+from cpumond.core.words import count, escape
 from cpumond.scheduler.model.forecast import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Progress, Simulation
 
 SHOWN: Final = 20
@@ -41,7 +41,7 @@ def when_command(client: SchedulerClient, operation: str) -> None:
     The simulations draw arrivals, run times and reclaimed CPU from measurements. Exit code 75: there is no forecast
     yet.
     """
-    found = client.show(f"/operations/{quote_name(operation)}/when", Forecast)
+    found = client.fetch(f"/operations/{quote_name(operation)}/when", Forecast)
     now = time.time()
     for line in describe_forecast(found, now):
         print_text(line)
@@ -73,7 +73,7 @@ def _format_times(first: float | None, middle: float | None, last: float | None,
     return f"in {span(first)} to {span(last)} (8 of 10 simulations), median {span(middle)}"
 
 
-def show_start(first: float | None, middle: float | None, last: float | None, now: float) -> str:
+def format_start(first: float | None, middle: float | None, last: float | None, now: float) -> str:
     """The start time as a cell of a table: a range; "" if unknown, "late" if it has passed."""
     if first is None and middle is None:
         return ""
@@ -91,46 +91,46 @@ def simulate_command(client: SchedulerClient, spec: dict[str, Any]) -> None:
 
     Nothing is started. Run times are the usual ones of similar operations. Ctrl-C ends it.
     """
-    show_simulation(client, {"spec": spec})
+    print_simulation(client, {"spec": spec})
 
 
 SHARES: Final[tuple[Column[ForetoldShare], ...]] = (
-    column("pool", 0, lambda each: show_name(each.pool)),
-    column(">share", 1, lambda each: show_cores(each.fair_share_before)),
-    column(">would be", 0, lambda each: show_cores(each.fair_share_after)),
-    column(">allotted", 3, lambda each: show_cores(each.used_before)),
-    column(">would hold", 2, lambda each: show_cores(each.used_after)),
+    column("pool", 0, lambda each: escape(each.pool)),
+    column(">share", 1, lambda each: format_cores(each.fair_share_before)),
+    column(">would be", 0, lambda each: format_cores(each.fair_share_after)),
+    column(">allotted", 3, lambda each: format_cores(each.used_before)),
+    column(">would hold", 2, lambda each: format_cores(each.used_after)),
 )
 
 
-def show_simulation(client: SchedulerClient, body: dict[str, Any]) -> None:
+def print_simulation(client: SchedulerClient, body: dict[str, Any]) -> None:
     """Request a simulation and print it, with its first answer and its progress on standard error."""
     found = run_simulation(client, body)
     if client.as_json:
         print_json(msgspec.json.encode(found), Simulation, "starts")
         return
     for line in found.lines:
-        print_text(show_name(line))
+        print_text(escape(line))
 
     def after(at: float | None) -> str:
         return "-" if at is None else format_span(round(max(at - found.as_of, 0.0)))
 
     starts: tuple[Column[ForetoldStart], ...] = (
-        column("operation", 0, lambda each: show_name(each.operation_id)),
-        column("pool", 2, lambda each: show_name(each.pool)),
+        column("operation", 0, lambda each: escape(each.operation_id)),
+        column("pool", 2, lambda each: escape(each.pool)),
         column(">starts in", 1, lambda each: after(each.start_before)),
         column(">would start", 0, lambda each: after(each.start_after)),
         column(">ends in", 4, lambda each: after(each.end_before)),
         column(">would end", 3, lambda each: after(each.end_after)),
-        column("title", 5, lambda each: show_name(each.title)),
+        column("title", 5, lambda each: escape(each.title)),
     )
     stops: tuple[Column[ForetoldStop], ...] = (
-        column("stopped job", 0, lambda each: show_name(each.job_id or "-")),
-        column("operation", 2, lambda each: show_name(each.operation_id or "-")),
-        column("pool", 1, lambda each: show_name(each.pool)),
+        column("stopped job", 0, lambda each: escape(each.job_id or "-")),
+        column("operation", 2, lambda each: escape(each.operation_id or "-")),
+        column("pool", 1, lambda each: escape(each.pool)),
         column(">after", 0, lambda each: after(each.at)),
-        column(">core-hours", 3, lambda each: show_cores(each.lost_core_hours)),
-        column("why", 4, lambda each: show_name(each.why)),
+        column(">core-hours", 3, lambda each: format_cores(each.lost_core_hours)),
+        column("why", 4, lambda each: escape(each.why)),
     )
     _print_table(starts, found.starts, is_first=True)
     _print_table(stops, found.stops)
@@ -146,12 +146,12 @@ def run_simulation(client: SchedulerClient, body: dict[str, Any]) -> Simulation:
         for text in client.stream("/simulate", body):
             told = client.decode(text, Progress)
             for first in told.first if sys.stderr.isatty() else ():
-                click.echo(fold(show_name(first), error_width()), err=True)
+                click.echo(fold(escape(first), error_width()), err=True)
             if told.error:
                 raise UnavailableError(f"the simulation failed: {told.error}")
             if told.answer is not None:
                 return told.answer
-            line.show(f"simulating: {told.done:.0%}")
+            line.draw(f"simulating: {told.done:.0%}")
     finally:
         line.end()
     raise UnavailableError(f"{client.url}: the simulation ended without an answer; see the scheduler's log")

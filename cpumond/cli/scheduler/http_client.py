@@ -270,7 +270,7 @@ class SchedulerClient:
         """The answer to GET as a value; None in ``query`` is left out."""
         return self.decode(self.request("GET", path, query=given(query)), kind)
 
-    def show(self, path: str, kind: type[Kind], query: dict[str, Any] | None = None, rows: str | None = None) -> Kind:
+    def fetch(self, path: str, kind: type[Kind], query: dict[str, Any] | None = None, rows: str | None = None) -> Kind:
         """The answer to GET as a value for people; for JSON or CSV it is printed, and the command ends.
 
         ``rows`` as in ``print_json``.
@@ -280,7 +280,7 @@ class SchedulerClient:
             print_json_and_end(content, kind, rows)
         return self.decode(content, kind)
 
-    def show_list(self, path: str, kind: type[Kind], rows: str, query: dict[str, Any], what: str) -> Kind:
+    def fetch_list(self, path: str, kind: type[Kind], rows: str, query: dict[str, Any], what: str) -> Kind:
         """The answer to GET for a list in pages, like ``show``; a warning gives the number of ``what`` that are left
         out.
 

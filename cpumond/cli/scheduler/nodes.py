@@ -14,13 +14,13 @@ from cpumond.cli.progress import ProgressLine
 from cpumond.cli.render.grid import Cell, Column, column, pick
 from cpumond.cli.scheduler.client import limit_options, scheduler_options, why_option
 from cpumond.cli.scheduler.finding import TREE, node_argument
-from cpumond.cli.scheduler.forecast import show_simulation
+from cpumond.cli.scheduler.forecast import print_simulation
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.operations import JOBS
-from cpumond.cli.scheduler.pools import show_amounts
+from cpumond.cli.scheduler.pools import format_amounts
 from cpumond.core.errors import EXIT_TRY_AGAIN, CpumondError, UsageError
-from cpumond.core.measures import count_cores, format_span
-from cpumond.core.words import count, show_cores, show_name
+from cpumond.core.measures import count_cores, format_cores, format_span
+from cpumond.core.words import count, escape
 from cpumond.scheduler.answers.drain import DrainedJob, DrainPlan
 
 POLL_S: Final = 0.5
@@ -31,7 +31,7 @@ def node_command() -> None:
     """Show the nodes that run jobs (they register themselves); cordon and drain them for maintenance."""
 
 
-def show_node_state(node: NodeView) -> tuple[str, str]:
+def format_node_state(node: NodeView) -> tuple[str, str]:
     """The state of a node: online, cordoned, held off or overcommitted, with a style."""
     if node.lost_at is not None:
         return f"lost {format_span(time.time() - node.lost_at)} ago", "dim"
@@ -48,27 +48,27 @@ def show_node_state(node: NodeView) -> tuple[str, str]:
     return "online", ""
 
 
-def _show_tree(node: NodeView) -> Cell:
+def _format_tree(node: NodeView) -> Cell:
     if node.matched_trees:
         return f"{len(node.matched_trees)} fit", "red"
-    return ("none", "yellow") if node.tree is None else show_name(node.tree)
+    return ("none", "yellow") if node.tree is None else escape(node.tree)
 
 
-def _show_jobs(node: NodeView) -> str:
+def _format_jobs(node: NodeView) -> str:
     return str(node.job_count) + (f" + {node.stopping_job_count} ending" if node.stopping_job_count else "")
 
 
 NODES: Final[tuple[Column[NodeView], ...]] = (
-    column("node", 0, lambda node: show_name(node.id)),
-    column("tree", 5, _show_tree),
-    column("state", 1, show_node_state),
-    column(">cores", 3, lambda node: show_cores(node.capacity["cpu"])),
-    column(">allotted", 2, lambda node: show_cores(node.usage["cpu"])),
-    column(">others", 8, lambda node: show_cores(node.foreign_usage["cpu"])),
-    column(">free", 4, lambda node: show_cores(node.free["cpu"])),
-    column(">memory free", 7, lambda node: show_amounts({"memory": node.free["memory"]}).removesuffix(" memory")),
-    column(">jobs", 6, _show_jobs),
-    column("tags", 9, lambda node: show_name(", ".join(tag for tag in node.tags if tag != node.address))),
+    column("node", 0, lambda node: escape(node.id)),
+    column("tree", 5, _format_tree),
+    column("state", 1, format_node_state),
+    column(">cores", 3, lambda node: format_cores(node.capacity["cpu"])),
+    column(">allotted", 2, lambda node: format_cores(node.usage["cpu"])),
+    column(">others", 8, lambda node: format_cores(node.foreign_usage["cpu"])),
+    column(">free", 4, lambda node: format_cores(node.free["cpu"])),
+    column(">memory free", 7, lambda node: format_amounts({"memory": node.free["memory"]}).removesuffix(" memory")),
+    column(">jobs", 6, _format_jobs),
+    column("tags", 9, lambda node: escape(", ".join(tag for tag in node.tags if tag != node.address))),
 )
 
 
@@ -80,7 +80,7 @@ NODES: Final[tuple[Column[NodeView], ...]] = (
 @scheduler_options
 def node_list_command(client: SchedulerClient, /, **query: Any) -> None:
     """Print one line per node. Numbers are cores; "others" is CPU of jobs that belong to no operation."""
-    answer = client.show_list("/nodes", NodeList, "nodes", query, "nodes")
+    answer = client.fetch_list("/nodes", NodeList, "nodes", query, "nodes")
     print_items(NODES, answer.nodes, "no node matches; nodes register themselves when their agent runs")
 
 
@@ -90,7 +90,7 @@ def _describe_cordon(node: NodeView) -> str:
         return ""
     how = "drained" if cordon.drain else "cordoned"
     ago = format_span(time.time() - cordon.at)
-    return f"{how} by {show_name(cordon.user)} {ago} ago" + (f": {show_name(cordon.why)}" if cordon.why else "")
+    return f"{how} by {escape(cordon.user)} {ago} ago" + (f": {escape(cordon.why)}" if cordon.why else "")
 
 
 def _describe_reclaimed(node: NodeView) -> str:
@@ -105,28 +105,28 @@ def _describe_reclaimed(node: NodeView) -> str:
 @scheduler_options
 def node_show_command(client: SchedulerClient, node: str) -> None:
     """One node with its jobs."""
-    answer = client.show(f"/nodes/{quote_name(node)}", NodeDetails)
+    answer = client.fetch(f"/nodes/{quote_name(node)}", NodeDetails)
     tree = "none: its tags match no tree's nodes_filter, so it gets no jobs" if answer.tree is None else answer.tree
     if answer.matched_trees:
         fitting = " and ".join(answer.matched_trees)
         tree = f"{answer.tree or 'none'}: its tags match {fitting}; its jobs continue, none is started"
     print_fields(
         [
-            ("node", show_name(answer.id)),
-            ("address", show_name(answer.address)),
-            ("tags", show_name(", ".join(answer.tags))),
-            ("set by a user", show_name(", ".join(answer.user_tags))),
-            ("tree", show_name(tree)),
-            ("state", show_node_state(answer)[0]),
+            ("node", escape(answer.id)),
+            ("address", escape(answer.address)),
+            ("tags", escape(", ".join(answer.tags))),
+            ("set by a user", escape(", ".join(answer.user_tags))),
+            ("tree", escape(tree)),
+            ("state", format_node_state(answer)[0]),
             ("cordon", _describe_cordon(answer)),
-            ("failing", show_name(answer.failing)),
+            ("failing", escape(answer.failing)),
             ("last heartbeat", f"{format_span(answer.silent_s)} ago"),
-            ("capacity", show_amounts(answer.capacity)),
-            ("allotted", show_amounts(answer.usage)),
-            ("used", f"{show_cores(answer.used_cores)} cores of CPU"),
+            ("capacity", format_amounts(answer.capacity)),
+            ("allotted", format_amounts(answer.usage)),
+            ("used", f"{format_cores(answer.used_cores)} cores of CPU"),
             ("reclaimed", _describe_reclaimed(answer)),
-            ("allotted to others", show_amounts(answer.foreign_usage, "")),
-            ("free", show_amounts(answer.free)),
+            ("allotted to others", format_amounts(answer.foreign_usage, "")),
+            ("free", format_amounts(answer.free)),
             ("overcommitted", f"{answer.overcommit_count} times" if answer.overcommit_count else ""),
         ]
     )
@@ -150,7 +150,7 @@ class StillBusyError(CpumondError):
 @scheduler_options
 def cordon_command(client: SchedulerClient, node: str, why: str) -> None:
     """Start no more jobs on a node; its jobs continue. `cpumond node uncordon` reverts it."""
-    client.change(f"node {show_name(node)} gets no new jobs", "POST", f"{_path(node)}/cordon", {"why": why})
+    client.change(f"node {escape(node)} gets no new jobs", "POST", f"{_path(node)}/cordon", {"why": why})
 
 
 @node_command.command("uncordon", epilog="Example: cpumond node uncordon host-17")
@@ -161,7 +161,7 @@ def uncordon_command(client: SchedulerClient, node: str, why: str) -> None:
     """Start jobs on a node again: reverts cordon and drain, and ends the time for which it is held off after failed
     jobs.
     """
-    client.change(f"node {show_name(node)} gets jobs again", "POST", f"{_path(node)}/uncordon", {"why": why})
+    client.change(f"node {escape(node)} gets jobs again", "POST", f"{_path(node)}/uncordon", {"why": why})
 
 
 @node_command.command("tag", epilog="Example: cpumond node tag host-17 ssd fast --remove old")
@@ -178,7 +178,7 @@ def tag_command(client: SchedulerClient, node: str, tags: tuple[str, ...], remov
     if not tags and not remove:
         raise UsageError("nothing to change; give tags, or --remove TAG")
     body = {"add": tags, "remove": remove, "why": why}
-    client.change(f"the tags of node {show_name(node)} are changed", "POST", f"{_path(node)}/tags", body)
+    client.change(f"the tags of node {escape(node)} are changed", "POST", f"{_path(node)}/tags", body)
 
 
 @node_command.command("drain", epilog='Example: cpumond node drain host-17 --why "new disks" --timeout 10m')
@@ -208,22 +208,21 @@ def drain_command(
     if is_plan:
         if why or graceful or timeout_s is not None or not waits:
             raise UsageError("--plan changes nothing, so no other option has an effect; leave them out")
-        _show_plan(client, node)
+        _print_plan(client, node)
         if not client.as_json:
             click.echo()
-            show_simulation(client, {"node": node, "drain": True})
+            print_simulation(client, {"node": node, "drain": True})
         return
     if timeout_s is not None and not waits:
         raise UsageError("--timeout has no effect with --no-wait, which does not wait; leave one of them out")
     content = client.request("POST", f"{_path(node)}/drain", given({"why": why, "graceful": graceful or None}))
     try:
-        client.print_done(content, f"node {show_name(node)} is drained: it gets no new jobs, its jobs are stopped")
+        client.print_done(content, f"node {escape(node)} is drained: it gets no new jobs, its jobs are stopped")
         if waits:
             _wait(client, node, timeout_s)
     except KeyboardInterrupt:
         told = (
-            f"node {show_name(node)} stays drained; `cpumond node show` shows its state, `... uncordon` reverts the "
-            "drain"
+            f"node {escape(node)} stays drained; `cpumond node show` shows its state, `... uncordon` reverts the drain"
         )
         click.echo(told, err=True)
         raise click.Abort from None
@@ -238,55 +237,55 @@ def _wait(client: SchedulerClient, node: str, timeout_s: float | None) -> None:
             if view.lost_at is not None or not view.job_count + view.stopping_job_count:
                 break
             if view.cordon is None or not view.cordon.drain:
-                raise StillBusyError(f"node {show_name(node)} is no longer drained: another user reverted it")
+                raise StillBusyError(f"node {escape(node)} is no longer drained: another user reverted it")
             if not view.is_online and not is_warned:
-                warn(f"node {show_name(node)} is silent: its jobs stop when it is back, or are declared lost later")
+                warn(f"node {escape(node)} is silent: its jobs stop when it is back, or are declared lost later")
                 is_warned = True
             left = count(view.job_count + view.stopping_job_count, "job")
             spent_s = time.monotonic() - begun_s
-            progress.show(f"{left} left, {view.stopping_job_count} ending, {format_span(spent_s)}")
+            progress.draw(f"{left} left, {view.stopping_job_count} ending, {format_span(spent_s)}")
             if timeout_s is not None and spent_s >= timeout_s:
                 raise StillBusyError(
-                    f"node {show_name(node)} has {left} left after {format_span(timeout_s)}; the drain continues; "
+                    f"node {escape(node)} has {left} left after {format_span(timeout_s)}; the drain continues; "
                     "`cpumond node show` shows its state"
                 )
             time.sleep(POLL_S if timeout_s is None else min(POLL_S, max(timeout_s - spent_s, 0.0)))
     finally:
         progress.end()
     if not client.as_json:
-        print_text(f"node {show_name(node)} is empty")
+        print_text(f"node {escape(node)} is empty")
 
 
 def _format_place(job: DrainedJob) -> Cell:
     if job.fails_operation:
         return "fails its operation", "red"
-    return show_name(job.to_node) if job.to_node else ("waits for free resources", "yellow")
+    return escape(job.to_node) if job.to_node else ("waits for free resources", "yellow")
 
 
 DRAINED: Final[tuple[Column[DrainedJob], ...]] = (
-    column("job", 0, lambda job: show_name(job.job_id)),
-    column("operation", 3, lambda job: show_name(job.operation_id)),
-    column("pool", 2, lambda job: show_name(job.pool)),
-    column(">cores", 1, lambda job: show_cores(job.cores)),
+    column("job", 0, lambda job: escape(job.job_id)),
+    column("operation", 3, lambda job: escape(job.operation_id)),
+    column("pool", 2, lambda job: escape(job.pool)),
+    column(">cores", 1, lambda job: format_cores(job.cores)),
     column(">running", 5, lambda job: format_span(job.running_s)),
     column("interruptible", 6, lambda job: "yes" if job.interruptible else "no"),
-    column(">core-hours", 4, lambda job: show_cores(job.lost_core_seconds / 3600.0)),
+    column(">core-hours", 4, lambda job: format_cores(job.lost_core_seconds / 3600.0)),
     column("goes to", 0, _format_place),
 )
 
 
-def _show_plan(client: SchedulerClient, node: str) -> None:
+def _print_plan(client: SchedulerClient, node: str) -> None:
     content = client.request("GET", f"{_path(node)}/drain")
     plan = client.decode(content, DrainPlan)
     if client.as_json:
         print_json(content, DrainPlan, "jobs")
         return
     if not plan.job_count:
-        print_text(f"node {show_name(node)} has no job that would be stopped")
+        print_text(f"node {escape(node)} has no job that would be stopped")
         return
     if plan.jobs:
         print_items(DRAINED, plan.jobs)
-    hours = show_cores(plan.lost_core_seconds / 3600.0)
+    hours = format_cores(plan.lost_core_seconds / 3600.0)
     print_text(
         f"{count(plan.job_count, 'job')} would be stopped, of which {plan.waiting_job_count} would wait for free "
         f"resources; {hours} core-hours of work would be lost"

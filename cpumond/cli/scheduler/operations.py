@@ -19,17 +19,17 @@ from cpumond.cli.scheduler.arguments import read_attributes, read_edits
 from cpumond.cli.scheduler.client import connection_options, limit_options, scheduler_options
 from cpumond.cli.scheduler.finding import JOB, POOL, TREE, find_name, job_argument, operation_argument, operation_path
 from cpumond.cli.scheduler.follow import follow_log, write_output
-from cpumond.cli.scheduler.forecast import show_start, simulate_command, when_command
+from cpumond.cli.scheduler.forecast import format_start, simulate_command, when_command
 from cpumond.cli.scheduler.http_client import SchedulerClient
-from cpumond.cli.scheduler.plans import show_limits, show_value
-from cpumond.cli.scheduler.pools import show_amounts, show_cpu_time, show_share, show_state
+from cpumond.cli.scheduler.plans import format_limits, format_value
+from cpumond.cli.scheduler.pools import format_amounts, format_cpu_time, format_share, format_state
 from cpumond.cli.scheduler.running import wait_command
 from cpumond.cli.scheduler.spec import BytesType, spec_options
 from cpumond.core.answers import ExplainAnswer
 from cpumond.core.errors import UsageError
-from cpumond.core.measures import count_cores, format_span
+from cpumond.core.measures import count_cores, format_cores, format_span
 from cpumond.core.wire import MAX_LOG_BYTES, LogStream
-from cpumond.core.words import count, show_cores, show_name, show_number, show_time
+from cpumond.core.words import count, escape, format_number, format_time
 from cpumond.scheduler.answers.operation import OperationAnswer
 from cpumond.scheduler.model import Incarnation
 from cpumond.scheduler.settings.incarnations import describe_switch
@@ -41,19 +41,19 @@ STYLES: Final = {
     "cannot start": "red",
 }  # fmt: skip
 JOBS: Final[tuple[Column[JobView], ...]] = (
-    column("job", 0, lambda job: show_name(job.id)),
-    column("operation", 1, lambda job: show_name(job.operation_id)),
-    column("task", 6, lambda job: show_name(job.task)),
-    column("node", 1, lambda job: show_name(job.node_id)),
+    column("job", 0, lambda job: escape(job.id)),
+    column("operation", 1, lambda job: escape(job.operation_id)),
+    column("task", 6, lambda job: escape(job.task)),
+    column("node", 1, lambda job: escape(job.node_id)),
     column("state", 0, lambda job: (job.state, STYLES.get(job.state, ""))),
     column("class", 9, lambda job: job.job_class + ("" if job.backfill_until is None else ", backfilled")),
-    column(">ordered", 7, lambda job: show_cores(job.cpu_limit)),
-    column(">limit", 5, lambda job: show_cores(job.current_cpu_limit)),
-    column(">used", 4, lambda job: show_number(job.smoothed_cpu_usage, ".2f")),
+    column(">ordered", 7, lambda job: format_cores(job.cpu_limit)),
+    column(">limit", 5, lambda job: format_cores(job.current_cpu_limit)),
+    column(">used", 4, lambda job: format_number(job.smoothed_cpu_usage, ".2f")),
     column(">time", 2, lambda job: format_span((job.finish_time or time.time()) - job.start_time)),
     column("preemptibility", 8, lambda job: job.preemptibility.replace("_", " ")),
     column(">exit code", 8, lambda job: "" if job.exit_code is None else str(job.exit_code)),
-    column("", 3, lambda job: show_name(job.reason)),
+    column("", 3, lambda job: escape(job.reason)),
 )
 """Columns of lists of jobs."""
 
@@ -76,63 +76,63 @@ def operation_start_command(client: SchedulerClient, spec: dict[str, Any]) -> No
     'process part-$YT_JOB_COOKIE'`.
     """
     content = client.request("POST", "/operations", {"spec": spec})
-    client.print_done(content, show_name(client.decode(content, Done).id))
+    client.print_done(content, escape(client.decode(content, Done).id))
 
 
 Part = tuple[OperationView, str]
 """An operation, and the name of one of its trees."""
 
 
-def _show_state(part: Part) -> Cell:
+def _format_state(part: Part) -> Cell:
     state = part[0].shown_state
     return state + (", suspended" if part[0].suspended else ""), STYLES.get(state, "")
 
 
-def _show_pool(part: Part) -> str:
+def _format_pool(part: Part) -> str:
     pools = part[0].pools
-    return show_name(pools[part[1]] if len(pools) == 1 else f"{part[1]}: {pools[part[1]]}")
+    return escape(pools[part[1]] if len(pools) == 1 else f"{part[1]}: {pools[part[1]]}")
 
 
-def _show_cores(part: Part, name: str) -> str:
+def _format_cores(part: Part, name: str) -> str:
     of_tree = part[0].trees.get(part[1])
-    return "-" if of_tree is None else show_cores(getattr(of_tree, name)["cpu"])
+    return "-" if of_tree is None else format_cores(getattr(of_tree, name)["cpu"])
 
 
-def _show_jobs(part: Part) -> str:
+def _format_jobs(part: Part) -> str:
     of_tree = part[0].trees.get(part[1])
     return str(part[0].jobs.active if of_tree is None else of_tree.job_count)
 
 
-def _show_start(part: Part) -> str:
+def _format_start(part: Part) -> str:
     told = part[0].forecast
     if part[0].shown_state == "cannot start":
         return "never"
-    return "" if told is None else show_start(told.start_p10, told.start_p50, told.start_p90, time.time())
+    return "" if told is None else format_start(told.start_p10, told.start_p50, told.start_p90, time.time())
 
 
 def _describe_part(part: OperationInTree | None) -> Cell:
     if part is None:
         return ""
     if part.cause == "cannot_start":
-        return (show_name(part.why), "red")
+        return (escape(part.why), "red")
     if part.queue_place is not None:
         return (f"number {part.queue_place} in the queue", "yellow")
-    return show_state(part.starvation_status, part.starves_in_s)
+    return format_state(part.starvation_status, part.starves_in_s)
 
 
 OPERATIONS: Final[tuple[Column[Part], ...]] = (
-    column("operation", 0, lambda part: show_name(part[0].id)),
-    column("state", 0, _show_state),
-    column("user", 7, lambda part: show_name(part[0].user)),
-    column("pool", 1, _show_pool),
-    column(">jobs", 4, _show_jobs),
+    column("operation", 0, lambda part: escape(part[0].id)),
+    column("state", 0, _format_state),
+    column("user", 7, lambda part: escape(part[0].user)),
+    column("pool", 1, _format_pool),
+    column(">jobs", 4, _format_jobs),
     column(">done", 3, lambda part: f"{part[0].jobs.completed}/{part[0].jobs.total}"),
-    column(">share", 8, lambda part: _show_cores(part, "fair_share")),
-    column(">allotted", 5, lambda part: _show_cores(part, "usage")),
-    column(">demand", 9, lambda part: _show_cores(part, "demand")),
+    column(">share", 8, lambda part: _format_cores(part, "fair_share")),
+    column(">allotted", 5, lambda part: _format_cores(part, "usage")),
+    column(">demand", 9, lambda part: _format_cores(part, "demand")),
     column(">age", 6, lambda part: format_span((part[0].finish_time or time.time()) - part[0].start_time)),
-    column(">starts in", 4, _show_start),
-    column("title", 2, lambda part: show_name(part[0].title)),
+    column(">starts in", 4, _format_start),
+    column("title", 2, lambda part: escape(part[0].title)),
     column("", 3, lambda part: _describe_part(part[0].trees.get(part[1]))),
 )
 
@@ -146,7 +146,7 @@ OPERATIONS: Final[tuple[Column[Part], ...]] = (
 @scheduler_options
 def operation_list_command(client: SchedulerClient, /, **query: Any) -> None:
     """Print one line per operation and tree, the newest first. Numbers are cores."""
-    answer = client.show_list("/operations", OperationList, "operations", query, "older operations")
+    answer = client.fetch_list("/operations", OperationList, "operations", query, "older operations")
     parts = [(each, tree) for each in answer.operations for tree in each.pools]
     print_items(OPERATIONS, parts, "no operation matches")
 
@@ -164,31 +164,31 @@ operation_command.add_command(simulate_command)
 def operation_show_command(client: SchedulerClient, operation: str, show_all: bool) -> None:
     """Show one operation: OPERATION is an id, or *ALIAS."""
     if show_all:
-        for name, attributes in client.show(operation_path(operation, "orchid"), dict[str, dict[str, Any]]).items():
-            fields = [(show_name(key), show_name(show_value(value))) for key, value in attributes.items()]
-            print_fields([("tree", show_name(name)), *fields])
+        for name, attributes in client.fetch(operation_path(operation, "orchid"), dict[str, dict[str, Any]]).items():
+            fields = [(escape(key), escape(format_value(value))) for key, value in attributes.items()]
+            print_fields([("tree", escape(name)), *fields])
         return
-    answer = client.show(operation_path(operation), OperationDetails)
+    answer = client.fetch(operation_path(operation), OperationDetails)
     jobs = answer.jobs
     ended = {"failed": jobs.failed, "aborted": jobs.aborted, "lost": jobs.lost}
     counts = [f"{jobs.completed} of {jobs.total} completed", f"{jobs.active} active", f"{jobs.pending} to be started"]
     counts += [f"{number} {word}" for word, number in ended.items() if number]
     fields = [
-        ("operation", show_name(answer.id)),
-        ("title", show_name(answer.title)),
-        ("alias", show_name(answer.alias)),
-        ("user", show_name(answer.user)),
+        ("operation", escape(answer.id)),
+        ("title", escape(answer.title)),
+        ("alias", escape(answer.alias)),
+        ("user", escape(answer.user)),
         ("state", answer.shown_state + (", suspended" if answer.suspended else "")),
-        ("error", show_name(answer.error)),
+        ("error", escape(answer.error)),
         ("time limit", "" if answer.time_limit is None else format_span(answer.time_limit / 1e3)),
-        ("started", show_time(answer.start_time)),
-        ("ended", "" if answer.finish_time is None else show_time(answer.finish_time)),
+        ("started", format_time(answer.start_time)),
+        ("ended", "" if answer.finish_time is None else format_time(answer.finish_time)),
         ("jobs", ", ".join(counts)),
-        ("cpu time", show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)),
+        ("cpu time", format_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)),
         ("lost", f"{answer.lost_core_seconds / 3600:.3g} core-hours" if answer.lost_core_seconds else ""),
         ("above reserve", _count_above(answer.over_reserve_count)),
         ("gang", "yes" if answer.is_gang else ""),
-        ("incarnation", _show_incarnation(answer.incarnations)),
+        ("incarnation", _format_incarnation(answer.incarnations)),
         ("reclaimed cpu", "" if answer.allow_reclaimed else "refused"),
         ("reclaimed cpu", "required" if answer.require_reclaimed else ""),
     ]
@@ -196,18 +196,18 @@ def operation_show_command(client: SchedulerClient, operation: str, show_all: bo
         words = task.command if isinstance(task.command, str) else " ".join(task.command)
         orders = {"cpu": task.cpu_limit, "memory": float(task.memory_limit), "gpu": task.gpu_limit}
         where = f" in {task.working_directory}" if task.working_directory else ""
-        kept = f" ({show_amounts({'memory': float(task.memory_reserve)})} reserved)" if task.memory_reserve else ""
-        text = f"{count(task.job_count, 'job')} of {show_amounts(orders)}{kept}{where}: {words}"
-        fields.append((f"task {show_name(task.name)}", show_name(text)))
+        kept = f" ({format_amounts({'memory': float(task.memory_reserve)})} reserved)" if task.memory_reserve else ""
+        text = f"{count(task.job_count, 'job')} of {format_amounts(orders)}{kept}{where}: {words}"
+        fields.append((f"task {escape(task.name)}", escape(text)))
     for name, pool in answer.pools.items():
-        fields.append((f"tree {show_name(name)}", f"pool {show_name(pool)}"))
+        fields.append((f"tree {escape(name)}", f"pool {escape(pool)}"))
         if name in answer.trees:
             fields += _part_fields(answer.trees[name])
-    fields += [("retry rule applied", show_name(note)) for note in answer.retried]
+    fields += [("retry rule applied", escape(note)) for note in answer.retried]
     if answer.next_retry is not None:
-        fields.append(("next retry", show_time(answer.next_retry)))
+        fields.append(("next retry", format_time(answer.next_retry)))
     if answer.job_cpu_monitor:
-        fields.append(("job_cpu_monitor", show_name(show_value(answer.job_cpu_monitor))))
+        fields.append(("job_cpu_monitor", escape(format_value(answer.job_cpu_monitor))))
     print_fields(fields)
     for alert in answer.alerts:
         warn(alert)
@@ -217,23 +217,23 @@ def _count_above(number: int) -> str:
     return f"{count(number, 'job')} {'uses' if number == 1 else 'use'} more memory than reserved" if number else ""
 
 
-def _show_incarnation(told: list[Incarnation]) -> str:
+def _format_incarnation(told: list[Incarnation]) -> str:
     if not told:
         return ""
-    since = f"{show_name(told[-1].id)}, since {show_time(told[-1].at)}"
-    return since if len(told) == 1 else f"{since}: {show_name(describe_switch(told[-1]))}"
+    since = f"{escape(told[-1].id)}, since {format_time(told[-1].at)}"
+    return since if len(told) == 1 else f"{since}: {escape(describe_switch(told[-1]))}"
 
 
 def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:
     state = _describe_part(part)
-    share = show_share(part.fair_share_ratio, part.fair_share_resource)
+    share = format_share(part.fair_share_ratio, part.fair_share_resource)
     fields = [
-        ("fair share", f"{show_amounts(part.fair_share)}: {share} of the cluster"),
-        ("allotted", show_amounts(part.usage)),
-        ("demand", show_amounts(part.demand)),
-        ("limits", show_limits(part.limits) if part.limits else ""),
+        ("fair share", f"{format_amounts(part.fair_share)}: {share} of the cluster"),
+        ("allotted", format_amounts(part.usage)),
+        ("demand", format_amounts(part.demand)),
+        ("limits", format_limits(part.limits) if part.limits else ""),
         ("weight", f"{part.weight:g}"),
-        ("nodes with", show_name(part.scheduling_tag_filter)),
+        ("nodes with", escape(part.scheduling_tag_filter)),
         ("status", state if isinstance(state, str) else state[0]),
     ]
     return [(f"  {name}", value) for name, value in fields if value]
@@ -248,13 +248,13 @@ def operation_why_command(client: SchedulerClient, operation: str) -> None:
     Pending: its place in the queue, and the pool that is full. Running: its fair share and what bounds it, the limits
     above it, whether it starves, why no more of its jobs start. Finished: how and why.
     """
-    answer = client.show(operation_path(operation, "why"), OperationAnswer)
+    answer = client.fetch(operation_path(operation, "why"), OperationAnswer)
     for line in answer.lines:
-        print_text(show_name(line), "  ")
+        print_text(escape(line), "  ")
     for part in answer.trees:
-        print_text(f"in pool {show_name(part.pool)} of tree {show_name(part.tree)}:")
+        print_text(f"in pool {escape(part.pool)} of tree {escape(part.tree)}:")
         for line in part.lines:
-            print_text(f"  {show_name(line)}", "    ")
+            print_text(f"  {escape(line)}", "    ")
 
 
 @operation_command.command("abort", epilog="Example: cpumond operation abort 1a-2b-3c-4d --message 'wrong input'")
@@ -264,7 +264,7 @@ def operation_why_command(client: SchedulerClient, operation: str) -> None:
 def operation_abort_command(client: SchedulerClient, operation: str, message: str | None) -> None:
     """Stop all jobs of an operation and end it."""
     body = given({"message": message})
-    client.change(f"operation {show_name(operation)} is aborted", "POST", operation_path(operation, "abort"), body)
+    client.change(f"operation {escape(operation)} is aborted", "POST", operation_path(operation, "abort"), body)
 
 
 @operation_command.command("suspend", epilog="Example: cpumond operation suspend 1a-2b-3c-4d")
@@ -274,7 +274,7 @@ def operation_abort_command(client: SchedulerClient, operation: str, message: st
 def operation_suspend_command(client: SchedulerClient, operation: str, abort_running_jobs: bool) -> None:
     """Start no more jobs of an operation until it is resumed."""
     body = {"abort_running_jobs": abort_running_jobs}
-    client.change(f"operation {show_name(operation)} is suspended", "POST", operation_path(operation, "suspend"), body)
+    client.change(f"operation {escape(operation)} is suspended", "POST", operation_path(operation, "suspend"), body)
 
 
 def _add_plain_action(name: str, done: str, text: str) -> None:
@@ -284,7 +284,7 @@ def _add_plain_action(name: str, done: str, text: str) -> None:
     @operation_argument
     @scheduler_options
     def command(client: SchedulerClient, operation: str) -> None:
-        client.change(f"operation {show_name(operation)} is {done}", "POST", operation_path(operation, name))
+        client.change(f"operation {escape(operation)} is {done}", "POST", operation_path(operation, name))
 
 
 _add_plain_action("resume", "resumed", "Resume a suspended operation.")
@@ -303,7 +303,7 @@ def operation_set_command(
     parameters = read_attributes(assignments)
     if tree is not None:
         parameters = {"scheduling_options_per_pool_tree": {tree: parameters}}
-    done = f"operation {show_name(operation)} is changed"
+    done = f"operation {escape(operation)} is changed"
     client.change(done, "PATCH", operation_path(operation), {"parameters": parameters})
 
 
@@ -320,7 +320,7 @@ def operation_patch_command(client: SchedulerClient, operation: str, assignments
     patches = [
         {"path": "".join(f"/{escape_literal(key)}" for key in edit["path"]), "value": edit["value"]} for edit in edits
     ]
-    done = f"operation {show_name(operation)} is changed"
+    done = f"operation {escape(operation)} is changed"
     client.change(done, "POST", operation_path(operation, "patch"), {"patches": patches})
 
 
@@ -335,7 +335,7 @@ operation_command.add_command(wait_command)
 def jobs_command(client: SchedulerClient, /, operation: str, **query: Any) -> None:
     """List the jobs of an operation, the last started first: request, limit now, and usage, in cores."""
     path = operation_path(operation, "jobs")
-    answer = client.show_list(path, JobList, "jobs", query, "jobs that started earlier")
+    answer = client.fetch_list(path, JobList, "jobs", query, "jobs that started earlier")
     nothing = "no job matches; see `cpumond operation why` for the reason that none is started"
     print_items([each for each in JOBS if each.name not in ("operation", "preemptibility")], answer.jobs, nothing)
 
@@ -386,7 +386,7 @@ def explain_command(client: SchedulerClient, operation: str, job: str, last: int
 
     It is the output of `cpumond explain JOB` on that node, and comes with the node's next heartbeat.
     """
-    answer = client.show(operation_path(operation, f"jobs/{quote_name(job)}/explain"), ExplainAnswer)
+    answer = client.fetch(operation_path(operation, f"jobs/{quote_name(job)}/explain"), ExplainAnswer)
     click.echo(draw_explain(answer, None if show_all else last, terminal_width(), use_colour()))
 
 
@@ -401,7 +401,7 @@ def explain_command(client: SchedulerClient, operation: str, job: str, last: int
 def abort_job_command(client: SchedulerClient, operation: str, job: str, timeout_s: float | None) -> None:
     """Stop a job. It is started again, unless its operation has fail_on_job_restart: then the operation fails."""
     body = given({"interrupt_timeout": None if timeout_s is None else timeout_s * 1e3})
-    done = f"job {show_name(job)} is aborted"
+    done = f"job {escape(job)} is aborted"
     client.change(done, "POST", operation_path(operation, f"jobs/{quote_name(job)}/abort"), body)
 
 
@@ -413,9 +413,7 @@ def _add_job_action(name: str, step: str, done: str, text: str) -> None:
     @job_argument
     @scheduler_options
     def command(client: SchedulerClient, operation: str, job: str) -> None:
-        client.change(
-            f"job {show_name(job)} {done}", "POST", operation_path(operation, f"jobs/{quote_name(job)}/{step}")
-        )
+        client.change(f"job {escape(job)} {done}", "POST", operation_path(operation, f"jobs/{quote_name(job)}/{step}"))
 
 
 _add_job_action(
@@ -447,6 +445,6 @@ def pin_command(
     """
     body = given({"cpu_limit": cpu_limit, "ttl_s": ttl_s})
     held = "all the cores it may have" if cpu_limit is None else count_cores(cpu_limit)
-    until = "until `cpumond operation unpin`" if ttl_s is None else f"until {show_time(time.time() + ttl_s)}"
-    done = f"job {show_name(job)} is pinned at {held} {until}"
+    until = "until `cpumond operation unpin`" if ttl_s is None else f"until {format_time(time.time() + ttl_s)}"
+    done = f"job {escape(job)} is pinned at {held} {until}"
     client.change(done, "POST", operation_path(operation, f"jobs/{quote_name(job)}/pin"), body)

@@ -11,8 +11,9 @@ import msgspec
 from cpumond.cli.output import can_ask, print_table, print_text, warn
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.core.errors import EXIT_CANNOT_CREATE, EXIT_CONFIG, EXIT_NO_SUCH, EXIT_PERMISSION, CpumondError, UsageError
-from cpumond.core.words import count, number, show_cores, show_name
-from cpumond.fairshare.resources import RESOURCES, show_amount
+from cpumond.core.measures import format_cores
+from cpumond.core.words import count, escape, number
+from cpumond.fairshare.resources import RESOURCES, format_amount
 from cpumond.scheduler.answers.plan import ChangePlan, Effect, ElementShares
 from cpumond.scheduler.model import ACCESS_DENIED, ALREADY_EXISTS, RESOLVE
 from cpumond.scheduler.settings.changes import ConfigChange
@@ -32,13 +33,13 @@ class PlanRefusedError(CpumondError):
         self.exit_code = EXIT_OF_CODE.get(code, EXIT_CONFIG)
 
 
-def show_limits(limits: dict[str, float], nothing: str = "-") -> str:
+def format_limits(limits: dict[str, float], nothing: str = "-") -> str:
     """``10 cpu, 0 gpu, 2 GiB memory``."""
-    texts = (f"{show_amount(r, limits[name])} {name}" for r, name in enumerate(RESOURCES) if name in limits)
+    texts = (f"{format_amount(r, limits[name])} {name}" for r, name in enumerate(RESOURCES) if name in limits)
     return ", ".join(texts) or nothing
 
 
-def show_value(value: object) -> str:
+def format_value(value: object) -> str:
     """A value of an attribute in the notation of ``pool set``."""
     if isinstance(value, float):
         return number(value)
@@ -56,7 +57,7 @@ def confirm(
         raise PlanRefusedError(plan.refusal, plan.code)
     if client.as_json or not can_ask():
         raise UsageError(unasked)
-    show_plan(plan)
+    print_plan(plan)
     ask(question, declined)
     client.plan_shown = describe_plan(plan)
 
@@ -76,7 +77,7 @@ def describe_plan(plan: ChangePlan) -> str:
     return f"{parts[0]}, with effects on {parts[1]} and {parts[2]}, {told}"
 
 
-def show_plan(plan: ChangePlan) -> None:
+def print_plan(plan: ChangePlan) -> None:
     """Print an accepted plan, and its warnings on standard error."""
     for change in plan.changes:
         print_text(_describe_change(change)[1], "  ")
@@ -96,7 +97,7 @@ def print_signed(plan: ChangePlan) -> None:
         places.add((sign, change.tree, change.pool))
         lines = [f"{sign} {text}"]
         if sign == "+":
-            lines += [f"    {show_name(name)}: {show_name(show_value(value))}" for name, value in change.new.items()]
+            lines += [f"    {escape(name)}: {escape(format_value(value))}" for name, value in change.new.items()]
         for line in lines:
             print_text(line, "  ", COLOURS[sign])
     made, changed, removed = (sum(each[0] == sign for each in places) for sign in COLOURS)
@@ -105,11 +106,11 @@ def print_signed(plan: ChangePlan) -> None:
 
 def _describe_change(change: ConfigChange) -> tuple[str, str]:
     """The sign, and the sentence."""
-    where = f"pool {show_name(change.pool)}" if change.pool else f"tree {show_name(change.tree)}"
+    where = f"pool {escape(change.pool)}" if change.pool else f"tree {escape(change.tree)}"
     if not change.attribute:
         return ("+", f"{where}: made") if change.old is None else ("-", f"{where}: removed")
-    old, new = ("not set" if value is None else show_name(show_value(value)) for value in (change.old, change.new))
-    return "~", f"{where}: {show_name(change.attribute)}: {old} -> {new}"
+    old, new = ("not set" if value is None else escape(format_value(value)) for value in (change.old, change.new))
+    return "~", f"{where}: {escape(change.attribute)}: {old} -> {new}"
 
 
 def print_warnings(plan: ChangePlan) -> None:
@@ -131,12 +132,12 @@ def print_effects(plan: ChangePlan) -> None:
 
 def _effect_row(effect: Effect) -> list[str]:
     old, new = effect.before, effect.after
-    name = show_name(effect.name) + (f" {show_name(effect.title)!r}" if effect.title else "")
+    name = escape(effect.name) + (f" {escape(effect.title)!r}" if effect.title else "")
     notes = []
     if old is None or new is None:
         notes.append("new" if old is None else "gone")
     elif old.pool != new.pool:
-        notes.append(f"{show_name(old.pool)} -> {show_name(new.pool)}")
+        notes.append(f"{escape(old.pool)} -> {escape(new.pool)}")
     if old is not None and new is not None and old.is_running != new.is_running:
         notes.append("would run" if new.is_running else "would wait")
 
@@ -154,15 +155,15 @@ def _effect_row(effect: Effect) -> list[str]:
     return [
         effect.kind,
         name,
-        change(lambda each: show_cores(each.fair_share["cpu"])),
-        change(_show_guarantee, "strong_guarantee", "exists"),
-        change(lambda each: show_limits(each.limits), "limits", "exists"),
+        change(lambda each: format_cores(each.fair_share["cpu"])),
+        change(_format_guarantee, "strong_guarantee", "exists"),
+        change(lambda each: format_limits(each.limits), "limits", "exists"),
         count_change("running_operation_count", "max_running_operation_count"),
         count_change("operation_count", "max_operation_count"),
         ", ".join(notes),
     ]
 
 
-def _show_guarantee(outlook: ElementShares) -> str:
+def _format_guarantee(outlook: ElementShares) -> str:
     cores = outlook.strong_guarantee.get("cpu", 0.0)
-    return show_cores(cores) if cores else "-"
+    return format_cores(cores) if cores else "-"

@@ -11,7 +11,7 @@ from cpumond.api.pool_views import TreeFile
 from cpumond.cli.options import open_input, quote_name
 from cpumond.cli.output import can_ask, print_json, print_text
 from cpumond.cli.scheduler.client import scheduler_options, tree_option
-from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
+from cpumond.cli.scheduler.forecast import print_simulation, simulate_option
 from cpumond.cli.scheduler.http_client import SchedulerClient, SchedulerRefusedError
 from cpumond.cli.scheduler.plans import (
     PlanRefusedError,
@@ -26,7 +26,7 @@ from cpumond.cli.scheduler.tree_text import Form, TreeText, form_of, read_tree_t
 from cpumond.core.decode import ContentError, decode_text
 from cpumond.core.errors import ConfigError, UsageError
 from cpumond.core.toml_text import MAX_CHARACTERS
-from cpumond.core.words import show_name
+from cpumond.core.words import escape
 from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.model import ACCESS_DENIED, CommandError
 from cpumond.scheduler.settings.tree_file import NO_TREE, ApplyTree, list_changes
@@ -56,7 +56,7 @@ def export_command(client: SchedulerClient, tree: str | None, form: Form, ids: b
         text = read_text(yson, "the output of yt get")
         click.echo(write_tree(tree, read_yt_tree(text, yson), form), nl=False)
         return
-    found = client.show(f"/trees/{quote_name(client.find_tree(tree))}/file", TreeFile)
+    found = client.fetch(f"/trees/{quote_name(client.find_tree(tree))}/file", TreeFile)
     tables = found.tables
     if not ids:
         pools = tuple(msgspec.structs.replace(pool, id="") for pool in tables.pools or ())
@@ -93,7 +93,7 @@ def plan_command(
             raise UsageError("--simulate shows no plan: --detailed-exitcode and --all have no effect; leave them out")
         simulate_file(client, file, tree, prune)
         return
-    plan = show_file_plan(client, file, tree, prune, show_all)
+    plan = print_file_plan(client, file, tree, prune, show_all)
     if is_detailed and plan.changes:
         raise click.exceptions.Exit(EXIT_CHANGES)
 
@@ -113,7 +113,7 @@ def apply_command(client: SchedulerClient, file: str, prune: bool, yes: bool, wh
     """
     plan, content, body = ask_plan(client, file, tree, prune)
     if not client.as_json or not plan.accepted:
-        show(client, plan, content)
+        print_changes(client, plan, content)
     if not yes and plan.changes:
         if client.as_json or not can_ask() or file == STDIN:
             raise UsageError("nothing is changed: give --yes to apply it without a question")
@@ -124,7 +124,7 @@ def apply_command(client: SchedulerClient, file: str, prune: bool, yes: bool, wh
     if client.as_json:
         print_json(answer)
     elif plan.changes:
-        print_text(f"tree {show_name(name)} matches the file")
+        print_text(f"tree {escape(name)} matches the file")
 
 
 def ask_plan(
@@ -145,17 +145,17 @@ def simulate_file(client: SchedulerClient, file: str, tree: str | None, prune: b
     told = read_file(file)
     name = client.find_tree(tree or told.tree)
     command = {"type": "ApplyTree", "tree": name, "tables": told.tables, "prune": prune}
-    show_simulation(client, {"command": command})
+    print_simulation(client, {"command": command})
 
 
-def show_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: bool, show_all: bool) -> ChangePlan:
+def print_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: bool, show_all: bool) -> ChangePlan:
     """Print the plan of a file; users with read access only get the difference alone. Raises PlanRefusedError."""
     plan, content, body = ask_plan(client, file, tree, prune, show_all)
     is_whole = plan.code != ACCESS_DENIED
     if not is_whole:
         plan = _compare(client, plan, ApplyTree(body["tree"], body["tables"], prune))
         content = msgspec.json.encode(plan)
-    show(client, plan, content, is_whole=is_whole)
+    print_changes(client, plan, content, is_whole=is_whole)
     return plan
 
 
@@ -170,7 +170,7 @@ def _compare(client: SchedulerClient, refused: ChangePlan, command: ApplyTree) -
     return ChangePlan(accepted=True, warnings=[*warnings, *([note] if changes else [])], changes=changes)
 
 
-def show(client: SchedulerClient, plan: ChangePlan, content: bytes, *, is_whole: bool = True) -> None:
+def print_changes(client: SchedulerClient, plan: ChangePlan, content: bytes, *, is_whole: bool = True) -> None:
     """Print the plan of a file, or the changes alone. Raises PlanRefusedError."""
     if client.as_json:
         print_json(content, ChangePlan, "effects")

@@ -16,22 +16,22 @@ from cpumond.cli.scheduler import pool_file
 from cpumond.cli.scheduler.arguments import read_attributes, read_edits
 from cpumond.cli.scheduler.client import scheduler_options, tree_option, unset_option
 from cpumond.cli.scheduler.finding import POOL, TREE, pool_argument
-from cpumond.cli.scheduler.forecast import show_simulation, simulate_option
+from cpumond.cli.scheduler.forecast import print_simulation, simulate_option
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.plans import (
     PlanRefusedError,
     confirm,
+    format_limits,
+    format_value,
+    print_plan,
     print_warnings,
-    show_limits,
-    show_plan,
-    show_value,
 )
 from cpumond.cli.scheduler.report_rows import describe_budgets
 from cpumond.cli.scheduler.tree_text import is_tree_file
 from cpumond.core.errors import UsageError
-from cpumond.core.measures import format_span
-from cpumond.core.words import count, show_cores, show_name, show_percent
-from cpumond.fairshare.resources import show_resource
+from cpumond.core.measures import format_cores, format_span
+from cpumond.core.words import count, escape, format_percent
+from cpumond.fairshare.resources import format_resource
 from cpumond.scheduler.answers.plan import ChangePlan
 from cpumond.scheduler.history.savings import SavingsRow
 from cpumond.scheduler.model import ROOT_POOL, PoolIntegralGuarantees, TreeSettings
@@ -42,23 +42,23 @@ STARVES: Final = {"starving": "red", "aggressively_starving": "bold red"}
 INTEGRAL: Final = "integral_guarantees"
 
 
-def show_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
-    """Amounts like ``show_limits``, without those of 0."""
-    return show_limits({name: amount for name, amount in amounts.items() if amount}, nothing)
+def format_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
+    """Amounts like ``format_limits``, without those of 0."""
+    return format_limits({name: amount for name, amount in amounts.items() if amount}, nothing)
 
 
-def show_share(ratio: float, resource: str) -> str:
+def format_share(ratio: float, resource: str) -> str:
     """A share of the cluster in percent, with its resource unless that is CPU: "3.3 % (by job slots)"."""
-    return f"{show_percent(ratio)} %{show_resource(resource)}"
+    return f"{format_percent(ratio)} %{format_resource(resource)}"
 
 
-def show_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
+def format_cpu_time(cpu_seconds: float, reclaimed_cpu_seconds: float) -> str:
     """The CPU time that jobs used, and the time reclaimed from their requests (semantics.md 1.7)."""
-    reclaimed = f", {show_cores(reclaimed_cpu_seconds)} reclaimed" if reclaimed_cpu_seconds else ""
-    return f"{show_cores(cpu_seconds)} core-seconds used{reclaimed}"
+    reclaimed = f", {format_cores(reclaimed_cpu_seconds)} reclaimed" if reclaimed_cpu_seconds else ""
+    return f"{format_cores(cpu_seconds)} core-seconds used{reclaimed}"
 
 
-def show_state(starvation: str, starves_in_s: float | None) -> Cell:
+def format_state(starvation: str, starves_in_s: float | None) -> Cell:
     """``starving``, ``starves in 12 s``, or nothing."""
     if starvation in STARVES:
         return starvation.replace("_", " "), STARVES[starvation]
@@ -75,12 +75,12 @@ for each in (*pool_file.COMMANDS, import_command):
 
 
 TREES: Final[tuple[Column[TreeView], ...]] = (
-    column("tree", 0, lambda tree: show_name(tree.name) + (" (default)" if tree.is_default else "")),
+    column("tree", 0, lambda tree: escape(tree.name) + (" (default)" if tree.is_default else "")),
     column(">nodes", 6, lambda tree: str(tree.node_count)),
     column(">online", 5, lambda tree: str(tree.online_node_count)),
-    column(">cores", 1, lambda tree: show_cores(tree.total_resources["cpu"])),
-    column(">allotted", 2, lambda tree: show_cores(tree.resource_usage["cpu"])),
-    column(">demand", 7, lambda tree: show_cores(tree.resource_demand["cpu"])),
+    column(">cores", 1, lambda tree: format_cores(tree.total_resources["cpu"])),
+    column(">allotted", 2, lambda tree: format_cores(tree.resource_usage["cpu"])),
+    column(">demand", 7, lambda tree: format_cores(tree.resource_demand["cpu"])),
     column(">pools", 8, lambda tree: str(tree.pool_count)),
     column(">running", 3, lambda tree: str(tree.running_operation_count)),
     column(">pending", 4, lambda tree: str(tree.pending_operation_count)),
@@ -91,7 +91,7 @@ TREES: Final[tuple[Column[TreeView], ...]] = (
 @scheduler_options
 def tree_list_command(client: SchedulerClient) -> None:
     """Print one line per pool tree. Numbers are cores."""
-    answer = client.show("/trees", TreeList)
+    answer = client.fetch("/trees", TreeList)
     print_items(TREES, answer.trees, "there is no pool tree; create one with `cpumond tree create NAME`")
     for tree in answer.trees:
         for error in tree.errors:
@@ -103,14 +103,14 @@ def tree_list_command(client: SchedulerClient) -> None:
 @scheduler_options
 def tree_show_command(client: SchedulerClient, tree: str) -> None:
     """Show one pool tree with its options."""
-    answer = client.show(f"/trees/{quote_name(tree)}", TreeView)
+    answer = client.fetch(f"/trees/{quote_name(tree)}", TreeView)
     print_fields(
         [
-            ("tree", show_name(answer.name) + (", the default one" if answer.is_default else "")),
+            ("tree", escape(answer.name) + (", the default one" if answer.is_default else "")),
             ("nodes", _format_nodes(answer)),
-            ("resources", show_amounts(answer.total_resources)),
-            ("used", show_amounts(answer.resource_usage)),
-            ("demand", show_amounts(answer.resource_demand)),
+            ("resources", format_amounts(answer.total_resources)),
+            ("used", format_amounts(answer.resource_usage)),
+            ("demand", format_amounts(answer.resource_demand)),
             ("pools", str(answer.pool_count)),
             ("operations", _operation_counts(answer)),
             ("a pool", describe_counts_of_pools(read_tree(answer.attributes))),
@@ -147,7 +147,7 @@ def _operation_counts(answer: TreeView | PoolView) -> str:
 
 
 def _option_fields(attributes: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(show_name(key), show_name(show_value(value))) for key, value in attributes.items()]
+    return [(escape(key), escape(format_value(value))) for key, value in attributes.items()]
 
 
 force_option = click.option("--force", is_flag=True, help="Keep attributes that are no known options, too.")
@@ -161,7 +161,7 @@ def check_names(kind: Kind, assignments: Sequence[str], force: bool) -> None:
         near = find_mistyped(kind, name)
         if near is not None and value.strip():
             hint = f"did you mean {near}? " if near else ""
-            raise UsageError(f'"{show_name(name)}" is no option of a {kind}; {hint}--force keeps it, without effect')
+            raise UsageError(f'"{escape(name)}" is no option of a {kind}; {hint}--force keeps it, without effect')
 
 
 @tree_command.command("create", epilog="Example: cpumond tree create gpu nodes_filter=gpu")
@@ -173,7 +173,7 @@ def tree_create_command(client: SchedulerClient, name: str, assignments: tuple[s
     """Create a pool tree. Each node belongs to the one tree whose nodes_filter matches its tags."""
     check_names("tree", assignments, force)
     body = {"name": name, "attributes": read_attributes(assignments, "tree")}
-    client.change(f"tree {show_name(name)} is created", "POST", "/trees", body)
+    client.change(f"tree {escape(name)} is created", "POST", "/trees", body)
 
 
 @tree_command.command("set", epilog="Example: cpumond tree set default fair_share_starvation_timeout=10000")
@@ -201,7 +201,7 @@ def tree_set_command(
     if is_default:
         chosen = client.request("PUT", "/default_tree", {"tree": tree})
         content = content or chosen
-    client.print_done(content, f"tree {show_name(tree)} is {'the default one' if is_default else 'changed'}")
+    client.print_done(content, f"tree {escape(tree)} is {'the default one' if is_default else 'changed'}")
 
 
 yes_option = click.option("--yes", is_flag=True, help="Do not ask, even if guarantees or operations are affected.")
@@ -219,8 +219,8 @@ def tree_remove_command(client: SchedulerClient, tree: str, recursive: bool, yes
         view = client.get(path, TreeView)
         held = count(view.operation_count, "operation") if view.operation_count else ""
         command = {"type": "RemoveTree", "tree": tree, "recursive": recursive}
-        _ask(client, f"tree {show_name(tree)}", held, command)
-    client.change(f"tree {show_name(tree)} is removed", "DELETE", path, recursive=recursive)
+        _ask(client, f"tree {escape(tree)}", held, command)
+    client.change(f"tree {escape(tree)} is removed", "DELETE", path, recursive=recursive)
 
 
 def _ask(client: SchedulerClient, what: str, held: str, command: dict[str, Any]) -> None:
@@ -248,42 +248,42 @@ def find_depths(pools: Iterable[PoolView | SavingsRow]) -> dict[str, int]:
     return depths
 
 
-def _show_pool(pool: PoolView, indent: str = "") -> Cell:
-    return indent + show_name(pool.name), "dim" if pool.is_ephemeral else ""
+def _format_pool(pool: PoolView, indent: str = "") -> Cell:
+    return indent + escape(pool.name), "dim" if pool.is_ephemeral else ""
 
 
-def _show_mode(pool: PoolView) -> str:
+def _format_mode(pool: PoolView) -> str:
     integral = pool.attributes.get(INTEGRAL, {}).get("guarantee_type", "none")
     return pool.mode if integral == "none" else f"{pool.mode} {integral}"
 
 
-def _show_some(cores: float | None) -> str:
-    return show_cores(cores) if cores else "-"
+def _format_some(cores: float | None) -> str:
+    return format_cores(cores) if cores else "-"
 
 
 POOLS: Final[tuple[Column[PoolView], ...]] = (
-    column("pool", 0, _show_pool),
-    column("mode", 10, _show_mode),
+    column("pool", 0, _format_pool),
+    column("mode", 10, _format_mode),
     column(">weight", 8, lambda pool: "-" if pool.weight is None else f"{pool.weight:g}"),
-    column(">cores", 5, lambda pool: show_cores(pool.fair_share["cpu"])),
-    column(">share", 4, lambda pool: show_share(pool.fair_share_ratio, pool.fair_share_resource)),
-    column(">allotted", 1, lambda pool: show_cores(pool.usage["cpu"])),
-    column(">demand", 2, lambda pool: show_cores(pool.demand["cpu"])),
-    column(">waiting", 6, lambda pool: _show_some(pool.waiting["cpu"])),
-    column(">guarantee", 6, lambda pool: _show_some(pool.strong_guarantee["cpu"])),
-    column(">limit", 9, lambda pool: show_cores(pool.limits["cpu"]) if "cpu" in pool.limits else "-"),
+    column(">cores", 5, lambda pool: format_cores(pool.fair_share["cpu"])),
+    column(">share", 4, lambda pool: format_share(pool.fair_share_ratio, pool.fair_share_resource)),
+    column(">allotted", 1, lambda pool: format_cores(pool.usage["cpu"])),
+    column(">demand", 2, lambda pool: format_cores(pool.demand["cpu"])),
+    column(">waiting", 6, lambda pool: _format_some(pool.waiting["cpu"])),
+    column(">guarantee", 6, lambda pool: _format_some(pool.strong_guarantee["cpu"])),
+    column(">limit", 9, lambda pool: format_cores(pool.limits["cpu"]) if "cpu" in pool.limits else "-"),
     column(">running", 7, lambda pool: f"{pool.running_operation_count}/{pool.max_running_operation_count}"),
     column(">all", 11, lambda pool: f"{pool.operation_count}/{pool.max_operation_count}"),
-    column("state", 3, lambda pool: show_state(pool.starvation_status, pool.starves_in_s)),
+    column("state", 3, lambda pool: format_state(pool.starvation_status, pool.starves_in_s)),
 )
 
 
-def _show_budget(pool: PoolView) -> Cell:
+def _format_budget(pool: PoolView) -> Cell:
     """The spent part of a pool's budget in percent, or the core-hours if it has none."""
     if pool.budget is None:
         return "", ""
     spent, most = pool.budget.spent_core_hours, pool.budget.core_hours
-    shown = f"{show_percent(spent / most)} %" if most else f"{show_cores(spent)} h"
+    shown = f"{format_percent(spent / most)} %" if most else f"{format_cores(spent)} h"
     return shown, {"within": "", "low": "yellow", "spent": "red"}[pool.budget.level]
 
 
@@ -296,10 +296,10 @@ def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     Numbers are cores. "cores" and "share" are the fair share: its CPU, and in percent of the cluster, of the resource
     with the largest share; that resource is named unless it is CPU.
     """
-    pools = client.show(pool_path(client.find_tree(tree)), PoolList).pools
+    pools = client.fetch(pool_path(client.find_tree(tree)), PoolList).pools
     depths = find_depths(pools)
-    name: Column[PoolView] = column("pool", 0, lambda pool: _show_pool(pool, "  " * depths[pool.name]))
-    spent = column("budget", 2, _show_budget) if any(pool.budget for pool in pools) else None
+    name: Column[PoolView] = column("pool", 0, lambda pool: _format_pool(pool, "  " * depths[pool.name]))
+    spent = column("budget", 2, _format_budget) if any(pool.budget for pool in pools) else None
     print_items([name, *POOLS[1:], *([spent] if spent else [])], pools)
 
 
@@ -314,27 +314,27 @@ def pool_show_command(client: SchedulerClient, pool: str, show_all: bool, tree: 
     """Show one pool with its attributes; "<Root>" is the root."""
     path = pool_path(client.find_tree(tree), pool)
     if show_all:
-        print_fields(_option_fields(client.show(f"{path}/orchid", dict[str, Any])))
+        print_fields(_option_fields(client.fetch(f"{path}/orchid", dict[str, Any])))
         return
-    answer = client.show(path, PoolView)
-    used = show_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)
-    share = show_share(answer.fair_share_ratio, answer.fair_share_resource)
+    answer = client.fetch(path, PoolView)
+    used = format_cpu_time(answer.cpu_seconds, answer.reclaimed_cpu_seconds)
+    share = format_share(answer.fair_share_ratio, answer.fair_share_resource)
     print_fields(
         [
-            ("pool", show_name(answer.name) + (", ephemeral" if answer.is_ephemeral else "")),
-            ("parent", show_name(answer.parent or "")),
-            ("sub-pools", show_name(", ".join(answer.children))),
+            ("pool", escape(answer.name) + (", ephemeral" if answer.is_ephemeral else "")),
+            ("parent", escape(answer.parent or "")),
+            ("sub-pools", escape(", ".join(answer.children))),
             ("mode", answer.mode),
-            ("fair share", f"{show_amounts(answer.fair_share)}: {share} of the cluster"),
-            ("allotted", show_amounts(answer.usage)),
-            ("demand", show_amounts(answer.demand)),
-            ("waiting", show_amounts(answer.waiting, "")),
-            ("guarantee", show_amounts(answer.strong_guarantee, "")),
-            ("volume", show_amounts(answer.volume, "")),
+            ("fair share", f"{format_amounts(answer.fair_share)}: {share} of the cluster"),
+            ("allotted", format_amounts(answer.usage)),
+            ("demand", format_amounts(answer.demand)),
+            ("waiting", format_amounts(answer.waiting, "")),
+            ("guarantee", format_amounts(answer.strong_guarantee, "")),
+            ("volume", format_amounts(answer.volume, "")),
             ("cpu time", f"{used}, since the start of the scheduler"),
-            ("limits", show_limits(answer.limits)),
+            ("limits", format_limits(answer.limits)),
             ("operations", _operation_counts(answer)),
-            ("state", show_name(answer.state_text)),
+            ("state", escape(answer.state_text)),
             *([] if answer.budget is None else [("budget", answer.budget.text)]),
             *_option_fields(answer.attributes),
         ]
@@ -355,7 +355,7 @@ def pool_create_command(
     check_names("pool", [expand_key(each) for each in assignments], force)
     attributes = read_attributes([expand_key(each) for each in assignments], "pool")
     body = {"name": name, "parent": parent, "attributes": attributes}
-    client.change(f"pool {show_name(name)} is created", "POST", pool_path(client.find_tree(tree)), body)
+    client.change(f"pool {escape(name)} is created", "POST", pool_path(client.find_tree(tree)), body)
 
 
 @pool_command.command(
@@ -379,7 +379,7 @@ def pool_set_command(
     """
     check_names("pool", [expand_key(each) for each in assignments], force)
     body = {"edits": read_pool_edits(assignments, unset)}
-    client.change(f"pool {show_name(pool)} is changed", "PATCH", pool_path(client.find_tree(tree), pool), body)
+    client.change(f"pool {escape(pool)} is changed", "PATCH", pool_path(client.find_tree(tree), pool), body)
 
 
 def read_pool_edits(assignments: Sequence[str], unset: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -411,8 +411,8 @@ def pool_remove_command(client: SchedulerClient, pool: str, recursive: bool, yes
     path = pool_path(name, pool)
     if not yes:
         command = {"type": "RemovePool", "tree": name, "pool": pool, "recursive": recursive}
-        _ask(client, f"pool {show_name(pool)}", _held_by(client.get(path, PoolView)), command)
-    client.change(f"pool {show_name(pool)} is removed", "DELETE", path, recursive=recursive)
+        _ask(client, f"pool {escape(pool)}", _held_by(client.get(path, PoolView)), command)
+    client.change(f"pool {escape(pool)} is removed", "DELETE", path, recursive=recursive)
 
 
 def _held_by(pool: PoolView) -> str:
@@ -444,7 +444,7 @@ def pool_move_command(
     if parent is None and name is None:
         raise UsageError("nothing to change; give --parent or --name")
     body = given({"parent": parent, "name": name})
-    done = f"pool {show_name(pool)} is {'renamed' if parent is None else 'moved'}"
+    done = f"pool {escape(pool)} is {'renamed' if parent is None else 'moved'}"
     client.change(done, "POST", f"{pool_path(client.find_tree(tree), pool)}/move", body)
 
 
@@ -497,7 +497,7 @@ def pool_plan_command(
         if simulates:
             pool_file.simulate_file(client, pool, tree, False)
         else:
-            pool_file.show_file_plan(client, pool, tree, False, show_all)
+            pool_file.print_file_plan(client, pool, tree, False, show_all)
         return
     if is_new and is_removed:
         raise UsageError("--create and --remove: give one of them")
@@ -514,7 +514,7 @@ def pool_plan_command(
         told = {"pool": pool, **_read_change(pool, assignments, unset, parent)}
     command = {"tree": client.find_tree(tree), **told}
     if simulates:
-        show_simulation(client, {"command": command})
+        print_simulation(client, {"command": command})
         return
     content = client.request("POST", "/plan", command, {"everything": show_all})
     plan = client.decode(content, ChangePlan)
@@ -522,6 +522,6 @@ def pool_plan_command(
         print_json(content, ChangePlan, "effects")
         print_warnings(plan)
     elif plan.accepted:
-        show_plan(plan)
+        print_plan(plan)
     if not plan.accepted:
         raise PlanRefusedError(f"the change would be refused: {plan.refusal}", plan.code)

@@ -53,8 +53,8 @@ from cpumond.cli.scheduler.report_rows import (
 from cpumond.cli.scheduler.savings import render_savings, render_savings_csv
 from cpumond.cli.scheduler.waste import render_waste, render_waste_csv
 from cpumond.core.errors import NoSuchError, UnavailableError, UsageError
-from cpumond.core.measures import format_span
-from cpumond.core.words import count, did_you_mean, quoted, show_cores, show_json, show_name, show_percent
+from cpumond.core.measures import format_cores, format_span
+from cpumond.core.words import count, did_you_mean, escape, escape_json, format_percent, quoted
 from cpumond.scheduler.history.model import ReportTree, ReportView
 from cpumond.scheduler.history.savings import SavingsView, at_price
 from cpumond.scheduler.history.waste import WasteView
@@ -174,7 +174,7 @@ def report_command(
         if chosen == "csv":
             text = as_csv()
         elif chosen == "json":
-            text = show_json(msgspec.json.format(content, indent=2)) + "\n"
+            text = escape_json(msgspec.json.format(content, indent=2)) + "\n"
         else:
             text = as_text(width, colour) + "\n"
         if page is not None:
@@ -182,7 +182,7 @@ def report_command(
         else:
             click.echo(text, nl=False)
     if path and is_terminal():
-        click.echo(f"the report is in {show_name(path)}")
+        click.echo(f"the report is in {escape(path)}")
 
 
 def read_savings(client: SchedulerClient, since_s: float, tree: str | None, price: float | None) -> SavingsView:
@@ -216,7 +216,7 @@ def choose_output(format_: Format | None, output: str | None, as_json: bool) -> 
     by_name: dict[str, Format] = {"": "text", "txt": "text", "text": "text", "csv": "csv", "json": "json"}
     if format_ is None and ending not in by_name:
         raise UsageError(
-            f"--output {show_name(output)}: its ending is no known format (.txt, .csv, .json); "
+            f"--output {escape(output)}: its ending is no known format (.txt, .csv, .json); "
             "add --format to have one of them"
         )
     return format_ or by_name[ending], output
@@ -260,24 +260,24 @@ def render_csv(report: ReportView) -> str:
     rows: list[Sequence[Any]] = [
         (*TEXT_COLUMNS, *(measure.machine_name for measure in (*MEASURES, LIMIT)), "points", *TIME_COLUMNS)
     ]
-    known = (show_digits(report.covered_s), report.operations_without_series)
-    times = (show_utc(report.since), show_utc(report.until), *known)
+    known = (format_digits(report.covered_s), report.operations_without_series)
+    times = (format_iso(report.since), format_iso(report.until), *known)
     for tree in report.trees:
         lines = (Line("total", tree.tree, tree.total), *list_pools(tree), *list_operations(tree), *list_users(tree))
         for line in lines:
             row = line.row
             texts = (line.tree, row.name, row.parent, str(line.depth), row.title, row.user, row.pool, row.state)
-            values = [show_digits(line.value(measure)) for measure in (*MEASURES, LIMIT)]
+            values = [format_digits(line.value(measure)) for measure in (*MEASURES, LIMIT)]
             rows.append((line.kind, *map(guard_cell, texts), *values, row.points, *times))
     return format_csv(rows)
 
 
-def show_digits(value: float | None) -> str:
+def format_digits(value: float | None) -> str:
     """A number with at most six decimals, "" for none."""
     return "" if value is None else f"{value:.6f}".rstrip("0").rstrip(".")
 
 
-def show_utc(at: float) -> str:
+def format_iso(at: float) -> str:
     """Seconds since 1970 as ISO 8601."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -295,25 +295,25 @@ def _column(heading: str, read: Callable[[Line], str]) -> grid.Column[Line]:
 
 
 def _number_column(of: Measure) -> grid.Column[Line]:
-    def show(line: Line) -> str:
+    def format_cell(line: Line) -> str:
         value = line.value(of)
-        return "-" if value is None else show_percent(value / 100.0) if of in RATIOS else show_cores(value)
+        return "-" if value is None else format_percent(value / 100.0) if of in RATIOS else format_cores(value)
 
-    return _column(f">{of.heading}", show)
+    return _column(f">{of.heading}", format_cell)
 
 
 NUMBER_COLUMNS: Final = tuple(map(_number_column, MEASURES))
 # The first column is always shown, so it has no rank.
 POOL_COLUMNS: Final = (
-    replace(_column("pool", lambda line: "  " * line.depth + show_name(line.row.name)), rank=0),
+    replace(_column("pool", lambda line: "  " * line.depth + escape(line.row.name)), rank=0),
     *NUMBER_COLUMNS,
 )
-USER_COLUMNS: Final = (replace(_column("user", lambda line: show_name(line.row.name)), rank=0), *NUMBER_COLUMNS)
+USER_COLUMNS: Final = (replace(_column("user", lambda line: escape(line.row.name)), rank=0), *NUMBER_COLUMNS)
 OPERATION_COLUMNS: Final = (
-    _column("operation", lambda line: show_name(line.row.name)),
-    _column("title", lambda line: show_name(line.row.title)),
-    _column("user", lambda line: show_name(line.row.user)),
-    _column("pool", lambda line: show_name(line.row.pool)),
+    _column("operation", lambda line: escape(line.row.name)),
+    _column("title", lambda line: escape(line.row.title)),
+    _column("user", lambda line: escape(line.row.user)),
+    _column("pool", lambda line: escape(line.row.pool)),
     _column("state", lambda line: line.row.state),
     *NUMBER_COLUMNS,
 )
@@ -325,7 +325,7 @@ def render_text(report: ReportView, since_s: float, top: int, width: int | None,
     """
     parts = [grid.fold(line, width) for line in describe_time(report, since_s)]
     for tree in report.trees:
-        parts += ["", grid.paint(f"tree {show_name(tree.tree)}", "bold", colour)]
+        parts += ["", grid.paint(f"tree {escape(tree.tree)}", "bold", colour)]
         total = Line("total", tree.tree, msgspec.structs.replace(tree.total, name="total"))
         pools = list(list_pools(tree))
         parts.append(_draw(POOL_COLUMNS, [*pools, total], width, colour))

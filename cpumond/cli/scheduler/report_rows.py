@@ -13,7 +13,7 @@ import msgspec
 
 from cpumond.core.errors import NoSuchError
 from cpumond.core.measures import format_span
-from cpumond.core.words import count, did_you_mean, quoted, show_name, show_time
+from cpumond.core.words import count, did_you_mean, escape, format_time, quoted
 from cpumond.scheduler.elements.account import BudgetView
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
 
@@ -169,14 +169,14 @@ def _keep_pool(tree: ReportTree, pool: str, top: int) -> PoolTree:
 
 def describe_budgets(budgets: Iterable[BudgetView]) -> Iterator[str]:
     """The spent part of core-hour budgets, and the day on which they will be spent at the present rate."""
-    return (f"budget of {each.kind} {show_name(each.name)}: {each.text}" for each in budgets)
+    return (f"budget of {each.kind} {escape(each.name)}: {each.text}" for each in budgets)
 
 
 def describe_time(report: ReportView, since_s: float) -> Iterator[str]:
     """The time that the report covers, and why it is less than the ``since_s`` requested."""
     detail = "in whole days, UTC" if is_by_day(report) else f"a point every {format_span(report.period_s)}"
     covered = f"{format_span(report.covered_s)} of it are recorded, {detail}"
-    yield f"{show_time(report.since)} to {show_time(report.until)}: {covered}"
+    yield f"{format_time(report.since)} to {format_time(report.until)}: {covered}"
     # A difference of a point or two needs no sentence.
     if report.covered_s < since_s - max(2 * report.period_s, 0.01 * since_s):
         yield (

@@ -16,26 +16,26 @@ from cpumond.cli.scheduler.client import scheduler_options, why_option
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.core.errors import UsageError
 from cpumond.core.wire import AgentAbout
-from cpumond.core.words import count, show_name
+from cpumond.core.words import count, escape
 from cpumond.scheduler.settings.rollout import EVERY_NODE, NO_CANARY, Budget, Stage, StageLevel, StagePlan, format_level
 
 BUDGET: Final = Budget()
 
 
-def _show_agent_state(agent: AgentView) -> Cell:
+def _format_agent_state(agent: AgentView) -> Cell:
     if agent.about is not None and agent.about.is_paused and agent.is_online:
         return "paused", "yellow"
     return "online" if agent.is_online else ("silent", "red")
 
 
-def _show_told(agent: AgentView, about: AgentAbout) -> Cell:
+def _format_level(agent: AgentView, about: AgentAbout) -> Cell:
     told = format_level(agent.told) + (" (canary)" if agent.is_canary else "")
     return told if about.may_set_mode else ("may not", "dim")
 
 
-def _show_problem(problems: Sequence[str]) -> Cell:
+def _format_problem(problems: Sequence[str]) -> Cell:
     more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return show_name(f"{problems[0]}{more}" if problems else ""), "yellow"
+    return escape(f"{problems[0]}{more}" if problems else ""), "yellow"
 
 
 def _of_about(heading: str, rank: int, read: Callable[[AgentAbout], Cell], unknown: str = "") -> Column[AgentView]:
@@ -44,17 +44,17 @@ def _of_about(heading: str, rank: int, read: Callable[[AgentAbout], Cell], unkno
 
 
 AGENTS: Final[tuple[Column[AgentView], ...]] = (
-    column("node", 0, lambda agent: show_name(agent.id)),
-    _of_about("agent", 3, lambda about: show_name(about.version), "unknown"),
+    column("node", 0, lambda agent: escape(agent.id)),
+    _of_about("agent", 3, lambda about: escape(about.version), "unknown"),
     _of_about("does", 1, lambda about: format_level(about.level)),
     _of_about("at most", 4, lambda about: format_level(about.bound)),
-    column("told", 2, lambda agent: "" if agent.about is None else _show_told(agent, agent.about)),
-    _of_about("rule", 8, lambda about: show_name(about.limit_rule)),
-    column("state", 5, _show_agent_state),
+    column("told", 2, lambda agent: "" if agent.about is None else _format_level(agent, agent.about)),
+    _of_about("rule", 8, lambda about: escape(about.limit_rule)),
+    column("state", 5, _format_agent_state),
     _of_about(">late", 9, lambda about: f"{about.late_core_seconds:g} s"),
     _of_about(">foreign", 9, lambda about: str(about.foreign_writes)),
     _of_about(">errors", 9, lambda about: str(about.errors)),
-    _of_about("problem", 7, lambda about: _show_problem(about.problems)),
+    _of_about("problem", 7, lambda about: _format_problem(about.problems)),
 )
 
 
@@ -98,16 +98,16 @@ def rollout_command() -> None:
     """
 
 
-def _show_stage_state(stage: Stage) -> Cell:
+def _format_stage_state(stage: Stage) -> Cell:
     if stage.state == "canary":
         return f"canary of {count(len(stage.canaries), 'host')}", "yellow"
     return stage.state, "red" if stage.state == "stopped" else ""
 
 
-def _show_seen(view: StageView) -> str:
+def _format_canary(view: StageView) -> str:
     seen = view.canary
     if seen is None:
-        return show_name(view.stage.stopped or view.stage.why)
+        return escape(view.stage.stopped or view.stage.why)
     return (
         f"{count(seen.checks, 'check')}: {seen.late_cores:.2f} cores late, {seen.foreign_writes} foreign writes, "
         f"{count(seen.errors, 'error')}"
@@ -115,14 +115,14 @@ def _show_seen(view: StageView) -> str:
 
 
 STAGES: Final[tuple[Column[StageView], ...]] = (
-    column("nodes", 0, lambda view: show_name(view.stage.nodes_filter)),
+    column("nodes", 0, lambda view: escape(view.stage.nodes_filter)),
     column("level", 1, lambda view: format_level(view.stage.level)),
     column("before", 5, lambda view: format_level(view.stage.previous)),
-    column("state", 2, lambda view: _show_stage_state(view.stage)),
+    column("state", 2, lambda view: _format_stage_state(view.stage)),
     column(">hosts", 3, lambda view: str(view.host_count)),
     column(">as told", 4, lambda view: str(view.reached)),
-    column("by", 6, lambda view: show_name(view.stage.user)),
-    column("seen", 7, _show_seen),
+    column("by", 6, lambda view: escape(view.stage.user)),
+    column("seen", 7, _format_canary),
 )
 
 
@@ -130,7 +130,7 @@ STAGES: Final[tuple[Column[StageView], ...]] = (
 @scheduler_options
 def show_command(client: SchedulerClient) -> None:
     """Show all stages, and observations of their canaries."""
-    stages = client.show("/rollout", Rollout, rows="stages").stages
+    stages = client.fetch("/rollout", Rollout, rows="stages").stages
     print_items(STAGES, stages, "there is no stage: hosts with may_set_mode do nothing to limits (shadow)")
 
 
@@ -176,7 +176,9 @@ def set_command(client: SchedulerClient, /, is_plan: bool, **stage: Any) -> None
             elif sentence != NO_CANARY:  # the change itself warns about that
                 print_text(sentence.replace("would", "will", 1))
     if not is_plan:
-        client.change(f"nodes {_show(stage['nodes_filter'])}: {format_level(stage['level'])}", "POST", "/rollout", body)
+        client.change(
+            f"nodes {_format(stage['nodes_filter'])}: {format_level(stage['level'])}", "POST", "/rollout", body
+        )
 
 
 def _make_command(verb: str, done: str, text: str) -> None:
@@ -186,11 +188,11 @@ def _make_command(verb: str, done: str, text: str) -> None:
     @scheduler_options
     def command(client: SchedulerClient, nodes_filter: str, why: str) -> None:
         body = {"nodes_filter": nodes_filter, "why": why}
-        client.change(f"nodes {_show(nodes_filter)}: {done}", "POST", f"/rollout/{verb}", body)
+        client.change(f"nodes {_format(nodes_filter)}: {done}", "POST", f"/rollout/{verb}", body)
 
 
-def _show(nodes_filter: str) -> str:
-    return show_name(nodes_filter.strip() or EVERY_NODE)
+def _format(nodes_filter: str) -> str:
+    return escape(nodes_filter.strip() or EVERY_NODE)
 
 
 _make_command("advance", "all of them follow the canary", "Let all nodes of a stage follow its canary.")

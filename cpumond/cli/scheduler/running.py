@@ -24,7 +24,7 @@ from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.errors import CpumondError, NotYetError, UnavailableError
 from cpumond.core.measures import format_span
 from cpumond.core.wire import LogStream
-from cpumond.core.words import count, show_name
+from cpumond.core.words import count, escape
 
 EXIT_FAILED: Final = 1
 EXIT_ABORTED: Final = 2
@@ -239,9 +239,7 @@ def wait_command(
             del waiting[operation]
             done.append(Waited(found.id, found.state, found.error))
             if not client.as_json:
-                print_text(
-                    f"operation {found.id} is {found.state}{f': {show_name(found.error)}' if found.error else ''}"
-                )
+                print_text(f"operation {found.id} is {found.state}{f': {escape(found.error)}' if found.error else ''}")
                 sys.stdout.flush()
         if not waiting:
             break

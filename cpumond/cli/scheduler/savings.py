@@ -10,8 +10,8 @@ from typing import Final
 from cpumond.cli.output import draw_table, format_csv, guard_cell
 from cpumond.cli.render import grid
 from cpumond.cli.scheduler.pools import find_depths
-from cpumond.core.measures import format_span
-from cpumond.core.words import iso_utc, show_cores, show_name, show_time, show_utc
+from cpumond.core.measures import format_cores, format_span
+from cpumond.core.words import escape, format_time, format_utc, iso_utc
 from cpumond.scheduler.history.savings import SavingsRow, SavingsView
 from cpumond.scheduler.model import ROOT_POOL
 
@@ -33,17 +33,19 @@ CSV_COLUMNS: Final = (
 
 def render_savings(view: SavingsView, since_s: float, width: int | None, colour: bool) -> str:
     """For each tree a table of its pools, one of its weeks, and the control group."""
-    covered = f"{show_time(view.since)} to {show_time(view.until)}: {format_span(view.covered_s)} of it are recorded"
+    covered = (
+        f"{format_time(view.since)} to {format_time(view.until)}: {format_span(view.covered_s)} of it are recorded"
+    )
     lines = [grid.fold(covered, width)]
     if view.covered_s < 0.99 * since_s:
         lines.append(grid.fold("[history] length of the scheduler's configuration says how far it goes back.", width))
     for tree in view.trees:
-        lines += ["", grid.paint(f"tree {show_name(tree.tree)}", "bold", colour)]
+        lines += ["", grid.paint(f"tree {escape(tree.tree)}", "bold", colour)]
         depths = find_depths(tree.total)
-        pools = [("  " * depths[row.name] + _show_pool(row), row) for row in tree.total]
+        pools = [("  " * depths[row.name] + _format_pool(row), row) for row in tree.total]
         lines.append(_draw("pool", pools, view, width, colour))
         if len(tree.weeks) > 1:
-            weeks = [(show_utc(week.since)[:10], week.pools[0]) for week in tree.weeks]
+            weeks = [(format_utc(week.since)[:10], week.pools[0]) for week in tree.weeks]
             lines += ["", _draw("week from", weeks, view, width, colour)]
         if tree.comparison is not None:
             lines += ["", grid.fold(f"Control group: {tree.comparison.sentence}.", width)]
@@ -54,8 +56,8 @@ def render_savings(view: SavingsView, since_s: float, width: int | None, colour:
     return "\n".join(lines)
 
 
-def _show_pool(row: SavingsRow) -> str:
-    return "all pools" if row.name == ROOT_POOL else show_name(row.name)
+def _format_pool(row: SavingsRow) -> str:
+    return "all pools" if row.name == ROOT_POOL else escape(row.name)
 
 
 def _draw(
@@ -63,14 +65,14 @@ def _draw(
 ) -> str:
     columns: list[grid.Column[tuple[str, SavingsRow]]] = [grid.column(heading, 0, itemgetter(0))]
     for name, field, _ in COLUMNS:
-        columns.append(grid.column(f">{name}", RANKS.get(name, 0), partial(_show_amount, field)))
+        columns.append(grid.column(f">{name}", RANKS.get(name, 0), partial(_format_amount, field)))
     if view.core_hour_price:
         columns.append(grid.column(f">{view.currency or 'money'}", 0, lambda each: f"{each[1].money or 0.0:.2f}"))
     return draw_table(columns, grid.make_rows(columns, rows), width, colour)
 
 
-def _show_amount(field: str, row: tuple[str, SavingsRow]) -> str:
-    return show_cores(getattr(row[1], field))
+def _format_amount(field: str, row: tuple[str, SavingsRow]) -> str:
+    return format_cores(getattr(row[1], field))
 
 
 def render_savings_csv(view: SavingsView) -> str:

@@ -33,7 +33,7 @@ def copy(source: str, destination: str) -> None:
 
     progress = ProgressLine()
     try:
-        copied = copy_store(source, destination, progress.show)
+        copied = copy_store(source, destination, progress.draw)
     finally:
         progress.end()
     what = f"{count(copied.records, 'record')} and {count(copied.entries, 'log entry', 'log entries')}"

@@ -13,7 +13,7 @@ from cpumond.cli.output import error_width, print_items, print_json, warn
 from cpumond.cli.render.grid import Cell, Column, column, fold
 from cpumond.cli.scheduler.client import scheduler_options
 from cpumond.cli.scheduler.http_client import SchedulerClient
-from cpumond.core.words import show_name, show_time
+from cpumond.core.words import escape, format_time
 from cpumond.scheduler.rights.users import ROLES
 from cpumond.scheduler.state.token_commands import MAX_LIFE_S, MIN_LIFE_S
 
@@ -50,29 +50,29 @@ def token_create_command(client: SchedulerClient, /, **body: Any) -> None:
     """
     content = client.request("POST", "/tokens", body)
     made = client.decode(content, NewToken)
-    end = "until it is revoked" if made.expires_at is None else f"until {show_time(made.expires_at)}"
+    end = "until it is revoked" if made.expires_at is None else f"until {format_time(made.expires_at)}"
     client.print_done(content, made.token)
     if not client.as_json:
-        told = f"token {made.id} of {show_name(made.user)}, role {made.role}, valid {end}"
+        told = f"token {made.id} of {escape(made.user)}, role {made.role}, valid {end}"
         click.echo(fold(told, error_width()), err=True)
 
 
-def _show_state(token: TokenView) -> Cell:
-    ended = f"revoked {show_time(token.revoked_at)}" if token.revoked_at is not None else token.state
+def _format_state(token: TokenView) -> Cell:
+    ended = f"revoked {format_time(token.revoked_at)}" if token.revoked_at is not None else token.state
     return ended, "" if token.state == "valid" else "red"
 
 
 TOKENS: Final[tuple[Column[TokenView], ...]] = (
     column("id", 0, lambda token: token.id),
-    column("user", 0, lambda token: show_name(token.user)),
+    column("user", 0, lambda token: escape(token.user)),
     column("role", 2, lambda token: token.role),
-    column("state", 1, _show_state),
-    column("expires", 3, lambda token: "" if token.expires_at is None else show_time(token.expires_at)),
-    column("made", 7, lambda token: "tokens_file" if token.created_at is None else show_time(token.created_at)),
-    column("by", 8, lambda token: show_name(token.created_by)),
-    column("groups", 6, lambda token: show_name(", ".join(token.groups))),
-    column("node_ids", 5, lambda token: show_name(token.pattern)),
-    column("note", 4, lambda token: show_name(token.note)),
+    column("state", 1, _format_state),
+    column("expires", 3, lambda token: "" if token.expires_at is None else format_time(token.expires_at)),
+    column("made", 7, lambda token: "tokens_file" if token.created_at is None else format_time(token.created_at)),
+    column("by", 8, lambda token: escape(token.created_by)),
+    column("groups", 6, lambda token: escape(", ".join(token.groups))),
+    column("node_ids", 5, lambda token: escape(token.pattern)),
+    column("note", 4, lambda token: escape(token.note)),
 )
 
 
@@ -101,4 +101,4 @@ def token_list_command(client: SchedulerClient, user: str | None, shows_all: boo
 def token_revoke_command(client: SchedulerClient, tokens: tuple[str, ...]) -> None:
     """Revoke tokens by their ids, from now on; tokens that were created with them end, too."""
     for token in tokens:
-        client.change(f"token {show_name(token)} revoked", "DELETE", f"/tokens/{quote_name(token)}")
+        client.change(f"token {escape(token)} revoked", "DELETE", f"/tokens/{quote_name(token)}")

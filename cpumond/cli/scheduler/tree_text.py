@@ -14,11 +14,11 @@ import msgspec
 from cpumond.core.decode import LONE_SURROGATE, ContentError, decode_json, decode_toml
 from cpumond.core.errors import ConfigError, UsageError
 from cpumond.core.toml_text import MAX_CHARACTERS, Path, list_lines
-from cpumond.core.words import nearest, quoted, show_json
+from cpumond.core.words import escape_json, nearest, quoted
 from cpumond.scheduler.model import ROOT_POOL, CommandError
 from cpumond.scheduler.settings.attributes import CONFIG, Kind, is_option
 from cpumond.scheduler.settings.tree_file import PoolTable, Table, TreeTables, read_table
-from cpumond.scheduler.settings.values import FIELD, shown
+from cpumond.scheduler.settings.values import FIELD, format_value
 
 Form = Literal["toml", "yaml", "json"]
 SUFFIXES: Final[Mapping[str, Form]] = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
@@ -59,7 +59,7 @@ def write_tree(tree: str, tables: TreeTables, form: Form) -> str:
     head = "".join(f"# {line}\n" for line in HEAD.format(tree=quoted(tree)).splitlines())
     document = _nest(tree, tables)
     if form == "json":
-        return show_json(msgspec.json.format(msgspec.json.encode(document), indent=2)) + "\n"
+        return escape_json(msgspec.json.format(msgspec.json.encode(document), indent=2)) + "\n"
     return f"{head}\n" + (_write_toml(document) if form == "toml" else _write_yaml(document))
 
 
@@ -214,7 +214,7 @@ def _make_loader(yaml: Any) -> Any:
         def construct_object(self, node: Any, deep: bool = False) -> Any:
             line = node.start_mark.line + 1
             if node.tag.rpartition(":")[2] in ("int", "float") and ":" in node.value:
-                text = f"{shown(node.value)} is a number with the base 60 in YAML"
+                text = f"{format_value(node.value)} is a number with the base 60 in YAML"
                 raise ContentError(f"line {line}: {text}; put a text in quotes, write a number without colons")
             try:
                 return super().construct_object(node, deep)
@@ -223,7 +223,7 @@ def _make_loader(yaml: Any) -> Any:
                 if isinstance(error, ContentError):
                     raise
                 kind = node.tag.rpartition(":")[2]
-                text = f"line {line}: {shown(node.value)} is no {kind}; put a text in quotes"
+                text = f"line {line}: {format_value(node.value)} is no {kind}; put a text in quotes"
                 raise ContentError(text) from None
 
     return Loader
@@ -254,7 +254,7 @@ def _find_lines(yaml: Any, node: Any, path: Path, lines: dict[Path, int], above:
         if LONE.search(key.value):
             raise ContentError(f"line {number}: {LONE_SURROGATE}")
         if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-            raise ContentError(f"line {number}: {shown(key.value)} occurs twice; keep one of them")
+            raise ContentError(f"line {number}: {format_value(key.value)} occurs twice; keep one of them")
         seen.add(key.value)
         where = (*path, key.value)
         lines.setdefault(where, number)
@@ -297,7 +297,7 @@ class _Reader:
                 raise self._refuse((key,), f"is unknown; {hint}")
         tree = content.get("tree", "")
         if not isinstance(tree, str):
-            raise self._refuse(("tree",), f"must be the name of a pool tree, got {shown(tree)}")
+            raise self._refuse(("tree",), f"must be the name of a pool tree, got {format_value(tree)}")
         own = None
         if "options" in content:
             own = Table(**self._read_table("tree", content["options"], ("options",), "the tree"))
@@ -316,7 +316,7 @@ class _Reader:
             own = self._read_table("pool", table, where, f"pool {quoted(name)}")
             pool_id = table.get("id", "")
             if not isinstance(pool_id, str):
-                raise self._refuse((*where, "id"), f"must be a text, got {shown(pool_id)}")
+                raise self._refuse((*where, "id"), f"must be a text, got {format_value(pool_id)}")
             self.found.append(PoolTable(name=name, parent=parent, id=pool_id, **own))
             self._read_pools(table.get("pools", {}), (*where, "pools"), name)
 
@@ -338,10 +338,10 @@ class _Reader:
 
     def _check_table(self, value: Any, path: Path) -> None:
         if not isinstance(value, dict):
-            raise self._refuse(path, f"must be a table, got {shown(value)}")
+            raise self._refuse(path, f"must be a table, got {format_value(value)}")
         for key in value:
             if not isinstance(key, str):
-                raise self._refuse(path, f"its keys must be text, got {shown(key)}; put it in quotes")
+                raise self._refuse(path, f"its keys must be text, got {format_value(key)}; put it in quotes")
 
     def _refuse(self, path: Path, what: str) -> ConfigError:
         return ConfigError(f"{self._at(path)}: {'/'.join(path) or 'the whole'} {what}")

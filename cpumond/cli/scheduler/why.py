@@ -12,14 +12,15 @@ from cpumond.cli.render.grid import Column, column
 from cpumond.cli.scheduler.client import scheduler_options, tree_option
 from cpumond.cli.scheduler.finding import POOL
 from cpumond.cli.scheduler.http_client import SchedulerClient
-from cpumond.core.words import show_cores, show_name
+from cpumond.core.measures import format_cores
+from cpumond.core.words import escape
 from cpumond.scheduler.answers.idle import IdleCause, IdleParts, IdleReport
 
 CAUSES: Final[tuple[Column[IdleCause], ...]] = (
-    column(">cores", 0, lambda each: show_cores(each.cores)),
+    column(">cores", 0, lambda each: format_cores(each.cores)),
     column("blocked by", 0, lambda each: each.kind),
-    column("pool", 1, lambda each: show_name(each.pool or "-")),
-    column("change", 0, lambda each: show_name(each.change.text)),
+    column("pool", 1, lambda each: escape(each.pool or "-")),
+    column("change", 0, lambda each: escape(each.change.text)),
 )
 
 
@@ -34,8 +35,8 @@ def why_command(client: SchedulerClient, pool: str | None, tree: str | None) -> 
     plan` before you make it. With POOL: only causes that concern that pool.
     """
     path = f"/trees/{quote_name(client.find_tree(tree))}/why"
-    report = client.show(path, IdleReport, given({"pool": pool}), "causes")
-    print_text(show_name(report.sentence))
+    report = client.fetch(path, IdleReport, given({"pool": pool}), "causes")
+    print_text(escape(report.sentence))
     click.echo()
     print_fields(_part_fields(report.parts))
     if not report.causes:
@@ -61,4 +62,4 @@ def _part_fields(parts: IdleParts) -> list[tuple[str, str]]:
     shown = [
         (name, cores, what) for name, cores, what in rows if cores > 0.0 or name in ("capacity", "used", "held back")
     ]
-    return [(name, show_cores(cores) + (f" cores, {what}" if what else " cores")) for name, cores, what in shown]
+    return [(name, format_cores(cores) + (f" cores, {what}" if what else " cores")) for name, cores, what in shown]

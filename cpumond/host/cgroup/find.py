@@ -20,12 +20,12 @@ class CgroupFinder:
         self._hierarchies = hierarchies
         self._root = hierarchies.cpu_root
         self._dev = hierarchies.read_root_id()[0]
-        self._shows = hierarchies.shows(root_id)
+        self._proves_gone = hierarchies.proves_gone(root_id)
         self._levels: dict[int, dict[int, str]] = {}
 
     def is_at(self, path: str, inode: int) -> bool:
         """Return whether the cgroup is at its old place."""
-        return self._shows and self._identify(path) == (self._dev, inode)
+        return self._proves_gone and self._identify(path) == (self._dev, inode)
 
     def find(self, path: str, inode: int) -> str | None:
         """Return the path of the cgroup that was at ``path``; None if it is gone.
@@ -33,7 +33,7 @@ class CgroupFinder:
         A rename keeps a cgroup under its parent, which may have been renamed, too. Raises UnknownLimitsError if the
         hierarchy, or a part of it with ``path``, is not visible.
         """
-        if not self._shows:
+        if not self._proves_gone:
             raise self._complain(path, "")
         if self.is_at(path, inode):
             return path

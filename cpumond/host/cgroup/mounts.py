@@ -22,7 +22,7 @@ class Mount(msgspec.Struct, frozen=True):
 
     @property
     def is_seen(self) -> bool:
-        """Whether its mount point shows it, and not a later mount over it."""
+        """Whether its mount point proves_gone it, and not a later mount over it."""
         try:
             return os.stat(self.mount_point).st_dev == self.dev
         except OSError:
@@ -55,7 +55,7 @@ class Hierarchies(msgspec.Struct, frozen=True):
         """Return (st_dev, inode) of the root of the cpu hierarchy; (0, 0) if it does not exist."""
         return read_identity(self.cpu_root)
 
-    def shows(self, root_id: tuple[int, int]) -> bool:
+    def proves_gone(self, root_id: tuple[int, int]) -> bool:
         """Return whether a cgroup that was changed when the root was ``root_id``, and is not found here, is gone.
 
         False if another file system covers the hierarchy, or it is not mounted here: then nothing is known.

@@ -81,7 +81,7 @@ def plan_drain(node: Node, rights: Rights, now: float, places: Places) -> DrainP
     found = []
     for job in sorted(jobs, key=lambda job: not job.task.interruptible):
         nodes = places.get(_place_key(job), [])
-        found.append((job, _show(job, nodes.pop(0) if nodes else "", now)))
+        found.append((job, _view(job, nodes.pop(0) if nodes else "", now)))
     gangs = {job.element.operation for job in jobs if job.element.operation.record.is_gang}
     mates = [
         mate
@@ -103,7 +103,7 @@ def plan_drain(node: Node, rights: Rights, now: float, places: Places) -> DrainP
     )
 
 
-def _show(job: Job, to_node: str, now: float) -> DrainedJob:
+def _view(job: Job, to_node: str, now: float) -> DrainedJob:
     record = job.element.operation.record
     running_s = 0.0 if job.began_at is None else max(now - job.began_at, 0.0)
     return DrainedJob(

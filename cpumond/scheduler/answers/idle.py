@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from cpumond.core.measures import count_cores
-from cpumond.core.words import count, show_cores
+from cpumond.core.measures import count_cores, format_cores
+from cpumond.core.words import count
 from cpumond.scheduler.answers.causes import describe_cannot_start
 from cpumond.scheduler.answers.hindrances import CONFIGURED, CapacitySplit, Hindrance, Waiting
 from cpumond.scheduler.answers.remedies import MOST
@@ -279,7 +279,7 @@ def _describe_idle(report: IdleReport) -> str:
         first = report.causes[0]
         idle = max(parts.held_back, first.cores)
         lead = first.lead or f"{count_cores(idle)} {_stand(idle)} idle while {waiting} {wait}"
-        work = f"{count_cores(first.cores)} {'starts' if show_cores(first.cores) == '1' else 'start'} work"
+        work = f"{count_cores(first.cores)} {'starts' if format_cores(first.cores) == '1' else 'start'} work"
         if first.kind == MOST:
             return f"{lead}: {first.why}; {first.change.text} and up to {work} once these are started again"
         return f"{lead}: {first.why}; {first.change.text} and {work}{' for it' if first.lead else ''}"
@@ -296,7 +296,7 @@ def _describe_idle(report: IdleReport) -> str:
 
 
 def _stand(cores: float) -> str:
-    return "stands" if show_cores(cores) == "1" else "stand"
+    return "stands" if format_cores(cores) == "1" else "stand"
 
 
 def in_pool(report: IdleReport, pool: str, above: frozenset[str], below: frozenset[str]) -> IdleReport:

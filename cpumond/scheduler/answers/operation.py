@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from cpumond.core.measures import count_cores, format_span
-from cpumond.core.words import count, printable, quoted, show_utc
+from cpumond.core.words import count, format_utc, printable, quoted
 from cpumond.fairshare.explain import PathStep
-from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, dominates, show_amount, sum_vectors
+from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, dominates, format_amount, sum_vectors
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.causes import Causes, describe_cannot_start, find_shown_state
 from cpumond.scheduler.answers.standing import find_standing
@@ -35,7 +35,7 @@ from cpumond.scheduler.decide.snapshot import (
 from cpumond.scheduler.decide.starvation import list_priorities, starves_in_s
 from cpumond.scheduler.decide.usage_history import describe_factor
 from cpumond.scheduler.elements import Element, Operation, OperationElement, PoolElement
-from cpumond.scheduler.elements.account import show_budget
+from cpumond.scheduler.elements.account import view_budget
 from cpumond.scheduler.model import OperationRecord, PreemptionRecord
 from cpumond.scheduler.settings.failures import describe_where, innermost
 from cpumond.scheduler.settings.incarnations import describe_switch
@@ -121,14 +121,14 @@ def explain_operation(
 def name_operations(state: State, lines: Iterable[str]) -> list[str]:
     """Replace ``#ID`` in lines of ``fairshare.explain`` by ``operation ID`` and its title."""
 
-    def show(match: re.Match[str]) -> str:
+    def add_title(match: re.Match[str]) -> str:
         operation = state.operations.get(match[1])
         title = operation.record.title if operation is not None else ""
         name = f'operation {match[1]} "{title}"' if title.isprintable() and title else f"operation {match[1]}"
         return f"{name}, operation:" if match[2] else name
 
     # An operation with a guarantee of its own appears as the pool around it.
-    return [re.sub(rf"{OPERATION_PREFIX}+([0-9A-Za-z-]+)(, fair_share pool:)?", show, line) for line in lines]
+    return [re.sub(rf"{OPERATION_PREFIX}+([0-9A-Za-z-]+)(, fair_share pool:)?", add_title, line) for line in lines]
 
 
 def _describe_suspended(record: OperationRecord) -> str:
@@ -179,7 +179,7 @@ def _describe_retries(live: Operation, now: float) -> Iterator[str]:
     for rule, dues in waits.items():
         number, first = len(dues), min(dues)
         yield (
-            f"{count(number, 'job')} of it {'waits' if number == 1 else 'wait'} until {show_utc(first)} (for "
+            f"{count(number, 'job')} of it {'waits' if number == 1 else 'wait'} until {format_utc(first)} (for "
             f"{format_span(max(first - now, 0.0))} more){' or later' * (number > 1)} because of retry rule {rule}"
         )
     if live.waits_whole:
@@ -252,7 +252,7 @@ def _explain_in_tree(
     ]
     lines += _describe_placement(element)
     spent = [each for each in element.accounts if each.record.level]
-    lines += [f"budget of {each.record.kind} {quoted(each.name)}: {show_budget(each, now).text}" for each in spent]
+    lines += [f"budget of {each.record.kind} {quoted(each.name)}: {view_budget(each, now).text}" for each in spent]
     if above := sum(job.report.over_reserve for job in element.jobs.values()):
         lines.append(
             f"{count(above, 'job')} of it {'uses' if above == 1 else 'use'} more memory than reserved: if a node runs "
@@ -312,7 +312,7 @@ def _describe_share(element: OperationElement) -> Iterator[str]:
     r = demand.index(max(demand))
     if r != CPU and demand[r] > 0.0:
         amounts = [
-            show_amount(r, x) for x in (element.fair_share[r] * total[r], element.usage[r], demand[r] * total[r])
+            format_amount(r, x) for x in (element.fair_share[r] * total[r], element.usage[r], demand[r] * total[r])
         ]
         yield (
             f"its dominant resource is {RESOURCES[r]}: its fair share of that is {amounts[0]}; {amounts[1]} "
@@ -324,7 +324,7 @@ def _describe_limits(element: OperationElement) -> Iterator[str]:
     above: list[PoolElement | OperationElement] = [element, *element.ancestors()]
     for each in above:
         texts = [
-            f"{show_amount(r, limit)} {RESOURCES[r]}, {show_amount(r, max(allotted, 0.0))} allocated"
+            f"{format_amount(r, limit)} {RESOURCES[r]}, {format_amount(r, max(allotted, 0.0))} allocated"
             for r, (limit, allotted) in enumerate(zip(each.limits, each.usage, strict=True))
             if math.isfinite(limit)
         ]
@@ -507,4 +507,4 @@ def _describe_preemptions(
 
 
 def _amounts(vector: Vector) -> str:
-    return ", ".join(f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(vector) if x > 0.0) or "nothing"
+    return ", ".join(f"{format_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(vector) if x > 0.0) or "nothing"

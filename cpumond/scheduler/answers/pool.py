@@ -7,8 +7,8 @@ from __future__ import annotations
 import itertools
 from typing import Final
 
-from cpumond.core.measures import count_cores, format_span
-from cpumond.core.words import count, show_cores
+from cpumond.core.measures import count_cores, format_cores, format_span
+from cpumond.core.words import count
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.answers.standing import find_standing
 from cpumond.scheduler.decide.admission import find_full
@@ -37,7 +37,7 @@ def describe_pool(pool: PoolElement, now: float) -> str:
     waiting = f"operations that do not run yet want {count_cores(pool.waiting[CPU])}{_why_pending(pool)}"
     if allotted >= due - LEAST:
         return f"not starving, but {waiting}"
-    amounts = f"{show_cores(allotted)} of {show_cores(guarantee)} guaranteed cores"
+    amounts = f"{format_cores(allotted)} of {format_cores(guarantee)} guaranteed cores"
     return f"not starving, but it is allocated {amounts}: {waiting}"
 
 

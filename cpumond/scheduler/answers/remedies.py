@@ -11,7 +11,7 @@ import msgspec
 
 from cpumond.core.measures import count_cores
 from cpumond.core.words import count
-from cpumond.core.words import number as show_number
+from cpumond.core.words import number as format_number
 from cpumond.fairshare.resources import (
     CPU,
     MEMORY,
@@ -19,9 +19,9 @@ from cpumond.fairshare.resources import (
     UNLIMITED,
     ZERO,
     Vector,
+    format_amount,
     least,
     positive_part,
-    show_amount,
 )
 from cpumond.scheduler.answers.hindrances import (
     CORDON,
@@ -370,8 +370,8 @@ def _raise_limits(look: Look, name: str, started: Started) -> Remedy:
     for r, (own, wanted) in enumerate(zip(_own_limits(pool), need, strict=True)):
         if wanted > own:
             value = _up(r, wanted + _slack(look, pool, r))
-            whys.append(f"resource_limits of pool {name} allow {show_amount(r, own)} {RESOURCES[r]}")
-            texts.append(f"raise {RESOURCES[r]} to {show_amount(r, value)}")
+            whys.append(f"resource_limits of pool {name} allow {format_amount(r, own)} {RESOURCES[r]}")
+            texts.append(f"raise {RESOURCES[r]} to {format_amount(r, value)}")
             edits.append(((*prefix, "resource_limits", RESOURCES[r]), value))
     if pool.settings.max_share_ratio is not None:
         parts = [
@@ -403,8 +403,8 @@ def _raise_operation(element: OperationElement, started: Started) -> Remedy:
     for r, (own, wanted) in enumerate(zip(own_limits, need, strict=True)):
         if wanted > own:
             limits[RESOURCES[r]] = _up(r, wanted)
-            whys.append(f"resource_limits of an operation allow {show_amount(r, own)} {RESOURCES[r]}")
-    words = [f"resource_limits/{name}={show_number(value)}" for name, value in limits.items()]
+            whys.append(f"resource_limits of an operation allow {format_amount(r, own)} {RESOURCES[r]}")
+    words = [f"resource_limits/{name}={format_number(value)}" for name, value in limits.items()]
     parameters: dict[str, object] = {"resource_limits": {**element.options.resource_limits, **limits}}
     if not limits and element.options.max_share_ratio is not None:
         whys.append(f"max_share_ratio of an operation is {element.options.max_share_ratio:g}")
@@ -426,7 +426,7 @@ def _lower_spare(look: Look) -> Remedy:
         state.rules = replace(state.rules, spare=ZERO)
 
     spare = look.state.rules.spare
-    amounts = ", ".join(f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(spare) if x)
+    amounts = ", ".join(f"{format_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(spare) if x)
     return Remedy(
         f"a node gets jobs only while it has {amounts} free (min_spare_job_resources_on_node)",
         "lower min_spare_job_resources_on_node in the scheduler's configuration to the smallest job's request",
@@ -504,7 +504,7 @@ def _order_less(look: Look, r: int, started: Started, waits: Collection[str]) ->
     nodes = [node for node in look.takers if node.free[r] < wanted]
     tasks = (task for each in waits for task in look.waiting[each].element.operation.record.tasks)
     verb = "reserves" if r == MEMORY and any(task.memory_reserve for task in tasks) else "requests"
-    why = f"the nodes where CPU is free lack {name}: a waiting job {verb} {show_amount(r, wanted)}"
+    why = f"the nodes where CPU is free lack {name}: a waiting job {verb} {format_amount(r, wanted)}"
     if name == SCARCE[0]:
         more = f"let {count(len(nodes), 'node')} offer {count(sum(started.jobs.values()), 'more user_slot')} in all"
         return Remedy(
@@ -513,10 +513,10 @@ def _order_less(look: Look, r: int, started: Started, waits: Collection[str]) ->
     size = _smaller(look, waits, r)
     tried = (_edit_orders(waits, r, size),)
     if size:
-        return Remedy(f"{why} {name}", f"request at most {show_amount(r, size)} {name} for a job", tried=tried)
+        return Remedy(f"{why} {name}", f"request at most {format_amount(r, size)} {name} for a job", tried=tried)
     most = max((max(node.free[r], 0.0) for node in nodes), default=0.0)
     return Remedy(
-        f"{why} {name}, at most {show_amount(r, most)} is left on a node", f"add a node with {name}", tried=tried
+        f"{why} {name}, at most {format_amount(r, most)} is left on a node", f"add a node with {name}", tried=tried
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from cpumond.core.measures import count_cores
-from cpumond.fairshare.resources import CPU, Vector, share, show_dominant
+from cpumond.fairshare.resources import CPU, Vector, format_dominant, share
 from cpumond.scheduler.decide import usage_history
 from cpumond.scheduler.decide.snapshot import element_name, operation_weight
 from cpumond.scheduler.decide.starvation import EPSILON, find_limit, list_wanting
@@ -143,4 +143,4 @@ def _cores(element: Element, shares: Vector) -> str:
     """Return a share of the dominant resource, in cores where it is CPU."""
     if shares[CPU] == max(shares):
         return count_cores(shares[CPU] * element.tree.total[CPU])
-    return f"{show_dominant(shares)} of the tree"
+    return f"{format_dominant(shares)} of the tree"

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from cpumond.core.words import count, show_cores
+from cpumond.core.measures import format_cores
+from cpumond.core.words import count
 from cpumond.fairshare.resources import CPU
 from cpumond.scheduler.answers.hindrances import count_limit
 from cpumond.scheduler.answers.remedies import raise_count
@@ -86,9 +87,9 @@ def _whole_jobs(cores: float, element: OperationElement) -> float:
 
 
 def _begin(remedy: Remedy, pool: PoolElement) -> Remedy:
-    guarantee = show_cores(pool.strong_guarantee_share[CPU] * pool.tree.total[CPU])
+    guarantee = format_cores(pool.strong_guarantee_share[CPU] * pool.tree.total[CPU])
     lead = (
-        f"pool {pool.name} is allocated {show_cores(pool.usage[CPU])} of {guarantee} guaranteed cores "
+        f"pool {pool.name} is allocated {format_cores(pool.usage[CPU])} of {guarantee} guaranteed cores "
         "while others hold the CPU"
     )
     return replace(remedy, lead=lead)

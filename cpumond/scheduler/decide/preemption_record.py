@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 from cpumond.core.measures import count_cores, format_cores
 from cpumond.core.words import named, printable
-from cpumond.fairshare.resources import CPU, RESOURCES, show_amount, show_dominant
+from cpumond.fairshare.resources import CPU, RESOURCES, format_amount, format_dominant
 from cpumond.scheduler.decide.cost import lost_core_seconds
 from cpumond.scheduler.decide.starvation import claims_guarantee, starving_element
 from cpumond.scheduler.elements import Element, Job, OperationElement, PoolElement, usage_share
@@ -78,8 +78,8 @@ def describe_starvation(target: OperationElement, now: float) -> str:
     below_s = max(0.0, now - element.below_since) if element.below_since is not None else 0.0
     return (
         f"{format_name(element)} is {how}, it has been below its share for {below_s:.0f} s: "
-        f"{show_dominant(usage_share(element))} of the cluster is allocated to it, "
-        f"its fair share is {show_dominant(element.fair_share)}"
+        f"{format_dominant(usage_share(element))} of the cluster is allocated to it, "
+        f"its fair share is {format_dominant(element.fair_share)}"
     )
 
 
@@ -87,16 +87,16 @@ def explain_claim(target: OperationElement, victim: OperationElement) -> str:
     """Return why a job of ``victim`` is preempted for a pool that is below its strong guarantee (6.10)."""
     claiming = next((each for each in (target, *target.ancestors()) if claims_guarantee(each)), target)
     losing = next((each for each in victim.ancestors() if max(each.strong_guarantee_share) > 0.0), victim)
-    has = f"{show_dominant(usage_share(claiming))} of the cluster is allocated to {format_name(claiming)}"
+    has = f"{format_dominant(usage_share(claiming))} of the cluster is allocated to {format_name(claiming)}"
     return (
-        f"{has}, its strong guarantee is {show_dominant(claiming.strong_guarantee_share)}; "
-        f"{show_dominant(usage_share(losing))} is allocated to {format_name(losing)}, and "
-        f"{show_dominant(losing.strong_guarantee_share)} is guaranteed to it"
+        f"{has}, its strong guarantee is {format_dominant(claiming.strong_guarantee_share)}; "
+        f"{format_dominant(usage_share(losing))} is allocated to {format_name(losing)}, and "
+        f"{format_dominant(losing.strong_guarantee_share)} is guaranteed to it"
     )
 
 
 def describe_shares(element: Element) -> str:
-    usage, fair_share = show_dominant(usage_share(element)), show_dominant(element.fair_share)
+    usage, fair_share = format_dominant(usage_share(element)), format_dominant(element.fair_share)
     return f"{usage} is allocated to {format_name(element)}, its fair share is {fair_share}"
 
 
@@ -108,4 +108,4 @@ def format_use(resource: int, used: float, most: float) -> str:
     """Usage beside its bound: ``6 of 4 cores``."""
     if resource == CPU:
         return f"{format_cores(used)} of {count_cores(most)}"
-    return f"{show_amount(resource, used)} of {show_amount(resource, most)} {RESOURCES[resource]}"
+    return f"{format_amount(resource, used)} of {format_amount(resource, most)} {RESOURCES[resource]}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
 from cpumond.core.measures import format_span
-from cpumond.fairshare.resources import RESOURCES, show_amount, show_dominant
+from cpumond.fairshare.resources import RESOURCES, format_amount, format_dominant
 from cpumond.scheduler.decide.cost import spared_until
 from cpumond.scheduler.decide.snapshot import element_name
 from cpumond.scheduler.decide.starvation import EPSILON, TargetPriority, keeps_guarantee
@@ -248,14 +248,14 @@ def _describe(each: Protection, target: OperationElement) -> str:
     if each.cause == "starving":
         return f"{name} starves, too, and keeps its {jobs}: preemption_check_starvation of {tree} is true"
     if each.cause == "guaranteed":
-        guarantee = show_dominant(element.strong_guarantee_share)
+        guarantee = format_dominant(element.strong_guarantee_share)
         return f"{name} has no job beyond its own strong guarantee, {guarantee} of the cluster, and keeps its {jobs}"
     if each.cause == "forbids":
         return f"{_describe_forbidding(element)}: it keeps {jobs} within its fair share; set it to true to preempt them"
     if each.cause == "share":
         return (
-            f"{show_dominant(usage_share(element))} of the cluster is allocated to {name}, its fair share is "
-            f"{show_dominant(element.fair_share)}: it has no more than its share and keeps its {jobs} "
+            f"{format_dominant(usage_share(element))} of the cluster is allocated to {name}, its fair share is "
+            f"{format_dominant(element.fair_share)}: it has no more than its share and keeps its {jobs} "
             f"(preemption_satisfaction_threshold of {tree} is {settings.preemption_satisfaction_threshold:g})"
             f"{_describe_aggression(target, element)}"
         )
@@ -270,7 +270,7 @@ def _describe(each: Protection, target: OperationElement) -> str:
     threshold = None if element.rules is None else element.rules.non_preemptible_threshold
     if each.cause == "list" or threshold is None:
         return text
-    amounts = [f"{show_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(threshold) if math.isfinite(x)]
+    amounts = [f"{format_amount(r, x)} {RESOURCES[r]}" for r, x in enumerate(threshold) if math.isfinite(x)]
     place = _name_threshold_place(element)
     return f"{text}, or within non_preemptible_resource_usage_threshold of {place}, {', '.join(amounts)}; lower that"
 

@@ -74,7 +74,7 @@ class BudgetView(msgspec.Struct, frozen=True):
     text: str
 
 
-def show_budget(account: Account, now: float) -> BudgetView:
+def view_budget(account: Account, now: float) -> BudgetView:
     budget, record, day = account.budget, account.record, account.day(now)
     hours, spent = budget.core_hours or 0.0, account.spent_s(now) / HOUR_S
     forecast = budget.forecast_day(account.grow(*account.live), day, record.since, now)

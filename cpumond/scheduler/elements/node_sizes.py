@@ -11,7 +11,7 @@ from typing import Final
 
 from cpumond.core.measures import count_cores, format_cores
 from cpumond.core.words import count
-from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, dominates, show_amount, sum_vectors
+from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, dominates, format_amount, sum_vectors
 
 ROUNDING: Final = 1e-9
 MOST_KEPT: Final = 10_000
@@ -134,7 +134,7 @@ def _format(r: int, amounts: Vector) -> str:
 
 
 def _bare(r: int, amounts: Vector) -> str:
-    return format_cores(amounts[r]) if r == CPU else show_amount(r, amounts[r])
+    return format_cores(amounts[r]) if r == CPU else format_amount(r, amounts[r])
 
 
 def _compare(r: int, order: Vector, words: str, most: Vector) -> str:

@@ -26,7 +26,7 @@ from cpumond.scheduler.settings.spec_options import canonical
 from cpumond.scheduler.settings.spec_patch import list_known
 from cpumond.scheduler.settings.tree_file import ApplyTree, describe_applied
 from cpumond.scheduler.settings.undo import Undo, UndoChange
-from cpumond.scheduler.settings.values import format_value
+from cpumond.scheduler.settings.values import format_setting
 from cpumond.scheduler.state import State
 from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.state.node_commands import DrainNode, NodeCommand, describe_node_command
@@ -277,7 +277,7 @@ def _describe_change(change: ConfigChange) -> str:
 
 
 def _describe_value(change: ConfigChange) -> str:
-    return f"{change.attribute} {format_value(change.old)} -> {format_value(change.new)}"
+    return f"{change.attribute} {format_setting(change.old)} -> {format_setting(change.new)}"
 
 
 def _describe_attributes(changes: list[ConfigChange]) -> str:

@@ -222,7 +222,7 @@ def mean_of_parts(points: Points, column: int, since: float, until: float, count
     return [round(total / length_s, 3) if length_s else None for total, length_s in zip(sums, lengths_s, strict=True)]
 
 
-def show_days(key: Key, days: Mapping[int, tuple[Amounts, float]], until: float) -> Points:
+def make_days(key: Key, days: Mapping[int, tuple[Amounts, float]], until: float) -> Points:
     """A pool by UTC day. ``days``: its totals and the seconds that are known of the day."""
     columns = {name: array("f", [NOT_KNOWN]) * len(days) for name in COLUMNS[KINDS[key.kind]]}
     rates = COLUMNS[KINDS[key.kind]][-RATES:]

@@ -53,11 +53,11 @@ from cpumond.scheduler.history.model import (
 from cpumond.scheduler.history.series import (
     combine,
     gather,
+    make_days,
     make_view,
     mean_of_parts,
     places,
     select,
-    show_days,
     sum_columns,
     top_operations,
 )
@@ -291,7 +291,7 @@ class HistoryStore:
             days = self._find_days([key, COVERED_KEY], since, until)
             known = {day: (its.get(key, Amounts()), its[COVERED_KEY].seconds) for day, its in days.items()}
             is_known = any(key in its for its in days.values())
-            return make_view(key, show_days(key, known if is_known else {}, until), since, until, max_points, DAY_S)
+            return make_view(key, make_days(key, known if is_known else {}, until), since, until, max_points, DAY_S)
         points = self._read_points(key.kind, key.tree, [key.name], since, until)[key.name]
         return make_view(key, points, since, until, max_points, self.period_s)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from cpumond.core.measures import format_cores
 from cpumond.core.wire import CpuUse
-from cpumond.core.words import count, quoted, show_percent, show_utc
+from cpumond.core.words import count, format_percent, format_utc, quoted
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.history.model import HOUR_S, POOL, USER, Amounts, Key, PeriodTotals
 from cpumond.scheduler.model import CLASSES, ROOT_POOL, JobClass, JobRecord, OperationRecord
@@ -153,11 +153,11 @@ def _list_ran(
 
 
 def _summarize(key: Key, its: Amounts, groups: Mapping[_Class, list[_Ran]]) -> WasteSummary:
-    classes = sorted((_show_class(*each) for each in groups.items()), key=lambda each: each.used - each.ordered)
+    classes = sorted((_make_class(*each) for each in groups.items()), key=lambda each: each.used - each.ordered)
     name = "All pools" if key.name == ROOT_POOL else ("Pool " if key.kind == POOL else "") + quoted(key.name)
     ordered, used, reclaimed = its.ordered / HOUR_S, its.used / HOUR_S, its.reclaimed / HOUR_S
     text = (
-        f"{name} ordered {_hours(ordered)} core-hours and used {_hours(used)} ({show_percent(used / ordered)} %); "
+        f"{name} ordered {_hours(ordered)} core-hours and used {_hours(used)} ({format_percent(used / ordered)} %); "
         f"limits were lowered by {_hours(reclaimed)}."
     )
     known, left_out = math.fsum(each.ordered for each in classes), max(len(classes) - MAX_CLASSES, 0)
@@ -166,7 +166,7 @@ def _summarize(key: Key, its: Amounts, groups: Mapping[_Class, list[_Ran]]) -> W
     )  # fmt: skip
 
 
-def _show_class(kind: _Class, ran: list[_Ran]) -> WasteClass:
+def _make_class(kind: _Class, ran: list[_Ran]) -> WasteClass:
     title, task, reclaimed = kind
     seconds, order, *amounts, held = (math.fsum(each[place] for each in ran) for place in range(6))
     ordered_cores, used_cores, is_held = order / seconds, amounts[1] / seconds, held > MOST_HELD * amounts[1]
@@ -207,7 +207,8 @@ def find_better(means: Iterable[tuple[float, float]], ordered_cores: float) -> f
 
 def describe_waste(view: WasteView) -> Iterator[str]:
     """The lines of a text: when, then each user and pool with its classes."""
-    yield f"From {show_utc(view.since)} to {show_utc(view.until)}, of which {view.covered_s / HOUR_S:.0f} h are known:"
+    known = f"{view.covered_s / HOUR_S:.0f} h are known"
+    yield f"From {format_utc(view.since)} to {format_utc(view.until)}, of which {known}:"
     if not view.users and not view.pools:
         yield "nothing was ordered, as far as is known"
     for each in (*view.users, *view.pools):

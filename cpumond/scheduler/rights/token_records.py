@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from cpumond.core.words import show_utc
+from cpumond.core.words import format_utc
 from cpumond.scheduler.rights.users import ID_DIGITS, Role, User
 
 GROUPS_LIFE_S: Final = 30 * 86_400.0
@@ -57,10 +57,10 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def find_end(self, now: float) -> str:
         """Why it is not valid any more, as the end of a sentence; "" while it is."""
         if self.revoked_at is not None:
-            return f"was revoked on {show_utc(self.revoked_at)}"
+            return f"was revoked on {format_utc(self.revoked_at)}"
         end = self.ends_at
         if end is not None and now >= end:
-            return f"expired on {show_utc(end)}"
+            return f"expired on {format_utc(end)}"
         return ""
 
     def make_user(self) -> User:

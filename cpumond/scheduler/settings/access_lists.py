@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from cpumond.core.words import nearest
 from cpumond.scheduler.rights.entries import EVERYONE, PERMISSIONS, AccessEntry
-from cpumond.scheduler.settings.values import REMOVE, quote_near, refuse, shown
+from cpumond.scheduler.settings.values import REMOVE, format_value, quote_near, refuse
 
 MAX_ENTRIES: Final = 1000
 MAX_SUBJECT_LENGTH: Final = 256
@@ -22,7 +22,7 @@ _ENDS: Final = ("begin", "end")
 def read_acl(value: Any, where: str, permissions: Sequence[str] = PERMISSIONS) -> list[dict[str, Any]]:
     """An access list, checked, as it is kept. Raises CommandError."""
     if not isinstance(value, (list, tuple)):
-        raise refuse(where, f"must be a list of entries such as {EXPECTED}, got {shown(value)}")
+        raise refuse(where, f"must be a list of entries such as {EXPECTED}, got {format_value(value)}")
     if len(value) > MAX_ENTRIES:
         raise refuse(where, f"has at most {MAX_ENTRIES} entries, got {len(value)}; name a group in place of its users")
     return [_read_entry(entry, f"{where}/{number}", permissions) for number, entry in enumerate(value)]
@@ -45,7 +45,7 @@ def edit_acl(current: Sequence[Any], path: Sequence[str], value: Any, where: str
 
 def _read_entry(value: Any, where: str, permissions: Sequence[str]) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise refuse(where, f"must be an entry such as {EXPECTED}, got {shown(value)}")
+        raise refuse(where, f"must be an entry such as {EXPECTED}, got {format_value(value)}")
     given: dict[str, Any] = {}
     for key, inner in value.items():
         name = str(key).replace("-", "_")
@@ -71,7 +71,7 @@ def _read_entry(value: Any, where: str, permissions: Sequence[str]) -> dict[str,
 def _read_list(given: Mapping[str, Any], name: str, where: str, example: str) -> list[Any]:
     value = given.get(name)
     if not isinstance(value, (list, tuple)) or not value:
-        what = "is missing" if value is None else f"must be a list, not empty, got {shown(value)}"
+        what = "is missing" if value is None else f"must be a list, not empty, got {format_value(value)}"
         raise refuse(f"{where}/{name}", f"{what}; for example {name}=[{example}]")
     return list(value)
 
@@ -82,11 +82,11 @@ def _read_word(value: Any, known: Sequence[str], where: str) -> str:
         return word
     near = nearest(word, known)
     hint = f'did you mean "{near}"?' if near else f"known: {', '.join(known)}"
-    raise refuse(where, f"{'is missing' if value is None else f'{shown(value)} is unknown'}; {hint}")
+    raise refuse(where, f"{'is missing' if value is None else f'{format_value(value)} is unknown'}; {hint}")
 
 
 def _read_subject(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value or not value.isprintable() or len(value) > MAX_SUBJECT_LENGTH:
         what = f"a subject is the name of a user or group, 1 to {MAX_SUBJECT_LENGTH} printable characters"
-        raise refuse(where, f"{what}, got {shown(value)}")
+        raise refuse(where, f"{what}, got {format_value(value)}")
     return value

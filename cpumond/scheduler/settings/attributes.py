@@ -32,6 +32,7 @@ from cpumond.scheduler.settings.values import (
     cut,
     fields_of,
     fold_key,
+    format_value,
     is_list,
     items_of,
     known_key,
@@ -40,7 +41,6 @@ from cpumond.scheduler.settings.values import (
     normalise_value,
     quote_near,
     refuse,
-    shown,
 )
 
 Kind = Literal["pool", "tree"]
@@ -188,7 +188,7 @@ def _options(kind: Kind, attributes: Mapping[str, Any], where: str = "attributes
 def normalise(kind: Kind, attributes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
     """All attributes of a new pool or tree as ``(attributes, spelled, warnings)`` of ``edit``. Raises CommandError."""
     if not isinstance(attributes, Mapping):
-        raise CommandError(f"attributes: must be a dictionary, got {shown(attributes)}")
+        raise CommandError(f"attributes: must be a dictionary, got {format_value(attributes)}")
     return edit(kind, {}, {}, [Edit((name,), value) for name, value in attributes.items()])
 
 
@@ -375,7 +375,9 @@ class _Editor:
 
     def _warn_about_value(self, place: str, name: str, where: str, value: Any) -> None:
         if self.kind == "pool" and name == "weight" and value < MIN_WEIGHT:
-            self.warnings.append(f"{where}: {shown(value)} is below the least weight and taken as {MIN_WEIGHT:g}")
+            self.warnings.append(
+                f"{where}: {format_value(value)} is below the least weight and taken as {MIN_WEIGHT:g}"
+            )
         if self.kind == "tree" and not place and name in self.attributes.get(CONFIG, {}):
             self.warnings.append(f"{where}: has no effect while {CONFIG}/{name} is set; set that, or remove it")
 
@@ -441,13 +443,15 @@ def _missing(where: str) -> CommandError:
 
 def _dictionary(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise refuse(where, f"is {shown(value)} and has no keys; set it as a whole")
+        raise refuse(where, f"is {format_value(value)} and has no keys; set it as a whole")
     return value
 
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not name or not name.isprintable():
-        raise CommandError(f"the name of an attribute must be a printable text that is not empty, got {shown(name)}")
+        raise CommandError(
+            f"the name of an attribute must be a printable text that is not empty, got {format_value(name)}"
+        )
     if len(name) > MAX_NAME_LENGTH:
         raise CommandError(
             f"the name of an attribute has at most {MAX_NAME_LENGTH} characters, {cut(name)} has {len(name)}"

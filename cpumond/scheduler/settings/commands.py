@@ -38,7 +38,7 @@ from cpumond.scheduler.settings.validation import (
     find_warnings,
     validate_tree,
 )
-from cpumond.scheduler.settings.values import FIELD, name_field, shown
+from cpumond.scheduler.settings.values import FIELD, format_value, name_field
 
 OF_FURTHER_TREES: Final = frozenset(
     {"acl_required", "default_memory_limit", "enable_memory_reserve", "guarantee_tolerance", "share_gang_remainders"}
@@ -340,7 +340,7 @@ def _change_pool(context: _Context, command: ChangePool) -> Outcome:
                 edits.append(change)
                 continue
             if len(change.path) > 1 or not isinstance(change.value, str):
-                text = f"{'/'.join(change.path)}: must be the name of a pool, got {shown(change.value)}"
+                text = f"{'/'.join(change.path)}: must be the name of a pool, got {format_value(change.value)}"
                 raise CommandError(text, attributes={FIELD: "name" if first[0] == "name" else "parent"})
             place[first[0]] = change.value
         attributes, spelled, warnings = edit("pool", pool.attributes, pool.spelled, edits)
@@ -429,12 +429,12 @@ def _transfer(context: _Context, command: TransferPoolResources) -> Outcome:
 def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
     """Path of an attribute -> how much of it is transferred."""
     if not isinstance(delta, Mapping):
-        raise CommandError(f"resource_delta: must be a dictionary, got {shown(delta)}")
+        raise CommandError(f"resource_delta: must be a dictionary, got {format_value(delta)}")
     flat: dict[str, Any] = {}
     for raw, value in delta.items():
         inner = value if raw.replace("-", "_") == "integral_guarantees" else {raw: value}
         if not isinstance(inner, Mapping):
-            raise CommandError(f"resource_delta: {raw}: must be a dictionary, got {shown(value)}")
+            raise CommandError(f"resource_delta: {raw}: must be a dictionary, got {format_value(value)}")
         for key, amounts in inner.items():
             name = canonical_path("pool", (str(key),))[0].replace("-", "_")
             if name not in _AMOUNT_PATHS and name not in _COUNTS:

@@ -40,9 +40,9 @@ from cpumond.scheduler.settings.values import (
     MAX_MILLISECONDS,
     TIME_WORDS,
     fields_of,
+    format_value,
     name_field,
     normalise_value,
-    shown,
     to_milliseconds,
 )
 from cpumond.scheduler.settings.vault import read_vault, without_vault, write_yson
@@ -366,7 +366,7 @@ def _duration(value: object, where: str, least: float = 1.0) -> float | None:
         return None
     milliseconds = to_milliseconds(value)
     if milliseconds is None or not least <= milliseconds <= MAX_MILLISECONDS:
-        raise _refuse(where, f"expected {TIME_WORDS} in [{least:g}, {MAX_MILLISECONDS:g}], got {shown(value)}")
+        raise _refuse(where, f"expected {TIME_WORDS} in [{least:g}, {MAX_MILLISECONDS:g}], got {format_value(value)}")
     return float(milliseconds)
 
 
@@ -612,7 +612,9 @@ def _word(value: object, where: str, most: int) -> str:
 def _read_variable(value: object, where: str) -> str:
     name = _text(value, where, MAX_TEXT)
     if _VARIABLE.fullmatch(name) is None:
-        raise _refuse(where, f"the name of a variable is letters, digits and underscores (ASCII), got {shown(name)}")
+        raise _refuse(
+            where, f"the name of a variable is letters, digits and underscores (ASCII), got {format_value(name)}"
+        )
     return name
 
 

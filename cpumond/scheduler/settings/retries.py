@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cpumond.core.words import did_you_mean, quoted, show_utc
-from cpumond.fairshare.resources import MEMORY, show_amount
+from cpumond.core.words import did_you_mean, format_utc, quoted
+from cpumond.fairshare.resources import MEMORY, format_amount
 from cpumond.scheduler.model import JobRecord, OperationRecord, Retried, Retry, RetryNote, Task
 from cpumond.scheduler.model.failures import JOB_TIME_LIMIT_EXCEEDED, MEMORY_LIMIT_EXCEEDED
 from cpumond.scheduler.settings import failures
@@ -274,8 +274,8 @@ def follow_end(
 def describe_note(note: RetryNote) -> str:
     """What a rule made of the end of a job, in a sentence."""
     if note.outcome == "retried":
-        when = f"at {show_utc(note.due)}" if note.due > note.at else "at once"
-        memory = f" with {show_amount(MEMORY, note.memory)}" if note.memory else ""
+        when = f"at {format_utc(note.due)}" if note.due > note.at else "at once"
+        memory = f" with {format_amount(MEMORY, note.memory)}" if note.memory else ""
         left = f"{note.left or 'no'} {'retry' if note.left == 1 else 'retries'} left"
         what = f"rule {note.rule} started it again {when}{memory}, {left}"
     else:

@@ -64,7 +64,7 @@ def apply_patches(record: OperationRecord, patches: Sequence[Any]) -> OperationR
     )
 
 
-def show_patch(record: OperationRecord) -> dict[str, Any]:
+def view_patch(record: OperationRecord) -> dict[str, Any]:
     """All that was patched, in the form of a specification."""
     shown: dict[str, Any] = {}
     for path, value in record.cumulative_spec_patch.items():

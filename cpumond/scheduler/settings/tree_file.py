@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from cpumond.core.words import count, quoted, show_name
+from cpumond.core.words import count, escape, quoted
 from cpumond.scheduler.model import (
     ALREADY_EXISTS,
     RESOLVE,
@@ -307,5 +307,5 @@ def _describe_others(kept: list[PoolConfig], removed: int, made: int) -> Iterato
 
 def describe_applied(command: ApplyTree) -> str:
     """``applied a file to pool tree "default" (more for research)``."""
-    why = f" ({show_name(command.why)})" if command.why else ""
+    why = f" ({escape(command.why)})" if command.why else ""
     return f"applied a file to pool tree {quoted(command.tree)}{why}"

@@ -18,7 +18,7 @@ from cpumond.scheduler.settings import commands
 from cpumond.scheduler.settings.attributes import Edit, is_same, read_pool, read_tree
 from cpumond.scheduler.settings.changes import ConfigChange, split_path, with_parent
 from cpumond.scheduler.settings.commands import ConfigCommand, with_pools
-from cpumond.scheduler.settings.values import format_value
+from cpumond.scheduler.settings.values import format_setting
 
 
 class UndoChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -109,7 +109,9 @@ def reverse(config: Config, changes: Iterable[ConfigChange], new_id: Callable[[]
         by_tree.setdefault(change.tree, []).append(change)
     for change in by_tree.pop("", ()):
         if (default or None) != change.new:
-            raise ChangedSinceError("", "", f"is {format_value(default or None)} now, not {format_value(change.new)}")
+            raise ChangedSinceError(
+                "", "", f"is {format_setting(default or None)} now, not {format_setting(change.new)}"
+            )
         default = change.old or ""
     for name, own in by_tree.items():
         tree = _reverse_tree(config.trees.get(name), name, own, new_id)
@@ -174,7 +176,7 @@ def _reverse_attributes(attributes: Mapping[str, Any], changes: Iterable[ConfigC
 
 
 def _changed(change: ConfigChange, now: Any) -> ChangedSinceError:
-    text = f"{change.attribute} is {format_value(now)} now, not {format_value(change.new)} as that change left it"
+    text = f"{change.attribute} is {format_setting(now)} now, not {format_setting(change.new)} as that change left it"
     return ChangedSinceError(change.tree, change.pool, text)
 
 

@@ -75,7 +75,7 @@ def normalise_value(value: Any, kind: Type, where: str) -> Any:
             str(value) if isinstance(value, str) and value.isprintable() and len(value) <= MAX_VALUE_BYTES else None
         )
     if result is None or not _is_in_range(result, kind):
-        raise refuse(where, f"must be {allowed_words(kind)}, got {shown(value)}")
+        raise refuse(where, f"must be {allowed_words(kind)}, got {format_value(value)}")
     return result
 
 
@@ -141,10 +141,10 @@ def known_key(raw: str, members: Mapping[str, Type], where: str) -> str:
 
 def items_of(value: Any, where: str) -> Iterable[tuple[str, Any]]:
     if not isinstance(value, Mapping):
-        raise refuse(where, f"must be a dictionary, got {shown(value)}")
+        raise refuse(where, f"must be a dictionary, got {format_value(value)}")
     for key in value:
         if not isinstance(key, str):
-            raise refuse(where, f"the keys of a dictionary must be text, got {shown(key)}")
+            raise refuse(where, f"the keys of a dictionary must be text, got {format_value(key)}")
     return value.items()
 
 
@@ -186,7 +186,7 @@ def _to_words(value: Any, kind: inspect.VarTupleType, where: str) -> list[str] |
     if len(words) < len(value):
         return None
     if len(set(words)) < len(words):
-        raise refuse(where, f"names one of its values twice, got {shown(value)}")
+        raise refuse(where, f"names one of its values twice, got {format_value(value)}")
     return words
 
 
@@ -220,7 +220,7 @@ def copy_plain(value: Any, where: str, depth: int) -> Any:
     raise refuse(
         where,
         "must be a text, a finite number of at most 64 bits, true or false, a list or a dictionary, got "
-        + shown(value),
+        + format_value(value),
     )
 
 
@@ -288,7 +288,7 @@ def quote_near(name: str, known: Iterable[str]) -> str:
     return f'"{near}"' if near else ""
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value for a message: text in quotes, true, false and null in lower case, at most SHOWN characters."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -301,18 +301,18 @@ def shown(value: object) -> str:
     if isinstance(value, (list, tuple)) and any(isinstance(item, (list, tuple, Mapping)) for item in value):
         return "a list"
     if isinstance(value, (list, tuple)):
-        inside = ", ".join(shown(item) for item in value[:SHOWN])
+        inside = ", ".join(format_value(item) for item in value[:SHOWN])
         return f"[{cut(inside)}]"
     return cut(repr(value))
 
 
-def format_value(value: object) -> str:
+def format_setting(value: object) -> str:
     """As ``shown``, but the beginning of a nested value in JSON, and "unset" for None."""
     if value is None:
         return "unset"
-    if isinstance(value, Mapping) or (isinstance(value, (list, tuple)) and shown(value) == "a list"):
+    if isinstance(value, Mapping) or (isinstance(value, (list, tuple)) and format_value(value) == "a list"):
         return cut(msgspec.json.encode(value).decode())
-    return shown(value)
+    return format_value(value)
 
 
 def cut(text: str) -> str:

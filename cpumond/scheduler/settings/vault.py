@@ -85,7 +85,7 @@ def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:
         if problem := _find_problem(value, 0):
             raise _refuse(where, f"the value of key {number} of {len(vault)} {problem}")
         if value is not None:
-            variables[f"{VARIABLE}_{key}"] = _show(value)
+            variables[f"{VARIABLE}_{key}"] = _format(value)
     if not vault:
         return {}
     whole = write_yson(vault)
@@ -142,7 +142,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _show(value: Any) -> str:
+def _format(value: Any) -> str:
     """The value of a key as that of its variable: text as it is, others without a mark of their kind."""
     if isinstance(value, str):
         return value

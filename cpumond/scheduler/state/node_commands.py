@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cpumond.core.words import quoted, show_name
+from cpumond.core.words import escape, quoted
 from cpumond.scheduler.model import Cordon, Why
 
 
@@ -59,10 +59,10 @@ def make_cordon(command: Maintenance, user: str, now: float) -> Cordon | None:
 def describe_node_command(command: NodeCommand) -> str:
     """``drained node "n1": new disks``."""
     if isinstance(command, SetNodeTags):
-        what = f"gave node {quoted(command.node)} the tags {', '.join(map(show_name, command.tags))}"
+        what = f"gave node {quoted(command.node)} the tags {', '.join(map(escape, command.tags))}"
         return f"{what if command.tags else f'took the tags of node {quoted(command.node)}'}{format_why(command.why)}"
     if isinstance(command, ChangeNodeTags):
-        signed = [f"+{show_name(tag)}" for tag in command.add] + [f"-{show_name(tag)}" for tag in command.remove]
+        signed = [f"+{escape(tag)}" for tag in command.add] + [f"-{escape(tag)}" for tag in command.remove]
         return f"changed the tags of node {quoted(command.node)}: {' '.join(signed)}{format_why(command.why)}"
     verb = {CordonNode: "cordoned", UncordonNode: "uncordoned", DrainNode: "drained"}[type(command)]
     return f"{verb} node {quoted(command.node)}{format_why(command.why)}"
@@ -70,4 +70,4 @@ def describe_node_command(command: NodeCommand) -> str:
 
 def format_why(why: str) -> str:
     """``: new disks``, or nothing."""
-    return f": {show_name(why)}" if why else ""
+    return f": {escape(why)}" if why else ""

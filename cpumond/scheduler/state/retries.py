@@ -6,7 +6,7 @@ from __future__ import annotations
 from heapq import heappop
 
 from cpumond.core.words import quoted
-from cpumond.fairshare.resources import MEMORY, show_amount
+from cpumond.fairshare.resources import MEMORY, format_amount
 from cpumond.scheduler.elements import NONE_NEEDED, Job, Operation, PoolElement
 from cpumond.scheduler.elements.retry_run import RetryRun
 from cpumond.scheduler.model import JobRecord, PreemptionRecord, Task
@@ -41,7 +41,7 @@ def _find_bound(operation: Operation, task: Task) -> tuple[float, str]:
     rest of its order, and no pool above forbids."""
     elements = operation.elements.values()
     most = max((each.sizes.find_most_memory(task.resources) for each in elements), default=0.0)
-    told = f"so much has the largest node that can hold it, {show_amount(MEMORY, most)}"
+    told = f"so much has the largest node that can hold it, {format_amount(MEMORY, most)}"
     for element in elements:
         for pool in element.ancestors():
             bound = pool.settings.max_retry_memory

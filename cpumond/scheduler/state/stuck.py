@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from cpumond.fairshare.resources import RESOURCES, UNLIMITED, show_amount
+from cpumond.fairshare.resources import RESOURCES, UNLIMITED, format_amount
 from cpumond.scheduler.decide.gangs import sum_needed
 from cpumond.scheduler.decide.snapshot import describe_filters, element_name
 from cpumond.scheduler.decide.starvation import priority_of
@@ -131,8 +131,8 @@ def find_limiting(element: OperationElement) -> str:
             r = next(r for r, amount in enumerate(wanted[0]) if amount > each.limits[r])
             what = "all of its jobs order" if record.is_gang else "its smallest job orders"
             return (
-                f"{what} {show_amount(r, wanted[0][r])} {RESOURCES[r]}, and resource_limits of {element_name(each)} "
-                f"allow {show_amount(r, each.limits[r])}"
+                f"{what} {format_amount(r, wanted[0][r])} {RESOURCES[r]}, and resource_limits of {element_name(each)} "
+                f"allow {format_amount(r, each.limits[r])}"
             )
     return ""
 

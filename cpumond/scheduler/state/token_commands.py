@@ -59,16 +59,16 @@ def decide_token(tokens: TokenTable, command: TokenCommand, user: User) -> Verdi
         # Whether others have such a token is not told.
         if record is None or record.user != user.name:
             return Verdict(
-                False, f"{user.name} has no token {_show(command.id)}, and only an administrator may revoke others'"
+                False, f"{user.name} has no token {_quote(command.id)}, and only an administrator may revoke others'"
             )
         return Verdict(True, f"it is {user.name}'s own token")
     maker = tokens.find_id(user.token_id)
     if command.user != user.name:
-        why = f"{user.name} may make tokens of {user.name} alone, not of {_show(command.user)}"
+        why = f"{user.name} may make tokens of {user.name} alone, not of {_quote(command.user)}"
     elif command.role != "user":
         why = f'only an administrator may make a token of role "{command.role}"'
     elif strange := sorted(set(command.groups) - user.groups):
-        why = f"{user.name} is not in group {_show(strange[0])}"
+        why = f"{user.name} is not in group {_quote(strange[0])}"
     elif maker is not None and maker.made_with:
         why = f"{user.name} made the token {maker.id} with another one, and it makes none; use that one"
     else:
@@ -107,7 +107,7 @@ def prepare_token(tokens: TokenTable, command: TokenCommand, user: User, now: fl
 def _prepare_revocation(tokens: TokenTable, command: RevokeToken, user: User, now: float) -> Transaction:
     record = tokens.find_id(command.id)
     if record is None:
-        raise CommandError(f"there is no token {_show(command.id)}; `cpumond token list` shows all", RESOLVE)
+        raise CommandError(f"there is no token {_quote(command.id)}; `cpumond token list` shows all", RESOLVE)
     if record.revoked_at is not None:
         return Transaction(id=record.id, warnings=(f"the token {record.id} {record.find_end(now)}",))
     revoked = msgspec.structs.replace(record, revoked_at=now, revoked_by=user.acting or user.name)
@@ -154,8 +154,8 @@ def _check(command: CreateToken) -> None:
 
 def _check_name(name: str, what: str) -> None:
     if problem := find_wrong_name(name):
-        raise CommandError(f"{what}: {_show(name)} cannot be used: {problem}; choose another name")
+        raise CommandError(f"{what}: {_quote(name)} cannot be used: {problem}; choose another name")
 
 
-def _show(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text[:MAX_NAME])

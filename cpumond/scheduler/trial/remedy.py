@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cpumond.core.words import number as show_number
+from cpumond.core.words import number as format_number
 from cpumond.scheduler.settings.attributes import Edit
 from cpumond.scheduler.settings.commands import ChangePool, ChangeTree, ConfigCommand
 from cpumond.scheduler.state import State, changes
@@ -60,14 +60,14 @@ def join(parts: Sequence[Remedy]) -> Remedy:
 def set_tree(tree: str, values: Sequence[tuple[str, object]], why: str, text: str) -> Remedy:
     """Options of a tree with new values."""
     command = ChangeTree(tree, tuple(Edit((option,), value) for option, value in values))
-    line = command_line("tree", "set", tree, *(f"{option}={_show(value)}" for option, value in values))
+    line = command_line("tree", "set", tree, *(f"{option}={_format(value)}" for option, value in values))
     return Remedy(why, text, (command,), (line,))
 
 
 def set_pool(tree: str, pool: str, values: Sequence[tuple[tuple[str, ...], object]], why: str, text: str) -> Remedy:
     """Options of a pool with new values, by path."""
     command = ChangePool(tree, pool, tuple(Edit(path, value) for path, value in values))
-    words = [f"{'/'.join(path)}={_show(value)}" for path, value in values]
+    words = [f"{'/'.join(path)}={_format(value)}" for path, value in values]
     return Remedy(why, text, (command,), (command_line("pool", "set", pool, *words, "--tree", tree),))
 
 
@@ -76,7 +76,7 @@ def command_line(*words: str) -> str:
     return shlex.join(["cpumond", *words])
 
 
-def _show(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return show_number(value) if isinstance(value, float) else str(value)
+    return format_number(value) if isinstance(value, float) else str(value)

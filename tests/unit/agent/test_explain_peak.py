@@ -11,7 +11,7 @@ from fake_node import FakeNode, source
 
 from cpumond.agent import control
 from cpumond.core.answers import ExplainAnswer, StatusAnswer
-from cpumond.core.words import show_cores
+from cpumond.core.measures import format_cores
 from cpumond.testing import v2_cgroup
 
 SIXTEEN = v2_cgroup(quota="1600000 100000")
@@ -69,7 +69,7 @@ def test_held_back_and_just_given_back_and_lowered_again(start):
     assert told.decisions[-1].reason == "20% of the periods throttled, so the full request was restored at once"
     sentence = told.why
     assert "its maximum: the full request was restored at " in sentence
-    assert f"because a limit of {show_cores(limit)} held it back; " in sentence
+    assert f"because a limit of {format_cores(limit)} held it back; " in sentence
     assert (
         "because a lowered limit held this job back once, 0.2 s in all (0.65 % of its time, budget 0.40 %)" in sentence
     )

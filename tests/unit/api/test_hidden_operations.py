@@ -9,8 +9,8 @@ from scheduler_world import TREE, World
 from cpumond.api.glance_views import PreemptionGroups, group_preemptions
 from cpumond.api.json.events import may_see
 from cpumond.api.json.forecasts import hide_unreadable
-from cpumond.api.json.rights import show_readable_plan, show_readable_report
-from cpumond.api.node_views import list_fitting, show_preemptions
+from cpumond.api.json.rights import filter_plan, filter_report
+from cpumond.api.node_views import list_fitting, view_preemptions
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.answers.plan import ChangePlan, Effect
@@ -40,13 +40,13 @@ def world() -> World:
 
 def test_of_preemptions_neither_the_ones_of_a_hidden_operation_are_told_nor_for_which_one_others_were(world):
     rights = Rights(world.state, User("spy"))
-    [seen] = show_preemptions(rights, limit=9).preemptions
+    [seen] = view_preemptions(rights, limit=9).preemptions
     assert (seen.operation_id, seen.preemptor_operation_id, seen.preemptor_job_id) == (world.own, "", "")
     assert world.hidden not in seen.why
     assert "it starves" in seen.why
-    assert not show_preemptions(rights, limit=9, operation=world.hidden).preemptions
+    assert not view_preemptions(rights, limit=9, operation=world.hidden).preemptions
     assert world.hidden not in msgspec.json.encode(group_preemptions([seen], rights)).decode()
-    of_ann = show_preemptions(Rights(world.state, User("ann")), limit=9, operation=world.hidden)
+    of_ann = view_preemptions(Rights(world.state, User("ann")), limit=9, operation=world.hidden)
     assert [each.preemptor_operation_id for each in of_ann.preemptions] == [world.own, world.hidden]
 
 
@@ -111,11 +111,11 @@ def test_plans_and_reports_leave_out_what_is_hidden(world):
     tree = ReportTree(TREE, ReportRow(name="<Root>"), [], rows, 1, users)
     for user, left_out in ((User("spy"), 1), (User("bob"), 0)):
         rights = Rights(world.state, user)
-        assert len(show_readable_plan(ChangePlan(accepted=True, effects=effects), rights).effects) == 2 - left_out
-        (shown,) = show_readable_report(ReportView(0.0, 1.0, 1.0, 1.0, [tree]), rights).trees
+        assert len(filter_plan(ChangePlan(accepted=True, effects=effects), rights).effects) == 2 - left_out
+        (shown,) = filter_report(ReportView(0.0, 1.0, 1.0, 1.0, [tree]), rights).trees
         assert (len(shown.operations), shown.left_out_operations) == (2 - left_out, 1 + left_out)
         assert [row.name for row in shown.users] == ["bob"] * (1 - left_out), "others are for administrators"
-    (shown,) = show_readable_report(ReportView(0.0, 1.0, 1.0, 1.0, [tree]), world.rights).trees
+    (shown,) = filter_report(ReportView(0.0, 1.0, 1.0, 1.0, [tree]), world.rights).trees
     assert shown.users == users
 
 

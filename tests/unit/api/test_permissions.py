@@ -183,7 +183,7 @@ def test_secrets_are_left_out_in_any_spelling(asked):
 
 def test_an_operation_is_shown_with_what_one_may_do_to_it(asked):
     asked.set_pool("a", acl=[entry("bob", "manage")])
-    own, others = (views.show_operation_details(asked.rights(user), asked.record(asked.id), 0.0) for user in (ANN, BOB))
+    own, others = (views.view_operation_details(asked.rights(user), asked.record(asked.id), 0.0) for user in (ANN, BOB))
     assert own.may == dict.fromkeys(("read", "administer", "manage", "read_secrets"), "")
     assert own.tasks[0].environment == {"KEY": "x"}
     assert others.may["manage"] == ""
@@ -193,12 +193,12 @@ def test_an_operation_is_shown_with_what_one_may_do_to_it(asked):
 
 def test_pools_and_trees_are_shown_with_what_one_may_do_there(asked):
     pool = asked.pool("b")
-    shown = pool_views.show_pool(pool, 0.0, asked.rights(ANN))
+    shown = pool_views.view_pool(pool, 0.0, asked.rights(ANN))
     assert [name for name, reason in shown.may.items() if not reason] == ["use"]
-    assert pool_views.show_pool(pool, 0.0).may == {}
+    assert pool_views.view_pool(pool, 0.0).may == {}
     assert list_permissions(asked.rights(BOB), pool) == ["use", "modify_children", "write", "administer"]
     assert list_permissions(asked.rights(ANN), asked.tree().root) == []
-    (tree,) = pool_views.show_trees(asked.rights(ANN), 0.0).trees
+    (tree,) = pool_views.view_trees(asked.rights(ANN), 0.0).trees
     assert tree.may["use"] == 'no access list allows use to ann, and pool tree "default" says acl_required'
 
 
@@ -211,7 +211,7 @@ def test_what_may_not_be_read_is_nowhere(asked):
     rights, everything = asked.rights(NOBODY), asked.rights(ADMIN)
     living = asked.state.nodes[node.id]
     for each, shown in ((everything, [job.id]), (rights, [])):
-        details = node_views.show_node_details(living, 0.0, each)
+        details = node_views.view_node_details(living, 0.0, each)
         assert ([each.id for each in details.jobs], list(details.titles)) == (shown, [asked.id] if shown else [])
     assert len(views.find_operations(rights)) == 1
     for known, count in ((rights, 1), (everything, 2)):
@@ -234,7 +234,7 @@ def test_preemptions_and_alerts_of_what_may_not_be_read_are_not_told(asked):
     asked.settle_down()
     (job,) = asked.jobs_of(asked.id)
     lifecycle.stop(asked.state, job, "preempted", "for a test", 0.0)
-    shown = [node_views.show_preemptions(asked.rights(user), limit=9) for user in (ADMIN, NOBODY)]
+    shown = [node_views.view_preemptions(asked.rights(user), limit=9) for user in (ADMIN, NOBODY)]
     assert [len(each.preemptions) for each in shown] == [1, 0]
     by_path = [orchid.scheduler_orchid(asked.rights(user), {})["preemptions"] for user in (ADMIN, NOBODY)]
     assert [len(each) for each in by_path] == [1, 0]

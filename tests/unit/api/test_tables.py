@@ -40,7 +40,7 @@ def test_a_row_says_the_same_as_the_pool_itself(living):
     living.begin("mine", 1, user="somebody")
     living.work("update")
     rows = rows_of(living)
-    for pool in pool_views.show_pools(living.tree(), NOW).pools:
+    for pool in pool_views.view_pools(living.tree(), NOW).pools:
         row = rows.pop(pool.name)
         for name in ("parent", "is_ephemeral", "mode", "weight", "operation_count", "max_operation_count",
                      "running_operation_count", "max_running_operation_count"):  # fmt: skip
@@ -60,7 +60,7 @@ def test_a_share_names_its_resource_in_answers_tables_and_lists(living):
         living.create_pool(pool)
         living.begin(pool, cpu=cpu, memory=memory)
     living.work("update")
-    rows, pools = rows_of(living), pool_views.show_pools(living.tree(), NOW).pools
+    rows, pools = rows_of(living), pool_views.view_pools(living.tree(), NOW).pools
     names = {pool.name: (pool.fair_share_resource, pool.usage_resource) for pool in pools}
     assert (names["cores"], names["bytes"]) == (("cpu", "cpu"), ("memory", "memory"))
     for name in ("fair_share", "usage", "demand", "strong_guarantee"):
@@ -70,7 +70,7 @@ def test_a_share_names_its_resource_in_answers_tables_and_lists(living):
     assert {part.pool: (part.fair_share_resource, part.usage_resource) for part in parts} == {
         pool: names[pool] for pool in ("cores", "bytes")
     }
-    picture = cluster_top.ClusterPicture(pool_views.show_tree(living.rights, living.tree(), living.now), pools, [], [])
+    picture = cluster_top.ClusterPicture(pool_views.view_tree(living.rights, living.tree(), living.now), pools, [], [])
     lines = cluster_top.draw_view(picture, "pools", "share", None, False).split("\n")
     [line] = [line for line in lines if "(by" in line]
     assert "50.0 % (by memory)" in line, lines
@@ -89,7 +89,7 @@ def test_cores_are_those_of_the_whole_subtree(living):
     for name, cores in expected.items():
         row = rows[name]
         assert (row["ordered_cores"], row["limit_cores"], row["used_cores"]) == pytest.approx(cores)
-    totals = overview.show_totals(living.tree(), sum_cores(living.tree()), True)
+    totals = overview.view_totals(living.tree(), sum_cores(living.tree()), True)
     assert (totals.capacity_cores, totals.ordered_cores, totals.limit_cores) == (4.0, 3.0, 1.5)
     assert (totals.used_cores, totals.reclaimed_cores) == pytest.approx((1.2, 1.5))
     assert (totals.node_count, totals.pool_count, totals.running_operation_count) == (1, 2, 2)
@@ -114,7 +114,7 @@ def test_pools_come_depth_first_with_their_depth_and_integral_columns_where_they
 def test_an_empty_tree_without_nodes_is_a_root_of_nothing(living):
     table = tables.make_pool_table(living.tree(), sum_cores(living.tree()), NOW)
     assert len(table.rows) == 1
-    assert overview.show_totals(living.tree(), tables.CoreSums(), False).capacity_cores == 0.0
+    assert overview.view_totals(living.tree(), tables.CoreSums(), False).capacity_cores == 0.0
 
 
 def test_a_pool_of_after_the_sums_has_no_cores_yet(living):
@@ -199,7 +199,7 @@ def test_one_job_is_the_same_as_in_the_list_and_is_found_after_its_end(living):
     operation = living.begin("a", 2)
     living.work()
     record = living.state.find_record(operation)
-    job = views.show_jobs(living.state, record, limit=1).jobs[0]
+    job = views.view_jobs(living.state, record, limit=1).jobs[0]
     assert views.find_job(living.state, record, job.id) == job
     living.beat(ended=(job.id,))
     assert views.find_job(living.state, living.state.find_record(operation), job.id).state == "completed"
@@ -212,7 +212,7 @@ def test_one_job_is_the_same_as_in_the_list_and_is_found_after_its_end(living):
 def test_the_specification_has_what_was_given_and_all_that_holds(living):
     living.create_pool("a")
     operation = living.begin("a", title="x", weight=2)
-    shown = plain(views.show_specification(living.state, living.state.find_record(operation)))
+    shown = plain(views.view_specification(living.state, living.state.find_record(operation)))
     task = {"command": "true", "job_count": 1, "cpu_limit": 1.0, "memory_limit": 0}
     assert shown["provided"] == {"pool": "a", "tasks": {"t": task}, "title": "x", "weight": 2}
     assert shown["resulting"]["scheduling_options_per_pool_tree"][TREE]["weight"] == 2.0

@@ -51,7 +51,7 @@ class Living(World):
     def operations(self, **filters: Any) -> views.OperationList:
         limit, offset = filters.pop("limit", 100), filters.pop("offset", 0)
         found = views.find_operations(self.rights, **filters)
-        shown = views.show_operations(self.state, self.now, found[offset : offset + limit])
+        shown = views.view_operations(self.state, self.now, found[offset : offset + limit])
         return views.OperationList(shown, len(found))
 
 
@@ -74,7 +74,7 @@ def test_a_tree_shows_totals_and_counts(living):
     for _ in range(3):
         living.begin("a")
     living.work()
-    shown = plain(pool_views.show_trees(living.rights, living.now))
+    shown = plain(pool_views.view_trees(living.rights, living.now))
     assert shown["default_tree"] == TREE
     tree = shown["trees"][0]
     assert tree["total_resources"]["cpu"] == 4.0
@@ -88,7 +88,7 @@ def test_a_pool_shows_attributes_as_given_and_what_holds(living):
     living.create_pool("a", min_share_resources={"cpu": 2}, resource_limits={"cpu": 3}, note="mine")
     living.begin("a", 9)
     living.work("update")
-    shown = plain(pool_views.show_pool(pool_views.find_pool(living.tree(), "a"), NOW))
+    shown = plain(pool_views.view_pool(pool_views.find_pool(living.tree(), "a"), NOW))
     assert shown["attributes"] == {
         "strong_guarantee_resources": {"cpu": 2.0}, "resource_limits": {"cpu": 3.0}, "note": "mine"
     }  # fmt: skip
@@ -102,7 +102,7 @@ def test_a_pool_shows_attributes_as_given_and_what_holds(living):
 
 def test_the_root_and_ephemeral_pools_are_pools_too(living):
     living.begin("mine", user="somebody")
-    root, mine = plain(pool_views.show_pools(living.tree(), NOW))["pools"]
+    root, mine = plain(pool_views.view_pools(living.tree(), NOW))["pools"]
     assert (root["name"], root["parent"], root["children"], root["limits"]) == ("<Root>", None, ["mine"], {})
     assert (mine["is_ephemeral"], mine["id"], mine["owner"]) == (True, "", "somebody")
 
@@ -113,7 +113,7 @@ def test_a_pool_that_starves_says_when(living):
     living.begin("a", 9)
     living.update()
     living.update()
-    shown = pool_views.show_pool(pool_views.find_pool(living.tree(), "a"), NOW + 10.0)
+    shown = pool_views.view_pool(pool_views.find_pool(living.tree(), "a"), NOW + 10.0)
     assert shown.scheduling_status == "below_fair_share"
     assert shown.starves_in_s == pytest.approx(20.0)
 
@@ -131,9 +131,9 @@ def test_an_operation_before_while_and_after_it_runs(living):
     living.node("n1", cpu=4.0)
     operation_id = living.begin("a", 2, title="sort", resource_limits={"cpu": 2})
     record = living.state.find_record(operation_id)
-    assert views.show_operation_details(living.rights, record, NOW).jobs.pending == 2
+    assert views.view_operation_details(living.rights, record, NOW).jobs.pending == 2
     living.work("beat")
-    shown = plain(views.show_operation_details(living.rights, record, NOW))
+    shown = plain(views.view_operation_details(living.rights, record, NOW))
     assert (shown["state"], shown["title"], shown["pools"]) == ("running", "sort", {TREE: "a"})
     assert shown["jobs"] == {
         "total": 2, "active": 2, "pending": 0, "completed": 0, "failed": 0, "aborted": 0, "lost": 0
@@ -145,7 +145,7 @@ def test_an_operation_before_while_and_after_it_runs(living):
     assert shown["spec"]["title"] == "sort"
     assert shown["tasks"][0]["name"] == "t"
     living.beat(ended=tuple(living.state.nodes["n1"].jobs))
-    ended = views.show_operation_details(living.rights, living.state.find_record(operation_id), NOW)
+    ended = views.view_operation_details(living.rights, living.state.find_record(operation_id), NOW)
     assert (ended.state, ended.jobs.completed, ended.trees, ended.finish_time) == ("completed", 2, {}, NOW)
 
 
@@ -153,7 +153,7 @@ def test_an_operation_without_a_fair_share_can_be_written_as_json(living):
     operation_id = living.begin("a")
     living.update()
     living.tree().operations[operation_id].satisfaction = float("inf")
-    shown = plain(views.show_operation_details(living.rights, living.state.find_record(operation_id), NOW))
+    shown = plain(views.view_operation_details(living.rights, living.state.find_record(operation_id), NOW))
     assert shown["trees"][TREE]["satisfaction_ratio"] is None
     assert shown["trees"][TREE]["limits"] == {}
 
@@ -186,19 +186,19 @@ def test_jobs_that_live_stop_and_have_ended(living):
     living.beat(ended=(next(iter(living.state.nodes["n1"].jobs)),))
     living.do(operations.SuspendOperation(operation_id, abort_running_jobs=True))
     record = living.state.find_record(operation_id)
-    jobs = views.show_jobs(living.state, record, limit=100)
+    jobs = views.view_jobs(living.state, record, limit=100)
     assert sorted(job.state for job in jobs.jobs) == ["completed", "stopping", "stopping", "stopping"]
-    stopping = views.show_jobs(living.state, record, limit=2, job_state="stopping")
+    stopping = views.view_jobs(living.state, record, limit=2, job_state="stopping")
     assert (stopping.total, len(stopping.jobs)) == (3, 2)
     assert all("suspended" in job.reason for job in stopping.jobs)
-    assert views.show_jobs(living.state, record, limit=9, node_id="other").total == 0
+    assert views.view_jobs(living.state, record, limit=9, node_id="other").total == 0
 
 
 def test_jobs_that_ended_before_a_restart_are_shown(living):
     operation_id = living.begin("a")
     job = JobRecord("j", operation_id, "t", TREE, "n", "failed", 1.0, 2.0, 1.0, 1.0, exit_code=3, reason="killed")
     living.carry_out(Transaction(jobs=(job,)))
-    shown = views.show_jobs(living.state, living.state.find_record(operation_id), limit=9).jobs
+    shown = views.view_jobs(living.state, living.state.find_record(operation_id), limit=9).jobs
     assert [(each.id, each.exit_code, each.reason) for each in shown] == [("j", 3, "killed")]
 
 
@@ -209,7 +209,7 @@ def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
     elements = [living.tree().operations[each] for each in (first, second)]
     assert {each.starvation_status for each in elements} == {"non_starving"}
     for element in elements:
-        shown = views.show_jobs(living.state, element.operation.record, limit=100).jobs
+        shown = views.view_jobs(living.state, element.operation.record, limit=100).jobs
         found = Counter(job.preemptibility for job in shown)
         attributes = orchid_attributes.operation_attributes(UpdatedTree(living.tree(), None), element)
         assert found["preemptible"] == attributes["preemptible_job_count"]
@@ -219,7 +219,7 @@ def test_6_4_jobs_are_in_their_lists_while_nobody_starves(living):
         assert views.find_job(living.state, element.operation.record, shown[0].id).preemptibility == (
             "aggressively_preemptible"
         )
-    details = node_views.show_node_details(living.state.nodes["n1"], NOW, living.rights)
+    details = node_views.view_node_details(living.state.nodes["n1"], NOW, living.rights)
     assert Counter(job.preemptibility for job in details.jobs) == {"non_preemptible": 4, "aggressively_preemptible": 4}
 
 
@@ -234,7 +234,7 @@ def test_jobs_of_one_heartbeat_are_listed_in_the_order_of_their_start(living):
     assert len({job.start_time for job in living.state.jobs.values()}) == 1
 
     def listed(**filters: Any) -> list[str]:
-        return [job.id for job in views.show_jobs(living.state, record, **{"limit": 9, **filters}).jobs]
+        return [job.id for job in views.view_jobs(living.state, record, **{"limit": 9, **filters}).jobs]
 
     assert listed() == started[::-1]
     assert listed(limit=2, offset=1) == started[3:5][::-1]
@@ -250,7 +250,7 @@ def test_a_node_shows_usage_of_its_own_and_of_strangers(living):
     living.begin("a", 2)
     living.work()
     living.beat(foreign_cores=1.0)
-    node = plain(node_views.show_node_details(living.state.nodes["n1"], NOW + 3.0, living.rights))
+    node = plain(node_views.view_node_details(living.state.nodes["n1"], NOW + 3.0, living.rights))
     assert node["tags"] == ["gpu", "n1"]
     assert (node["capacity"]["cpu"], node["usage"]["cpu"], node["foreign_usage"]["cpu"]) == (4.0, 1.0, 1.0)
     assert node["free"]["cpu"] == 2.0
@@ -264,7 +264,7 @@ def test_nodes_are_filtered_and_sorted(living):
     living.state.nodes["n3"].is_online = False
 
     def listed(**filters: Any) -> list[str]:
-        found = node_views.show_nodes(living.state, NOW, **{"limit": 9, **filters})
+        found = node_views.view_nodes(living.state, NOW, **{"limit": 9, **filters})
         return [node.id for node in found.nodes]
 
     assert listed() == ["n1", "n2", "n3"]
@@ -290,7 +290,7 @@ def test_preemptions_are_newest_first_and_found_from_both_sides(living):
 
     def listed(**filters: Any) -> list[str]:
         return [
-            each.job_id for each in node_views.show_preemptions(living.rights, **{"limit": 9, **filters}).preemptions
+            each.job_id for each in node_views.view_preemptions(living.rights, **{"limit": 9, **filters}).preemptions
         ]
 
     assert listed() == ["j3", "j2", "j1"]
@@ -298,8 +298,8 @@ def test_preemptions_are_newest_first_and_found_from_both_sides(living):
     assert listed(operation="o1") == ["j3", "j2", "j1"]
     assert listed(operation="o2") == ["j2"]
     assert listed(pool="b") == ["j2"]
-    assert node_views.show_preemptions(living.rights, limit=1).counts == {"preempted": 3}
-    assert node_views.show_preemptions(living.rights, limit=1, pool="b").counts == {"preempted": 1}
+    assert node_views.view_preemptions(living.rights, limit=1).counts == {"preempted": 3}
+    assert node_views.view_preemptions(living.rights, limit=1, pool="b").counts == {"preempted": 1}
 
 
 def codes(living: Living) -> dict[str, str]:
@@ -367,12 +367,12 @@ def test_what_has_started_since_it_was_foretold_does_not_start_again():
     times = dict.fromkeys(("start_p10", "start_p50", "start_p90", "end_p10", "end_p50", "end_p90"), NOW + 60.0)
     told = Forecast(operation_id=operation, as_of=NOW, horizon=NOW + 100.0, runs=5, **times)
     world.state.foretold = {operation: told}
-    outlook = views.show_outlook(world.state, operation)
+    outlook = views.view_forecast(world.state, operation)
     assert outlook is not None
     assert (outlook.start_p50, outlook.end_p50) == (NOW + 60.0, NOW + 60.0)
     world.node("n1", 4.0)
     world.settle_down()
-    outlook = views.show_outlook(world.state, operation)
+    outlook = views.view_forecast(world.state, operation)
     assert outlook is not None
     assert (outlook.start_p10, outlook.start_p50, outlook.start_p90) == (None, None, None)
     assert outlook.end_p50 == NOW + 60.0

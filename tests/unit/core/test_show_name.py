@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from cpumond.core.words import show_json, show_name
+from cpumond.core.words import escape, escape_json
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from cpumond.core.words import show_json, show_name
     ],
 )
 def test_only_what_cannot_be_printed_is_escaped(name, shown):
-    assert show_name(name) == shown
-    assert show_name(name).isprintable()
+    assert escape(name) == shown
+    assert escape(name).isprintable()
 
 
 def test_json_moves_no_cursor_and_stays_what_it_is():
@@ -30,7 +30,7 @@ def test_json_moves_no_cursor_and_stays_what_it_is():
     unseen += map(chr, range(0x2066, 0x206A))
     value = {"é 訓練": unseen, "".join(unseen): "שלום 👩"}
     for text in (msgspec.json.encode(value), msgspec.json.format(msgspec.json.encode(value)).decode()):
-        shown = show_json(text)
+        shown = escape_json(text)
         assert json.loads(shown) == value
         assert shown.replace("\n", "").isprintable()
-        assert show_json(shown) == shown
+        assert escape_json(shown) == shown

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cpumond.core.words import show_percent
+from cpumond.core.words import format_percent
 from cpumond.fairshare import (
     ROOT,
     IntegralGuarantees,
@@ -18,7 +18,7 @@ from cpumond.fairshare import (
     fair_share_update,
 )
 from cpumond.fairshare.explain import Explanation, explain
-from cpumond.fairshare.resources import UNLIMITED, show_amount, show_dominant
+from cpumond.fairshare.resources import UNLIMITED, format_amount, format_dominant
 from cpumond.fairshare.validate import validate
 
 TOTAL: Vector = (1000.0, 200.0, 0.0, 2.0**38, 0.0)
@@ -429,7 +429,7 @@ def test_names_are_shown_harmless():
     ],
 )
 def test_percent(fraction, text):
-    assert show_percent(fraction) == text
+    assert format_percent(fraction) == text
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ def test_percent(fraction, text):
     [(1, 46.0, "46"), (1, 0.25, "0.25"), (0, 1000.0, "1000"), (3, 3 * 2.0**29, "1.5 GiB"), (3, 0.0, "0 GiB")],
 )
 def test_amounts(resource, value, text):
-    assert show_amount(resource, value) == text
+    assert format_amount(resource, value) == text
 
 
 @pytest.mark.parametrize(
@@ -450,4 +450,4 @@ def test_amounts(resource, value, text):
     ],
 )
 def test_a_share_names_its_resource_where_that_is_not_cpu(shares: Vector, told: str) -> None:
-    assert show_dominant(shares) == told
+    assert format_dominant(shares) == told

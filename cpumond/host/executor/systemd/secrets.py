@@ -21,7 +21,7 @@ def find_problem(secrets: Mapping[str, str]) -> str:
     return ""
 
 
-def show_file(secrets: Mapping[str, str]) -> str:
+def format_file(secrets: Mapping[str, str]) -> str:
     """Return the content of an ``EnvironmentFile``, see systemd.exec(5)."""
     return "".join(f'{name}="{value.translate(_ESCAPED)}"\n' for name, value in secrets.items())
 
@@ -39,7 +39,7 @@ class SecretFiles:
         path = self._path(job_id)
         self.remove(job_id)
         with open(path, "x", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(show_file(secrets))
+            file.write(format_file(secrets))
         return path
 
     def remove(self, job_id: str) -> None:

@@ -16,7 +16,7 @@ from scheduler_world import ServedNode, StillClock
 from yt_client import Client, error_of
 
 from cpumond.api.yt.commands import LISTED_ATTRIBUTES
-from cpumond.api.yt.cypress import show_in_pieces
+from cpumond.api.yt.cypress import materialise_in_parts
 from cpumond.api.yt.orchid import scheduler_orchid
 from cpumond.api.yt.parameters import MAX_NAMES, YtRequest
 from cpumond.api.yt.transport import COMMANDS
@@ -570,7 +570,7 @@ async def test_large_answers_let_others_have_their_turn(yt):
 
     counting = asyncio.create_task(count())
     root = scheduler_orchid(yt.rights, {})
-    shown = await show_in_pieces(root["pool_trees"], pause_s=0.0)
+    shown = await materialise_in_parts(root["pool_trees"], pause_s=0.0)
     counting.cancel()
     assert turns > 40
     assert shown == {"default": root["pool_trees"]["default"].to_dict()}
@@ -583,7 +583,7 @@ async def test_a_tree_may_change_while_it_is_shown(yt):
     await yt.start(pool="made")
     await yt.update()
     root = scheduler_orchid(yt.rights, yt.backend.cypress.results())
-    showing = asyncio.create_task(show_in_pieces(root["pool_trees"], pause_s=0.0))
+    showing = asyncio.create_task(materialise_in_parts(root["pool_trees"], pause_s=0.0))
     await asyncio.sleep(0)
     for number in range(10):
         await yt.remove(f"//sys/pools/p{number + 5}")

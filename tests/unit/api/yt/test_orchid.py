@@ -6,7 +6,7 @@ import pytest
 from scheduler_world import World, burst
 
 from cpumond.api.updated_tree import UpdatedTree, look_once
-from cpumond.api.views import show_operation_details
+from cpumond.api.views import view_operation_details
 from cpumond.api.yt.formats import write_json
 from cpumond.api.yt.jobs import NO_DATA, job_info
 from cpumond.api.yt.lazy import Lazy, materialise
@@ -743,7 +743,7 @@ def test_options_without_effect_are_an_alert_also_of_an_ended_operation():
         record = cluster.state.find_record(operation)
         info = operation_info(cluster.rights, record, look_once({}))
         assert info["alerts"]["unrecognized_spec"]["message"] == told
-        assert show_operation_details(cluster.rights, record, cluster.now).alerts == told.split("; ")
+        assert view_operation_details(cluster.rights, record, cluster.now).alerts == told.split("; ")
         assert set(info["unrecognized_spec"]) == {"nonsense", "max_core_info_count"}
 
 

@@ -387,9 +387,9 @@ def test_a_duration_that_makes_no_sense_is_refused(text):
 
 
 def test_a_long_title_is_cut():
-    assert tables.show_title("x" * 60) == "x" * 60
-    assert tables.show_title("x" * 61) == "x" * 59 + "…"
-    assert tables.show_title("a\u202eb") == "a\\u202eb"
+    assert tables.format_title("x" * 60) == "x" * 60
+    assert tables.format_title("x" * 61) == "x" * 59 + "…"
+    assert tables.format_title("a\u202eb") == "a\\u202eb"
 
 
 # client

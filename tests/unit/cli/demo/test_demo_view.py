@@ -68,7 +68,7 @@ def test_the_table_shows_living_jobs_the_ledger_and_the_last_events(story):
 def test_events_are_lines_where_there_is_no_terminal(story, capsys):
     with demo_view.Display(is_quiet=False) as display:
         display.report(3.25, "it begins")
-        display.show(story, 3.3, 60.0)
+        display.draw(story, 3.3, 60.0)
     with demo_view.Display(is_quiet=True) as quiet:
         quiet.report(1.0, "not this")
     assert capsys.readouterr().out == "   3.2 s  it begins\n"

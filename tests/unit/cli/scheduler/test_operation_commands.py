@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from scheduler_world import World
 
-from cpumond.api.views import show_operation_details
+from cpumond.api.views import view_operation_details
 from cpumond.cli.scheduler.follow import make_visible
-from cpumond.cli.scheduler.forecast import describe_forecast, show_start
+from cpumond.cli.scheduler.forecast import describe_forecast, format_start
 from cpumond.cli.scheduler.running import WaitTold
 from cpumond.cli.scheduler.spec import read_document
 from cpumond.core.errors import ConfigError
@@ -56,7 +56,7 @@ def test_what_is_waited_for_is_told_after_a_while_and_when_it_changes():
 
     def look(now_s: float) -> str:
         rights = Rights(world.state, User("tester", admin=True))
-        return told.note(show_operation_details(rights, world.record(operation), world.now), now_s)
+        return told.note(view_operation_details(rights, world.record(operation), world.now), now_s)
 
     no_node = "no online node of the tree takes jobs"
     assert [look(now) for now in (0.0, 4.9, 5.0, 9.0)] == ["", "", no_node, ""]
@@ -74,4 +74,4 @@ def test_a_foretold_start_that_has_passed_is_late_not_now() -> None:
     assert describe_forecast(found, 4.0) == ["starts in 1 s to 3 s (8 of 10 simulations), median 2 s"]
     [line] = describe_forecast(found, 20.0)
     assert line.startswith("should have started 13 s ago in nine of ten simulations, and has not")
-    assert (show_start(5.0, 6.0, 7.0, 4.0), show_start(5.0, 6.0, 7.0, 20.0)) == ("1 s..3 s", "late")
+    assert (format_start(5.0, 6.0, 7.0, 4.0), format_start(5.0, 6.0, 7.0, 20.0)) == ("1 s..3 s", "late")

@@ -7,12 +7,12 @@ import shlex
 
 import pytest
 
-from cpumond.host.executor.systemd.secrets import SecretFiles, find_problem, show_file
+from cpumond.host.executor.systemd.secrets import SecretFiles, find_problem, format_file
 
 
 def test_a_shell_reads_the_file_as_systemd_does():
     secrets = {"A": 'two words\nand $HOME `x` "\\', "B": "", "C": "é = #;"}
-    lexed = shlex.split(show_file(secrets).replace("\\$", "$").replace("\\`", "`"))
+    lexed = shlex.split(format_file(secrets).replace("\\$", "$").replace("\\`", "`"))
     assert dict(each.split("=", 1) for each in lexed) == secrets
 
 

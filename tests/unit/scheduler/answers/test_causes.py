@@ -30,7 +30,7 @@ def cause(world: World, operation: str) -> str:
 
 def listed_of(world: World, **filters: Any) -> list[views.OperationView]:
     """Operations as they are listed."""
-    return views.show_operations(world.state, world.now, views.find_operations(world.rights, **filters))
+    return views.view_operations(world.state, world.now, views.find_operations(world.rights, **filters))
 
 
 def test_each_cause_and_its_way_to_the_next(world):

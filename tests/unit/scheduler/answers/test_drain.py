@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_world import World
 
-from cpumond.api.node_views import CordonView, show_node_details, show_nodes
+from cpumond.api.node_views import CordonView, view_node_details, view_nodes
 from cpumond.api.overview import find_alerts
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.drain import DrainPlan, Places, find_places, plan_drain
@@ -130,14 +130,14 @@ def test_a_plan_changes_nothing(world: World) -> None:
 
 
 def test_a_node_is_shown_with_its_cordon_also_when_it_is_lost(world: World) -> None:
-    assert show_node_details(world.state.nodes["n1"], world.now, world.rights).cordon is None
+    assert view_node_details(world.state.nodes["n1"], world.now, world.rights).cordon is None
     world.do(DrainNode("n1", "new disks"), "alice")
     at = world.now
-    assert show_node_details(world.state.nodes["n1"], world.now, world.rights).cordon == CordonView(
+    assert view_node_details(world.state.nodes["n1"], world.now, world.rights).cordon == CordonView(
         "alice", at, "new disks", "usual"
     )
     world.step(1000.0, world.nodes["n2"])
-    (lost, _) = show_nodes(world.state, world.now, limit=10).nodes
+    (lost, _) = view_nodes(world.state, world.now, limit=10).nodes
     assert lost.lost_at is not None
     assert lost.cordon == CordonView("alice", at, "new disks", "usual")
 

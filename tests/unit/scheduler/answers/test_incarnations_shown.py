@@ -6,9 +6,9 @@ from typing import Any
 
 from scheduler_world import World
 
-from cpumond.api.views import show_operation_details
+from cpumond.api.views import view_operation_details
 from cpumond.api.yt.jobs import job_info
-from cpumond.api.yt.orchid import show_incarnation
+from cpumond.api.yt.orchid import view_incarnation
 from cpumond.cli.scheduler.operations import _show_incarnation
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.settings.operations import StartOperation
@@ -42,7 +42,7 @@ def test_gang_3_jobs_and_events_have_what_yt_shows() -> None:
     (ranked,) = (job.node.id for job in world.jobs_of(operation) if job.gang_rank == 0)
     job = fail(world, ranked)
     world.settle_down(4)
-    begun, switched = map(show_incarnation, world.record(operation).incarnations)
+    begun, switched = map(view_incarnation, world.record(operation).incarnations)
     assert (begun["event_type"], begun["incarnation"]) == ("incarnation_started", first)
     assert "incarnation_switch_reason" not in begun
     assert switched["incarnation"] == world.record(operation).incarnation != first
@@ -64,7 +64,7 @@ def test_gang_9_a_switch_after_a_restart_says_what_was_missing() -> None:
     for node in world.nodes.values():
         node.register()
     world.settle_down(4)
-    event = show_incarnation(world.record(operation).incarnations[-1])
+    event = view_incarnation(world.record(operation).incarnations[-1])
     assert event["incarnation_switch_reason"] == "job_lack_after_revival"
     assert event["incarnation_switch_info"] == {"expected_job_count": 2, "actual_job_count": 1, "task_name": "t"}
 
@@ -79,7 +79,7 @@ def test_why_and_show_tell_of_an_operation_between_incarnations() -> None:
     told = "\n".join(answer.lines)
     assert f"all of its jobs were restarted 2 s ago: job {job} failed" in told
     assert 'none of them starts before 1 job of the previous incarnation on "n2" has ended' in told
-    details = show_operation_details(world.rights, world.record(operation), world.now)
+    details = view_operation_details(world.rights, world.record(operation), world.now)
     assert f"job {job} failed: User job failed" in _show_incarnation(details.incarnations)
     world.nodes["n2"].let_go(next(iter(world.nodes["n2"].jobs)))
     world.settle_down()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from scheduler_world import TREE, World
 
-from cpumond.api.json.rights import show_readable_waste
+from cpumond.api.json.rights import filter_waste
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Job
 from cpumond.scheduler.history.model import HOUR_S, POOL, USER, Amounts, Key, PeriodTotals
@@ -158,7 +158,7 @@ def test_users_see_their_own_waste_and_that_of_pools_whose_operations_they_may_r
     view = WasteView(SINCE, UNTIL, WEEK_S, view.users, [*view.pools, *closed])
 
     def see(user: User) -> tuple[list[str], list[str]]:
-        seen = show_readable_waste(view, Rights(world.state, user))
+        seen = filter_waste(view, Rights(world.state, user))
         return [each.name for each in seen.users], [each.name for each in seen.pools]
 
     assert see(User("bob")) == ([], [ROOT_POOL, "ml"])

@@ -10,12 +10,12 @@ from scheduler_world import ServedNode, StillClock, World
 from watched_store import make_scheduler
 
 from cpumond.api import overview
-from cpumond.api.pool_views import show_pool, show_tree
+from cpumond.api.pool_views import view_pool, view_tree
 from cpumond.core.wire import FinishedJob
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.causes import Causes
 from cpumond.scheduler.answers.operation import explain_operation
-from cpumond.scheduler.elements.account import Account, show_budget
+from cpumond.scheduler.elements.account import Account, view_budget
 from cpumond.scheduler.model import CommandError
 from cpumond.scheduler.model.budget import Budget
 from cpumond.scheduler.program.exporter import MetricsText
@@ -190,7 +190,7 @@ async def test_a_user_has_a_budget_over_all_pools_of_a_tree_counted_as_used(clus
     await cluster.run()
     assert [job.order.user for job in cluster.node.jobs.values()] == ["bob", "bob"]
     tree = cluster.scheduler.state.trees["default"]
-    shown = [show_tree(Rights(cluster.scheduler.state, User(name)), tree, cluster.clock.at) for name in ("ann", "bob")]
+    shown = [view_tree(Rights(cluster.scheduler.state, User(name)), tree, cluster.clock.at) for name in ("ann", "bob")]
     assert [[each.name for each in view.budgets] for view in shown] == [["ann", "a"], ["a"]]
 
 
@@ -223,12 +223,12 @@ async def test_it_is_seen_in_json_metrics_and_the_forecast_of_constant_use_is_ri
     await cluster.run()
     for _ in range(4):
         await cluster.run(24.0)
-    view = show_pool(cluster.scheduler.state.trees["default"].pools["a"], cluster.clock.at).budget
+    view = view_pool(cluster.scheduler.state.trees["default"].pools["a"], cluster.clock.at).budget
     assert view is not None
     # 2 cores since noon of the 10th: 192 core-hours by noon of the 14th, 1000 after 500 h, at 8 h of the 1st: no more
     assert (view.spent_core_hours, view.level, view.forecast_day) == (pytest.approx(192), "within", None)
     await cluster.set_budget(core_hours=620)
-    view = show_budget(cluster.account(), cluster.clock.at)
+    view = view_budget(cluster.account(), cluster.clock.at)
     assert (
         view.text == "192 of 620 core-hours ordered this month (31%), will be spent on 2026-11-23 at the present rate"
     )

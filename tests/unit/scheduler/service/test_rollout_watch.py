@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from scheduler_world import PlayedNode, World
 
-from cpumond.api.rollout_views import show_rollout
+from cpumond.api.rollout_views import view_rollout
 from cpumond.core.errors import CpumondError
 from cpumond.core.levels import SAFE, lowest, read_level
 from cpumond.core.wire import AgentAbout
@@ -163,11 +163,11 @@ def test_who_goes_on_by_itself_says_which_hosts_no_canary_was_like(fleet):
 
 def test_hosts_that_were_told_more_and_do_not_do_it_yet_are_not_as_told(fleet):
     fleet.set("a", "quota", canary_ratio=1.0)
-    [view] = show_rollout(fleet.world.state, {}).stages
+    [view] = view_rollout(fleet.world.state, {}).stages
     assert (view.host_count, view.reached) == (10, 0)
     fleet.about["n1"] = msgspec.structs.replace(ABOUT, bound="weight")
     fleet.live(2)
-    [view] = show_rollout(fleet.world.state, {}).stages
+    [view] = view_rollout(fleet.world.state, {}).stages
     assert view.reached == 10, "each as far as its own configuration goes"
 
 

@@ -28,7 +28,7 @@ from cpumond.scheduler.settings.attributes import (
     read_pool,
     read_tree,
 )
-from cpumond.scheduler.settings.values import MAX_DEPTH, MAX_VALUE_BYTES, REMOVE, shown
+from cpumond.scheduler.settings.values import MAX_DEPTH, MAX_VALUE_BYTES, REMOVE, format_value
 
 
 def refused(kind: Kind, attributes: dict[str, Any], *edits: Edit) -> str:
@@ -455,13 +455,13 @@ def test_a_warning_is_given_once() -> None:
 
 
 def test_what_is_shown_of_a_value() -> None:
-    assert shown({"a": 1}) == "a dictionary"
-    assert shown([1, [2]]) == "a list"
-    assert shown([1, None, True, "a"]) == '[1, null, true, "a"]'
-    assert shown("x" * 100) == f'"{"x" * 77}..."'
-    assert shown("a\nb") == '"a\\nb"'
-    assert shown(2**70) == "an integer of more than 64 bits"
-    assert len(shown(["abc"] * 1000)) <= 82
+    assert format_value({"a": 1}) == "a dictionary"
+    assert format_value([1, [2]]) == "a list"
+    assert format_value([1, None, True, "a"]) == '[1, null, true, "a"]'
+    assert format_value("x" * 100) == f'"{"x" * 77}..."'
+    assert format_value("a\nb") == '"a\\nb"'
+    assert format_value(2**70) == "an integer of more than 64 bits"
+    assert len(format_value(["abc"] * 1000)) <= 82
 
 
 # --- two spellings

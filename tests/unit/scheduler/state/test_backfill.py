@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scheduler_world import World, assert_consistent
 
-from cpumond.api.views import show_job
+from cpumond.api.views import view_job
 from cpumond.scheduler.answers.hindrances import split_capacity
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.decide.backfill import list_returns
@@ -196,8 +196,8 @@ def test_it_is_seen_who_has_the_room_and_until_when():
     assert "until then backfilled jobs use 4 cores of them" in told
     assert "4 jobs of it started on resources that are reserved for a gang (backfilled)" in why(world, short)
     (first, *_), tree = world.jobs_of(short), world.tree()
-    assert show_job(first).backfill_until == first.backfill_until
+    assert view_job(first).backfill_until == first.backfill_until
     assert TREE["backfilled_cores"](tree) == split_capacity(tree).backfilled == 4.0
     end(world, short)
     ended = world.state.finished_jobs[short][first.id]
-    assert show_job(ended).backfill_until == first.backfill_until
+    assert view_job(ended).backfill_until == first.backfill_until

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from scheduler_world import PlayedNode, World, assert_consistent
 
-from cpumond.api.node_views import show_node_details
-from cpumond.api.views import show_job
+from cpumond.api.node_views import view_node_details
+from cpumond.api.views import view_job
 from cpumond.core.wire import AgentAbout, JobReport, NodeHeartbeat
 from cpumond.scheduler.answers.causes import Causes
 from cpumond.scheduler.decide.placement import ONLY_RECLAIMED
@@ -85,7 +85,7 @@ def test_the_class_outlives_a_restart_and_the_job():
     world.start("batch", jobs=9)  # its operation's record stays
     world.settle_down()
     record = world.state.finished_jobs[batch][job.id]
-    assert (record.reclaimed, show_job(record).job_class) == (True, "reclaimed")
+    assert (record.reclaimed, view_job(record).job_class) == (True, "reclaimed")
     world.restart()
     assert world.state.finished_jobs[batch][job.id].reclaimed
 
@@ -146,7 +146,7 @@ def test_an_agent_that_can_give_no_idle_class_is_not_asked_to():
         job = one(world, batch)
         assert job.reclaimed
         assert node.jobs[job.id].order.reclaimed is asked
-        view = show_node_details(world.state.nodes["n"], world.now, world.rights)
+        view = view_node_details(world.state.nodes["n"], world.now, world.rights)
         assert (view.idle_class, view.on_reclaimed_cores) == (idle_class, 0.5)
         assert [each.job_class for each in view.jobs] == ["ordinary"] * 4 + ["reclaimed"]
         node.finish(job.id)
@@ -239,7 +239,7 @@ def test_a_job_keeps_the_ceiling_of_its_start_through_changes_restarts_and_its_e
     operation = world.start("p", jobs=2)
     world.settle_down()
     one_job, other = (job.id for job in world.jobs_of(operation))
-    assert show_job(world.state.jobs[other]).has_ceiling is False
+    assert view_job(world.state.jobs[other]).has_ceiling is False
     world.set_tree(set_container_cpu_limit=True, cpu_monitor_moves="weight")
     world.settle_down()
     for _ in range(2):
@@ -253,7 +253,7 @@ def test_a_job_keeps_the_ceiling_of_its_start_through_changes_restarts_and_its_e
     assert (order.has_ceiling, order.cpu_monitor_moves, order.moves_ceiling) == (True, "weight", False)
     assert node.jobs[other].order.cpu_monitor_moves == "quota"
     for _ in range(2):
-        assert show_job(world.state.finished_jobs[operation][one_job]).has_ceiling is False
+        assert view_job(world.state.finished_jobs[operation][one_job]).has_ceiling is False
         world.restart()
     del world.stored["start", other]
     world.now += 1000.0

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from scheduler_world import GIB, PlayedNode, World
 
-from cpumond.api.views import show_operation_details
+from cpumond.api.views import view_operation_details
 from cpumond.core.wire import MEMORY_OVERDRAFT, JobReport
 from cpumond.fairshare.resources import MEMORY
 from cpumond.scheduler.access import Rights
@@ -213,7 +213,7 @@ def test_jobs_above_their_reserve_are_counted_and_told_of():
     heartbeat = node.heartbeat()
     jobs = [msgspec.structs.replace(each, over_reserve=each.job_id == report.job_id) for each in heartbeat.jobs]
     world.hear(msgspec.structs.replace(heartbeat, jobs=jobs))
-    details = show_operation_details(Rights(world.state, User("u")), world.record(operation_id), world.now)
+    details = view_operation_details(Rights(world.state, User("u")), world.record(operation_id), world.now)
     assert details.over_reserve_count == 1
     told = explain_operation(world.state, world.record(operation_id), world.now, {}).trees[0].lines
     assert any(line.startswith("1 job of it uses more memory than reserved") for line in told)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from scheduler_world import GIB, World, assert_consistent
 
-from cpumond.api.views import show_operation_details
+from cpumond.api.views import view_operation_details
 from cpumond.core.measures import format_span
-from cpumond.core.words import show_utc
+from cpumond.core.words import format_utc
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.model import CommandError
@@ -257,15 +257,16 @@ def test_it_is_said_what_waits_how_long_and_because_of_which_rule(world):
     first, now = min(note.due for note in live.record.retried.notes), world.now
     answer = explain_operation(world.state, live.record, now, {})
     assert (
-        f"2 jobs of it wait until {show_utc(first)} (for {format_span(first - now)} more) or later because of retry "
+        f"2 jobs of it wait until {format_utc(first)} (for {format_span(first - now)} more) or later because of retry "
         "rule exit:2,delay=100s"
     ) in answer.lines
     assert answer.lines[0].endswith(
         "; why it waits: its jobs have failed and wait for the delay that their retry rules set"
     )
     assert "all of its jobs are started" not in answer.trees[0].lines
-    shown = show_operation_details(Rights(world.state, User("root", admin=True)), live.record, now)
+    shown = view_operation_details(Rights(world.state, User("root", admin=True)), live.record, now)
     assert (shown.next_retry, shown.jobs.pending, len(shown.retried)) == (first, 2, 2)
     assert shown.retried[0].endswith(
-        f'(task "t", cookie 0): exit code 1; rule exit:2,delay=100s started it again at {show_utc(first)}, 1 retry left'
+        '(task "t", cookie 0): exit code 1; rule exit:2,delay=100s started it again '
+        f"at {format_utc(first)}, 1 retry left"
     )

@@ -10,7 +10,7 @@ from scheduler_world import World
 from cpumond.scheduler.event_log.commands import list_fields
 from cpumond.scheduler.model import CommandError, JobCounts
 from cpumond.scheduler.settings.operations import PatchOperation
-from cpumond.scheduler.settings.spec_patch import show_patch
+from cpumond.scheduler.settings.spec_patch import view_patch
 
 COUNT = "/tasks/t/job_count"
 FAILED = "/max_failed_job_count"
@@ -109,7 +109,7 @@ def test_what_was_patched_is_shown_and_outlives_a_restart(world):
     operation = begin(world, 2)
     patch(world, operation, (FAILED, 3), (COUNT, 4), (COUNT, 3))
     for _ in range(2):
-        assert show_patch(world.record(operation)) == {
+        assert view_patch(world.record(operation)) == {
             "max_failed_job_count": 3, "tasks": {"t": {"job_count": 3}},
         }  # fmt: skip
         world.restart()

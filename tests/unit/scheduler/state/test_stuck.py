@@ -10,7 +10,7 @@ import pytest
 from scheduler_world import EASY, World
 
 from cpumond.api.overview import find_operation_alerts
-from cpumond.api.views import show_operation_details
+from cpumond.api.views import view_operation_details
 from cpumond.scheduler.decide.placement import list_alerts
 from cpumond.scheduler.events import Event
 
@@ -48,7 +48,7 @@ def test_one_that_no_node_could_hold_is_told_of_after_the_time_out_and_does_not_
     )  # fmt: skip
     (alert,) = find_operation_alerts(world.state.operations.values())
     assert (alert.code, alert.subject) == ("operation_stuck", operation)
-    shown = show_operation_details(world.rights, world.record(operation), world.now)
+    shown = view_operation_details(world.rights, world.record(operation), world.now)
     assert shown.alerts == ["it is stuck: 3 cores, largest node 2"]
     assert world.record(operation).state == "running"
     world.node("large", cpu=4.0)
