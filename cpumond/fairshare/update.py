@@ -138,10 +138,11 @@ class FairShareUpdater:
 
     def _find_former(self, snapshot: Snapshot) -> tuple[list[PoolNode], list[UpdateError]]:
         """The pools of the last update, and its errors, if what follows from pools alone is as it was; else none."""
-        # Gangs that were passed over left functions behind that are none of the pools' own.
-        if self._last is None or snapshot.options.share_gang_remainders:
+        if self._last is None:
             return [], []
         last, result, nodes = self._last
+        if snapshot.options.share_gang_remainders and any(node.passed for node in nodes):
+            return [], []  # gangs that were passed over leave functions behind that are not their pools' own
         return (nodes, list(result.errors)) if (last.pools, last.root) == (snapshot.pools, snapshot.root) else ([], [])
 
     def _build(self, snapshot: Snapshot, former: list[PoolNode]) -> list[PoolNode]:
