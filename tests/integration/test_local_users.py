@@ -114,7 +114,7 @@ def test_a_socket_that_cannot_be_made(scheduler: SchedulerProcess) -> None:
     scheduler.write_config(api=f'socket = "{path}"')
     path.write_text("something else")
     code, told = scheduler.refuse()
-    assert (code, "is there already and is no socket" in told) == (73, True)
+    assert (code, "exists and is no socket" in told) == (73, True)
     path.unlink()
     scheduler.start()
     assert scheduler.stop() == 0

@@ -1,7 +1,7 @@
-"""The scheduler's configuration: TOML plus drop-ins, checked in the manner of the agent's, as frozen values.
+"""The scheduler's configuration: TOML plus drop-ins, checked like the agent's, as frozen values.
 
-Drop-ins lie beside the file in a directory of its name (``scheduler.conf.d/*.toml`` for ``scheduler.toml``): the
-agent's ``conf.d`` may be in the same place. Trees and pools are no part of it, they are changed while it runs.
+Drop-ins are beside the file in a directory of its name (``scheduler.conf.d/*.toml`` for ``scheduler.toml``), since the
+agent's ``conf.d`` may be in the same place. Trees and pools are not part of it: they are changed at run time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[min_spare_job_resources_on_node]``: slots, cores and bytes; a node with less free is not offered work."""
+    """``[min_spare_job_resources_on_node]``: slots, cores and bytes; a node with less free resources gets no jobs."""
 
     user_slots: Count = 1
     cpu: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 0.05
@@ -42,12 +42,12 @@ class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[api]``: where requests come in and how much of them; ``max_body`` bytes, ``rate_limit`` 1/s for each user.
+    """``[api]``: addresses and limits of requests; ``max_body`` bytes, ``rate_limit`` 1/s for each user.
 
-    ``listen`` "": ``DEFAULT_LISTEN``, where without ``tokens_file`` the kernel says who connects. ``advertise``: the
-    address, host:port, that a standby tells clients while this scheduler leads; "": ``listen``. ``socket``: a unix
-    socket for the accounts of this machine. ``certificate``, ``key``: files, for TLS at ``listen``. ``trusted_proxy``:
-    where a proxy may send from that names the users; PROXY_AT_SOCKET is the unix socket.
+    ``listen`` "": ``DEFAULT_LISTEN``, where without ``tokens_file`` the kernel identifies the caller. ``advertise``:
+    the address, host:port, that a standby gives to clients while this scheduler leads; "": ``listen``. ``socket``: a
+    unix socket for the accounts of this host. ``certificate``, ``key``: files, for TLS at ``listen``.
+    ``trusted_proxy``: addresses of proxies that may name the user; PROXY_AT_SOCKET is the unix socket.
     """
 
     listen: str = ""
@@ -67,23 +67,23 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def asks_kernel(self) -> bool:
-        """Whether who connects to a loopback address without a token is known by the kernel's word."""
+        """Whether the kernel identifies callers that connect to a loopback address without a token."""
         return not (self.tokens_file or self.is_open)
 
     @property
     def knows_accounts(self) -> bool:
-        """Whether the kernel's word is taken for every account of this machine, not for ``LOCAL_USERS`` alone."""
+        """Whether the kernel identifies every account of this host, not only ``LOCAL_USERS``."""
         return bool(self.socket)
 
     @property
     def is_open(self) -> bool:
-        """Whether every user of this machine may do everything."""
+        """Whether every user of this host may do everything."""
         return bool(self.listen) and not (self.tokens_file or self.socket or self.trusted_proxy)
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[store]``: where the state is. ``sqlite``: in ``state_dir``, of one scheduler. ``postgresql``: in the database
-    that ``conninfo`` (libpq's) names; of the schedulers on it one leads, by a lease of ``lease``."""
+    """``[store]``: where the state is stored. ``sqlite``: in ``state_dir``, for one scheduler. ``postgresql``: in the
+    database named by ``conninfo`` (libpq's); of the schedulers on it one leads, by a lease of ``lease``."""
 
     kind: Literal["sqlite", "postgresql"] = "sqlite"
     conninfo: str = ""
@@ -93,18 +93,18 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PoolMetrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[metrics]``: how many pools have series of their own."""
+    """``[metrics]``: the number of pools with series of their own."""
 
     max_pools: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1000
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[history]``: what the graphs and ``cpumond report`` are made of, in a file of its own beside the database.
+    """``[history]``: data of the graphs and ``cpumond report``, in a file of its own beside the database.
 
-    ``length``: how far it goes back, a day in points, then in totals of days; "0s" keeps none; ``period``: between two
-    points; ``max_size``: bytes of the file; ``max_series``: how many pools, nodes, operations and jobs have points,
-    chosen in this order.
-    ``core_hour_price`` in ``currency`` is what savings are shown in, too; 0 for core-hours alone.
+    ``length``: the age of the oldest data, one day in points, before that in totals of days; "0s" keeps none.
+    ``period``: between two points. ``max_size``: bytes of the file. ``max_series``: the number of pools, nodes,
+    operations and jobs with points, chosen in this order. ``core_hour_price`` in ``currency``: savings are shown in it,
+    too; 0: core-hours only.
     """
 
     length_s: Annotated[float, msgspec.Meta(ge=0.0, le=34_560_000.0, extra=DURATION)] = msgspec.field(
@@ -120,8 +120,9 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Forecasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[forecast]``: when operations will start, from runs ahead in a process of its own, each ``period``, less often
-    where that would take more than ``max_load`` of one core; ``horizon``: how far ahead, also of simulations."""
+    """``[forecast]``: predicted starts of operations, from simulations in a child process, one round each ``period``,
+    fewer if that would take more than ``max_load`` of one core; ``horizon``: how far ahead, also of what-if
+    simulations."""
 
     enabled: bool = True
     period_s: Annotated[float, msgspec.Meta(ge=1.0, le=86_400.0, extra=DURATION)] = msgspec.field(
@@ -134,7 +135,7 @@ class Forecasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TraceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[traces]``: where a trace of each operation is sent at its end, over OTLP/HTTP; "" for nowhere."""
+    """``[traces]``: where a trace of each operation is sent at its end, over OTLP/HTTP; "": nowhere."""
 
     endpoint: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
@@ -143,8 +144,8 @@ Day = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday"
 
 
 class WasteSummaries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[waste_summary]``: what is told of the waste of the last week on ``day`` at ``hour``, UTC. ``webhook``: an
-    address for all of it; ``command``: run for each user, whose name is its last argument."""
+    """``[waste_summary]``: the summary of last week's waste, sent on ``day`` at ``hour``, UTC. ``webhook``: a URL that
+    gets all of it; ``command``: run for each user, with the user's name as its last argument."""
 
     webhook: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     command: tuple[Text, ...] = ()
@@ -158,7 +159,7 @@ class WasteSummaries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[audit]``: how far back the log of commands and events goes, in the store; ``max_size``: bytes of it there."""
+    """``[audit]``: retention of the log of commands and events in the store; ``max_size``: its bytes there."""
 
     keep_s: Annotated[float, msgspec.Meta(ge=3600.0, le=315_360_000.0, extra=DURATION)] = msgspec.field(
         name="keep", default=7_776_000.0
@@ -167,7 +168,8 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration of the scheduler (semantics.md 2.4). ``path``: where it was read from ("" for none)."""
+    """The whole configuration of the scheduler (semantics.md 2.4). ``path``: the file from which it was read ("":
+    none)."""
 
     state_dir: Text = "/var/lib/cpumond-scheduler"
     cluster_name: Text = "cpumond"
@@ -199,7 +201,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     allowed_node_cpu_overcommit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.05
     min_spare_job_resources_on_node: MinSpareJobResources = MinSpareJobResources()
     secrets_key_file: str = ""
-    """The keys that secrets of operations are kept with (12.6); "": none are kept."""
+    """File of the keys that encrypt secrets of operations (12.6); "": secrets are not kept."""
     node_failures: NodeFailures = DEFAULT_NODE_FAILURES
     api: Api = Api()
     store: StoreSettings = StoreSettings()
@@ -210,7 +212,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     traces: TraceSettings = TraceSettings()
     waste_summary: WasteSummaries = WasteSummaries()
     groups: dict[str, tuple[str, ...]] = {}
-    """Group -> its users, in whatever way they are known."""
+    """Group -> its users, however they authenticate."""
     log: Log = Log()
     path: str = ""
 
@@ -231,7 +233,7 @@ def load_scheduler_config(path: str | None) -> SchedulerConfig:
 
 
 def parse_scheduler_config_text(text: str, path: str) -> dict[str, Any]:
-    """The checked content of one file: normalised keys, durations in seconds. Raises ConfigError."""
+    """Return the checked content of one file: normalised keys, durations in seconds. Raises ConfigError."""
     try:
         raw = decode_toml(text)
     except ContentError as error:
@@ -240,7 +242,7 @@ def parse_scheduler_config_text(text: str, path: str) -> dict[str, Any]:
     for group, users in table.get("groups", {}).items():
         where = f"{path}: groups.{group}"
         if not isinstance(users, list) or not all(isinstance(user, str) for user in users):
-            raise ConfigError(f'{where}: must be a list of users, such as ["alice", "bob"]')
+            raise ConfigError(f'{where}: must be a list of users, for example ["alice", "bob"]')
         for name, what in ((group, "name of a group"), *((user, "user") for user in users)):
             if problem := find_wrong_name(name):
                 raise ConfigError(f"{where}: {name[:MAX_NAME]!r} is no {what}: {problem}")
@@ -248,7 +250,7 @@ def parse_scheduler_config_text(text: str, path: str) -> dict[str, Any]:
 
 
 def finish_scheduler_config(merged: dict[str, Any], path: str) -> SchedulerConfig:
-    """The frozen configuration from merged, checked tables, after the rules between keys. Raises ConfigError."""
+    """Return the frozen configuration from merged, checked tables, after the rules between keys. Raises ConfigError."""
     config = msgspec.convert({**merged, "path": path}, SchedulerConfig)
     paths = {name: getattr(config.api, name) for name in ("tokens_file", "socket", "certificate", "key")}
     config = msgspec.structs.replace(
@@ -308,7 +310,7 @@ def _check_proxies(config: SchedulerConfig) -> None:
             ipaddress.ip_network(address)
         except ValueError as error:
             raise ConfigError(
-                f"{config.where}: api.trusted_proxy: {address!r} is no address: {error}; expected such as "
+                f"{config.where}: api.trusted_proxy: {address!r} is no address: {error}; expected for example "
                 f'"127.0.0.1", "10.1.2.0/24" or "{PROXY_AT_SOCKET}"'
             ) from None
 
@@ -319,7 +321,7 @@ def _check_advertised(config: SchedulerConfig) -> None:
         advertised, port = parse_listen(config.api.advertise, where)
         if not port or advertised in ("0.0.0.0", "::"):  # noqa: S104 - refused, not listened on
             raise ConfigError(
-                f"{where}: {config.api.advertise!r} is no address that a client could ask: name this host"
+                f"{where}: {config.api.advertise!r} is no address that a client could connect to: name this host"
             )
 
 
@@ -350,14 +352,17 @@ def _check_waste(config: SchedulerConfig) -> None:
         )
     if told.command and not os.path.isabs(told.command[0]):
         raise ConfigError(
-            f"{where}.command: {told.command[0]!r}: the program needs its whole path: it is run without a shell"
+            f"{where}.command: {told.command[0]!r}: give the program's absolute path: it is run without a shell"
         )
     if (told.webhook or told.command) and not config.history.length_s:
-        raise ConfigError(f"{where}: is made of the history, which is turned off: set history.length, or take it out")
+        raise ConfigError(
+            f"{where}: needs the history, which is turned off: set history.length, or remove this section"
+        )
 
 
 def _check_secrets(config: SchedulerConfig) -> None:
-    """Secrets go to nodes in answers to heartbeats: nobody else may read these, or ask for them as a node."""
+    """Check that no other user can read the secrets that heartbeat responses carry to nodes, or request them as a
+    node."""
     path, where = config.secrets_key_file, f"{config.where}: secrets_key_file"
     if not path:
         return
@@ -365,17 +370,17 @@ def _check_secrets(config: SchedulerConfig) -> None:
         config.state_dir
     ):
         raise ConfigError(
-            f"{where}: {path} is in state_dir, so that each copy of that would hold secrets and their key: put it "
-            "elsewhere, beside this file, say"
+            f"{where}: {path} is in state_dir, so every copy of that directory would hold secrets and their key: put "
+            "it elsewhere, for example beside this file"
         )
     host, _ = parse_listen(config.api.address, f"{config.where}: api.listen")
     if not (config.api.certificate or is_loopback(host)):
         raise ConfigError(
-            f"{where}: secrets would go to nodes in the clear, since api.listen {config.api.listen!r} can be reached "
-            "from other machines without TLS: set api.certificate and api.key, or listen on 127.0.0.1"
+            f"{where}: secrets would be sent to nodes unencrypted, since api.listen {config.api.listen!r} can be "
+            "reached from other hosts without TLS: set api.certificate and api.key, or listen on 127.0.0.1"
         )
     if config.api.is_open:
         raise ConfigError(
-            f"{where}: every user of this machine could get the secrets as a node, since whoever connects to "
+            f"{where}: every user of this host could get the secrets as a node, since every connection to "
             f"{config.api.listen!r} may do everything: set api.tokens_file, or leave api.listen out"
         )

@@ -1,4 +1,4 @@
-"""One connection of the scheduler, with bounds to what a peer may leave unfinished."""
+"""One connection of the scheduler, with limits on the work that a client may leave unfinished."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from cpumond.scheduler.program.peer import find_peer_uid
 
 MAX_CONNECTIONS: Final = 10_000
 MAX_HELD_BYTES: Final = 64 * 2**20
-"""Unfinished requests and unread answers of all connections."""
+"""Most bytes of unfinished requests and unread answers of all connections."""
 
 KEEP_ALIVE_S: Final = 75
 EXCHANGE_S: Final = 150.0
-"""From the connection, or the answer before, to the end of the next answer; longer than KEEP_ALIVE_S."""
+"""Time from the connection, or the previous answer, to the end of the next answer; longer than KEEP_ALIVE_S."""
 
 MAX_HEAD_BYTES: Final = 1024 * 1024
-"""Of the request line and the headers, in which the parameters of `yt` travel."""
+"""Most bytes of the request line and the headers, which carry the parameters of `yt`."""
 MAX_TARGET_BYTES: Final = 64 * 1024
-"""Of the path and the query, and of the whole head of a request that is not one of `yt`."""
+"""Most bytes of the path and the query, and of the whole head of a request that is not for `yt`."""
 MAX_TRAILER_BYTES: Final = 16 * 1024
-"""Of what is no head and no body, since the last byte of a body: trailers, which are dropped, and chunk extensions."""
+"""Most bytes that are neither head nor body, since the last byte of a body: trailers, which are dropped, and chunk
+extensions."""
 TRAILERS_TOO_LARGE: Final = f"more than {MAX_TRAILER_BYTES} bytes follow the head of the request that are not its body"
 MAX_HEADERS: Final = 1000
 TOO_MANY_HEADERS: Final = f"the request has more than {MAX_HEADERS} headers"
 MAX_PIPELINED: Final = 16
-"""Requests of one connection that wait while another one is answered."""
+"""Most requests of one connection that wait while another one is answered."""
 REQUEST_BYTES: Final = 4096
-"""What a request that waits takes besides its bytes."""
+"""Bytes that a waiting request takes besides its content."""
 
 _NO_SCOPE: Final = cast(Any, {})
 
@@ -42,28 +43,29 @@ def make_door() -> Door:
 
 
 class Connection(Bounded, HttpToolsProtocol):
-    """A connection whose parser takes in at once all that was read: many small requests, or a part of a large one.
+    """A connection whose parser processes everything that was read at once: many small requests, or a part of a large
+    one.
 
-    What was read counts as unfinished until the application begins with the request, by calling ``take_turn`` of its
-    scope; from then on the application bounds it. So the requests of thousands of connections may wait.
+    Data counts as unfinished until the application begins with the request, by calling ``take_turn`` of its scope; from
+    then on the application limits it. So the requests of thousands of connections may wait.
     """
 
     _in_head = False
     _head_bytes = 0
     _trailer_bytes = 0
     _is_silent = False
-    """Whether the parser told nothing of what was read last."""
+    """Whether the parser made no callback for the data read last."""
     _running: RequestResponseCycle | None = None
-    """The first request that has no whole answer yet; ``cycle`` is the latest request."""
+    """The first request without a complete answer; ``cycle`` is the latest request."""
     _has_turn = False
     """Whether the application has begun with the request of ``_running``."""
     _refusal = ""
     made: Callable[[], object] = staticmethod(lambda: None)
-    """Called when the connection is made: with TLS, after the handshake."""
+    """Called when the connection is established: with TLS, after the handshake."""
     handshakes: Door | None = None
-    """With TLS, the server's connections that are not made yet."""
+    """With TLS, the server's connections that are not established yet."""
     tls_buffer = bytearray()
-    """With TLS, what is read at a time, of all connections of the server."""
+    """With TLS, the buffer of one read, shared by all connections of the server."""
     _is_at_socket = False
     _peer_uid: int | None = None
     _has_peer_uid = False
@@ -94,7 +96,7 @@ class Connection(Bounded, HttpToolsProtocol):
         self._settle()
 
     def _settle(self) -> None:
-        """Tell the door what is held; nothing is unfinished where no request waits and none is begun."""
+        """Report the held bytes to the limiter; nothing is unfinished if no request waits and none has begun."""
         cycle = self.cycle
         is_open = cycle is not None and not cycle.response_complete
         is_begun = self._in_head or (is_open and cycle.more_body)
@@ -110,7 +112,7 @@ class Connection(Bounded, HttpToolsProtocol):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether all that was sent is one whole request, which is being answered."""
+        """Whether the client sent exactly one whole request, which is being answered."""
         return self._has_turn and not self.pipeline and not self._in_head and super().is_at_work
 
     def take_turn(self) -> None:
@@ -127,7 +129,7 @@ class Connection(Bounded, HttpToolsProtocol):
         self.scope["take_turn"] = self.take_turn
 
     def _find_peer_uid(self) -> int | None:
-        """The uid at the other end, looked up when first asked for, and once; None if not known."""
+        """Return the uid of the peer, looked up once and on first use; None: unknown."""
         if not self._has_peer_uid:
             connection = self.transport.get_extra_info("socket")
             self._peer_uid = None if connection is None else find_peer_uid(connection)
@@ -138,7 +140,7 @@ class Connection(Bounded, HttpToolsProtocol):
         if self._in_head:
             super().on_header(name, value)
             return
-        # A trailer: a proxy that guards headers, such as those that say who asks, does not look at these.
+        # A trailer: a proxy that guards headers, such as those that name the user, does not check these.
         self._is_silent = False
         self._trailer_bytes += len(name) + len(value)
         if self._trailer_bytes > MAX_TRAILER_BYTES:
@@ -166,13 +168,13 @@ class Connection(Bounded, HttpToolsProtocol):
         raise ValueError(reason)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what follows, after the answers to the requests before."""
+        """Refuse the rest, after the answers to earlier requests."""
         self._refusal = self._refusal or msg
         if not self.has_waiting and not self.transport.is_closing():
             super().send_400_response(self._refusal)
 
     def on_response_complete(self) -> None:
-        # The answered request would be kept until the next one comes.
+        # Otherwise the answered request would be kept until the next one arrives.
         answered = self._running
         if answered is not None:
             answered.body.clear()
@@ -186,7 +188,7 @@ class Connection(Bounded, HttpToolsProtocol):
             self.send_400_response(self._refusal)
 
     def end(self) -> None:
-        """Abort the connection, and free what it holds now: much more may be read before ``connection_lost``."""
+        """Abort the connection and free its memory now: much more may be read before ``connection_lost``."""
         super().end()
         self._let_go()
 
@@ -195,11 +197,11 @@ class Connection(Bounded, HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _let_go(self) -> None:
-        """Free the requests that the application has not begun with, which could wait long for their turn."""
+        """Free requests with which the application has not begun, since they could wait long for their turn."""
         waiting = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
         if self._running is not None:
-            # The library tells the latest request only.
+            # The library notifies only the latest request.
             self._running.disconnected = True
             self._running.message_event.set()
             waiting += [] if self._has_turn else [self._running]

@@ -1,4 +1,4 @@
-"""The application in front of a leader's: that answers while the lease lasts, before and after it a standby does."""
+"""Dispatch of requests: the leader's application answers while the lease lasts, the standby's before and after."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cpumond.scheduler.program.leading import App, Leading, Receive, Scope, Send
 from cpumond.scheduler.store.lead import LeadView
 
 REFUSAL: Final = "cpumond.refusal"
-"""In the scope of a request: why a standby answers that was a leader when the request came."""
+"""Key in a request's scope: why a standby answers although this scheduler led when the request arrived."""
 
 
 class LeaderDoor:
-    """An ASGI application: the reign's while it lasts, else ``standby``.
+    """An ASGI application: the leader's application while it leads, else ``standby``.
 
-    The lease is looked at when a request comes in and again when the first byte of its answer goes out, by a clock that
-    goes on while the process is stopped: a process that was paused, or hung, gives no answer of a term that is over.
-    Every answer of a leader has its term in TERM_HEADER.
+    The lease is checked when a request arrives and again before the first byte of its answer, by a clock that continues
+    while the process is stopped: a process that was paused, or hung, sends no answer of a term that is over. Every
+    answer of a leader has its term in TERM_HEADER.
     """
 
     def __init__(self, leading: Leading, standby: App) -> None:
@@ -50,16 +50,16 @@ class LeaderDoor:
 
 
 def describe_standby(view: LeadView, address: str, refusal: str = "") -> str:
-    """The sentence of a standby's 503. ``address``: its own; ``refusal``: what came before, of REFUSAL."""
+    """Return the sentence of a standby's 503. ``address``: its own; ``refusal``: an earlier reason, see REFUSAL."""
     if refusal:
         return refusal
     if view.leader and view.leader != address:
         return f"standby: the scheduler at {view.leader} leads (term {view.term})"
     if view.error:
-        # Why stands in the log: whoever asks may be anybody.
-        return "standby: who leads is not known, the store does not answer; see this scheduler's log"
-    # Where it leads from an address that it does not tell, too.
-    return "standby: no leader is known here; ask again, or the other schedulers"
+        # The reason is only in the log, since the caller may be anybody.
+        return "standby: the leader is not known because the store does not respond; see this scheduler's log"
+    # Also if another scheduler leads without an address.
+    return "standby: no leader is known here; try again, or ask the other schedulers"
 
 
 def standby_headers(view: LeadView, address: str) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Prometheus metrics of the scheduler; the text is made once per update and kept.
 
-Families of fixed size go through prometheus_client. The series of pools, thousands of them, are written here in the
-same text formats, which costs a tenth. Their number is bounded: pools beyond ``max_pools``, the ones with the least
-demand, are left out and counted.
+Families of fixed size use prometheus_client. The series of pools, thousands of them, are written here in the same text
+formats at a tenth of the cost. Their number is limited: pools beyond ``max_pools``, those with the least demand, are
+left out and counted.
 """
 
 from __future__ import annotations
@@ -41,48 +41,48 @@ END = b"# EOF\n"
 """The last line of OpenMetrics; the older format has none."""
 PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")
 Families = dict[str, tuple[str, str]]
-"""Name -> the figure of a pool or a tree (``figures``), and the help text; no series where the figure is None."""
+"""Name -> the figure of a pool or a tree (``figures``), and the help text; no series if the figure is None."""
 
 M = TypeVar("M", CounterMetricFamily, GaugeMetricFamily)
 
 MAX_EXEMPLAR = 100
-"""Characters of a name in an exemplar; its labels may have 128 in all."""
+"""Most characters of a name in an exemplar; all of its labels together may have 128."""
 
 TREE_GAUGES: Families = {
     "total_cores": ("capacity_cores", "CPU of the tree's nodes."),
-    "usage_cores": ("allotted_cores", "CPU allotted to jobs: what they may use now, not what they use."),
-    "ordered_cores": ("ordered_on_nodes_cores", "CPU that the jobs ordered."),
-    "backfilled_cores": ("backfilled_cores", "CPU allotted to jobs that started in room kept for a gang."),
-    "overcommitted_nodes": ("overcommitted_nodes", "Nodes whose jobs may use more than there is."),
-    "cordoned_nodes": ("cordoned_node_count", "Nodes that get no new jobs, by command."),
-    "held_off_nodes": ("held_off_node_count", "Nodes that get no new jobs for a while, since jobs fail on them."),
+    "usage_cores": ("allotted_cores", "CPU allocated to jobs: the sum of their current limits, not their usage."),
+    "ordered_cores": ("ordered_on_nodes_cores", "CPU that the jobs requested."),
+    "backfilled_cores": ("backfilled_cores", "CPU allocated to jobs that run on resources reserved for a gang."),
+    "overcommitted_nodes": ("overcommitted_nodes", "Nodes whose jobs may use more CPU than there is."),
+    "cordoned_nodes": ("cordoned_node_count", "Nodes that get no new jobs because they were cordoned."),
+    "held_off_nodes": ("held_off_node_count", "Nodes that get no new jobs for a while because jobs fail on them."),
 }
 POOL_GAUGES: Families = {
     "fair_share_ratio": ("fair_share_ratio", "Fair share, its largest component as a fraction of the tree."),
-    "usage_ratio": ("usage_ratio", "Allotted to its jobs, its largest component as a fraction of the tree."),
+    "usage_ratio": ("usage_ratio", "Resources allocated to its jobs, largest component as a fraction of the tree."),
     "demand_ratio": ("demand_ratio", "Demand, its largest component as a fraction of the tree."),
     "strong_guarantee_ratio": (
         "strong_guarantee_ratio",
         "Strong guarantee after the scaling of an overcommitted cluster, largest component.",
     ),
     "fair_share_cores": ("fair_share_cores", "Fair share of the CPU."),
-    "usage_cores": ("limit_cores", "CPU allotted to its jobs: what they may use now, not what they use."),
-    "demand_cores": ("demand_cores", "CPU that its operations want."),
-    "waiting_cores": ("waiting_cores", "CPU that operations would want that do not run."),
+    "usage_cores": ("limit_cores", "CPU allocated to its jobs: the sum of their current limits, not their usage."),
+    "demand_cores": ("demand_cores", "CPU that its operations demand."),
+    "waiting_cores": ("waiting_cores", "CPU that operations would demand that are not admitted yet."),
     "waiting_ratio": (
         "waiting_ratio",
-        "What operations that do not run would add to the demand, its largest component as a fraction of the tree.",
+        "Demand that operations not admitted yet would add, largest component as a fraction of the tree.",
     ),
     "burst_ratio": ("burst_ratio", "Burst guarantee as a fraction of the tree, of burst pools."),
     "resource_flow_ratio": ("flow_ratio", "Resource flow as a fraction of the tree, of integral pools."),
-    "accumulated_volume_share_seconds": ("volume", "Accumulated volume, of integral pools."),
-    "integral_pool_capacity_share_seconds": ("capacity", "Most that the volume can be, of integral pools."),
+    "accumulated_volume_share_seconds": ("volume", "Accumulated volume of integral pools."),
+    "integral_pool_capacity_share_seconds": ("capacity", "Largest possible volume of integral pools."),
     "starvation_status": ("starvation_level", "0 not starving, 1 starving, 2 aggressively starving."),
     "starvation_tolerance_ratio": (
         "starvation_tolerance_ratio",
-        "Part of its fair share with which it does not starve.",
+        "Fraction of its fair share with which it does not starve.",
     ),
-    "operations": ("operation_count", "Operations of the subtree, pending ones included."),
+    "operations": ("operation_count", "Operations in the subtree, pending ones included."),
     "running_operations": ("running_operation_count", "Running operations of the subtree."),
     "max_operations": ("max_operation_count", "Limit of operations."),
     "max_running_operations": ("max_running_operation_count", "Limit of running operations."),
@@ -102,21 +102,22 @@ POOL_COUNTERS: Families = {
     ),
     "throttled_cpu_seconds_total": (
         "throttled_cpu_seconds",
-        "Time that threads of jobs of the subtree were held back by a quota, since the start of this scheduler.",
+        "Time for which threads of jobs of the subtree were throttled, since the start of this scheduler.",
     ),
     "late_cpu_seconds_total": (
         "late_cpu_seconds",
-        "The part of it while an agent held the limit below what the job could have.",
+        "The part of the throttled time in which an agent kept the limit below what the job could have had.",
     ),
     "preempted_core_seconds_total": (
         "lost_core_seconds",
-        "Work of jobs of the subtree that preemptions lost, in core-seconds, since the start of this scheduler.",
+        "Work of jobs of the subtree lost by preemptions, in core-seconds, since the start of this scheduler.",
     ),
 }
 
 
 class LeadMetrics:
-    """The families of one of several schedulers on one store, of its whole life; a standby has no others."""
+    """Families about leadership of one of several schedulers on one store, for its whole life; a standby has no
+    others."""
 
     def __init__(self, leading: Leading) -> None:
         self._leading = leading
@@ -126,7 +127,7 @@ class LeadMetrics:
         PlatformCollector(registry=self._registry)
 
     def encode(self, is_open: bool = False) -> bytes:
-        """The text of a standby's metrics; ``is_open``: as OpenMetrics."""
+        """Return the text of a standby's metrics; ``is_open``: as OpenMetrics."""
         return _generate(self._registry, is_open)
 
     def collect(self) -> Iterable[Metric]:
@@ -137,17 +138,21 @@ class LeadMetrics:
         leading, view = self._leading, self._leading.view()
         for name, text, value in (
             ("leads", "1 while this scheduler leads, 0 while it is a standby.", view.role == "leader"),
-            ("lead_term", "The term of the present leader as far as it is known, else 0.", view.term),
-            ("lease_seconds", "How long this scheduler may lead without another renewal.", leading.left_s()),
-            ("lead_unknown", "1 while the store's engine does not answer who leads.", bool(view.error)),
+            ("lead_term", "The term of the present leader; 0: unknown.", view.term),
+            ("lease_seconds", "Seconds for which this scheduler may lead without another renewal.", leading.left_s()),
+            (
+                "lead_unknown",
+                "1 while the leader is unknown because the store's engine does not respond.",
+                bool(view.error),
+            ),
         ):
             yield GaugeMetricFamily(f"cpumond_scheduler_{name}", text, float(value))
         for name, text, count in (
-            ("reigns", "Times that this scheduler began to lead.", leading.reigns_total),
-            ("lost_leads", "Times that it lost the lead and went on as a standby.", leading.lost_total),
+            ("reigns", "How often this scheduler began to lead.", leading.reigns_total),
+            ("lost_leads", "How often it lost the lead and continued as a standby.", leading.lost_total),
             (
                 "arbiter_errors",
-                "Questions about the lead that the store's engine did not answer.",
+                "Queries about the lead to which the store's engine did not respond.",
                 leading.errors_total,
             ),
         ):
@@ -155,7 +160,8 @@ class LeadMetrics:
 
 
 class MetricsText:
-    """The metrics as text, made anew by ``encode`` only after an update. ``lead``: of one of several schedulers."""
+    """The metrics as text, recomputed by ``encode`` only after an update. ``lead``: families of one of several
+    schedulers."""
 
     def __init__(self, scheduler: Scheduler, max_pools: int, lead: LeadMetrics | None = None) -> None:
         self._scheduler = scheduler
@@ -167,7 +173,7 @@ class MetricsText:
         self._made: dict[bool, tuple[int, bytes]] = {}
 
     def encode(self, is_open: bool = False) -> bytes:
-        """The text of all metrics, made at most once per update; ``is_open``: as OpenMetrics, with exemplars."""
+        """Return the text of all metrics, made at most once per update; ``is_open``: as OpenMetrics, with exemplars."""
         updates = self._scheduler.timings.updates
         if self._made.get(is_open, (-1, b""))[0] != updates:
             text = _generate(self._registry, is_open).removesuffix(END) + self._pools(is_open).encode()
@@ -204,8 +210,9 @@ class MetricsText:
     def _preemptions(self, shown: list[tuple[str, PoolElement]], cut: str) -> Iterator[str]:
         name = "cpumond_preemptions_total"
         family = name.removesuffix(cut)
-        yield f"# HELP {family} Jobs taken away, by pool of the job and kind.\n# TYPE {family} counter\n"
-        # Series begin at 0, so that rates see the first preemption; only pools with operations have one, most do not.
+        yield f"# HELP {family} Preempted jobs, by pool of the job and kind.\n# TYPE {family} counter\n"
+        # Series begin at 0 so that rates see the first preemption; only for pools with operations: most pools have
+        # none.
         others = dict.fromkeys(itertools.product(self._scheduler.state.trees, PREEMPTION_KINDS), 0)
         counts = {(label, kind): 0 for label, pool in shown if pool.operations for kind in PREEMPTION_KINDS}
         labels = {label for label, _ in shown}
@@ -231,7 +238,7 @@ def _generate(registry: CollectorRegistry, is_open: bool) -> bytes:
 
 
 def _fill(family: M, values: Mapping[str, float]) -> M:
-    """A family with one label and its values."""
+    """Fill a family with one label with its values."""
     for label, value in values.items():
         family.add_metric([label], value)
     return family
@@ -242,12 +249,12 @@ def _version() -> InfoMetricFamily:
 
 
 def _histograms(timings: Timings) -> Iterator[Metric]:
-    """Exemplars lead from a slow bucket to the node, tree or record of its newest duration."""
+    """Yield histograms; exemplars lead from a slow bucket to the node, tree or record of its newest duration."""
     for name, text, taken, label in (
         ("heartbeat", "Time from a heartbeat to its answer.", timings.heartbeat, "node"),
         ("update", "Time of a fair-share update of all trees.", timings.update, "slowest_tree"),
-        ("store_write", "Time of a write to the store, until it is lasting.", timings.store_write, "record"),
-        ("store_commit", "The part of it in which the store made it lasting.", timings.store_commit, "record"),
+        ("store_write", "Time of a write to the store, until it is durable.", timings.store_write, "record"),
+        ("store_commit", "The part of a write in which the store made it durable.", timings.store_commit, "record"),
     ):
         family = HistogramMetricFamily(f"cpumond_scheduler_{name}_duration_seconds", text)
         bounds = (*map(str, BOUNDS_S), "+Inf")
@@ -275,7 +282,7 @@ class _Collector:
             ("late_updates", "Updates that took longer than the period.", timings.late_updates),
             ("failed_updates", "Updates of a tree that failed.", timings.failed_updates),
             ("update_seconds", "Time spent in updates.", timings.update.sum_s),
-            ("received_heartbeats", "Heartbeats taken in.", timings.heartbeat.count),
+            ("received_heartbeats", "Heartbeats processed.", timings.heartbeat.count),
             ("heartbeat_seconds", "Time from a heartbeat to its answer, summed.", timings.heartbeat.sum_s),
             ("dropped_heartbeats", "Heartbeats of unknown nodes or out of order.", timings.dropped_heartbeats),
             ("commands", "Commands carried out.", timings.commands),
@@ -283,28 +290,28 @@ class _Collector:
             ("store_writes", "Writes to the store.", timings.store_write.count),
             ("store_write_seconds", "Time spent in writes to the store.", timings.store_write.sum_s),
             ("store_errors", "Writes that the store refused.", timings.store_errors),
-            ("store_losses", "Times that the store was removed, and written anew.", timings.store_losses),
+            ("store_losses", "How often the store was removed and rewritten.", timings.store_losses),
         ):
             yield CounterMetricFamily(f"cpumond_scheduler_{name}", text, float(value))
         yield from _histograms(timings)
         totals = self._scheduler.event_log.totals
-        events = CounterMetricFamily("cpumond_scheduler_events", "Events told, by kind.", labels=["kind"])
+        events = CounterMetricFamily("cpumond_scheduler_events", "Events recorded, by kind.", labels=["kind"])
         yield _fill(events, {kind: float(totals[kind]) for kind in KINDS})
         gangs = self._scheduler.state.gangs
         text = "Operations with gang_options that were started."
         yield CounterMetricFamily("cpumond_scheduler_gangs_started", text, float(gangs.started_count))
-        text = "Incarnations of operations with gang_options that followed another one, by what ended that."
+        text = "Restarts of operations with gang_options, by the reason why the previous incarnation ended."
         switches = CounterMetricFamily("cpumond_scheduler_incarnation_switches", text, labels=["reason"])
         yield _fill(switches, {reason: float(gangs.switches.get(reason, 0)) for reason in REASONS})
         yield GaugeMetricFamily("cpumond_scheduler_last_update_seconds", "Length of the last update.", timings.update_s)
         state = self._scheduler.state
-        text = "How often nodes are told to send heartbeats: the usual period, or a longer one under load."
+        text = "Seconds between the heartbeats of a node: the usual period, or a longer one under load."
         yield GaugeMetricFamily("cpumond_scheduler_heartbeat_period_seconds", text, state.period_s)
         pending = sum(operation.record.state == "pending" for operation in state.operations.values())
         operations = GaugeMetricFamily("cpumond_scheduler_operations", "Live operations.", labels=["state"])
         yield _fill(operations, {"pending": pending, "running": len(state.operations) - pending})
         jobs = sum(len(node.jobs) for node in state.nodes.values())
-        yield GaugeMetricFamily("cpumond_scheduler_jobs", "Jobs to which resources are allotted.", jobs)
+        yield GaugeMetricFamily("cpumond_scheduler_jobs", "Jobs with allocated resources.", jobs)
         idle = GaugeMetricFamily(
             "cpumond_scheduler_nodes_without_work", "Nodes that get no jobs because of their tags.", labels=["reason"]
         )
@@ -319,7 +326,9 @@ class _Collector:
     def _budgets(self) -> Iterator[Metric]:
         state, now, labels = self._scheduler.state, self._scheduler.clock.now(), ["tree", "kind", "name"]
         limit = GaugeMetricFamily("cpumond_budget_core_hours", "Core-hours of a period.", labels=labels)
-        spent = GaugeMetricFamily("cpumond_budget_spent_core_hours", "Spent of it in this one.", labels=labels)
+        spent = GaugeMetricFamily(
+            "cpumond_budget_spent_core_hours", "Core-hours spent in the present period.", labels=labels
+        )
         for each in state.budgets.values():
             label = [each.tree, each.record.kind, each.name]
             limit.add_metric(label, each.budget.core_hours or 0.0)
@@ -333,11 +342,11 @@ class _Collector:
         status = history.describe()
         for name, text, value in (
             ("bytes", "Size of the history's file.", status.bytes),
-            ("series", "Series of which the history took a point the last time.", status.series),
-            ("left_out_series", "Series that the history had no room for.", status.left_out),
+            ("series", "Series with a point in the history's last tick.", status.series),
+            ("left_out_series", "Series beyond the history's limit.", status.left_out),
         ):
             yield GaugeMetricFamily(f"cpumond_history_{name}", text, float(value))
-        text = "Failures to write or read the history's file, and ticks that were lost."
+        text = "Failures to write or read the history's file, and lost ticks."
         yield CounterMetricFamily("cpumond_history_write_errors", text, float(status.write_errors))
 
     def _trees(self, trees: Iterable[Tree]) -> Iterator[Metric]:
@@ -345,7 +354,7 @@ class _Collector:
                     for name, (_, text) in TREE_GAUGES.items()}  # fmt: skip
         nodes = GaugeMetricFamily("cpumond_tree_nodes", "Nodes of the tree.", labels=["tree", "state"])
         by_class = GaugeMetricFamily(
-            "cpumond_tree_class_usage_cores", "CPU allotted to jobs, by their class.", labels=["tree", "class"]
+            "cpumond_tree_class_usage_cores", "CPU allocated to jobs, by their class.", labels=["tree", "class"]
         )
         text = "Jobs that use more memory than they reserve."
         above = GaugeMetricFamily("cpumond_tree_jobs_over_memory_reserve", text, labels=["tree"])
@@ -372,21 +381,23 @@ class _Collector:
             return
         if forecasts.as_of is not None:
             age_s = self._scheduler.clock.now() - forecasts.as_of
-            yield GaugeMetricFamily("cpumond_forecast_age_seconds", "Since the state of the last forecasts.", age_s)
+            yield GaugeMetricFamily(
+                "cpumond_forecast_age_seconds", "Age of the state from which the last forecasts were made.", age_s
+            )
         inside = forecasts.calibration.inside_ratio
         if inside is not None:
-            text = "Part of the last starts that came within the interval first foretold of them; 0.8 is aimed at."
+            text = "Fraction of the last starts within the interval first predicted for them; the target is 0.8."
             yield GaugeMetricFamily("cpumond_forecast_inside_ratio", text, inside)
         for name, text, value in (
             ("cpumond_forecast_cpu_seconds_total", "CPU time of forecasts and simulations.", forecasts.cpu_s),
-            ("cpumond_forecast_runs_total", "Runs ahead that forecasts were made of.", forecasts.runs),
+            ("cpumond_forecast_runs_total", "Simulations from which forecasts were made.", forecasts.runs),
             ("cpumond_forecast_failures_total", "Forecasts and simulations that failed.", forecasts.failures),
         ):
             yield CounterMetricFamily(name, text, value)
 
     def _idle(self) -> Metric:
-        """Of the last reports, which are some seconds old."""
-        text = "CPU allotted to no job, by why: no work waits for it, it is about to be given, what holds work back"
+        """Idle CPU by the last reports, which are some seconds old."""
+        text = "CPU allocated to no job, by reason: no work waits for it, jobs are about to start on it, or an obstacle"
         idle = GaugeMetricFamily("cpumond_tree_idle_cores", text, labels=["tree", "reason"])
         for name, report in self._scheduler.idle.reports.items():
             for reason, cores in idle_reasons(report).items():

@@ -1,9 +1,9 @@
-"""One of several schedulers on one store: asks the arbiter for the lead, keeps it, and lives one reign after another.
+"""Leadership of one of several schedulers on one store: acquire the lead, renew it, run one term after another.
 
 A reign is a term of this process: a ``Scheduler`` whose state was loaded from the store when the term began, and its
-application. Its end drops both; the process stays and is a standby until its next reign. What follows from the clock
-and from the arbiter's answers is decided in ``lead``; calls of the arbiter are made in a thread of their own, one at a
-time, so that the loop keeps its time when the store's engine does not answer.
+application. Its end drops both; the process stays and is a standby until its next term. Consequences of the clock and
+of the arbiter's responses are decided in ``lead``. Calls of the arbiter are made in a thread of their own, one at a
+time, so that the loop stays punctual when the store's engine does not respond.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI application."""
 
 Opener = Callable[[Store], tuple[Scheduler, App]]
-"""Loads the state of a reign from its store, and makes its application; called in a thread. Raises StoreError."""
+"""Loads the state of a reign from its store and makes its application; called in a thread. Raises StoreError."""
 
 
 def read_boot_s() -> float:
-    """Seconds since the host started, those included in which it slept."""
+    """Return seconds since the host started, including those in which it slept."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class FencedStore:
-    """The store of one reign: refuses writes when it is over, and tells when another scheduler has ended it."""
+    """The store of one reign: refuses writes when the reign is over, and reports when another scheduler has ended
+    it."""
 
     def __init__(self, store: Store, may_write: Callable[[], bool], lost: Callable[[FencedError], None]) -> None:
         self._store = store
@@ -55,7 +56,7 @@ class FencedStore:
         return self._store.load()
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
-        """As ``Store``; raises FencedError, too, when the lease has ended by this host's own clock."""
+        """Write as ``Store`` does; also raises FencedError when the lease has ended by this host's own clock."""
         with self._fenced():
             self._store.write(changes, entries)
         self.lost_total, self.commit_s = self._store.lost_total, self._store.commit_s
@@ -72,7 +73,7 @@ class FencedStore:
     @contextlib.contextmanager
     def _fenced(self) -> Iterator[None]:
         if not self._may_write():
-            raise FencedError("this scheduler does not lead any more: nothing was written; ask the one that does")
+            raise FencedError("this scheduler no longer leads: nothing was written; send the request to the leader")
         try:
             yield
         except FencedError as error:
@@ -85,7 +86,7 @@ class FencedStore:
 
 @dataclass(eq=False)
 class Reign:
-    """One term of this process. ``scheduler``, ``app`` and ``running`` are there once its state is loaded."""
+    """One term of this process. ``scheduler``, ``app`` and ``running`` exist once its state is loaded."""
 
     term: int
     stopping: asyncio.Event
@@ -101,10 +102,11 @@ class Reign:
 
 
 class Leading:
-    """Leads where nobody else does, as long as the lease is renewed. ``address``: where this scheduler takes requests.
+    """Leads if no other scheduler does, as long as the lease is renewed. ``address``: where this scheduler takes
+    requests.
 
-    ``lease_s`` seconds; ``now`` is a clock as ``lead`` wants it. ``ready`` is set when the arbiter has answered first,
-    or failed to.
+    ``lease_s`` seconds; ``now`` is a clock as in ``lead``. ``ready`` is set when the arbiter has first responded, or
+    failed to.
     """
 
     def __init__(
@@ -121,9 +123,9 @@ class Leading:
         self.ready = asyncio.Event()
         self.reigns_total = 0
         self.lost_total = 0
-        """Reigns that ended before this process did."""
+        """Number of reigns that ended before this process did."""
         self.errors_total = 0
-        """Calls of the arbiter that failed."""
+        """Number of failed calls of the arbiter."""
         self._arbiter = arbiter
         self._open_reign = open_reign
         self._now = now
@@ -133,15 +135,15 @@ class Leading:
         self._lost_because = ""
         self._rounds = 0
 
-    # --- what others ask
+    # --- queries
 
     def find_reign(self) -> Reign | None:
-        """The reign in which a request may be answered now; None for a standby."""
+        """Return the reign in which a request may be answered now; None: this is a standby."""
         reign = self.reign
         return reign if reign is not None and reign.is_ready and self.may_answer(reign) else None
 
     def may_answer(self, reign: Reign) -> bool:
-        """Whether an answer of this reign may go out now, by this host's clock."""
+        """Whether an answer of this reign may be sent now, by this host's clock."""
         return self.lead.may_answer(reign.term, self._now())
 
     def view(self) -> LeadView:
@@ -151,18 +153,18 @@ class Leading:
         return LeadView("standby", lead.term, lead.find_leader(self._now()), lead.error)
 
     def left_s(self) -> float:
-        """Seconds in which this process may answer without another renewal; 0 for a standby."""
+        """Return seconds in which this process may answer without another renewal; 0: this is a standby."""
         return max(self.lead.until_s - self._now(), 0.0) if self.lead.is_own else 0.0
 
     def pulse(self) -> object:
-        """Another value than before wherever something went well: an update of the leader, a look of the standby."""
+        """Return a value that changes with each success: an update of the leader, a query of the standby."""
         scheduler = None if self.reign is None else self.reign.scheduler
         return self._rounds if scheduler is None else (self.lead.term, scheduler.timings.good_updates)
 
-    # --- its life
+    # --- life
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Lead whenever nobody else does, until ``stopping``; then the lead is given up and the arbiter closed."""
+        """Lead whenever no other scheduler does, until ``stopping``; then give up the lead and close the arbiter."""
         waking = asyncio.ensure_future(self._wake_at(stopping))
         try:
             while not stopping.is_set():
@@ -192,7 +194,7 @@ class Leading:
         if reign is not None:
             for task in (reign.opening, reign.running):
                 if task is not None and task.done():
-                    task.result()  # raises what nobody expects: the process ends, and another scheduler leads
+                    task.result()  # raises unexpected errors: the process ends, and another scheduler leads
             if not self.lead.is_own:
                 log.warning("lost_lead", term=reign.term, reason=self._lost_because)
                 self.lost_total += 1
@@ -246,7 +248,7 @@ class Leading:
         self.lead = self.lead.failed(str(error), self._now())
 
     def _lose(self, reason: str, rest_s: float = 0.0) -> None:
-        """From this moment on this process does not lead; ``run`` takes the reign apart."""
+        """Stop leading from this moment on; ``run`` takes the reign apart."""
         self._lost_because = reason
         self.lead = self.lead.ended(self._now(), rest_s)
         self._woken.set()
@@ -258,7 +260,7 @@ class Leading:
         self.reigns_total += 1
 
     async def _open(self, reign: Reign) -> None:
-        """Load the state and begin with updates; the lease is renewed meanwhile."""
+        """Load the state and start updates; the lease is renewed meanwhile."""
         loop = asyncio.get_running_loop()
 
         def lose(error: FencedError) -> None:
@@ -274,7 +276,7 @@ class Leading:
             return
         except StoreError as error:
             log.error("cannot_lead", term=reign.term, error=str(error))
-            # Another scheduler, of another version maybe, may be able to.
+            # Another scheduler, perhaps of another version, may be able to.
             self._lose_reign(reign, str(error), self.lead.lease_s)
             return
         if reign.stopping.is_set() or not self.may_answer(reign):
@@ -299,7 +301,7 @@ class Leading:
         reign.stopping.set()
         tasks = {task for task in (reign.opening, reign.running) if task is not None}
         if self.lead.is_own:
-            # The end of the process: what the last update makes is written in this term.
+            # The process ends: results of the last update are written in this term.
             await asyncio.wait(tasks)
             self.lead = self.lead.ended(self._now())
         with contextlib.suppress(StoreError):
@@ -310,7 +312,7 @@ class Leading:
         elif reign.store is not None:
             await asyncio.to_thread(reign.store.close)
         reign.scheduler = reign.app = reign.store = None
-        # The state is full of cycles, and much memory.
+        # The state is full of cycles and takes much memory.
         gc.collect()
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -1,4 +1,4 @@
-"""Where the scheduler takes requests, besides its TCP address: the unix socket; and the certificate of TLS."""
+"""Entries for requests besides the TCP address: the unix socket; and the certificate of TLS."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CONNECT_S: Final = 1.0
 
 
 def find_socket_path(api: Api, environment: Mapping[str, str]) -> str:
-    """The path of the unix socket: the configured one, else in the directory that systemd made; "" for none."""
+    """Return the path of the unix socket: the configured one, else in the directory that systemd made; "": none."""
     folder = environment.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     return api.socket or (os.path.join(folder, SOCKET_NAME) if folder else "")
 
 
 def open_unix_socket(path: str, backlog: int) -> socket.socket:
-    """A unix socket that every account may connect to. A file that a dead process left is replaced.
+    """Open a unix socket to which every account may connect. A file that a dead process left is replaced.
 
     Raises CreateError or AccessError.
     """
@@ -34,14 +34,14 @@ def open_unix_socket(path: str, backlog: int) -> socket.socket:
     try:
         _remove_left(path)
         unix.bind(path)
-        os.chmod(path, 0o666)  # noqa: S103 - the gate asks the kernel who it is
+        os.chmod(path, 0o666)  # noqa: S103 - the kernel identifies callers
         unix.listen(backlog)
     except CreateError:
         unix.close()
         raise
     except OSError as error:
         unix.close()
-        raise from_os_error(error, f"make the socket {path}", advice) from error
+        raise from_os_error(error, f"create the socket {path}", advice) from error
     return unix
 
 
@@ -52,7 +52,7 @@ def _remove_left(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise CreateError(f"{path}: is there already and is no socket; remove it, or set [api] socket to another path")
+        raise CreateError(f"{path}: exists and is no socket; remove it, or set [api] socket to another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(CONNECT_S)
         try:
@@ -60,7 +60,7 @@ def _remove_left(path: str) -> None:
         except ConnectionRefusedError:
             os.unlink(path)
             return
-    raise CreateError(f"{path}: another process answers there; end it, or set [api] socket to another path")
+    raise CreateError(f"{path}: another process listens there; stop it, or set [api] socket to another path")
 
 
 def close_unix_socket(unix: socket.socket, path: str) -> None:
@@ -79,9 +79,10 @@ class Certificate:
         self.context = self._load()
 
     def reload(self) -> None:
-        """Take other files into use for new connections. Raises ConfigError or AccessError; the old ones stay then."""
+        """Use the files' present content for new connections. Raises ConfigError or AccessError and keeps the old
+        content."""
         self._load()
-        # The context that listens stays the same object: it is changed only with what has just been found good.
+        # The listening context stays the same object: it is changed only after its new content was found good.
         _load_chain(self.context, self.certificate, self.key)
 
     def _load(self) -> ssl.SSLContext:
@@ -104,14 +105,14 @@ def _load_chain(context: ssl.SSLContext, certificate: str, key: str) -> None:
         text = f"{error.filename}: cannot be read: {describe(error)}; set [api] certificate and key to files in PEM"
         raise ConfigError(text) from None
     if problem:
-        raise ConfigError(f"{key}: {problem}, and make a new key if somebody may have read it")
+        raise ConfigError(f"{key}: {problem}, and make a new key if others may have read it")
     try:
         context.load_cert_chain(certificate, key, password=_refuse_passphrase)
     except _PassphraseError:
-        raise ConfigError(f"{key}: has a passphrase, which nobody is there to type; store it without one") from None
+        raise ConfigError(f"{key}: has a passphrase, which a service cannot enter; store it without one") from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            text = f"{key}: is not the key of the certificate in {certificate}; give the two that match"
+            text = f"{key}: is not the key of the certificate in {certificate}; set a matching pair"
         else:
             reason = (error.reason or str(error)).replace("_", " ").lower()
             text = f"{certificate}, {key}: no certificate with its key in PEM: {reason}"

@@ -64,11 +64,12 @@ STORE_FILE = "scheduler.db"
 HISTORY_FILE = "history.db"
 
 SWITCH_INTERVAL_S = 0.001
-"""How long the thread of an update may keep the interpreter from the loop; Python's 0.005 would be ten heartbeats."""
+"""Longest time that the thread of an update keeps the interpreter from the loop; Python's 0.005 would be ten
+heartbeats."""
 
 
 def make_rules(config: SchedulerConfig) -> Rules:
-    """The part of the configuration that decisions read."""
+    """Return the part of the configuration that decisions need."""
     spare = config.min_spare_job_resources_on_node
     return Rules(
         **{name: getattr(config, name) for name in config.__struct_fields__ if name in Rules.__dataclass_fields__},
@@ -80,7 +81,7 @@ def make_rules(config: SchedulerConfig) -> Rules:
 
 
 def open_history(scheduler: Scheduler, config: SchedulerConfig) -> HistoryRecorder:
-    """The history beside the state; a file that cannot be used is no more than a warning."""
+    """Open the history beside the state; a file that cannot be used only causes a warning."""
     settings = config.history
     path = os.path.join(config.state_dir, HISTORY_FILE)
     store = HistoryStore(path, settings.length_s, settings.period_s, settings.max_size, scheduler.started_at)
@@ -90,9 +91,9 @@ def open_history(scheduler: Scheduler, config: SchedulerConfig) -> HistoryRecord
 
 
 def read_monitor(raw: object) -> dict[str, object]:
-    """A section ``job-cpu-monitor`` of a specification, checked as the agent will read it (semantics.md 1.1).
+    """Check a section ``job-cpu-monitor`` of a specification as the agent will read it (semantics.md 1.1).
 
-    Durations come back in milliseconds, as the documents have them. Raises CommandError.
+    Durations are returned in milliseconds, as in YTsaurus. Raises CommandError.
     """
     try:
         layer = normalise_table(raw, MonitorSettings, "spec", "job_cpu_monitor")
@@ -102,14 +103,15 @@ def read_monitor(raw: object) -> dict[str, object]:
 
 
 AppMaker = Callable[[Scheduler, Api, Identities, Callable[[bool], bytes], str], Starlette]
-"""The type of ``api.server.make_app``; ``api`` imports the scheduler, not the reverse."""
+"""Type of ``api.server.make_app``; ``api`` imports the scheduler, not the reverse."""
 
 StandbyMaker = Callable[[Callable[[], LeadView], str, Callable[[bool], bytes]], Starlette]
-"""The type of ``api.standby.make_standby_app``."""
+"""Type of ``api.standby.make_standby_app``."""
 
 
 class _Entrance(NamedTuple):
-    """Where requests come in, and who is let in. ``path``: of the unix socket, which is the last one; "" for none."""
+    """Sockets on which requests arrive, and the identities that are accepted. ``path``: of the unix socket, which is
+    the last one; "": none."""
 
     sockets: list[socket.socket]
     path: str
@@ -124,7 +126,7 @@ class _Entrance(NamedTuple):
 
 
 def _open_entrance(config: SchedulerConfig, identities: Identities, manager: ServiceManager) -> _Entrance:
-    """Raises CpumondError for an address, socket or certificate that cannot be used."""
+    """Open the sockets. Raises CpumondError for an address, socket or certificate that cannot be used."""
     api = config.api
     certificate = Certificate(api.certificate, api.key) if api.certificate else None
     sockets, path = open_tcp_sockets(api.address, "api.listen", BACKLOG), find_socket_path(api, os.environ)
@@ -140,11 +142,11 @@ def _open_entrance(config: SchedulerConfig, identities: Identities, manager: Ser
 class _Service(NamedTuple):
     app: App
     run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
-    """Until the event; at once for one alone, when the last request is answered for one of several."""
+    """Serves until the event; it ends at once for a single scheduler, after the last answer for one of several."""
     ready: asyncio.Event
     vitals: Vitals
     find_scheduler: Callable[[], Scheduler | None]
-    """The one that answers now, None where another one leads."""
+    """The present scheduler; None: another one leads."""
     leading: Leading | None = None
 
 
@@ -155,10 +157,10 @@ def run_scheduler(
     time_scale: float = 1.0,
     make_standby: StandbyMaker | None = None,
 ) -> int:
-    """``cpumond scheduler``: runs until SIGTERM or SIGINT. Raises CpumondError for what an operator can fix.
+    """Run ``cpumond scheduler`` until SIGTERM or SIGINT. Raises CpumondError for errors that an administrator can fix.
 
     ``new_store`` sets the present database and history aside and begins with empty ones. ``time_scale`` is for tests
-    only. ``make_standby`` is needed where several schedulers share a store.
+    only. ``make_standby`` is needed if several schedulers share a store.
     """
     config = load_scheduler_config(config_path)
     configure_logging(config.log.level, config.log.format)
@@ -172,16 +174,17 @@ def run_scheduler(
     try:
         os.makedirs(config.state_dir, mode=0o700, exist_ok=True)
     except OSError as error:
-        raise from_os_error(error, f"make {config.state_dir}", "fix state_dir or run as its owner") from error
+        raise from_os_error(error, f"create {config.state_dir}", "fix state_dir or run as its owner") from error
     if new_store:
-        # The history belongs to the old store and goes, too. The store goes first: its lock tells whether it is in use.
+        # The history belongs to the old store and is set aside, too. The store comes first: its lock tells whether it
+        # is in use.
         for old in (STORE_FILE, HISTORY_FILE):
             aside = set_aside(os.path.join(config.state_dir, old))
             if aside is not None:
                 log.warning("store_set_aside", path=aside)
     raise_descriptor_limit()
     give_back_large_blocks()
-    # Updates, long requests and large answers run in threads: the loop's thread gets its turn after this long.
+    # Updates, long requests and large answers run in threads: the loop's thread gets its turn after this time.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     manager = ServiceManager(os.environ)
     sender = TraceSender(config.traces.endpoint, config.cluster_name) if config.traces.endpoint else None
@@ -189,8 +192,8 @@ def run_scheduler(
     if config.api.is_open:
         log.warning(
             "open_to_every_local_user",
-            error=f"whoever connects to {config.api.listen} on this host may do everything, in anybody's name",
-            advice=f"set [api] tokens_file, or leave [api] listen out: then only {LOCAL_USERS} may",
+            error=f"every user of this host can connect to {config.api.listen} and do everything, as any user",
+            advice=f"set [api] tokens_file, or leave [api] listen out: then only {LOCAL_USERS} can",
         )
     try:
         if is_shared:
@@ -225,7 +228,7 @@ def _run_alone(
     store = open_sqlite_store(path)
     try:
         if is_new:
-            # Starting empty where a database was lost must not go unnoticed.
+            # Starting empty after the loss of a database must not go unnoticed.
             (log.warning if was_used else log.info)("store_created", path=path, state_dir_was_used=was_used)
         manager.extend("reading the store")
         scheduler = _make_scheduler(
@@ -277,7 +280,7 @@ def _make_scheduler(
 
 
 def pace_of(scheduler: Scheduler) -> Pace:
-    """When nodes and updates of a scheduler are due, from now on."""
+    """Return when nodes and updates of a scheduler are due, from now on."""
     known = {name: kept.previous_time for name, kept in scheduler.updates.items()}
     at = {name: time for name, time in known.items() if time is not None}
     last, period_s = max(at.values(), default=scheduler.clock.now()), scheduler.update_period_s
@@ -295,7 +298,7 @@ def _share(
     time_scale: float,
     sender: TraceSender | None,
 ) -> _Service:
-    """With a store that several schedulers share, of which one leads."""
+    """Run with a store that several schedulers share, of which one leads."""
 
     def open_reign(store: Store) -> tuple[Scheduler, App]:
         scheduler = _make_scheduler(config, rules, store, time_scale, sender)
@@ -316,7 +319,8 @@ def _share(
 
 
 def find_own_address(api: Api, sockets: list[socket.socket]) -> str:
-    """Where clients reach this scheduler, ``host:port``; "" where only ``[api] advertise`` could tell it."""
+    """Return the address at which clients reach this scheduler, ``host:port``; "": only ``[api] advertise`` could give
+    it."""
     if api.advertise:
         return api.advertise
     host, _ = parse_listen(api.address, "api.listen")
@@ -324,8 +328,8 @@ def find_own_address(api: Api, sockets: list[socket.socket]) -> str:
         if ipaddress.ip_address(host).is_unspecified:
             log.warning(
                 "address_not_known",
-                error=f"[api] listen {api.listen!r} is every address of this host: a standby cannot tell clients where "
-                "this scheduler is while it leads",
+                error=f"[api] listen {api.listen!r} is every address of this host: a standby cannot direct clients to "
+                "this scheduler while it leads",
                 advice='set [api] advertise = "HOST:PORT"',
             )
             return ""
@@ -353,7 +357,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, reload)
     server = Server(make_config(service.app), entrance.context)
     async with asyncio.TaskGroup() as tasks:
-        # One of several leads until the last request is answered; another one leads as soon as it gives up.
+        # One of several leads until its last request is answered; another one leads as soon as it gives up.
         running = tasks.create_task(service.run(stopping if service.leading is None else answered))
         await asyncio.wait([running, asyncio.ensure_future(service.ready.wait())], return_when="FIRST_COMPLETED")
         serving = tasks.create_task(server.serve(entrance.sockets))

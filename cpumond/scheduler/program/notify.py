@@ -1,4 +1,4 @@
-"""The service manager's side of the scheduler's life: READY, STATUS, WATCHDOG, STOPPING (sd_notify)."""
+"""Notifications to the service manager about the scheduler: READY, STATUS, WATCHDOG, STOPPING (sd_notify)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TROUBLE_S = 60.0
 
 
 class Vitals(NamedTuple):
-    """What the service manager is told of. ``describe``: one line; ``pulse``: another value than before while all is
+    """Sources of notifications. ``describe``: returns one line; ``pulse``: returns a value that changes, while all is
     well, at least each ``period_s`` real seconds."""
 
     describe: Callable[[], str]
@@ -35,15 +35,15 @@ def vitals_of(scheduler: Scheduler) -> Vitals:
 
 
 def vitals_of_one(leading: Leading, period_s: float) -> Vitals:
-    """Of one of several schedulers; ``period_s``: real seconds between its updates while it leads."""
+    """Return vitals of one of several schedulers; ``period_s``: real seconds between its updates while it leads."""
     return Vitals(partial(describe_lead, leading), leading.pulse, max(period_s, leading.lead.look_s))
 
 
 async def notify_manager(manager: ServiceManager, vitals: Vitals, stopping: asyncio.Event) -> None:
-    """READY at once, then WATCHDOG as long as good updates come, STATUS each STATUS_PERIOD_S, STOPPING at the end.
+    """Send READY at once, then WATCHDOG as long as updates succeed, STATUS each STATUS_PERIOD_S, STOPPING at the end.
 
-    A blocked event loop, an update that does not end or updates that all fail stop WATCHDOG, so that the service is
-    restarted; a store that refuses does not: a new process would find the same disk, and this one still answers.
+    A blocked event loop, an update that does not end, or updates that all fail stop WATCHDOG, so that the service is
+    restarted. A store that refuses does not: a new process would find the same disk, and this one still answers.
     """
     if not manager.listens:
         return
@@ -69,9 +69,9 @@ async def notify_manager(manager: ServiceManager, vitals: Vitals, stopping: asyn
 
 
 def describe_lead(leading: Leading) -> str:
-    """One line for ``systemctl status``: the role, and a leader's operations, jobs and nodes."""
+    """Return one line for ``systemctl status``: the role, and a leader's operations, jobs and nodes."""
     view, reign = leading.view(), leading.reign
-    trouble = f"; the store's engine does not answer: {view.error}" if view.error else ""
+    trouble = f"; the store's engine does not respond: {view.error}" if view.error else ""
     if view.role == "leader" and reign is not None and reign.scheduler is not None:
         return f"leads (term {view.term}); {describe_status(reign.scheduler)}{trouble}"
     leader = f"{view.leader} leads (term {view.term})" if view.leader else "no leader is known"
@@ -79,7 +79,7 @@ def describe_lead(leading: Leading) -> str:
 
 
 def describe_status(scheduler: Scheduler) -> str:
-    """One line for ``systemctl status``: operations, jobs, nodes, and trouble with updates or the store."""
+    """Return one line for ``systemctl status``: operations, jobs, nodes, and trouble with updates or the store."""
     state, timings, now = scheduler.state, scheduler.timings, scheduler.clock.now()
     pending = sum(operation.record.state == "pending" for operation in state.operations.values())
     online = sum(node.is_online for node in state.nodes.values())
@@ -91,5 +91,5 @@ def describe_status(scheduler: Scheduler) -> str:
     if timings.failed_at is not None and now - timings.failed_at <= TROUBLE_S:
         parts.append("an update of fair shares failed, see the journal")
     if timings.store_error_at is not None and now - timings.store_error_at <= TROUBLE_S:
-        parts.append("the store refuses to write and so do commands, see the journal")
+        parts.append("the store refuses writes, so commands fail, see the journal")
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""Which account is at the other end of a unix socket, or of a TCP connection over loopback."""
+"""The account at the other end of a unix socket, or of a TCP connection over loopback."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ LOCAL_USERS: Final = "root and the account that it runs as"
 
 
 KNOWN_S: Final = 60.0
-"""How long what the account database said is believed."""
+"""Time for which an answer of the account database is cached."""
 LOOK_UP_S: Final = 5.0
 MAX_KNOWN: Final = 10_000
 
 
 class Accounts:
-    """The users that uids stand for, by the account database, which is asked in a thread and answers some day."""
+    """Users by uid, from the account database, which is queried in a thread since it may take long."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, User | str]] = {}
         self._thread: ThreadPoolExecutor | None = None
 
     async def find(self, uid: int | None) -> User | str:
-        """The user with this uid, or a text that says why there is none.
+        """Return the user with this uid, or a text that says why there is none.
 
-        ``LOCAL_USERS`` may do everything; others are in the groups of their accounts, and may do what access lists
-        name them for.
+        ``LOCAL_USERS`` may do everything. Other users are in the groups of their accounts, and have the rights that
+        access lists give them.
         """
         if uid is None:
-            return "it cannot be told who this is"
+            return "this is an unknown account"
         if uid == OVERFLOW_UID:
             return f"this is {_name_of(uid)} (uid {uid}), which many programs share"
         known_until, user = self._known.get(uid, (0.0, ""))
@@ -78,7 +78,7 @@ def _name_of(uid: int) -> str:
 
 
 def _look_up(uid: int) -> User | str:
-    """The account with its groups. Raises OSError."""
+    """Return the account with its groups. Raises OSError."""
     try:
         account = pwd.getpwuid(uid)
     except KeyError:
@@ -89,20 +89,20 @@ def _look_up(uid: int) -> User | str:
     for gid in os.getgrouplist(account.pw_name, account.pw_gid):
         with contextlib.suppress(KeyError):
             groups.add(grp.getgrgid(gid).gr_name)
-    # A group of the account's own, which most accounts have, is no more than its name.
+    # The account's own group, which most accounts have, says no more than its name.
     return User(account.pw_name, groups=frozenset(groups - {account.pw_name}), needs_entry=True, origin=f"uid {uid}")
 
 
 def find_peer_uid(connection: socket.socket) -> int | None:
-    """The uid that opened the other end of a unix socket, or of a TCP connection over IPv4 on this machine; None if not
-    known.
+    """Return the uid that opened the other end of a unix socket, or of a TCP connection over IPv4 on this host; None:
+    unknown.
 
     A closed end of TCP has no owner any more: a uid counts only if the connection is established before and after the
-    lookup, so that a later socket of another user is not taken for the closed one.
+    lookup, so that a later socket of another user is not mistaken for the closed one.
     """
     try:
         if connection.family == socket.AF_UNIX:
-            # Of the moment at which it connected.
+            # The uid at the moment of connecting.
             packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("=iII"))
             return int(struct.unpack("=iII", packed)[1])
         if connection.family != socket.AF_INET or not _is_established(connection):
@@ -123,7 +123,7 @@ def _is_established(connection: socket.socket) -> bool:
 
 
 def _ask_kernel(host: str, port: int, our_host: str, our_port: int) -> int | None:
-    """Ask by sock_diag(7) for this one socket. Raises OSError."""
+    """Query this one socket by sock_diag(7). Raises OSError."""
     request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
     request += struct.pack("!HH", port, our_port)
     request += socket.inet_aton(host).ljust(16, b"\0") + socket.inet_aton(our_host).ljust(16, b"\0")
@@ -138,7 +138,7 @@ def _ask_kernel(host: str, port: int, our_host: str, our_port: int) -> int | Non
         raise OSError(errno.ENOENT, "no such socket")
     state = answer[17]
     uid, inode = struct.unpack_from("=II", answer, 80)
-    # A closed socket has no inode, and a uid of 0 that means nothing.
+    # A closed socket has no inode, and a meaningless uid of 0.
     return int(uid) if inode and state == _ESTABLISHED else None
 
 

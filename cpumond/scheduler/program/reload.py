@@ -1,4 +1,4 @@
-"""What SIGHUP lets count without a restart: the file of tokens, groups, the certificate."""
+"""Settings that SIGHUP reloads without a restart: the file of tokens, groups, the certificate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ log = structlog.get_logger("cpumond.scheduler")
 
 
 def check_files(config: SchedulerConfig) -> None:
-    """Read what the configuration names, as a start does, and keep nothing. Raises ConfigError or AccessError."""
+    """Read the files that the configuration names, as a start does, and keep nothing. Raises ConfigError or
+    AccessError."""
     load_identities(config)
     if config.secrets_key_file:
         load_keys(config.secrets_key_file)
@@ -27,9 +28,9 @@ def check_files(config: SchedulerConfig) -> None:
 
 
 class Reload:
-    """All of what is read anew, or nothing: a file that is wrong leaves everything as it was, and a line in the log.
+    """Reloads everything or nothing: a wrong file leaves everything unchanged, and is reported in the log.
 
-    ``identities`` and ``certificate`` are changed in place; ``manager`` is told when it begins and ends.
+    ``identities`` and ``certificate`` are changed in place; ``manager`` is notified of begin and end.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class Reload:
         try:
             self._reload()
         except CpumondError as error:
-            log.error("reload_refused", error=str(error), advice="everything stays as it was; correct it, reload again")
+            log.error(
+                "reload_refused", error=str(error), advice="nothing was changed; correct the error and reload again"
+            )
             self._manager.notify("READY=1", status=f"the reload was refused: {error}")
-            return f"what the scheduler reads anew is wrong, and everything stays as it was: {error}"
+            return f"the reload failed and nothing was changed: {error}"
         self._manager.notify("READY=1", status="reloaded")
-        return "the scheduler read its file of tokens, its groups and its certificate anew"
+        return "the scheduler reloaded its file of tokens, its groups and its certificate"
 
     def _reload(self) -> None:
         config = load_scheduler_config(self._config.path or None)
@@ -70,7 +73,7 @@ class Reload:
 
 
 def _find_changed(before: msgspec.Struct, after: msgspec.Struct, path: str = "") -> list[str]:
-    """The keys that have other values, with those of tables one by one."""
+    """Return the keys with other values, those of tables one by one."""
     changed: list[str] = []
     for field in msgspec.structs.fields(before):
         old, new = getattr(before, field.name), getattr(after, field.name)

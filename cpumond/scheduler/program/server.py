@@ -1,4 +1,4 @@
-"""The scheduler's HTTP server: on TCP addresses, with TLS where there is a certificate, and on a unix socket."""
+"""The scheduler's HTTP server: on TCP addresses, with TLS if there is a certificate, and on a unix socket."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ BACKLOG: Final = 1024
 ACCEPTED_AT_ONCE: Final = 64
 HANDSHAKE_S: Final = 10.0
 MAX_HANDSHAKES: Final = 4096
-"""TLS connections that are not made yet. Each takes 19 KiB, 50 KiB once its client has begun; one that is made 27."""
+"""Most TLS connections that are not established yet. Each takes 19 KiB, 50 KiB once its client has begun; an
+established one 27."""
 MAX_HANDSHAKE_BYTES: Final = 16_384
-"""What a client sends before its connection is made, which takes 1 to 4 KiB. OpenSSL would keep 128 KiB of it."""
+"""Most bytes that a client sends before its connection is established, usually 1 to 4 KiB. OpenSSL would keep 128
+KiB."""
 TLS_BUFFER_BYTES: Final = 32_768
-"""What a TLS connection reads at a time, into one buffer for all. Python's own has 256 KiB for each, all the time."""
+"""Bytes of one read of a TLS connection, into one buffer for all. Python's own has 256 KiB per connection, all the
+time."""
 
 
 def make_config(app: Any) -> uvicorn.Config:
@@ -44,10 +47,10 @@ def make_config(app: Any) -> uvicorn.Config:
 
 
 class BoundedTls(sslproto.SSLProtocol):
-    """TLS of one connection. It counts what the client has not read yet beneath the encryption, too, and reads not much
-    ahead of what the application takes: else the bounds of ``host.connections`` would not hold."""
+    """TLS of one connection. It also counts data that the client has not read yet below the encryption, and reads
+    little ahead of the application: otherwise the limits of ``host.connections`` would not hold."""
 
-    max_size = 0  # of the buffer that the library makes
+    max_size = 0  # of the library's own buffer
     held = 0
     source = ""
     is_at_work = False
@@ -74,7 +77,7 @@ class BoundedTls(sslproto.SSLProtocol):
             self._handshakes.enter(self)
 
     def _do_handshake(self) -> None:
-        # OpenSSL takes memory once it is asked to begin.
+        # OpenSSL takes memory once its handshake begins.
         if self._handshakes is None or self._has_begun:
             own: Any = super()
             own._do_handshake()
@@ -93,7 +96,7 @@ class BoundedTls(sslproto.SSLProtocol):
             self._handshakes = None
 
     def end(self) -> None:
-        """Close it at once: it does not shake hands, and others wait or it has sent too much."""
+        """Close the connection at once: its client does not shake hands while others wait, or it has sent too much."""
         transport: Any = self._transport
         if transport is not None:
             transport.abort()
@@ -101,7 +104,8 @@ class BoundedTls(sslproto.SSLProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._handshakes is not None:
             self._leave_handshakes()
-            # The library tells a protocol that never was made nothing; it and its parser refer to each other.
+            # The library notifies no protocol of a connection that was never established; it and its parser refer to
+            # each other.
             vars(self._app_protocol).clear()
         beneath: Any = self._transport
         super().connection_lost(exc)
@@ -120,7 +124,7 @@ class BoundedTls(sslproto.SSLProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to us, and takes ACCEPTED_AT_ONCE new connections at a time.
+    """A server that leaves signals to us and accepts ACCEPTED_AT_ONCE new connections at a time.
 
     ``context``: TLS at the TCP sockets.
     """
@@ -140,13 +144,13 @@ class Server(uvicorn.Server):
             elif self._context is None:
                 server = await loop.create_server(self._make_connection, sock=sock, backlog=ACCEPTED_AT_ONCE)
             else:
-                sslproto.SSLProtocol = BoundedTls  # type: ignore[misc]  # what the event loop makes
+                sslproto.SSLProtocol = BoundedTls  # type: ignore[misc]  # used by the event loop
                 server = await loop.create_server(
                     self._make_tls_connection, sock=sock, backlog=ACCEPTED_AT_ONCE, ssl=self._context,
                     ssl_handshake_timeout=HANDSHAKE_S,
                 )  # fmt: skip
             self.servers.append(server)
-            # The event loop has set this to ACCEPTED_AT_ONCE, what it accepts in one turn.
+            # The event loop has set this to ACCEPTED_AT_ONCE, the number that it accepts in one turn.
             sock.listen(BACKLOG)
 
     def _make_connection(self) -> Connection:

@@ -1,4 +1,4 @@
-"""Traces of operations over OTLP/HTTP, by OpenTelemetry's own exporter, in a thread of it (`[traces]`)."""
+"""Traces of operations over OTLP/HTTP, by OpenTelemetry's own exporter, in its thread (`[traces]`)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 
 TIMEOUT_S: Final = 5.0
-"""For one batch with all tries, and so for the end of the process."""
+"""Longest time of one batch with all retries, and so of the end of the process."""
 
 
 class TraceSender:
-    """Sends spans of operations that have ended. What the endpoint does not take is dropped, not waited for."""
+    """Sends spans of operations that have ended. Spans that the endpoint does not accept are dropped, not waited
+    for."""
 
     def __init__(self, endpoint: str, cluster_name: str) -> None:
-        """``endpoint``: where traces are sent, such as http://localhost:4318/v1/traces. Raises ConfigError."""
+        """``endpoint``: where traces are sent, for example http://localhost:4318/v1/traces. Raises ConfigError."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -31,18 +32,18 @@ class TraceSender:
         self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=TIMEOUT_S))
 
     def send(self, watched: Watched, now: float) -> None:
-        """What has ended since the last look; costs a walk over the live jobs."""
+        """Send operations that have ended since the last call; costs a walk over the live jobs."""
         for spans in watched.look(now):
             for each in make_readable(spans, self._resource):
                 self._processor.on_end(each)
 
     def close(self) -> None:
-        """Send what is left, which may take some seconds."""
+        """Send the rest, which may take some seconds."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 def make_readable(spans: list[Span], resource: Any) -> list[ReadableSpan]:
-    """An operation's spans as the library has them; the trace's id is made of the operation's."""
+    """Return an operation's spans as the library has them; the trace's id is derived from the operation's."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 

@@ -1,7 +1,7 @@
-"""The keys that secrets of operations are sealed with, in a file of their own (semantics.md 12.6).
+"""The keys that encrypt secrets of operations, in a file of their own (semantics.md 12.6).
 
-AES-256-GCM of the library ``cryptography``, with the operation's id as associated data, so that no vault can be put in
-the place of another one. Each sealing takes a random nonce of 96 bits: one key is good for 2**32 of them.
+AES-256-GCM of the library ``cryptography``, with the operation's id as associated data, so that no vault can replace
+another one. Each encryption takes a random nonce of 96 bits: one key is good for 2**32 of them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 MAX_FILE_BYTES: Final = 65_536
 SHOWN_KEY: Final = 8
-"""Hexadecimal digits by which a key is named: of the hash of random bytes, which tell nothing of these."""
+"""Hexadecimal digits that name a key: of the hash of random bytes, from which the key cannot be derived."""
 KEY_FILE: Final = "secrets_key_file"
 MAKE: Final = "(umask 077; set -C; openssl rand -base64 32 >{path})"
-"""The command that makes a file with one key, and leaves a file alone that is there."""
+"""The command that makes a file with one key, and does not change an existing file."""
 
 
 class FileKeys(VaultKeys):
-    """The keys of a file: the first one seals, all of them open. Raises ImportError without the library."""
+    """The keys of a file: the first one encrypts, all of them decrypt. Raises ImportError without the library."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         from cryptography.exceptions import InvalidTag
@@ -47,7 +47,7 @@ class FileKeys(VaultKeys):
         return SealedVault(operation_id, self.first, nonce, content)
 
     def open(self, vault: SealedVault) -> dict[str, str]:
-        """The variables. Raises VaultError."""
+        """Return the variables. Raises VaultError."""
         cipher = self._ciphers.get(vault.key)
         if cipher is None:
             raise VaultError(f"there is no key {vault.key}")
@@ -63,9 +63,9 @@ def name_key(key: bytes) -> str:
 
 
 def load_keys(path: str) -> FileKeys:
-    """The keys of a file that only its owner can read, who is root or the scheduler's own user.
+    """Load the keys of a file that only its owner can read, who must be root or the scheduler's own user.
 
-    Raises AccessError or ConfigError; nothing of the file is in the sentence.
+    Raises AccessError or ConfigError; the sentence contains nothing of the file.
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -76,9 +76,9 @@ def load_keys(path: str) -> FileKeys:
         raise AccessError(f"{path}: cannot be read: {describe(error)}; give it to the scheduler's user") from error
     except OSError as error:
         make = MAKE.format(path=path)
-        raise ConfigError(f"{path}: cannot be read: {describe(error)}; make `{KEY_FILE}` with `{make}`") from error
+        raise ConfigError(f"{path}: cannot be read: {describe(error)}; create `{KEY_FILE}` with `{make}`") from error
     if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes, which no file of keys is")
+        raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes, so it is no file of keys")
     keys = _read_lines(content, path)
     try:
         return FileKeys(keys)
@@ -97,7 +97,7 @@ def _check_file(path: str, status: os.stat_result) -> None:
             "scheduler's user"
         )
     if problem := find_rights_of_others(path, status):
-        raise ConfigError(f"{path}: {problem}, and put a new key before those of it if somebody may have read them")
+        raise ConfigError(f"{path}: {problem}, and put a new key before the others if other users may have read them")
 
 
 def _read_lines(content: bytes, path: str) -> list[bytes]:
@@ -117,7 +117,7 @@ def _read_lines(content: bytes, path: str) -> list[bytes]:
             )
         keys.append(key)
     if not keys:
-        raise ConfigError(f"{path}: holds no key; `openssl rand -base64 32` prints one, for a line of its own")
+        raise ConfigError(f"{path}: holds no key; add one on a line of its own, printed by `openssl rand -base64 32`")
     if len(set(keys)) != len(keys):
         raise ConfigError(f"{path}: holds a key twice; remove one of the two lines")
     return keys

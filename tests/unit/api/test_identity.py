@@ -43,7 +43,7 @@ def make_gate(scheduler: Scheduler, tokens: str | None = None, groups: Any = Non
 
 
 def make_request(
-    token: str = "", place: str = "10.0.0.7", account: User | str = "it cannot be told who this is", **headers: str
+    token: str = "", place: str = "10.0.0.7", account: User | str = "this is an unknown account", **headers: str
 ) -> Request:
     """A request from an address, "unix" for the socket; ``account``: the kernel's word."""
     named = {"host": "127.0.0.1:9757", **{name.replace("_", "-"): value for name, value in headers.items()}}
@@ -192,7 +192,7 @@ def test_the_socket_is_for_every_account_where_it_is_configured(scheduler: Sched
         assert gate.find_user(over_tcp).name == "alice"
     else:
         assert "a token is needed" in refuse(gate, over_tcp)
-    assert "cannot be told" in refuse(gate, make_request(place="unix"), ACCESS_DENIED)
+    assert "unknown account" in refuse(gate, make_request(place="unix"), ACCESS_DENIED)
 
 
 def test_the_units_socket_is_for_root(scheduler: Scheduler) -> None:
@@ -213,7 +213,7 @@ def test_an_address_that_is_open(scheduler: Scheduler) -> None:
     for more in ({"socket": "/run/s"}, {"trusted_proxy": ("127.0.0.1",)}):
         closed = make_gate(scheduler, listen="127.0.0.1:1", **more)
         assert not closed.is_open
-        assert "cannot be told" in refuse(closed, make_request(place="127.0.0.1"), ACCESS_DENIED)
+        assert "unknown account" in refuse(closed, make_request(place="127.0.0.1"), ACCESS_DENIED)
 
 
 def test_who_claims_a_session_is_no_local_user(scheduler: Scheduler) -> None:

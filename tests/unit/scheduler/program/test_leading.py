@@ -224,7 +224,7 @@ async def test_a_standby_that_cannot_ask_is_not_ready():
         ready = await world.get("/readyz")
         assert (ready.status_code, ready.json()["status"]) == (503, "refusing")
         told = (await world.get()).json()["error"]
-        assert "the store does not answer" in told
+        assert "the store does not respond" in told
         assert "look whether it runs" not in told, "the database's own words may name accounts and hosts"
         world.database.is_down = False
         await world.lead()

@@ -48,18 +48,18 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
         path.mkdir()
     else:
         path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CreateError, match="is there already and is no socket"):
+    with pytest.raises(CreateError, match="exists and is no socket"):
         open_unix_socket(str(path), 8)
     assert os.path.lexists(path)
 
 
 def test_the_socket_of_a_living_process_is_left_alone(tmp_path: Path) -> None:
     path = str(tmp_path / "api.sock")
-    with open_unix_socket(path, 8), pytest.raises(CreateError, match="another process answers there"):
+    with open_unix_socket(path, 8), pytest.raises(CreateError, match="another process listens there"):
         open_unix_socket(path, 8)
     assert os.path.exists(path)
 
 
 def test_a_path_that_is_too_long_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(CreateError, match="cannot make the socket"):
+    with pytest.raises(CreateError, match="cannot create the socket"):
         open_unix_socket(str(tmp_path / ("x" * 200)), 8)

@@ -137,7 +137,7 @@ def test_others_are_in_the_groups_of_their_account_and_need_an_entry() -> None:
 
 def test_a_uid_without_an_account_is_no_user() -> None:
     assert find(4712) == "this is uid 4712, which has no account"
-    assert find(None) == "it cannot be told who this is"
+    assert find(None) == "this is an unknown account"
 
 
 async def test_what_the_account_database_said_is_believed_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

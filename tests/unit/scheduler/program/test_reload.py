@@ -58,7 +58,11 @@ def test_a_wrong_file_changes_nothing(tmp_path: Path) -> None:
     for tokens, more, words in (
         ("alice", "[groups]\n", "tokens: line 1: expected"),
         (f"bob:{hash_token('b')}", "[group]\n", "did you mean 'groups'?"),
-        (f"bob:{hash_token('b')}", '[groups]\nml = "alice"\n', 'groups.ml: must be a list of users, such as ["alice"'),
+        (
+            f"bob:{hash_token('b')}",
+            '[groups]\nml = "alice"\n',
+            'groups.ml: must be a list of users, for example ["alice"',
+        ),
         (f"bob:{hash_token('b')}", '[groups]\nowner = ["alice"]\n', "'owner' is no name of a group: access lists"),
         (f"bob:{hash_token('b')}", '[groups]\nml = [""]\n', "'' is no user: expected 1 to 256"),
     ):

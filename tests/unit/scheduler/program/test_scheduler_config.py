@@ -235,10 +235,13 @@ CERTIFICATE = 'certificate = "/etc/c"\nkey = "/etc/k"'
     [
         (
             'state_dir = "/s"\nsecrets_key_file = "/s/deep/../keys"\n[api]\n',
-            "/s/keys is in state_dir, so that each",
+            "/s/keys is in state_dir, so every copy",
         ),
-        (f'secrets_key_file = "/k"\n[api]\nlisten = "0.0.0.0:1"\n{TOKENS}', "secrets would go to nodes in the clear"),
-        ('secrets_key_file = "/k"\n[api]\nlisten = "127.0.0.1:1"', "every user of this machine could get the secrets"),
+        (
+            f'secrets_key_file = "/k"\n[api]\nlisten = "0.0.0.0:1"\n{TOKENS}',
+            "secrets would be sent to nodes unencrypted",
+        ),
+        ('secrets_key_file = "/k"\n[api]\nlisten = "127.0.0.1:1"', "every user of this host could get the secrets"),
     ],
 )
 def test_secrets_are_kept_only_where_they_stay_secret(text: str, sentence: str) -> None:

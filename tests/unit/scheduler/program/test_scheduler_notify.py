@@ -162,7 +162,7 @@ async def test_a_store_that_refuses_is_said_and_does_not_end_the_scheduler(
         await life.wait_updates(2)
         heard()
         await life.wait_fed(heard)
-        assert "the store refuses to write" in describe_status(scheduler)
+        assert "the store refuses writes" in describe_status(scheduler)
         monkeypatch.undo()
 
 

@@ -64,13 +64,13 @@ def test_one_of_another_user_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "holds no key; `openssl rand -base64 32` prints one"),
+        ("", "holds no key; add one on a line of its own"),
         ("# nothing\n", "holds no key"),
         (f"{KEY}\n{KEY[:-8]}\n", "line 2: is no key, 32 random bytes in base64 on one line"),
         (f"{KEY}\n{KEY}{KEY}\n", "line 2: is no key"),
         ("no base64 at all!\n", "line 1: is no key"),
         (f"{KEY}\n{OTHER}\n{KEY}\n", "holds a key twice; remove one of the two lines"),
-        ("\0" * 70_000, "is larger than 65536 bytes, which no file of keys is"),
+        ("\0" * 70_000, "is larger than 65536 bytes, so it is no file of keys"),
     ],
 )
 def test_what_is_no_file_of_keys_is_refused(tmp_path, text, sentence):
@@ -80,7 +80,7 @@ def test_what_is_no_file_of_keys_is_refused(tmp_path, text, sentence):
 def test_a_file_that_is_missing_is_told_with_how_to_make_it(tmp_path):
     path = str(tmp_path / "none")
     assert refused(path) == (
-        f"cannot be read: No such file or directory; make `secrets_key_file` with "
+        f"cannot be read: No such file or directory; create `secrets_key_file` with "
         f"`(umask 077; set -C; openssl rand -base64 32 >{path})`"
     )
     os.mkfifo(tmp_path / "pipe", 0o600)
