@@ -28,7 +28,7 @@ class LeadView(NamedTuple):
 
     role: Literal["leader", "standby"]
     term: int
-    """0: unknown."""
+    """Number of the leader; 0 if unknown."""
     leader: str
     """``host:port``; "": unknown."""
     error: str
