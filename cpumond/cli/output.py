@@ -6,12 +6,15 @@ be. CSV has a header and a line per row of the JSON; nested values get names wit
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
 import re
 import shutil
+import signal
 import sys
+import time
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -240,6 +243,52 @@ def print_items(columns: Sequence[Column[Item]], items: Sequence[Item], nothing:
         print_table(columns, make_rows(columns, items))
     else:
         print_text(nothing)
+
+
+class _Frame(io.StringIO):
+    """Output of one frame, in the form that it has on the terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def show_frames(read: Callable[[], str], interval_s: float) -> NoReturn:
+    """Show frames on the whole terminal, a new one every ``interval_s``, until KeyboardInterrupt."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(Text.from_ansi(read(), no_wrap=True, end=""), refresh=True)
+            time.sleep(interval_s)
+
+
+def repeat(show: Callable[[], None], interval_s: float) -> None:
+    """Call ``show``, which prints something, until Ctrl-C or SIGTERM; on a terminal it replaces the output before.
+
+    A service that does not answer is tried again.
+    """
+
+    def show_or_retry() -> None:
+        try:
+            show()
+        except UnavailableError as error:
+            print_text(f"retrying: {error}")
+
+    def read() -> str:
+        with _Frame() as frame, contextlib.redirect_stdout(frame), contextlib.redirect_stderr(frame):
+            show_or_retry()
+            return frame.getvalue()
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        if is_terminal():
+            show_frames(read, interval_s)
+        while True:
+            show_or_retry()
+            click.echo()
+            time.sleep(interval_s)
 
 
 def describe_left_out(names: Sequence[str], width: int | None, colour: bool) -> str:

@@ -325,6 +325,9 @@ def check_terminal(name: str, case: Case, names: dict[str, str], environment: di
             if width(each) > columns and width(each.strip()) > longest and " " in each.strip()
         ]
         assert too_long == []
+        if name in ("operation list", "operation jobs"):
+            assert all(each[:8] in text for each in listed), text
+            text, _ = on_terminal([*words, "--full-ids"], columns, environment)
         for each in listed:
             assert each in text, f"{each} is not whole at {columns} columns:\n{text}"
     uncoloured, _ = on_terminal(words, 80, {**environment, "NO_COLOR": "1"}, typed=case.typed)
@@ -479,7 +482,7 @@ def test_an_operation_is_found_by_an_odd_title_and_told_apart_from_others(odd):
     refused, code = on_terminal(["operation", "show", "xx"], 80, environment)  # "long" and "twin"
     text = without_colour(refused)
     assert code == 64, text
-    assert "may be 2" in text
+    assert "xx matches 2" in text
     assert "\\x1b" in text, "the title of one of them is shown"
     assert [sign for sign in text if sign != "\n" and not sign.isprintable()] == []
 

@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Collection
-from typing import NoReturn, cast
+from typing import cast
 
 import click
 import msgspec
@@ -20,7 +20,7 @@ from cpumond.agent.config import parse_layer, read_assignments
 from cpumond.cli.agent.client import AgentClient, agent_options, find_socket, is_given, socket_option
 from cpumond.cli.agent.explain import draw_explain
 from cpumond.cli.options import CoresType, DurationType, config_option, given, json_option, quote_name, set_option
-from cpumond.cli.output import is_terminal, print_json, print_text, terminal_width, use_colour, warn
+from cpumond.cli.output import is_terminal, print_json, print_text, show_frames, terminal_width, use_colour, warn
 from cpumond.cli.render.tables import SORTS, Sort, describe_pin, draw_registered, draw_status, draw_top, is_only_watched
 from cpumond.cli.scheduler.client import connection_flags
 from cpumond.cli.scheduler.cluster_top import SORTS as CLUSTER_SORT_KEYS
@@ -260,26 +260,13 @@ def follow(client: AgentClient, sort: Sort, interval_s: float) -> None:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if is_terminal() and not client.as_json:
-        follow_on_screen(client, sort, interval_s)
+        show_frames(lambda: read_frame(client, sort, *shutil.get_terminal_size()), interval_s)
     while True:
-        click.echo(read_line(client, sort) if client.as_json else read_frame(client, sort, None, False, None) + "\n")
+        click.echo(read_line(client, sort) if client.as_json else read_frame(client, sort, None, None) + "\n")
         time.sleep(interval_s)
 
 
-def follow_on_screen(client: AgentClient, sort: Sort, interval_s: float) -> NoReturn:
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
-        while True:
-            width, height = shutil.get_terminal_size()
-            frame = read_frame(client, sort, width, use_colour(), height)
-            live.update(Text.from_ansi(frame, no_wrap=True, end=""), refresh=True)
-            time.sleep(interval_s)
-
-
-def read_frame(client: AgentClient, sort: Sort, width: int | None, colour: bool, height: int | None) -> str:
+def read_frame(client: AgentClient, sort: Sort, width: int | None, height: int | None) -> str:
     """Return one frame, or a sentence where no agent answers. Raises AccessError."""
     try:
         answer = client.decode(client.status(), StatusAnswer)
@@ -287,7 +274,7 @@ def read_frame(client: AgentClient, sort: Sort, width: int | None, colour: bool,
         raise
     except CpumondError as error:
         return f"agent not running, retrying\n{error}"
-    return draw_top(answer, sort, width, colour, height)
+    return draw_top(answer, sort, width, use_colour(), height)
 
 
 def read_line(client: AgentClient, sort: Sort) -> str:

@@ -21,7 +21,7 @@ LEAST_TEXT: Final = 12
 """Columns of the terminal that a text keeps before a table column is left out instead."""
 TEXTS: Final = frozenset({"groups", "labels", "note", "tags", "title"})
 """Headings of columns with text, which may be shortened."""
-SENTENCES: Final = frozenset({"", "change", "reason", "text", "what", "why"})
+SENTENCES: Final = frozenset({"", "cause", "change", "reason", "text", "what", "why"})
 """Headings of columns with sentences, which are folded if they come last."""
 LONGEST_NAME: Final = 64
 """Maximum width of a name: an id of a container is that long, a pod's name may be longer."""

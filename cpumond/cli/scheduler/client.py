@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 import click
 
-from cpumond.cli.output import combine, output_options
+from cpumond.cli.output import combine, output_options, repeat
 from cpumond.cli.scheduler.finding import TREE, find_parameters
 from cpumond.cli.scheduler.http_client import DEFAULT_SCHEDULER, DEFAULT_TOKEN_FILE, SchedulerClient, make_client
+from cpumond.core.errors import UsageError
 
+WATCH_S: Final = 2.0
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
@@ -77,6 +79,22 @@ def scheduler_options(command: Callable[Concatenate[SchedulerClient, P], Result]
         return command(client, *args, **kwargs)
 
     return with_json
+
+
+def watched(command: Callable[Concatenate[SchedulerClient, P], None]) -> Callable[..., None]:
+    """Give a command that prints a list ``--watch``."""
+
+    @click.option("--watch", "watches", is_flag=True, help=f"Show it again every {WATCH_S:g} s, until Ctrl-C.")
+    @functools.wraps(command)
+    def with_watch(client: SchedulerClient, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if not kwargs.pop("watches"):
+            command(client, *args, **kwargs)
+        elif client.as_json:
+            raise UsageError("--watch shows a table; leave --json and --output out")
+        else:
+            repeat(lambda: command(client, *args, **kwargs), WATCH_S)
+
+    return with_watch
 
 
 tree_option = click.option("--tree", metavar="TREE", type=TREE, help="Default: the scheduler's default tree.")

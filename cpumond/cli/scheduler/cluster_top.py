@@ -22,6 +22,7 @@ from cpumond.api.pool_views import PoolList, PoolView, TreeList, TreeView
 from cpumond.api.views import OperationList, OperationView
 from cpumond.cli.output import can_ask, print_json, terminal_width, use_colour
 from cpumond.cli.render.grid import Column, Item, draw_grid, draw_lines, fold, make_rows, paint, pick
+from cpumond.cli.scheduler.finding import shorten_ids
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.nodes import NODES
 from cpumond.cli.scheduler.operations import OPERATIONS
@@ -97,6 +98,7 @@ def draw_view(
 ) -> str:
     """The pools, operations or nodes as a table of at most ``height`` lines."""
     columns, items = _VIEWS[view](picture, sort)
+    columns = shorten_ids(columns, items, width)
     lines = draw_grid(columns, make_rows(columns, items), width, colour)[0].split("\n")
     if height is not None and len(lines) > height:
         lines = [*lines[: max(height - 1, 1)], paint("... there are more", "dim", colour)]

@@ -7,7 +7,11 @@ candidates.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 import click
@@ -16,7 +20,7 @@ from click.shell_completion import CompletionItem
 from cpumond.api.finding import NEWEST, Match, Matches, NamedKind
 from cpumond.cli.options import given, quote_name
 from cpumond.cli.output import error_width
-from cpumond.cli.render.grid import Column, column, draw_grid, make_rows
+from cpumond.cli.render.grid import Cell, Column, Item, column, draw_grid, make_rows
 from cpumond.cli.scheduler.http_client import SchedulerClient, make_client
 from cpumond.core.errors import CpumondError, NoSuchError, NotYetError, UsageError
 from cpumond.core.words import count, escape
@@ -27,6 +31,8 @@ PLAIN: Final = re.compile(r"[\w@%+=:./][\w@%+=:./-]*")
 """Names without special meaning in any shell. Others are not offered: bash inserts them unquoted, and a node may be
 named $(reboot).
 """
+MIN_ID_CHARS: Final = 8
+"""Of a shortened id, so that ids of other operations hardly begin with it."""
 MAX_ID_CHARS: Final = 35
 """Length of an id of four hexadecimal numbers; a name of that length is no beginning of another id."""
 MAX_SHOWN: Final = 20
@@ -78,6 +84,33 @@ pool_argument = click.argument("pool", type=POOL)
 def operation_path(operation: str, action: str = "") -> str:
     path = f"/operations/{quote_name(operation)}"
     return f"{path}/{action}" if action else path
+
+
+def shorten_ids(
+    columns: Sequence[Column[Item]], items: Sequence[Item], width: int | None, is_full: bool = False
+) -> list[Column[Item]]:
+    """Columns whose ids of operations and jobs are unique beginnings of MIN_ID_CHARS characters or more, which commands
+    accept as names. They stay whole in a pipe (``width`` None) and if ``is_full``.
+    """
+    return [
+        replace(each, read=_shorten_cells(each.read, items))
+        if each.read is not None and each.name in ("operation", "job") and width is not None and not is_full
+        else each
+        for each in columns
+    ]
+
+
+def _shorten_cells(read: Callable[[Item], Cell], items: Sequence[Item]) -> Callable[[Item], Cell]:
+    ids = sorted({str(read(each)) for each in items})
+    alike = [0, *(len(os.path.commonprefix(pair)) for pair in pairwise(ids)), 0]  # noqa: RUF071  # no paths
+    lengths = {each: max(*alike[n : n + 2], MIN_ID_CHARS - 1) + 1 for n, each in enumerate(ids)}
+
+    def read_short(item: Item) -> str:
+        name = str(read(item))
+        short = name[: lengths[name]]
+        return name[: lengths[name] + 1] if short.endswith("-") else short
+
+    return read_short
 
 
 def find_parameters(client: SchedulerClient, command: click.Command, values: dict[str, Any]) -> None:

@@ -9,11 +9,11 @@ import click
 
 from cpumond.api.node_views import NodeDetails, NodeList, NodeView
 from cpumond.cli.options import DurationType, given, quote_name
-from cpumond.cli.output import print_fields, print_items, print_json, print_text, warn
+from cpumond.cli.output import print_fields, print_items, print_json, print_text, terminal_width, warn
 from cpumond.cli.progress import ProgressLine
 from cpumond.cli.render.grid import Cell, Column, column, pick
-from cpumond.cli.scheduler.client import limit_options, scheduler_options, why_option
-from cpumond.cli.scheduler.finding import TREE, node_argument
+from cpumond.cli.scheduler.client import limit_options, scheduler_options, watched, why_option
+from cpumond.cli.scheduler.finding import TREE, node_argument, shorten_ids
 from cpumond.cli.scheduler.forecast import print_simulation
 from cpumond.cli.scheduler.http_client import SchedulerClient
 from cpumond.cli.scheduler.operations import JOBS
@@ -78,6 +78,7 @@ NODES: Final[tuple[Column[NodeView], ...]] = (
 @click.option("--online/--offline", "online", default=None, help="Only nodes that are online, or offline.")
 @limit_options(1000)
 @scheduler_options
+@watched
 def node_list_command(client: SchedulerClient, /, **query: Any) -> None:
     """Print one line per node. Numbers are cores; "others" is CPU of jobs that belong to no operation."""
     answer = client.fetch_list("/nodes", NodeList, "nodes", query, "nodes")
@@ -135,7 +136,7 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             "job": 0, "operation": 1, "state": 2, "class": 9, "ordered": 6, "limit": 5, "used": 4, "time": 3,
             "preemptibility": 8, "": 7,
         }  # fmt: skip
-        print_items(pick(JOBS, ranks), answer.jobs)
+        print_items(shorten_ids(pick(JOBS, ranks), answer.jobs, terminal_width()), answer.jobs)
 
 
 class StillBusyError(CpumondError):

@@ -16,8 +16,17 @@ from cpumond.cli.options import CoresType, DurationType, given, quote_name
 from cpumond.cli.output import print_fields, print_items, print_text, terminal_width, use_colour, warn
 from cpumond.cli.render.grid import Cell, Column, column
 from cpumond.cli.scheduler.arguments import read_attributes, read_edits
-from cpumond.cli.scheduler.client import connection_options, limit_options, scheduler_options
-from cpumond.cli.scheduler.finding import JOB, POOL, TREE, find_name, job_argument, operation_argument, operation_path
+from cpumond.cli.scheduler.client import connection_options, limit_options, scheduler_options, watched
+from cpumond.cli.scheduler.finding import (
+    JOB,
+    POOL,
+    TREE,
+    find_name,
+    job_argument,
+    operation_argument,
+    operation_path,
+    shorten_ids,
+)
 from cpumond.cli.scheduler.follow import follow_log, write_output
 from cpumond.cli.scheduler.forecast import format_start, simulate_command, when_command
 from cpumond.cli.scheduler.http_client import SchedulerClient
@@ -110,6 +119,15 @@ def _format_start(part: Part) -> str:
     return "" if told is None else format_start(told.start_p10, told.start_p50, told.start_p90, time.time())
 
 
+CAUSES: Final = {
+    "working": "", "suspended": "", "retry": "retry delay", "secrets": "no key for secrets",
+    "user_full": "user's limit", "queue": "next check", "no_nodes": "no node", "gang": "gang does not fit",
+    "limit": "resource limit", "reclaimed": "only reclaimed CPU", "filter": "no matching node",
+    "budget": "budget spent", "share": "has its share", "room": "no free resources",
+}  # fmt: skip
+"""Kind of a cause for which an operation waits -> its short form; ``operation why`` has the sentence."""
+
+
 def _describe_part(part: OperationInTree | None) -> Cell:
     if part is None:
         return ""
@@ -117,7 +135,10 @@ def _describe_part(part: OperationInTree | None) -> Cell:
         return (escape(part.why), "red")
     if part.queue_place is not None:
         return (f"number {part.queue_place} in the queue", "yellow")
-    return format_state(part.starvation_status, part.starves_in_s)
+    state = format_state(part.starvation_status, part.starves_in_s)
+    kind, _, pool = part.cause.partition(":")
+    cause = CAUSES.get(kind, kind.replace("_", " "))
+    return state if any(state) else escape(f"{cause}: {pool}" if pool else cause)
 
 
 OPERATIONS: Final[tuple[Column[Part], ...]] = (
@@ -125,15 +146,20 @@ OPERATIONS: Final[tuple[Column[Part], ...]] = (
     column("state", 0, _format_state),
     column("user", 7, lambda part: escape(part[0].user)),
     column("pool", 1, _format_pool),
-    column(">jobs", 4, _format_jobs),
-    column(">done", 3, lambda part: f"{part[0].jobs.completed}/{part[0].jobs.total}"),
+    column(">jobs", 5, _format_jobs),
+    column(">done", 4, lambda part: f"{part[0].jobs.completed}/{part[0].jobs.total}"),
     column(">share", 8, lambda part: _format_cores(part, "fair_share")),
-    column(">allotted", 5, lambda part: _format_cores(part, "usage")),
+    column(">allotted", 6, lambda part: _format_cores(part, "usage")),
     column(">demand", 9, lambda part: _format_cores(part, "demand")),
-    column(">age", 6, lambda part: format_span((part[0].finish_time or time.time()) - part[0].start_time)),
-    column(">starts in", 4, _format_start),
-    column("title", 2, lambda part: escape(part[0].title)),
-    column("", 3, lambda part: _describe_part(part[0].trees.get(part[1]))),
+    column(">age", 2, lambda part: format_span((part[0].finish_time or time.time()) - part[0].start_time)),
+    column(">starts in", 5, _format_start),
+    column("title", 3, lambda part: escape(part[0].title)),
+    column("cause", 2, lambda part: _describe_part(part[0].trees.get(part[1]))),
+)
+
+
+full_ids_option = click.option(
+    "--full-ids", is_flag=True, help="Whole ids, not unique beginnings; pipes, CSV and JSON have whole ids anyway."
 )
 
 
@@ -143,12 +169,14 @@ OPERATIONS: Final[tuple[Column[Part], ...]] = (
 @click.option("--tree", metavar="TREE", type=TREE)
 @click.option("--user", metavar="USER")
 @limit_options(100)
+@full_ids_option
 @scheduler_options
-def operation_list_command(client: SchedulerClient, /, **query: Any) -> None:
+@watched
+def operation_list_command(client: SchedulerClient, /, full_ids: bool, **query: Any) -> None:
     """Print one line per operation and tree, the newest first. Numbers are cores."""
     answer = client.fetch_list("/operations", OperationList, "operations", query, "older operations")
     parts = [(each, tree) for each in answer.operations for tree in each.pools]
-    print_items(OPERATIONS, parts, "no operation matches")
+    print_items(shorten_ids(OPERATIONS, parts, terminal_width(), full_ids), parts, "no operation matches")
 
 
 operation_command.add_command(when_command)
@@ -331,13 +359,16 @@ operation_command.add_command(wait_command)
 @operation_argument
 @click.option("--state", type=click.Choice(JOB_STATES))
 @limit_options(100)
+@full_ids_option
 @scheduler_options
-def jobs_command(client: SchedulerClient, /, operation: str, **query: Any) -> None:
+@watched
+def jobs_command(client: SchedulerClient, /, operation: str, full_ids: bool, **query: Any) -> None:
     """List the jobs of an operation, the last started first: request, limit now, and usage, in cores."""
     path = operation_path(operation, "jobs")
     answer = client.fetch_list(path, JobList, "jobs", query, "jobs that started earlier")
     nothing = "no job matches; see `cpumond operation why` for the reason that none is started"
-    print_items([each for each in JOBS if each.name not in ("operation", "preemptibility")], answer.jobs, nothing)
+    columns = [each for each in JOBS if each.name not in ("operation", "preemptibility")]
+    print_items(shorten_ids(columns, answer.jobs, terminal_width(), full_ids), answer.jobs, nothing)
 
 
 @operation_command.command("log", epilog="Example: cpumond operation log 1a-2b-3c-4d --stderr")

@@ -14,7 +14,7 @@ from cpumond.cli.output import print_fields, print_items, print_json, warn
 from cpumond.cli.render.grid import Cell, Column, column
 from cpumond.cli.scheduler import pool_file
 from cpumond.cli.scheduler.arguments import read_attributes, read_edits
-from cpumond.cli.scheduler.client import scheduler_options, tree_option, unset_option
+from cpumond.cli.scheduler.client import scheduler_options, tree_option, unset_option, watched
 from cpumond.cli.scheduler.finding import POOL, TREE, pool_argument
 from cpumond.cli.scheduler.forecast import print_simulation, simulate_option
 from cpumond.cli.scheduler.http_client import SchedulerClient
@@ -89,6 +89,7 @@ TREES: Final[tuple[Column[TreeView], ...]] = (
 
 @tree_command.command("list", epilog="Example: cpumond tree list --json")
 @scheduler_options
+@watched
 def tree_list_command(client: SchedulerClient) -> None:
     """Print one line per pool tree. Numbers are cores."""
     answer = client.fetch("/trees", TreeList)
@@ -290,6 +291,7 @@ def _format_budget(pool: PoolView) -> Cell:
 @pool_command.command("list", epilog="Example: cpumond pool list")
 @tree_option
 @scheduler_options
+@watched
 def pool_list_command(client: SchedulerClient, tree: str | None) -> None:
     """List the pools of a tree, each below its parent.
 

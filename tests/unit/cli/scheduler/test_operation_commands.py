@@ -7,15 +7,21 @@ from pathlib import Path
 import pytest
 from scheduler_world import World
 
+from cpumond.api.finding import find_matches
 from cpumond.api.views import view_operation_details
+from cpumond.cli.output import repeat
+from cpumond.cli.render.grid import column, draw_grid, make_rows
+from cpumond.cli.scheduler.finding import shorten_ids
 from cpumond.cli.scheduler.follow import make_visible
 from cpumond.cli.scheduler.forecast import describe_forecast, format_start
+from cpumond.cli.scheduler.operations import OPERATIONS
 from cpumond.cli.scheduler.running import WaitTold
 from cpumond.cli.scheduler.spec import read_document
-from cpumond.core.errors import ConfigError
+from cpumond.core.errors import ConfigError, UnavailableError
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.model.forecast import Forecast
 from cpumond.scheduler.rights.users import User
+from cpumond.scheduler.service import make_id
 
 
 def test_a_mistake_in_a_specification_in_yaml_is_told(tmp_path: Path) -> None:
@@ -67,6 +73,52 @@ def test_what_is_waited_for_is_told_after_a_while_and_when_it_changes():
     world.node("n1", cpu=1.0)
     world.settle_down()
     assert [look(now) for now in (100.0, 200.0)] == ["", ""], "it runs"
+
+
+def test_a_list_on_a_narrow_terminal_has_unique_beginnings_of_ids_age_and_cause() -> None:
+    world = World()
+    setattr(world, "new_id", make_id)  # noqa: B010  # ids as a scheduler has them, not numbers
+    world.create_pool("research")
+    ids = [world.start("research", title=f"training of model {n}") for n in range(3)]
+    world.suspend(ids[0])
+    world.settle_down()
+    rights = Rights(world.state, User("tester", admin=True))
+    parts = [(view_operation_details(rights, world.record(each), world.now), "default") for each in ids]
+    columns = shorten_ids(OPERATIONS, parts, 80)
+    text, _ = draw_grid(columns, make_rows(columns, parts), 80)
+    heading, *lines = text.split("\n")
+    assert {"age", "cause"} <= set(heading.split())
+    for each, line in zip(ids, lines, strict=True):
+        short = line.split()[0]
+        assert len(short) >= 8
+        assert line.endswith("no node") == (each != ids[0])
+        assert find_matches(rights, "operation", short).matches == find_matches(rights, "operation", each).matches
+    for kept in (shorten_ids(OPERATIONS, parts, None), shorten_ids(OPERATIONS, parts, 80, is_full=True)):
+        assert [kept[0].read(part) for part in parts] == ids
+
+
+@pytest.mark.parametrize(
+    ("ids", "shown"),
+    [
+        (["12345678-a", "12345678-b", "1234567-9"], ["12345678-a", "12345678-b", "1234567-9"]),
+        (["1-2", "1-2"], ["1-2", "1-2"]),
+    ],
+)
+def test_an_id_is_shortened_no_further_than_to_what_no_other_begins_with(ids: list[str], shown: list[str]) -> None:
+    [column_] = shorten_ids([column("job", 0, lambda each: each)], ids, 80)
+    assert [column_.read(each) for each in ids] == shown
+
+
+def test_a_watched_list_is_shown_again_until_ctrl_c(capsys) -> None:
+    calls = iter([None, UnavailableError("no scheduler answers"), KeyboardInterrupt()])
+
+    def show() -> None:
+        if error := next(calls):
+            raise error
+        print("a list")
+
+    repeat(show, 0.0)
+    assert capsys.readouterr().out == "a list\n\nretrying: no scheduler answers\n\n"
 
 
 def test_a_foretold_start_that_has_passed_is_late_not_now() -> None:
