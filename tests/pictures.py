@@ -320,9 +320,9 @@ def describe_servers() -> str:
         "PostgreSQL, nginx, Redis and Node.js under bursts of load. **With guarantees**, as `cpumond init` sets them "
         f"up, {freed:.0%} of the CPU that they requested and did not use was reclaimed, batch jobs got {cores:.2g} of "
         f"the machine's 2 cores, and the 99th percentile of latency was at most {worst['guarantee']} times that "
-        f"without them (noise: {noise}). **With quotas**, no batch jobs: {worst['early-restore']} times by rule "
-        f"`peak`, {worst['document']} by YTsaurus' rule, {worst['vpa']} by a percentile set each minute, like VPA's. "
-        "[All figures](docs/real-servers.md), [simulated](docs/simulate.md)."
+        f"without them (two runs without them differ up to {noise} times). **With quotas**, no batch jobs: "
+        f"{worst['early-restore']} times by rule `peak`, {worst['document']} by YTsaurus' rule, {worst['vpa']} by a "
+        "percentile set each minute, like VPA's. [All figures](docs/real-servers.md), [simulated](docs/simulate.md)."
     )
 
 
