@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cpumond.agent.control import describe_settings
+from cpumond.agent.control import view_settings
 from cpumond.agent.explanation import add_sentences
 from cpumond.core.answers import ExplainAnswer
 from cpumond.monitor.model import MonitorSettings
@@ -77,7 +77,7 @@ def make_explain(
     settings = msgspec.convert(section or {}, MonitorSettings)
     answer = {
         **JOB,
-        "job_cpu_monitor": describe_settings(settings, "reclaim"),
+        "job_cpu_monitor": view_settings(settings, "reclaim"),
         "bounds": {**BOUNDS, **(bounds or {})},
         "window": {**WINDOW, **(window or {})},
         "in_force": {"quota_us": 320000, "period_us": 100000, "burst_us": 0, "weight": 100, "cores": 3.2},

@@ -180,12 +180,12 @@ def _cut_port(host: str) -> str:
 
 
 def _make_app(routes: list[Route]) -> Starlette:
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _describe_refusal})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _make_refusal})
     app.router.redirect_slashes = False
     return app
 
 
-async def _describe_refusal(request: Request, error: Exception) -> Response:
+async def _make_refusal(request: Request, error: Exception) -> Response:
     """Return 404 and 405 in the form of all other errors."""
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path}: {error.detail}"
@@ -224,7 +224,7 @@ def _read_status(agent: Agent) -> Callable[[Request], Awaitable[Response]]:
             return _json({"error": "the agent is starting; try again in a moment", "exit_code": 69}, 503)
         age_s = agent.clock.monotonic_s() - snapshot.at_s
         now = agent.clock.wall_s()
-        answer = control.describe_agent(snapshot)
+        answer = control.view_agent(snapshot)
         return _json(msgspec.structs.replace(answer, last_tick_age_s=round(age_s, 3), now=round(now, 3)))
 
     return status

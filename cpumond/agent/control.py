@@ -36,7 +36,7 @@ LEAST_PIN_CORES: Final = MIN_QUOTA_US / MAX_PERIOD_US
 """The kernel accepts no smaller limit."""
 
 
-def describe_job(job: TrackedView) -> answers.JobAnswer:
+def view_job(job: TrackedView) -> answers.JobAnswer:
     """Describe one job for ``cpumond status``."""
     decision, state = job.decision, job.state
     return answers.JobAnswer(
@@ -65,14 +65,14 @@ def describe_job(job: TrackedView) -> answers.JobAnswer:
         fast_restores=job.restores,
         write_errors=job.write_errors,
         limit_rule=job.settings.limit_rule,
-        peak=describe_peak(state, job.settings) if job.settings.limit_rule == "peak" else None,
+        peak=view_peak(state, job.settings) if job.settings.limit_rule == "peak" else None,
         actuator=job.actuator,
         ceiling=job.ceiling_cores,
         min_cpu_limit=compute_floor(state.hard_cores, state.usages, job.settings),
     )
 
 
-def describe_peak(state: JobState, s: MonitorSettings) -> answers.PeakAnswer:
+def view_peak(state: JobState, s: MonitorSettings) -> answers.PeakAnswer:
     known = state.peak_cores is not None
     return answers.PeakAnswer(
         peak_cores=state.peak_cores,
@@ -100,7 +100,7 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
         s = msgspec.structs.replace(s, direction="up-only")
     clock = "" if held_at is None else _format_clock(held_at, wall_s)
     return answers.ExplainedPeak(
-        **msgspec.structs.asdict(describe_peak(state, s)),
+        **msgspec.structs.asdict(view_peak(state, s)),
         seen_at=seen_at,
         held_at=held_at,
         held_from_cores=state.held.from_cores,
@@ -116,7 +116,7 @@ def _format_clock(at: float, wall_s: float) -> str:
     return format_time(at, "%H:%M:%S %Z") if is_today else format_time(at)
 
 
-def describe_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
+def view_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
     """Describe the agent for ``cpumond status --json``, except for the age of the last check."""
     limited = [job for job in snapshot.jobs if not job.unlimited]
     ordered = sum(job.ordered_cores for job in limited)
@@ -135,7 +135,7 @@ def describe_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
         executor=snapshot.assigned,
         engines=list(snapshot.engines),
         empty_cgroups=snapshot.empty_cgroups,
-        jobs=[describe_job(job) for job in snapshot.jobs],
+        jobs=[view_job(job) for job in snapshot.jobs],
     )
 
 
@@ -155,7 +155,7 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
     lower, upper = s.relative_lower_bound * state.limit_cores, s.relative_upper_bound * state.limit_cores
     peak = _explain_peak(job, now_s, agent.clock.wall_s(), agent.writer.is_paused()) if is_peak else None
     answer = answers.ExplainAnswer(
-        **{**msgspec.structs.asdict(describe_job(job.view(now_s))), "peak": peak},
+        **{**msgspec.structs.asdict(view_job(job.view(now_s))), "peak": peak},
         directory=job.cgroup.directory,
         source=_describe_source(agent, job),
         cpu_limit_given=job.found.cpu_limit_cores,
@@ -165,7 +165,7 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
         pinned_until=None if pin is None else pin.until,
         held_s=max(held_until_s - now_s, 0.0),
         start_left_s=max(state.started_at_s + s.start_delay_s - now_s, 0.0),
-        job_cpu_monitor=describe_settings(s, job.mode),
+        job_cpu_monitor=view_settings(s, job.mode),
         bounds=answers.Bounds(
             floor=job.floor_cores,
             cap=state.hard_cores,
@@ -198,12 +198,12 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
             late_cpu_s=job.late_cpu_s,
         ),
         decisions=job.ring.records(),
-        samples=describe_samples(job, agent.config.web.period_s),
+        samples=view_samples(job, agent.config.web.period_s),
     )
     return add_sentences(answer, s, unpin)
 
 
-def describe_samples(job: Tracked, period_s: float) -> answers.SamplesAnswer:
+def view_samples(job: Tracked, period_s: float) -> answers.SamplesAnswer:
     """Return the points of a job's graphs, oldest first, as one list per line; cores, ``at`` seconds since 1970.
 
     ``limit`` is the monitor's, which is in force if it is written. The bounds of the votes follow from it and the
@@ -234,7 +234,7 @@ def _describe_source(agent: Agent, job: Tracked) -> str:
     return "" if order is None else f"started by the scheduler: pool {order.pool}, task {order.task}"
 
 
-def describe_settings(s: MonitorSettings, mode: str) -> dict[str, Any]:
+def view_settings(s: MonitorSettings, mode: str) -> dict[str, Any]:
     """Return the resulting section ``job-cpu-monitor`` under YTsaurus' names; durations as text with a unit."""
     named = msgspec.to_builtins(s)
     for field in msgspec.structs.fields(MonitorSettings):
@@ -289,7 +289,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
     warnings = [f"job_cpu_monitor.{text}" for text in list_idle_options(tracked.settings, job.job_cpu_monitor)]
     for sentence in warnings:
         log.warning("option_without_effect", job_id=job.job_id, error=sentence)
-    described = describe_job(tracked.view(agent.clock.monotonic_s()))
+    described = view_job(tracked.view(agent.clock.monotonic_s()))
     return answers.AddedJob(**msgspec.structs.asdict(described), warnings=warnings)
 
 
@@ -326,7 +326,7 @@ def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
     until = None if ttl_s is None else agent.clock.wall_s() + float(ttl_s)
     agent.context.registered.pin(job.found.job_id, Pin(float(cores), until))
     agent.rescan_now()
-    return describe_job(job.view(agent.clock.monotonic_s()))
+    return view_job(job.view(agent.clock.monotonic_s()))
 
 
 def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
@@ -336,7 +336,7 @@ def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
     agent.context.registered.pin(job.found.job_id, None)
     agent.loop.limits.give_back(job)
     agent.rescan_now()
-    return describe_job(job.view(agent.clock.monotonic_s()))
+    return view_job(job.view(agent.clock.monotonic_s()))
 
 
 def _find(agent: Agent, name: str) -> Tracked:

@@ -110,7 +110,7 @@ class Engines:
     def _find_views(self, found: FoundJob) -> dict[Key, EngineView]:
         return {key: view for key in self._sources if (view := self.views.get(key)) and found.path in view.jobs}
 
-    def describe(self) -> tuple[EngineAnswer, ...]:
+    def view(self) -> tuple[EngineAnswer, ...]:
         """Describe each engine for people and metrics; one that has not answered yet counts as down."""
         found = ((key, self.views.get(key)) for key in self._sources)
         return tuple(

@@ -100,7 +100,7 @@ class AgentSockets(NamedTuple):
         close_sockets([self.control, *self.metrics, *self.web])
 
 
-def describe_address(sockets: list[socket.socket]) -> str | None:
+def format_address(sockets: list[socket.socket]) -> str | None:
     """Return the first address of several sockets, with the actual port; None without one."""
     if not sockets:
         return None

@@ -18,7 +18,7 @@ from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.launch import check_own_account
 from cpumond.agent.jobs.memory import MemoryFiles, read_available
 from cpumond.agent.limits.restore import RunLock
-from cpumond.agent.listen import describe_address, open_control_socket, open_sockets
+from cpumond.agent.listen import format_address, open_control_socket, open_sockets
 from cpumond.agent.notify import Notifier, describe_status
 from cpumond.agent.places import Look
 from cpumond.agent.report import REPORTERS
@@ -59,7 +59,7 @@ def run_agent(config_path: str | None) -> int:
         agent.context.read_resources = lambda: resolve_resources(written, hierarchies).resources
         _handle_signals(agent)
         sockets = open_sockets(config)
-        agent.context.metrics_address = describe_address(sockets.metrics) or ""
+        agent.context.metrics_address = format_address(sockets.metrics) or ""
         server: AgentServer | None = None
         try:
             agent.start()
@@ -70,8 +70,8 @@ def run_agent(config_path: str | None) -> int:
                 config=config.path or None,
                 layout=hierarchies.layout,
                 cpu_root=hierarchies.name(hierarchies.cpu_root),
-                metrics=describe_address(sockets.metrics),
-                web=describe_address(sockets.web),
+                metrics=format_address(sockets.metrics),
+                web=format_address(sockets.web),
                 state=agent.writer.path,
                 jobs=len(agent.table),
                 status=describe_status(agent),

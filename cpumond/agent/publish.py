@@ -58,10 +58,10 @@ class HeartbeatPublisher:
             context.reporter.submit(heartbeat)
         # A node that does not know its jobs must be silent: reporting "none" would have them started elsewhere.
         if link is not None and beat and (assigned is None or assigned.knows_jobs):
-            link.about = self._describe()
+            link.about = self._view_about()
             link.submit(heartbeat)
 
-    def _describe(self) -> AgentAbout:
+    def _view_about(self) -> AgentAbout:
         """Describe the agent itself. Facts that depend only on the configuration are computed once; jobs may ask for
         more."""
         context, totals, config = self.context, self.context.totals, self.context.config
@@ -169,7 +169,7 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
         context.capacity_cores,
         totals.throttled_cpu_s,
         totals.late_cpu_s,
-        context.engines.describe(),
+        context.engines.view(),
         len(context.table.empty),
     )
 

@@ -10,7 +10,7 @@ import msgspec
 from cpumond.api.figures import View
 from cpumond.api.yt.ypath import YPath, parse_ypath
 from cpumond.core.words import did_you_mean, nearest, quoted
-from cpumond.scheduler.access import Rights, describe_pool, explicit_pool
+from cpumond.scheduler.access import Rights, explicit_pool, name_pool
 from cpumond.scheduler.access.required import Need, list_needs
 from cpumond.scheduler.elements import PoolElement, Tree
 from cpumond.scheduler.model import (
@@ -67,7 +67,7 @@ class RightsTarget(NamedTuple):
     def describe(self) -> str:
         if self.operation is not None:
             return f"operation {self.operation.id}"
-        return describe_pool(self.tree, self.pool) if self.tree else "what has no access list"
+        return name_pool(self.tree, self.pool) if self.tree else "what has no access list"
 
 
 def find_target(state: State, name: str, tree: str = "") -> RightsTarget:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cpumond.api.bodies import Bodies
 from cpumond.api.identity import Gate, KnowAccounts
 from cpumond.api.json.call import Shared
-from cpumond.api.json.routes import describe_error, make_json_routes
+from cpumond.api.json.routes import answer_error, make_json_routes
 from cpumond.api.metrics import Metrics, make_metrics_route
 from cpumond.api.refusals import record_refused_request
 from cpumond.api.turns import Turns
@@ -78,7 +78,7 @@ def make_app(
             Middleware(SlashesInNames),
             Middleware(KnowAccounts, gate=gate, accounts=Accounts()),
         ],
-        exception_handlers={HTTPException: describe_error, CommandError: describe_error},
+        exception_handlers={HTTPException: answer_error, CommandError: answer_error},
     )
     app.router.redirect_slashes = False
     return app

@@ -17,7 +17,7 @@ from cpumond.api.json.routes import JSON
 from cpumond.api.metrics import Metrics, make_metrics_route
 from cpumond.api.server import DataHeaders
 from cpumond.api.turns import BeginAtOnce
-from cpumond.api.yt.transport import describe_yt_error
+from cpumond.api.yt.transport import make_error_response
 from cpumond.api.yt.values import YtError
 from cpumond.scheduler.program.door import REFUSAL, describe_standby, standby_headers
 from cpumond.scheduler.store import StoreError
@@ -42,7 +42,7 @@ def make_standby_app(view: Callable[[], LeadView], address: str, metrics: Metric
         if path.startswith(PREFIX) or not path.startswith("/api"):
             response = Response(encode(views.Failure(text, StoreError.code, {})), 503, media_type=JSON)
         else:
-            response = describe_yt_error(YtError(text, StoreError.code), 503)
+            response = make_error_response(YtError(text, StoreError.code), 503)
         response.headers.update(standby_headers(seen, address))
         return response
 

@@ -16,7 +16,7 @@ from cpumond.core.words import did_you_mean
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def _describe_any(kind: type) -> dict[str, Any]:
+def _make_any_schema(kind: type) -> dict[str, Any]:
     """The schema of ``object``: any value."""
     if kind is object:
         return {"description": "Any value."}
@@ -39,7 +39,7 @@ def make_schema(command: str) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a command's ``--json`` output; of one line if it prints several."""
     kinds = ANSWERS[command]
     schemas, parts = msgspec.json.schema_components(
-        kinds if isinstance(kinds, tuple) else (kinds,), schema_hook=_describe_any, ref_template="#/$defs/{name}"
+        kinds if isinstance(kinds, tuple) else (kinds,), schema_hook=_make_any_schema, ref_template="#/$defs/{name}"
     )
     _admit_defaults(parts)
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}

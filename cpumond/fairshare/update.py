@@ -130,7 +130,7 @@ class FairShareUpdater:
             # is dropped is freed at once, and the garbage collector need not stop the program for it.
             node.pools = []
         elements = Elements(
-            partial(_places, preorder), _describe, partial(_shares, preorder), partial(_pool_shares, preorder)
+            partial(_places, preorder), _view_shares, partial(_shares, preorder), partial(_pool_shares, preorder)
         )
         result = UpdateResult(tuple(errors), elements)
         self._last = None if burst_pools or relaxed_pools else (snapshot, result, preorder)
@@ -399,7 +399,7 @@ def _pool_shares(preorder: list[PoolNode]) -> Iterator[PoolShares]:
         )  # fmt: skip
 
 
-def _describe(node: PoolNode, n: int) -> ElementShares:
+def _view_shares(node: PoolNode, n: int) -> ElementShares:
     """What the update says of operation ``n`` of a pool, of the pool itself for -1."""
     if n < 0:
         return ElementShares(

@@ -14,7 +14,7 @@ from scheduler_builders import records_of
 
 from cpumond.scheduler.model import ROOT_POOL, CommandError, Config, PoolConfig
 from cpumond.scheduler.settings.attributes import Edit, edit, normalise, read_attribute, read_pool, read_tree
-from cpumond.scheduler.settings.changes import describe_change
+from cpumond.scheduler.settings.changes import compare_configs
 from cpumond.scheduler.settings.commands import (
     ChangePool,
     ChangeTree,
@@ -206,7 +206,7 @@ def test_sequences_of_commands(commands: list[ConfigCommand], random: Any) -> No
         event(f"accepted {type(command).__name__}")
         assert stored(config) == before
         assert outcome.changed == (new is not config) == (raw(new) != raw(config))
-        assert outcome.changed or describe_change(config, new) == []
+        assert outcome.changed or compare_configs(config, new) == []
 
         for tree in new.trees.values():
             validate_tree(tree)

@@ -19,7 +19,7 @@ from test_undo_laws import kept, raw, take_back
 from cpumond.cli.scheduler.tree_text import Form, read_tree_text, write_tree
 from cpumond.scheduler.model import CommandError, Config, TreeConfig
 from cpumond.scheduler.settings import commands
-from cpumond.scheduler.settings.changes import describe_change
+from cpumond.scheduler.settings.changes import compare_configs
 from cpumond.scheduler.settings.commands import ConfigCommand
 from cpumond.scheduler.settings.tree_file import (
     ApplyTree,
@@ -115,7 +115,7 @@ def test_who_may_only_look_sees_the_same_changes(one: Config, other: Config, pru
     changes, warnings = list_changes(make_tables(other.trees["t"]), command)
     found, expected = (
         {msgspec.json.encode(each, order="deterministic") for each in told}
-        for told in (changes, describe_change(alone, made.config))
+        for told in (changes, compare_configs(alone, made.config))
     )
     assert found == expected
     assert warnings == [*made.warnings]

@@ -16,7 +16,7 @@ from test_scheduler_config_laws import COMMANDS, NODES, START
 from cpumond.scheduler.events import EventChange
 from cpumond.scheduler.model import CommandError, Config
 from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.settings.changes import ConfigChange, describe_change, join_path, split_path
+from cpumond.scheduler.settings.changes import ConfigChange, compare_configs, join_path, split_path
 from cpumond.scheduler.settings.commands import ChangePool, ConfigCommand, Outcome, apply, check
 from cpumond.scheduler.settings.undo import list_reverse_commands, reverse
 
@@ -38,7 +38,7 @@ def take_back(
 
 def kept(old: Config, new: Config) -> tuple[ConfigChange, ...]:
     """The exact differences as they come back from the log."""
-    changes = [EventChange(c.tree, c.pool, c.attribute, c.old, c.new) for c in describe_change(old, new, exact=True)]
+    changes = [EventChange(c.tree, c.pool, c.attribute, c.old, c.new) for c in compare_configs(old, new, exact=True)]
     read = msgspec.json.decode(msgspec.json.encode(changes), type=list[EventChange])
     return tuple(ConfigChange(c.tree, c.pool, c.attribute, c.old, c.new) for c in read)
 

@@ -400,7 +400,7 @@ class AssignedJobs:
     def _finish(self, job: AssignedJob, state: EndState, reason: str, ended: Ended | None = None) -> None:
         order = job.order
         ended = ended or Ended(order.job_id, self.clock.wall_s())
-        finished = job.describe_end(state, reason, ended)
+        finished = job.make_end(state, reason, ended)
         self._update_file(job, state="ended", finished=finished, stderr_size=ended.stderr_size)
         job.kill_at_s, job.secrets = math.inf, NO_SECRETS
         self.counters[state] += 1
@@ -543,7 +543,7 @@ class AssignedJobs:
         return [job.report() for job in self.jobs.values() if job.takes_room]
 
     def finished_jobs(self) -> list[FinishedJob]:
-        return [end for job in self.jobs.values() if (end := job.file.describe_end()) is not None]
+        return [end for job in self.jobs.values() if (end := job.file.make_end()) is not None]
 
     def find_by_cgroup(self, path: str) -> JobOrder | None:
         """Return the order of the job in a cgroup; None if there is no live job of the scheduler."""

@@ -69,7 +69,7 @@ class JobFile(msgspec.Struct, frozen=True):
     stderr_size: int | None = None
     """Belongs to ``finished``, but an agent of version 0.2 could not read it there."""
 
-    def describe_end(self) -> FinishedJob | None:
+    def make_end(self) -> FinishedJob | None:
         """Return the end for the scheduler; None while the job has not ended."""
         end = self.finished
         if end is None or self.stderr_size is None:

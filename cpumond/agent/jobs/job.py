@@ -172,7 +172,7 @@ class AssignedJob:
             **{**list_figures(usage), **self.sums()},
         )
 
-    def describe_end(self, state: EndState, reason: str, ended: Ended) -> FinishedJob:
+    def make_end(self, state: EndState, reason: str, ended: Ended) -> FinishedJob:
         """Describe its end for the scheduler; a signal is an exit code above 128, as in shells."""
         sums: dict[str, Any] = {**self.sums()}
         return FinishedJob(

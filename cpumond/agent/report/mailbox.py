@@ -183,7 +183,7 @@ class Mailbox:
         try:
             result = self._carrier.deliver(heartbeat, timeout_s)
         except Exception as error:  # whatever it was, the next heartbeat must be tried
-            result = describe_exception(error, self._carrier.shown_url, timeout_s)
+            result = make_failure(error, self._carrier.shown_url, timeout_s)
         with self._changed:
             self._settle(heartbeat, result)
         if result is None or (isinstance(result, SendFailure) and result.retry):
@@ -224,7 +224,7 @@ def post(
 ) -> HttpReply:
     """Make one request and return its response, at most ``max_bytes`` of it; a longer one closes the connection.
 
-    Without a status it raises an exception for ``describe_exception``.
+    Without a status it raises an exception for ``make_failure``.
     """
     deadline_s = time.monotonic() + timeout_s
     content = bytearray()
@@ -248,7 +248,7 @@ def post(
     return HttpReply(str(url), response.status_code, bytes(content), problem, term, leader)
 
 
-def describe_exception(error: Exception, shown_url: str, timeout_s: float) -> SendFailure:
+def make_failure(error: Exception, shown_url: str, timeout_s: float) -> SendFailure:
     """Describe the failure of a request that was not made, or got no complete response."""
     if isinstance(error, CpumondError):
         return SendFailure("token", str(error))

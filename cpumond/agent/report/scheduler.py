@@ -25,8 +25,8 @@ from cpumond.agent.report.mailbox import (
     HttpReply,
     Mailbox,
     SendFailure,
-    describe_exception,
     make_client,
+    make_failure,
     post,
 )
 from cpumond.agent.report.token import check_token, read_token
@@ -224,7 +224,7 @@ class SchedulerLink:
         except _TermError as error:
             result = SendFailure("term refused", str(error), elsewhere=True)
         except Exception as error:  # whatever it was, the next heartbeat must be tried
-            result = describe_exception(error, self.shown_url, timeout_s)
+            result = make_failure(error, self.shown_url, timeout_s)
         if isinstance(result, Again):
             return result
         if result is None or not result.retry:
@@ -298,14 +298,14 @@ class SchedulerLink:
             self._told_about = None
         reply = self._ask(HEARTBEATS, msgspec.json.encode(told), timeout_s)
         if not reply.is_good and reply.status != 409:
-            return self._describe(reply)
+            return self._make_failure(reply)
         answer = self._decode(reply, HeartbeatAnswer)
         if isinstance(answer, SendFailure):
-            return answer if reply.is_good else self._describe(reply)
+            return answer if reply.is_good else self._make_failure(reply)
         if answer.register and not answer.accepted:
             return self._obey_demand(reply, answer.reason)
         if not reply.is_good:
-            return self._describe(reply)
+            return self._make_failure(reply)
         if answer.full and not answer.accepted and told is not heartbeat:
             return AGAIN
         self._asks_about, self._knows_stderr_size = answer.knows_about is not None, answer.knows_stderr_size
@@ -341,7 +341,7 @@ class SchedulerLink:
         """Register the node; return the failure if the scheduler did not accept it. Raises if it did not answer."""
         reply = self._ask(NODES, msgspec.json.encode(wanted), timeout_s)
         if not reply.is_good:
-            return self._describe(reply)
+            return self._make_failure(reply)
         answer = self._decode(reply, RegistrationAnswer)
         if isinstance(answer, SendFailure):
             return answer
@@ -417,11 +417,11 @@ class SchedulerLink:
         try:
             reply = self._ask(path, body, timeout_s)
         except Exception as error:
-            return describe_exception(error, str(self._url(path)), timeout_s).sentence
-        return None if reply.is_good or reply.status == 404 else self._describe(reply).sentence
+            return make_failure(error, str(self._url(path)), timeout_s).sentence
+        return None if reply.is_good or reply.status == 404 else self._make_failure(reply).sentence
 
     def _ask(self, path: str, body: bytes, timeout_s: float) -> HttpReply:
-        """Make one request and return its whole response. Raises exceptions for ``describe_exception``."""
+        """Make one request and return its whole response. Raises exceptions for ``make_failure``."""
         if self._options.token_file and not self._options.token:
             # Read again for each attempt, because it may be replaced while the agent runs.
             self._token = read_token(self._options.token_file)
@@ -451,7 +451,7 @@ class SchedulerLink:
     def _url(self, path: str) -> httpx2.URL:
         return self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path.encode())
 
-    def _describe(self, reply: HttpReply) -> SendFailure:
+    def _make_failure(self, reply: HttpReply) -> SendFailure:
         """Describe a status other than success, with the scheduler's own words if there are any."""
         status, told = reply.status, self._read_error(reply)
         said = f"{reply.url}: answered {status}{f': {told}' if told else ''}"

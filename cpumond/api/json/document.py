@@ -49,7 +49,7 @@ def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]
     used = {endpoint.query.__name__ for endpoint in endpoints if endpoint.query is not None}
     for endpoint in endpoints:
         queries = [] if endpoint.query is None else _query_parameters(components[endpoint.query.__name__])
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _describe(endpoint, schema_of, queries)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _make_operation(endpoint, schema_of, queries)
     document = {
         "openapi": "3.1.0",
         "jsonSchemaDialect": "https://json-schema.org/draft/2020-12/schema",
@@ -77,7 +77,7 @@ def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _describe(endpoint: Endpoint, schema_of: dict[str, Any], queries: list[dict[str, Any]]) -> dict[str, Any]:
+def _make_operation(endpoint: Endpoint, schema_of: dict[str, Any], queries: list[dict[str, Any]]) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in re.findall(r"{(\w+)}", endpoint.path)

@@ -157,7 +157,7 @@ class _Served:
             return Response(status_code=400)
         except Exception as error:
             await record_refused_request(self.site.shared.scheduler, request, error)
-            return describe(request, error)
+            return make_response(request, error)
         finally:
             spent_s, times, name = time.perf_counter() - begun, self.site.shared.requests, self.endpoint.name
             known = times[name]
@@ -249,13 +249,13 @@ class _Dispatcher:
         elif self.methods:
             allowed = ", ".join(sorted([*self.methods, *(["HEAD"] if "GET" in self.methods else [])]))
             text = f"{request.method} {request.url.path}: this method is not offered here; use {allowed}"
-            response = describe(request, HttpError(405, text, headers={"Allow": allowed}))
+            response = make_response(request, HttpError(405, text, headers={"Allow": allowed}))
         else:
             known = [endpoint.path for endpoint in ENDPOINTS if "{" not in endpoint.path]
             near = nearest(request.url.path, known, 0.85)
             hint = f"did you mean {near}?" if near else f"all paths are listed in {PREFIX}/openapi.json"
             text = f"{request.method} {request.url.path}: there is nothing here; {hint}"
-            response = describe(request, HttpError(404, text, RESOLVE))
+            response = make_response(request, HttpError(404, text, RESOLVE))
         await response(scope, receive, send)
 
 
@@ -351,12 +351,12 @@ def _field_names(kind: inspect.Type) -> Iterator[str]:
             yield from _field_names(member)
 
 
-async def describe_error(request: Request, error: Exception) -> Response:
+async def answer_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of exceptions: any refusal in the form of this interface."""
-    return describe(request, error)
+    return make_response(request, error)
 
 
-def describe(request: Request, error: Exception) -> Response:
+def make_response(request: Request, error: Exception) -> Response:
     """The answer that an exception becomes. An unexpected one is logged, and no part of it is shown."""
     code, attributes = GENERIC, {}
     headers: Mapping[str, str] = {}

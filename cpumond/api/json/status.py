@@ -61,7 +61,7 @@ async def view_overview(call: Call) -> overview.Overview:
             )
             for each in list(state.trees.values())
         ],
-        history=None if history is None else history.describe(),
+        history=None if history is None else history.view(),
     )
 
 

@@ -97,7 +97,7 @@ class Command:
     is_binary: bool = False
     """The answer is bytes as they are, in no format."""
 
-    def describe(self) -> dict[str, Any]:
+    def view(self) -> dict[str, Any]:
         """The descriptor, of exactly five keys: the client fails at a sixth."""
         return {
             "name": self.name,
@@ -141,7 +141,7 @@ def make_yt_routes(
     """
     transport = _Transport(backend, authenticate, limits, replies, bodies or Bodies(), make_refusal_event)
     answer_plainly = transport.answer_plainly
-    descriptions = [command.describe() for command in COMMANDS.values()]
+    descriptions = [command.view() for command in COMMANDS.values()]
     version = f"{__version__}-{PROXY_NAME}"
     routes = {
         "/api": answer_plainly(lambda _: _json(["v4"]), "GET"),
@@ -197,21 +197,21 @@ class _Transport:
             except HttpError as refused:
                 await self._record_refusal(request, refused)
                 code = UNAVAILABLE if refused.status == 503 else refused.code
-                response = describe_yt_error(YtError(str(refused), code), refused.status)
+                response = make_error_response(YtError(str(refused), code), refused.status)
                 response.headers.update(refused.headers)
             except CpumondError as error:
                 await self._record_refusal(request, error)
-                response = describe_yt_error(error)
+                response = make_error_response(error)
             except asyncio.CancelledError:
                 # The server ends; the client asks again, with the same mutation id.
-                response = describe_yt_error(YtError("the scheduler is ending; ask again", UNAVAILABLE), 503)
+                response = make_error_response(YtError("the scheduler is ending; ask again", UNAVAILABLE), 503)
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception:
                 log.exception(
                     "request_failed", path=request.url.path, correlation_id=ids.correlation_id, request_id=request_id
                 )
-                response = describe_yt_error(_internal_error(ids))
+                response = make_error_response(_internal_error(ids))
             response.headers["X-YT-Request-Id"] = request_id
             response.headers["X-YT-Proxy"] = PROXY_NAME
             response.headers["Cache-Control"] = "no-store"
@@ -474,7 +474,7 @@ def _internal_error(ids: _Ids) -> YtError:
     )
 
 
-def describe_yt_error(error: CpumondError, status: int | None = None) -> Response:
+def make_error_response(error: CpumondError, status: int | None = None) -> Response:
     """An error as a JSON body and three headers (section 7). The headers are cut where they would be too long."""
     value = error_value(error)
     bare = {**value, "attributes": {}, "inner_errors": []}

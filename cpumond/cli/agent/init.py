@@ -90,7 +90,7 @@ def init_command(config_path: str, yes: bool, sockets: tuple[str, ...], unit_dir
         for file in plan.due:
             write_file(file)
     if as_json:
-        print_json(msgspec.json.encode(describe_plan(plan, is_written)))
+        print_json(msgspec.json.encode(view_plan(plan, is_written)))
     elif is_written:
         print_text(f"written: {', '.join(file.path for file in plan.due)}")
         click.echo("Next:\n" + "\n".join(f"  {command}" for command in NEXT))
@@ -289,7 +289,7 @@ class InitAnswer(msgspec.Struct, frozen=True):
     next: list[str]
 
 
-def describe_plan(plan: InitPlan, is_written: bool) -> InitAnswer:
+def view_plan(plan: InitPlan, is_written: bool) -> InitAnswer:
     engines = [
         EngineFound(
             seen.kind, seen.describe(), seen.is_configured,

@@ -90,7 +90,7 @@ def check_config_command(file: str | None, config_path: str, quiet: bool, as_jso
     Warnings on standard error name options without effect (for example those of another limit_rule), files in conf.d
     that are not read, and sources whose limits cannot move. For the scheduler's files: `cpumond scheduler --check`.
     """
-    from cpumond.agent.control import describe_settings
+    from cpumond.agent.control import view_settings
     from cpumond.agent.dead_ends import find_dead_ends
     from cpumond.cli.output import warn
     from cpumond.monitor.model import compute_mode
@@ -102,7 +102,7 @@ def check_config_command(file: str | None, config_path: str, quiet: bool, as_jso
             warn(warning)
         return
     settings = config.node_settings()
-    resulting = describe_settings(settings, compute_mode(settings))
+    resulting = view_settings(settings, compute_mode(settings))
     if config.scheduler.token:
         hidden = msgspec.structs.replace(config.scheduler, token="(hidden)")  # noqa: S106 - what is shown instead
         config = msgspec.structs.replace(config, scheduler=hidden)

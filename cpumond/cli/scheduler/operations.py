@@ -128,7 +128,7 @@ CAUSES: Final = {
 """Kind of a cause for which an operation waits -> its short form; ``operation why`` has the sentence."""
 
 
-def _describe_part(part: OperationInTree | None) -> Cell:
+def _format_part(part: OperationInTree | None) -> Cell:
     if part is None:
         return ""
     if part.cause == "cannot_start":
@@ -154,7 +154,7 @@ OPERATIONS: Final[tuple[Column[Part], ...]] = (
     column(">age", 2, lambda part: format_span((part[0].finish_time or time.time()) - part[0].start_time)),
     column(">starts in", 5, _format_start),
     column("title", 3, lambda part: escape(part[0].title)),
-    column("cause", 2, lambda part: _describe_part(part[0].trees.get(part[1]))),
+    column("cause", 2, lambda part: _format_part(part[0].trees.get(part[1]))),
 )
 
 
@@ -253,7 +253,7 @@ def _format_incarnation(told: list[Incarnation]) -> str:
 
 
 def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:
-    state = _describe_part(part)
+    state = _format_part(part)
     share = format_share(part.fair_share_ratio, part.fair_share_resource)
     fields = [
         ("fair share", f"{format_amounts(part.fair_share)}: {share} of the cluster"),

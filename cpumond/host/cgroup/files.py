@@ -175,7 +175,7 @@ class Cgroup:
         """
         written: set[str] = set()
         for step in plan_steps(before, after):
-            name, text = self._describe_step(step, after)
+            name, text = self._resolve_step(step, after)
             if name in written:
                 continue
             written.add(name)
@@ -188,7 +188,7 @@ class Cgroup:
                 raise CgroupWriteError(os.path.join(self.directory, name), text, error, hint) from error
         return True
 
-    def _describe_step(self, step: WriteStep, after: CpuSettings) -> tuple[str, str]:
+    def _resolve_step(self, step: WriteStep, after: CpuSettings) -> tuple[str, str]:
         """Return the file of a step and the text to write."""
         raise NotImplementedError
 

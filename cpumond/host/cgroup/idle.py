@@ -82,7 +82,7 @@ class IdleParent:
             doing = f"write {value} to {name} of {self._directory}, the cgroup of jobs on reclaimed CPU"
             raise from_os_error(error, doing, advice) from error
 
-    def describe(self) -> IdleClass:
+    def find_class(self) -> IdleClass:
         """Describe the class of jobs on this host, also before the first of them."""
         if self.has_idle_file():
             return IdleClass("idle")

@@ -74,7 +74,7 @@ class JobCgroupTree:
     def find_idle_class(self) -> IdleClass:
         """Return the class of jobs on reclaimed CPU on this host, as seen by this process; nothing is created."""
         if self._may_leave_root():
-            return IdleParent(self.hierarchies, self._outer_idle).describe()
+            return IdleParent(self.hierarchies, self._outer_idle).find_class()
         return IdleClass(
             note=f"this user cannot create a cgroup at the root of {self.hierarchies.name(self.hierarchies.cpu_root)}: "
             f"jobs on reclaimed CPU yield only to other jobs in {self._root}; run the agent as root"

@@ -160,7 +160,7 @@ class V1Cgroup(Cgroup):
         self._period_s = period_us / 1e6
         return CpuSettings(None if quota_us < 0 else quota_us, period_us, burst_us, weight)
 
-    def _describe_step(self, step: WriteStep, after: CpuSettings) -> tuple[str, str]:
+    def _resolve_step(self, step: WriteStep, after: CpuSettings) -> tuple[str, str]:
         return FILES[step.name], str(-1 if step.value is None else step.value)
 
     def _explain(self, step: WriteStep, after: CpuSettings) -> str:

@@ -104,7 +104,7 @@ class V2Cgroup(Cgroup):
             raise CgroupReadError(self.directory, f"settings are not numbers: {error}") from error
         return CpuSettings(quota_us, period_us, burst_us, weight)
 
-    def _describe_step(self, step: WriteStep, after: CpuSettings) -> tuple[str, str]:
+    def _resolve_step(self, step: WriteStep, after: CpuSettings) -> tuple[str, str]:
         if step.name in ("quota", "period"):  # one write here
             return "cpu.max", f"{'max' if after.quota_us is None else after.quota_us} {after.period_us}"
         return {"burst": "cpu.max.burst", "weight": "cpu.weight"}[step.name], str(step.value)

@@ -177,7 +177,7 @@ class ContainerEngine:
                 began_s = time.monotonic()
                 await self._look(client, stale)
                 took_s = time.monotonic() - began_s
-                publish(self._describe_all(owner))
+                publish(self._make_jobs(owner))
                 nudge = asyncio.create_task(nudged.wait())
                 await asyncio.wait({reader, nudge}, timeout=RELIST_S, return_when=asyncio.FIRST_COMPLETED)
                 nudge.cancel()
@@ -240,8 +240,8 @@ class ContainerEngine:
             # A service that writes without end, perhaps an ordinary user's, does not keep this process busy.
             await asyncio.sleep(SETTLE_S)
 
-    def _describe_all(self, owner: int) -> EngineReply:
-        found = [self._describe(each, owner) for each in self._known.values()]
+    def _make_jobs(self, owner: int) -> EngineReply:
+        found = [self._make_job(each, owner) for each in self._known.values()]
         notes = {
             *(why for why, _ in self._silent.values()),
             *(each for each in found if isinstance(each, str) and each),
@@ -250,7 +250,7 @@ class ContainerEngine:
             tuple(each for each in found if isinstance(each, EngineJob)), self._title, tuple(sorted(notes))
         )
 
-    def _describe(self, container: Container, owner: int) -> EngineJob | str:
+    def _make_job(self, container: Container, owner: int) -> EngineJob | str:
         """Describe the container as a job; a sentence if its cgroup is not its own, "" if it does not run."""
         if not container.state.running or container.state.pid <= 0:
             return ""

@@ -18,7 +18,7 @@ from cpumond.host.engine.kubernetes import (
     KIND,
     FindCgroups,
     RunningContainer,
-    describe_running,
+    make_jobs,
     wait_for_turn,
 )
 from cpumond.host.engine.model import EngineError, Publish, clean
@@ -175,7 +175,7 @@ class CriEngine:
                             continue  # it has ended since it was listed
                         found.append(read_container(each, status))
                     running = [each for each in found if each is not None]
-                    publish(describe_running(running, self._find_cgroups(), title))
+                    publish(make_jobs(running, self._find_cgroups(), title))
                     await wait_for_turn(nudged, began_s)
         except grpc.aio.AioRpcError as error:
             detail = clean(error.details() or "")

@@ -210,7 +210,7 @@ def parse_cores(quantity: str | float) -> float:
     return cores
 
 
-def describe_running(
+def make_jobs(
     running: Iterable[RunningContainer], cgroups: Iterable[str], title: str = "", notes: Iterable[str] = ()
 ) -> EngineReply:
     """Describe containers that have a cgroup as jobs; a pod with a limit as a whole is one job, whatever it contains.
@@ -234,9 +234,9 @@ def describe_running(
             waited_for.add(each.pod_uid)
         elif each.pod_cores is not None:
             whole.add(each.pod_uid)
-            jobs.append(_describe(each, path.removesuffix(f"/{CRUN_CHILD}").rpartition("/")[0]))
+            jobs.append(_make_job(each, path.removesuffix(f"/{CRUN_CHILD}").rpartition("/")[0]))
         else:
-            jobs.append(_describe(each, path))
+            jobs.append(_make_job(each, path))
     for uid in whole:
         places.pop(uid)
     for uid, left in places.items():
@@ -263,7 +263,7 @@ def find_qos(path: str) -> str:
     return next((qos for qos in ("Burstable", "BestEffort") if re.search(rf"[/-]{qos.lower()}\b", path)), "Guaranteed")
 
 
-def _describe(each: RunningContainer, path: str) -> EngineJob:
+def _make_job(each: RunningContainer, path: str) -> EngineJob:
     """Describe a container as a job, or its pod if that has a limit as a whole."""
     qos = find_qos(path)
     pod = f"{each.namespace}/{each.pod}"
@@ -336,7 +336,7 @@ class KubeletEngine:
                         enforces_limits, configured_at_s = await self._ask_quota(client), began_s
                     pods = await get_json(client, self._where, "/pods", PodList, self._make_request())
                     running, notes = list_running(pods, enforces_limits)
-                    publish(describe_running(running, self._find_cgroups(), "kubelet", notes))
+                    publish(make_jobs(running, self._find_cgroups(), "kubelet", notes))
                     await wait_for_turn(nudged, began_s)
         except StatusError as error:
             raise EngineError(f"{error}{_ADVICE.get(error.status, '')}") from error

@@ -95,11 +95,11 @@ class SlurmEngine:
                 if asyncio.get_running_loop().time() - now_s > LOOK_S:
                     break  # the controller is slow: query the others in the next look
             named = ((each, self._known.get((each.key, each.inode))) for each in places.values())
-            jobs = [self._describe(place, job) for place, job in named if job is not None]
+            jobs = [self._make_job(place, job) for place, job in named if job is not None]
             publish(EngineReply(tuple(jobs), self._title, tuple(self._note(each) for each in apart)))
             await wait_nudged(nudged, LOOK_S)
 
-    def _describe(self, place: SlurmPlace, job: SlurmJob) -> EngineJob:
+    def _make_job(self, place: SlurmPlace, job: SlurmJob) -> EngineJob:
         labels = clean_labels(
             (
                 ("name", job.name),

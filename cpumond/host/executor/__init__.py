@@ -35,4 +35,4 @@ def find_idle_class(kind: str, cgroups: JobCgroupTree) -> IdleClass:
 
     if kind == "cgroup":
         return cgroups.find_idle_class()
-    return IdleParent(cgroups.hierarchies, IDLE_SLICE).describe()
+    return IdleParent(cgroups.hierarchies, IDLE_SLICE).find_class()

@@ -116,7 +116,7 @@ class CgroupExecutor(Executor):
             if job.silent and not job.is_over:
                 log.warning("a job that the agent does not know is left alone", job_id=job_id)
             elif job_id in wanted and job.started and not job.is_over:
-                found[job_id] = self._describe_start(job)
+                found[job_id] = self._make_start(job)
         self._drop_old_starts(found)
         return found
 
@@ -257,9 +257,9 @@ class CgroupExecutor(Executor):
         job.started = True
         self._interrupt(job)
         if not job.silent:
-            self._events.add(self._describe_start(job))
+            self._events.add(self._make_start(job))
 
-    def _describe_start(self, job: _Job) -> Started:
+    def _make_start(self, job: _Job) -> Started:
         return Started(job.record.job_id, self._cgroups.path(job.record.job_id), job.record.start_time)
 
     def _interrupt(self, job: _Job) -> None:
@@ -284,7 +284,7 @@ class CgroupExecutor(Executor):
             if job.result.state == "failed":
                 record.not_started = NotStarted(job_id, job.result.problem, job.result.node_fault)
             else:
-                record.ended = self._describe_end(record, job.result)
+                record.ended = self._make_end(record, job.result)
             # Before the cgroup and its counters are removed: if the agent is killed now, the next one reports the same.
             self._records.store_if_possible(job_id, record)
         if self._cgroups.remove(job_id):
@@ -306,7 +306,7 @@ class CgroupExecutor(Executor):
         else:
             self._events.wake()
 
-    def _describe_end(self, record: Record, result: KeptJob) -> Ended:
+    def _make_end(self, record: Record, result: KeptJob) -> Ended:
         """Describe the end of a job, with the last output of a failed one."""
         totals = self._cgroups.read_totals(record.job_id)
         stderr = read_log(record.directory, "stderr", LAST_WORDS_BYTES if result.exit_code else 0)

@@ -154,7 +154,7 @@ def explicit_pool(pool: PoolElement) -> str:
     return next((each.name for each in (pool, *pool.ancestors()) if each.config is not None), ROOT_POOL)
 
 
-def describe_pool(tree: str, pool: str) -> str:
+def name_pool(tree: str, pool: str) -> str:
     """A pool, or the tree for ``<Root>``, in a message."""
     return f"pool tree {quoted(tree)}" if pool == ROOT_POOL else f"pool {quoted(pool)}"
 
@@ -171,9 +171,9 @@ def read_access(tree: TreeConfig, pool: str, *, of_child: bool = False) -> Acces
         owner = owner or settings.owner
         if not inherits:
             continue
-        where = describe_pool(tree.name, item.name if isinstance(item, PoolConfig) else ROOT_POOL)
+        where = name_pool(tree.name, item.name if isinstance(item, PoolConfig) else ROOT_POOL)
         skipped = "object_only" if depth else "descendants_only"
-        heir = describe_pool(tree.name, pool) if depth else ""
+        heir = name_pool(tree.name, pool) if depth else ""
         own: tuple[AccessEntry, ...] = settings.acl or ()
         entries += [StandingEntry(entry, where, heir) for entry in own if entry.inheritance_mode != skipped]
         inherits = settings.inherit_acl
@@ -182,7 +182,7 @@ def read_access(tree: TreeConfig, pool: str, *, of_child: bool = False) -> Acces
     closed_by = f"{listed} has one" if listed else ""
     if not closed_by and tree.settings.acl_required:
         closed_by = f"pool tree {quoted(tree.name)} says acl_required"
-    return Access(describe_pool(tree.name, pool), tuple(entries), not closed_by, closed_by, owner)
+    return Access(name_pool(tree.name, pool), tuple(entries), not closed_by, closed_by, owner)
 
 
 def _way_up(tree: TreeConfig, pool: str) -> Iterator[PoolConfig | TreeConfig]:

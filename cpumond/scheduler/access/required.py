@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from cpumond.core.words import quoted
-from cpumond.scheduler.access import Rights, describe_pool, explicit_pool, read_access
+from cpumond.scheduler.access import Rights, explicit_pool, name_pool, read_access
 from cpumond.scheduler.decide import admission
 from cpumond.scheduler.model import (
     ACCESS_DENIED,
@@ -28,7 +28,7 @@ from cpumond.scheduler.rights.entries import Permission, Verdict, list_administr
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import commands, operations
 from cpumond.scheduler.settings.attributes import CONFIG, Edit, canonical_path, edit, read_pool
-from cpumond.scheduler.settings.changes import describe_change
+from cpumond.scheduler.settings.changes import compare_configs
 from cpumond.scheduler.settings.rollout import AdvanceStage, RemoveStage, SetStage, StopStage
 from cpumond.scheduler.settings.tree_file import ApplyTree, make_target
 from cpumond.scheduler.settings.undo import Undo, list_reverse_commands, reverse
@@ -103,7 +103,7 @@ class Need:
         if self.operation is not None:
             what = f"operation {self.operation.id}"
         else:
-            what = describe_pool(self.tree, self.pool) if self.tree else "pool trees"
+            what = name_pool(self.tree, self.pool) if self.tree else "pool trees"
         return f"{WORDS[self.permission]} {what}{self.aim and f' {self.aim}'}"
 
 
@@ -421,7 +421,7 @@ def _undo(state: State, command: Undo, rights: Rights) -> Iterator[Need]:
 def _apply_tree(state: State, command: ApplyTree, rights: Rights) -> Iterator[Need]:
     target = make_target(state.config, command, _planned_ids()).config
     # What takes the target back to the present, the other way round: pools are named as they are now.
-    for each in list_reverse_commands(describe_change(target, state.config, exact=True)):
+    for each in list_reverse_commands(compare_configs(target, state.config, exact=True)):
         yield from list_needs(state, each, rights)
     yield from _inherit_at_once(state.config, target)
 

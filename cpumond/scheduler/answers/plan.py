@@ -25,7 +25,7 @@ from cpumond.scheduler.model import (
     TreeConfig,
 )
 from cpumond.scheduler.rights.users import User
-from cpumond.scheduler.settings.changes import ConfigChange, describe_change
+from cpumond.scheduler.settings.changes import ConfigChange, compare_configs
 from cpumond.scheduler.settings.undo import ChangedSinceError
 from cpumond.scheduler.settings.validation import find_overcommit
 from cpumond.scheduler.state import State, changes, updates
@@ -132,7 +132,7 @@ def make_plan(
         *_note_integral(config, new),
         *_note_inner_pools(counts, state),
     ]
-    told = describe_change(config, new)
+    told = compare_configs(config, new)
     return ChangePlan(True, warnings=list(change.warnings), notes=notes, changes=told, effects=effects)
 
 

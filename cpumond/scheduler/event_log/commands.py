@@ -20,7 +20,7 @@ from cpumond.scheduler.events import Event, EventChange, EventKind, Subjects, To
 from cpumond.scheduler.model import ROOT_POOL, CommandError, OperationRecord
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import commands, operations
-from cpumond.scheduler.settings.changes import ConfigChange, describe_change, unfold
+from cpumond.scheduler.settings.changes import ConfigChange, compare_configs, unfold
 from cpumond.scheduler.settings.rollout import RolloutCommand, describe_rollout
 from cpumond.scheduler.settings.spec_options import canonical
 from cpumond.scheduler.settings.spec_patch import list_known
@@ -75,7 +75,7 @@ def make_command_event(
     if isinstance(command, RolloutCommand):
         return Subjects(_begin(command, asked, now, describe_rollout(command))).index()
     new = state.config if change.config is None else change.config
-    changes = describe_change(state.config, new, exact=True)
+    changes = compare_configs(state.config, new, exact=True)
     event = msgspec.structs.replace(
         _begin(command, asked, now, _describe(command, changes)),
         tree=getattr(command, "tree", None) or (getattr(command, "name", "") if _is_of_tree(command) else ""),

@@ -227,7 +227,7 @@ class HistoryRecorder:
     def _round(self, at: float) -> int:
         return int(at // self.period_s)
 
-    def describe(self) -> HistoryStatus:
+    def view(self) -> HistoryStatus:
         """Sizes and counts of the history, without waiting for the disk."""
         store = self._store
         return HistoryStatus(

@@ -339,7 +339,7 @@ class _Collector:
         history = self._scheduler.history
         if history is None:
             return
-        status = history.describe()
+        status = history.view()
         for name, text, value in (
             ("bytes", "Size of the history's file.", status.bytes),
             ("series", "Series with a point in the history's last tick.", status.series),

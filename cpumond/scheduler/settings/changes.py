@@ -36,7 +36,7 @@ def split_path(attribute: str) -> tuple[str, ...]:
     return tuple(re.sub(r"\\(.)", r"\1", name) for name in re.findall(r"(?:[^/\\]|\\.)+", attribute, re.DOTALL))
 
 
-def describe_change(old: Config, new: Config, *, exact: bool = False) -> list[ConfigChange]:
+def compare_configs(old: Config, new: Config, *, exact: bool = False) -> list[ConfigChange]:
     """Everything that differs, trees by name, each one's options before its pools.
 
     ``exact``: so that it can be taken back to the last empty dictionary: one that comes or goes is told as a whole,

@@ -39,7 +39,7 @@ from cpumond.scheduler.settings.attributes import (
     read_pool,
     read_tree,
 )
-from cpumond.scheduler.settings.changes import ConfigChange, describe_change
+from cpumond.scheduler.settings.changes import ConfigChange, compare_configs
 from cpumond.scheduler.settings.commands import Outcome, with_pools
 from cpumond.scheduler.settings.values import FIELD, quote_near, refuse
 
@@ -154,7 +154,7 @@ def list_changes(present: TreeTables | None, command: ApplyTree) -> tuple[list[C
     numbers = itertools.count(1)
     made = make_target(config, command, lambda: f"planned-{next(numbers)}")
     outcome = commands.check(config, made, nodes={})
-    return describe_change(config, outcome.config), list(outcome.warnings)
+    return compare_configs(config, outcome.config), list(outcome.warnings)
 
 
 def _join(table: Table) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class UndoChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tr
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """``UndoChange`` with what is to be taken back, exact differences (``describe_change``)."""
+    """``UndoChange`` with what is to be taken back, exact differences (``compare_configs``)."""
 
     number: int
     changes: tuple[ConfigChange, ...]

@@ -37,7 +37,7 @@ def describe_place(place: str) -> str:
     """Return the name of a store for messages: the path, or the database without its password. Raises ConfigError,
     StoreError."""
     if is_conninfo(place):
-        return str(_import_postgresql().describe_database(place))
+        return str(_import_postgresql().name_database(place))
     return os.path.realpath(place)
 
 

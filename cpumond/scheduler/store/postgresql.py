@@ -41,9 +41,9 @@ from cpumond.scheduler.store.postgresql_session import (
     Connection,
     Session,
     connect,
-    describe_database,
     explain,
     is_refusal,
+    name_database,
 )
 
 ARBITER_TIMEOUT_S: Final = 3.0
@@ -129,7 +129,7 @@ class PostgresArbiter:
         migrations: Sequence[Migration] = MIGRATIONS,
         above: int = 0,
     ) -> None:
-        self.where = describe_database(conninfo)
+        self.where = name_database(conninfo)
         self._conninfo = conninfo
         self._timeout_s = timeout_s
         self._migrations = migrations
@@ -268,7 +268,7 @@ class PostgresStore:
     """The ``Store`` of the leader of ``term``. Made by ``PostgresArbiter.open_store``."""
 
     def __init__(self, conninfo: str, term: int) -> None:
-        self.where = describe_database(conninfo)
+        self.where = name_database(conninfo)
         self.lost_total = 0
         self.commit_s = 0.0
         self.term = term

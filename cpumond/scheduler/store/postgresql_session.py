@@ -52,7 +52,7 @@ CREATION: Final = 0x43504D43
 Connection = psycopg.Connection[TupleRow]
 
 
-def describe_database(conninfo: str) -> str:
+def name_database(conninfo: str) -> str:
     """Return hosts, ports and name of a database for messages, without its password. Raises StoreError."""
     parts = _parse(conninfo)
     host = parts.get("host") or parts.get("hostaddr") or parts.get("service") or "the default host"
@@ -135,7 +135,7 @@ def _check_server(connection: Connection, conninfo: str) -> None:
     version = connection.info.server_version
     if version < OLDEST_SERVER:
         raise StoreError(
-            f"{describe_database(conninfo)}: is version {version // 10000}; "
+            f"{name_database(conninfo)}: is version {version // 10000}; "
             f"{OLDEST_SERVER // 10000} or a later one is needed"
         )
 

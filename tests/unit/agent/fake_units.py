@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from fake_node import QUICK, FakeNode
 
-from cpumond.agent.control import describe_job
+from cpumond.agent.control import view_job
 from cpumond.agent.limits.units import UnitLimits
 from cpumond.agent.service import Agent
 from cpumond.agent.state_file import Originals, load
@@ -170,7 +170,7 @@ class UnitNode(FakeNode):
 
     def status(self) -> dict[str, object]:
         [view] = self.snapshot().jobs
-        described: dict[str, object] = msgspec.to_builtins(describe_job(view))
+        described: dict[str, object] = msgspec.to_builtins(view_job(view))
         return described
 
     def originals(self) -> Originals:

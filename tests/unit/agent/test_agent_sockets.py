@@ -14,7 +14,7 @@ import pytest
 
 from cpumond.agent.config import AgentConfig, Control, Metrics, Web
 from cpumond.agent.listen import (
-    describe_address,
+    format_address,
     open_control_socket,
     open_metrics_sockets,
     open_sockets,
@@ -128,7 +128,7 @@ def test_both_sockets_the_unix_one_first(tmp_path: Path, opened: Callable[..., l
     sockets = opened(bound.control, *bound.metrics, *bound.web)
     assert [sock.family for sock in sockets] == [socket.AF_UNIX, socket.AF_INET]
     assert all(not os.get_inheritable(sock.fileno()) for sock in sockets)
-    assert describe_address(bound.web) is None
+    assert format_address(bound.web) is None
     bound.close()
     assert all(sock.fileno() == -1 for sock in sockets)
 
@@ -158,7 +158,7 @@ def test_the_page_has_a_socket_of_its_own_and_says_its_address(
 ):
     bound = open_sockets(make_config(tmp_path, "127.0.0.1:0", web=listen))
     opened(bound.control, *bound.metrics, *bound.web)
-    host, port = parse_listen(describe_address(bound.web), "x")
+    host, port = parse_listen(format_address(bound.web), "x")
     assert port not in (0, bound.metrics[0].getsockname()[1])
     with socket.create_connection((host, port), 60.0):
         pass

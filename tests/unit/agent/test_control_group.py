@@ -54,7 +54,7 @@ def test_its_jobs_keep_what_they_ordered_and_say_why(make_node) -> None:
     modes = {report.job_id: report.mode for report in node.agent.loop.publisher.make_heartbeat().jobs}
     assert modes == {control_job: "control", other: "reclaim"}
     assert "it is in the control group (control_group_ratio), so nothing is written" in explain(node, control_job)
-    assert control.describe_job(node.job(control_job)).status == "control"
+    assert control.view_job(node.job(control_job)).status == "control"
     node.reload(QUICK + source())
     node.ticks(8)
     assert (node.cores(control_job), node.cores(other)) == (0.5, 0.5)

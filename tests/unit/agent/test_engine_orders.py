@@ -203,7 +203,7 @@ def test_a_job_that_orders_no_limit_any_more_has_none_and_counts_as_its_use(node
     assert (node.job("web").status, node.read("web").split()[0]) == ("no limit ordered", "max")
     report = node.agent.table.find("web").report()
     assert (report.cpu_limit, report.current_cpu_limit) == (pytest.approx(0.25, abs=0.1),) * 2
-    status = control.describe_agent(node.snapshot())
+    status = control.view_agent(node.snapshot())
     assert (status.totals.cpu_limit, status.jobs[0].unlimited) == (0.0, True)
     node.agent.close()
     assert node.read("web").split()[0] == "max"

@@ -142,7 +142,7 @@ def test_a_job_that_is_refused_and_one_that_is_off(start, make_node):
 def test_the_status_has_what_the_rule_knows(start):
     node = start(after_s=30)
     node.tick({"a": 4.0}, {"a": 0.2})
-    answer = msgspec.json.encode(control.describe_agent(node.snapshot()))
+    answer = msgspec.json.encode(control.view_agent(node.snapshot()))
     [job] = msgspec.json.decode(answer, type=StatusAnswer).jobs
     assert job.limit_rule == "peak"
     assert job.peak is not None

@@ -3,7 +3,7 @@
 import pytest
 from fake_node import QUICK, FakeNode, source
 
-from cpumond.agent.control import add_job, describe_agent, explain_job
+from cpumond.agent.control import add_job, explain_job, view_agent
 from cpumond.agent.main import resolve_resources
 from cpumond.cli.render.tables import draw_status
 from cpumond.core.errors import UnavailableError
@@ -21,7 +21,7 @@ def job(populated: int, quota: str = TWO) -> dict[str, object]:
 
 def test_a_cgroup_is_a_job_while_a_process_is_in_it(make_node):
     node: FakeNode = make_node({"left": job(0), "run": job(1)}, config=PATIENT).start()
-    status = describe_agent(node.tick())
+    status = view_agent(node.tick())
     assert ([each.job_id for each in status.jobs], status.empty_cgroups, status.totals.cpu_limit) == (["run"], 1, 2.0)
     assert "1 job, 1 empty, cgroups v2" in draw_status(status, None, False)
     node.write("left", "cgroup.events", "populated 1\nfrozen 0\n")

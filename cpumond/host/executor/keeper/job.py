@@ -39,7 +39,7 @@ class KeeperJob:
         self.problem = ""
         self.node_fault = False
 
-    def describe(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, Any]:
         """Return the job's fields in a line to the agents."""
         return {name: getattr(self, name) for name in JOB_FIELDS}
 
@@ -51,5 +51,5 @@ class KeeperJob:
         with contextlib.suppress(OSError):
             fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:
-                file.write(json.dumps({**self.describe(), "state": state}).encode())
+                file.write(json.dumps({**self.to_fields(), "state": state}).encode())
             os.rename(f"{path}.new", path)

@@ -111,7 +111,7 @@ class Keeper:
         client = LineConnection(sock, self._epoll)
         self._clients[sock.fileno()] = client
         self._watch(sock.fileno(), lambda: self._serve(client))
-        self._send(client, {"hello": {"version": VERSION, "jobs": [job.describe() for job in self._jobs.values()]}})
+        self._send(client, {"hello": {"version": VERSION, "jobs": [job.to_fields() for job in self._jobs.values()]}})
 
     def _drop(self, client: LineConnection) -> None:
         fd = client.sock.fileno()
@@ -186,7 +186,7 @@ class Keeper:
 
     def _report(self, job: KeeperJob) -> None:
         for client in list(self._clients.values()):
-            self._send(client, {"job": job.describe()})
+            self._send(client, {"job": job.to_fields()})
 
     def _start(self, job: KeeperJob) -> None:
         read_end = write_end = -1

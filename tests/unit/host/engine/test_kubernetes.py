@@ -13,10 +13,10 @@ from cpumond.host.engine.kubernetes import (
     MIN_CORES,
     PodList,
     RunningContainer,
-    describe_running,
     find_ids,
     find_qos,
     list_running,
+    make_jobs,
     parse_cores,
 )
 from cpumond.host.engine.model import MAX_LABEL
@@ -86,13 +86,13 @@ def test_the_limit_of_a_pod_as_a_whole_is_one_order():
     }  # fmt: skip
     running, _ = read(pod)
     paths = [f"{SLICE}/cri-containerd-{each}.scope" for each in (ONE, TWO, SANDBOX)]
-    [job] = describe_running(running, paths).jobs
+    [job] = make_jobs(running, paths).jobs
     assert (job.job_id, job.name, job.path, job.group) == (UID, "shop/web-1", SLICE, "shop/web-1")
     assert (job.ordered_cores, job.labels) == (2.0, {"namespace": "shop", "pod": "web-1", "qos": "Burstable"})
-    [early] = describe_running(running, paths[1:]).jobs
+    [early] = make_jobs(running, paths[1:]).jobs
     assert early == job, "also while one of them has no cgroup yet"
     pod["status"]["resources"] = limits(cpu="1500m")["resources"]
-    [resized] = describe_running(read(pod)[0], paths).jobs
+    [resized] = make_jobs(read(pod)[0], paths).jobs
     assert resized.ordered_cores == 1.5
     assert {each.pod_cores for each in read(pod, enforces_limits=False)[0]} == {None}
 
@@ -141,7 +141,7 @@ def test_who_runs_on_reclaimed_cpu():
     pod = {"spec": {"containers": [{"name": "app", "resources": {"limits": {"cpumond.io/reclaimed-cpu": "500"}}}]}}
     [[found], _] = read({**pod, "status": {"containerStatuses": [status()]}})
     assert found.reclaimed == "500"
-    [job] = describe_running([found], [f"kubepods/besteffort/pod{UID}/{ONE}"]).jobs
+    [job] = make_jobs([found], [f"kubepods/besteffort/pod{UID}/{ONE}"]).jobs
     assert job.labels["reclaimed_cpu"] == "500"
 
 
@@ -189,7 +189,7 @@ def container(container_id: str = ONE, **more: Any) -> RunningContainer:
 
 def test_a_job_by_its_cgroup():
     path = f"{SLICE}/cri-containerd-{ONE}.scope"
-    answer = describe_running([container(image="a/b:1", ordered_cores=1.5)], [path], "kubelet", ["b", "a", "b"])
+    answer = make_jobs([container(image="a/b:1", ordered_cores=1.5)], [path], "kubelet", ["b", "a", "b"])
     [job] = answer.jobs
     assert (job.job_id, job.name, job.path, job.group) == (ONE, "shop/web-1/app", path, "shop/web-1")
     assert (job.ordered_cores, job.tells_order, job.left_out, job.is_job) == (1.5, True, "", True)
@@ -202,36 +202,36 @@ def test_a_job_by_its_cgroup():
      ("Guaranteed", f"{SLICE}/{ONE}")],
 )  # fmt: skip
 def test_guaranteed_by_either_is_left_out(qos, path):
-    [job] = describe_running([container(qos=qos)], [path]).jobs
+    [job] = make_jobs([container(qos=qos)], [path]).jobs
     assert job.left_out == GUARANTEED
 
 
 def test_a_container_is_not_named_by_another_pod_and_not_before_it_has_a_cgroup():
     path = f"{SLICE}/{ONE}"
-    assert describe_running([container(pod_uid="f" * 32)], [path, f"{SLICE}/{TWO}"]).jobs == ()
-    assert describe_running([container(TWO)], [path]).jobs == ()
+    assert make_jobs([container(pod_uid="f" * 32)], [path, f"{SLICE}/{TWO}"]).jobs == ()
+    assert make_jobs([container(TWO)], [path]).jobs == ()
 
 
 def test_the_sandbox_is_what_is_left_when_all_others_have_a_name():
     paths = [f"{SLICE}/{each}" for each in (ONE, SANDBOX)]
-    named, sandbox = describe_running([container()], paths).jobs
+    named, sandbox = make_jobs([container()], paths).jobs
     assert (named.is_job, sandbox.is_job, sandbox.path) == (True, False, paths[1])
-    late = describe_running([container(), container(TWO, container="late")], paths).jobs
+    late = make_jobs([container(), container(TWO, container="late")], paths).jobs
     assert [each.job_id for each in late] == [ONE], "what is left may be the container that has no cgroup yet"
-    more = describe_running([container()], [*paths, f"{SLICE}/{TWO}"]).jobs
+    more = make_jobs([container()], [*paths, f"{SLICE}/{TWO}"]).jobs
     assert [each.job_id for each in more] == [ONE], "one of the two is a container that nobody told of"
-    assert describe_running([], paths).jobs == (), "a pod that nobody told of"
+    assert make_jobs([], paths).jobs == (), "a pod that nobody told of"
 
 
 @pytest.mark.parametrize(("name", "is_found"), [(SANDBOX, True), (f"crio-{SANDBOX}", False)])
 def test_the_sandbox_of_a_pod_of_which_nothing_runs_is_none_of_its_jobs(name, is_found):
     """It waits for an image or to be started again. CRI-O makes no sandbox for most pods: what is there may be new."""
-    jobs = describe_running([], [f"{SLICE}/{name}"]).jobs
+    jobs = make_jobs([], [f"{SLICE}/{name}"]).jobs
     assert [(each.job_id, each.is_job) for each in jobs] == [(SANDBOX, False)] * is_found
 
 
 def test_texts_of_users_are_printable_and_short():
-    job = describe_running([container(pod="a\nb\x1b" + "c" * 400)], [f"{SLICE}/{ONE}"]).jobs[0]
+    job = make_jobs([container(pod="a\nb\x1b" + "c" * 400)], [f"{SLICE}/{ONE}"]).jobs[0]
     for text in (job.name, job.group, *job.labels.values()):
         assert text.isprintable()
         assert len(text) <= MAX_LABEL

@@ -12,7 +12,7 @@ from cpumond.scheduler.access.required import GUARANTEES, OF_OWNERS, check, deci
 from cpumond.scheduler.model import ACCESS_DENIED, ROOT_POOL, CommandError, PoolSettings, PreemptionSettings
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings.attributes import Edit
-from cpumond.scheduler.settings.changes import describe_change
+from cpumond.scheduler.settings.changes import compare_configs
 from cpumond.scheduler.settings.commands import (
     ChangePool,
     ChangeTree,
@@ -314,7 +314,7 @@ def test_12_3_taking_a_change_back_needs_what_its_reverse_needs(teams):
     def undo(command: Command) -> set[tuple[str, str]]:
         before = teams.state.config
         teams.do(command)
-        return teams.needs(Undo(1, tuple(describe_change(before, teams.state.config))))
+        return teams.needs(Undo(1, tuple(compare_configs(before, teams.state.config))))
 
     assert undo(ChangePool(TREE, "c", put(mode="fifo"))) == {("write", "c")}
     assert undo(ChangePool(TREE, "c", put(strong_guarantee_resources={"cpu": 1}))) == {("write", "c"), ("write", "b")}

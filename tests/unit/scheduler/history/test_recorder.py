@@ -168,7 +168,7 @@ async def test_a_tick_that_fails_is_said_once_and_counted_and_disturbs_nobody(wo
             world.history.take_if_due(START + 10.0 * number)
         await world.history.read("node", "", "n1", START, START)
     assert [entry["event"] for entry in logs] == [event]
-    assert world.history.describe().write_errors == 3
+    assert world.history.view().write_errors == 3
     world.history.take_if_due(START + 50.0)
     assert (await world.history.read("pool", "default", ROOT_POOL, START, START + 50.0)).times == [START + 50.0]
     await world.history.close(START + 50.0)
@@ -180,7 +180,7 @@ async def test_a_disk_that_does_not_answer_holds_up_nobody(held):
             held.history.take_if_due(START + 10.0 * number)
             await held.scheduler.update_all()
     assert [entry["event"] for entry in logs].count("history_does_not_answer") == 1
-    assert held.history.describe().write_errors == 10
+    assert held.history.view().write_errors == 10
     held.store.answer.set()
     view = await held.history.read("pool", "default", ROOT_POOL, START, START + 1e6)
     assert len(view.times) == MAX_WAITING_TICKS
@@ -209,7 +209,7 @@ async def test_what_begins_while_no_tick_can_be_taken_is_known_later(scheduler, 
     assert sum((v or 0.0) * s for v, s in zip(view.columns["used_cores"], view.intervals, strict=True)) == 30.0
     assert (len((await world.history.read("node", "", "n1", START, at)).times)) == 60
     assert (await world.history.report(START, at)).covered_s == at - START
-    assert world.history.describe().write_errors == world.history.lost_ticks == 5
+    assert world.history.view().write_errors == world.history.lost_ticks == 5
     assert len(world.store._ticks) < 30
     await world.history.close(at + 10.0)
     assert [each.name for each in tmp_path.glob("held.db*")] == ["held.db"]
@@ -348,7 +348,7 @@ async def test_the_history_says_how_large_it_is(world):
     metrics = MetricsText(world.scheduler, 10)
     world.history.take_if_due(START + 10.0)
     await world.history.read("pool", "default", "x", START, START)
-    status = world.history.describe()
+    status = world.history.view()
     assert (status.series, status.left_out, status.since, status.write_errors) == (1, 0, START, 0)
     assert 0 < status.bytes <= status.max_bytes == 2**24
     text = metrics.encode().decode()

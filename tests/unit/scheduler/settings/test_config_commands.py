@@ -22,7 +22,7 @@ from cpumond.scheduler.model import (
     PoolConfig,
 )
 from cpumond.scheduler.settings.attributes import Edit, read_pool, read_tree
-from cpumond.scheduler.settings.changes import ConfigChange, describe_change
+from cpumond.scheduler.settings.changes import ConfigChange, compare_configs
 from cpumond.scheduler.settings.commands import (
     ChangePool,
     ChangeTree,
@@ -469,7 +469,7 @@ def test_changes_of_attributes() -> None:
     tried.do(ChangeTree("t", (put("config/max_operation_count", 3),)))
     tried.do(ChangePool("t", "a", (put("resource_limits", {"cpu": 5, "memory": 1}), put("abc", {}), put("weight", 2))))
     middle = tried.config
-    assert describe_change(before, middle) == [
+    assert compare_configs(before, middle) == [
         ConfigChange("t", "", "config/max_operation_count", None, 3),
         ConfigChange("t", "a", "resource_limits/cpu", None, 5.0),
         ConfigChange("t", "a", "resource_limits/memory", None, 1.0),
@@ -478,13 +478,13 @@ def test_changes_of_attributes() -> None:
     ]
     tried.do(ChangePool("t", "a", (put("resource_limits/cpu", 6), put("resource_limits/memory"), put("weight"))))
     tried.do(ChangePool("t", "a", (put("abc", 0),)))
-    assert describe_change(middle, tried.config) == [
+    assert compare_configs(middle, tried.config) == [
         ConfigChange("t", "a", "resource_limits/cpu", 5.0, 6.0),
         ConfigChange("t", "a", "resource_limits/memory", 1.0, None),
         ConfigChange("t", "a", "abc", {}, 0),
         ConfigChange("t", "a", "weight", 2.0, None),
     ]
-    assert describe_change(before, before) == []
+    assert compare_configs(before, before) == []
 
 
 @pytest.mark.parametrize(("old", "new"), [(1, True), (1, 1.0), ({"a": [1]}, {"a": [True]}), (0, False), ("1", 1)])
@@ -494,7 +494,7 @@ def test_values_that_python_takes_for_equal_are_changes(old: Any, new: Any) -> N
     for command in (ChangePool("t", "a", (put("x", new),)), ChangeTree("t", (put("x", new),))):
         assert tried.do(command).changed
         assert not tried.do(command).changed
-    assert len(describe_change(before, tried.config)) == 2
+    assert len(compare_configs(before, tried.config)) == 2
     assert [kind for kind, _, _ in changed_records(before, tried.config)] == ["tree", "pool"]
 
 
@@ -516,8 +516,8 @@ def test_changes_of_structure() -> None:
         ConfigChange("u", "x", "", None, {"parent_name": ROOT_POOL}),
         ConfigChange("", "", "default_tree", None, "t"),
     ]
-    assert describe_change(before, tried.config) == changes
-    back = describe_change(tried.config, before)
+    assert compare_configs(before, tried.config) == changes
+    back = compare_configs(tried.config, before)
     assert ConfigChange("u", "", "", {"nodes_filter": "nobody"}, None) in back
     assert ConfigChange("u", "x", "", {"parent_name": ROOT_POOL}, None) in back
 
