@@ -109,9 +109,9 @@ def test_each_owner_hears_once_through_restarts_while_a_webhook_hangs_and_fails(
     assert posts[0] == posts[1] == {"cluster_name": "cpumond", **shown}
     text = told.read_text()
     assert text.count(f"to|{user}|") == 1
-    sentence = f'"{user}" ordered 24 core-hours and used 5.7 (23.8 %); limits were lowered by 9.0. (tree "default")'
+    sentence = f'"{user}" requested 24 core-hours and used 5.7 (23.8 %); limits were lowered by 9.0. (tree "default")'
     assert sentence in text.splitlines()
-    assert '- "train #": 3 jobs ordered 8 cores and used 1.9 on average: order 2.5.' in text.splitlines(), text
+    assert '- "train #": 3 jobs requested 8 cores and used 1.9 on average: request 2.5.' in text.splitlines(), text
     found = [(row["kind"], row["name"], row["title"], row["better_cores"]) for row in rows]
     train = "train #", "2.5"
     assert found == [("user", user, "", ""), ("user", user, *train), ("pool", "ml", "", ""), ("pool", "ml", *train)]
@@ -126,6 +126,6 @@ def test_my_work_and_a_pools_page_show_it(page: Page, scheduler: SchedulerProces
         page.goto(f"{scheduler.url}/#/{place}")
         expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
         part = page.get_by_role("region", name="Ordered and not used in the last week")
-        expect(part).to_contain_text("ordered 24 core-hours and used 5.7 (23.8 %)")
+        expect(part).to_contain_text("requested 24 core-hours and used 5.7 (23.8 %)")
         [cells] = [row.split("\t") for row in part.get_by_role("row").all_inner_texts()[1:]]
         assert [cells[0], cells[-1]] == ["train #", "2.5"]

@@ -1,4 +1,4 @@
-"""A chunk of the history's points, and how ticks and points are made into bytes and read back."""
+"""Chunks of the history's points, and the encoding of ticks and points as bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALUE_BYTES: Final = 4
 
 
 class DamageError(Exception):
-    """The file holds what the history never wrote. ``chunk``: the only damaged one, None for the whole file."""
+    """The file holds data that the history never wrote. ``chunk``: the only damaged chunk; None: the whole file."""
 
     def __init__(self, text: str, chunk: Chunk | None = None) -> None:
         super().__init__(text)
@@ -31,7 +31,7 @@ class Chunk:
     ends: array[float]
     intervals: array[float]
     left_out: int
-    """The most operations at one moment that had no series for want of room."""
+    """The most operations at one moment beyond the limit of series."""
 
     @property
     def begin(self) -> float:
@@ -53,19 +53,20 @@ class _StoredTick(msgspec.Struct, array_like=True, frozen=True):
 
 
 def find_range(ends: array[float], since: float, until: float) -> tuple[int, int]:
-    """The points that end in (since, until], as (from, to)."""
+    """Return the index range (from, to) of the points that end in (since, until]."""
     inside = [number for number, end in enumerate(ends) if since < end <= until]
     return (inside[0], inside[-1] + 1) if inside else (0, 0)
 
 
 def pack(columns: Iterable[array[float]]) -> bytes:
-    """Compressed, the first bytes of all values before all second bytes, and so on: alike bytes compress well."""
+    """Compress columns, with the first bytes of all values before all second bytes, and so on: similar bytes compress
+    well."""
     raw = b"".join([column.tobytes() for column in columns])
     return zlib.compress(b"".join([raw[number::VALUE_BYTES] for number in range(VALUE_BYTES)]), 1)
 
 
 def unpack(data: bytes, kind: int, chunk: Chunk) -> list[array[float]]:
-    """Raises DamageError."""
+    """Return the columns of ``pack``. Raises DamageError."""
     length = len(chunk.ends)
     try:
         sorted_bytes = zlib.decompress(data)
@@ -82,26 +83,26 @@ def unpack(data: bytes, kind: int, chunk: Chunk) -> list[array[float]]:
 
 
 def pack_values(tick: Tick) -> None:
-    """Keep the values compressed: those of a chunk's ticks would take some 30 MiB where there are many series."""
+    """Keep the values compressed: those of a chunk's ticks would take some 30 MiB with many series."""
     if tick.values:
         tick.packed = tuple(zlib.compress(values.tobytes(), 1) for values in tick.values)
         tick.values = ()
 
 
 def values_of(tick: Tick, kind: int) -> array[float]:
-    """The values of the series of one kind."""
+    """Return the values of the series of one kind."""
     return array("f", zlib.decompress(tick.packed[kind])) if tick.packed else tick.values[kind]
 
 
 def encode_tick(tick: Tick) -> bytes:
-    """A row of the journal; ``tick.values`` are packed with it."""
+    """Return a row of the journal; ``tick.values`` are packed with it."""
     pack_values(tick)
     stored = _StoredTick(tick.at, tick.interval_s, tick.left_out, tick.names, tick.packed)
     return zlib.compress(msgspec.msgpack.encode(stored), 1)
 
 
 def decode_tick(data: bytes) -> Tick:
-    """Raises DamageError."""
+    """Return the tick of a journal's row. Raises DamageError."""
     try:
         stored = msgspec.msgpack.decode(zlib.decompress(data), type=_StoredTick)
         tick = Tick(stored.at, stored.interval_s, stored.names, (), stored.left_out, packed=stored.values)
@@ -114,7 +115,7 @@ def decode_tick(data: bytes) -> Tick:
 
 
 def decode_times(times: bytes) -> tuple[array[float], array[float]]:
-    """Ends and intervals. Raises DamageError."""
+    """Return ends and intervals. Raises DamageError."""
     try:
         values = array("d", times)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Points of the history, taken from the state."""
+"""Collector of the history's points from the state."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from cpumond.scheduler.history.model import (
 from cpumond.scheduler.state import State
 
 _FIGURES_OF: Final = {"running_operations": "running_operation_count", "jobs": "job_count"}
-"""Columns that have another name than the figure in them."""
+"""Columns whose name differs from their figure's."""
 
 
 def _read_columns(kind: str, figures: Mapping[str, Read]) -> list[Read]:
-    """How the columns of a kind are read, but for the rates."""
+    """Return the readers of a kind's columns except the rates."""
     names = COLUMNS[kind][:-RATES]
     readers = [figures[_FIGURES_OF.get(name, name)] for name in names]
     return [_known(read) if name in ("volume", "capacity") else read for name, read in zip(names, readers, strict=True)]
@@ -49,7 +49,7 @@ _OF_POOL: Final = _read_columns("pool", POOL)
 _OF_OPERATION: Final = _read_columns("operation", OPERATION)
 
 WATCHED_TICKS: Final = 6
-"""For how many ticks the counters of an ended operation are still read: its last jobs may still be ending."""
+"""Number of ticks for which an ended operation's counters are still read: its last jobs may still be ending."""
 
 
 class _Seen:
@@ -61,14 +61,14 @@ class _Seen:
         self.series: Series = ("", "")
         self.counters: _Five = _NOTHING
         self.lost = 0.0
-        """Core-seconds that preemptions of the pool had lost."""
+        """Core-seconds of the pool lost by preemptions."""
         self.found_at = -1
-        """The number of the last tick that found the element."""
+        """Number of the last tick that found the element."""
         self.was_taken = False
         """Whether it ever had a point."""
 
     def grow(self, element: Element | TrialArm) -> _Five:
-        """How much the counters grew since the last call; one that was reset has grown from 0."""
+        """Return the growth of the counters since the last call; a counter that was reset has grown from 0."""
         now, before = _counters_of(element), self.counters
         if now == before:
             return _NOTHING
@@ -94,7 +94,7 @@ _counters_of: Callable[[Element | TrialArm], _Five] = attrgetter(*CPU_COUNTERS)
 
 
 class Collector:
-    """Takes a tick of the state.
+    """Takes ticks of the state.
 
     All counters begin at 0 with the state, at ``started_at``; so do those of every later element.
     """
@@ -103,7 +103,7 @@ class Collector:
         self.previous_at = started_at
         self.max_series = max_series
         self.left_out = 0
-        """Elements that had no series in the last tick for want of room."""
+        """Number of elements beyond the limit of series in the last tick."""
         self.series = 0
         self._tick = 0
         self._seen: dict[Element, _Seen] = {}
@@ -116,7 +116,7 @@ class Collector:
         self._names: tuple[list[Series], ...] = ([],) * len(KINDS)
 
     def collect(self, state: State, now: float) -> Tick | None:
-        """The tick of ``now``; None when no time has passed since the last."""
+        """Return the tick of ``now``; None if no time has passed since the last one."""
         interval_s = now - self.previous_at
         if interval_s <= 0.0:
             return None
@@ -138,7 +138,7 @@ class Collector:
         self.left_out = room.left_out
         self.series = room.size - room.left
         all_names = [list(rows.places) for rows in all_rows]
-        # Most ticks have the series of the one before: they share one copy.
+        # Most ticks have the series of the previous one: they share one copy.
         self._names = tuple(old if old == names else names for old, names in zip(self._names, all_names, strict=True))
         return Tick(
             now,
@@ -201,13 +201,15 @@ class Collector:
         for each in found:
             if room.take():
                 place = len(rows.places)
-                # Most are at the same place as in the tick before: a name is as large as the values beside it.
+                # Most rows are at the same index as in the previous tick; a name takes as much memory as the values
+                # beside it.
                 same = place < len(before) and before[place][1] == each.id
                 rows.places[before[place] if same else ("", each.id)] = place
                 rows.values.extend(values_of(each))
 
     def _take_gone(self, state: State, now: float, room: _Room, pools: _Rows, operations: _Rows) -> None:
-        """The last points of elements that are gone, with what their counters grew by since they were last read."""
+        """Add the last points of elements that are gone, with the growth of their counters since they were last
+        read."""
         for element in [element for element, seen in self._seen.items() if seen.found_at != self._tick]:
             self._gone[element] = self._seen.pop(element)
         while state.ended_elements:
@@ -232,7 +234,7 @@ class Collector:
     def _add_pool(
         self, pool: PoolElement, seen: _Seen, grown: _Five, limit_cores: float, extra: Extra, interval_s: float
     ) -> None:
-        """Add a pool to the totals, unless it had nothing; the root always."""
+        """Add a pool to the totals if it has anything to add; the root always."""
         lost, seen.lost = pool.lost_core_seconds - seen.lost, pool.lost_core_seconds
         if grown is _NOTHING and not (limit_cores or lost or pool.is_root) and extra is NO_EXTRA:
             return
@@ -250,11 +252,11 @@ class Collector:
             sums[:] = map(add, sums, (*grown, limit_cores))
 
     def _add_users_and_arms(self, state: State, interval_s: float) -> None:
-        """Complete the totals with what users came to, and the control group and those compared with it."""
+        """Add users, the control group and the jobs compared with it to the totals."""
         for (tree, user), (a, b, c, d, e, limit_cores) in self._users.items():
             amounts = Amounts(a, b, c, d, e, limit_cores * interval_s, seconds=interval_s, points=1, peak=limit_cores)
             self._totals[Key(USER, tree, user)] = amounts
-        # The arms of trees that are gone are forgotten.
+        # Drop the arms of trees that are gone.
         self._trials = {
             arm: self._trials.get(arm) or _Seen() for each in state.trees.values() for arm in each.trial.values()
         }
@@ -276,14 +278,14 @@ class Collector:
             rows.values.extend(gauges)
             rows.values.extend(rates)
             return
-        # One that is gone, and another one of its name.
+        # One that is gone, and another one with its name.
         for number, rate in enumerate(rates, (place + 1) * width - RATES):
             rows.values[number] += rate
 
 
 @dataclass(slots=True, eq=False)
 class _Rows:
-    """The rows of one kind, as they are gathered. ``places``: of the series, in their order."""
+    """The rows of one kind while they are collected. ``places``: indices of the series, in their order."""
 
     kind: int
     places: dict[Series, int] = field(default_factory=dict)
@@ -291,7 +293,7 @@ class _Rows:
 
 
 class _Room:
-    """How many series still fit."""
+    """The number of series that may still be added."""
 
     __slots__ = ("size", "left", "left_out")
 

@@ -1,7 +1,8 @@
-"""Files of 0.1 and 0.2: points that became coarser with age, in chunks with the sums of each series.
+"""Migration of files of 0.1 and 0.2: points that became coarser with age, in chunks with the sums of each series.
 
-What they hold is added up by day, each chunk to the UTC day in which it ends (one is five hours long at most), so that
-reports and savings go on; the points themselves go. The newest five minutes, in the journal alone, go with them.
+Their content is summed up by day, each chunk counting for the UTC day in which it ends (it is five hours long at most),
+so that reports and savings continue; the points are dropped. So are the newest five minutes, which only the journal
+has.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _POOLS: Final = """INSERT INTO days (day, kind, tree, name, used, reclaimed, ord
         0, its.count, its.peak
     FROM sums AS its LEFT JOIN sums AS extra ON extra.day = its.day AND extra.kind = :operation
         AND extra.tree = its.tree AND extra.name = '<extra ' || its.name || '>' WHERE its.kind = :pool"""
-"""A pool's use beyond the orders that fit was a series of its own, with jobs that began in the place of throttled
-and core-seconds lost in that of late."""
+"""A pool's usage beyond the requests that fit was a series of its own, with jobs that began in the column ``throttled``
+and lost core-seconds in ``late``."""
 
 _ARM: Final = """INSERT INTO days
     SELECT day, :arm, tree, :name, SUM(used), SUM(reclaimed), SUM(ordered), SUM(throttled), SUM(late), 0, 0, 0, 0, 0, 0,
@@ -49,7 +50,8 @@ _COVERED: Final = """INSERT INTO days
 
 
 def sum_up_earlier(db: sqlite3.Connection, create_tables: Callable[[], None]) -> int:
-    """Within a transaction, replace the tables of an earlier version by new ones with totals of days; how many days."""
+    """Within a transaction, replace the tables of an earlier version by new ones with totals of days; return the number
+    of days."""
     for name in _TABLES:
         db.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
     create_tables()
@@ -66,7 +68,7 @@ def sum_up_earlier(db: sqlite3.Connection, create_tables: Callable[[], None]) ->
 
 
 def _length_s(times: bytes) -> float:
-    """Of the time that a chunk's points cover; 0 where it is damaged."""
+    """Return the seconds that a chunk's points cover; 0 if it is damaged."""
     try:
         return math.fsum(decode_times(times)[1])
     except DamageError:

@@ -1,8 +1,8 @@
-"""The history's SQLite file: opened, kept in its place and within its size, set aside where it is damaged.
+"""The history's SQLite file: opened, kept in its place and within its size, set aside if it is damaged.
 
 Failures are counted and logged once, never raised by ``open``, ``guard`` and ``read``. A file that cannot be read is
-renamed to ``PATH.aside``, replacing an earlier one, and a new file is begun; one that is removed while it is in use is
-written again.
+renamed to ``PATH.aside``, replacing an earlier one, and a new file is begun. A file that is removed while in use is
+rewritten.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ APPLICATION_ID: Final = 0x43504D48
 SCHEMA: Final = 3
 
 PAGE_BYTES: Final = 16_384
-"""A row of points fits into a quarter of a page, else SQLite would give the row a page of its own."""
+"""A row of points takes at most a quarter of a page, since SQLite gives a larger one a page of its own."""
 
 WAL_KEPT_BYTES: Final = 4 * 2**20
 
@@ -64,17 +64,17 @@ _TABLES: Final = (
 
 
 class Owner(Protocol):
-    """Whose rows are in the file."""
+    """The owner of the file's rows."""
 
     def load(self, db: sqlite3.Connection) -> None:
-        """Read what memory has of the file; what is in memory alone stays. Called whenever a file was opened."""
+        """Load memory from the file; data that is only in memory stays. Called whenever a file was opened."""
 
     def drop_damaged(self, error: Exception) -> bool:
-        """Delete the part of the file that ``error`` is about; False where that is not known."""
+        """Delete the part of the file that ``error`` is about; return False if that is not known."""
 
 
 class HistoryFile:
-    """The file, and what is done where it fails. ``path`` None: there is none."""
+    """The file and its error handling. ``path`` None: no file."""
 
     def __init__(self, path: str | None, max_size: int, owner: Owner) -> None:
         self.path, self.max_size = path, max_size
@@ -90,7 +90,7 @@ class HistoryFile:
 
     @property
     def db(self) -> sqlite3.Connection:
-        """Raises sqlite3.OperationalError where there is none."""
+        """The connection. Raises sqlite3.OperationalError if there is none."""
         if self._db is None:
             raise sqlite3.OperationalError("the file is not open")
         return self._db
@@ -100,11 +100,11 @@ class HistoryFile:
         return self.read_number("page_count") * self.read_number("page_size")
 
     def read_number(self, pragma: str) -> int:
-        """The value of a pragma."""
+        """Return the value of a pragma."""
         return read_number(self.db, pragma)
 
     def open(self) -> None:
-        """Open the file and let its owner read it; one that is no history is set aside."""
+        """Open the file and let its owner load it; a file that is no history is set aside."""
         if self.path is None:
             return
         try:
@@ -134,7 +134,7 @@ class HistoryFile:
         elif not is_ours or version != SCHEMA:
             raise DamageError(f"it is not a history of schema {SCHEMA}")
         db.execute("PRAGMA journal_mode = WAL")
-        # A crash of the machine may take the newest points, which is no loss; the file stays consistent.
+        # A crash of the host may lose the newest points, which does no harm; the file stays consistent.
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA cell_size_check = ON")
         db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
@@ -153,15 +153,15 @@ class HistoryFile:
             days = sum_up_earlier(self.db, self._create_tables)
         self.give_back()
         log.info(
-            "history_of_earlier_version", path=self.path, days=days, effect="summed up by day; its points are gone"
+            "history_of_earlier_version", path=self.path, days=days, effect="summed up by day; its points are dropped"
         )
 
     def stay_in_place(self) -> None:
-        """Put a file that was removed back, and open what is in its place. Raises OSError or sqlite3.Error."""
+        """Restore a file that was removed, and open the file in its place. Raises OSError or sqlite3.Error."""
         assert self.path is not None
         if identify_files(self.path) == self._files:
             return
-        log.error("history_lost", path=self.path, advice="find out who removed it; what is open is written anew")
+        log.error("history_lost", path=self.path, advice="find out what removed it; the open file is rewritten")
         if not os.path.lexists(self.path):
             put_back(self.db, self.path)
         self.close()
@@ -188,7 +188,8 @@ class HistoryFile:
             self._db = None
 
     def guard(self, doing: str, work: Callable[[], object]) -> bool:
-        """Run ``work`` on the file; a failure is counted and logged, damage repaired. False: ``work`` failed."""
+        """Run ``work`` on the file; a failure is counted and logged, damage repaired. Return False if ``work``
+        failed."""
         try:
             work()
         except Exception as error:
@@ -199,7 +200,8 @@ class HistoryFile:
         return True
 
     def read(self, work: Callable[[], T]) -> T | None:
-        """The result of ``work``, which is repeated without each damaged part; None when nothing can be read now."""
+        """Return the result of ``work``, which is repeated without each damaged part; None if nothing can be read
+        now."""
         while self._db is not None:
             try:
                 return work()
@@ -210,7 +212,7 @@ class HistoryFile:
         return None
 
     def _mend(self, error: Exception) -> bool:
-        """Drop the part that is damaged, else set the whole file aside. Whether there is a file to read now."""
+        """Drop the damaged part, else set the whole file aside. Return whether there is a file to read now."""
         with contextlib.suppress(Exception):
             if self._owner.drop_damaged(error):
                 return True
@@ -227,28 +229,28 @@ class HistoryFile:
             self.is_failing = True
             log.warning(
                 "history_failed", path=self.path, doing=doing, error=_words(error), effect="the newest points are kept "
-                "in memory only; the scheduler goes on",
+                "in memory only; the scheduler continues",
             )  # fmt: skip
 
     def note_success(self) -> None:
-        """Say, after failures, that all was written."""
+        """Log, after failures, that everything was written."""
         if self.is_failing:
             self.is_failing = False
             log.info("history_is_written_again", path=self.path)
 
     def make_room(self, wanted_bytes: int, drop_oldest: Callable[[], bool]) -> None:
-        """Call ``drop_oldest``, until there is no more to drop or ``wanted_bytes`` more fit into ``max_size``."""
+        """Call ``drop_oldest`` until nothing is left to drop or ``wanted_bytes`` more fit into ``max_size``."""
         allowed = self.max_size // PAGE_BYTES
         wanted = wanted_bytes * 5 // (4 * PAGE_BYTES) + 4
         while self.read_number("page_count") - self.read_number("freelist_count") + wanted > allowed:
             if not drop_oldest():
                 break
-        # SQLite holds the bound: a write that would need more fails.
+        # SQLite enforces the limit: a write that would exceed it fails.
         self.db.execute(f"PRAGMA max_page_count = {max(allowed, 1)}")
 
     def give_back(self) -> None:
-        """Give what is free in the file back to the file system."""
-        self.db.executescript("PRAGMA incremental_vacuum")  # execute would free one page
+        """Return free pages of the file to the file system."""
+        self.db.executescript("PRAGMA incremental_vacuum")  # execute would free only one page
         self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 

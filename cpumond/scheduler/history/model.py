@@ -15,12 +15,12 @@ from cpumond.scheduler.elements.account import BudgetView
 from cpumond.scheduler.model import CommandError
 
 KINDS: Final = ("pool", "node", "operation", "job")
-"""Kinds of series, in the order in which they get room."""
+"""Kinds of series, in the order in which they are kept up to the limit."""
 
 POOL, NODE, OPERATION, JOB = range(4)
 
 USER, ARM, COVERED = range(4, 7)
-"""Kinds that totals of days have besides pools: users, the control group and those compared with it, known time."""
+"""Kinds of daily totals besides pools: users, the control group, the jobs compared with it, known time."""
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "pool": (
@@ -56,17 +56,17 @@ HOUR_S: Final = 3600.0
 DAY_S: Final = 86_400.0
 
 POINTS_S: Final = DAY_S
-"""Points are kept so long; what is older is in the totals of days alone."""
+"""Age up to which points are kept; older data is only in the totals of days."""
 
 
 class HistoryView(msgspec.Struct, frozen=True):
     """The points of one series, oldest first. ``period_s``: between two points.
 
-    Of pools, farther back than a day, a point is the mean of a UTC day over the time that is known of it, with rates
-    and limits only, and ``period_s`` is a day.
+    Older points of pools than a day are means of a UTC day over its known time, with rates and limits only, and
+    ``period_s`` is a day.
 
-    ``times``: the end of each point's interval, ``intervals`` its length in seconds. Where ``times[i] - intervals[i]``
-    is after ``times[i - 1]`` there is nothing known in between. ``columns``: as in COLUMNS, null for "not known".
+    ``times``: the end of each point's interval; ``intervals``: its length in seconds. If ``times[i] - intervals[i]`` is
+    after ``times[i - 1]``, the time between is unknown. ``columns``: as in COLUMNS, null for "not known".
     """
 
     kind: str
@@ -79,9 +79,9 @@ class HistoryView(msgspec.Struct, frozen=True):
 
 
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Core-hours of a pool, an operation or a user. ``late``: the part of ``throttled`` while it had been
-    lowered. ``points``: how many were taken. ``lost``: by preemptions (6.9), in the pool where it was and those above;
-    within the last day by those of operations that are still known.
+    """Core-hours of a pool, an operation or a user. ``late``: the part of ``throttled`` while the limit was lowered.
+    ``points``: their number. ``lost``: by preemptions (6.9), counted in the pool where they happened and those above;
+    within the last day only those of operations that are still known.
 
     ``parent``: of pools that exist. ``title``, ``user``, ``pool``, ``state``: of operations that are still known.
     """
@@ -104,8 +104,9 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportTree(msgspec.Struct, frozen=True):
-    """One tree: its root in ``total``; the other pools, a parent before its children; then, most ordered first,
-    operations within the last day (``left_out_operations``: how many more there are), farther back ``users``."""
+    """One tree: its root in ``total``; then the other pools, a parent before its children. Within the last day,
+    operations follow, largest request first (``left_out_operations``: the number of others); in older reports
+    ``users``."""
 
     tree: str
     total: ReportRow
@@ -114,16 +115,16 @@ class ReportTree(msgspec.Struct, frozen=True):
     left_out_operations: int
     users: list[ReportRow] = []
     budgets: list[BudgetView] = []
-    """As they are now, most spent first."""
+    """Budgets as of now, most spent first."""
 
 
 class ReportView(msgspec.Struct, frozen=True):
-    """Core-hours from ``since`` to ``until``; ``covered_s`` of that time are known, less than all of it where the
-    scheduler was down or the history does not go back that far. Farther back than a day it is made of whole UTC days,
-    from ``since`` on.
+    """Core-hours from ``since`` to ``until``. ``covered_s`` of that time are known: less than all of it if the
+    scheduler was down or the history does not go back that far. A report older than a day covers whole UTC days, from
+    ``since`` on.
 
-    ``operations_without_series``: the most operations at one moment for which there was no room ([history]
-    max_series); what they came to is in their pools only.
+    ``operations_without_series``: the most operations at one moment beyond the limit ([history] max_series); their
+    amounts are only in their pools.
     """
 
     since: float
@@ -135,7 +136,7 @@ class ReportView(msgspec.Struct, frozen=True):
 
 
 class HistoryStatus(msgspec.Struct, frozen=True):
-    """How much there is: bytes of the file, series of the last tick, those that found no room, the oldest moment."""
+    """Size of the history: bytes of the file, series of the last tick, series beyond the limit, the oldest moment."""
 
     bytes: int
     max_bytes: int
@@ -157,12 +158,12 @@ Series = tuple[str, str]
 """Tree and name of a series of a kind."""
 
 COVERED_KEY: Final = Key(COVERED, "", "")
-"""Its total has the time that is known of a day."""
+"""Key of the total of a day's known time."""
 
 
 class Amounts(NamedTuple):
-    """Totals of a pool, user, operation or arm. Core-seconds in the order of CPU_COUNTERS, of limits, lost to
-    preemption, and beyond the orders that fit (``extras``); jobs that began so; seconds that are known; points; the
+    """Totals of a pool, user, operation or arm. Core-seconds: in the order of CPU_COUNTERS, of limits, lost to
+    preemption, and beyond the requests that fit (``extras``). Then jobs that began so; known seconds; points; the
     highest limit in cores."""
 
     used: float = 0.0
@@ -180,7 +181,7 @@ class Amounts(NamedTuple):
     peak: float = 0.0
 
     def plus(self, other: Amounts) -> Amounts:
-        """Both, in time or side by side."""
+        """Return the sum of both, over time or side by side."""
         both = Amounts._make(map(add, self, other))
         return both._replace(peak=max(self.peak, other.peak))
 
@@ -196,8 +197,8 @@ def add_up(parts: Iterable[tuple[Key, Amounts]], totals: dict[Key, Amounts]) -> 
 class Tick:
     """One moment. ``names`` and ``values`` by kind: the values of series ``names[n]`` begin at ``n`` times its WIDTHS.
 
-    ``left_out``: operations without a series for want of room. ``totals``: what it adds to its day, of everything,
-    whether it has a series or not.
+    ``left_out``: operations beyond the limit of series. ``totals``: amounts that it adds to its day, of all elements,
+    with or without a series.
     """
 
     at: float
@@ -207,12 +208,12 @@ class Tick:
     left_out: int = 0
     totals: dict[Key, Amounts] = field(default_factory=dict)
     packed: tuple[bytes, ...] = ()
-    """The values, compressed, once ``chunks.pack_values`` was called; ``values`` is empty then."""
+    """The values, compressed, after ``chunks.pack_values``; ``values`` is empty then."""
 
 
 @dataclass(slots=True)
 class Points:
-    """Some points of one series, oldest first: one array for each column."""
+    """Points of one series, oldest first: one array for each column."""
 
     ends: array[float]
     intervals: array[float]
@@ -223,8 +224,8 @@ class Points:
 
 
 class PeriodTotals(NamedTuple):
-    """Totals of a time. ``covered_s``: seconds of it that are known; ``without_series``: the most operations at one
-    moment that had no series; ``left_out``: tree -> operations that are not in ``totals``."""
+    """Totals of a time. ``covered_s``: known seconds of it; ``without_series``: the most operations at one moment
+    without a series; ``left_out``: tree -> number of operations not in ``totals``."""
 
     totals: Mapping[Key, Amounts]
     covered_s: float
@@ -233,12 +234,13 @@ class PeriodTotals(NamedTuple):
 
 
 def day_of(at: float) -> int:
-    """The number of the UTC day, since 1970, that an interval with this end belongs to: at 0:00 the day before."""
+    """Return the number of the UTC day, since 1970, to which an interval with this end belongs: at 0:00 the previous
+    day."""
     return math.ceil(at / DAY_S) - 1
 
 
 def kind_number(kind: str) -> int:
-    """The place of a kind in KINDS. Raises CommandError."""
+    """Return the index of a kind in KINDS. Raises CommandError."""
     if kind not in KINDS:
-        raise CommandError(f'kind "{kind}" is not known: it is one of {", ".join(KINDS)}')
+        raise CommandError(f'kind "{kind}" is unknown: use one of {", ".join(KINDS)}')
     return KINDS.index(kind)

@@ -1,8 +1,8 @@
-"""The history of a running scheduler: a tick per period from the event loop's thread, all disk work in another one.
+"""The history of a running scheduler: a tick per period from the event loop's thread, all disk work in another thread.
 
-It must not hold up or fail updates, heartbeats or commands. The event loop only collects each tick and does the last
-part of a report. Whatever waits for the disk is bounded: ticks by MAX_WAITING_TICKS, readers in number and time, the
-end of the scheduler by CLOSE_TIMEOUT_S. Ticks go before graphs, graphs before reports.
+It must not delay or fail updates, heartbeats or commands. The event loop only collects each tick and does the last part
+of a report. Everything that waits for the disk is limited: ticks by MAX_WAITING_TICKS, readers in number and time, the
+end of the scheduler by CLOSE_TIMEOUT_S. Ticks have priority over graphs, graphs over reports.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
 
 MAX_WAITING_TICKS: Final = 30
-"""Ticks that may wait for a slow disk; while so many do, none is taken, and the next one covers that time, too."""
+"""Most ticks that wait for a slow disk; beyond that no tick is taken, and the next one covers that time, too."""
 KEPT_ELEMENTS: Final = 20_000
 TICK, GRAPH, REPORT, END = range(4)
-"""Kinds of work, in the order in which they get their turn."""
+"""Kinds of work, highest priority first."""
 MAX_WAITING: Final = {GRAPH: 64, REPORT: 4}
-"""Reads that may wait, besides the running one; equal ones count once."""
+"""Most reads that wait, besides the running one; equal ones count once."""
 NAMES: Final = {GRAPH: "graphs", REPORT: "reports"}
 READ_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 10.0
@@ -62,7 +62,7 @@ class HistoryRecorder:
         self.collector = Collector(started_at, max_series)
         self.core_hour_price, self.currency = 0.0, ""
         self.lost_ticks = 0
-        """Ticks that were not taken, or that the store failed to take in."""
+        """Number of ticks that were not taken, or that the store failed to add."""
         self.read_timeout_s = READ_TIMEOUT_S
         self.close_timeout_s = CLOSE_TIMEOUT_S
         self._store = store
@@ -77,7 +77,7 @@ class HistoryRecorder:
         state.ended_elements = deque(maxlen=KEPT_ELEMENTS)
 
     def take_if_due(self, now: float) -> None:
-        """Take a tick if it is time; called often. Never raises."""
+        """Take a tick if one is due; called often. Never raises."""
         if now < self._due_at:
             return
         self._due_at += self.period_s
@@ -90,7 +90,7 @@ class HistoryRecorder:
         if self._is_closed:
             return
         if self._waiting >= MAX_WAITING_TICKS:
-            # Before anything is collected: what has happened stays for the next tick.
+            # Before anything is collected, so that its events stay for the next tick.
             self._note_failure("history_does_not_answer")
             return
         try:
@@ -123,15 +123,16 @@ class HistoryRecorder:
     async def read(
         self, kind: str, tree: str, name: str, since: float, now: float, max_points: int = 1500
     ) -> HistoryView:
-        """The points of a series that end after ``since`` and not after ``now`` (scheduler time); none if unknown.
+        """Return the points of a series that end after ``since`` and not after ``now`` (scheduler time); none if it is
+        unknown.
 
-        ``tree`` "" is any tree: an operation of several trees has its cores and jobs added up, of its ratios the
-        largest. Raises CommandError for an unknown kind, for ``max_points`` below 1, and when too many reads wait or
+        ``tree`` "" is any tree: cores and jobs of an operation of several trees are added up, of its ratios the largest
+        is taken. Raises CommandError for an unknown kind, for ``max_points`` below 1, and when too many reads wait or
         the disk takes too long; StoreError once it is closed.
         """
         number = kind_number(kind)
         if max_points < 1:
-            raise CommandError(f"max_points is {max_points}: it is 1 or more")
+            raise CommandError(f"max_points is {max_points}: it must be 1 or more")
         key = Key(number, tree if kind in ("pool", "operation") else "", name)
         asked = (key, self._round(since), self._round(now), max_points)
         return await self._share(GRAPH, asked, partial(self._store.read, key, since, now, max_points))
@@ -139,13 +140,13 @@ class HistoryRecorder:
     async def trends(
         self, tree: str, pools: Sequence[str], since_s: float, now: float, count: int
     ) -> tuple[float, dict[str, list[float | None]]]:
-        """``HistoryStore.read_trends``; raises as ``read``."""
+        """Return ``HistoryStore.read_trends``; raises as ``read``."""
         asked = ("trends", tree, tuple(pools), since_s, self._round(now), count)
         return await self._share(GRAPH, asked, partial(self._store.read_trends, tree, pools, since_s, now, count))
 
     async def report(self, since: float, now: float, tree: str | None = None, top: int = 100) -> ReportView:
-        """Core-hours of pools and operations between two moments (scheduler time), by the points that end in between;
-        farther back than these are kept, pools and users, in whole UTC days.
+        """Return core-hours of pools and operations between two moments (scheduler time), from the points that end in
+        between; of times older than these, pools and users, in whole UTC days.
 
         ``tree`` None is all trees; ``top`` operations of each. Raises CommandError when too many reports wait or the
         disk takes too long; StoreError once it is closed.
@@ -160,13 +161,13 @@ class HistoryRecorder:
         return make_report(self._state, totals, since, now, self.period_s, tree)
 
     async def savings(self, since: float, now: float, tree: str | None = None) -> SavingsView:
-        """The worth of reclaimed CPU between two moments, by week, in whole UTC days.
+        """Return the value of reclaimed CPU between two moments, by week, in whole UTC days.
 
         Raises as ``report``, and for an unknown tree.
         """
         if tree is not None:
             self._state.find_tree(tree)
-        # Of the state, which only this thread may look at, the worker gets what it needs.
+        # The worker gets the needed parts of the state, which only this thread may access.
         known = {name: list(list_pools(each)) for name, each in self._state.trees.items()}
 
         def work() -> SavingsView:
@@ -187,8 +188,8 @@ class HistoryRecorder:
         readable: Callable[[list[OperationRecord]], list[OperationRecord]] = list,
         asker: str = "",
     ) -> WasteView:
-        """The waste of a week, Monday to Monday in UTC; 0: of the present one so far. ``tree``, ``user``, ``pool``:
-        only of these. Classes are made of the operations that ``readable`` leaves to ``asker``. Raises as
+        """Return the waste of a week, Monday to Monday in UTC; 0: of the present one so far. ``tree``, ``user``,
+        ``pool``: only of these. Classes are made of the operations that ``readable`` leaves to ``asker``. Raises as
         ``report``."""
         since = monday_before(now) - weeks_ago * WEEK_S
         until = min(since + WEEK_S, now)
@@ -208,7 +209,7 @@ class HistoryRecorder:
         user: str,
         readable: Callable[[list[OperationRecord]], list[OperationRecord]],
     ) -> JobsOf:
-        """Jobs that are known, of operations that ran in a time; the worker reads them."""
+        """Return a function by which the worker lists known jobs of operations that ran in a time."""
         state = self._state
         records = [*state.finished.values(), *(each.record for each in state.operations.values())]
         in_time = [
@@ -228,7 +229,7 @@ class HistoryRecorder:
         return int(at // self.period_s)
 
     def view(self) -> HistoryStatus:
-        """Sizes and counts of the history, without waiting for the disk."""
+        """Return sizes and counts of the history, without waiting for the disk."""
         store = self._store
         return HistoryStatus(
             bytes=store.bytes,
@@ -240,7 +241,7 @@ class HistoryRecorder:
         )
 
     async def _share(self, kind: int, asked: Hashable, work: Callable[[], T]) -> T:
-        """The answer of the store's thread; equal questions between two ticks share one while it is not there."""
+        """Return the result of the store's thread; equal pending requests between two ticks share one."""
         if self._is_closed:
             raise _closed()
         key = (kind, self._taken, asked)
@@ -249,19 +250,19 @@ class HistoryRecorder:
             waiting = self._worker.count(kind)
             if waiting >= MAX_WAITING[kind]:
                 raise CommandError(
-                    f"{waiting} {NAMES[kind]} of the history are being waited for, which is the limit; ask again in a "
+                    f"{waiting} {NAMES[kind]} of the history are already pending, which is the limit; try again in a "
                     "moment",
                     TOO_MANY_REQUESTS,
                 )
             reading = self._shared[key] = _Reading(self._worker.submit(kind, work))
         reading.readers += 1
         try:
-            # A reader that gives up must not take the answer away from the others.
+            # A reader that gives up must not cancel the result for the others.
             answer: T = await asyncio.wait_for(asyncio.shield(reading.answer), self.read_timeout_s)
         except TimeoutError:
             raise CommandError(
-                f"the history did not answer within {self.read_timeout_s:g} s: too much is asked of it, or its disk is "
-                "slow; ask again later, or for less",
+                f"the history did not respond within {self.read_timeout_s:g} s: it has too many requests, or its disk "
+                "is slow; try again later, or request less",
                 TIMEOUT,
             ) from None
         finally:
@@ -273,9 +274,9 @@ class HistoryRecorder:
         return answer
 
     async def close(self, now: float) -> None:
-        """Take a last tick, write what is waiting, close the file. Readers that still wait are refused.
+        """Take a last tick, write pending data, close the file. Readers that still wait are refused.
 
-        A disk that does not answer delays this for ``close_timeout_s`` only. A second call does nothing.
+        A disk that does not respond delays this for ``close_timeout_s`` only. A second call does nothing.
         """
         if self._is_closed:
             return
@@ -294,7 +295,7 @@ class HistoryRecorder:
 
 
 def _closed() -> StoreError:
-    return StoreError("the history is closed, the scheduler is ending; ask again when it is there")
+    return StoreError("the history is closed because the scheduler is stopping; try again after its restart")
 
 
 @dataclass(slots=True)
@@ -319,7 +320,8 @@ class _Worker:
         self._is_started = False
 
     def submit(self, kind: int, work: Callable[[], T]) -> asyncio.Future[T]:
-        """The future result, for the running event loop; work whose future is cancelled before its turn is left out."""
+        """Return the future result, for the running event loop; work whose future is cancelled before its turn is
+        skipped."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._tasks.put((kind, next(self._numbers), work, answer))
         if not self._is_started:
@@ -328,7 +330,7 @@ class _Worker:
         return answer
 
     def count(self, kind: int) -> int:
-        """How many tasks wait for their turn. Cancelled ones count: they show that the thread is busy."""
+        """Return how many tasks wait for their turn. Cancelled ones count: they show that the thread is busy."""
         return sum(task[0] == kind for task in list(self._tasks.queue))
 
     def end(self) -> None:

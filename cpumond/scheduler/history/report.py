@@ -28,9 +28,9 @@ CORE_HOURS = ("ordered", "limit", "used", "reclaimed", "throttled", "late")
 def make_report(
     state: State, period: PeriodTotals, since: float, until: float, period_s: float, tree: str | None
 ) -> ReportView:
-    """The report; users, titles and parents are those that ``state`` has now."""
+    """Return the report; users, titles and parents are the present ones of ``state``."""
     totals = period.totals
-    # Points have no losses, totals of days do.
+    # Only totals of days have losses, points do not.
     lost = {key: each.lost / HOUR_S for key, each in totals.items() if each.lost} or _find_losses(state, since, until)
     names = list(state.trees) if tree is None else [tree]
     names += sorted({key.tree for key in totals} - set(names)) if tree is None else []
@@ -65,7 +65,7 @@ def make_report(
 
 
 def list_pools(tree: Tree) -> Iterator[tuple[str, str]]:
-    """The pools of a tree, depth first, with their parents; without the root."""
+    """Yield the pools of a tree, depth first, with their parents; without the root."""
     waiting = [tree.root]
     while waiting:
         pool = waiting.pop()
@@ -75,14 +75,14 @@ def list_pools(tree: Tree) -> Iterator[tuple[str, str]]:
 
 
 def order_pools(known: Collection[tuple[str, str]], wanted: Mapping[str, Amounts]) -> Iterator[tuple[str, str]]:
-    """Of the pools that exist, as ``list_pools`` gives them, those that are wanted; then the others by name."""
+    """Yield the wanted pools: first those that exist, in the order of ``list_pools``, then the others by name."""
     yield from (each for each in known if each[0] in wanted)
     names = {name for name, _ in known}
     yield from ((name, "") for name in sorted(wanted) if name not in names)
 
 
 def _find_losses(state: State, since: float, until: float) -> dict[Key, float]:
-    """The core-hours that preemptions of that time lost, by pool and operation."""
+    """Return the core-hours lost by preemptions in that time, by pool and operation."""
     ended = (job.preemption for jobs in state.finished_jobs.values() for job in jobs.values())
     stopping = (job.stop.record for job in state.jobs.values() if job.stop is not None)
     lost: dict[Key, float] = {}

@@ -1,6 +1,6 @@
-"""The worth and the cost of reclaimed CPU: by pool and week, and against the control group; pure.
+"""Value and cost of reclaimed CPU: by pool and week, and against the control group; pure.
 
-All amounts are core-hours, of whole UTC days. ``extras`` says which jobs are extra; the agent's
+All amounts are core-hours, of whole UTC days. ``extras`` decides which jobs are extra; the agent's
 ``control_group_ratio`` chooses the control group.
 """
 
@@ -18,21 +18,22 @@ from cpumond.scheduler.history.report import order_pools
 from cpumond.scheduler.model import ROOT_POOL
 
 LEAST_DAYS: Final = 2
-"""With fewer days on which both arms ran nothing is said about a difference."""
+"""Least number of days with jobs in both arms for a statement about their difference."""
 STUDENT_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """The 97.5 % quantiles of Student's t, from one degree of freedom on."""
 
 WEEK_S: Final = 7 * DAY_S
 THURSDAY_S: Final = 3 * DAY_S
-"""The first of January 1970 was one: so long after its Monday."""
+"""Seconds from a Monday to 1970-01-01, a Thursday."""
 
 
 class SavingsRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool with those below it. ``extra_used``: core-hours of jobs, or parts of them, that ran beyond the orders that
-    fit on their nodes; ``extra_ordered``: what these had ordered; ``extra_jobs``: how many of them began.
+    """A pool with those below it. ``extra_used``: core-hours of jobs, or parts of them, that ran beyond the requests
+    that fit on their nodes; ``extra_ordered``: core-hours that these requested; ``extra_jobs``: how many of them began.
 
-    What it cost: ``held_back`` while limits were down (``late``), ``lost`` to preemption. ``gain`` is ``extra_used``
-    less both, ``money`` that at the price of a core-hour, null without one. ``reclaimed``: what limits were lowered by.
+    The cost: ``held_back``, time throttled while limits were lowered (``late``), and ``lost`` to preemption. ``gain``:
+    ``extra_used`` less both; ``money``: the gain at the price of a core-hour, null without one. ``reclaimed``: by how
+    much limits were lowered.
     """
 
     name: str
@@ -48,18 +49,18 @@ class SavingsRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavingsWeek(msgspec.Struct, frozen=True):
-    """From Monday, UTC, or where the time asked for begins. ``covered_s`` of it are known."""
+    """A week from Monday, UTC, or from the beginning of the requested time. ``covered_s`` of it are known."""
 
     since: float
     until: float
     covered_s: float
     pools: list[SavingsRow]
-    """The root first, a parent before its children; those alone that have something to show."""
+    """The root first, a parent before its children; only pools with amounts."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A ratio in both arms, over the whole time. ``low`` to ``high`` is the 95 % interval of others less control, by
-    how much days differ; null: too few to tell."""
+    """A ratio in both arms, over the whole time. ``low`` to ``high``: the 95 % interval of others less control, from
+    the variation between days; null: too few days."""
 
     control: float
     others: float
@@ -68,10 +69,10 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The control group, left in shadow, against the other jobs of the same hosts, in core-hours ordered.
+    """The control group, left in shadow, against the other jobs of the same hosts; ratios of requested core-hours.
 
-    ``held_back``: time that jobs were held back by their limit, of what they ordered; ``used``: CPU used of that.
-    ``days``: on which both ran; ``sentence``: both in words.
+    ``held_back``: time throttled by the limit; ``used``: CPU used. ``days``: on which both ran; ``sentence``: both in
+    words.
     """
 
     control_ordered: float
@@ -83,17 +84,17 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavingsTree(msgspec.Struct, frozen=True):
-    """``total``: all weeks together."""
+    """Savings of a tree. ``total``: all weeks together."""
 
     tree: str
     total: list[SavingsRow]
     weeks: list[SavingsWeek]
     comparison: Comparison | None = None
-    """None where no host has a control group."""
+    """None: no host has a control group."""
 
 
 class SavingsView(msgspec.Struct, frozen=True, kw_only=True):
-    """``covered_s`` of the time are known; ``core_hour_price`` 0 and ``currency`` "" where none is configured."""
+    """``covered_s`` of the time are known; ``core_hour_price`` 0 and ``currency`` "" if none is configured."""
 
     since: float
     until: float
@@ -104,7 +105,7 @@ class SavingsView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DaySums(NamedTuple):
-    """Of one day: what is compared and what was ordered, in the control group and outside of it."""
+    """One day: the compared amount and the requested one, in the control group and outside of it."""
 
     control: float
     control_ordered: float
@@ -113,12 +114,12 @@ class DaySums(NamedTuple):
 
 
 def monday_before(at: float) -> float:
-    """The last Monday 0:00 UTC, that moment included."""
+    """Return the last Monday 0:00 UTC, that moment included."""
     return (at + THURSDAY_S) // WEEK_S * WEEK_S - THURSDAY_S
 
 
 def list_weeks(since: float, until: float) -> list[tuple[float, float]]:
-    """The weeks, from Monday 0:00 UTC, that a time touches, cut to it."""
+    """Return the weeks, from Monday 0:00 UTC, that a time touches, limited to the time."""
     begin = monday_before(since)
     parts = []
     while begin < until:
@@ -128,22 +129,22 @@ def list_weeks(since: float, until: float) -> list[tuple[float, float]]:
 
 
 Pools = Mapping[str, Collection[tuple[str, str]]]
-"""Of each tree that there is now, as ``report.list_pools`` gives them."""
+"""Pools of each existing tree, as from ``report.list_pools``."""
 
 
 Weeks = Sequence[tuple[tuple[float, float], PeriodTotals]]
-"""The earliest first."""
+"""Weeks, the earliest first."""
 
 
 def list_arms(weeks: Weeks) -> list[Key]:
-    """The control groups and what they are compared with."""
+    """Return the control groups and the arms with which they are compared."""
     return list({key: None for _, week in weeks for key in week.totals if key.kind == ARM})
 
 
 def make_savings(
     known: Pools, weeks: Weeks, days: Sequence[Mapping[Key, Amounts]], tree: str | None, price: float, currency: str
 ) -> SavingsView:
-    """The savings of weeks. ``days``: of ``list_arms``."""
+    """Return the savings of weeks. ``days``: amounts of ``list_arms`` by day."""
     total: dict[Key, Amounts] = {}
     for _, week in weeks:
         add_up(week.totals.items(), total)
@@ -172,7 +173,7 @@ def make_savings(
 
 
 def at_price(view: SavingsView, price: float) -> SavingsView:
-    """The same at another price of a core-hour; 0 for none."""
+    """Return the view at another price of a core-hour; 0: without a price."""
 
     def change(rows: list[SavingsRow]) -> list[SavingsRow]:
         return [msgspec.structs.replace(row, money=row.gain * price if price else None) for row in rows]
@@ -238,10 +239,10 @@ def _compare_arms(tree: str, days: Sequence[Mapping[Key, Amounts]]) -> Compariso
 
 
 def compare(days: Sequence[DaySums]) -> Difference:
-    """The ratios of both arms, and the 95 % interval of others less control.
+    """Return the ratios of both arms, and the 95 % interval of others less control.
 
-    A day deviates by how far its difference is from that of the whole time, weighed by what was ordered on it. The
-    interval is Student's, of a mean, cut at all that was ordered.
+    A day's deviation is that of its difference from the one of the whole time, weighted by its requests. The interval
+    is Student's, of a mean, limited to the whole request.
     """
     control, others = _find_ratio([day[:2] for day in days]), _find_ratio([day[2:] for day in days])
     both = sum(day.control_ordered > 0.0 and day.others_ordered > 0.0 for day in days)
@@ -254,7 +255,7 @@ def compare(days: Sequence[DaySums]) -> Difference:
         for day in days
     ]
     reach = student_95(both - 1) * math.sqrt(both / (both - 1)) * math.hypot(*deviations)
-    # More is held back or used than ordered by some jobs.
+    # Some jobs are throttled for longer, or use more, than they request.
     middle, most = others - control, max(1.0, control, others)
     return Difference(control, others, max(middle - reach, -most), min(middle + reach, most))
 
@@ -264,26 +265,27 @@ def _find_ratio(days: Sequence[tuple[float, float]]) -> float:
 
 
 def student_95(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, exact to .01: a table, then the expansion around the normal one."""
+    """Return the 97.5 % quantile of Student's t, exact to .01: a table, then the expansion around the normal one."""
     if freedom <= len(STUDENT_95):
         return STUDENT_95[freedom - 1]
     return 1.960 + 2.372 / freedom + 2.823 / freedom**2
 
 
 def describe(held_back: Difference, used: Difference) -> str:
-    """Both differences in words, percent of what was ordered."""
+    """Return both differences in words, in percent of the requests."""
     if held_back.low is None or held_back.high is None or used.low is None or used.high is None:
-        return "too few days on which jobs of both groups ran to tell a difference"
+        return "jobs of both groups ran on too few days to show a difference"
     told = (
-        f"jobs whose limits move were held back for {100 * held_back.others:.2f} % of what they ordered, those of the "
-        f"control group for {100 * held_back.control:.2f} %: {_points(held_back.low, held_back.high)}; "
-        f"they used {100 * used.others:.1f} % of it, the control group {100 * used.control:.1f} %"
+        f"jobs with moving limits were throttled for {100 * held_back.others:.2f} % of their requested core-hours, "
+        "jobs "
+        f"of the control group for {100 * held_back.control:.2f} %: {_points(held_back.low, held_back.high)}; "
+        f"they used {100 * used.others:.1f} % of them, the control group {100 * used.control:.1f} %"
     )
     same = used.low <= 0.0 <= used.high
-    return f"{told}, no difference that these figures can show" if same else f"{told}: {_points(used.low, used.high)}"
+    return f"{told}, no significant difference" if same else f"{told}: {_points(used.low, used.high)}"
 
 
 def _points(low: float, high: float) -> str:
     if low <= 0.0 <= high:
-        return f"no difference that these figures can show ({100 * low:+.2f} to {100 * high:+.2f} points)"
+        return f"no significant difference ({100 * low:+.2f} to {100 * high:+.2f} points)"
     return f"{100 * low:+.2f} to {100 * high:+.2f} points (95 %)"

@@ -1,9 +1,9 @@
 """Points of the history: gathered from ticks, merged for a graph, summed up, shown; pure.
 
-A *tick* is one moment at which all series get a point; its interval reaches back to the tick before, or to the start
+A *tick* is one moment at which all series get a point. Its interval reaches back to the previous tick, or to the start
 of the scheduler. Values are float32, NaN for "not known". A point of a rate is the mean over its interval, so the sum
-of rate times interval is what was used, ordered, ... in all, and merging points does not change it. Times are seconds
-since 1970 by the scheduler's clock, CPU values cores, shares fractions of a tree.
+of rate times interval is the total used, requested, ..., and merging points does not change it. Times are seconds since
+1970 by the scheduler's clock, CPU values cores, shares fractions of a tree.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from cpumond.scheduler.history.model import (
 
 
 def gather(values: Sequence[array[float]], kind: int, rows: Sequence[int]) -> list[array[float]]:
-    """The columns of one series; ``values``: of its kind in each tick, ``rows``: its place there, -1 where it has none
-    (NaN then)."""
+    """Return the columns of one series. ``values``: of its kind in each tick; ``rows``: its index there, -1: none (NaN
+    then)."""
     width = WIDTHS[kind]
     absent = array("f", [NOT_KNOWN]) * width
     block = array("f")
@@ -47,7 +47,7 @@ def gather(values: Sequence[array[float]], kind: int, rows: Sequence[int]) -> li
 def places(
     ticks: Sequence[Tick], kind: int, tree: str = "", names: Container[str] | None = None
 ) -> dict[Series, list[int]]:
-    """Series -> its place in each tick, -1 where it has none; of ``names`` only, and of ``tree``, "" for any."""
+    """Return series -> its index in each tick, -1: none; only of ``names``, and of ``tree`` ("" for any)."""
     found: dict[Series, list[int]] = {}
     for number, tick in enumerate(ticks):
         for row, series in enumerate(tick.names[kind]):
@@ -63,10 +63,10 @@ def places(
 def merge_columns(
     intervals: Sequence[float], groups: Sequence[tuple[int, int]], columns: Sequence[array[float]], has_rates: bool
 ) -> list[array[float]]:
-    """The columns with each group of points (from, to) merged into one point.
+    """Return the columns with each group of points (from, to) merged into one point.
 
     A gauge becomes its mean over the time for which it is known. A rate becomes its mean over all of the group's time,
-    where unknown values count as 0: so the sum of rate times interval stays the same.
+    with unknown values as 0: so the sum of rate times interval stays the same.
     """
     totals = [sum(intervals[a:b]) for a, b in groups]
     merged: list[array[float]] = []
@@ -94,7 +94,7 @@ def _mean_of_known(values: Sequence[float], intervals: Sequence[float], is_rate:
 
 
 def split(ends: Iterable[float], bucket_of: Callable[[float], int]) -> list[tuple[int, int]]:
-    """Neighbours whose ends fall into the same bucket, as (from, to)."""
+    """Return runs of neighbours whose ends fall into the same bucket, as (from, to)."""
     groups: list[tuple[int, int]] = []
     start, current, number = 0, None, -1
     for number, end in enumerate(ends):
@@ -109,7 +109,7 @@ def split(ends: Iterable[float], bucket_of: Callable[[float], int]) -> list[tupl
 
 
 def merge_points(points: Points, groups: Sequence[tuple[int, int]], has_rates: bool) -> Points:
-    """Each group of neighbours as one point, at the end of the last of them."""
+    """Merge each group of neighbours into one point, at the end of the last of them."""
     return Points(
         array("d", (points.ends[b - 1] for _, b in groups)),
         array("d", (sum(points.intervals[a:b]) for a, b in groups)),
@@ -118,7 +118,7 @@ def merge_points(points: Points, groups: Sequence[tuple[int, int]], has_rates: b
 
 
 def select(points: Points, since: float, until: float) -> Points:
-    """The points that end after ``since`` and not after ``until``, without those of which nothing is known."""
+    """Return the points that end after ``since`` and not after ``until``, without points of which nothing is known."""
     keep = [
         number
         for number, end in enumerate(points.ends)
@@ -132,9 +132,9 @@ def select(points: Points, since: float, until: float) -> Points:
 
 
 def combine(parts: Iterable[Points], kind: int) -> Points:
-    """The points of several series as one, ordered by time: of an operation in its trees, or with several numbers.
+    """Combine the points of several series, ordered by time: of an operation in its trees, or with several numbers.
 
-    At the same moment cores, jobs and counts are added; of shares, volumes and capacities the largest stays.
+    Of points at the same moment, cores, jobs and counts are added; of shares, volumes and capacities the largest stays.
     """
     at: dict[float, tuple[float, list[float]]] = {}
     names = COLUMNS[KINDS[kind]]
@@ -158,9 +158,9 @@ def combine(parts: Iterable[Points], kind: int) -> Points:
 
 
 def make_view(key: Key, points: Points, since: float, until: float, max_points: int, period_s: float) -> HistoryView:
-    """The view of a series: at most ``max_points``, neighbours merged where there are more."""
+    """Return the view of a series: at most ``max_points``, with neighbours merged if there are more."""
     if len(points) > max_points:
-        # Time before the first and after the last point gets no share of ``max_points``.
+        # The time before the first and after the last point takes none of ``max_points``.
         since, until = max(since, points.ends[0] - points.intervals[0]), min(until, points.ends[-1])
         width_s = (until - since) / max_points
         groups = split(points.ends, lambda end: min(math.ceil((end - since) / width_s - 1e-6), max_points))
@@ -181,7 +181,7 @@ def make_view(key: Key, points: Points, since: float, until: float, max_points: 
 
 
 def sum_columns(kind: int, intervals: Sequence[float], columns: Sequence[array[float]]) -> Amounts:
-    """The totals of the points of one pool or operation; unknown values count as 0."""
+    """Return the totals of the points of one pool or operation; unknown values count as 0."""
     limits = columns[LIMIT_COLUMNS[kind]]
     summed = [_sum_known(column, intervals) for column in (*columns[-RATES:], limits)]
     peak = max((value for value in limits if value == value), default=0.0)
@@ -196,7 +196,8 @@ def _sum_known(values: Sequence[float], intervals: Sequence[float]) -> float:
 
 
 def top_operations(totals: Mapping[Key, Amounts], top: int) -> tuple[dict[Key, Amounts], dict[str, int]]:
-    """All pools and, of each tree, the ``top`` operations that ordered most; and tree -> operations left out."""
+    """Return all pools and, of each tree, the ``top`` operations with the largest requests; and tree -> operations left
+    out."""
     kept = {key: each for key, each in totals.items() if key.kind == POOL}
     by_tree: dict[str, list[tuple[Key, Amounts]]] = {}
     for key, each in totals.items():
@@ -211,7 +212,7 @@ def top_operations(totals: Mapping[Key, Amounts], top: int) -> tuple[dict[Key, A
 
 
 def mean_of_parts(points: Points, column: int, since: float, until: float, count: int) -> list[float | None]:
-    """The mean of a gauge in each of ``count`` parts of a time, None where nothing is known."""
+    """Return the mean of a gauge in each of ``count`` parts of a time, None if nothing is known."""
     width_s = (until - since) / count
     sums, lengths_s = [0.0] * count, [0.0] * count
     for end, interval_s, value in zip(points.ends, points.intervals, points.columns[column], strict=True):
@@ -223,7 +224,7 @@ def mean_of_parts(points: Points, column: int, since: float, until: float, count
 
 
 def make_days(key: Key, days: Mapping[int, tuple[Amounts, float]], until: float) -> Points:
-    """A pool by UTC day. ``days``: its totals and the seconds that are known of the day."""
+    """Return points of a pool by UTC day. ``days``: its totals and the known seconds of the day."""
     columns = {name: array("f", [NOT_KNOWN]) * len(days) for name in COLUMNS[KINDS[key.kind]]}
     rates = COLUMNS[KINDS[key.kind]][-RATES:]
     for number, (amounts, known_s) in enumerate(days.values()):

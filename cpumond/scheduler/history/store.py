@@ -1,10 +1,10 @@
 """The history in a SQLite file of its own: a day in points, and totals of each UTC day. Its loss harms nothing else.
 
-The newest ticks are in memory, and each is a row of the journal. When there are CHUNK_TICKS of them they become a
-*chunk*: one compressed row for each series, and the journal's rows go in the same transaction. What a tick adds to its
-day is added to the totals in the write that puts it into the journal, so nothing is counted twice, and what was not
-written is added by the next write. Points go after POINTS_S, totals after ``length_s``; over ``max_size`` the oldest
-points go, then the oldest days.
+The newest ticks are in memory, and each is a row of the journal. CHUNK_TICKS of them become a *chunk*: one compressed
+row for each series; the journal's rows are dropped in the same transaction. The amounts that a tick adds to its day are
+added to the totals in the write that puts it into the journal, so nothing is counted twice, and amounts of a failed
+write are added by the next one. Points are dropped after POINTS_S, totals after ``length_s``; above ``max_size`` first
+the oldest points, then the oldest days.
 
 Used by one thread at a time, never the event loop's. While writes fail the newest points and totals stay in memory. A
 chunk that cannot be read is dropped.
@@ -66,12 +66,12 @@ from cpumond.scheduler.store.sqlite import transaction
 CHUNK_TICKS: Final = 30
 PAUSE_SERIES: Final = 100
 PAUSE_S: Final = 0.001
-"""After each PAUSE_SERIES series of a new chunk the thread sleeps so long: the event loop's thread gets its turns."""
+"""Pause of the thread after each PAUSE_SERIES series of a new chunk, so that the event loop's thread gets its turns."""
 ROW_BYTES: Final = 100
-"""Roughly what a row takes besides its points."""
+"""Approximate bytes of a row besides its points."""
 MEMORY_TICKS: Final = 120
 MEMORY_DAYS: Final = 2
-"""Bounds of what memory keeps while writes fail."""
+"""Limits of memory while writes fail."""
 
 _INSERT_POINTS: Final = "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT_SUMS: Final = (
@@ -99,9 +99,9 @@ _Row = tuple[int, int, str, str, float, float, float, float, float, float, float
 class HistoryStore:
     """The history of one scheduler. ``path`` None keeps it in memory only.
 
-    ``length_s``: how far the totals of days go back, and the points, up to POINTS_S; ``period_s``: the time between two
-    ticks; ``max_size``: bytes of the file. Stored points after ``now`` are dropped: the clock was set back, and times
-    must not go back within a series.
+    ``length_s``: the age up to which totals of days are kept, and points, up to POINTS_S; ``period_s``: the time
+    between two ticks; ``max_size``: bytes of the file. Stored points after ``now`` are dropped: the clock was set back,
+    and times must not go back within a series.
     """
 
     def __init__(self, path: str | None, length_s: float, period_s: float, max_size: int, now: float) -> None:
@@ -123,15 +123,15 @@ class HistoryStore:
         self.file.guard("read", self._measure)
 
     def close(self) -> None:
-        """Write what the journal does not have yet, and close the file. A second call does nothing."""
+        """Write data that the journal does not have yet, and close the file. A second call does nothing."""
         if self.file.is_open and self.file.is_failing and self._ticks:
             self.file.guard("write", self._write_all)
         self.file.close()
 
-    # ---- what the file calls
+    # ---- callbacks of the file
 
     def load(self, db: sqlite3.Connection) -> None:
-        """Read chunks and journal; newer ticks in memory are put behind what the file has."""
+        """Load chunks and journal; newer ticks in memory are appended to those of the file."""
         chunks: dict[int, Chunk] = {}
         for chunk_id, left_out, times in db.execute("SELECT id, left_out, times FROM chunks"):
             chunks[chunk_id] = Chunk(chunk_id, *decode_times(times), left_out)
@@ -145,7 +145,7 @@ class HistoryStore:
         self._measure()
 
     def drop_damaged(self, error: Exception) -> bool:
-        """Drop the chunk that is damaged."""
+        """Drop the damaged chunk."""
         chunk = error.chunk if isinstance(error, DamageError) else None
         if chunk is None or chunk.id not in self._chunks:
             return False
@@ -153,10 +153,10 @@ class HistoryStore:
         log.warning("history_part_dropped", path=self.file.path, since=chunk.begin, until=chunk.end)
         return True
 
-    # ---- taken in
+    # ---- adding
 
     def add(self, tick: Tick) -> None:
-        """Take in the next tick; failures of the disk or the file do not raise."""
+        """Add the next tick; failures of the disk or the file do not raise."""
         errors = self.file.errors
         self._now = tick.at
         self._ticks.append(tick)
@@ -182,7 +182,7 @@ class HistoryStore:
         self.file.guard("read", self._measure)
 
     def _limit_memory(self) -> None:
-        """Forget the oldest ticks in memory when the disk takes none for long."""
+        """Drop the oldest ticks in memory if the disk has accepted none for long."""
         for day in sorted(self._days)[:-MEMORY_DAYS]:
             del self._days[day]
         del self._ticks[:-MEMORY_TICKS]
@@ -233,7 +233,7 @@ class HistoryStore:
                 sums = sum_columns(kind, chunk.intervals, columns) if HAS_RATES[kind] else Amounts()
                 yield (chunk.id, kind, name, tree, *sums[:6], sums.peak, sums.points, pack(columns))
 
-    # ---- dropped
+    # ---- dropping
 
     def _expire(self) -> None:
         old = [chunk for chunk in self._chunks.values() if chunk.end <= self._now - min(self.length_s, POINTS_S)]
@@ -249,7 +249,8 @@ class HistoryStore:
         del self._chunks[chunk.id]
 
     def _drop_oldest(self) -> bool:
-        """Drop the oldest chunk; without any, the oldest day but today. False: there is no more to drop."""
+        """Drop the oldest chunk, or without any the oldest day except today. Return False if nothing is left to
+        drop."""
         if self._chunks:
             self._drop(min(self._chunks.values(), key=lambda each: (each.end, each.id)))
             return True
@@ -282,11 +283,11 @@ class HistoryStore:
         begins = [chunk.begin for chunk in self._chunks.values()]
         return min((*begins, *(tick.at - tick.interval_s for tick in self._ticks[:1])), default=None)
 
-    # ---- read
+    # ---- reading
 
     def read(self, key: Key, since: float, until: float, max_points: int) -> HistoryView:
-        """The points of a series that end in (since, until]; ``key.tree`` "" is any tree. Of a pool, where ``since`` is
-        farther back than points are kept: by UTC day."""
+        """Return the points of a series that end in (since, until]; ``key.tree`` "" is any tree. For a pool, if
+        ``since`` is older than the points that are kept: by UTC day."""
         if key.kind == POOL and since < self._now - POINTS_S:
             days = self._find_days([key, COVERED_KEY], since, until)
             known = {day: (its.get(key, Amounts()), its[COVERED_KEY].seconds) for day, its in days.items()}
@@ -298,7 +299,7 @@ class HistoryStore:
     def _read_points(
         self, kind: int, tree: str, names: Collection[str], since: float, until: float
     ) -> dict[str, Points]:
-        """The points of series of these names; ``tree`` "" is any tree."""
+        """Return the points of series with these names; ``tree`` "" is any tree."""
         parts = self.file.read(lambda: self._read_stored(kind, tree, names, since, until)) or []
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
         found = places(ticks, kind, tree, names)
@@ -323,8 +324,9 @@ class HistoryStore:
     def read_trends(
         self, tree: str, pools: Collection[str], since_s: float, until: float, count: int
     ) -> tuple[float, dict[str, list[float | None]]]:
-        """The CPU that pools of a tree may use, cores: the beginning of the time, at most ``since_s`` before ``until``
-        and as far as points go back, and the means of its ``count`` parts; pools without points are left out."""
+        """Return the trend of the CPU limits of pools of a tree, in cores: the beginning of the time, at most
+        ``since_s`` before ``until`` and as far back as points go, and the means of its ``count`` parts; without pools
+        that have no points."""
         since = max(until - since_s, self._first_point() or until)
         points = self._read_points(POOL, tree, pools, since, until) if since < until else {}
         column = COLUMNS["pool"].index("limit_cores")
@@ -332,10 +334,10 @@ class HistoryStore:
             name: mean_of_parts(each, column, since, until, count) for name, each in points.items() if len(each)
         }
 
-    # ---- summed up
+    # ---- summing up
 
     def sum_points(self, since: float, until: float, tree: str | None, top: int) -> PeriodTotals:
-        """Totals of pools and of each tree's ``top`` operations, from the points that end in (since, until]."""
+        """Return totals of pools and of each tree's ``top`` operations, from the points that end in (since, until]."""
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
         covered_s = math.fsum(tick.interval_s for tick in ticks)
         without_series = max((tick.left_out for tick in ticks), default=0)
@@ -372,7 +374,7 @@ class HistoryStore:
         return totals
 
     def sum_days(self, since: float, until: float, tree: str | None = None) -> PeriodTotals:
-        """Totals of pools, users and arms, of the UTC days that a time touches."""
+        """Return totals of pools, users and arms, of the UTC days that a time touches."""
         first, last = int(since // DAY_S), day_of(until)
 
         def read() -> dict[Key, Amounts]:
@@ -387,12 +389,12 @@ class HistoryStore:
         return PeriodTotals({key: each for key, each in totals.items() if tree in (None, key.tree)}, covered_s)
 
     def read_days(self, keys: Collection[Key], since: float, until: float) -> list[dict[Key, Amounts]]:
-        """Totals of some keys, in each UTC day of a time of which anything is known; those that had nothing are left
-        out."""
+        """Return totals of some keys, in each UTC day of a time of which anything is known; keys without amounts are
+        left out."""
         return list(self._find_days([*keys, COVERED_KEY], since, until).values())
 
     def _find_days(self, keys: Sequence[Key], since: float, until: float) -> dict[int, dict[Key, Amounts]]:
-        """The same by day; COVERED_KEY is in each."""
+        """Return totals of some keys by day; COVERED_KEY is in each."""
         first = self._first_day()
         if first is None:
             return {}
@@ -415,5 +417,5 @@ class HistoryStore:
 
 
 def _times_of(ticks: Sequence[Tick]) -> tuple[array[float], array[float]]:
-    """Ends and intervals."""
+    """Return ends and intervals."""
     return array("d", (tick.at for tick in ticks)), array("d", (tick.interval_s for tick in ticks))

@@ -1,7 +1,8 @@
-"""What was ordered and not used in a week, by user, pool and class of jobs, and which order is enough; pure.
+"""Waste: CPU requested and not used in a week, by user, pool and class of jobs, and sufficient requests; pure.
 
 Core-hours of users and pools are the history's totals of whole UTC days. Those of classes are made of the counters of
-jobs that are still known, which are of their whole run: a job that ran in part outside of the week is taken as even.
+jobs that are still known, which cover their whole run: the usage of a job that ran partly outside of the week is spread
+evenly.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from cpumond.scheduler.model import CLASSES, ROOT_POOL, JobClass, JobRecord, Ope
 
 MAX_CLASSES: Final = 20
 ENOUGH_FOR, HEADROOM, WORTH_IT = 0.95, 1.25, 0.9
-"""A better order is HEADROOM times the mean use that jobs with ENOUGH_FOR of the running time of their class kept to: a
-mean says nothing of peaks. It is named where it is at most WORTH_IT of what was ordered."""
+"""A better request is HEADROOM times the mean usage that jobs with ENOUGH_FOR of the running time of their class did
+not exceed, since a mean says nothing about peaks. It is named if it is at most WORTH_IT of the request."""
 MOST_HELD: Final = 0.01
-"""Above this ratio of time throttled (without what the agent caused) to time used, jobs need what they ordered."""
+"""Above this ratio of time throttled (without the part that the agent caused) to time used, jobs need their request."""
 LEAST_HOURS: Final = 1.0
-"""Core-hours of a class that went unused, below which no better order is named."""
+"""Unused core-hours of a class below which no better request is named."""
 
 
 class WasteClass(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of operations whose titles differ in numbers (``#``) alone; ``task``: "" of operations with one task.
+    """Jobs of operations whose titles differ only in numbers (``#``); ``task``: "" for operations with one task.
 
-    Core-hours; ``ordered_cores``, ``used_cores``: means over the running time. ``better_cores``: an order that is
-    enough, null where none is clearly lower. ``memory``, ``max_memory``: the highest order and use of jobs that ended,
-    bytes; 0: not known. ``sentence``: all of it.
+    Core-hours. ``ordered_cores``, ``used_cores``: means over the running time. ``better_cores``: a sufficient request,
+    null if none is clearly lower. ``memory``, ``max_memory``: the highest request and usage of jobs that ended, bytes;
+    0: not known. ``sentence``: all of it.
     """
 
     title: str
@@ -56,8 +57,8 @@ class WasteClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WasteSummary(msgspec.Struct, frozen=True):
-    """A user, or a pool with those below it, in a tree; core-hours. ``known``: what of ``ordered`` is in classes, also
-    in ``left_out_classes``; those with the most that went unused are shown."""
+    """A user, or a pool with those below it, in a tree; core-hours. ``known``: the part of ``ordered`` that is in
+    classes, including ``left_out_classes``; the classes with the most unused core-hours are shown."""
 
     tree: str
     name: str
@@ -81,7 +82,8 @@ class WasteView(msgspec.Struct, frozen=True):
 
 
 class _Ran(NamedTuple):
-    """What a job had in the week: core-seconds; ``held``: throttled by its order. ``mean``: cores, of its whole run."""
+    """A job's amounts in the week: core-seconds; ``held``: throttled at its request. ``mean``: cores, of its whole
+    run."""
 
     seconds: float
     order: float
@@ -104,7 +106,7 @@ def make_waste(
     period: PeriodTotals, since: float, until: float, now: float, jobs: JobsOf,
     parents: Mapping[str, Mapping[str, str]], user: str = "", pool: str = "",
 ) -> WasteView:  # fmt: skip
-    """The waste of a week. ``parents``: of the pools of each tree; ``user``, ``pool``: only of these."""
+    """Return the waste of a week. ``parents``: of the pools of each tree; ``user``, ``pool``: only of these."""
     groups: dict[Key, dict[_Class, list[_Ran]]] = {}
     for record, its in jobs:
         for tree, kind, ran in _list_ran(record, its, since, until, now):
@@ -130,7 +132,7 @@ def make_waste(
 def _list_ran(
     record: OperationRecord, jobs: Iterable[JobRecord | Job], since: float, until: float, now: float
 ) -> Iterator[tuple[str, _Class, _Ran]]:
-    """Tree, class and amounts of jobs that ran in the week and of which it is known what they used."""
+    """Yield tree, class and amounts of jobs that ran in the week and whose usage is known."""
     title, memory = re.sub(r"\d+", "#", record.title), {task.name: task.memory_limit for task in record.tasks}
     for job in jobs:
         use: CpuUse
@@ -157,7 +159,7 @@ def _summarize(key: Key, its: Amounts, groups: Mapping[_Class, list[_Ran]]) -> W
     name = "All pools" if key.name == ROOT_POOL else ("Pool " if key.kind == POOL else "") + quoted(key.name)
     ordered, used, reclaimed = its.ordered / HOUR_S, its.used / HOUR_S, its.reclaimed / HOUR_S
     text = (
-        f"{name} ordered {_hours(ordered)} core-hours and used {_hours(used)} ({format_percent(used / ordered)} %); "
+        f"{name} requested {_hours(ordered)} core-hours and used {_hours(used)} ({format_percent(used / ordered)} %); "
         f"limits were lowered by {_hours(reclaimed)}."
     )
     known, left_out = math.fsum(each.ordered for each in classes), max(len(classes) - MAX_CLASSES, 0)
@@ -178,13 +180,13 @@ def _make_class(kind: _Class, ran: list[_Ran]) -> WasteClass:
     text = quoted(title) if title else "Without a title"
     text += f", task {quoted(task)}" if task else ""
     text += (
-        f"{' on reclaimed CPU' if reclaimed else ''}: {count(len(ran), 'job')} ordered {format_cores(ordered_cores)}"
+        f"{' on reclaimed CPU' if reclaimed else ''}: {count(len(ran), 'job')} requested {format_cores(ordered_cores)}"
     )
     text += f" cores and used {format_cores(used_cores)} on average"
     if better is not None:
-        text += f": order {better:g}"
+        text += f": request {better:g}"
     elif is_held:
-        text += "; they were held back by what they ordered, so no lower order is named"
+        text += "; they were throttled at their request, so no lower one is recommended"
     if memory and max_memory:
         text += f"; memory: at most {max_memory / 2**30:.1f} of {memory / 2**30:.1f} GiB"
     hours = {name: each / HOUR_S for name, each in zip(("ordered", "used", "reclaimed"), amounts, strict=True)}
@@ -195,8 +197,8 @@ def _make_class(kind: _Class, ran: list[_Ran]) -> WasteClass:
 
 
 def find_better(means: Iterable[tuple[float, float]], ordered_cores: float) -> float | None:
-    """The order, in cores, that is enough by the mean use and the running time of jobs, rounded up to halves, below one
-    core to tenths; None where it is hardly lower."""
+    """Return the request, in cores, that is sufficient by the mean usage and the running time of jobs, rounded up to
+    halves, below one core to tenths; None if it is hardly lower."""
     by_use = sorted(means)
     reached = list(accumulate(seconds for _, seconds in by_use))
     wanted = max(HEADROOM * by_use[bisect_left(reached, ENOUGH_FOR * reached[-1])][0], 0.1)
@@ -206,17 +208,17 @@ def find_better(means: Iterable[tuple[float, float]], ordered_cores: float) -> f
 
 
 def describe_waste(view: WasteView) -> Iterator[str]:
-    """The lines of a text: when, then each user and pool with its classes."""
+    """Yield the lines of a text: the time, then each user and pool with its classes."""
     known = f"{view.covered_s / HOUR_S:.0f} h are known"
-    yield f"From {format_utc(view.since)} to {format_utc(view.until)}, of which {known}:"
+    yield f"From {format_utc(view.since)} to {format_utc(view.until)} ({known}):"
     if not view.users and not view.pools:
-        yield "nothing was ordered, as far as is known"
+        yield "nothing was requested, as far as is known"
     for each in (*view.users, *view.pools):
         yield ""
         yield f"{each.sentence} (tree {quoted(each.tree)})"
         yield from (f"- {kind.sentence}" for kind in each.classes)
         if each.left_out_classes:
-            yield f"- and {count(each.left_out_classes, 'class', 'classes')} of jobs with less that went unused"
+            yield f"- and {count(each.left_out_classes, 'class', 'classes')} of jobs with less unused CPU"
 
 
 def _hours(value: float) -> str:

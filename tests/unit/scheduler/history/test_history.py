@@ -468,7 +468,7 @@ def test_the_operations_that_ordered_most_are_kept():
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(CommandError, match='kind "x" is not known: it is one of pool, node, operation, job'):
+    with pytest.raises(CommandError, match='kind "x" is unknown: use one of pool, node, operation, job'):
         kind_number("x")
 
 

@@ -149,7 +149,7 @@ async def test_ticks_come_once_per_period_and_late_ones_are_not_made_up_for(worl
 async def test_bad_questions_are_refused(world):
     with pytest.raises(CommandError, match="kind"):
         await world.history.read("pools", "", "x", 0.0, 1.0)
-    with pytest.raises(CommandError, match="max_points is 0: it is 1 or more"):
+    with pytest.raises(CommandError, match="max_points is 0: it must be 1 or more"):
         await world.history.read("pool", "", "x", 0.0, 1.0, 0)
     await world.history.close(START)
 
@@ -260,10 +260,10 @@ async def test_too_many_questions_are_refused_and_those_that_nobody_waits_for_ar
     for number in range(MAX_WAITING[GRAPH]):
         asked.append(asyncio.create_task(held.history.read("node", "", f"{number}", START, START)))
     await asyncio.sleep(0)
-    with pytest.raises(CommandError, match="4 reports of the history are being waited for, which is the limit") as no:
+    with pytest.raises(CommandError, match="4 reports of the history are already pending, which is the limit") as no:
         await held.history.report(START, START, None, 1000)
     assert no.value.code == TOO_MANY_REQUESTS
-    with pytest.raises(CommandError, match="64 graphs of the history are being waited for"):
+    with pytest.raises(CommandError, match="64 graphs of the history are already pending"):
         await held.history.read("node", "", "more", START, START)
     for each in asked[1:-1]:
         each.cancel()
@@ -279,7 +279,7 @@ async def test_too_many_questions_are_refused_and_those_that_nobody_waits_for_ar
 
 async def test_who_waits_too_long_is_told(held):
     held.history.read_timeout_s = 0.05
-    with pytest.raises(CommandError, match=r"the history did not answer within 0\.05 s: .*disk is slow") as late:
+    with pytest.raises(CommandError, match=r"the history did not respond within 0\.05 s: .*disk is slow") as late:
         await held.history.report(START, START)
     assert late.value.code == TIMEOUT
     held.store.answer.set()

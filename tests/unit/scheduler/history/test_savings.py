@@ -286,7 +286,7 @@ def test_jobs_of_the_control_group_are_compared_with_the_others_of_their_hosts(s
     assert found.held_back.low is not None
     assert found.held_back.low > 0.0
     assert found.days == 2
-    assert "held back for 1.00 % of what they ordered, those of the control group for 0.00 %" in found.sentence
+    assert "throttled for 1.00 % of their requested core-hours, jobs of the control group for 0.00 %" in found.sentence
 
 
 def compare_stored(path: Path, arms: dict[str, float]) -> Comparison | None:

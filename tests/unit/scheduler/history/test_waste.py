@@ -70,11 +70,11 @@ def test_an_owner_hears_what_was_ordered_and_used_and_which_jobs_should_order_le
     ]
     view = summarize(world, jobs)
     [ann] = view.users
-    assert ann.sentence == '"ann" ordered 1200 core-hours and used 300 (25.0 %); limits were lowered by 600.'
+    assert ann.sentence == '"ann" requested 1200 core-hours and used 300 (25.0 %); limits were lowered by 600.'
     train, score = ann.classes
     assert (train.title, train.jobs, train.better_cores, score.better_cores) == ("train #", 5, 2.5, None)
     assert train.sentence == (
-        '"train #": 5 jobs ordered 8 cores and used 1.9 on average: order 2.5; memory: at most 3.0 of 16.0 GiB.'
+        '"train #": 5 jobs requested 8 cores and used 1.9 on average: request 2.5; memory: at most 3.0 of 16.0 GiB.'
     )
     assert (train.ordered, train.used, ann.known) == pytest.approx((320.0, 76.0, 338.0))
     assert [each.name for each in view.pools] == [ROOT_POOL, "ml"], "alike in what went unused, by name"
@@ -112,14 +112,14 @@ def test_jobs_held_back_by_their_own_order_are_told_no_lower_one_and_those_the_a
     held, late = {"throttled_cpu_seconds": 500.0}, {"throttled_cpu_seconds": 500.0, "late_cpu_seconds": 500.0}
     [its] = classes_of(world, [ran(8.0, 2.0, **held)])
     assert its.better_cores is None
-    assert "held back by what they ordered" in its.sentence
+    assert "throttled at their request" in its.sentence
     assert classes_of(world, [ran(8.0, 2.0, **late)])[0].better_cores == 2.5
 
 
 def test_jobs_on_reclaimed_cpu_are_a_class_of_their_own_and_little_waste_is_no_advice(world):
     classes = classes_of(world, [ran(8.0, 1.0), ran(4.0, 1.0, reclaimed=True), ran(4.0, 1.0, hours=0.1)])
     assert [(each.job_class, each.jobs) for each in classes] == [("ordinary", 2), ("reclaimed", 1)]
-    assert '"x" on reclaimed CPU: 1 job ordered 4 cores' in classes[1].sentence
+    assert '"x" on reclaimed CPU: 1 job requested 4 cores' in classes[1].sentence
     assert classes_of(world, [ran(4.0, 1.0, hours=0.1)])[0].better_cores is None
 
 
