@@ -120,8 +120,8 @@ def test_a_pool_is_made_after_its_plan_was_shown(signed, site):
         ("Weight", "-1", "weight"),
         ("Weight", "heavy", "weight"),
         ("Guaranteed cores", "-5", "strong_guarantee_resources"),
-        ("Largest share, 0 to 1", "7", "max_share_ratio"),
-        ("Running operations at most", "1.5", "max_running_operation_count"),
+        ("Maximum share, 0 to 1", "7", "max_share_ratio"),
+        ("Maximum of running operations", "1.5", "max_running_operation_count"),
     ],
 )
 def test_an_invalid_change_is_said_beside_its_field(signed, site, make_pool, label, value, sentence):
@@ -181,7 +181,7 @@ def test_a_pool_is_changed_and_the_table_shows_it_without_loading_anew(signed, n
     press(page, "Change")
     expect(dialog(page).get_by_label("Weight", exact=True)).to_have_value("2")
     dialog(page).get_by_label("Weight", exact=True).fill("4")
-    dialog(page).get_by_label("Operations at most", exact=True).fill("")  # the default again
+    dialog(page).get_by_label("Maximum of operations", exact=True).fill("")  # the default again
     press(page, "Show what it changes")
     press(page, "Apply")
     expect(dialog(page)).to_have_count(0)
@@ -198,7 +198,7 @@ def test_a_pool_is_removed_but_not_with_pools_below_unless_that_is_said(signed, 
     dialog(page).get_by_role("button", name="Remove", exact=True).click()
     expect(dialog(page).locator(".error:not(:empty)")).to_be_visible()
     assert name in pools(site)
-    dialog(page).get_by_label("With all pools below", exact=True).check()
+    dialog(page).get_by_label("Also remove all pools below", exact=True).check()
     expect(dialog(page).locator(".error:not(:empty)")).to_have_count(0)
     dialog(page).get_by_role("button", name="Remove", exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Pools")
@@ -210,7 +210,7 @@ def test_the_plan_of_a_change_has_all_that_the_command_prints(signed, site, make
     name, page = make_pool("planned", weight=2.0, max_running_operation_count=3), signed
     site.open(page, f"#/pools/default/{name}")
     press(page, "Change")
-    fields = {"Weight": "4", "Guaranteed cores": "0.25", "Limit, cores": "0.75", "Running operations at most": "5"}
+    fields = {"Weight": "4", "Guaranteed cores": "0.25", "Limit, cores": "0.75", "Maximum of running operations": "5"}
     for label, value in fields.items():
         dialog(page).get_by_label(label, exact=True).fill(value)
     press(page, "Show what it changes")
@@ -269,7 +269,7 @@ def test_an_operation_is_started_suspended_resumed_and_aborted(signed, site, mak
     dialog(page).get_by_label("Pool", exact=True).fill(pool)
     dialog(page).get_by_label("Title", exact=True).fill("Started here")
     command = dialog(page).get_by_label("Command", exact=True)
-    cores = dialog(page).get_by_label("Cores of each job", exact=True)
+    cores = dialog(page).get_by_label("Cores per job", exact=True)
     assert [field.get_attribute("aria-required") for field in (command, cores)] == ["true", None]
     count = site.cluster.get("/api/v1/operations")["total"]
     press(page, "Start")

@@ -134,7 +134,7 @@ def find_faults_of_pages(page: Page, site: Site, screen: tuple[int, str]) -> lis
         page.goto(f"{url}{where}")
         expect(page.get_by_role("heading", level=1)).to_be_visible()
         page.keyboard.press("?")
-        expect(page.get_by_role("dialog")).to_contain_text("these keys")
+        expect(page.get_by_role("dialog")).to_contain_text("show these keys")
         page.keyboard.press("Escape")
         wrong += look(page, f"agent {where}", [screen])
     return wrong

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.browser, pytest.mark.cgroup]
 
 POOL = "#/pools/default/narrow"
-SHARES = "Allotted and demand against the guarantee, percent of the tree"
+SHARES = "Allocated and demand against the guarantee, percent of the tree"
 CPU = "CPU of its jobs, cores"
 PLOT = "[...document.querySelectorAll('.chart')].find((each) => each.props.title === title).plot"
 TIMES = f"title => {PLOT}.data[0]"
@@ -150,7 +150,7 @@ def test_any_part_of_time_can_be_typed_and_be_in_the_address(page, site):
     site.open(page, f"{POOL}?from={text}Z&to={text[:-8]}23:59:59Z")
     assert page.evaluate(SCALE, CPU)[0] == int(times[0])
     site.open(page, f"{POOL}?from=1000&to=2000")
-    expect(page.get_by_text("No points are kept of this time.").first).to_be_visible()
+    expect(page.get_by_text("Nothing is recorded for this time.").first).to_be_visible()
 
 
 def test_lines_are_switched_by_mouse_and_keyboard_and_stay_so(page, site):
@@ -268,7 +268,7 @@ def test_the_keyboard_alone_zooms_and_reads(page, site):
     values.locator("summary").press("Enter")
     table = chart_of(page).get_by_role("table", name=f"{CPU}: values at each time")
     expect(table.get_by_role("columnheader")).to_have_text(
-        ["Time", "used", "limits", "ordered", "reclaimed", "waiting", "held back"]
+        ["Time", "used", "limits", "requested", "reclaimed", "waiting", "idle while work waits"]
     )
     expect(table.get_by_role("row").nth(20)).to_be_attached()  # all of the time again
     expect(table.get_by_role("row").nth(101)).not_to_be_attached()

@@ -121,7 +121,7 @@ def test_an_answer_that_is_cut_off_is_said_and_asked_for_again(page, scheduler):
     page.route("**/api/v1/operations?**", lambda route: route.fulfill(body='{"operations": ['))
     page.goto(f"{scheduler.url}/#/operations")
     expect(page.locator("main [role=alert]")).to_have_text(
-        "the server's answer is cut off, or no JSON; this page tries again by itself"
+        "the server's response is truncated or not JSON; this page tries again by itself"
     )
     page.unroute_all()
     expect(page.get_by_role("table", name="Operations")).to_be_visible()

@@ -109,8 +109,8 @@ def test_a_stage_of_all_nodes_is_named_and_changed_from_what_it_is(sign, schedul
     press(page, "Change")
     dialog = page.get_by_role("dialog", name="Change the stage of all nodes")
     for label, value in (
-        ("Nodes", ""), ("Level", "quota"), ("Advance after seconds", "600"), ("Cores late at most", "0.5"),
-        ("Foreign writes at most", "2"), ("Errors at most", "1"),
+        ("Nodes", ""), ("Level", "quota"), ("Advance after, seconds", "600"), ("Maximum of late cores", "0.5"),
+        ("Maximum of foreign writes", "2"), ("Maximum of errors", "1"),
     ):  # fmt: skip
         expect(dialog.get_by_label(label, exact=True)).to_have_value(value)
     press(page, "Show what it changes")
@@ -120,7 +120,7 @@ def test_a_stage_of_all_nodes_is_named_and_changed_from_what_it_is(sign, schedul
     assert (view["stage"]["level"], view["stage"]["budget"]) == ("quota", budget)
     page.set_viewport_size({"width": 390, "height": 844})  # each cell has its head before it, in words
     labels = page.locator("td[data-label]").evaluate_all("cells => cells.map((cell) => cell.dataset.label).join()")
-    assert "Hosts as told" in labels
+    assert "Hosts at level" in labels
     assert "object" not in labels
 
 
@@ -128,7 +128,7 @@ def test_who_is_no_administrator_sees_all_and_may_set_nothing(sign):
     page = sign("ann", viewport={"width": 390, "height": 844})
     expect(page.get_by_role("heading", name="Fleet", exact=True)).to_be_visible()
     button = page.get_by_role("button", name="New stage", exact=True)
-    expect(button).to_have_attribute("title", "Only administrators set stages.")
+    expect(button).to_have_attribute("title", "Only administrators may set stages.")
     expect(button).to_be_disabled()
 
 

@@ -161,7 +161,7 @@ def test_keys_go_to_the_search_to_help_and_anywhere(signed, scheduler):
         expect(page.get_by_role("heading", level=1)).to_have_text(heading)
     page.keyboard.press("Meta+k")
     page.keyboard.type("no such thing")
-    expect(dialog(page).get_by_role("status")).to_have_text("Nothing fits")
+    expect(dialog(page).get_by_role("status")).to_have_text("Nothing found")
     page.keyboard.press("Enter")  # goes nowhere
     page.keyboard.press("Escape")
     expect(page.get_by_role("heading", level=1)).to_have_text("Node host-17")

@@ -191,7 +191,7 @@ def test_the_pool_s_page_shows_attributes_children_and_operations(page, site):
     expect(operations.get_by_role("link", name="Moving usage", exact=True)).to_have_attribute(
         "href", f"#/operations/{site.operations['moving']}"
     )
-    options = main.get_by_role("table", name="Options of the pool: as set here, and what holds")
+    options = main.get_by_role("table", name="Options of the pool: set here, and in force")
     expect(options.get_by_role("row").filter(has_text="weight").first).to_contain_text("3")
 
 
@@ -248,8 +248,8 @@ def check_explained(page, answer) -> None:
     shrinks = decisions.get_by_role("row").filter(has_text="shrink")
     assert shrinks.count() == sum(decision["kind"] == "shrink" for decision in answer["decisions"])
     expect(shrinks.last).to_contain_text("1.00 → 0.70")
-    legend = main.get_by_role("table", name="CPU in cores: newest value, least and greatest of what is shown")
-    for line in ("used", "smoothed", "limit", "ordered", "floor", "lower bound", "upper bound"):
+    legend = main.get_by_role("table", name="CPU in cores: newest, smallest and largest value shown")
+    for line in ("used", "smoothed", "limit", "requested", "floor", "lower bound", "upper bound"):
         expect(legend.get_by_role("rowheader", name=line, exact=True)).to_be_visible()
     votes = main.get_by_role("list", name="Votes of the window, the oldest first")
     expect(votes.get_by_role("listitem")).to_have_count(len(answer["window"]["votes"]))
@@ -335,8 +335,8 @@ def test_the_resulting_specification_has_merged_values_with_their_source(page, s
         "enable_cpu_reclaim": "true", "min_cpu_limit": "0.2", "smoothing_factor": "0.5", "decrease_coefficient": "0.7",
     }  # fmt: skip
     assert {name: value for name, (value, source) in shown.items() if source == "specification"} == given
-    assert shown["relative_upper_bound"] == ("the node's, else 0.9", "node")
-    assert shown["check_period"] == ("the node's, else 1 s", "node")
+    assert shown["relative_upper_bound"] == ("the node's value, else 0.9", "node")
+    assert shown["check_period"] == ("the node's value, else 1 s", "node")
     assert {source for _, source in shown.values()} == {"specification", "node"}
     page.get_by_role("link", name="Provided specification", exact=True).click()
     provided = json.loads(page.locator("pre").inner_text())
@@ -352,7 +352,7 @@ def test_the_job_s_graph_follows_its_limit(page, site):
     canvas = page.locator("figure canvas").first
     painted, before = canvas.evaluate(INK)
     assert painted > 0.01
-    legend = page.get_by_role("table", name="CPU in cores: newest value, least and greatest of what is shown")
+    legend = page.get_by_role("table", name="CPU in cores: newest, smallest and largest value shown")
     limit = legend.get_by_role("row").filter(has=page.get_by_role("rowheader", name="limit", exact=True))
     now = limit.get_by_role("cell").first
     expect(now).to_have_text("0.2")
@@ -368,9 +368,9 @@ def test_the_job_s_graph_follows_its_limit(page, site):
 
 def test_the_integral_pool_has_both_graphs_and_its_volume_moves(page, site):
     site.open(page, "#/pools/default/bursts")
-    share = page.get_by_role("region", name="Allotted, demand and guarantee")
+    share = page.get_by_role("region", name="Allocated, demand and guarantee")
     volume = page.get_by_role("region", name="Accumulated volume")
-    for line in ("allotted", "demand", "guarantee", "fair share"):
+    for line in ("allocated", "demand", "guarantee", "fair share"):
         expect(share.get_by_role("rowheader", name=line, exact=True)).to_be_visible()
     now = volume.get_by_role("row").filter(has=page.get_by_role("rowheader", name="volume", exact=True))
     number = now.get_by_role("cell").first

@@ -106,7 +106,7 @@ def test_an_access_list_is_changed_and_holds_at_once(sign, scheduler):
     press(page, "Save")
     expect(entry.locator(".error:not(:empty)")).to_contain_text("subjects")
     assert scheduler.get("trees/default/pools/lent")["attributes"]["acl"] == []
-    entry.get_by_label("Whom", exact=True).fill("ann, ben")
+    entry.get_by_label("Who", exact=True).fill("ann, ben")
     entry.get_by_label("write", exact=True).check()
     press(page, "Save")
     expect(page.get_by_role("dialog")).to_have_count(0)
@@ -173,7 +173,7 @@ def test_events_are_filtered_in_the_address_and_come_in_parts(sign, scheduler):
     press(page, "← Newest")
     expect(rows.nth(1)).to_contain_text("58 → 59")
     page.get_by_label("Kind", exact=True).select_option("node_lost")
-    expect(page.locator("main")).to_contain_text("Nothing that fits is kept.")
+    expect(page.locator("main")).to_contain_text("There are no matching events.")
     assert "kind=node_lost" in page.url
 
 

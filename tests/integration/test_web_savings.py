@@ -32,8 +32,8 @@ CONFIG = '[history]\nlength = "60d"\nperiod = "1h"\n'
 
 
 def fill(path: str, compared: int, pools: Iterable[str] = POOLS) -> None:
-    """A history of HOURS: each hour 4 core-hours beyond orders and half a job, .25 held back, .15 lost; in the last
-    ``compared`` of them a control group that is held back for 1 % of what it ordered, and others for 3 %."""
+    """A history of HOURS: each hour 4 core-hours beyond requests and half a job, .25 held back, .15 lost; in the last
+    ``compared`` of them a control group that is held back for 1 % of its request, and others for 3 %."""
     begin = time.time() - (HOURS + 0.5) * HOUR_S
     store, tape = HistoryStore(path, 60 * 86_400.0, HOUR_S, 2**28, begin), Tape(begin)
     points = {
@@ -81,7 +81,7 @@ def show(page: Page, process: SchedulerProcess, where: str = "#/savings") -> Non
 
 def expect_days(balance: Locator) -> None:
     """The core-hours of a week and of the rest of its first day: 96 a day."""
-    expect(balance).not_to_contain_text("864core-hours beyond orders")
+    expect(balance).not_to_contain_text("864core-hours beyond requests")
     assert 672.0 <= float(balance.inner_text().split()[0]) <= 672.0 + 96.0
 
 
@@ -89,7 +89,7 @@ def test_what_was_gained_and_what_it_cost_by_pool_and_week_in_money(page, priced
     show(page, priced)
     balance = page.get_by_role("region", name="Balance")
     # 9 days of 24 h: 864 = 216 x 4, of which 216 x .25 and 216 x .15 go off.
-    for text in ("864core-hours beyond orders", "108jobs began so", "54core-hours held back"):
+    for text in ("864core-hours beyond requests", "108jobs on reclaimed CPU", "54core-hours throttled"):
         expect(balance).to_contain_text(text)
     expect(balance).to_contain_text("32.4core-hours lost")
     expect(balance).to_contain_text("777.6core-hours gained")
@@ -116,31 +116,33 @@ def test_what_was_gained_and_what_it_cost_by_pool_and_week_in_money(page, priced
 def test_a_pools_graph_of_a_week_is_made_of_days(page, priced):
     open_page(page, f"{priced.url}/", "#/pools/default/%3CRoot%3E?range=7d")
     expect(page.get_by_role("button", name="7 d", exact=True)).to_have_attribute("aria-pressed", "true")
-    expect(page.get_by_role("region", name="Allotted, demand and guarantee")).to_contain_text("Of whole days the CPU")
+    expect(page.get_by_role("region", name="Allocated, demand and guarantee")).to_contain_text(
+        "Shares are kept for the last 24 hours"
+    )
     graph = page.get_by_role("region", name="CPU", exact=True)
     graph.locator("summary", has_text="Values").click()
     ordered = graph.get_by_role("row").filter(has_text="16")
     expect(ordered.nth(6)).to_be_visible()
     page.get_by_role("button", name="24 h", exact=True).click()
-    expect(page.get_by_text("Of whole days the CPU")).to_have_count(0)
+    expect(page.get_by_text("Shares are kept for the last 24 hours")).to_have_count(0)
 
 
 def test_the_control_group_is_compared_with_an_interval(page, priced):
     show(page, priced)
     region = page.get_by_role("region", name="Control group", exact=True)
-    held_back = region.get_by_role("row").filter(has_text="Held back")
+    held_back = region.get_by_role("row").filter(has_text="Throttled")
     expect(held_back).to_contain_text("1 %")
     expect(held_back).to_contain_text("3 %")
     expect(held_back).to_contain_text("points")
     expect(region.get_by_role("row").filter(has_text="Used")).to_contain_text("50 %")
-    expect(region).to_contain_text("2,160 core-hours ordered in the control group")
+    expect(region).to_contain_text("2,160 core-hours requested in the control group")
 
 
 def test_too_few_are_not_compared_and_what_was_not_told_is_not_shown(page, start):
     process = start(1)
     show(page, process)
     region = page.get_by_role("region", name="Control group", exact=True)
-    expect(region.get_by_role("row").filter(has_text="Held back")).to_contain_text("too few to tell")
+    expect(region.get_by_role("row").filter(has_text="Throttled")).to_contain_text("too few jobs")
     expect(page.get_by_text("has no core_hour_price")).to_be_visible()
     expect(page.get_by_role("columnheader", name="In money")).to_have_count(0)
 

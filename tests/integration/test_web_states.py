@@ -156,7 +156,7 @@ def test_the_focus_stays_in_a_table_and_in_a_field_that_is_typed_in(page, schedu
     await_redraws(page)
     expect(field).to_be_focused()
     expect(field).to_have_value("table 1")
-    expect(page.get_by_role("status").filter(has_text="1 operation that fits")).to_have_count(1)
+    expect(page.get_by_role("status").filter(has_text="1 matching operation")).to_have_count(1)
     page.get_by_label("State").focus()
     await_redraws(page)
     expect(page.get_by_label("State")).to_be_focused()
@@ -268,9 +268,9 @@ def test_a_history_that_is_turned_off_is_said_and_not_asked_for(own, page):  # i
     expect(page.get_by_text("turned off", exact=True)).to_be_visible()
     for where, sentence in (
         ("#/pools/default/%3CRoot%3E", "history is turned off"),
-        ("#/operations", "No operation was started yet."),
+        ("#/operations", "No operation has been started yet."),
         ("#/nodes", "No node has registered yet"),
-        ("#/preemptions", "No job was preempted since the start of the scheduler."),
+        ("#/preemptions", "No job has been preempted since the scheduler started."),
     ):
         page.evaluate("where => { location.hash = where; }", where)
         await_page(page, where)
@@ -310,7 +310,7 @@ def test_an_operation_of_two_trees_and_one_that_fits_nowhere(page, scheduler, no
     huge = scheduler.start_operation("p", cpu=100.0, title="too large")
     wait_until(lambda: "default" in scheduler.get(f"operations/{two}")["trees"], "its shares")
     show(page, scheduler, f"#/operations/{two}")
-    expect(page.get_by_role("region", name="Pool p of tree empty")).to_contain_text("has no share here")
+    expect(page.get_by_role("region", name="Pool p of tree empty")).to_contain_text("no share here")
     expect(page.get_by_role("region", name="Pool p of tree default")).to_contain_text("starves in")
     show(page, scheduler, "#/pools/empty")
     expect(page.get_by_text(re.compile("Percentages are of all that the tree empty has: 0 cores"))).to_be_visible()
@@ -361,7 +361,7 @@ def test_a_cordoned_node_says_by_whom_and_why(page, scheduler, node):
     expect(page.get_by_text(re.compile(r"cordoned by .* ago: it gets no new jobs \(bad fan\)"))).to_be_visible()
     scheduler.post(f"{path}/drain")
     show(page, scheduler, f"#/{path}")
-    expect(page.get_by_text(re.compile(r"drained by .*, those that it has are stopped"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"drained by .*, and the jobs on it are stopped"))).to_be_visible()
     scheduler.post(f"{path}/uncordon")
 
 
@@ -434,7 +434,7 @@ def test_the_head_of_a_table_sorts_and_explains(new_page, scheduler):
     tip, head = page.locator(".tip"), page.get_by_role("columnheader").get_by_role("button", name="Fair share")
     head.tap()
     expect(tip).to_contain_text(FAIR_SHARE)
-    expect(tip).to_contain_text("Here: what it may have now")
+    expect(tip).to_contain_text("Here: the share that it is entitled to now")
     expect(page.get_by_role("columnheader", name="Fair share")).to_have_attribute("aria-sort", "descending")
     box = tip.bounding_box()
     assert box is not None

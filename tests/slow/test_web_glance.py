@@ -103,7 +103,7 @@ def test_a_pool_is_one_bar_whose_numbers_are_told_in_cores_or_percent(desk, worl
     assert (0.0 < pool["guarantee_cores"] < 5.0, pool["demand_cores"]) == (True, 500.0)
     bar = row_of(page, "wide").get_by_role("button", name="CPU of wide")
     tab_to(page, bar)
-    told = f"demands 500, waiting 0, reclaimed 0, guarantee {pool['guarantee_cores']:.3g}, "
+    told = f"demanded 500, waiting 0, reclaimed 0, guarantee {pool['guarantee_cores']:.3g}, "
     expect(page.locator(".tip")).to_contain_text(told)
     assert told in bar.get_attribute("aria-description")
     for part in ("wants", "guarantee", "fair", "cut"):
@@ -148,13 +148,13 @@ def test_columns_are_chosen_with_the_keyboard_and_all_fit(new_page, world):
         await_page(page)
         expect(heads.filter(has_text="Starving")).to_have_count(1)
         menu.click()
-        page.get_by_role("button", name="The usual columns").click()
+        page.get_by_role("button", name="Reset").click()
         expect(heads).to_have_text(usual)
 
 
 def test_nodes_and_agents_fit_a_telephone(new_page, world):
     page = new_page(viewport=TELEPHONE)
-    for where, heads in (("#/nodes", ["Node ↑", "State", "Used"]), ("#/fleet", ["Node ↑", "State", "Does"])):
+    for where, heads in (("#/nodes", ["Node ↑", "State", "Used"]), ("#/fleet", ["Node ↑", "State", "Level"])):
         world.open(page, where)
         table = page.locator("main .table").filter(has=page.get_by_role("searchbox"))
         expect(table.get_by_role("columnheader")).to_have_text(heads)
@@ -162,7 +162,7 @@ def test_nodes_and_agents_fit_a_telephone(new_page, world):
         table.get_by_text("Columns", exact=True).click()
         page.get_by_role("checkbox", name="Tags", exact=True).check()
         expect(table.get_by_role("columnheader")).to_have_count(4)
-        page.get_by_role("button", name="The usual columns").click()
+        page.get_by_role("button", name="Reset").click()
 
 
 def test_a_pool_of_which_nothing_is_known_may_have_any_name(desk, world):
@@ -222,8 +222,8 @@ def test_operations_are_one_line_for_each_cause(desk, world):
     )
     expect(body.get_by_role("link", name="queue", exact=True)).to_have_count(2)
     assert world.ids["Second"] not in body.inner_text()
-    body.get_by_role("button", name="Only these in the list below").click()
-    expect(page.locator("main").get_by_text("2 operations that fit", exact=True)).to_be_visible()
+    body.get_by_role("button", name="Show only these in the list below").click()
+    expect(page.locator("main").get_by_text("2 matching operations", exact=True)).to_be_visible()
     line.click()
     expect(line).to_have_attribute("aria-expanded", "false")
     expect(body.get_by_role("table")).to_have_count(0)
@@ -281,11 +281,11 @@ def test_nodes_are_a_map_by_keyboard_and_pointer(desk, world):
     page.keyboard.press("ArrowRight")
     expect(told).to_have_text(re.compile("^node-001 "))
     expect(page.locator(".heat > [role=status]")).to_have_text(re.compile("^node-001 "))
-    page.get_by_role("button", name="Ordered", exact=True).first.click()
+    page.get_by_role("button", name="Requested", exact=True).first.click()
     page.get_by_role("combobox", name="Group the nodes by").select_option("tag rack")
     board.focus()
     page.keyboard.press("Home")
-    expect(told).to_have_text(re.compile(r"^node-000 · ordered [\d.]+ of 20 cores.* · rack-0$"))
+    expect(told).to_have_text(re.compile(r"^node-000 · requested [\d.]+ of 20 cores.* · rack-0$"))
     page.keyboard.press("ArrowDown")
     expect(told).to_have_text(re.compile("^node-009 .* rack-0$"))
     page.keyboard.press("Enter")

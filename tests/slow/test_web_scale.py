@@ -203,11 +203,11 @@ def test_the_list_of_operations_is_shown_in_parts(large: SchedulerProcess, page:
     assert rows.count() <= MAX_ROWS
     page.get_by_text(f"{OPERATIONS:,} operations").first.wait_for()
     page.get_by_role("searchbox").fill("batch 01234")
-    page.get_by_text("1 operation that fits").first.wait_for()
+    page.get_by_text("1 matching operation").first.wait_for()
     assert rows.count() == 1
     assert "Batch 01234" in rows.inner_text()
     page.get_by_role("searchbox").fill("user-17")
-    page.get_by_text("400 operations that fit").first.wait_for()
+    page.get_by_text("400 matching operations").first.wait_for()
     page.get_by_role("button", name="Operation", exact=True).click()
     titles = "() => [...document.querySelectorAll('main tbody tr')].map((row) => row.cells[0].textContent)"
     page.wait_for_function(f"() => ({titles})()[0] === 'Batch 00017'")

@@ -106,11 +106,11 @@ def test_tab_range_and_filters_survive_loading_anew_and_back(page, site):
     expect(tab).to_have_attribute("aria-current", "page")
     site.open(page, "#/operations")
     page.get_by_label("State", exact=True).select_option("failed")
-    expect(page.locator("main")).to_contain_text("No operation fits.")
+    expect(page.locator("main")).to_contain_text("No operation matches.")
     page.reload()
     await_page(page)
     expect(page.get_by_label("State", exact=True)).to_have_value("failed")
-    expect(page.locator("main")).to_contain_text("No operation fits.")
+    expect(page.locator("main")).to_contain_text("No operation matches.")
     page.get_by_label("State", exact=True).select_option("running")
     page.get_by_label("Search", exact=True).fill("SLEEP")
     expect(page.get_by_role("link", name="sleeper", exact=True)).to_have_attribute("href", f"#/operations/{operation}")
@@ -194,7 +194,7 @@ def test_graphs_are_tables_for_a_screen_reader(page, site):
     graph = page.get_by_role("region", name="CPU", exact=True).or_(page.get_by_role("region", name="CPU"))
     text = graph.first.aria_snapshot()
     assert "CPU of its jobs, cores" in text
-    assert 'rowheader "ordered"' in text
+    assert 'rowheader "requested"' in text
     assert "canvas" not in text
 
 

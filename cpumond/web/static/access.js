@@ -24,17 +24,17 @@ export function accessSection(holder, tree, pool, app) {
       h("div.actions", guarded("Change the access list", () => openAccess(holder, tree, pool, app), { reason: holder.may?.administer }))),
     facts([
       ["Owner", owner || "none"],
-      isTree ? ["Where no list says anything", isRequired ? "only administrators (acl_required)" : "everybody with a token may do everything"]
-        : ["Entries from above", inherits ? "count here, too" : "do not count here (inherit_acl is off)"],
+      isTree ? ["Where no access list applies", isRequired ? "only administrators (acl_required)" : "every holder of a token may do everything"]
+        : ["Entries from above", inherits ? "also apply here" : "do not apply here (inherit_acl is off)"],
     ]),
     table({
-      caption: "Access list", rows, rowKey: (row) => JSON.stringify(row), stacked: true, empty: "There is no entry, here or above.",
+      caption: "Access list", rows, rowKey: (row) => JSON.stringify(row), stacked: true, empty: "There are no entries, here or above.",
       columns: [
         { title: "", cell: ({ entry }) => badge(entry.action, entry.action === "deny" ? "bad" : "good") },
-        { title: "Whom", cell: ({ entry }) => entry.subjects.join(", ") },
+        { title: "Who", cell: ({ entry }) => entry.subjects.join(", ") },
         { title: "What", cell: ({ entry }) => entry.permissions.join(", ") },
         { title: "Where", cell: ({ entry }) => MODES[modeOf(entry)] ?? modeOf(entry) },
-        { title: "Stands in", cell: ({ from }) => from || h("span.muted", "this list") },
+        { title: "From", cell: ({ from }) => from || h("span.muted", "this list") },
       ],
     }));
 }
@@ -44,9 +44,9 @@ function openAccess(holder, tree, pool, app) {
   const isTree = pool === ROOT;
   const { attributes } = holder;
   const switches = new Form([
-    isTree ? ["acl_required", "Closed without an entry", "acl_required: where no list says anything, only administrators may act", "flag", attributes.acl_required === true]
-      : ["inherit_acl", "With the entries from above", "inherit_acl", "flag", attributes.inherit_acl !== false],
-    ["owner", "Owner", "the user whom the subject “owner” means", "text", attributes.owner ?? ""],
+    isTree ? ["acl_required", "Deny access without an entry", "acl_required: where no access list applies, only administrators may act", "flag", attributes.acl_required === true]
+      : ["inherit_acl", "Also apply the entries from above", "inherit_acl", "flag", attributes.inherit_acl !== false],
+    ["owner", "Owner", "the user that the subject “owner” stands for", "text", attributes.owner ?? ""],
   ]);
   let entries = (attributes.acl ?? []).map(makeEntry);
   const place = h("div.entries");
@@ -87,8 +87,8 @@ function makeEntry(entry) {
   const key = (name) => `entry-${made}/${name}`;
   made += 1;
   const form = new Form([
-    [key("action"), "Action", "a denial wins", "select:allow,deny", entry.action],
-    [key("subjects"), "Whom", "users and groups; everyone, owner", "names", entry.subjects],
+    [key("action"), "Action", "deny takes precedence", "select:allow,deny", entry.action],
+    [key("subjects"), "Who", "users and groups; everyone, owner", "names", entry.subjects],
     [key("inheritance_mode"), "Where", "object_only: not in the pools below; descendants_only: only there", `select:${Object.keys(MODES).join(",")}`, modeOf(entry)],
     [key("permissions"), "What", "administer includes all others", `checks:${PERMISSIONS.join(",")}`, entry.permissions],
   ]);

@@ -12,23 +12,23 @@ import { simulator } from "./what_if.js";
 
 // [path of the option, label, hint, kind as Form has it]
 const POOL_FIELDS = [
-  [["weight"], "Weight", "how much it counts among its siblings; empty: the default, 1", "number"],
+  [["weight"], "Weight", "relative to its siblings; empty: the default, 1", "number"],
   [["mode"], "Mode", "fair_share: operations share; fifo: one after the other", "select:fair_share,fifo"],
   [["strong_guarantee_resources", "cpu"], "Guaranteed cores", "strong_guarantee_resources/cpu", "number"],
   [["strong_guarantee_resources", "memory"], "Guaranteed memory, bytes", "strong_guarantee_resources/memory", "number"],
   [["resource_limits", "cpu"], "Limit, cores", "resource_limits/cpu", "number"],
   [["resource_limits", "memory"], "Limit of memory, bytes", "resource_limits/memory", "number"],
-  [["max_share_ratio"], "Largest share, 0 to 1", "max_share_ratio", "number"],
+  [["max_share_ratio"], "Maximum share, 0 to 1", "max_share_ratio", "number"],
   [["scheduling_tag_filter"], "Only on nodes with", "scheduling_tag_filter: a formula of tags, such as ssd & !old", "text"],
-  [["max_running_operation_count"], "Running operations at most", "max_running_operation_count", "number"],
-  [["max_operation_count"], "Operations at most", "max_operation_count: with those that wait", "number"],
+  [["max_running_operation_count"], "Maximum of running operations", "max_running_operation_count", "number"],
+  [["max_operation_count"], "Maximum of operations", "max_operation_count: running and waiting", "number"],
   [["integral_guarantees", "guarantee_type"], "Integral guarantee", "none, burst or relaxed", "select:none,burst,relaxed"],
   [["integral_guarantees", "resource_flow", "cpu"], "Flow, cores", "integral_guarantees/resource_flow/cpu", "number"],
   [["integral_guarantees", "burst_guarantee_resources", "cpu"], "Burst, cores", "integral_guarantees/burst_guarantee_resources/cpu", "number"],
-  [["budget", "core_hours"], "Budget, core-hours", "budget/core_hours: of each period, a calendar month unless budget/period says another", "number"],
-  [["budget", "when_spent"], "When it is spent", "warn, leftover: it gets only what others do not want, or stop: no new jobs", "select:warn,leftover,stop"],
+  [["budget", "core_hours"], "Budget, core-hours", "budget/core_hours: for each calendar month, or for budget/period", "number"],
+  [["budget", "when_spent"], "When the budget is spent", "warn; leftover: only resources that no other pool wants; stop: no new jobs", "select:warn,leftover,stop"],
   [["forbid_immediate_operations"], "No operations of its own", "forbid_immediate_operations", "flag"],
-  [["create_ephemeral_subpools"], "A sub-pool for each user", "create_ephemeral_subpools", "flag"],
+  [["create_ephemeral_subpools"], "One sub-pool per user", "create_ephemeral_subpools", "flag"],
 ];
 
 function at(attributes, where) {
@@ -43,7 +43,7 @@ const keyOf = (where) => where.join("/");
 export function poolsActions(tree, app, rights) {
   const parent = firstWith(rights[tree], "modify_children");
   return [guarded("New pool", () => openPoolForm(tree, null, parent, app),
-    { tone: "primary", reason: parent === undefined ? `No access list lets you make pools in the tree ${tree}: it takes modify_children.` : "" })];
+    { tone: "primary", reason: parent === undefined ? `No access list lets you create pools in tree ${tree}: you need modify_children.` : "" })];
 }
 
 // `pool` is a PoolView. What a pool gets from its parent may be changed by those who may write the parent.
@@ -52,7 +52,7 @@ export function poolActions(tree, pool, app, rights) {
   const isRoot = pool.parent === null;
   const may = pool.may ?? {};
   const ofParent = (permission) => isRoot || mayOn(rights, tree, pool.parent, permission);
-  const removal = may.write || (ofParent("modify_children") ? "" : `It takes modify_children on ${pool.parent}, which you do not have.`);
+  const removal = may.write || (ofParent("modify_children") ? "" : `You need modify_children on ${pool.parent}.`);
   return [
     isRoot ? null : guarded("Change", () => openPoolForm(tree, pool, pool.parent, app),
       { reason: may.write && rights[tree] && ofParent("write") ? "" : may.write }),
@@ -66,7 +66,7 @@ export function openPoolForm(tree, pool, parent, app) {
   const attributes = pool?.attributes ?? {};
   const before = new Map(POOL_FIELDS.map(([where,, , kind]) => [keyOf(where), at(attributes, where) ?? (kind === "flag" ? false : null)]));
   const names = isNew
-    ? [["name", "Name", "letters, digits, - _ :", "text", "", true], ["parent", "Parent", "the pool above; <Root> is the top", `pool:${tree}`, parent]]
+    ? [["name", "Name", "letters, digits, - _ :", "text", "", true], ["parent", "Parent", "the pool above it; <Root> is the top", `pool:${tree}`, parent]]
     : [];
   const fields = [...names, ...POOL_FIELDS.map(([where, label, hint, kind]) => [keyOf(where), label, hint, kind, before.get(keyOf(where))])];
   let planned = null;
@@ -77,7 +77,7 @@ export function openPoolForm(tree, pool, parent, app) {
   const ahead = simulator(form, () => ({ text: isNew ? `new pool ${form.value("name")}` : `change of pool ${pool.name}`, question: { command: readWhole() } }));
   const look = h("button", { type: "submit", form: FORM }, "Show what it changes");
   const apply = h("button.primary", { type: "button", disabled: true, "aria-describedby": "first-look", onclick: () => carryOut() }, isNew ? "Create" : "Apply");
-  const first = h("span.muted.first-look", { id: "first-look" }, `First see what it changes, then ${isNew ? "create it" : "apply it"}.`);
+  const first = h("span.muted.first-look", { id: "first-look" }, `Preview the change first, then ${isNew ? "create the pool" : "apply it"}.`);
   const element = h("form", { id: FORM, onsubmit: (event) => { event.preventDefault(); plan(); } }, form.element, others.element, form.general, others.general, planPlace, ahead.place);
   const dialog = openDialog(isNew ? `New pool in tree ${tree}` : `Change pool ${pool.name}`, element, [first, ahead.button, look, apply], () => ahead.stop());
 
@@ -106,7 +106,7 @@ export function openPoolForm(tree, pool, parent, app) {
 
   function readWhole() {
     const command = read();
-    if (command.type === "ChangePool" && !command.edits.length) throw new Refusal(422, { error: "nothing is changed yet" });
+    if (command.type === "ChangePool" && !command.edits.length) throw new Refusal(422, { error: "nothing has been changed yet" });
     if (command.type === "CreatePool" && !command.name) throw new Refusal(422, { error: "name: a pool needs a name", attributes: { field: "name" } });
     return command;
   }
@@ -119,7 +119,7 @@ export function openPoolForm(tree, pool, parent, app) {
       const answer = await send("POST", "/plan", command);
       if (!answer.accepted) throw new Refusal(422, { error: answer.refusal, attributes: answer.attributes ?? { field: answer.field } });
       // The plan does not have what was typed while its answer was on the way.
-      if (JSON.stringify(read()) !== JSON.stringify(command)) throw new Refusal(422, { error: "this changed meanwhile; look at what it changes again" });
+      if (JSON.stringify(read()) !== JSON.stringify(command)) throw new Refusal(422, { error: "the form changed meanwhile; preview the change again" });
       morph(planPlace, h("div", drawPlan(answer)));
       planned = { command, answer };
     });
@@ -143,8 +143,8 @@ export function openPoolForm(tree, pool, parent, app) {
 }
 
 function openRemoval(tree, pool, app) {
-  const form = new Form([["recursive", "With all pools below", "operations in them go to ephemeral pools of the same name", "flag", false]], () => plan());
-  const plan = openPlanned(`Remove pool ${pool.name}`, "Its guarantees and limits end at once.", "Remove", form, {
+  const form = new Form([["recursive", "Also remove all pools below", "their operations move to ephemeral pools of the same names", "flag", false]], () => plan());
+  const plan = openPlanned(`Remove pool ${pool.name}`, "Its guarantees and limits cease at once.", "Remove", form, {
     command: () => ({ type: "RemovePool", tree, pool: pool.name, recursive: form.value("recursive") }),
     carryOut: (shown) => send("DELETE", path`/trees/${tree}/pools/${pool.name}` + query({ recursive: String(form.value("recursive")) }), undefined, shown),
     done: () => { location.hash = to("pools", tree); },
@@ -214,7 +214,7 @@ export function drawPlan(plan) {
     [...plan.warnings, ...plan.notes].map((sentence) => h("p.note", sentence)),
     plan.changes.length
       ? h("ul.changes", plan.changes.slice(0, SHOWN).map((change, index) => h("li", { key: index }, changeText(change))))
-      : h("p.muted", "No option gets another value."),
+      : h("p.muted", "No option changes."),
     plan.changes.length > SHOWN ? h("p.muted", `and ${plan.changes.length - SHOWN} more`) : null,
     moved.length ? table({
       caption: "Shares before and after",
@@ -226,7 +226,7 @@ export function drawPlan(plan) {
         { title: "cores after", align: "right", cell: (effect) => share(effect.after) },
         { title: "what changes", cell: (effect) => h("span", tellEffect(effect)) },
       ],
-    }) : h("p.muted", "Nobody's share changes now."),
+    }) : h("p.muted", "No share changes now."),
     moved.length > SHOWN ? h("p.muted", `and ${moved.length - SHOWN} more`) : null,
   ];
 }
@@ -244,7 +244,7 @@ function tellEffect({ kind, before, after, changed }) {
   add("limit", (outlook) => allAmounts(outlook.limits), "limits", "exists");
   if (kind === "pool") {
     add("running", (outlook) => `${outlook.running_operation_count} of at most ${outlook.max_running_operation_count}`, "running_operation_count", "max_running_operation_count");
-    add("with those that wait", (outlook) => `${outlook.operation_count} of at most ${outlook.max_operation_count}`, "operation_count", "max_operation_count");
+    add("running and waiting", (outlook) => `${outlook.operation_count} of at most ${outlook.max_operation_count}`, "operation_count", "max_operation_count");
   }
   return told.join("; ") || "fair share";
 }
@@ -257,20 +257,20 @@ export function operationsActions(app, rights, pool = "") {
   const trees = Object.values(rights);
   const isAllowed = !trees.length || trees.some((pools) => firstWith(pools, "use") !== undefined);
   return [guarded("Start an operation", () => openStart(app, pool),
-    { tone: "primary", reason: isAllowed ? "" : "No access list lets you start operations in any pool: it takes use." })];
+    { tone: "primary", reason: isAllowed ? "" : "No access list lets you start operations in any pool: you need use." })];
 }
 
 function openStart(app, pool) {
   const form = new Form([
-    ["pool", "Pool", "empty: a pool of your name", "pool:", pool],
-    ["title", "Title", "to find it again", "text", ""],
-    ["command", "Command", "for a shell, run by each job", "lines", "", true],
-    ["job_count", "Jobs", "how many are to be completed", "number", 1, true],
-    ["cpu_limit", "Cores of each job", "what it orders", "number", 1],
-    ["memory_limit", "Memory of each job, bytes", "empty: default_memory_limit of the tree", "number", ""],
-    ["enable_cpu_reclaim", "Give away what it does not use", "enable_cpu_reclaim of job-cpu-monitor; back at once when it wakes up", "flag", true],
-    ["min_cpu_limit", "Never below, cores", "min_cpu_limit of job-cpu-monitor; empty: the node's, else 1", "number", ""],
-    ["others", "More of the specification, as JSON", 'for example {"weight": 2, "max_failed_job_count": 1}', "lines", ""],
+    ["pool", "Pool", "empty: a pool with your name", "pool:", pool],
+    ["title", "Title", "to find the operation by", "text", ""],
+    ["command", "Command", "a shell command that each job runs", "lines", "", true],
+    ["job_count", "Jobs", "number of jobs to complete", "number", 1, true],
+    ["cpu_limit", "Cores per job", "what each job requests", "number", 1],
+    ["memory_limit", "Memory per job, bytes", "empty: default_memory_limit of the tree", "number", ""],
+    ["enable_cpu_reclaim", "Lend unused CPU to other jobs", "enable_cpu_reclaim of job-cpu-monitor; returned as soon as the job needs it", "flag", true],
+    ["min_cpu_limit", "Minimum limit, cores", "min_cpu_limit of job-cpu-monitor; empty: the node's value, else 1", "number", ""],
+    ["others", "Other options of the specification, as JSON", 'for example {"weight": 2, "max_failed_job_count": 1}', "lines", ""],
   ], () => ahead.stop());
   const ahead = simulator(form, () => ({ text: `start of ${form.value("title") ?? "an operation"}`, question: { spec: read() } }));
   openForm("Start an operation", form, "Start", async () => send("POST", "/operations", { spec: read() }),
@@ -294,7 +294,7 @@ function openStart(app, pool) {
       location.hash = to("operations", id);
     };
     if (!warnings.length) go();
-    else tell(dialog, h("p", "The operation is started. Is this what you meant?"), warnings, "Show it", go);
+    else tell(dialog, h("p", "The operation has started. Is this what you meant?"), warnings, "Show it", go);
   }
 }
 
@@ -305,10 +305,10 @@ export function operationActions(operation, app) {
     { tone: options.danger ? "danger" : "", reason: operation.may?.manage });
   return [
     operation.suspended
-      ? act("Resume", "resume", { text: "Its jobs are started again." })
-      : act("Suspend", "suspend", { text: "No more jobs of it are started.", fields: [["abort_running_jobs", "Stop its running jobs, too", "they are started anew when it is resumed", "flag", false]] }),
-    act("Complete", "complete", { text: "It ends as completed; its jobs are stopped." }),
-    act("Abort", "abort", { danger: true, text: "It ends, and its jobs are stopped.", fields: [["message", "Why", "kept as its error; may be empty", "text", ""]] }),
+      ? act("Resume", "resume", { text: "Its jobs start again." })
+      : act("Suspend", "suspend", { text: "It starts no more jobs.", fields: [["abort_running_jobs", "Also stop its running jobs", "they start again when the operation is resumed", "flag", false]] }),
+    act("Complete", "complete", { text: "It ends in state completed; its jobs are stopped." }),
+    act("Abort", "abort", { danger: true, text: "It ends, and its jobs are stopped.", fields: [["message", "Why", "optional; stored as its error", "text", ""]] }),
   ];
 }
 
@@ -333,28 +333,28 @@ export function jobActions(may, job, app, isHeld = false) {
 
 function openPin(where, job, app) {
   const form = new Form([
-    ["cpu_limit", "Cores", `the limit is held there; at most ${cores(job.cpu_limit)}, empty: all it ordered`, "number", ""],
-    ["ttl_s", "For how many seconds", "empty: until it is unpinned", "number", 3600],
+    ["cpu_limit", "Cores", `the limit stays there; at most ${cores(job.cpu_limit)}, empty: all that it requests`, "number", ""],
+    ["ttl_s", "Duration, seconds", "empty: until it is unpinned", "number", 3600],
   ]);
-  openForm("Hold this job's limit", form, "Pin", () => send("POST", `${where}/pin`, { cpu_limit: form.value("cpu_limit"), ttl_s: form.value("ttl_s") }),
-    { app, before: h("p", "The monitor leaves the limit alone meanwhile. The job's node carries it out with its next heartbeat.") });
+  openForm("Pin this job's limit", form, "Pin", () => send("POST", `${where}/pin`, { cpu_limit: form.value("cpu_limit"), ttl_s: form.value("ttl_s") }),
+    { app, before: h("p", "The monitor does not change the limit until then. The node applies it at its next heartbeat.") });
 }
 
 // --- nodes: no new jobs, no jobs at all, or jobs again; what that does is shown first ---------------------------------
 
-const WHY = ["why", "Why", "for others, and for the audit log; may be empty", "text", ""];
+const WHY = ["why", "Why", "optional; shown to others and in the audit log", "text", ""];
 const NODE_ACTS = {
-  cordon: { label: "Cordon", text: "It gets no new jobs; those that it has run on.", fields: [WHY] },
-  drain: { label: "Drain", text: "It gets no new jobs, and those that it has are stopped, interruptible ones first; they start again where there is room.", tone: "danger",
+  cordon: { label: "Cordon", text: "It gets no new jobs; the jobs on it continue.", fields: [WHY] },
+  drain: { label: "Drain", text: "It gets no new jobs, and the jobs on it are stopped, interruptible ones first; they start again on other nodes.", tone: "danger",
     fields: [WHY, ["graceful", "Gracefully", "jobs get job_graceful_preemption_timeout, not job_preemption_timeout", "flag", false]] },
-  uncordon: { label: "Uncordon", text: "Jobs are started on it again.", fields: [WHY] },
+  uncordon: { label: "Uncordon", text: "Jobs start on it again.", fields: [WHY] },
 };
 
 // `node` is a NodeDetails, `rights` what readRights() gave.
 export function nodeActions(node, app, rights) {
   if ((node.lost_at ?? null) !== null) return [];
-  const reason = node.tree === null ? (app.me?.is_admin === false ? "It is in no tree: that takes an administrator." : "")
-    : mayOn(rights, node.tree, ROOT, "administer") ? "" : `It takes administer on the tree ${node.tree}, which you do not have.`;
+  const reason = node.tree === null ? (app.me?.is_admin === false ? "It is in no tree: only an administrator may do that." : "")
+    : mayOn(rights, node.tree, ROOT, "administer") ? "" : `You need administer on tree ${node.tree}.`;
   const offered = node.cordon ? (node.cordon.drain ? ["uncordon"] : ["uncordon", "drain"]) : node.held_until ? ["uncordon", "cordon", "drain"] : ["cordon", "drain"];
   return offered.map((does) => guarded(NODE_ACTS[does].label, () => openNodeAct(does, node, app), { tone: NODE_ACTS[does].tone ?? "", reason }));
 }
@@ -382,26 +382,26 @@ function tellNodePlan(does, node) {
   if (does === "drain") return [];
   const free = cores(Math.max(node.free.cpu ?? 0, 0));
   const jobs = node.job_count ? count(node.job_count, "job") : "No job";
-  return h("p.note", does === "cordon" ? `${free} cores that are free now are given to nobody; ${jobs.toLowerCase()} of it ${node.job_count === 1 ? "runs" : "run"} on.` : `${free} cores that are free now can be given to jobs.`);
+  return h("p.note", does === "cordon" ? `${free} cores that are free now stay idle; ${jobs.toLowerCase()} on it ${node.job_count === 1 ? "continues" : "continue"}.` : `${free} cores that are free now become available to jobs.`);
 }
 
 // An answer of /nodes/{node}/drain.
 function drawDrain(plan) {
-  if (!plan.job_count) return h("p.note", "It has no job that would be stopped.");
+  if (!plan.job_count) return h("p.note", "It has no jobs to stop.");
   return [
-    h("p.note", `${count(plan.job_count, "job")} would be stopped, of which ${plan.waiting_job_count} would wait for room; ${cores(plan.lost_core_seconds / 3600)} core-hours of work would be lost.`,
-      plan.failing_job_count ? ` ${count(plan.failing_job_count, "job")} would fail their operations, which have fail_on_job_restart.` : null,
-      plan.gang_job_count ? ` ${count(plan.gang_job_count, "job")} on other nodes would stop with their gangs.` : null,
-      plan.hidden_job_count ? ` ${count(plan.hidden_job_count, "job")} of operations that you may not see are not listed.` : null),
+    h("p.note", `${count(plan.job_count, "job")} would be stopped, of which ${plan.waiting_job_count} would have to wait for free resources; ${cores(plan.lost_core_seconds / 3600)} core-hours of work would be lost.`,
+      plan.failing_job_count ? ` ${count(plan.failing_job_count, "job")} would fail their operations, because of fail_on_job_restart.` : null,
+      plan.gang_job_count ? ` ${count(plan.gang_job_count, "job")} on other nodes would stop together with their gangs.` : null,
+      plan.hidden_job_count ? ` ${count(plan.hidden_job_count, "job")} of operations that are hidden from you are not listed.` : null),
     plan.jobs.length ? table({ caption: "Jobs that a drain would stop", rows: plan.jobs, rowKey: (job) => job.job_id, columns: [
       { title: "Job", cell: (job) => h("span", { title: job.job_id }, job.job_id.split("-")[0]) },
       { title: "Operation", cell: (job) => operationLink(job.operation_id, job.title) },
       { title: "Pool", cell: (job) => h("span.long", job.pool) },
       { title: "Cores", align: "right", cell: (job) => cores(job.cores) },
-      { title: "Runs for", align: "right", cell: (job) => duration(job.running_s) },
+      { title: "Running for", align: "right", cell: (job) => duration(job.running_s) },
       { title: "Interruptible", cell: (job) => (job.interruptible ? "yes" : "no") },
       { title: "Core-hours lost", align: "right", cell: (job) => cores(job.lost_core_seconds / 3600) },
-      { title: "Goes to", cell: (job) => (job.fails_operation ? "fails its operation" : job.to_node || "waits for room") },
+      { title: "Goes to", cell: (job) => (job.fails_operation ? "fails its operation" : job.to_node || "waits for free resources") },
     ] }) : null,
   ];
 }

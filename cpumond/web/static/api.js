@@ -94,7 +94,7 @@ async function exchange(method, path, body, { signal, timeout = 20000, isText = 
   } catch (error) {
     if (signal?.aborted) throw error;
     // Of a refusal the status says enough.
-    if (response.ok) fail("the server's answer is cut off, or no JSON");
+    if (response.ok) fail("the server's response is truncated or not JSON");
   }
   readRole(path, response, value?.error ?? "");
   if (response.status >= 500 && response.status !== 503 && response.status !== 504) {
@@ -132,7 +132,7 @@ export async function stream(where, body, take, signal) {
     if (response.ok) await readLines(response.body, take);
   } catch (error) {
     if (signal.aborted || error instanceof Refusal) throw error;
-    throw new Refusal(0, { error: "the server does not answer any more; ask again" });
+    throw new Refusal(0, { error: "the server no longer responds; try again" });
   }
   if (!response.ok) throw new Refusal(response.status, await response.json().catch(() => null));
 }

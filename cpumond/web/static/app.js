@@ -197,7 +197,7 @@ class App {
       return h("div.page", { key: this.where }, refused ? complain(error) : null, page.view(data, params, this));
     }
     if (error && error.status === 401) {
-      return h("div.page", { key: this.where }, h("p", "A token is needed to see this. "),
+      return h("div.page", { key: this.where }, h("p", "You need a token to see this. "),
         h("button", { type: "button", onclick: () => this.askToken() }, "Enter a token"));
     }
     if (error) return h("div.page", { key: this.where }, h("h1", page.title?.(params) || this.options.name), complain(error));
@@ -209,7 +209,7 @@ class App {
     if (!this.local.isBroken) console.error(error);
     this.local.isBroken = true;
     return h("div.page", { key: `broken ${this.where}` }, h("h1", this.options.name),
-      complain(new Error("An answer could not be understood, so this page cannot be drawn; it is asked for again. Does a part of another version run?")));
+      complain(new Error("This page could not read the server's response and tries again. Are the scheduler and the agents of different versions?")));
   }
 
   // Moves the focus to the heading of a page that was just opened, unless the user has moved it meanwhile.
@@ -252,8 +252,8 @@ class App {
     const silent = (text) => h("span", { "aria-hidden": "true" }, text);
     const since = link.lastAt || link.failingSince || link.waitingSince;
     const text = failing ? [`No answer since ${time((since + link.offsetMs) / 1000)}`, silent(` (${duration((Date.now() - since) / 1000)})`),
-      `: what you see is old. ${link.problem || "the server does not answer"}.`]
-      : stuck ? ["The scheduler answers, but computes nothing any more", silent(` (since ${duration(this.health.last_update_age_s)})`), ": shares are old."] : null;
+      `: this page is out of date; ${link.problem || "the server does not answer"}.`]
+      : stuck ? ["The scheduler responds, but has stopped computing shares", silent(` (since ${duration(this.health.last_update_age_s)})`), ": shares are old."] : null;
     const standby = !failing && link.standby;
     const leader = standby ? addressOf(standby.leader) : null;
     if (leader?.isNear && Date.now() - standby.since > FOLLOW_MS) location.replace(leader.href);
@@ -264,7 +264,7 @@ class App {
         h("a", { href: hash, "aria-current": [].concat(part).includes(first) ? "page" : null }, name))),
       h("span.live", { class: failing || stuck || standby ? "bad" : "good" },
         failing ? "stale" : stuck ? "stuck" : standby ? "standby" : "live"),
-      h("span.muted.zone", { title: "The zone of all times on these pages, that of this browser" }, h("span.hidden-text", "Times: "), zone()),
+      h("span.muted.zone", { title: "The time zone of all times on these pages: that of this browser" }, h("span.hidden-text", "Times: "), zone()),
       this.me?.user && this.error?.status !== 401 ? drawWho(this.me, first) : null,
       this.options.find ? h("button.plain.find", { type: "button", title: "Ctrl-K", "aria-keyshortcuts": "Control+K Meta+K", onclick: this.options.find }, "Find") : null,
       // Seen in narrow windows only, where all but the name, the state and "Find" is behind it.
@@ -315,7 +315,7 @@ class App {
     const told = h("p.error", { role: "alert" });
     const dialog = openDialog("Sign in",
       [h("p", "Sign in as ", h("strong", user), " with the token of this link?"),
-        h("p.muted", "Only if the link is your own: who gave it to you can use the token, too."), told],
+        h("p.muted", "Only if the link is yours: the person who gave it to you can use the token, too."), told],
       [h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), h("button.primary", { type: "button", onclick: () => this.enter(token, told) }, "Sign in")]);
   }
 
@@ -326,7 +326,7 @@ class App {
     const form = h("form", { onsubmit: async (event) => {
       event.preventDefault();
       if (!await this.enter(input.value.trim(), told)) input.focus();
-    } }, h("p", "This scheduler answers only those who show a token. It signs you in, in all tabs, until you sign out or end the browser."),
+    } }, h("p", "This scheduler requires a token. It signs you in, in all tabs, until you sign out or close the browser."),
       h("label", { for: "token" }, "Token"), input, told, h("button.primary", { type: "submit" }, "Sign in"));
     openDialog("Token", form, []);
     input.focus();
@@ -352,13 +352,13 @@ function addressOf(leader) {
 }
 
 function tellStandby(standby, leader) {
-  if (!standby.leader) return "This scheduler stands by, and none leads at the moment; this page asks again by itself.";
-  return ["This scheduler stands by; the one that leads is ", leader ? h("a", { href: leader.href }, standby.leader) : standby.leader,
-    leader?.isNear ? ". Its page is opened in a moment." : "."];
+  if (!standby.leader) return "This scheduler is a standby, and there is no leader at the moment; this page tries again by itself.";
+  return ["This scheduler is a standby; the leader is ", leader ? h("a", { href: leader.href }, standby.leader) : standby.leader,
+    leader?.isNear ? ". Its page opens in a moment." : "."];
 }
 
 function complain(error) {
-  return h("p.error", { role: "alert" }, localTimes(error.message) || "This page failed; the console says more.");
+  return h("p.error", { role: "alert" }, localTimes(error.message) || "This page failed; see the browser's console.");
 }
 
 const chosenTheme = () => localStorage.getItem("cpumond-theme") ?? "auto";

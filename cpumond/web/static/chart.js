@@ -75,7 +75,7 @@ const isHidden = ({ work, title }, { hidden, label }) => hidden || (work?.isOff(
 function makeHead(node) {
   const { props } = node;
   return h("figcaption", h("span.chart-title", props.title),
-    props.times.length ? props.work?.makeTools(node) : h("span.muted", props.empty ?? "No points yet: the first comes within a moment."));
+    props.times.length ? props.work?.makeTools(node) : h("span.muted", props.empty ?? "No points yet: the first one comes in a moment."));
 }
 
 // The values of the graph as text: its legend, and all that a screen reader has of it.
@@ -89,7 +89,7 @@ function makeLegend({ props, at = null }) {
   const texts = (EVEN.get(format) ?? ((values) => values.map((value) => (value === null ? NONE : format(value)))))(rows.flat());
   const clock = (seconds) => (props.elapsed ? elapsed(seconds) : time(seconds));
   return h("div.legend-wrap", { hidden: !props.times.length },
-    h("table.legend", h("caption.hidden-text", `${props.title}: newest value, least and greatest of what is shown`),
+    h("table.legend", h("caption.hidden-text", `${props.title}: newest, smallest and largest value shown`),
       h("thead", h("tr", h("th", { scope: "col" }, h("span.hidden-text", "Line")), h("th", { scope: "col" }, at === null ? props.newest ?? "now" : clock(props.times[at])),
         h("th", { scope: "col" }, "min"), h("th", { scope: "col" }, "max"))),
       h("tbody", props.series.map((series, row) => {

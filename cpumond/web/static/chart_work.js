@@ -77,8 +77,8 @@ export const work = {
     const { title } = node.props;
     const tool = (text, what, act) => h("button.choice", { type: "button", "aria-label": `${text}: ${title}`, title: what, onclick: act }, text);
     return h("span.chart-tools",
-      tool("CSV", "The lines that are shown as a file of comma-separated values", () => saveCsv(node)),
-      tool("PNG", "What is shown as a picture", () => savePng(node)));
+      tool("CSV", "Save the visible lines as a CSV file", () => saveCsv(node)),
+      tool("PNG", "Save the graph as a picture", () => savePng(node)));
   },
 
   makePlace(node) {
@@ -268,7 +268,7 @@ function fillValues(node) {
   const format = props.format ?? number;
   const text = (series, value) => (value === null || value === undefined ? NONE : (series.format ?? format)(value));
   morph(node.values, h("details.values", { ontoggle: () => fillValues(node) }, h("summary", "Values"),
-    each > 1 ? h("p.muted.flat", `Every ${number(each, 6)}. point of ${number(inside.length, 6)}; all are in the CSV file.`) : null,
+    each > 1 ? h("p.muted.flat", `One of every ${number(each, 6)} points of ${number(inside.length, 6)}; the CSV file has all.`) : null,
     h("div.table", h("div.table-scroll", { tabindex: "0", role: "region", "aria-label": `Values: ${props.title}` }, h("table",
       h("caption.hidden-text", `${props.title}: values at each time`),
       h("thead", h("tr", h("th", { scope: "col" }, "Time"), lines.map((series) => h("th.right", { scope: "col" }, series.label)))),

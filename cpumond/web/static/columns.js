@@ -52,7 +52,7 @@ export function columnMenu(name, all, app) {
     app.redraw();
   };
   return h("details.menu", { key: "columns", onkeydown: close, onfocusout: leave }, h("summary", "Columns"),
-    h("fieldset", h("legend.hidden-text", "Columns that are shown"),
+    h("fieldset", h("legend.hidden-text", "Visible columns"),
       all.slice(1).map((column) => h("label", { key: column.key }, h("input", {
         type: "checkbox", checked: keys.has(column.key),
         onchange: ({ target }) => {
@@ -62,7 +62,7 @@ export function columnMenu(name, all, app) {
           keep(chosen);
         },
       }), column.title)),
-      h("button", { key: "usual", type: "button", onclick: () => keep(null) }, "The usual columns")));
+      h("button", { key: "usual", type: "button", onclick: () => keep(null) }, "Reset")));
 }
 
 function close(event) {

@@ -53,7 +53,7 @@ export function eventsTable({ events, next, titles = {} }, rights, app, columns 
   return [
     table({
       caption: "Events, the newest first", rows: events, rowKey: (event) => event.number, columns: known, stacked: true,
-      empty: before ? "Nothing older is kept." : "Nothing that fits is kept.",
+      empty: before ? "There are no older events." : "There are no matching events.",
     }),
     before || next !== null ? h("nav.pager", { key: "pager", "aria-label": "Parts of the list" },
       step("← Newest", !before, () => ask(app, {})),
@@ -91,10 +91,10 @@ function about(event, titles) {
 }
 
 export function what(event, titles = {}) {
-  return h("span.sentence", withoutIds(event.text, titles), event.undoes ? h("span.muted", ` (takes back ${event.undoes})`) : null,
-    event.changes.length ? h("details", h("summary.muted", "before and after"),
+  return h("span.sentence", withoutIds(event.text, titles), event.undoes ? h("span.muted", ` (undoes ${event.undoes})`) : null,
+    event.changes.length ? h("details", h("summary.muted", "Before and after"),
       h("ul.changes", event.changes.map((change, index) => h("li", { key: index }, changeText(change))))) : null,
-    event.plan ? h("div.muted", `Shown before: ${event.plan}`) : null);
+    event.plan ? h("div.muted", `Preview: ${event.plan}`) : null);
 }
 
 export function changeText({ pool, attribute, old, new: now }) {

@@ -22,23 +22,23 @@ const reclaimed = (row) => Math.max(row.ordered_cores - row.limit_cores, 0);
 const wanted = (row) => row.demand_cores + row.waiting_cores;
 
 export const GLANCE_KEYS = [
-  ["used", "used", "what its jobs use"], ["has", "allotted", "what is allotted to its jobs above their use"],
-  ["wants", "demands", "what jobs that are still to be started order"],
-  ["waits", "waiting", "what operations that do not run would want"], ["reclaimed", "reclaimed", "what its jobs ordered and gave up for now"],
-  ["guarantee", "guarantee", "what it is guaranteed"], ["fair", "fair share", "what it may have now"],
+  ["used", "used", "CPU usage of its jobs"], ["has", "allocated", "CPU allocated to its jobs beyond their usage"],
+  ["wants", "demanded", "requests of jobs that have yet to start"],
+  ["waits", "waiting", "demand of operations that are not running"], ["reclaimed", "reclaimed", "CPU that its jobs requested and do not need now"],
+  ["guarantee", "guarantee", "its strong guarantee"], ["fair", "fair share", "the share that it is entitled to now"],
 ];
 
 export function legend() {
   return h("ul.glance-legend", { "aria-label": "Parts of a bar" }, GLANCE_KEYS.map(([name, word, help]) =>
     h("li", { key: name, title: help }, h("span.key", { class: name, "aria-hidden": "true" }), word)),
-    h("li", { key: "cut" }, h("span", { "aria-hidden": "true" }, "▸"), "wants more than has room"));
+    h("li", { key: "cut" }, h("span", { "aria-hidden": "true" }, "▸"), "demand beyond the bar"));
 }
 
 function tell(row, unit, totalCores) {
   const amount = amountOf(unit, totalCores);
   const of = unit === "percent" ? " of the tree's CPU" : " cores";
   const parts = [
-    `used ${amount(row.used_cores)}`, `allotted ${amount(row.limit_cores)}`, `demands ${amount(row.demand_cores)}`, `waiting ${amount(row.waiting_cores)}`,
+    `used ${amount(row.used_cores)}`, `allocated ${amount(row.limit_cores)}`, `demanded ${amount(row.demand_cores)}`, `waiting ${amount(row.waiting_cores)}`,
     `reclaimed ${amount(reclaimed(row))}`, `guarantee ${amount(row.guarantee_cores)}`, `fair share ${amount(row.fair_share_cores)}`,
   ];
   return `${parts.join(", ")}${of}`;

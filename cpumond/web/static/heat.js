@@ -18,9 +18,9 @@ const STEPS = 5;
 
 // name -> [word, cores of a node, what it means]
 const MEASURES = {
-  used: ["Used", (node) => node.used_cores ?? 0, "CPU that its jobs use, of what the node has"],
-  ordered: ["Ordered", (node) => node.ordered_cores ?? 0, "CPU that its jobs ordered, of what the node has"],
-  reclaimed: ["Reclaimed", (node) => Math.max((node.ordered_cores ?? 0) - (node.usage.cpu ?? 0), 0), "CPU that its jobs ordered and gave up for now, of what the node has"],
+  used: ["Used", (node) => node.used_cores ?? 0, "CPU usage of its jobs, relative to its capacity"],
+  ordered: ["Requested", (node) => node.ordered_cores ?? 0, "CPU that its jobs request, relative to its capacity"],
+  reclaimed: ["Reclaimed", (node) => Math.max((node.ordered_cores ?? 0) - (node.usage.cpu ?? 0), 0), "CPU that its jobs request and do not need now, relative to its capacity"],
 };
 const FAMILY = /^([a-z][a-z_]*)[-:=./_]?(.+)$/i;
 const MOST_GROUPS = 60;

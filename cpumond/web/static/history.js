@@ -78,7 +78,7 @@ export function askedTime(range = chosenRange()) {
 export async function readHistory({ kind, name, tree = "" }, range = chosenRange(), patienceMs = 20000) {
   const nothing = (problem) => ({ times: [], columns: {}, periodS: null, until: null, isRefused: true, problem });
   if (await historyIsOff()) return nothing(off.problem);
-  if (chosenSpan()?.from >= serverNow()) return nothing("This part of time is still to come.");
+  if (chosenSpan()?.from >= serverNow()) return nothing("This time is in the future.");
   const where = `/history${query({ kind, name, tree, ...askedTime(range), max_points: 600 })}`;
   const { value, error, at } = await remember(where, HISTORY_PERIOD_MS, async () => withGaps(await get(where)), patienceMs);
   // An object that the history does not know yet is a 404, too.
@@ -87,8 +87,8 @@ export async function readHistory({ kind, name, tree = "" }, range = chosenRange
   return {
     times: value?.times ?? [], columns: value?.columns ?? {}, periodS: value?.period_s ?? null,
     until: Math.max(at ?? 0, value?.times.at(-1) ?? 0) || null, isRefused,
-    problem: isRefused ? error.message : value?.times.length ? "" : chosenSpan() ? "No points are kept of this time."
-      : "No points yet: the first comes within a minute.",
+    problem: isRefused ? error.message : value?.times.length ? "" : chosenSpan() ? "Nothing is recorded for this time."
+      : "No points yet: the first one comes within a minute.",
   };
 }
 
@@ -103,7 +103,7 @@ export async function readLife(what, start, finish, patienceMs) {
   const isKept = history.times.some((at) => at >= start);
   return {
     ...history, times: isKept ? history.times : [], from: start - margin, until: Math.max(finish + margin, history.times.at(-1) ?? 0),
-    problem: history.isRefused ? history.problem : isKept ? "" : "No points are kept of it: it ended too long ago, or lived too shortly.",
+    problem: history.isRefused ? history.problem : isKept ? "" : "Nothing is recorded: it ended too long ago or was too short.",
   };
 }
 
@@ -133,7 +133,7 @@ function ends() {
 
 // The history where it is of points; of days alone it has no shares.
 export const ofPoints = (history) => (history.periodS < DAY_S ? history
-  : { ...history, times: [], columns: {}, problem: "Of whole days the CPU alone is kept: choose a part of the last 24 hours." });
+  : { ...history, times: [], columns: {}, problem: "Shares are kept for the last 24 hours only: choose a part of these." });
 
 // Which part of the past the graphs show; in the URL as `range`, or as `from` and `to`. `longestS`: the longest of the
 // buttons for the last part of it, 0 for none.
@@ -141,7 +141,7 @@ export function rangeButtons(app, longestS = Infinity) {
   if (isOff()) return null;
   const [span, now] = [chosenSpan(), chosenRange()];
   const shown = Object.entries(RANGES).filter(([, [, length]]) => length <= Math.min(Math.max(lengthS, DAY_S), longestS));
-  return h("div.ranges", { role: "group", "aria-label": "Time that the graphs show" },
+  return h("div.ranges", { role: "group", "aria-label": "Time range of the graphs" },
     shown.map(([range, [text]]) => h("button.choice", {
       type: "button", key: range, "aria-pressed": String(!span && range === now),
       onclick: () => {

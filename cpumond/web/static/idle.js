@@ -7,16 +7,16 @@ import { to } from "./route.js";
 import { table } from "./table.js";
 
 const PARTS = [
-  ["used", "used"], ["reused", "used again, reclaimed from others"], ["unused", "allotted and not used"], ["silent", "on nodes that are offline"],
-  ["starting", "about to be given"], ["without_work", "idle for lack of work"], ["held_back", "held back"],
-  ["backfilled", "of these in room that is kept for a gang"],
+  ["used", "used"], ["reused", "reclaimed from others and used"], ["unused", "allocated and not used"], ["silent", "on nodes that are offline"],
+  ["starting", "about to be allocated"], ["without_work", "idle for lack of work"], ["held_back", "idle while work waits"],
+  ["backfilled", "of these reserved for a gang and backfilled"],
 ];
 
 // `report`: an answer of /trees/{tree}/why; null where it could not be had.
 export function idleSection(report, app) {
   if (!report) return null;
   const parts = PARTS.filter(([key]) => report.parts[key] > 0).map(([key, text]) => `${cores(report.parts[key])} ${text}`);
-  return h("section.card", { key: "idle", "aria-labelledby": "idle-title" }, h("h2", { id: "idle-title" }, "Why CPU stands idle"),
+  return h("section.card", { key: "idle", "aria-labelledby": "idle-title" }, h("h2", { id: "idle-title" }, "Why CPU is idle"),
     h("p.flat", withoutIds(capital(report.sentence)), "."),
     h("p.muted.flat", `Of ${cores(report.parts.capacity)} cores of the tree: ${parts.join(", ") || "none are there"}.`),
     report.causes.length ? causesTable(report, app) : null);
@@ -24,10 +24,10 @@ export function idleSection(report, app) {
 
 function causesTable(report, app) {
   return table({
-    caption: `What holds back CPU in ${report.pool || report.tree}`, rows: report.causes, rowKey: (cause, index) => `${cause.kind}/${cause.pool}/${index}`, empty: "Nothing.",
+    caption: `Obstacles to the use of idle CPU in ${report.pool || report.tree}`, rows: report.causes, rowKey: (cause, index) => `${cause.kind}/${cause.pool}/${index}`, empty: "Nothing.",
     columns: [
-      { title: "Cores", help: "what would start work by this change alone", align: "right", cell: (cause) => cores(cause.cores) },
-      { title: "Held back by", cell: (cause) => h("code", cause.kind) },
+      { title: "Cores", help: "cores that would be used with this change alone", align: "right", cell: (cause) => cores(cause.cores) },
+      { title: "Obstacle", cell: (cause) => h("code", cause.kind) },
       { title: "Pool", cell: (cause) => (cause.pool ? h("a.long", { href: to("pools", report.tree, cause.pool) }, cause.pool) : "–") },
       { title: "Operations", align: "right", cell: (cause) => number(cause.operation_count, 9) },
       { title: "Why", cell: (cause) => h("span.words", withoutIds(cause.why)) },

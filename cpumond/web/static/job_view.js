@@ -11,7 +11,7 @@ import { markDecisions } from "./marks.js";
 const SHOWN_DECISIONS = 20;
 const MAX_OPTION = 200;
 
-const OLD = "The agent of this node is an older cpumond, which gives figures without reasons: update it.";
+const OLD = "The agent of this node is an older version, which reports figures without reasons: upgrade it.";
 
 // All of an explain answer `e`; `key` tells the job from others; `marks` are further events of its graphs.
 export function jobView(e, key, app, marks = []) {
@@ -20,7 +20,7 @@ export function jobView(e, key, app, marks = []) {
     jobGraphs(e, key, marks),
     e.peak ? peakCard(e) : votesCard(e),
     decisionsCard(e, app),
-    h("section.card", { key: "facts", "aria-labelledby": "behind" }, h("h2", { id: "behind" }, "What the limit follows from"),
+    h("section.card", { key: "facts", "aria-labelledby": "behind" }, h("h2", { id: "behind" }, "Inputs of the limit"),
       facts(Object.entries(e.facts ?? {}).map(([name, text]) => [capital(name), localTimes(text)]))),
     optionsCard(e),
   ];
@@ -30,7 +30,7 @@ export function jobView(e, key, app, marks = []) {
 
 function jobGraphs(e, key, marks) {
   const samples = e.samples;
-  if (!samples) return h("p.note", { key: "graphs" }, "The agent of this node keeps no points: [web] samples is 0 in its configuration.");
+  if (!samples) return h("p.note", { key: "graphs" }, "The agent of this node keeps no samples: [web] samples is 0 in its configuration.");
   const times = samples.at;
   const [changes, restores] = placeDecisions(e, times);
   const shared = working([...marks, ...markDecisions(e, measured, goToDecisions)]);
@@ -42,13 +42,13 @@ function jobGraphs(e, key, marks) {
         line("used", samples.usage, "--c1", { fill: true }),
         ...(e.peak ? [] : [line("smoothed", samples.smoothed, "--c3")]),
         line(e.mode === "shadow" ? "limit it would have" : "limit", samples.limit, "--c2", { step: true, width: 2.25 }),
-        line("ordered", times.map(() => e.cpu_limit), "--c7", { dash: true }),
+        line("requested", times.map(() => e.cpu_limit), "--c7", { dash: true }),
         line("floor", samples.floor, "--c5", { dash: true }),
         ...(e.peak ? peakLines(e, samples, line) : [
           line("lower bound", samples.lower_bound, "--c6", { dash: true }),
           line("upper bound", samples.upper_bound, "--c4", { dash: true })]),
         line("changes written", changes, "--text", { points: true, width: 0, size: 4 }),
-        ...(restores.some((value) => value !== null) ? [line("all given back at once", restores, "--bad", { points: true, width: 0, size: 8 })] : []),
+        ...(restores.some((value) => value !== null) ? [line("restored at once", restores, "--bad", { points: true, width: 0, size: 8 })] : []),
       ],
     })),
     h("div.grid2", { key: "votes" },
@@ -122,7 +122,7 @@ const nextCheck = (e) => (e.next ? h("p.plain-text", h("strong", "Next check: ")
 function peakCard(e) {
   const p = e.peak;
   const used = p.throttle_budget > 0 ? p.held_ratio / p.throttle_budget : p.held_ratio > 0 ? 1 : 0;
-  return h("section.card", { key: "window", "aria-labelledby": "window" }, h("h2", { id: "window" }, "Held back, against the budget"),
+  return h("section.card", { key: "window", "aria-labelledby": "window" }, h("h2", { id: "window" }, "Throttled time and its budget"),
     h("p.plain-text.budget", bar(used, `${showRatio(used)} used`, { color: used > 1 ? "--bad" : "--c2" }), " ", e.facts?.["held back"] ?? ""),
     nextCheck(e));
 }
@@ -146,7 +146,7 @@ function decisionsCard(e, app) {
   return h("section.card", { key: "decisions", "aria-labelledby": "decisions" }, h("h2", { id: "decisions", tabindex: "-1" }, "Decisions"),
     table({
       caption: "Decisions about the limit, the newest first", rows: shown, rowKey: (d) => `${d.at}-${d.kind}-${d.new_cores}-${d.result}`,
-      empty: "No decision yet: the limit was not changed since the agent follows this job.",
+      empty: "No decision yet: the agent has not changed this job's limit.",
       columns: [
         { title: "When", cell: (d) => time(d.at) },
         { title: "Kind", cell: (d) => badge(d.kind, { grow: "warn", restore: "bad", shrink: "good" }[d.kind] ?? "") },

@@ -3,15 +3,15 @@
 import { h, openDialog } from "./dom.js";
 
 const KEYS = [
-  ["/", "go to the search, or to the first filter, of this page"],
+  ["/", "go to the search field or first filter of this page"],
   ["Ctrl-K, ⌘-K", "find a page, pool, operation or node, and go there"],
-  ["?", "these keys"],
-  ["Tab, Shift-Tab", "from one link, button or field to the next, or back"],
+  ["?", "show these keys"],
+  ["Tab, Shift-Tab", "go to the next or previous link, button or field"],
   ["Enter", "follow a link, press a button, sort by a column"],
   ["↑ ↓, Page Up, Page Down, Home, End", "scroll a table"],
   ["← →", "fold and unfold a pool"],
   ["Escape", "close a dialog"],
-  ["← →, Shift, + −", "in a graph: read values, select (Enter zooms), zoom; the mouse: drag over a part, double click for all"],
+  ["← →, Shift, + −", "in a graph: read values, select (Enter zooms), zoom; with the mouse: drag to zoom in, double-click to zoom out"],
 ];
 const SEARCH = "main :is(input[type=search], .filters input)";
 

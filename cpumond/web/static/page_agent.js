@@ -19,11 +19,11 @@ export const agentJobs = {
       h("div.heading", h("h1", `Node ${a.node_id}`), a.paused ? badge("paused", "warn") : null, isStuck(a) ? badge("stuck", "bad") : null),
       notices(a),
       h("section.cards.totals", { key: "totals", "aria-label": "Totals" },
-        figure(number(a.jobs.length, 6), a.jobs.length === 1 ? "job" : "jobs"), figure(showCores(a.totals.cpu_limit), "cores ordered"),
-        figure(showCores(a.totals.current_cpu_limit), "cores are the limits now"), figure(showCores(a.totals.reclaimed), "cores reclaimed"),
-        watched(a) > 0.005 ? figure(showCores(watched(a)), "more in shadow") : null),
-      h("p.muted.plain-text", { key: "head" }, `Cgroups ${a.layout}, one check every ${duration(a.check_period_s)}, `
-        + `the last one took ${(1000 * a.tick_duration_s).toFixed(1)} ms. ${tellScheduler(a)}`),
+        figure(number(a.jobs.length, 6), a.jobs.length === 1 ? "job" : "jobs"), figure(showCores(a.totals.cpu_limit), "cores requested"),
+        figure(showCores(a.totals.current_cpu_limit), "cores of limits now"), figure(showCores(a.totals.reclaimed), "cores reclaimed"),
+        watched(a) > 0.005 ? figure(showCores(watched(a)), "cores in shadow mode") : null),
+      h("p.muted.plain-text", { key: "head" }, `Cgroups ${a.layout}, a check every ${duration(a.check_period_s)}, `
+        + `the last took ${(1000 * a.tick_duration_s).toFixed(1)} ms. ${tellScheduler(a)}`),
       bigTable("jobs", {
         caption: "Jobs of this node", noun: "job", columns: columns(a.jobs), rows: a.jobs, rowKey: (job) => `${job.job_id} ${job.cgroup}`,
           height: "75vh",
@@ -61,22 +61,22 @@ function notices(a) {
   const { raise = 0, lower = 0 } = counters.foreign_writes ?? {};
   const told = [
     isStuck(a) ? ["bad", `Stuck: the last check was ${showLeft(a.last_tick_age_s)} ago; see the agent's log.`] : null,
-    a.paused ? ["warn", "Paused: no limit is written while the pause file lies in the agent's runtime_dir."] : null,
-    raise || lower ? ["warn", `Foreign writes: somebody else raised a limit ${raise} x and lowered one ${lower} x.`] : null,
+    a.paused ? ["warn", "Paused: no limits are written while the pause file is in the agent's runtime_dir."] : null,
+    raise || lower ? ["warn", `Foreign writes: another program raised limits ${raise} times and lowered them ${lower} times.`] : null,
     counters.write_errors ? ["bad", `Write errors: ${counters.write_errors} limits could not be written.`] : null,
-    counters.shed_checks ? ["warn", `Over its CPU budget: ${counters.shed_checks} checks were left out ([cost]).`] : null,
+    counters.shed_checks ? ["warn", `Over its CPU budget: ${counters.shed_checks} checks were skipped ([cost]).`] : null,
     ...a.problems.map((problem) => ["bad", `Problem: ${problem}`]),
     ...a.jobs.filter((job) => job.last_error).map((job) => ["bad", `Job ${job.job_id}: ${job.last_error}`]),
   ].filter(Boolean);
   if (!told.length) return null;
-  return h("ul.notices", { key: "notices", "aria-label": "What to look at" }, told.map(([tone, text]) => h("li", { class: tone, key: text }, text)));
+  return h("ul.notices", { key: "notices", "aria-label": "Needs attention" }, told.map(([tone, text]) => h("li", { class: tone, key: text }, text)));
 }
 
 function tellScheduler(a) {
   if (!a.scheduler) return "No scheduler is configured.";
   const where = a.scheduler.registered ? `in tree ${a.scheduler.tree ?? "(none)"}` : "not registered";
   const term = a.scheduler.term ? ` (term ${a.scheduler.term})` : "";
-  const told = a.scheduler.level ? `, lets this host do ${a.scheduler.level} at most` : "";
+  const told = a.scheduler.level ? `, allows this host ${a.scheduler.level} at most` : "";
   const text = `Node of ${a.scheduler.url}${term}: ${where}${told}`;
   if (!a.executor) return `${text}, runs no jobs of it ([executor] kind).`;
   const states = Object.entries(a.executor.states ?? {}).filter(([, value]) => value).map(([name, value]) => `${value} ${name}`);
@@ -95,20 +95,20 @@ function columns(jobs) {
     jobs.some(labels) ? { key: "labels", title: "Labels", value: labels, cell: (j) => h("span.id", { title: labels(j) }, labels(j)) } : null,
     { key: "status", title: "Status", value: (j) => j.status,
       cell: (j) => h("span", { title: j.refused || null }, badge(j.status, TONES[j.status] ?? "")) },
-    right("ordered", "Ordered", (j) => j.cpu_limit, (j) => (j.unlimited ? "–" : fixed(j.cpu_limit)), "Cores"),
+    right("ordered", "Requested", (j) => j.cpu_limit, (j) => (j.unlimited ? "–" : fixed(j.cpu_limit)), "Cores"),
     right("limit", "Limit", (j) => j.current_cpu_limit,
-      (j) => (j.unlimited ? "–" : bar(j.current_cpu_limit / j.cpu_limit, fixed(j.current_cpu_limit), { color: "--c2" })), "Cores; the bar: of what it ordered"),
+      (j) => (j.unlimited ? "–" : bar(j.current_cpu_limit / j.cpu_limit, fixed(j.current_cpu_limit), { color: "--c2" })), "Cores; the bar: relative to its request"),
     jobs.some(isOnlyWatched) ? right("monitor", "(would be)", (j) => (isOnlyWatched(j) ? j.monitor_cpu_limit : null),
       (j) => (isOnlyWatched(j) ? fixed(j.monitor_cpu_limit) : ""), "The limit it would have in mode reclaim") : null,
     right("reclaimed", "Reclaimed", (j) => Math.max(j.cpu_limit - j.current_cpu_limit, 0),
-      (j) => fixed(Math.max(j.cpu_limit - j.current_cpu_limit, 0)), "Cores that it ordered and may not use now"),
+      (j) => fixed(Math.max(j.cpu_limit - j.current_cpu_limit, 0)), "Requested cores that its limit withholds now"),
     right("usage", "Used", (j) => j.usage, (j) => (j.usage === null ? "–" : bar(j.usage / j.cpu_limit, fixed(j.usage))),
-      "Cores in the last check; the bar: of what it ordered"),
+      "Cores in the last check; the bar: relative to its request"),
     right("smoothed", "Smoothed", (j) => j.smoothed_cpu_usage, (j) => fixed(j.smoothed_cpu_usage), "Cores"),
     jobs.some((job) => job.peak) ? right("peak", "Peak", (j) => j.peak?.peak_cores ?? null, (j) => tellPeak(j.peak),
-      "Rule peak: the highest use of late in cores, and in what time it fades to its half") : null,
+      "Rule peak: the highest recent usage in cores, and its half-life") : null,
     jobs.length && jobs.every((job) => job.peak) ? null : right("votes", "Votes", (j) => j.votes_sum, (j) => showVotes(j.votes_sum)),
-    right("throttled", "Throttled", (j) => j.throttled_ratio, (j) => showRatio(j.throttled_ratio), "Of the periods of the last check"),
+    right("throttled", "Throttled", (j) => j.throttled_ratio, (j) => showRatio(j.throttled_ratio), "Fraction of the periods of the last check"),
     { key: "result", title: "Last result", value: (j) => j.last_result, cell: (j) => j.last_result || "–" },
   ].filter(Boolean);
 }

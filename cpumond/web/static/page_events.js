@@ -11,8 +11,8 @@ const SPANS = { "3600": "last hour", "86400": "last day", "604800": "last week" 
 
 const AUDIT_COLUMNS = (titles) => [
   ...FIRST_COLUMNS,
-  { title: "Who, from where", cell: (event) => h("span.origin", h("strong", who(event)), h("div.muted", event.origin)) },
-  { title: "What, and why it was allowed or refused", cell: (event) => [what(event, titles), event.allowed_by ? h("div.muted.because", event.allowed_by) : null] },
+  { title: "User and origin", cell: (event) => h("span.origin", h("strong", who(event)), h("div.muted", event.origin)) },
+  { title: "Command, and why it was allowed or refused", cell: (event) => [what(event, titles), event.allowed_by ? h("div.muted.because", event.allowed_by) : null] },
 ];
 
 const page = (path, title, text, kinds, columns) => ({
@@ -36,6 +36,6 @@ const page = (path, title, text, kinds, columns) => ({
   },
 });
 
-export const events = page("/events", "Events", "What changed, the newest first.", kindChoices());
-export const audit = page("/audit", "Audit log", "Each command and each refusal. Administrators see all; others their own, and those on pools whose access list they may change.",
+export const events = page("/events", "Events", "Changes, the newest first.", kindChoices());
+export const audit = page("/audit", "Audit log", "All commands and refusals. Administrators see all; others see their own, and those on pools whose access list they may change.",
   kindChoices(["command", "refused"]), AUDIT_COLUMNS);

@@ -14,7 +14,7 @@ const MAX_GROUPS = 30;
 const EVERY_NODE = "%true";
 const MOST_NAMES = 3;
 const PERIOD_OF_AGENT_MS = 2; // thousands of agents are megabytes
-const ADMINISTRATORS = "Only administrators set stages.";
+const ADMINISTRATORS = "Only administrators may set stages.";
 
 export const fleet = {
   title: () => "Fleet",
@@ -33,7 +33,7 @@ export const fleet = {
         h("div.actions", guarded("New stage", () => openStage(null, app), { tone: "primary", reason }))),
       h("section", { key: "stages", "aria-labelledby": "stages" }, h("h2", { id: "stages" }, "Stages"),
         table({ caption: "Stages of the roll-out", rows: stages, rowKey: ({ stage }) => stage.nodes_filter, columns: stageColumns(app, reason), stacked: true,
-          empty: "There is none: hosts with may_set_mode do nothing to limits (shadow)." })),
+          empty: "There are no stages: hosts with may_set_mode change no limits (shadow)." })),
       h("section", { key: "groups", "aria-labelledby": "groups" }, h("h2", { id: "groups" }, "By tag"),
         table({ caption: "Agents by tag", rows: groups(agents), rowKey: (group) => group.tag, columns: GROUP_COLUMNS, stacked: true, empty: "No node has a tag." })),
       bigTable("fleet", {
@@ -55,14 +55,14 @@ const stateOfAgent = (agent) => (!agent.is_online ? ["silent", "bad"] : agent.ab
 const COLUMNS = [
   { key: "id", width: 180, narrow: 130, title: "Node", value: (a) => a.id, cell: (a) => h("a", { href: to("nodes", a.id), title: a.id }, a.id) },
   { key: "state", shown: "always", width: 90, narrow: 78, title: "State", value: (a) => stateOfAgent(a)[0], cell: (a) => badge(...stateOfAgent(a)) },
-  { key: "level", shown: "always", width: 150, narrow: 140, title: "Does", help: "The most that it does to any job's limit now", value: (a) => a.about?.level ?? "", cell: (a) => (a.about ? sayLevel(a.about.level) : "–") },
-  { key: "told", shown: "wide", width: 210, title: "Told", help: "What the stages let it do; it counts where its configuration says may_set_mode", value: told },
-  { key: "bound", shown: "wide", width: 150, title: "At most", help: "What its own configuration allows", value: (a) => a.about?.bound ?? "", cell: (a) => (a.about ? sayLevel(a.about.bound) : "–") },
+  { key: "level", shown: "always", width: 150, narrow: 140, title: "Level", help: "The most that it does to any job's limit now", value: (a) => a.about?.level ?? "", cell: (a) => (a.about ? sayLevel(a.about.level) : "–") },
+  { key: "told", shown: "wide", width: 210, title: "Set by stage", help: "The level that the stages set; it applies where the agent's configuration has may_set_mode", value: told },
+  { key: "bound", shown: "wide", width: 150, title: "Allowed", help: "The most that its own configuration allows", value: (a) => a.about?.bound ?? "", cell: (a) => (a.about ? sayLevel(a.about.bound) : "–") },
   { key: "version", shown: "wide", width: 110, title: "Agent", value: (a) => a.about?.version ?? "", cell: (a) => (a.about ? h("span", { title: a.about.version }, a.about.version) : badge("unknown", "")) },
   { key: "problems", shown: "wide", width: 200, title: "Problems", value: (a) => problems(a).length, cell: (a) => h("span.long", { title: problems(a).join("; ") || null }, problems(a).join("; ") || "–") },
   { key: "errors", shown: "wide", width: 76, title: "Errors", align: "right", value: figure("errors") },
   { key: "foreign", shown: "wide", width: 130, title: "Foreign writes", help: "Limits that other programs changed, since the agent's start", align: "right", value: figure("foreign_writes") },
-  { key: "late", shown: "wide", width: 116, title: "Late, core-s", help: "Time that threads were held back below what they could have, since the agent's start", align: "right",
+  { key: "late", shown: "wide", width: 116, title: "Late, core-s", help: "Time for which threads were throttled below what they could have used, since the agent's start", align: "right",
     value: figure("late_core_seconds"), cell: (a) => number(figure("late_core_seconds")(a)) },
   { key: "ticks", shown: "wide", width: 96, title: "Late ticks", align: "right", value: figure("late_ticks") },
   { key: "rule", shown: "wide", width: 110, title: "Rule", value: (a) => a.about?.limit_rule ?? "–" },
@@ -84,7 +84,7 @@ function tally(members, of) {
 const GROUP_COLUMNS = [
   { title: "Tag", cell: ({ tag }) => h("span.mono", tag) },
   { title: "Agents", align: "right", cell: ({ members }) => members.length },
-  { title: "Do", cell: ({ members }) => tally(members, (a) => (a.about ? sayLevel(a.about.level) : "unknown")) },
+  { title: "Levels", cell: ({ members }) => tally(members, (a) => (a.about ? sayLevel(a.about.level) : "unknown")) },
   { title: "Versions", cell: ({ members }) => tally(members, (a) => a.about?.version ?? "unknown") },
   { title: "With problems", align: "right", cell: ({ members }) => members.filter((a) => problems(a).length).length },
 ];
@@ -101,18 +101,18 @@ const stageColumns = (app, reason) => [
   { title: "Level", cell: ({ stage }) => sayLevel(stage.level) },
   { title: "Before", cell: ({ stage }) => sayLevel(stage.previous) },
   { title: "State", cell: ({ stage }) => stateOf(stage) },
-  { title: "Hosts as told", align: "right", cell: (view) => `${view.reached} of ${view.host_count}` },
+  { title: "Hosts at level", align: "right", cell: (view) => `${view.reached} of ${view.host_count}` },
   { title: "By", cell: ({ stage }) => stage.user },
-  { title: "Seen", cell: (view) => h("span.long", seenOf(view) || "–") },
+  { title: "Observed", cell: (view) => h("span.long", seenOf(view) || "–") },
   { title: h("span.hidden-text", "Actions"), cell: ({ stage }) => h("div.actions",
-    stage.state === "canary" ? act("Advance", "advance", stage, "All nodes of the group follow the canary.", app, reason) : null,
-    stage.state === "stopped" ? null : act("Stop", "stop", stage, stage.previous === null ? "Its nodes do what other stages say, without one nothing to limits." : `Its nodes go back to ${sayLevel(stage.previous)}.`, app, reason),
+    stage.state === "canary" ? act("Advance", "advance", stage, "All nodes of the group follow the canaries.", app, reason) : null,
+    stage.state === "stopped" ? null : act("Stop", "stop", stage, stage.previous === null ? "Its nodes follow other stages; without one they change no limits." : `Its nodes go back to ${sayLevel(stage.previous)}.`, app, reason),
     guarded("Change", () => openStage(stage, app), { reason })) },
 ];
 
 function act(label, verb, stage, text, app, reason) {
   return guarded(label, () => {
-    const form = new Form([["why", "Why", "for others, and for the audit log", "text", ""]]);
+    const form = new Form([["why", "Why", "shown to others and in the audit log", "text", ""]]);
     const work = () => send("POST", `/rollout/${verb}`, { nodes_filter: stage.nodes_filter, why: form.value("why") ?? "" }, { sentences: [text] });
     openForm(`${label} the stage of ${sayFilter(stage)}`, form, label, work, { before: h("p", text), done: (done, dialog) => finish(dialog, label, done, app) });
   }, { reason });
@@ -131,14 +131,14 @@ function openStage(stage, app) {
   let planned = null;
   const place = h("div");
   const form = new Form([
-    ["nodes_filter", "Nodes", "a formula of tags, as rack-a & !gpu; empty: all", "text", filter === EVERY_NODE ? "" : filter],
-    ["level", "Level", "the most that they may do to limits", "select:shadow,up-only,guarantee,weight,quota", level],
-    ["canary_ratio", "Canary", "the share that goes first, 1: all at once", "number", 0.1],
-    ["canary_period_s", "Advance after seconds", "empty: by hand only", "number", period],
-    ["max_late_cores", "Cores late at most", "of a host on average, in two checks in a row", "number", known.max_late_cores ?? 0.05],
-    ["max_foreign_writes", "Foreign writes at most", "in all", "number", known.max_foreign_writes ?? 0],
-    ["max_errors", "Errors at most", "in all", "number", known.max_errors ?? 0],
-    ["why", "Why", "for others, and for the audit log", "text", ""],
+    ["nodes_filter", "Nodes", "a formula of tags, such as rack-a & !gpu; empty: all", "text", filter === EVERY_NODE ? "" : filter],
+    ["level", "Level", "the most that the agents may do to limits", "select:shadow,up-only,guarantee,weight,quota", level],
+    ["canary_ratio", "Canary", "the fraction of nodes that goes first; 1: all at once", "number", 0.1],
+    ["canary_period_s", "Advance after, seconds", "empty: only by hand", "number", period],
+    ["max_late_cores", "Maximum of late cores", "per host on average, in two consecutive checks", "number", known.max_late_cores ?? 0.05],
+    ["max_foreign_writes", "Maximum of foreign writes", "in total", "number", known.max_foreign_writes ?? 0],
+    ["max_errors", "Maximum of errors", "in total", "number", known.max_errors ?? 0],
+    ["why", "Why", "shown to others and in the audit log", "text", ""],
   ], () => { planned = null; apply.disabled = true; morph(place, h("div")); });
   const look = h("button", { type: "submit", form: FORM }, "Show what it changes");
   const apply = h("button.primary", { type: "button", disabled: true, onclick: () => carryOut() }, "Apply");

@@ -50,9 +50,9 @@ export const job = {
       j.state === "starting" ? null : logCard(logs, may.read_secrets),
       // Only the span is said: how long the node is silent, before it, changes with each answer.
       isLiving && explain.error && explain.error.status !== 0 ? h("p.note", { key: "refusal" }, sentence(explain.error.message), " ",
-        h("span", { role: "status" }, answer ? `What the agent said at ${time(explain.at)} is shown.` : "Below is what the scheduler kept of it.")) : null,
+        h("span", { role: "status" }, answer ? `This is the agent's response of ${time(explain.at)}.` : "Below is the scheduler's record of it.")) : null,
       isOld(explain) ? h("p.note", { key: "old", role: "status" },
-        `What the agent of its node said at ${time(explain.at)} is shown: its next answer is still to come.`) : null,
+        `This is the agent's response of ${time(explain.at)}; the next one has not arrived yet.`) : null,
       isLiving && !answer && !explain.error ? h("p.note", { key: "asking", role: "status" }, "Asking the agent of its node …") : null,
       answer && !history ? h("div.page", { key: "view" },
         h("div.heading", { key: "range" }, h("h2", "Over time"), rangeButtons(app, 0)), jobView(answer, key, app, marks)) : [
@@ -78,9 +78,9 @@ function jobFacts(j) {
     ended ? ["Ended", time(j.finish_time)] : null,
     j.exit_code === null ? null : ["Exit code", String(j.exit_code)],
     ["Class", j.class],
-    isKnown(j.backfill_until) ? ["Backfilled", `in room that is kept for a gang; expected to have ended by ${time(j.backfill_until)}`] : null,
-    ["Ordered", amount("cpu", j.cpu_limit)],
-    ["Ceiling", j.has_ceiling ? "what it ordered" : "none"],
+    isKnown(j.backfill_until) ? ["Backfilled", `on resources reserved for a gang; expected to end by ${time(j.backfill_until)}`] : null,
+    ["Requested", amount("cpu", j.cpu_limit)],
+    ["Ceiling", j.has_ceiling ? "its request" : "none"],
     [ended ? "Last limit" : "Limit now", amount("cpu", j.current_cpu_limit)],
     isKnown(j.cpu_usage) ? ["Used", amount("cpu", j.cpu_usage)] : null,
     isKnown(j.smoothed_cpu_usage) ? ["Smoothed use", amount("cpu", j.smoothed_cpu_usage)] : null,
@@ -103,20 +103,20 @@ function cpuTime(j) {
   const parts = [`${number(j.cpu_seconds, 4)} core-seconds used`];
   if (j.reclaimed_cpu_seconds) parts.push(`${number(j.reclaimed_cpu_seconds, 4)} reclaimed`);
   if (j.throttled_cpu_seconds) parts.push(`${number(j.throttled_cpu_seconds, 4)} throttled`);
-  if (j.late_cpu_seconds) parts.push(`${number(j.late_cpu_seconds, 4)} given back late`);
+  if (j.late_cpu_seconds) parts.push(`${number(j.late_cpu_seconds, 4)} late`);
   return parts.join(", ");
 }
 
 // The graphs from the scheduler's history: means over intervals.
 function oldGraphs(j, history, marks) {
   const shared = axis(history, marks);
-  const told = history.periodS ? `, a point each ${showSpan(history.periodS)}` : "";
+  const told = history.periodS ? `, a point every ${showSpan(history.periodS)}` : "";
   return [
     h("section.card", { key: "cores" }, chart(`old-cores-${j.id}`,
       { ...shared, title: `CPU in cores${told}`, format: showCores, height: 260, series: [
       line(history, "usage_cores", "used", "--c1", { fill: true }), line(history, "smoothed_cores", "smoothed", "--c3"),
       line(history, "current_cpu_limit_cores", "limit", "--c2", { step: true, width: 2.25 }),
-      line(history, "cpu_limit_cores", "ordered", "--c7", { dash: true }), line(history, "floor_cores", "floor", "--c5", { dash: true })] })),
+      line(history, "cpu_limit_cores", "requested", "--c7", { dash: true }), line(history, "floor_cores", "floor", "--c5", { dash: true })] })),
     h("div.grid2", { key: "votes" },
       h("section.card", chart(`old-votes-${j.id}`, { ...shared, ...votesChart(history.times, column(history, "votes_sum"), null) })),
       h("section.card", chart(`old-throttled-${j.id}`, { ...shared, ...throttledChart(history.times, column(history, "throttled_ratio")) }))),

@@ -33,13 +33,13 @@ export const mine = {
         ? h("p.note", `No operation of ${me.user} is known. Start one here, or with `, h("code", "cpumond run COMMAND"), ".")
         : h("div.cards.figures", figure(number(states.running ?? 0, 6), "running"), figure(number((states.pending ?? 0) + (states.waiting ?? 0), 6), "waiting to run"),
           states["cannot start"] ? figure(number(states["cannot start"], 6), "cannot start") : null,
-          figure(cores(sum("limit_cores")), "cores allotted"), figure(cores(sum("wanted_cores")), "cores wanted besides")),
+          figure(cores(sum("limit_cores")), "cores allocated"), figure(cores(sum("wanted_cores")), "more cores wanted")),
       h("section.part", { "aria-labelledby": "live-title" }, h("h2", { id: "live-title" }, "Running and waiting"),
         table({ caption: "Your operations that run or wait", columns: COLUMNS, rows: live.operations, rowKey: (o) => o.id, stacked: true, empty: "None." }),
         live.total > live.operations.length ? h("p.muted.flat", `The newest ${count(live.operations.length, "operation")} of ${number(live.total, 6)}; `,
           h("a", { href: to("operations", { user: me.user }) }, "all of them"), ".") : null),
-      last.length ? h("section.part", { "aria-labelledby": "last-title" }, h("h2", { id: "last-title" }, "Ended last"),
-        table({ caption: "Your operations that ended last", columns: ENDED_COLUMNS, rows: last, rowKey: (o) => o.id, stacked: true })) : null,
+      last.length ? h("section.part", { "aria-labelledby": "last-title" }, h("h2", { id: "last-title" }, "Ended recently"),
+        table({ caption: "Your operations that ended recently", columns: ENDED_COLUMNS, rows: last, rowKey: (o) => o.id, stacked: true })) : null,
       wasteSection(waste),
     ];
   },
@@ -48,11 +48,11 @@ export const mine = {
 // "in 5 min" with the range at the mouse; of a time that is past "soon", of a start that should have been "late".
 function foretold(forecast, name) {
   const middle = forecast?.[`${name}_p50`] ?? null;
-  if (middle === null) return h("span.muted", { title: forecast ? "not within the time that is looked ahead" : "not foretold yet" }, "–");
+  if (middle === null) return h("span.muted", { title: forecast ? "not within the time that is simulated" : "not predicted yet" }, "–");
   const [first, last] = ["p10", "p90"].map((part) => forecast[`${name}_${part}`]);
-  const range = `eight of ten runs ahead: ${time(first)} to ${last === null ? "later than is looked ahead" : time(last)}`;
+  const range = `eight of ten simulations: ${time(first)} to ${last === null ? "later than is simulated" : time(last)}`;
   const left = middle - serverNow();
-  if (name === "start" && isLate(forecast)) return h("span", { title: `By the last forecast it should have started; ${range}` }, "late");
+  if (name === "start" && isLate(forecast)) return h("span", { title: `It should have started by the last forecast; ${range}` }, "late");
   return h("span", { title: range }, left > 1 ? `in ${duration(left)}` : "soon");
 }
 
@@ -63,10 +63,10 @@ const COLUMNS = [
   { title: "Operation", cell: titleLink },
   { title: "State", cell: stateBadge },
   { title: "Pool", cell: poolLinks },
-  { title: "What holds it", cell: (o) => h("a.sentence", { href: to("operations", o.id, { tab: "why" }) }, whys(o)) },
+  { title: "Waits for", cell: (o) => h("a.sentence", { href: to("operations", o.id, { tab: "why" }) }, whys(o)) },
   { title: "Jobs", align: "right", help: "Active, and to start", cell: (o) => `${number(o.jobs.active, 6)} + ${number(o.jobs.pending, 6)}` },
-  { title: "Starts", align: "right", help: "As last foretold, by the middle one of many runs ahead", cell: (o) => (["running", "cannot start"].includes(o.shown_state) ? h("span.muted", o.shown_state === "running" ? "runs" : "never, as things are") : foretold(o.forecast, "start")) },
-  { title: "Ends", align: "right", help: "As last foretold, by the middle one of many runs ahead", cell: (o) => foretold(o.forecast, "end") },
+  { title: "Starts", align: "right", help: "Median of many simulations", cell: (o) => (["running", "cannot start"].includes(o.shown_state) ? h("span.muted", o.shown_state === "running" ? "runs" : "never, as things are") : foretold(o.forecast, "start")) },
+  { title: "Ends", align: "right", help: "Median of many simulations", cell: (o) => foretold(o.forecast, "end") },
 ];
 
 const ENDED_COLUMNS = [

@@ -31,11 +31,11 @@ export const node = {
       h("div.heading", h("h1", `Node ${n.id}`), badge(...nodeState(n)), h("div.actions", nodeActions(n, app, rights))),
       h("section.card", { key: "facts", "aria-labelledby": "facts" }, h("h2", { id: "facts" }, "Facts"), facts([
         ["Address", n.address],
-        ["Tree", n.matched_trees.length ? `its tags fit ${n.matched_trees.join(" and ")}: its jobs run on, none is started` : n.tree === null ? "none: no tree's nodes_filter fits its tags, it gets no work" : h("a", { href: to("pools", n.tree) }, n.tree)],
+        ["Tree", n.matched_trees.length ? `its tags match ${n.matched_trees.join(" and ")}: its jobs continue, no new ones start` : n.tree === null ? "none: no tree's nodes_filter matches its tags, so it gets no work" : h("a", { href: to("pools", n.tree) }, n.tree)],
         ["Tags", n.tags.join(", ") || "none"],
         ["Last heard of", `${showSpan(n.silent_s)} ago`],
         ["Jobs", count(n.job_count, "job") + (n.stopping_job_count ? `, ${n.stopping_job_count} ending` : "")],
-        n.on_reclaimed_cores || n.idle_class ? ["On reclaimed CPU", `${cores(n.on_reclaimed_cores)} cores, ${n.idle_class ? `idle class: ${n.idle_class}` : "its agent has no idle class"}`] : null,
+        n.on_reclaimed_cores || n.idle_class ? ["On reclaimed CPU", `${cores(n.on_reclaimed_cores)} cores, ${n.idle_class ? `idle class: ${n.idle_class}` : "without an idle class"}`] : null,
         ["Overcommitted", tellOvercommits(n)],
         ...(n.cordon ? [["Cordon", tellCordon(n.cordon)]] : []),
         n.failing ? ["Failing", n.failing] : null,
@@ -51,7 +51,7 @@ export const node = {
 };
 
 function tellCordon({ user, at, why, drain }) {
-  return `${drain ? "drained" : "cordoned"} by ${user} ${showSpan(serverNow() - at)} ago: it gets no new jobs${drain ? ", those that it has are stopped" : ""}${why ? ` (${why})` : ""}`;
+  return `${drain ? "drained" : "cordoned"} by ${user} ${showSpan(serverNow() - at)} ago: it gets no new jobs${drain ? ", and the jobs on it are stopped" : ""}${why ? ` (${why})` : ""}`;
 }
 
 function tellOvercommits(n) {
@@ -66,15 +66,15 @@ function ledger(n) {
   const sum = (name, of) => (name === "cpu" ? n.jobs.reduce((total, job) => total + (of(job) ?? 0), 0) : null);
   const show = (name, value) => (value === null ? "–" : name === "memory" ? bytes(value) : name === "cpu" ? fixed(value) : number(value));
   const right = (title, help, value) => ({ title, help, align: "right", cell: (name) => show(name, value(name)) });
-  return h("section.card", { key: "ledger", "aria-labelledby": "ledger" }, h("h2", { id: "ledger" }, "Ledger"), table({
-    caption: `Ledger of node ${n.id}: what it has and who takes it`, rows, rowKey: (name) => name, empty: "It has nothing to give.", columns: [
+  return h("section.card", { key: "ledger", "aria-labelledby": "ledger" }, h("h2", { id: "ledger" }, "Resources"), table({
+    caption: `Resources of node ${n.id} and their use`, rows, rowKey: (name) => name, empty: "It offers no resources.", columns: [
       { title: "Resource", cell: (name) => NAMES[name] ?? name },
-      right("Capacity", "What the node has", (name) => n.capacity[name] ?? 0),
-      right("Ordered", "What the scheduler's jobs ordered", (name) => sum(name, (job) => job.cpu_limit)),
-      right("Limits", "What is allotted to the scheduler's jobs: what they may use now", (name) => n.usage[name] ?? 0),
-      right("Used", "What they used lately", (name) => sum(name, (job) => job.cpu_usage ?? job.smoothed_cpu_usage)),
-      right("Foreign", "What is allotted to jobs that are not this scheduler's", (name) => n.foreign_usage[name] ?? 0),
-      { title: "Free", align: "right", help: "Capacity less limits and what is foreign; negative: overcommitted",
+      right("Capacity", "All that the node has", (name) => n.capacity[name] ?? 0),
+      right("Requested", "Requests of the scheduler's jobs", (name) => sum(name, (job) => job.cpu_limit)),
+      right("Limits", "Limits of the scheduler's jobs: the most that they may use now", (name) => n.usage[name] ?? 0),
+      right("Used", "Their recent usage", (name) => sum(name, (job) => job.cpu_usage ?? job.smoothed_cpu_usage)),
+      right("Foreign", "Limits of jobs that are not this scheduler's", (name) => n.foreign_usage[name] ?? 0),
+      { title: "Free", align: "right", help: "Capacity minus limits and foreign jobs; negative: overcommitted",
         cell: (name) => ((n.free[name] ?? 0) < 0 ? badge(`${show(name, n.free[name])}: overcommitted`, "warn") : show(name, n.free[name] ?? 0)) },
     ],
   }));
@@ -84,6 +84,6 @@ function graph(history, marks) {
   return {
     ...axis(history, marks), title: "CPU in cores", format: showCores, height: 240,
     series: [line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
-      line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "capacity_cores", "capacity", "--c5", { dash: true })],
+      line(history, "ordered_cores", "requested", "--c7", { dash: true }), line(history, "capacity_cores", "capacity", "--c5", { dash: true })],
   };
 }

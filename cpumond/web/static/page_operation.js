@@ -106,12 +106,12 @@ function overview({ operation: o, history, idle, marks, newest }, app) {
       ["Jobs", tellJobs(o.jobs)],
       newest ? ["Log", h("a", { href: to("operations", o.id, "jobs", newest.id) }, `of ${newest.state === "failed" ? "the failed " : ""}${jobName(newest)}`)] : null,
       ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
-      o.is_gang ? ["Gang", "yes: all of its jobs start together or none, and its fair share is its whole demand or nothing"] : null,
+      o.is_gang ? ["Gang", "yes: its jobs start all together or not at all, and its fair share is its whole demand or nothing"] : null,
       ...o.incarnations.slice(-1).map((told) => ["Incarnation", `${told.id}, since ${time(told.at)}${told.reason ? `: ${told.reason.replaceAll("_", " ")}` : ""}`]),
       ...o.retried.slice(-3).map((note) => ["Retry rule", note]),
       o.next_retry === null ? null : ["Next retry", time(o.next_retry)],
-      o.allow_reclaimed ? null : ["Reclaimed CPU", "refused: its jobs start only on CPU that no ordinary job ordered"],
-      o.require_reclaimed ? ["Reclaimed CPU", "required: its jobs give way to all others"] : null,
+      o.allow_reclaimed ? null : ["Reclaimed CPU", "refused: its jobs start only on CPU that no ordinary job requested"],
+      o.require_reclaimed ? ["Reclaimed CPU", "required: its jobs yield to all others"] : null,
     ])),
     ...Object.entries(o.pools).map(([tree, pool]) => treeCard(o, tree, pool)),
     h("div.heading", { key: "range" }, h("h2", "Over time"),
@@ -129,7 +129,7 @@ function foretold(told) {
 
 function tellJobs(jobs) {
   const ended = Object.entries({ failed: jobs.failed, aborted: jobs.aborted, lost: jobs.lost }).filter(([, value]) => value);
-  return [`${jobs.completed} of ${jobs.total} completed`, `${jobs.active} active`, `${jobs.pending} to be started`,
+  return [`${jobs.completed} of ${jobs.total} completed`, `${jobs.active} active`, `${jobs.pending} to start`,
     ...ended.map(([word, value]) => `${value} ${word}`)].join(", ");
 }
 
@@ -139,18 +139,18 @@ function treeCard(o, tree, pool) {
   const link = h("a", { href: to("pools", tree, pool) }, pool);
   const heading = h("h2", { id }, "Pool ", link, " of tree ", h("a", { href: to("pools", tree) }, tree));
   if (!part) return h("section.card", { key: id, "aria-labelledby": id }, heading,
-    h("p.muted.plain-text", "It has no share any more: it has ended."));
+    h("p.muted.plain-text", "It has ended and has no share any more."));
   const state = describePart(part);
   const starves = part.starves_in_s !== null && part.starvation_status === "non_starving" ? `starves in ${showSpan(part.starves_in_s)}` : "";
   return h("section.card", { key: id, "aria-labelledby": id }, heading, facts([
     ["Fair share", [bar(part.fair_share_ratio, share(part.fair_share_ratio, part.fair_share_resource), { color: "--c2" }), h("div", amounts(part.fair_share))]],
-    ["Allotted", [bar(part.usage_ratio, share(part.usage_ratio, part.usage_resource)), h("div", amounts(part.usage))]],
+    ["Allocated", [bar(part.usage_ratio, share(part.usage_ratio, part.usage_resource)), h("div", amounts(part.usage))]],
     ["Demand", amounts(part.demand)],
     ["Satisfaction", part.satisfaction_ratio === null ? "–" : h("span",
-      { title: "How much of its fair share is allotted to it; 100 % is exactly the fair share" }, percent(part.satisfaction_ratio))],
+      { title: "Allocated resources relative to its fair share" }, percent(part.satisfaction_ratio))],
     ["Status", state ? badge(state, part.queue_place === null || part.cause === "cannot_start" ? "bad" : "warn") : starves ? badge(starves, "warn")
-      : part.usage_ratio === 0 && part.fair_share_ratio === 0 ? badge(asksForNothing(part) ? "asks for nothing here" : "has no share here")
-      : part.scheduling_status === "normal" ? badge("has its share", "good") : badge(part.scheduling_status.replaceAll("_", " "), "warn")],
+      : part.usage_ratio === 0 && part.fair_share_ratio === 0 ? badge(asksForNothing(part) ? "no demand here" : "no share here")
+      : part.scheduling_status === "normal" ? badge("at its fair share", "good") : badge(part.scheduling_status.replaceAll("_", " "), "warn")],
     ["Jobs here", count(part.job_count, "job")],
     ["Weight", number(part.weight)],
     Object.keys(part.limits).length ? ["Limits", allAmounts(part.limits)] : null,
@@ -163,20 +163,20 @@ const asksForNothing = (part) => Object.values(part.demand).every((value) => val
 function graphs(o, history, marks) {
   const shared = { ...axis(history, marks), height: 220 };
   return h("div.grid2", { key: "graphs" },
-    h("section.card", chart(`shares-${o.id}`, { ...shared, title: "Allotted, demand and fair share", format: percent, series: [
-      line(history, "usage_ratio", "allotted", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
+    h("section.card", chart(`shares-${o.id}`, { ...shared, title: "Allocated, demand and fair share", format: percent, series: [
+      line(history, "usage_ratio", "allocated", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
       line(history, "fair_share_ratio", "fair share", "--c2", { step: true })] })),
     h("section.card", chart(`cores-${o.id}`, { ...shared, title: "CPU in cores", format: showCores, series: [
       line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limit", "--c2", { step: true }),
-      line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3")] })));
+      line(history, "ordered_cores", "requested", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3")] })));
 }
 
 function tasks(o) {
   return h("section.card", { key: "tasks", "aria-labelledby": "tasks" }, h("h2", { id: "tasks" }, "Tasks"), table({
-    caption: "Tasks and how their jobs ended", rows: o.tasks, rowKey: (task) => task.name, empty: "It has no tasks.", columns: [
+    caption: "Tasks and the states of their ended jobs", rows: o.tasks, rowKey: (task) => task.name, empty: "It has no tasks.", columns: [
       { title: "Task", cell: (t) => t.name },
       { title: "Jobs", align: "right", cell: (t) => number(t.job_count, 6) },
-      { title: "Each orders", cell: (t) => amounts({ cpu: t.cpu_limit ?? 1, memory: t.memory_limit ?? 0, gpu: t.gpu_limit ?? 0 })
+      { title: "Requests per job", cell: (t) => amounts({ cpu: t.cpu_limit ?? 1, memory: t.memory_limit ?? 0, gpu: t.gpu_limit ?? 0 })
         + (t.memory_reserve ? ` (${amounts({ memory: t.memory_reserve })} reserved)` : "") },
       ...["completed", "failed", "aborted", "lost"].map((name) => ({ title: capital(name), align: "right",
         cell: (t) => number(o.counts[t.name]?.[name] ?? 0, 6) })),
@@ -196,8 +196,8 @@ function why({ operation: o, why: answer, idle }, app) {
       h("h2", "In pool ", h("a", { href: to("pools", part.tree, part.pool) }, part.pool), ` of tree ${part.tree}`),
       part.path.length ? way(o, part) : null, h("details", h("summary", "Line by line"), lines(part.lines)))),
     o.finish_time === null && answer.lines.length > 1 ? h("section.card", { key: "all" }, h("h2", "What happened to it"), lines(answer.lines.slice(1))) : null,
-    preempted("Jobs that were taken from it", answer.preempted, "Operation"),
-    preempted("Jobs that were stopped for it", answer.preempted_for_it, "For"),
+    preempted("Its preempted jobs", answer.preempted, "Operation"),
+    preempted("Jobs preempted for it", answer.preempted_for_it, "For"),
   ];
 }
 
@@ -239,7 +239,7 @@ function jobs({ operation: o, jobs: list, offset, asked }, app) {
     h("div.filters", selectFilter("job_state", "State", JOB_STATES.map((name) => [name, name]), app),
       h("p.muted.plain-text.filter-told", told)),
     jobsTable(list.jobs, { caption: "Jobs of this operation",
-      empty: currentQuery().get("job_state") ? "No job fits." : "No job yet; the tab “Why” has the reason that none is started." }),
+      empty: currentQuery().get("job_state") ? "No job matches." : "No job has started yet; see the tab “Why”." }),
     pager(list.total, offset, list.jobs.length, PAGE, app),
   ];
 }
@@ -253,9 +253,9 @@ export function jobsTable(rows, { caption, empty, titles = null }) {
     titles ? null : { title: "Node", cell: (j) => h("a", { href: to("nodes", j.node_id) }, j.node_id) },
     { title: "State", cell: (j) => badge(j.state, JOB_TONES[j.state]) },
     { title: "Class", cell: (j) => j.class + (j.backfill_until === null ? "" : ", backfilled") },
-    { title: "Limit of ordered, cores", align: "right",
-      help: "The bar: the limit in force of what it ordered; the line in it: what it used, smoothed", cell: limitBar },
-    { title: "Smoothed use", align: "right", help: "Cores", cell: (j) => (j.smoothed_cpu_usage === null ? "–" : j.smoothed_cpu_usage.toFixed(2)) },
+    { title: "Limit of request, cores", align: "right",
+      help: "The bar: the current limit relative to the request; the line in it: the smoothed usage", cell: limitBar },
+    { title: "Smoothed usage", align: "right", help: "Cores", cell: (j) => (j.smoothed_cpu_usage === null ? "–" : j.smoothed_cpu_usage.toFixed(2)) },
     { title: "Time", align: "right", cell: (j) => duration((j.finish_time ?? now) - j.start_time) },
     { title: "Started", align: "right", cell: (j) => time(j.start_time) },
     titles ? { title: "Preemptibility", cell: (j) => j.preemptibility.replaceAll("_", " ") || "–" }
@@ -282,10 +282,10 @@ function specification({ operation: o, specification: found }, app) {
   return [
     tabs("Specifications", SPECIFICATIONS, app, "specification"),
     now === "provided"
-      ? h("section.card", { key: now }, h("h2", "Provided specification"), h("p.muted.plain-text", "As its user gave it."),
+      ? h("section.card", { key: now }, h("h2", "Provided specification"), h("p.muted.plain-text", "As submitted by its user."),
         h("pre", { tabindex: "0" }, pretty(found.provided)))
       : h("section.card", { key: now }, h("h2", "Resulting specification"),
-        h("p.muted.plain-text", "What its user gave, merged with the defaults. A node may have its own ones of job-cpu-monitor."), resulting(found, o)),
+        h("p.muted.plain-text", "As submitted, merged with the defaults. Nodes may have their own defaults of job-cpu-monitor."), resulting(found, o)),
   ];
 }
 
@@ -299,11 +299,11 @@ function resulting(found, operation) {
     table({ caption: "job-cpu-monitor", rows: Object.entries(monitor), rowKey: ([name]) => name, empty: "It has no options.", columns: [
       { title: "Option", cell: ([name]) => h("code", name) },
       { title: "Value", cell: ([name, value]) => (isGiven(name) ? h("strong", h("code", showOption(name, value)))
-        : h("span", "the node's", value === null ? null : [", else ", h("code", showOption(name, value))])) },
+        : h("span", "the node's value", value === null ? null : [", else ", h("code", showOption(name, value))])) },
       { title: "From", cell: ([name]) => (isGiven(name) ? badge("specification", "good") : badge("node")) },
     ], stacked: true }),
-    h("p.muted.plain-text", "What the specification does not give is the node's: [monitor] in the configuration of its agent, else the default. ",
-      h("a", { href: to("operations", operation.id, { tab: "jobs" }) }, "The page of a job"), " shows what is in force for it."),
+    h("p.muted.plain-text", "Options that the specification does not set come from the node: [monitor] in its agent's configuration, else the default. ",
+      h("a", { href: to("operations", operation.id, { tab: "jobs" }) }, "The page of a job"), " shows the options in force for it."),
     h("h3", "Everything else"),
     h("pre", { tabindex: "0" }, pretty(rest)),
   ];

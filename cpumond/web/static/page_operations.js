@@ -42,7 +42,7 @@ export const operations = {
       h("p.muted.plain-text", tellCount(list, offset)),
       table({
         caption: "Operations", rows: list.operations, rowKey: (operation) => operation.id, columns: columns(app),
-        empty: isFiltered() ? "No operation fits." : "No operation was started yet.",
+        empty: isFiltered() ? "No operation matches." : "No operation has been started yet.",
       }),
       pager(list.total, offset, list.operations.length, PAGE, app),
     ];
@@ -53,10 +53,10 @@ const offsetOf = (chosen) => Math.max(Math.trunc(Number(chosen.get("offset"))) |
 const isFiltered = () => [...FILTERS, "state", "cause"].some((name) => currentQuery().get(name));
 
 function tellCount(list, offset) {
-  const noun = isFiltered() ? "operation that fits" : "operation";
-  const all = count(list.total, noun, isFiltered() ? "operations that fit" : "operations");
+  const noun = isFiltered() ? "matching operation" : "operation";
+  const all = count(list.total, noun, isFiltered() ? "matching operations" : "operations");
   if (!list.operations.length || list.operations.length === list.total) return all;
-  return `${all}, ${offset + 1} to ${offset + list.operations.length} are shown`;
+  return `${all}, ${offset + 1} to ${offset + list.operations.length} shown`;
 }
 
 // ---- by what they wait for
@@ -66,11 +66,11 @@ const groupOf = (key) => ({ tree: key.split("/")[0] || null, cause: key.slice(ke
 
 function groupsSection({ groups, inside, open, trees }, app) {
   if (!groups.length) return null;
-  return h("section.part", { key: "groups", "aria-labelledby": "groups-title" }, h("h2", { id: "groups-title" }, "What they wait for"),
+  return h("section.part", { key: "groups", "aria-labelledby": "groups-title" }, h("h2", { id: "groups-title" }, "What operations wait for"),
     folds("Operations by what they wait for", groups.map((group) => ({
       key: keyOf(group), count: group.operations,
       words: `${group.why}${trees.length > 1 && group.tree ? `, in ${group.tree}` : ""}`,
-      amounts: [group.jobs ? `${count(group.jobs, "job")} to start, ${amount("cpu", group.wanted_cores)}` : null, group.limit_cores ? `${amount("cpu", group.limit_cores)} allotted` : null],
+      amounts: [group.jobs ? `${count(group.jobs, "job")} to start, ${amount("cpu", group.wanted_cores)}` : null, group.limit_cores ? `${amount("cpu", group.limit_cores)} allocated` : null],
       body: () => (open === keyOf(group) && inside ? groupBody(group, inside, app) : null),
     })), app));
 }
@@ -78,7 +78,7 @@ function groupsSection({ groups, inside, open, trees }, app) {
 function groupBody(group, inside, app) {
   return [
     table({
-      caption: `Operations: ${group.why}`, rows: inside.operations, rowKey: (o) => o.id, stacked: true, empty: "None any more.", columns: [
+      caption: `Operations: ${group.why}`, rows: inside.operations, rowKey: (o) => o.id, stacked: true, empty: "No operations any more.", columns: [
         { title: "Operation", cell: titleLink }, { title: "Pool", cell: poolLinks }, { title: "User", cell: (o) => o.user },
         { title: "State", cell: (o) => [stateBadge(o), startsIn(o.forecast)] },
         { title: "Jobs", align: "right", help: "Active, and to start", cell: (o) => `${number(o.jobs.active, 6)} + ${number(o.jobs.pending, 6)}` },
@@ -86,7 +86,7 @@ function groupBody(group, inside, app) {
       ],
     }),
     h("p.flat", h("button", { type: "button", onclick: () => ask(app, { tree: group.tree || null, cause: group.cause, state: null }) },
-      inside.total > inside.operations.length ? `All ${number(inside.total, 6)} in the list below` : "Only these in the list below")),
+      inside.total > inside.operations.length ? `Show all ${number(inside.total, 6)} in the list below` : "Show only these in the list below")),
   ];
 }
 
@@ -113,10 +113,10 @@ export const isLate = (told) => told.start_p90 !== null && told.start_p90 < serv
 export function startsIn(told) {
   if (!told || told.start_p50 === null) return null;
   if (isLate(told)) {
-    return h("span.muted", { title: "By the last forecast it should have started" }, " late");
+    return h("span.muted", { title: "It should have started by the last forecast" }, " late");
   }
   const [first, last] = [told.start_p10, told.start_p90].map((at) => (at === null ? "?" : duration(Math.max(at - serverNow(), 0))));
-  return h("span.muted", { title: "Eight of ten runs ahead" }, ` starts in ${first === last ? first : `${first}–${last}`}`);
+  return h("span.muted", { title: "Eight of ten simulations" }, ` starts in ${first === last ? first : `${first}–${last}`}`);
 }
 
 // Buttons for the previous and the next part of a long list; the URL has the place as `offset`.
@@ -145,12 +145,12 @@ function columns(app) {
     { ...sorting("state", "State", false), cell: (o) => [stateBadge(o), partState(o), startsIn(o.forecast)] },
     { ...sorting("user", "User", false), cell: (o) => h("span.long", { title: o.user }, o.user) },
     { title: "Pool", cell: (o) => poolLinks(o) },
-    { ...sorting("jobs", "Active"), align: "right", help: "Jobs that live now", cell: (o) => number(o.jobs.active, 6) },
-    { title: "To start", align: "right", help: "Jobs that are still to be started", cell: (o) => number(o.jobs.pending, 6) },
-    { title: "Done", align: "right", help: "Completed jobs of all", cell: (o) => `${number(o.jobs.completed, 6)} / ${number(o.jobs.total, 6)}` },
+    { ...sorting("jobs", "Active"), align: "right", help: "Jobs that are active now", cell: (o) => number(o.jobs.active, 6) },
+    { title: "To start", align: "right", help: "Jobs that have yet to start", cell: (o) => number(o.jobs.pending, 6) },
+    { title: "Done", align: "right", help: "Completed jobs, and all jobs", cell: (o) => `${number(o.jobs.completed, 6)} / ${number(o.jobs.total, 6)}` },
     { ...sorting("fair_share", "Fair share"), align: "right", help: "The greatest of its trees, of the dominant resource",
       cell: (o) => shareBar(o, "fair_share", "--c2") },
-    { ...sorting("usage", "Allotted"), align: "right", help: "The greatest of its trees, of the dominant resource",
+    { ...sorting("usage", "Allocated"), align: "right", help: "The greatest of its trees, of the dominant resource",
       cell: (o) => shareBar(o, "usage", "--c1") },
     { ...sorting("start_time", "Started"), align: "right", cell: (o) => time(o.start_time) },
   ];

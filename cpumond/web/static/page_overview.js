@@ -62,12 +62,12 @@ function figures({ trees, status }) {
   return h("div.cards.figures",
     figure("Nodes online", most(counts.online_nodes, counts.nodes), offline ? `${number(offline, 6)} silent` : counts.nodes ? "all of them" : "none yet", { href: to("nodes") }),
     figure("CPU capacity", capacityText, "of nodes online", { help: "cores of all nodes that are online" }),
-    figure("CPU ordered", orderedText, orderedPart, { help: "cores that the jobs ordered (cpu_limit)" }),
-    figure("CPU limits", limitText, limitPart, { help: "cores of the limits in force: what jobs may use now" }),
+    figure("CPU requested", orderedText, orderedPart, { help: "cores that the jobs request (cpu_limit)" }),
+    figure("CPU limits", limitText, limitPart, { help: "sum of the current limits: the most that jobs may use now" }),
     figure("CPU used", usedText, usedPart, { help: "cores that the jobs use" }),
-    figure("Reclaimed now", reclaimedText, ordered > 0 ? `${evenPercents([reclaimed / ordered])} of what is ordered` : "", { help: "ordered less limits: what idle jobs give to others now" }),
+    figure("Reclaimed now", reclaimedText, ordered > 0 ? `${evenPercents([reclaimed / ordered])} of requests` : "", { help: "requests minus limits: CPU that idle jobs leave to others now" }),
     figure("Operations", h("span", number(counts.shown_states.running ?? 0, 6), h("small", " running")), tellOthers(counts.shown_states), { href: to("operations") }),
-    figure("Jobs", number(counts.active_jobs, 6), counts.stopping_jobs ? `and ${number(counts.stopping_jobs, 6)} that stop` : "active"));
+    figure("Jobs", number(counts.active_jobs, 6), counts.stopping_jobs ? `and ${number(counts.stopping_jobs, 6)} stopping` : "active"));
 }
 
 const tellOthers = ({ pending = 0, waiting = 0, "cannot start": never = 0 }) => `${number(pending + waiting, 6)} waiting${never ? `, ${number(never, 6)} cannot start` : ""}`;
@@ -75,9 +75,9 @@ const most = (value, all) => h("span", number(value, 6), h("small", ` of ${numbe
 
 function alertCard(alerts, trees, counts) {
   if (!alerts.length && !counts.nodes) {
-    return h("p.note", { key: "alerts" }, "No node has registered yet, so nothing can run: start an agent with ", h("code", "[scheduler] url"), " in its configuration.");
+    return h("p.note", { key: "alerts" }, "No node has registered yet, so no job can run: start an agent with ", h("code", "[scheduler] url"), " in its configuration.");
   }
-  if (!alerts.length) return h("p.note", { key: "alerts" }, "No alerts: nothing needs to be looked at.");
+  if (!alerts.length) return h("p.note", { key: "alerts" }, "No alerts.");
   return h("section.card", { key: "alerts", "aria-labelledby": "alerts-title" },
     h("h2", { id: "alerts-title" }, count(alerts.length, "alert")),
     h("ul.alerts", { tabindex: alerts.length > MANY_ALERTS ? "0" : null, "aria-labelledby": "alerts-title" }, alerts.map((alert, index) => {
@@ -108,9 +108,9 @@ function treeCard(tree, history, marks) {
       title: "CPU of the tree, cores", ...axis(history, marks), format: cores, height: 190,
       series: [
         line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
-        line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "total_cores", "capacity", "--text", { width: 1 }),
+        line(history, "ordered_cores", "requested", "--c7", { dash: true }), line(history, "total_cores", "capacity", "--text", { width: 1 }),
       ],
-    }) : h("p.muted", "The graphs of the first trees are shown; this one's is on the page of its root pool.")));
+    }) : h("p.muted", "Graphs are shown for the first trees; this tree's graph is on the page of its root pool.")));
 }
 
 // One bar: what the jobs ordered is used, or free within their limits, or reclaimed; the line is the tree's capacity.
@@ -131,38 +131,38 @@ function ledger(tree) {
     h("table", h("caption.hidden-text", `CPU of the tree ${tree.name}`),
       h("thead", h("tr", h("th", { scope: "col" }, "CPU"), h("th", { scope: "col" }, "cores"), h("th", { scope: "col" }, "of capacity"))),
       h("tbody",
-        row("capacity", "capacity", capacity, "what the nodes online have: the black or white line in the bar", "edge"),
-        row("ordered", "ordered by jobs", ordered, "sum of the cpu_limit that the jobs ordered"),
-        row("limit", "limits in force", limit, "what the jobs may use now"),
-        row("used", "used", used, "what the jobs use, as their nodes said last", "used"),
-        row("idle", "allotted, not used", idle, "kept for the jobs that have it, above their use", "idle"),
-        row("reclaimed", "reclaimed", reclaimed, "ordered, not needed, and given to others now", "reclaimed"),
-        row("demand", "demand", tree.demand_cores, "what all operations that run would use if they could"),
-        row("waiting", "waiting", tree.waiting_cores, "what operations want besides that do not run"),
-        tree.idle ? row("held", "held back", tree.idle.held_back, "idle while operations wait that could use it") : null)),
+        row("capacity", "capacity", capacity, "cores of the nodes online: the line in the bar", "edge"),
+        row("ordered", "requested by jobs", ordered, "sum of the jobs' cpu_limit"),
+        row("limit", "limits in force", limit, "the most that the jobs may use now"),
+        row("used", "used", used, "usage of the jobs, as last reported by their nodes", "used"),
+        row("idle", "allocated, not used", idle, "limits of the jobs minus their usage", "idle"),
+        row("reclaimed", "reclaimed", reclaimed, "requested, not needed, and available to others now", "reclaimed"),
+        row("demand", "demand", tree.demand_cores, "what all running operations would use if they could"),
+        row("waiting", "waiting", tree.waiting_cores, "demand of operations that are not running"),
+        tree.idle ? row("held", "idle while work waits", tree.idle.held_back, "idle although operations wait that could use it") : null)),
     h("p.flat", sentence(tree)));
 }
 
 function sentence({ capacity_cores: capacity, ordered_cores: ordered, reclaimed_cores: reclaimed, limit_cores: limit }) {
   if (!(capacity > 0)) return "No node is online: nothing can run.";
   if (!(ordered > 0)) return "No job runs.";
-  const over = ordered > capacity ? `More is ordered than there is: ${cores(ordered)} of ${cores(capacity)} cores. ` : "";
-  const given = reclaimed > 0 ? `${cores(reclaimed)} ordered cores are not needed now and can be given to others.` : "Nothing is reclaimed now.";
-  return `${over}${given}${limit > capacity ? " The limits in force are more than the capacity: jobs may hold each other up." : ""}`;
+  const over = ordered > capacity ? `Requests exceed the capacity: ${cores(ordered)} of ${cores(capacity)} cores. ` : "";
+  const given = reclaimed > 0 ? `${cores(reclaimed)} requested cores are not needed now and available to others.` : "Nothing is reclaimed now.";
+  return `${over}${given}${limit > capacity ? " The limits exceed the capacity: jobs may slow each other down." : ""}`;
 }
 
 function aboutCard(status, health, history) {
   const age = health?.last_update_age_s ?? status.last_update_age_s;
   return h("section.card", { key: "about", "aria-labelledby": "about-title" }, h("h2", { id: "about-title" }, "Scheduler"), facts([
     ["Version", status.version],
-    ["Runs for", duration(status.uptime_s)],
+    ["Running for", duration(status.uptime_s)],
     ["Last update", h("span", health?.status && health.status !== "ok" ? badge(health.status, health.status === "stuck" ? "bad" : "warn") : null, " ",
       age === null || age === undefined ? "none yet" : `${duration(age)} ago, every ${duration(status.update_period_s)}`)],
-    ["Preemptions since the start", h("a", { href: to("preemptions") }, number(Object.values(status.counts.preemptions).reduce((a, b) => a + b, 0), 9))],
-    ["Ended operations kept", number(status.counts.finished_operations, 9)],
+    ["Preemptions since its start", h("a", { href: to("preemptions") }, number(Object.values(status.counts.preemptions).reduce((a, b) => a + b, 0), 9))],
+    ["Ended operations stored", number(status.counts.finished_operations, 9)],
     history ? ["History", historyText(history)] : ["History", "turned off"],
     history && history.series !== undefined ? ["Series in the history", history.left_out
-      ? h("span", number(history.series, 9), ", ", badge(`${number(history.left_out, 9)} left out`, "warn")) : `${number(history.series, 9)}, none left out`] : null,
+      ? h("span", number(history.series, 9), ", ", badge(`${number(history.left_out, 9)} not recorded`, "warn")) : number(history.series, 9)] : null,
   ]));
 }
 

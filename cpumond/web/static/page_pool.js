@@ -126,20 +126,20 @@ function glance(data, orchid, row) {
   const reclaimed = data.reclaimed_cpu_seconds ? `, ${cores(data.reclaimed_cpu_seconds / 3600)} reclaimed` : "";
   return facts([
     ["Fair share", both(amounts(data.fair_share), data.fair_share_ratio, data.fair_share_resource)],
-    ["Allotted", both(amounts(data.usage), data.usage_ratio, data.usage_resource)],
+    ["Allocated", both(amounts(data.usage), data.usage_ratio, data.usage_resource)],
     ["Demand", both(amounts(data.demand), orchid.demand_ratio ?? row?.demand_ratio, row?.demand_resource)],
-    data.waiting && hasAny(data.waiting) ? ["Waiting", `${amounts(data.waiting)}, wanted by operations that do not run`] : null,
+    data.waiting && hasAny(data.waiting) ? ["Waiting", `${amounts(data.waiting)}, demanded by operations that are not running`] : null,
     data.state_text ? ["Starving", data.state_text] : null,
     data.budget ? ["Budget", data.budget.text] : null,
     ["Strong guarantee", hasAny(data.strong_guarantee) ? both(amounts(data.strong_guarantee), orchid.min_share_ratio ?? row?.strong_guarantee_ratio, row?.strong_guarantee_resource) : "none"],
     typeOf(orchid, row) === "none" ? null : ["Integral guarantee", integralText(typeOf(orchid, row), orchid)],
-    data.parent === null ? null : ["Weight", data.weight === null ? `not set, counts as ${number(orchid.weight ?? 1)}` : number(data.weight)],
+    data.parent === null ? null : ["Weight", data.weight === null ? `not set, ${number(orchid.weight ?? 1)} by default` : number(data.weight)],
     ["Limits", hasAny(data.limits) ? amounts(data.limits) : "none of its own"],
     ["Operations running", `${number(data.running_operation_count, 9)} of at most ${number(data.max_running_operation_count, 9)}`],
-    ["Operations in all", `${number(data.operation_count, 9)} of at most ${number(data.max_operation_count, 9)}`],
-    row ? ["CPU of its jobs", `${cores(row.ordered_cores)} cores ordered, ${cores(row.limit_cores)} allotted, ${cores(row.used_cores)} used`] : null,
-    ["CPU time since the start of the scheduler", used + reclaimed],
-    data.is_ephemeral && data.owner ? ["Made for", data.owner] : null,
+    ["Operations in total", `${number(data.operation_count, 9)} of at most ${number(data.max_operation_count, 9)}`],
+    row ? ["CPU of its jobs", `${cores(row.ordered_cores)} cores requested, ${cores(row.limit_cores)} allocated, ${cores(row.used_cores)} used`] : null,
+    ["CPU time since the scheduler started", used + reclaimed],
+    data.is_ephemeral && data.owner ? ["Created for", data.owner] : null,
   ]);
 }
 
@@ -157,15 +157,15 @@ function graphs(history, marks, type, orchid, row, app) {
   const [shared, all] = [fine, history].map((each) => ({ ...axis(each, marks), height: 230 }));
   if (type !== "none") return h("div.grid2.three", shareGraph(shared, fine), volumeGraph(shared, fine, type, orchid, row, app), coresGraph(all, history));
   return h("div.part", h("div.grid2", shareGraph(shared, fine), coresGraph(all, history)),
-    h("p.muted.flat", "This pool has no integral guarantee, so it accumulates no volume. A pool with a resource flow and the type burst or relaxed does."));
+    h("p.muted.flat", "This pool has no integral guarantee, so it accumulates no volume."));
 }
 
 function shareGraph(shared, history) {
-  return h("section.card", { key: "graph-share", "aria-label": "Allotted, demand and guarantee" }, chart("share", {
-    title: "Allotted and demand against the guarantee, percent of the tree",
+  return h("section.card", { key: "graph-share", "aria-label": "Allocated, demand and guarantee" }, chart("share", {
+    title: "Allocated and demand against the guarantee, percent of the tree",
     ...shared, format: percent,
     series: [
-      line(history, "usage_ratio", "allotted", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
+      line(history, "usage_ratio", "allocated", "--c1", { fill: true }), line(history, "demand_ratio", "demand", "--c3"),
       line(history, "fair_share_ratio", "fair share", "--c2", { step: true }), line(history, "guarantee_ratio", "guarantee", "--c4", { dash: true }),
     ],
   }));
@@ -179,7 +179,7 @@ function volumeGraph(shared, history, type, orchid, row, app) {
       ...shared, format: number,
       series: [line(history, "volume", "volume", "--c5", { fill: true }), line(history, "capacity", "capacity", "--c7", { dash: true, hidden: isAlone })],
     }),
-    choiceButtons("What the graph of the volume shows", [["capacity", "up to the capacity"], ["alone", "the volume alone"]], isAlone ? "alone" : "capacity",
+    choiceButtons("What the graph of the volume shows", [["capacity", "Volume and capacity"], ["alone", "Volume only"]], isAlone ? "alone" : "capacity",
       (value) => { setQuery({ volume: value }); app.redraw(); }),
     h("p.muted.flat", volumeSentence(type, orchid, row)));
 }
@@ -205,7 +205,7 @@ function volumeSentence(type, orchid, row) {
   ];
   if (type === "burst") {
     const lasts = orchid.estimated_burst_usage_duration_seconds;
-    parts.push(`At its burst of ${percent(orchid.specified_burst_ratio)} it lasts ${lasts === undefined ? "for ever" : duration(lasts)}.`);
+    parts.push(`At its burst guarantee of ${percent(orchid.specified_burst_ratio)} it lasts ${lasts === undefined ? "forever" : duration(lasts)}.`);
   } else parts.push("While it lasts, it raises the guarantee above the flow.");
   parts.push("A share-second: all of the tree for one second.");
   return parts.filter(Boolean).join(" ");
@@ -217,8 +217,8 @@ function coresGraph(shared, history) {
     ...shared, format: cores,
     series: [
       line(history, "used_cores", "used", "--c1", { fill: true }), line(history, "limit_cores", "limits", "--c2", { step: true }),
-      line(history, "ordered_cores", "ordered", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3"),
-      line(history, "waiting_cores", "waiting", "--c4", { dash: true }), line(history, "held_cores", "held back", "--c5"),
+      line(history, "ordered_cores", "requested", "--c7", { dash: true }), line(history, "reclaimed_cores", "reclaimed", "--c3"),
+      line(history, "waiting_cores", "waiting", "--c4", { dash: true }), line(history, "held_cores", "idle while work waits", "--c5"),
     ],
   }));
 }
@@ -228,7 +228,7 @@ function coresGraph(shared, history) {
 function childrenSection(data, rows, totalCores, app) {
   if (!data.children.length) return null;
   const children = rows.filter((row) => row.parent === data.name);
-  return h("section.part", { key: "children", "aria-labelledby": "children-title" }, h("h2", { id: "children-title" }, "Pools in it"),
+  return h("section.part", { key: "children", "aria-labelledby": "children-title" }, h("h2", { id: "children-title" }, "Sub-pools"),
     poolTable(`children-${data.tree}-${data.name}`, children, app, totalCores, {
       caption: `Pools in ${data.name}`, prefix: "child-", height: "420px", empty: "None.",
     }));
@@ -239,10 +239,10 @@ const OPERATION_COLUMNS = [
   { title: "State", cell: ({ operation }) => stateBadge(operation) },
   { title: "User", cell: ({ operation }) => h("span.long", { title: operation.user }, operation.user) },
   { title: "Started", cell: ({ operation }) => time(operation.start_time) },
-  { title: "Jobs", help: "active jobs, and those still to be started", align: "right", cell: ({ operation }) =>
+  { title: "Jobs", help: "active jobs, and those yet to start", align: "right", cell: ({ operation }) =>
     `${number(operation.jobs.active, 9)}${operation.jobs.pending ? ` + ${number(operation.jobs.pending, 9)} wait` : ""}` },
   { title: "Fair share", align: "right", help: "percent of the tree", cell: ({ here }) => share(here?.fair_share_ratio, here?.fair_share_resource) },
-  { title: "Allotted", align: "right", help: "percent of the tree", cell: ({ here }) => share(here?.usage_ratio, here?.usage_resource) },
+  { title: "Allocated", align: "right", help: "percent of the tree", cell: ({ here }) => share(here?.usage_ratio, here?.usage_resource) },
   { title: "Starving", cell: ({ operation, here }) => [
     starvationBadge(here?.starvation_status) ?? h("span.muted", here?.queue_place ? `waits, place ${number(here.queue_place, 9)}` : "no"), " ",
     h("a", { href: to("operations", operation.id), "aria-label": `Why: ${operation.title || operation.id}` }, "why")] },
@@ -255,11 +255,11 @@ function operationsSection(data, answers) {
   const rows = [...known.values()].slice(0, MAX_OPERATIONS).map((operation) => ({ operation, here: operation.trees[data.tree] }));
   const inside = data.operation_count - total;
   return h("section.part", { key: "operations", "aria-labelledby": "operations-title" },
-    h("div.heading", h("h2", { id: "operations-title" }, "Operations directly in it"),
-      h("a", { href: to("operations", { tree: data.tree, pool: data.name }) }, "all, ended ones too")),
+    h("div.heading", h("h2", { id: "operations-title" }, "Operations directly in this pool"),
+      h("a", { href: to("operations", { tree: data.tree, pool: data.name }) }, "all, including ended ones")),
     table({
       caption: `Running and pending operations directly in ${data.name}`, columns: OPERATION_COLUMNS, rows, rowKey: ({ operation }) => operation.id,
-      empty: inside > 0 ? "None; those counted above are in the pools in it." : "No operation runs or waits here.",
+      empty: inside > 0 ? "None; the operations counted above are in sub-pools." : "No operation runs or waits here.",
     }),
     total > rows.length ? h("p.muted.flat", `The first ${rows.length} of ${number(total, 9)}.`) : null);
 }
@@ -267,9 +267,9 @@ function operationsSection(data, answers) {
 function preemptionsSection(data, answer) {
   const list = answer.preemptions.filter((record) => record.tree === data.tree);
   return h("section.part", { key: "preemptions", "aria-labelledby": "preemptions-title" },
-    h("div.heading", h("h2", { id: "preemptions-title" }, "Preemptions in it or for it"),
+    h("div.heading", h("h2", { id: "preemptions-title" }, "Preemptions in or for this pool"),
       h("a", { href: to("preemptions", { pool: data.name }) }, "all")),
-    preemptionsTable("Jobs that were stopped in this pool or for this pool", list, answer.titles, { empty: "None that are kept.", without: ["Job", "Node", "Lost"] }));
+    preemptionsTable("Jobs that were stopped in this pool or for this pool", list, answer.titles, { empty: "None on record.", without: ["Job", "Node", "Lost"] }));
 }
 
 // --- attributes ------------------------------------------------------------------------------------------------------
@@ -281,16 +281,16 @@ function attributesSection(data, orchid) {
     .filter(({ own, inForce }) => own !== undefined || isTold(inForce));
   return h("section.card", { key: "attributes", "aria-labelledby": "attributes-title" }, h("h2", { id: "attributes-title" }, "Attributes"),
     table({
-      caption: "Options of the pool: as set here, and what holds", rows, rowKey: ({ option }) => option, empty: "None.", stacked: true,
+      caption: "Options of the pool: set here, and in force", rows, rowKey: ({ option }) => option, empty: "None.", stacked: true,
       columns: [
         { title: "Option", cell: ({ option }) => h("code", option) },
         { title: "Set here", cell: ({ own, unit }) => (own === undefined ? h("span.muted", "not set") : showValue(own, unit)) },
-        { title: "In force", help: "with what the tree and the pools above say, and defaults", cell: ({ inForce, unit }) => (isTold(inForce) ? showValue(inForce, unit, amounts) : NONE) },
+        { title: "In force", help: "including values from the tree and the pools above, and defaults", cell: ({ inForce, unit }) => (isTold(inForce) ? showValue(inForce, unit, amounts) : NONE) },
       ],
     }),
-    h("details", { key: "set" }, h("summary", "As set, in full"),
-      Object.keys(data.attributes).length ? h("pre", { tabindex: "0" }, JSON.stringify(data.attributes, null, 2)) : h("p.muted.flat", "Nothing is set: all is inherited or default.")),
-    h("details", { key: "all" }, h("summary", "All that the scheduler computes of it, by YTsaurus' names"), h("pre", { tabindex: "0" }, JSON.stringify(orchid, null, 2))));
+    h("details", { key: "set" }, h("summary", "All that is set here, as JSON"),
+      Object.keys(data.attributes).length ? h("pre", { tabindex: "0" }, JSON.stringify(data.attributes, null, 2)) : h("p.muted.flat", "Nothing is set: all options are inherited or defaults.")),
+    h("details", { key: "all" }, h("summary", "All computed values, by YTsaurus' names"), h("pre", { tabindex: "0" }, JSON.stringify(orchid, null, 2))));
 }
 
 const isTold = (value) => isKnown(value) && !(typeof value === "object" && !Array.isArray(value) && !hasAny(value));

@@ -46,7 +46,7 @@ function nameCell(row) {
   const isHeld = row.held_cores >= HELD;
   if (!row.is_ephemeral && !isStarving && !isHeld) return link;
   return h("span",
-    isHeld ? h("span.held", { title: `${cores(row.held_cores)} cores stand idle that operations in it wait for`, "aria-hidden": "true" }, "◔ ") : null,
+    isHeld ? h("span.held", { title: `${cores(row.held_cores)} idle cores that its operations wait for`, "aria-hidden": "true" }, "◔ ") : null,
     isStarving ? h("span.starves", { title: row.starvation.replaceAll("_", " "), "aria-hidden": "true" }, "⚠ ") : null,
     row.is_ephemeral ? h("span.muted", { title: EPHEMERAL, "aria-hidden": "true" }, "◌ ") : null, link,
     row.is_ephemeral ? h("span.hidden-text", ", ephemeral") : null);
@@ -77,12 +77,12 @@ function makeColumns(unit, totalCores) {
   const size = unit === "cores" ? { width: 100, narrow: 76 } : { width: 160, narrow: 140 };
   return [
     { key: "name", width: 236, narrow: 134, title: "Pool", value: (row) => row.name, cell: nameCell, isText: true },
-    { key: "cpu", shown: "always", width: 318, narrow: 210, title: "Used / allotted / wants", help: `CPU that its jobs use, what is allotted to them, and what its operations want, ${unit === "cores" ? "cores" : all}; waiting operations included`,
+    { key: "cpu", shown: "always", width: 318, narrow: 210, title: "Used / allocated / wanted", help: `CPU usage of its jobs, CPU allocated to them, and CPU that its operations want, ${unit === "cores" ? "cores" : all}, including waiting ones`,
       value: (row) => row.used_cores, descends: true, cell: (row) => glanceCell(row, unit, totalCores) },
-    { key: "trend", shown: "wide", width: 106, title: "Last hour", help: "allotted in the last hour, from 0 to the most of it", cell: trendCell },
-    { key: "fair_share", shown: "wide", ...size, title: "Fair share", help: `what it may have now, ${all}`, align: "right",
+    { key: "trend", shown: "wide", width: 106, title: "Last hour", help: "allocated CPU in the last hour, from 0 to its maximum", cell: trendCell },
+    { key: "fair_share", shown: "wide", ...size, title: "Fair share", help: `the share that it is entitled to now, ${all}`, align: "right",
       value: (row) => row.fair_share_ratio, cell: (row) => ratioBar(row.fair_share_cores, row.fair_share_ratio, row.fair_share_resource, { color: "--c2" }) },
-    { key: "usage", shown: "wide", ...size, title: "Allotted", help: `what its running jobs hold now, ${all}; the line in the bar is its fair share`, align: "right",
+    { key: "usage", shown: "wide", ...size, title: "Allocated", help: `resources that its running jobs hold, ${all}; the line in the bar is its fair share`, align: "right",
       value: (row) => row.usage_ratio, cell: (row) => ratioBar(row.limit_cores, row.usage_ratio, row.usage_resource, { mark: row.fair_share_ratio }) },
     { key: "demand", shown: "wide", ...size, title: "Demand", help: `what its operations want, ${all}`, align: "right",
       value: (row) => row.demand_ratio, cell: (row) => ratioBar(row.demand_cores, row.demand_ratio, row.demand_resource, { color: "--c3" }) },
@@ -91,19 +91,19 @@ function makeColumns(unit, totalCores) {
     { key: "weight", shown: "wide", width: 76, title: "Weight", help: "how much it counts among its siblings; – : not set", align: "right", value: (row) => row.weight, cell: (row) => number(row.weight) },
     { key: "running", shown: "wide", width: 118, title: "Running / max", help: "operations that run, and how many may", align: "right",
       value: (row) => row.running_operation_count, cell: (row) => most(row.running_operation_count, row.max_running_operation_count) },
-    { key: "held", shown: "wide", width: 98, title: "Held back", help: "idle cores that its operations wait for; the pool's page says why", align: "right",
+    { key: "held", shown: "wide", width: 98, title: "Idle, waited for", help: "idle cores that its operations wait for; see the pool's page", align: "right",
       value: (row) => row.held_cores, cell: (row) => (row.held_cores >= HELD ? badge(amount(row.held_cores, totalCores ? row.held_cores / totalCores : 0), "warn") : h("span.muted", "–")) },
-    { key: "starvation", width: 178, title: "Starving", help: "gets less than its fair share for longer than its time-out", value: (row) => row.starvation || null,
+    { key: "starvation", width: 178, title: "Starving", help: "below its fair share for longer than its time-out", value: (row) => row.starvation || null,
       cell: (row) => starvationBadge(row.starvation) ?? h("span.muted", "no") },
-    { key: "operations", width: 126, title: "All / max", help: "operations that run or wait, and how many there may be", align: "right",
+    { key: "operations", width: 126, title: "All / max", help: "operations that run or wait, and their maximum", align: "right",
       value: (row) => row.operation_count, cell: (row) => most(row.operation_count, row.max_operation_count) },
     { key: "integral", width: 88, title: "Integral", help: "type of its integral guarantee", value: integralText, cell: (row) => integralText(row) || h("span.muted", "none"), isText: true },
-    { key: "volume", width: 100, title: "Volume", help: "what an integral pool has accumulated, percent of its capacity", align: "right",
+    { key: "volume", width: 100, title: "Volume", help: "volume of an integral pool, percent of its capacity", align: "right",
       value: (row) => (row.volume === null || row.volume === undefined ? null : row.volume / (row.capacity || 1)), cell: volumeCell },
-    { key: "ordered", width: 92, title: "Ordered", help: "cores that its jobs ordered (cpu_limit)", align: "right", value: (row) => row.ordered_cores, cell: (row) => columnCores(row.ordered_cores) },
-    { key: "limit", width: 72, title: "Limits", help: "cores of the limits in force: what is allotted to its jobs", align: "right", value: (row) => row.limit_cores, cell: (row) => columnCores(row.limit_cores) },
+    { key: "ordered", width: 92, title: "Requested", help: "cores that its jobs request (cpu_limit)", align: "right", value: (row) => row.ordered_cores, cell: (row) => columnCores(row.ordered_cores) },
+    { key: "limit", width: 72, title: "Limits", help: "sum of the current limits of its jobs", align: "right", value: (row) => row.limit_cores, cell: (row) => columnCores(row.limit_cores) },
     { key: "used", width: 72, title: "Used", help: "cores that its jobs use", align: "right", value: (row) => row.used_cores, cell: (row) => columnCores(row.used_cores) },
-    { key: "waiting", width: 84, title: "Waiting", help: "cores that operations would want that do not run", align: "right", value: (row) => row.waiting_cores, cell: (row) => columnCores(row.waiting_cores) },
+    { key: "waiting", width: 84, title: "Waiting", help: "demand of operations that are not running", align: "right", value: (row) => row.waiting_cores, cell: (row) => columnCores(row.waiting_cores) },
     { key: "mode", width: 98, title: "Mode", help: "fair_share: its children share; fifo: one after the other", value: (row) => row.mode, isText: true },
   ];
 }
@@ -145,12 +145,11 @@ export const pools = {
     const rows = poolRows(answer);
     return h("div.page",
       h("div.heading", h("h1", "Pools"), treeSelector(list, name), h("div.actions", poolsActions(name, app, rights))),
-      tree?.errors.length ? h("p.note", "The last update worked around: ", tree.errors.join("; ")) : null,
+      tree?.errors.length ? h("p.note", "Errors that the last update tolerated: ", tree.errors.join("; ")) : null,
       poolTable(`pools-${name}`, rows, app, answer.total.cpu ?? 0, {
         caption: `Pools of the tree ${name}`, parentKey, height: "max(340px, calc(100vh - 250px))", empty: "No pools.",
       }),
-      h("p.muted", `As of update ${number(answer.update, 15)} at ${time(answer.at)}. Percentages are of all that the tree ${name} has: ${totals(answer.total)}. `
-        + `Sorting sorts the pools of each parent.${rows.some((row) => row.is_ephemeral) ? ` ◌ is ${EPHEMERAL}.` : ""}${rows.some((row) => row.held_cores >= HELD) ? " ◔: CPU stands idle that its operations wait for; its page says why." : ""}`));
+      h("p.muted", `As of ${time(answer.at)}. Percentages are of the whole tree ${name}: ${totals(answer.total)}.${rows.some((row) => row.is_ephemeral) ? ` ◌ is ${EPHEMERAL}.` : ""}${rows.some((row) => row.held_cores >= HELD) ? " ◔: CPU is idle that its operations wait for; see its page." : ""}`));
   },
 
   title: ({ tree }) => (tree ? `Pools of ${tree}` : "Pools"),

@@ -9,11 +9,11 @@ import { currentQuery, to } from "./route.js";
 import { badge, figure, operationLink, table } from "./table.js";
 
 const KINDS = {
-  preempted: ["preempted", "A pool or operation below its share needed the room"],
+  preempted: ["preempted", "A pool or operation below its share needed the resources"],
   limit_violated: ["over a limit", "Its operation or pool was above one of its limits"],
-  overcommit: ["node overcommitted", "The jobs of its node might use more than the node has"],
-  graceful: ["asked to end", "It was asked to end by itself, and has time for that"],
-  aborted: ["aborted", "Its operation ended or somebody stopped it"],
+  overcommit: ["node overcommitted", "The limits of the jobs on its node exceeded the capacity"],
+  graceful: ["asked to end", "It was asked to end by itself within a time-out"],
+  aborted: ["aborted", "Its operation ended, or a user stopped it"],
 };
 const STEP = 100;
 const MOST = 1000;
@@ -35,16 +35,16 @@ export const preemptions = {
     const isFiltered = Boolean(chosen.get("pool") || chosen.get("operation"));
     return [
       h("h1", "Preemptions"),
-      h("p.muted.plain-text", "Jobs that were stopped before they had ended, the newest first. “For” is who got the room."),
+      h("p.muted.plain-text", "Jobs that were stopped before their end, the newest first. “For”: the operation that got their resources."),
       countCards(counts, lost, chosen.get("pool")),
       h("div.filters", { role: "search", "aria-label": "Filter the preemptions" },
-        textFilter("pool", "Pool", "that lost or got the room", app, { type: "search", isWide: true }),
-        textFilter("operation", "Operation", "id of one that lost or got it", app, { type: "search", isWide: true })),
+        textFilter("pool", "Pool", "that lost or got resources", app, { type: "search", isWide: true }),
+        textFilter("operation", "Operation", "id of one that lost or got resources", app, { type: "search", isWide: true })),
       groupsSection(groups, inside, open, app),
       records.length ? h("h2", "One by one") : null,
-      preemptionsTable("Preemptions, the newest first", records, titles, { empty: isFiltered ? "None fits." : "No job was preempted since the start of the scheduler." }),
+      preemptionsTable("Preemptions, the newest first", records, titles, { empty: isFiltered ? "No preemption matches." : "No job has been preempted since the scheduler started." }),
       records.length >= limit && limit < MOST ? h("div",
-        h("button", { type: "button", onclick: () => ask(app, { limit: String(Math.min(limit + 300, MOST)) }) }, "Show older ones")) : null,
+        h("button", { type: "button", onclick: () => ask(app, { limit: String(Math.min(limit + 300, MOST)) }) }, "Show older")) : null,
     ];
   },
 };
@@ -58,9 +58,9 @@ function countCards(counts, lost, pool) {
   const known = Object.entries(counts);
   if (!known.length) return null;
   return h("section.card", { "aria-labelledby": "counts" },
-    h("h2", { id: "counts" }, `Since the start of the scheduler${pool ? ` in pool ${pool}` : ""}`),
+    h("h2", { id: "counts" }, `Since the scheduler started${pool ? ` in pool ${pool}` : ""}`),
     h("div.cards", known.map(([kind, value]) => figure(number(value, 6), kindWord(kind), { tag: "div", title: KINDS[kind]?.[1] })),
-      figure(hours(lost), "core-hours lost", { tag: "div", title: "What these jobs had used since their start or their last checkpoint" })));
+      figure(hours(lost), "core-hours lost", { tag: "div", title: "Their usage since their start or last checkpoint" })));
 }
 
 const kindWord = (kind) => KINDS[kind]?.[0] ?? kind.replaceAll("_", " ");
@@ -113,6 +113,6 @@ function columns(titles) {
     { title: "For", cell: (r) => (r.preemptor_operation_id
       ? h("span", operationLink(r.preemptor_operation_id, titles[r.preemptor_operation_id]), r.preemptor_pool ? [" in ", poolLink(r.tree, r.preemptor_pool)] : null) : "–") },
     { title: "Why", cell: (r) => h("span.sentence", withoutIds(r.why, titles), h("span.muted", ` (freed ${amounts(r.freed)})`)) },
-    { title: "Lost", align: "right", cell: (r) => h("span", { title: "Core-hours that it has to do again" }, hours(r.lost_core_seconds)) },
+    { title: "Lost", align: "right", cell: (r) => h("span", { title: "Core-hours of work to be repeated" }, hours(r.lost_core_seconds)) },
   ];
 }

@@ -24,13 +24,13 @@ export const savings = {
     const shown = found.trees.filter((tree) => tree.total.length);
     return [
       h("div.heading", h("h1", "Savings"), h("div.actions", lengthField(app))),
-      h("p.muted.plain-text", "Core-hours used by jobs beyond the orders that fit on their nodes: without reclaimed CPU they would have waited."),
+      h("p.muted.plain-text", "Core-hours used by jobs beyond the requests that fit on their nodes: without reclaimed CPU these jobs would have waited."),
       found.covered_s < ALL_BUT_A_LITTLE * (found.until - found.since)
-        ? h("p.note", { key: "covered" }, `${duration(found.covered_s)} of this time are known, from ${time(found.since)} to ${time(found.until)}; nothing is shown of the rest.`) : null,
+        ? h("p.note", { key: "covered" }, `Only ${duration(found.covered_s)} of the time from ${time(found.since)} to ${time(found.until)} are recorded.`) : null,
       found.core_hour_price ? null
-        : h("p.muted.plain-text", { key: "price" }, "In core-hours alone: the scheduler's configuration has no core_hour_price."),
+        : h("p.muted.plain-text", { key: "price" }, "In core-hours only: the scheduler's configuration has no core_hour_price."),
       shown.length ? shown.map((tree) => showTree(tree, found, shown.length > 1, app))
-        : h("p.note", { key: "none" }, "Nothing is recorded yet of this time."),
+        : h("p.note", { key: "none" }, "Nothing is recorded for this time yet."),
     ];
   },
 };
@@ -63,11 +63,11 @@ const money = (value, found) => `${number(value, 4)}${found.currency ? ` ${found
 
 function balance(root, found) {
   const figures = [
-    ["core-hours beyond orders", hours(root.extra_used), "Used by jobs beyond the orders that fit on their nodes"],
-    ["jobs began so", number(root.extra_jobs, 6), "Jobs that were, at least in part, beyond the orders that fit"],
-    ["core-hours held back", hours(root.held_back), "Time that jobs stood still while their limits were down"],
-    ["core-hours lost", hours(root.lost), "Work of preempted jobs that has to be done again"],
-    ["core-hours gained", hours(root.gain), "Used beyond orders, less held back and lost"],
+    ["core-hours beyond requests", hours(root.extra_used), "Used by jobs beyond the requests that fit on their nodes"],
+    ["jobs on reclaimed CPU", number(root.extra_jobs, 6), "Jobs that were, at least in part, beyond the requests that fit"],
+    ["core-hours throttled", hours(root.held_back), "Time for which jobs were throttled while their limits were lowered"],
+    ["core-hours lost", hours(root.lost), "Work of preempted jobs that has to be repeated"],
+    ["core-hours gained", hours(root.gain), "Used beyond requests, minus throttled and lost"],
   ];
   if (root.money !== null) figures.push(["gained", money(root.money, found), `At ${number(found.core_hour_price, 6)} ${found.currency} a core-hour`]);
   return figures.map(([name, value, title]) => figure(value, name, { tag: "div", title }));
@@ -93,8 +93,8 @@ function showWeek(week, tree, found, of, app) {
     app.redraw();
   };
   return h("details", { key: name, ontoggle: unfold },
-    h("summary", `${monday}: ${hours(root.extra_used)} core-hours beyond orders, ${hours(root.gain)} gained`
-      + `${root.money === null ? "" : `, ${money(root.money, found)}`} (${duration(week.covered_s)} known)`),
+    h("summary", `${monday}: ${hours(root.extra_used)} core-hours beyond requests, ${hours(root.gain)} gained`
+      + `${root.money === null ? "" : `, ${money(root.money, found)}`} (${duration(week.covered_s)} recorded)`),
     open.has(name) ? poolTable(`Savings of the week of ${monday}${of}`, `${name}-`, week.pools, tree, found, app) : null);
 }
 
@@ -112,19 +112,19 @@ function makeColumns(tree, found) {
   const column = (key, title, help, shown = "wide", show = hours) => ({ key, shown, width: 128, narrow: 104, title, help, align: "right", value: (row) => row[key], cell: (row) => show(row[key]) });
   return [
     { key: "name", width: 240, narrow: 134, title: "Pool", value: (row) => row.name, cell: (row) => h("a", { href: to("pools", tree, row.name), title: row.name }, row.name) },
-    column("extra_used", "Beyond orders", "Core-hours used beyond the orders that fit", "always"),
-    column("gain", "Gained", "Beyond orders, less held back and lost", "always"),
+    column("extra_used", "Beyond requests", "Core-hours used beyond the requests that fit", "always"),
+    column("gain", "Gained", "Beyond requests, minus throttled and lost", "always"),
     ...(found.core_hour_price ? [column("money", "In money", undefined, "wide", (value) => money(value, found))] : []),
-    column("held_back", "Held back", "Core-hours that jobs stood still while their limits were down"),
-    column("lost", "Lost", "Core-hours of preempted jobs that have to be done again"),
-    column("reclaimed", "Given up", "Core-hours by which limits were lowered"),
-    column("extra_jobs", "Jobs", "Jobs that began so", "wide", (value) => number(value, 6)),
+    column("held_back", "Throttled", "Core-hours for which jobs were throttled while their limits were lowered"),
+    column("lost", "Lost", "Core-hours of preempted jobs that have to be repeated"),
+    column("reclaimed", "Reclaimed", "Core-hours by which limits were lowered"),
+    column("extra_jobs", "Jobs", "Jobs that started on reclaimed CPU", "wide", (value) => number(value, 6)),
   ];
 }
 
 function showComparison(comparison, of) {
-  if (!comparison) return h("p.note", "No host leaves jobs in shadow to compare with (control_group_ratio of the agents).");
-  const rows = [["Held back, of ordered", comparison.held_back], ["Used, of ordered", comparison.used]];
+  if (!comparison) return h("p.note", "No host keeps a control group of jobs in shadow mode (control_group_ratio of the agents).");
+  const rows = [["Throttled, of requested", comparison.held_back], ["Used, of requested", comparison.used]];
   return [
     h("p.plain-text", comparison.sentence),
     table({
@@ -133,11 +133,11 @@ function showComparison(comparison, of) {
         { title: "What", cell: ([name]) => name },
         { title: "Control group", align: "right", cell: ([, each]) => percent(each.control) },
         { title: "Others", align: "right", cell: ([, each]) => percent(each.others) },
-        { title: "Difference, 95 %", align: "right", cell: ([, each]) => (each.low === null ? "too few to tell" : `${points(each.low)} to ${points(each.high)} points`) },
+        { title: "Difference, 95 %", align: "right", cell: ([, each]) => (each.low === null ? "too few jobs" : `${points(each.low)} to ${points(each.high)} points`) },
       ],
     }),
-    h("p.muted.plain-text", `${hours(comparison.control_ordered)} core-hours ordered in the control group, ${hours(comparison.others_ordered)} by others; `
-      + `${count(comparison.days, "day")} on which jobs of both ran.`),
+    h("p.muted.plain-text", `${hours(comparison.control_ordered)} core-hours requested in the control group, ${hours(comparison.others_ordered)} by others; `
+      + `${count(comparison.days, "day")} on which jobs of both groups ran.`),
   ];
 }
 

@@ -19,11 +19,11 @@ export const tokens = {
   view({ me, list }, _, app) {
     return [
       h("div.heading", h("h1", "Tokens"), h("div.actions", guarded("New token", () => openNew(me, app),
-        { tone: "primary", reason: me.is_open ? "Everybody on this machine may do everything here: tokens are made where it is known who makes them." : "" }))),
+        { tone: "primary", reason: me.is_open ? "Every user of this host may do everything here: tokens can be created only where users are authenticated." : "" }))),
       h("section.card", { "aria-label": "You" }, facts([
         ["You are", me.user], ["Groups", (me.groups ?? []).join(", ") || "none"], ["Administrator", me.is_admin ? "yes: may do everything" : "no"],
       ])),
-      table({ caption: "Tokens", rows: list, rowKey: (token) => token.id, empty: "There is none: here or with cpumond token create one is made.", columns: columns(app) }),
+      table({ caption: "Tokens", rows: list, rowKey: (token) => token.id, empty: "There are no tokens. Create one here or with cpumond token create.", columns: columns(app) }),
     ];
   },
 };
@@ -33,7 +33,7 @@ const columns = (app) => [
   { title: "User", cell: (t) => t.user },
   { title: "Role", cell: (t) => (t.pattern ? `${t.role} ${t.pattern}` : t.role) },
   { title: "Groups", cell: (t) => (t.groups ?? []).join(", ") || "–" },
-  { title: "Made", cell: (t) => (t.source === "file" ? "in tokens_file" : `${time(t.created_at)}${t.created_by === t.user ? "" : ` by ${t.created_by}`}`) },
+  { title: "Created", cell: (t) => (t.source === "file" ? "in tokens_file" : `${time(t.created_at)}${t.created_by === t.user ? "" : ` by ${t.created_by}`}`) },
   { title: "Expires", cell: (t) => (t.expires_at === null ? "never" : time(t.expires_at)) },
   { title: "State", cell: (t) => badge(...stateOf(t)) },
   { title: "Note", cell: (t) => h("span.long", { title: t.note || null }, t.note || "–") },
@@ -43,19 +43,19 @@ const columns = (app) => [
 
 function stateOf({ state, revoked_at: at, revoked_by: by, made_with: parent }) {
   if (state === "revoked") return [`revoked ${time(at)} by ${by}`, "bad"];
-  return state === "orphaned" ? [`its maker, ${parent}, is not valid`, "bad"] : [state, state === "valid" ? "good" : "warn"];
+  return state === "orphaned" ? [`created with ${parent}, which is not valid`, "bad"] : [state, state === "valid" ? "good" : "warn"];
 }
 
 const openRevoke = (token, app) => openForm(`Revoke token ${token.id}`, new Form([]), "Revoke", () => send("DELETE", path`/tokens/${token.id}`),
-  { app, tone: "danger", before: h("p", `Whoever shows it is refused from now on. It is ${token.user}'s.`) });
+  { app, tone: "danger", before: h("p", `Requests with this token of ${token.user} are refused from now on.`) });
 
 function openNew(me, app) {
   const form = new Form([
     ["user", "User", "whom the token is for", "text", me.user],
-    ...(me.is_admin ? [["role", "Role", "what it is good for", "select:user,admin,node,proxy", "user"],
-      ["pattern", "Nodes", "of a node's token: which node ids; empty: any", "text", ""]] : []),
-    ["groups", "Groups", "with commas", "names", []],
-    ["expires_s", "Expires after days", "empty: never", "number", 90],
+    ...(me.is_admin ? [["role", "Role", "what it may be used for", "select:user,admin,node,proxy", "user"],
+      ["pattern", "Nodes", "node ids that a node's token is for; empty: any", "text", ""]] : []),
+    ["groups", "Groups", "separated by commas", "names", []],
+    ["expires_s", "Expires after, days", "empty: never", "number", 90],
     ["note", "Note", "what it is for", "text", ""],
   ]);
   const create = () => {
@@ -65,7 +65,7 @@ function openNew(me, app) {
     return send("POST", "/tokens", body);
   };
   openForm("New token", form, "Create", create, { done({ token, warnings }, dialog) {
-    tell(dialog, [h("p", "This is the token. It is shown only now, and kept nowhere: copy it."), h("code.token-shown", token)], warnings, "I have it");
+    tell(dialog, [h("p", "This is the token. It is shown only once: copy it now."), h("code.token-shown", token)], warnings, "I have copied it");
     app.reload();
   } });
 }

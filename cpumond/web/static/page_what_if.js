@@ -15,13 +15,13 @@ export const whatIf = {
   load: async () => ({ rights: await readRights(), trees: await loadTrees() }),
   view: ({ rights, trees }, _, app) => [
     h("h1", "What if"),
-    h("p.muted.plain-text", "The scheduler's state is run ahead twice, with the change and without it: what starts and ends at another time, who is stopped, whose share moves. Nothing is changed by asking."),
+    h("p.muted.plain-text", "Simulate a change before you make it: operations that would start or end at another time, jobs that would be stopped, shares that would move. Nothing changes until you apply it."),
     h("div.grid2.three", { key: "questions" },
-      card("An operation more", "Describe it as if it was started, and choose Simulate.", h("div", operationsActions(app, rights))),
-      card("A change of a pool", "Choose a pool, change its options, and choose Simulate.", island(POOL, "pool", { app, rights, trees })),
-      card("A node less", "It gets no new jobs, or loses those that it has, too.", island(NODE, "node", { app }))),
-    lastAnswer() ? h("section.card", { key: "answer", "aria-labelledby": "answer" }, h("h2", { id: "answer" }, `The last answer: ${lastAnswer().text}`), drawSimulation(lastAnswer().answer))
-      : h("p.muted.flat", { key: "none" }, "Nothing was asked in this tab yet."),
+      card("Start another operation", "Describe the operation, then choose Simulate.", h("div", operationsActions(app, rights))),
+      card("Change a pool", "Choose a pool, change its options, then choose Simulate.", island(POOL, "pool", { app, rights, trees })),
+      card("Take a node away", "The node gets no new jobs; optionally, its jobs are stopped as well.", island(NODE, "node", { app }))),
+    lastAnswer() ? h("section.card", { key: "answer", "aria-labelledby": "answer" }, h("h2", { id: "answer" }, `Last simulation: ${lastAnswer().text}`), drawSimulation(lastAnswer().answer))
+      : h("p.muted.flat", { key: "none" }, "Nothing has been simulated in this tab yet."),
   ],
 };
 
@@ -34,7 +34,7 @@ const POOL = {
     const trees = props.trees.trees.map(({ name }) => name);
     const tree = props.trees.default_tree || trees[0] || "";
     const form = new Form([...(trees.length > 1 ? [["what-if/tree", "Tree", "", `select:${[tree, ...trees.filter((name) => name !== tree)].join(",")}`, tree]] : []),
-      ["what-if/pool", "Pool", "its name, or a part of it", "pool:", ""]]);
+      ["what-if/pool", "Pool", "its name or a part of it", "pool:", ""]]);
     const open = async () => {
       form.clear();
       const name = form.value("what-if/pool") ?? "";
@@ -43,14 +43,14 @@ const POOL = {
       if (found?.may?.write) form.refuse(found.may.write);
       else if (found) openPoolForm(chosen, found, found.parent, node.props.app);
     };
-    node.append(ask("which-pool", form, open, h("button.primary", { type: "submit", form: "which-pool" }, "Change it")));
+    node.append(ask("which-pool", form, open, h("button.primary", { type: "submit", form: "which-pool" }, "Choose options")));
     settle(node.firstChild);
   },
 };
 
 const NODE = {
   create(node, { app }) {
-    const form = new Form([["what-if/node", "Node", "its id, or a part of it", "node", ""], ["what-if/drain", "Its jobs are stopped, too", "drain; else cordon", "flag", false]], () => node.ahead.stop());
+    const form = new Form([["what-if/node", "Node", "its id or a part of it", "node", ""], ["what-if/drain", "Also stop its jobs", "drains the node; otherwise it is cordoned", "flag", false]], () => node.ahead.stop());
     node.ahead = simulator(form, () => ({
       text: `${form.value("what-if/drain") ? "Drain" : "Cordon"} node ${form.value("what-if/node") ?? ""}`, question: { node: form.value("what-if/node") ?? "", drain: form.value("what-if/drain") },
     }), { tone: "primary", ondone: () => app.redraw() });

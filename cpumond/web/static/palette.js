@@ -19,7 +19,7 @@ export function openPalette(pages) {
   let asked = null;
   let problem = "";
   const told = h("p.hidden-text", { role: "status" });
-  let list = h("ul.found", { id: "palette-list", role: "listbox", "aria-label": "What fits" });
+  let list = h("ul.found", { id: "palette-list", role: "listbox", "aria-label": "Results" });
   const input = h("input", {
     id: "palette", type: "text", role: "combobox", autocomplete: "off", spellcheck: "false", "aria-label": "Page, pool, operation or node", "aria-expanded": "true",
     "aria-controls": "palette-list", "aria-autocomplete": "list", placeholder: "A page, pool, operation or node", oninput: ask, onkeydown: move,
@@ -49,7 +49,7 @@ export function openPalette(pages) {
       part.catch((error) => { problem = error.message; return []; })));
     if (signal.aborted) return;
     show([...pagesThatFit(text.toLowerCase()), ...parts.flat()]);
-    told.textContent = found.length ? `${found.length} found` : problem || "Nothing fits";
+    told.textContent = found.length ? `${found.length} found` : problem || "Nothing found";
   }
 
   // What was chosen stays chosen when more is found.
@@ -61,10 +61,10 @@ export function openPalette(pages) {
   }
 
   function draw() {
-    list = morph(list, h("ul.found", { id: "palette-list", role: "listbox", "aria-label": "What fits" }, found.map((each, index) =>
+    list = morph(list, h("ul.found", { id: "palette-list", role: "listbox", "aria-label": "Results" }, found.map((each, index) =>
       h("li", { id: `palette-${index}`, role: "option", "aria-selected": String(index === chosen), onclick: () => go(each) },
         h("span.found-name", each.name), h("span.muted", each.kind)))));
-    if (!found.length) list.append(h("li.muted", { role: "option", "aria-disabled": "true", "aria-selected": "false" }, problem || "Nothing fits."));
+    if (!found.length) list.append(h("li.muted", { role: "option", "aria-disabled": "true", "aria-selected": "false" }, problem || "Nothing found."));
     if (found.length) input.setAttribute("aria-activedescendant", `palette-${chosen}`);
     else input.removeAttribute("aria-activedescendant");
     list.children[chosen]?.scrollIntoView({ block: "nearest" });

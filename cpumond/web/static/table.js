@@ -231,7 +231,7 @@ function drawRows(node) {
   for (let index = first; index < last; index += 1) rows.push(makeRow(node, index));
   if (last < shown.length) rows.push(spacer((shown.length - last) * ROW_PX, width, "below"));
   if (!shown.length) {
-    rows.push(h("tr", { key: "empty" }, h("td.muted", { colspan: width }, props.rows.length ? "Nothing fits." : props.empty ?? "None.")));
+    rows.push(h("tr", { key: "empty" }, h("td.muted", { colspan: width }, props.rows.length ? "Nothing matches." : props.empty ?? "None.")));
   }
   const hadFocus = node.body.contains(document.activeElement);
   node.body = morph(node.body, h("tbody", rows));

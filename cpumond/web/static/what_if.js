@@ -18,7 +18,7 @@ export function simulator(form, read, { tone = "", ondone = null } = {}) {
   let place = h("div", { "aria-live": "polite" });
   let running = null;
   const show = (...content) => { place = morph(place, h("div", { "aria-live": "polite" }, content)); };
-  const button = h("button", { type: "button", class: tone || null, title: "Runs the scheduler's state ahead with the change and without it; nothing is changed", onclick: run }, "Simulate");
+  const button = h("button", { type: "button", class: tone || null, title: "Simulates the cluster with and without the change; nothing is changed", onclick: run }, "Simulate");
 
   function stop() {
     running?.abort();
@@ -45,14 +45,14 @@ export function simulator(form, read, { tone = "", ondone = null } = {}) {
         if (running === mine && !answer) show(progress(told.done ?? 0, first, stop));
       }, mine.signal);
       if (running !== mine) return;
-      if (!answer) throw new Refusal(500, { error: `The simulation failed: ${wrong || "it ended without an answer; see the scheduler's log"}` });
+      if (!answer) throw new Refusal(500, { error: `The simulation failed: ${wrong || "it ended without a result; see the scheduler's log"}` });
       last = { text, answer, of: session() };
       if (ondone) {
         show();
         ondone();
         return;
       }
-      show(drawSimulation(answer), h("p.flat", { key: "page" }, h("a", { href: to("what-if") }, "All of it on a page")));
+      show(drawSimulation(answer), h("p.flat", { key: "page" }, h("a", { href: to("what-if") }, "Open on a page")));
       place.scrollIntoView({ block: "nearest" });
     } catch (error) {
       if (mine.signal.aborted) return;
@@ -69,7 +69,7 @@ export function simulator(form, read, { tone = "", ondone = null } = {}) {
 
 function progress(done, first, stop) {
   return h("div.part", { key: "progress" }, first.map((line, index) => h("p.muted.flat", { key: index }, line)),
-    h("div.ahead", { key: "ahead" }, h("progress", { max: "1", value: done, "aria-label": "Running ahead" }), h("span.muted", { "aria-hidden": "true" }, `${Math.round(100 * done)} %`),
+    h("div.ahead", { key: "ahead" }, h("progress", { max: "1", value: done, "aria-label": "Simulation" }), h("span.muted", { "aria-hidden": "true" }, `${Math.round(100 * done)} %`),
       h("button", { type: "button", onclick: stop }, "Cancel")));
 }
 
@@ -82,23 +82,23 @@ export function drawSimulation(found) {
   const pool = (each) => h("a.long", { href: to("pools", each.tree, each.pool) }, each.pool);
   const part = (caption, rows, rowKey, columns) => (rows.length ? [h("h3", { key: `${caption} title` }, caption),
     table({ caption, rows: rows.slice(0, SHOWN), rowKey, columns }), more(rows.length - SHOWN)] : null);
-  return h("div.part", { key: "answer" }, h("h3", { key: "title" }, "What would be"),
+  return h("div.part", { key: "answer" }, h("h3", { key: "title" }, "Result"),
     h("ul.why", { key: "lines" }, found.lines.map((line, index) => h("li", { key: index }, withoutIds(line)))),
-    part("What would start or end at another time", found.starts, (each) => each.operation_id, [
-      { title: "Operation", cell: (each) => (each.operation_id === found.operation_id && !each.start_before ? h("strong", each.title || "the one asked about") : operation(each.operation_id, each.title)) },
+    part("Operations that would start or end at another time", found.starts, (each) => each.operation_id, [
+      { title: "Operation", cell: (each) => (each.operation_id === found.operation_id && !each.start_before ? h("strong", each.title || "the new operation") : operation(each.operation_id, each.title)) },
       { title: "Pool", cell: pool }, right("Starts in", (each) => after(each.start_before)), right("Would start in", (each) => after(each.start_after)),
       right("Ends in", (each) => after(each.end_before)), right("Would end in", (each) => after(each.end_after)),
     ]),
     part("Jobs that would be stopped", found.stops, (each) => `${each.job_id}/${each.at}`, [
       { title: "Operation", cell: (each) => operation(each.operation_id, titles.get(each.operation_id)) }, { title: "Pool", cell: pool }, right("After", (each) => after(each.at)),
-      right("Core-hours lost", (each) => cores(each.lost_core_hours)), { title: "Why", cell: (each) => h("span.words", withoutIds(each.why) || "of an operation that you may not see") },
+      right("Core-hours lost", (each) => cores(each.lost_core_hours)), { title: "Why", cell: (each) => h("span.words", withoutIds(each.why) || "of an operation that is hidden from you") },
     ]),
-    part("Pools: mean over the time that was looked at, cores", found.shares, (each) => `${each.tree}/${each.pool}`, [
+    part("Pools: mean cores over the simulated time", found.shares, (each) => `${each.tree}/${each.pool}`, [
       { title: "Pool", cell: pool }, right("Fair share", (each) => cores(each.fair_share_before)), right("Would be", (each) => cores(each.fair_share_after)),
-      right("Allotted", (each) => cores(each.used_before)), right("Would be", (each) => cores(each.used_after)),
+      right("Allocated", (each) => cores(each.used_before)), right("Would be", (each) => cores(each.used_after)),
     ]),
     found.left_out ? h("p.muted.flat", { key: "left out" }, `${found.left_out} more would start or end at another time.`) : null,
-    h("p.muted.flat", { key: "as of" }, `As of ${time(found.as_of)}, looked at until ${time(found.horizon)}. Nothing was changed.`));
+    h("p.muted.flat", { key: "as of" }, `Simulated from ${time(found.as_of)} to ${time(found.horizon)}. Nothing was changed.`));
 }
 
 const more = (count) => (count > 0 ? h("p.muted.flat", `and ${number(count, 9)} more`) : null);
