@@ -56,7 +56,7 @@ def pools(site: Site) -> dict[str, Any]:
 def test_a_token_is_asked_for_checked_and_forgotten(page, site):
     page.allow("status: 401 ")
     page.goto(f"{site.cluster.url}/#/pools")
-    expect(dialog(page)).to_contain_text("This scheduler answers only those who show a token.")
+    expect(dialog(page)).to_contain_text("This scheduler requires a token.")
     field = dialog(page).get_by_label("Token", exact=True)
     expect(field).to_be_focused()
     assert field.get_attribute("type") == "password"
@@ -73,7 +73,7 @@ def test_a_token_is_asked_for_checked_and_forgotten(page, site):
     assert TOKEN not in page.url
     assert page.evaluate("JSON.stringify(localStorage) + document.cookie").count(TOKEN) == 0
     press(page, "Sign out")
-    expect(dialog(page)).to_contain_text("show a token", timeout=SLOW_MS)
+    expect(dialog(page)).to_contain_text("requires a token", timeout=SLOW_MS)
     page.keyboard.press("Escape")
     expect(page.get_by_role("link", name="<Root>", exact=True)).to_have_count(0)
     with page.expect_response(lambda response: response.status == 401):

@@ -77,9 +77,9 @@ def test_the_address_with_a_token_signs_in_and_keeps_nothing_of_it(page, schedul
     assert "token" not in page.evaluate("JSON.stringify([localStorage, history.state, location.href])")
     # In a page that is open already, and with one that is refused.
     page.get_by_role("button", name="Sign out", exact=True).click()
-    expect(dialog(page)).to_contain_text("show a token")
+    expect(dialog(page)).to_contain_text("requires a token")
     page.evaluate("location.hash = '#token=wrong'")
-    expect(dialog(page)).to_contain_text("show a token")
+    expect(dialog(page)).to_contain_text("requires a token")
     page.evaluate(f"location.hash = '#token={TOKEN}'")
     agree(page, "anna")
     expect(dialog(page)).to_have_count(0)
@@ -103,12 +103,12 @@ def test_a_session_is_of_all_tabs_and_ends_with_its_token(signed, scheduler):
     for page in (other, signed):
         expect(page.get_by_role("link", name="carl")).to_be_visible()
     assert scheduler.request("DELETE", f"tokens/{made['id']}").is_success
-    expect(dialog(signed)).to_contain_text("show a token")
+    expect(dialog(signed)).to_contain_text("requires a token")
     dialog(signed).get_by_label("Token", exact=True).fill(TOKEN)
     dialog(signed).get_by_role("button", name="Sign in", exact=True).click()
     expect(signed.get_by_role("link", name="anna")).to_be_visible()
     signed.get_by_role("button", name="Sign out", exact=True).click()
-    expect(dialog(signed)).to_contain_text("show a token")
+    expect(dialog(signed)).to_contain_text("requires a token")
     assert not [cookie for cookie in signed.context.cookies() if cookie["name"].startswith("cpumond")]
     other.close()
 
@@ -175,7 +175,7 @@ def test_who_may_not_administer_a_node_sees_why(page, scheduler):
     for name in ("Cordon", "Drain"):
         button = page.get_by_role("button", name=name, exact=True)
         expect(button).to_have_attribute("aria-disabled", "true")
-        expect(button).to_have_attribute("title", "It takes administer on the tree default, which you do not have.")
+        expect(button).to_have_attribute("title", "You need administer on tree default.")
 
 
 def test_names_of_pools_are_completed_from_a_part_of_a_thousand(signed, scheduler):

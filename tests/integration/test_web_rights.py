@@ -75,7 +75,7 @@ def test_what_would_be_refused_says_why_and_cannot_be_used(sign, scheduler):
     for name in ("Change", "New sub-pool", "Remove", "Change the access list"):
         button = page.get_by_role("button", name=name, exact=True)
         expect(button).to_have_attribute("aria-disabled", "true")
-        expect(button).to_have_attribute("title", re.compile("no access list allows|which you do not have"))
+        expect(button).to_have_attribute("title", re.compile("no access list allows|You need"))
         button.click(force=True)
         expect(page.get_by_role("dialog")).to_have_count(0)
     asked: list[str] = []
@@ -139,7 +139,7 @@ def test_a_change_is_undone_after_its_plan_was_shown(sign, scheduler):
     assert weight_of(scheduler, "moved") == 5.0
     dialog.get_by_role("button", name="Undo", exact=True).click()
     expect(dialog).to_have_count(0)
-    expect(page.get_by_role("row").filter(has_text="weight of moved: 5 → 2")).to_contain_text("takes back")
+    expect(page.get_by_role("row").filter(has_text="weight of moved: 5 → 2")).to_contain_text("undoes")
     assert weight_of(scheduler, "moved") == 2.0
     other = sign("ben", "#/pools/default/moved")
     expect(other.get_by_role("row").filter(has_text="weight of moved: 5 → 2")).to_be_visible()
@@ -229,7 +229,7 @@ def test_a_token_is_made_shown_once_and_revoked(sign, scheduler):
     dialog.get_by_label("Note", exact=True).fill("of a test")
     dialog.get_by_role("button", name="Create", exact=True).click()
     token = dialog.locator(".token-shown").inner_text()
-    press(page, "I have it")
+    press(page, "I have copied it")
     expect(page.locator(".token-shown")).to_have_count(0)
     row = page.get_by_role("row").filter(has_text="of a test")
     expect(row).to_contain_text("valid")

@@ -94,7 +94,7 @@ def test_what_was_gained_and_what_it_cost_by_pool_and_week_in_money(page, priced
     expect(balance).to_contain_text("32.4core-hours lost")
     expect(balance).to_contain_text("777.6core-hours gained")
     expect(balance).to_contain_text("38.88 EURgained")
-    expect(page.locator(".note")).to_contain_text("of this time are known")
+    expect(page.locator(".note")).to_contain_text("are recorded")
     pools = page.get_by_role("table", name="Savings by pool")
     expect(pools.get_by_role("rowheader")).to_have_text([ROOT_POOL, "research"])
     weeks = page.get_by_role("region", name="By week").locator("details:not(.menu)")

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 HOUR_MS = 3_600_000
-FAIR_SHARE = "What a pool or an operation may have now"
-DEMAND = "What running operations want"
+FAIR_SHARE = "The share of the tree that a pool or an operation is entitled to now"
+DEMAND = "The resources that running operations want"
 LISTEN = """() => {
   window.said = [];
   new MutationObserver((changes) => {
@@ -207,7 +207,7 @@ def test_what_changes_by_itself_is_said_once(page, scheduler, node):
     page.route(re.compile("/api/|/healthz"), lambda route: route.abort())
     # As if some seconds had passed by then, after which an answer is old.
     page.evaluate("(() => { const now = Date.now; Date.now = () => now() + 10_000; })()")
-    banner = page.get_by_role("status").filter(has_text="what you see is old")
+    banner = page.get_by_role("status").filter(has_text="this page is out of date")
     expect(banner).to_be_visible()
     for _ in range(2):
         text = banner.inner_text()
@@ -313,9 +313,9 @@ def test_an_operation_of_two_trees_and_one_that_fits_nowhere(page, scheduler, no
     expect(page.get_by_role("region", name="Pool p of tree empty")).to_contain_text("no share here")
     expect(page.get_by_role("region", name="Pool p of tree default")).to_contain_text("starves in")
     show(page, scheduler, "#/pools/empty")
-    expect(page.get_by_text(re.compile("Percentages are of all that the tree empty has: 0 cores"))).to_be_visible()
+    expect(page.get_by_text(re.compile("Percentages are of the whole tree empty: 0 cores"))).to_be_visible()
     show(page, scheduler, f"#/operations/{huge}?tab=jobs")
-    expect(page.get_by_text("No job yet; the tab “Why” has the reason")).to_be_visible()
+    expect(page.get_by_text("No job has started yet; see the tab “Why”")).to_be_visible()
     too_large = scheduler.get(f"operations/{huge}")["trees"]["default"]["why"]
     assert re.fullmatch(r"cannot start: 100 cores, largest node \S+", too_large)
     show(page, scheduler, f"#/operations/{huge}")
@@ -344,7 +344,7 @@ def test_an_operation_that_should_have_started_is_late(page, scheduler):
         return route.fulfill(response=answer, json=body)
 
     page.route(re.compile(r"/api/v1/operations(\?|/[^/?]+$)"), add_forecast)
-    for where, text in (("#/operations", "late"), ("#/mine", "late"), (f"#/operations/{operation}", "late, see why")):
+    for where, text in (("#/operations", "late"), ("#/mine", "late"), (f"#/operations/{operation}", "It is late")):
         show(page, scheduler, where)
         expect(page.get_by_text(text).first).to_be_visible()
         expect(page.get_by_text(re.compile("starts in|^soon$"))).to_have_count(0)
@@ -498,13 +498,13 @@ def test_a_leader_that_the_browser_may_not_reach_is_named_alone(page, scheduler,
     page.clock.install()
     page.goto(f"{scheduler.url}/#/pools")
     told = page.locator("header .stale")
-    expect(told).to_contain_text(leader or "none leads at the moment")
+    expect(told).to_contain_text(leader or "no leader at the moment")
     links = told.get_by_role("link")
     assert [link.get_attribute("href") for link in links.all()] == (
         [f"http://{leader}/#/pools"] if leader.startswith("sched") else []
     )
     page.clock.run_for(20_000)
-    expect(told).to_contain_text("This scheduler stands by")
+    expect(told).to_contain_text("This scheduler is a standby")
     assert page.url == f"{scheduler.url}/#/pools"
     page.unroute_all()
     page.clock.run_for(5_000)

@@ -96,7 +96,7 @@ def test_a_simulation_is_cancelled_and_ends_in_the_scheduler(page, site):
 def test_a_change_of_a_pool_is_simulated_beside_its_plan(page, site):
     site.open(page, "#/what-if")
     page.get_by_label("Pool", exact=True).fill("narrow")
-    press(page, "Change it")
+    press(page, "Choose options")
     simulate = dialog(page).get_by_role("button", name="Simulate", exact=True)
     simulate.click()
     expect(dialog(page)).to_contain_text("nothing has been changed yet")
@@ -113,7 +113,7 @@ def test_a_change_of_a_pool_is_simulated_beside_its_plan(page, site):
     assert pool["attributes"]["max_running_operation_count"] == 1
     page.get_by_label("Pool", exact=True).fill("none")
     page.allow("status: 404 .*/pools/none")
-    press(page, "Change it")
+    press(page, "Choose options")
     expect(page.get_by_role("alert").filter(has_text="none")).to_be_visible()
 
 
@@ -123,14 +123,14 @@ def test_a_node_is_cordoned_drained_and_uncordoned_after_its_plan(page, site):
 
     site.open(page, f"#/nodes/{encode(site.job['node_id'])}")
     press(page, "Cordon")
-    expect(dialog(page)).to_contain_text("cores that are free now are given to nobody; 1 job of it runs on.")
+    expect(dialog(page)).to_contain_text("cores that are free now stay idle; 1 job on it continues.")
     assert cordon() is None
     dialog(page).get_by_label("Why", exact=True).fill("new kernel")
     dialog(page).get_by_role("button", name="Cordon", exact=True).click()
     expect(page.locator("main")).to_contain_text("cordoned by root")
     assert (cordon()["why"], cordon()["drain"]) == ("new kernel", "")
     press(page, "Drain")
-    expect(dialog(page)).to_contain_text("1 job would be stopped, of which 0 would wait for room")
+    expect(dialog(page)).to_contain_text("1 job would be stopped, of which 0 would have to wait for free resources")
     expect(dialog(page).get_by_role("table", name="Jobs that a drain would stop")).to_contain_text("Long")
     press(page, "Simulate")
     expect(dialog(page).get_by_role("heading", name="Result", exact=True)).to_be_visible()
@@ -150,3 +150,50 @@ def test_a_node_is_cordoned_drained_and_uncordoned_after_its_plan(page, site):
     page.get_by_label("Node", exact=True).fill(site.job["node_id"])
     press(page, "Simulate")
     expect(page.get_by_role("heading", name=f"The last answer: Cordon node {site.job['node_id']}")).to_be_visible()
+
+
+# ---- guarantees that are dragged
+
+
+def test_guarantees_are_tried_copied_applied_and_undone(page, site, tmp_path):
+    def guaranteed() -> float:
+        attributes = site.cluster.get("/api/v1/trees/default/pools/p")["attributes"]
+        return float(attributes.get("strong_guarantee_resources", {}).get("cpu", 0.0))
+
+    site.open(page, "#/guarantees/default")
+    bar, apply = page.get_by_role("slider", name="p", exact=True), page.get_by_role("button", name="Apply", exact=True)
+    expect(apply).to_be_disabled()
+    bar.focus()
+    for _ in range(20):
+        page.keyboard.press("ArrowRight")
+    cores = float(bar.input_value())
+    assert cores > 0.0
+    expect(apply).to_be_enabled()
+    expect(page.locator(".drags")).to_contain_text(f"{cores:.2f} guaranteed")
+    assert guaranteed() == 0.0
+
+    press(page, "Copy as a tree file")
+    file = tmp_path / "pools.json"
+    file.write_text(dialog(page).locator("pre").inner_text())
+    [change] = site.cluster.ask("tree", "plan", str(file))["changes"]
+    assert (change["pool"], change["new"]) == ("p", cores)
+    page.keyboard.press("Escape")
+
+    apply.click()
+    undo = page.get_by_role("button", name="Undo", exact=True)
+    expect(undo).to_be_visible()
+    assert guaranteed() == cores
+    undo.click()
+    dialog(page).get_by_role("button", name="Undo", exact=True).click()
+    expect(bar).to_have_value("0")
+    assert guaranteed() == 0.0
+
+
+def test_guarantees_that_are_too_much_are_warned_of_and_reset(page, site):
+    site.open(page, "#/guarantees/default")
+    for name in ("p", "narrow"):
+        page.get_by_role("slider", name=name, exact=True).fill("4")
+    expect(page.locator(".note").first).to_contain_text("guarantee")
+    press(page, "Reset")
+    expect(page.get_by_role("slider", name="p", exact=True)).to_have_value("0")
+    expect(page.get_by_role("button", name="Apply", exact=True)).to_be_disabled()

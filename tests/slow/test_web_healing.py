@@ -36,9 +36,9 @@ def mark(page) -> None:
 
 def check_stale(page) -> None:
     expect(page.locator("header .live")).to_have_text("stale", timeout=SOON_MS)
-    expect(page.get_by_role("status").filter(has_text="what you see is old")).to_have_text(
+    expect(page.get_by_role("status").filter(has_text="this page is out of date")).to_have_text(
         re.compile(
-            r"No answer since \d\d:\d\d:\d\d \(\d+(\.\d+)? s\): what you see is old. the server does not answer\."
+            r"No answer since \d\d:\d\d:\d\d \(\d+(\.\d+)? s\): this page is out of date; the server does not answer\."
         ),
     )
     assert page.locator("h1").count() == 1  # what was there stays
@@ -106,9 +106,9 @@ def test_an_agent_that_is_started_again_is_shown_without_loading_anew(new_page, 
         assert node.stop() == 0
     check_stale(agent)
     # The scheduler is there, and says that the node is not.
-    expect(job.get_by_role("status").filter(has_text="What the agent said at")).to_be_visible(timeout=SOON_MS)
+    expect(job.get_by_role("status").filter(has_text="agent's response of")).to_be_visible(timeout=SOON_MS)
     expect(job.locator("header .live")).to_have_text("live")
     node.start()
     check_live(agent)
     expect(agent.get_by_role("link", name=site.job["id"], exact=True)).to_be_visible(timeout=BACK_MS)
-    expect(job.get_by_role("status").filter(has_text="What the agent said at")).to_have_count(0, timeout=BACK_MS)
+    expect(job.get_by_role("status").filter(has_text="agent's response of")).to_have_count(0, timeout=BACK_MS)

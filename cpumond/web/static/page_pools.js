@@ -144,7 +144,7 @@ export const pools = {
     const tree = list.trees.find((each) => each.name === name);
     const rows = poolRows(answer);
     return h("div.page",
-      h("div.heading", h("h1", "Pools"), treeSelector(list, name), h("div.actions", poolsActions(name, app, rights))),
+      h("div.heading", h("h1", "Pools"), treeSelector(list, name), h("div.actions", h("a.button", { href: to("guarantees", name) }, "Try guarantees"), poolsActions(name, app, rights))),
       tree?.errors.length ? h("p.note", "Errors that the last update tolerated: ", tree.errors.join("; ")) : null,
       poolTable(`pools-${name}`, rows, app, answer.total.cpu ?? 0, {
         caption: `Pools of the tree ${name}`, parentKey, height: "max(340px, calc(100vh - 250px))", empty: "No pools.",

@@ -109,7 +109,7 @@ function poolTable(caption, prefix, rows, tree, found, app) {
 }
 
 function makeColumns(tree, found) {
-  const column = (key, title, help, shown = "wide", show = hours) => ({ key, shown, width: 128, narrow: 104, title, help, align: "right", value: (row) => row[key], cell: (row) => show(row[key]) });
+  const column = (key, title, help, shown = "wide", show = hours) => ({ key, shown, width: 140, narrow: 122, title, help, align: "right", value: (row) => row[key], cell: (row) => show(row[key]) });
   return [
     { key: "name", width: 240, narrow: 134, title: "Pool", value: (row) => row.name, cell: (row) => h("a", { href: to("pools", tree, row.name), title: row.name }, row.name) },
     column("extra_used", "Beyond requests", "Core-hours used beyond the requests that fit", "always"),

@@ -5,6 +5,7 @@ import { get, path } from "./api.js";
 import { h, island, settle } from "./dom.js";
 import { during, Form } from "./forms.js";
 import { loadTrees, readRights } from "./rights.js";
+import { to } from "./route.js";
 import { drawSimulation, lastAnswer, simulator } from "./what_if.js";
 
 const PERIOD_MS = 15000;
@@ -16,9 +17,10 @@ export const whatIf = {
   view: ({ rights, trees }, _, app) => [
     h("h1", "What if"),
     h("p.muted.plain-text", "Simulate a change before you make it: operations that would start or end at another time, jobs that would be stopped, shares that would move. Nothing changes until you apply it."),
-    h("div.grid2.three", { key: "questions" },
+    h("div.grid2", { key: "questions" },
       card("Start another operation", "Describe the operation, then choose Simulate.", h("div", operationsActions(app, rights))),
       card("Change a pool", "Choose a pool, change its options, then choose Simulate.", island(POOL, "pool", { app, rights, trees })),
+      card("Try guarantees", "Drag the guarantees of all pools and watch their fair shares.", h("div", trees.trees.map(({ name }) => h("a.button", { key: name, href: to("guarantees", name) }, `Tree ${name}`)))),
       card("Take a node away", "The node gets no new jobs; optionally, its jobs are stopped as well.", island(NODE, "node", { app }))),
     lastAnswer() ? h("section.card", { key: "answer", "aria-labelledby": "answer" }, h("h2", { id: "answer" }, `Last simulation: ${lastAnswer().text}`), drawSimulation(lastAnswer().answer))
       : h("p.muted.flat", { key: "none" }, "Nothing has been simulated in this tab yet."),

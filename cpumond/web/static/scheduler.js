@@ -61,7 +61,7 @@ export const app = start({
   me: () => request("GET", "/api/v1/me"),
   menu: [
     ["Overview", "#/", ""],
-    ["Pools", "#/pools", "pools"],
+    ["Pools", "#/pools", ["pools", "guarantees"]],
     ["Operations", "#/operations", "operations"],
     ["My work", "#/mine", "mine"],
     ["Nodes", "#/nodes", "nodes"],
@@ -77,6 +77,7 @@ export const app = start({
     [["pools"], pools],
     [["pools", ":tree"], pools],
     [["pools", ":tree", ":pool"], later("pool")],
+    [["guarantees", ":tree"], later("guarantees")],
     [["operations"], later("operations")],
     [["operations", ":operation"], later("operation")],
     [["operations", ":operation", "jobs", ":job"], later("job")],
