@@ -148,7 +148,7 @@ def test_the_overview_shows_nodes_trees_and_the_scheduler(page, site):
     main = page.locator("main")
     figures = {each.split("\n")[0]: each.split("\n")[1] for each in page.locator(".figures .card").all_inner_texts()}
     assert figures["Nodes online"] == "2 of 2"
-    assert figures["CPU capacity"] == "4 cores"
+    assert figures["CPU capacity"] == "4.00 cores"
     assert figures["Operations"] == f"{answer['status']['counts']['shown_states']['running']} running"
     tree = next(tree for tree in answer["trees"] if tree["is_default"])
     expect(main.get_by_role("link", name=f"{tree['pool_count']} pools", exact=True)).to_have_attribute(
@@ -355,11 +355,11 @@ def test_the_job_s_graph_follows_its_limit(page, site):
     legend = page.get_by_role("table", name="CPU in cores: newest, smallest and largest value shown")
     limit = legend.get_by_role("row").filter(has=page.get_by_role("rowheader", name="limit", exact=True))
     now = limit.get_by_role("cell").first
-    expect(now).to_have_text("0.2")
+    expect(now).to_have_text("0.20")
     site.wake.touch()
     try:
         # All that it ordered is back, and the page says so by itself.
-        expect(now).to_have_text("1")
+        expect(now).to_have_text("1.00")
         wait_until(lambda: canvas.evaluate(INK)[1] != before, "the graph is painted anew")
         assert canvas.evaluate(INK)[0] > 0.01
     finally:
