@@ -1,10 +1,9 @@
-"""The scheduler's frozen values: configuration of trees and pools; records of operations, nodes, finished jobs
+"""Frozen values of the scheduler: configuration of trees and pools; records of operations, nodes and finished jobs
 (semantics.md 2).
 
-``Config`` is replaced as a whole by every accepted change of trees or pools. Resources are dictionaries of a resource's
-name (``fairshare.resources.RESOURCES``) to an amount: cpu in cores, memory in bytes; a missing name is "not set",
-which differs from 0. Options have the documents' names and units: time-outs are milliseconds, shares and ratios are
-fractions.
+Every accepted change of trees or pools replaces ``Config`` as a whole. Resources are dictionaries of a resource's name
+(``fairshare.resources.RESOURCES``) to an amount: cpu in cores, memory in bytes. A missing name means "not set", which
+differs from 0. Options have YTsaurus' names and units: time-outs are milliseconds, shares and ratios are fractions.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from cpumond.scheduler.rights.entries import AccessEntry
 from cpumond.scheduler.rights.vaults import VaultKeys
 
 ROOT_POOL: Final = "<Root>"
-"""Name of a tree's root as the documents print it."""
+"""Name of a tree's root, as YTsaurus prints it."""
 
 SUBPOOL_DELIMITER: Final = "$"
 
@@ -43,11 +42,11 @@ TOO_MANY_REQUESTS: Final = 904
 NODE_OFFLINE: Final = 1601
 NO_SUCH_OPERATION: Final = 1915
 GUARANTEES_OVERCOMMIT: Final = 29000
-"""Codes of errors, the ones that `yt` knows (yt_protocol.md 7)."""
+"""Error codes that `yt` knows (yt_protocol.md 7)."""
 
 
 class CommandError(CpumondError):
-    """A command that is refused; nothing was changed. ``code`` is one of the codes above."""
+    """A refused command; nothing was changed. ``code`` is one of the codes above."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class CommandError(CpumondError):
 
 MAX_WHY: Final = 500
 Why = Annotated[str, msgspec.Meta(max_length=MAX_WHY)]
-"""A user's reason for a command, in a sentence; "" for none."""
+"""The user's reason for a command, as a sentence; "" for none."""
 
 Resources = dict[str, float]
 Mode = Literal["fair_share", "fifo"]
@@ -80,7 +79,7 @@ _Amounts = dict[str, Annotated[float, msgspec.Meta(ge=0.0, le=1e30)]]
 _Weight = Annotated[float, msgspec.Meta(ge=0.0, le=2.0**26)]
 _Multiplier = Annotated[float, msgspec.Meta(ge=1.0, le=10.0)]
 AccessList = tuple[AccessEntry, ...] | None
-"""Of a pool or tree (12.1). None: it has no access list, which differs from an empty one."""
+"""Access list of a pool or tree (12.1). None: no access list, which differs from an empty one."""
 DEFAULT_FIFO_SORT: Final[tuple[FifoSortParameter, ...]] = ("weight", "start_time")
 
 
@@ -124,7 +123,7 @@ class PreemptionSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The settings that a pool's attributes give (2.5). None is "not set"."""
+    """Settings that a pool's attributes give (2.5). None means "not set"."""
 
     weight: _Weight | None = None
     max_share_ratio: _Share | None = None
@@ -141,20 +140,20 @@ class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     resource_limits_overcommit_tolerance: _Amounts = {}
     allow_children_guarantees: bool = True
     scheduling_tag_filter: str = ""
-    """On which of the tree's nodes jobs of it start: a formula as ``nodes_filter`` (2.13)."""
+    """Nodes of the tree on which its jobs start: a formula like ``nodes_filter`` (2.13)."""
     set_container_cpu_limit: bool | None = None
-    """For tasks that do not say it (1.10); None is inherited."""
+    """For tasks that do not set it (1.10); None is inherited."""
     retry_policy: tuple[str, ...] | None = None
     """For tasks that have none (3.9); None is inherited."""
     lending_limit: _Amounts = {}
-    """Of its strong guarantee what others may use while it does not itself; of resources that it does not name all
+    """Part of its strong guarantee that others may use while it is idle; unlimited for resources that it does not name
     (2.17)."""
     flatten: bool = False
-    """Whether its children share as if they were its parent's own (2.16)."""
+    """Whether its children share as if they were direct children of its parent (2.16)."""
     usage_half_life: _Milliseconds | None = None
-    """Of the usage by which the weights of its children fall (5.5); None is inherited, 0: they do not."""
+    """Half-life of the usage that lowers the weights of its children (5.5); None is inherited, 0 turns it off."""
     max_retry_memory: _Bytes | None = None
-    """What ``memory_growth`` of a rule may reach; the least one on the way to the root holds."""
+    """Most memory that ``memory_growth`` of a rule may reach; the smallest value on the way to the root applies."""
     budget: Budget = NO_BUDGET
     acl: AccessList = None
     inherit_acl: bool = True
@@ -170,7 +169,7 @@ class TreeIntegralGuarantees(msgspec.Struct, frozen=True, forbid_unknown_fields=
 
 
 class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The settings that a tree's options give (2.4), with their defaults.
+    """Settings that a tree's options give (2.4), with their defaults.
 
     The options of ``PreemptionSettings``, which pools inherit, have their defaults here: the root's values.
     """
@@ -180,8 +179,8 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     fair_share_aggressive_starvation_timeout: _Milliseconds = 0.0
     """0: aggressive as soon as starving (6.8).
 
-    Not set, ``min_share_preemption_timeout`` is the fair-share time-out, and each ``..._limit`` the tree's own value of
-    what it limits (6.2).
+    If not set, ``min_share_preemption_timeout`` is the fair-share time-out, and each ``..._limit`` is the tree's own
+    value of the option that it limits (6.2).
     """
     enable_aggressive_starvation: bool = False
     allow_aggressive_preemption: bool = True
@@ -194,18 +193,18 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     max_running_operation_count: _Positive = 2000
     max_running_operation_count_per_pool: _Positive = 8
     per_pool_counts_for_leaves_only: bool = False
-    """Whether the two ``..._per_pool`` leave out pools that are there for their sub-pools (2.4)."""
+    """Whether the two ``..._per_pool`` exclude pools with sub-pools (2.4)."""
     default_parent_pool: str = ROOT_POOL
     enable_pool_starvation: bool = True
     forbid_immediate_operations_in_root: bool = True
     usage_half_life: _Milliseconds | None = None
-    """For pools that have none above them that says it."""
+    """For pools without a value of their own or above them."""
     max_ephemeral_pools_per_user: _Positive = 1
     max_running_operation_count_per_user: _Positive | None = None
     """Over all pools of the tree; None for no bound (3.2)."""
     max_unpreemptible_running_job_count: _Count | None = 10
     strict_unpreemptible_running_job_count: bool = True
-    """True: fewer jobs than the value are protected (the documents); False: as many, too (6.4)."""
+    """True: fewer jobs than the value are protected, as YTsaurus documents; False: up to the value (6.4)."""
     preemption_satisfaction_threshold: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] = 1.0
     aggressive_preemption_satisfaction_threshold: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.5
     job_count_preemption_timeout_coefficient: Annotated[float, msgspec.Meta(ge=1.0, le=1e9)] = 1.0
@@ -217,53 +216,57 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
         "operation_and_ancestors"
     )
     guarantee_tolerance: _Share | None = None
-    """Of its strong guarantee what a pool is to have whatever protects the jobs of pools above theirs; None: as in
-    YTsaurus, where it starves below the part of its fair share that it tolerates (6.10)."""
+    """Fraction of its strong guarantee that a pool gets even if that preempts jobs that are otherwise protected, of
+    pools above their own guarantees. None: as in YTsaurus, where the pool starves only below the tolerated part of its
+    fair share (6.10)."""
     preemption_check_starvation: bool = True
     preemption_check_satisfaction: bool = True
     preempt_cpu_gap_first: bool = False
-    """Whether jobs with a lowered limit go first among those of the protected lists (6.6 step 4)."""
+    """Whether jobs with a lowered limit are preempted first among those of the protected lists (6.6 step 4)."""
     preempt_cheapest_first: bool = False
-    """Whether the victims that lose least work go first, rather than those that started last (6.6 step 4)."""
+    """Whether the victims that lose the least work are preempted first, rather than those that started last (6.6 step
+    4)."""
     max_min_run_time: _Milliseconds = 600_000.0
-    """The most that a ``min_run_time`` protects (6.4)."""
+    """Upper bound of the time that a ``min_run_time`` protects (6.4)."""
     gang_reservation_timeout: _Milliseconds = 60_000.0
-    """How long room may be kept free for one gang; 0: never (7.3)."""
+    """How long resources may be reserved for one gang; 0: never (7.3)."""
     share_gang_remainders: bool = False
-    """Whether what the step of a gang that does not fit cuts off is shared out among the others (4)."""
+    """Whether the share that a gang cannot use, because its whole step does not fit, is divided among the others (4).
+    """
     enable_backfill: bool = False
-    """Whether jobs that are expected to end before that room is needed start there meanwhile (7.3)."""
+    """Whether jobs that are expected to end before reserved resources are needed may start there (7.3)."""
     backfill_quantile: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.9
-    """The part of jobs like one that ran for no longer than it is expected to, before ``backfill_margin``."""
+    """Fraction of similar jobs that ran no longer than the expected run time, before ``backfill_margin``."""
     backfill_margin: Annotated[float, msgspec.Meta(ge=1.0, le=100.0)] = 1.2
-    """By what that run time is multiplied."""
+    """Factor by which the expected run time is multiplied."""
     integral_guarantees: TreeIntegralGuarantees = TreeIntegralGuarantees()
     should_distribute_free_volume_among_children: bool = False
     main_resource: str = "cpu"
     infer_weight_from_guarantees_share_multiplier: Annotated[float, msgspec.Meta(ge=1.0, le=1e9)] | None = None
     node_reconnection_timeout: _Milliseconds = 300_000.0
     max_preemptions_per_minute: _Count | None = None
-    """For the whole tree; None for no bound."""
+    """For the whole tree; None for no limit."""
     fifo_pool_scheduling_order: Literal["fifo", "satisfaction"] = "fifo"
     count_unplaceable_jobs_in_demand: bool = False
-    """Whether jobs that no node of the tree could hold demand as others do, as in YTsaurus (5.2)."""
+    """Whether jobs that fit no node of the tree count in demand, as in YTsaurus (5.2)."""
     enable_memory_reserve: bool = False
-    """Whether jobs take room for the memory that those of their task used before, rather than for ``memory_limit``
-    (8.1); of an operation in several trees where all of them say it."""
+    """Whether a job reserves the memory that earlier jobs of its task used, rather than ``memory_limit`` (8.1). For an
+    operation in several trees, all of them must enable it."""
     default_memory_limit: _Bytes = 0
-    """``memory_limit`` of tasks that say none (2.5); 0: such a job has no limit, and takes no room."""
+    """``memory_limit`` of tasks that set none (2.5); 0: such a job has no limit and reserves no memory."""
     set_container_cpu_limit: bool | None = None
-    """For tasks and pools that do not say it; None: each job as its class has it (1.10)."""
+    """For tasks and pools that do not set it; None: by the job's class (1.10)."""
     cpu_monitor_moves: Literal["quota", "weight"] = "quota"
-    """Of jobs with a ceiling: "weight" leaves it as ordered, "quota" is as their nodes' actuator has it (1.6)."""
+    """For jobs with a ceiling: "weight" leaves the ceiling at the request, "quota" lets the node's actuator move it
+    (1.6)."""
     user_budgets: dict[str, Budget] = {}
-    """User -> the budget of all their jobs in the tree (2.15)."""
+    """User -> budget of all jobs of the user in the tree (2.15)."""
     acl: AccessList = None
     inherit_acl: bool = True
-    """Without an effect: there is nothing above a tree."""
+    """No effect: there is nothing above a tree."""
     owner: str = ""
     acl_required: bool = False
-    """Whether what has no access list on the way to the tree is closed to all but administrators."""
+    """Whether objects without an access list on the way to the tree are closed to all but administrators."""
 
 
 NO_POOL_SETTINGS: Final = PoolSettings()
@@ -274,7 +277,7 @@ NO_TREE_SETTINGS: Final = TreeSettings()
 class PoolConfig:
     """An explicit pool. ``attributes`` are as given, with canonical names; ``settings`` are made of them.
 
-    ``spelled``: canonical option -> the other name under which it was set, where it was not the canonical one.
+    ``spelled``: canonical option -> the other name under which it was set, if it was not the canonical one.
     """
 
     id: str
@@ -299,14 +302,14 @@ class TreeConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All trees by name, and the default tree ("" when there is none)."""
+    """All trees by name, and the default tree ("" if there is none)."""
 
     trees: Mapping[str, TreeConfig]
     default_tree: str = ""
 
 
 NAME_REGEX: Final = "[-_a-z0-9:A-Z][-_a-z0-9:A-Z.@]*"
-"""What the name of a pool or tree must match as a whole (2.7), where nothing else is configured: names of users do."""
+"""Default pattern that a whole name of a pool or tree must match (2.7); users' names match it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +325,7 @@ class Rules:
     node_heartbeat_timeout_s: float = 60.0
     waiting_job_timeout_s: float = 30.0
     unmatched_scheduling_tag_timeout_s: float = 60.0
-    """0: no operation fails by that."""
+    """0: no operation fails for this reason."""
     operation_hangup_safe_timeout_s: float = 3600.0
     operation_hangup_due_to_limiting_ancestor_safe_timeout_s: float = 300.0
     overcommit_duration_s: float = 15.0
@@ -332,17 +335,17 @@ class Rules:
     finished_operation_retention_count: int = 1000
     max_specification_memory: int = 67_108_864
     read_monitor: Callable[[Any], dict[str, Any]] = dict
-    """Checks a section ``job_cpu_monitor``."""
+    """Checks a ``job_cpu_monitor`` section."""
     node_failures: NodeFailures = DEFAULT_NODE_FAILURES
     vault_keys: VaultKeys | None = None
-    """What secrets are sealed with (12.6); None where none are kept."""
+    """Keys that encrypt secrets (12.6); None if none are kept."""
 
 
 OperationState = Literal["pending", "running", "completed", "failed", "aborted"]
 JobState = Literal["starting", "running", "stopping", "completed", "failed", "aborted", "lost"]
 JobClass = Literal["ordinary", "reclaimed"]
 CLASSES: Final[tuple[JobClass, JobClass]] = ("ordinary", "reclaimed")
-"""By whether a job runs on reclaimed CPU (1.10)."""
+"""Class of a job, by whether it runs on reclaimed CPU (1.10)."""
 FINISHED_OPERATION_STATES: Final = frozenset({"completed", "failed", "aborted"})
 
 
@@ -353,9 +356,9 @@ class GangOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
 
 class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """One task of an operation: ``job_count`` equal jobs, and what each orders.
+    """One task of an operation: ``job_count`` equal jobs, and the request of each.
 
-    ``command`` is a shell command or an argument list; ``spec`` is the rest of what the user wrote, untouched.
+    ``command`` is a shell command or a list of arguments; ``spec`` is the rest of the user's specification, unchanged.
     """
 
     name: str
@@ -369,56 +372,57 @@ class Task(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, om
     environment: dict[str, str] = {}
     interruptible: bool = False
     interruption_signal: str = ""
-    """Its name: what interrupts a job instead of SIGTERM; "" for that. With one ``interruptible`` is true."""
+    """Name of the signal that interrupts a job instead of SIGTERM; "" for SIGTERM. With one, ``interruptible`` is true.
+    """
     signal_root_process_only: bool = False
     restart_exit_code: int | None = None
-    """A job that ends with it has not failed, and its work is begun again."""
+    """A job with this exit code has not failed; its work is started again."""
     max_stderr_size: int | None = None
-    """Bytes of stderr that are kept of a job at most; None for the node's own bound, which holds in any case."""
+    """Most bytes of stderr that are kept of a job; None for the node's own limit, which always applies."""
     redirect_stdout_to_stderr: bool = False
     working_directory: str = ""
-    """Absolute; "" for a fresh directory of each job's own."""
+    """An absolute path; "" for a new directory for each job."""
     job_time_limit: float | None = None
-    """Milliseconds from its start after which a job is stopped and has failed; None for no limit."""
+    """Milliseconds after its start at which a job is stopped and counts as failed; None for no limit."""
     checkpoints: bool = False
-    """Whether its jobs tell of checkpoints, by touching the file that CPUMOND_CHECKPOINT names."""
+    """Whether its jobs report checkpoints, by touching the file that CPUMOND_CHECKPOINT names."""
     min_run_time: float | None = None
-    """Milliseconds from its start in which no job of it is preempted; None for what holds for the operation."""
+    """Milliseconds after its start during which no job is preempted; None for the operation's value."""
     fail_on_job_restart: bool = False
-    """Whether the operation fails where a job of it would have to be started again; also said for all tasks at once."""
+    """Whether the operation fails if a job would have to be started again; can also be set for all tasks at once."""
     restart_completed_jobs: bool = False
     set_container_cpu_limit: bool | None = None
-    """Whether ``cpu_limit`` is a ceiling of its jobs, too; None as their pools, tree or class have it (1.10)."""
+    """Whether ``cpu_limit`` is also a ceiling of its jobs; None: as their pools, tree or class say (1.10)."""
     user_job_memory_digest_default_value: float | None = None
     user_job_memory_digest_lower_bound: float | None = None
     memory_reserve_factor: float | None = None
     ignore_memory_reserve_factor_less_than_one: bool = False
     user_job_resource_overdraft_memory_multiplier: float | None = None
-    """The five as given; what they mean is in ``settings.memory_reserve`` (8.1)."""
+    """The five options as given; ``settings.memory_reserve`` defines their meaning (8.1)."""
     retry_policy: tuple[str, ...] | None = None
-    """Rules by which its jobs are started again (3.9); None for those of the pool."""
+    """Rules for starting its jobs again (3.9); None for those of the pool."""
     gang_options: GangOptions | None = None
-    """Whether its jobs begin and end as one (7.5)."""
+    """Whether its jobs start and end together (7.5)."""
     spec: dict[str, Any] = {}
     memory_reserve: int = 0
-    """Bytes that its next job takes room for, as it follows from the jobs before; 0: all of ``memory_limit``."""
+    """Bytes that its next job reserves, computed from earlier jobs; 0: all of ``memory_limit``."""
 
     @property
     def gang_size(self) -> int:
-        """How many of its jobs have a rank in a gang, and are to complete."""
+        """Number of its jobs that have a rank in a gang, and must complete."""
         return self.job_count if self.gang_options is None else self.gang_options.size or self.job_count
 
     @property
     def resources(self) -> Vector:
-        """What one job orders, in the order of RESOURCES; of memory what it reserves."""
+        """Request of one job, in the order of RESOURCES; for memory its reserve."""
         memory = float(self.memory_reserve or self.memory_limit)
         return (float(self.user_slots), self.cpu_limit, self.gpu_limit, memory, self.network)
 
 
 class OperationTreeOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """What an operation asks for in one tree (``scheduling_options_per_pool_tree``; section 2.5); None is "not set".
+    """Options of an operation in one tree (``scheduling_options_per_pool_tree``; section 2.5); None means "not set".
 
-    ``pool`` is the name of the pool it runs in: explicit or ephemeral, already resolved (2.9).
+    ``pool`` is the name of the pool that it runs in: explicit or ephemeral, already resolved (2.9).
     """
 
     pool: str
@@ -437,7 +441,7 @@ class OperationTreeOptions(msgspec.Struct, frozen=True, gc=False, forbid_unknown
 
 
 class JobCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Finished jobs of one task by how they ended; aborted and lost ones are started again."""
+    """Finished jobs of one task by how they ended; aborted and lost jobs are started again."""
 
     completed: int = 0
     failed: int = 0
@@ -446,28 +450,28 @@ class JobCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class TaskMemory(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """What the jobs of a task used of their ``memory_limit`` (8.1)."""
+    """Memory used by the jobs of a task, relative to their ``memory_limit`` (8.1)."""
 
     samples: dict[int, int] = {}
-    """Bucket of the digest -> how many of them."""
+    """Bucket of the digest -> number of jobs in it."""
     overdrafts: dict[int, float] = {}
-    """Cookie of a job that was aborted for want of memory -> the share of ``memory_limit`` that the next one with it
-    reserves; until one has completed."""
+    """Cookie of a job that was aborted for lack of memory -> fraction of ``memory_limit`` that the next job with it
+    reserves; kept until one has completed."""
 
 
 class Retry(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """How a job is started again by rules of a retry policy (3.9), until one with its cookie has completed."""
+    """How rules of a retry policy start a job again (3.9); kept until a job with its cookie has completed."""
 
     used: dict[str, int] = {}
-    """Rule -> how often it started this job again; the last one that did stands last."""
+    """Rule -> number of times that it started this job again; the last one used is last."""
     due: float = 0.0
     """Seconds since 1970 before which it is not started."""
     memory: int = 0
-    """Bytes that it orders; 0: as its task says."""
+    """Bytes that it requests; 0: the task's value."""
 
 
 class RetryNote(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """What a rule of a retry policy made of the end of a job (3.9); ``at`` and ``due``: seconds since 1970."""
+    """Effect of a retry rule on the end of a job (3.9); ``at`` and ``due``: seconds since 1970."""
 
     job_id: str
     task: str
@@ -475,7 +479,7 @@ class RetryNote(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     at: float
     rule: str
     kind: str
-    """Of failure, in words."""
+    """Kind of failure, in words."""
     outcome: Literal["none", "retried", "used_up", "failed"]
     due: float = 0.0
     memory: int = 0
@@ -483,29 +487,29 @@ class RetryNote(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     left: int = 0
     """Retries of the job that the rule still allows."""
     why: str = ""
-    """Why the rule is used up, in a sentence."""
+    """Why the rule allows no more retries, as a sentence."""
     is_counted: bool = True
-    """False: another job of the same run of its gang ended before, and its end was counted."""
+    """False: another job of the same run of its gang ended earlier, and that end was counted."""
     started: int = 0
-    """Jobs of the operation that had been started by then."""
+    """Number of jobs of the operation that had been started by then."""
 
 
 class Retried(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """What rules of a retry policy made of failures of an operation's jobs (3.9)."""
+    """Effects of retry rules on failures of an operation's jobs (3.9)."""
 
     places: dict[str, dict[int, Retry]] = {}
     """Task -> cookie -> how the job with it is started again."""
     counts: dict[str, int] = {}
-    """Rule -> how many jobs it started again."""
+    """Rule -> number of jobs that it started again."""
     notes: tuple[RetryNote, ...] = ()
-    """Of the latest failures, the last one last."""
+    """Notes on the latest failures, the newest last."""
 
 
 NOT_RETRIED: Final = Retried()
 
 
 class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a specification says of an operation as a whole."""
+    """Settings of a specification that concern the operation as a whole."""
 
     title: str = ""
     alias: str = ""
@@ -514,13 +518,13 @@ class OperationFacts(msgspec.Struct, frozen=True, kw_only=True):
     max_failed_job_count: int = 10
     suspend_on_job_failure: bool = False
     time_limit: float | None = None
-    """Milliseconds from ``start_time`` after which it fails; None for no limit."""
+    """Milliseconds after ``start_time`` at which it fails; None for no limit."""
     allow_reclaimed: bool = True
-    """False: its jobs start only where they are ordinary, on CPU that is not reclaimed (1.10)."""
+    """False: its jobs never start on reclaimed CPU (1.10)."""
     require_reclaimed: bool = False
     """Whether its jobs run on reclaimed CPU wherever they start."""
     enable_limiting_ancestor_check: bool = True
-    """Whether limits that are smaller than its smallest job make it a stuck one (3.7)."""
+    """Whether the operation counts as stuck if limits above it are smaller than its smallest job (3.7)."""
     job_cpu_monitor: dict[str, Any] = {}
 
 
@@ -528,11 +532,11 @@ SwitchReason = Literal["", "job_failed", "job_aborted", "job_interrupted", "job_
 
 
 class Incarnation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """One run of all jobs of an operation with ``gang_options`` (7.5), begun ``at`` (seconds since 1970).
+    """One run of all jobs of an operation with ``gang_options`` (7.5), started ``at`` (seconds since 1970).
 
-    ``reason``: what ended the one before, "" for the first: the end of job ``job_id`` with ``error``, and
-    ``abort_reason`` where it was aborted; or that a restart of the scheduler found ``actual`` instead of ``expected``
-    ranked jobs of ``task``.
+    ``reason`` is why the previous run ended, "" for the first run: job ``job_id`` ended with ``error``, and
+    ``abort_reason`` if it was aborted; or after a restart the scheduler found ``actual`` instead of ``expected`` ranked
+    jobs of ``task``.
     """
 
     id: str
@@ -547,9 +551,9 @@ class Incarnation(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=T
 
 
 class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
-    """An operation as it is stored. Times are seconds since 1970; ``sequence`` is the order of arrival.
+    """Stored record of an operation. Times are seconds since 1970; ``sequence`` is the order of arrival.
 
-    ``running_in``: the trees in which it holds a running slot (3.2); ``state`` is "running" when there is one.
+    ``running_in``: trees in which it holds a running slot (3.2); ``state`` is "running" if there is one.
     """
 
     id: str
@@ -567,36 +571,36 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
     uncounted_failures: int = 0
     """Failed jobs that do not count towards ``max_failed_job_count``."""
     blamed_failures: int = 0
-    """The others of them, as long as all failures are on one node that is blamed (2.14)."""
+    """Other failed jobs that do not count, as long as all failures are on one node that is blamed (2.14)."""
     aborted_for: dict[str, int] = {}
-    """The words of ``yt`` for why jobs were aborted, each with how many; of those of version 0.2 it is not known."""
+    """Reasons of ``yt`` for aborted jobs, each with its count; unknown for jobs of version 0.2."""
     memory: dict[str, TaskMemory] = {}
     """By task."""
     error: str = ""
-    """Why it failed or was aborted, in a sentence."""
+    """Why it failed or was aborted, as a sentence."""
     failure: EndError | None = None
-    """The same for clients of ``yt``, where its code is not the usual one."""
+    """``error`` for clients of ``yt``, if its code is not the usual one."""
     suspended_for: EndError | None = None
-    """The error of the job whose failure suspended it."""
+    """Error of the job whose failure suspended it."""
     spec: dict[str, Any] = {}
-    """As the user gave it."""
+    """Specification as the user gave it."""
     cumulative_spec_patch: dict[str, int] = {}
-    """Path -> value of what was changed of it since."""
+    """Path -> value of each later change of the specification."""
     annotations: dict[str, Any] | None = None
-    """What was noted about it since; None for what ``spec`` has."""
+    """Annotations added later; None for those of ``spec``."""
     parents: dict[str, str] = {}
-    """Tree -> the removed pool that its ephemeral pool, which is not named after it, is still in (2.9)."""
+    """Tree -> removed pool that still contains its ephemeral pool, if that has another name (2.9)."""
     acl: tuple[AccessEntry, ...] = ()
     """Its own access list, beside those of its pools (12.3)."""
     vault_bytes: int = 0
-    """Of its secrets, which are a record of their own until it ends (12.6); 0 without any."""
+    """Size of its secrets, which are stored in a record of their own until it ends (12.6); 0 without any."""
     retried: Retried = NOT_RETRIED
     incarnations: tuple[Incarnation, ...] = ()
-    """With ``gang_options``: the first and the latest, the present one last (7.5)."""
+    """With ``gang_options``: the first and the latest runs, the present one last (7.5)."""
     reserved_done: dict[str, int] = {}
-    """Task -> jobs without a rank that completed in the present incarnation."""
+    """Task -> number of jobs without a rank that completed in the present incarnation."""
     failed_on: dict[str, int] = {}
-    """Node -> how many jobs failed or could not be started there; of the first few nodes (3.6)."""
+    """Node -> number of jobs that failed or could not be started there; of the first few nodes (3.6)."""
 
     @property
     def incarnation(self) -> str:
@@ -605,7 +609,7 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
 
     @property
     def starts_whole(self) -> bool:
-        """Whether it is a gang of either kind, whose jobs all begin again with one of them (7.3, 7.5)."""
+        """Whether it is a gang of either kind, whose jobs all start again if one of them does (7.3, 7.5)."""
         return self.is_gang or bool(self.incarnations)
 
     @property
@@ -614,7 +618,8 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
 
 
 class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One preemption: who, for whom, why, what it freed (``why_preempted``). ``at`` is seconds since 1970."""
+    """One preemption: the victim, the beneficiary, the reason and the freed resources (``why_preempted``). ``at`` is
+    seconds since 1970."""
 
     job_id: str
     operation_id: str
@@ -624,21 +629,21 @@ class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     at: float
     kind: Literal["preempted", "limit_violated", "overcommit", "graceful", "aborted"]
     why: str
-    """A sentence."""
+    """Reason as a sentence."""
     freed: dict[str, float]
     preemptor_job_id: str = ""
     preemptor_operation_id: str = ""
     preemptor_pool: str = ""
     priority: Literal["", "normal", "aggressive", "guarantee"] = ""
     lost_core_seconds: float = 0.0
-    """The work that the job has to do again (6.9)."""
+    """Work that the job has to repeat (6.9)."""
     cause: str = ""
-    """The word of ``yt`` for what aborted it, where the kind does not tell."""
+    """Reason of ``yt`` for the abort, if the kind does not imply it."""
 
 
 class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Why a node gets no new jobs: ``user`` said so ``at`` (seconds since 1970). ``drain``: its jobs are told to stop,
-    too, "graceful" with the longer time-out."""
+    """Why a node gets no new jobs: ``user`` cordoned it ``at`` (seconds since 1970). ``drain``: its jobs are stopped,
+    too, with "graceful" using the longer time-out."""
 
     user: str
     at: float
@@ -647,9 +652,9 @@ class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A node as it registered. ``capacity`` by resource; ``key_hash`` of its agent's key, "" for one without; ``tree``:
-    where its jobs are if its tags fit several trees. ``tags`` are its agent's, ``user_tags`` an operator's; these and
-    ``cordon`` outlive registrations."""
+    """A node as it registered. ``capacity`` by resource; ``key_hash`` of its agent's key, "" without one; ``tree`` of
+    its jobs if its tags fit several trees. ``tags`` are its agent's, ``user_tags`` an administrator's; ``user_tags``
+    and ``cordon`` outlive registrations."""
 
     id: str
     incarnation: str
@@ -663,18 +668,18 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     @property
     def all_tags(self) -> frozenset[str]:
-        """What formulas of tags are about (2.1)."""
+        """Tags that formulas of tags match (2.1)."""
         return frozenset([*self.tags, *self.user_tags, self.address])
 
 
 UNTOLD_STARTS: Final = ("system", "untold_starts")
-"""Kind and key of a record that says: jobs may run whose starts are not stored, since an older version started them."""
+"""Kind and key of a record of an older version that started jobs without storing their starts: such jobs may run."""
 
 
 class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A job that was started and has not ended, as it is stored before its order is in any answer. ``id`` the job's.
+    """A started job that has not ended, stored before any answer orders the start. ``id`` is the job's.
 
-    ``stopped``: the kind of its preemption record where it was told to stop and others may do its work.
+    ``stopped``: kind of its preemption record if it was stopped and other jobs may do its work.
     """
 
     id: str
@@ -698,18 +703,18 @@ class StartRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     memory_reserve: int = 0
     """As ``Job.memory_reserve``."""
     memory_limit: int = 0
-    """Bytes that it ordered, where its operation has jobs that are started again; 0: as its task says."""
+    """Bytes that it requested, if its operation has jobs that are started again; 0: the task's value."""
     incarnation: str = ""
     gang_rank: int = -1
     """"" and -1: of no gang, without a rank (7.5)."""
     counted: CorePair = NOTHING_COUNTED
-    """The part of what it ordered and used that is in stored sums of budgets (2.15)."""
+    """Part of its request and usage that stored sums of budgets already contain (2.15)."""
     backfill_until: float | None = None
     """As ``Job.backfill_until``."""
 
 
 class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A finished job as it is stored. CPU times are those that its node reported last, None where it reported none."""
+    """Stored record of a finished job. CPU times are the last ones that its node reported, None if it reported none."""
 
     id: str
     operation_id: str
@@ -725,26 +730,26 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     reason: str = ""
     max_memory: int | None = None
     memory_reserve: int = 0
-    """Bytes that it took room for; 0: all that it ordered."""
+    """Bytes that it reserved; 0: its whole request."""
     memory_limit: int = 0
     """As in ``StartRecord``."""
     preemption: PreemptionRecord | None = None
     cgroup: str = ""
     sequence: int = 0
-    """Decides between jobs with the same ``start_time``."""
+    """Orders jobs with the same ``start_time``."""
     reclaimed: bool = False
     failure: EndError | None = None
-    """Why it failed, where that does not follow from its exit code."""
+    """Why it failed, if the exit code does not imply it."""
     has_run: bool = True
-    """False: it ended before it had a process, as far as is known."""
+    """False: as far as is known it ended before it had a process."""
     not_started: bool = False
-    """Whether its node says that it could not be started: no such directory, user or cgroup."""
+    """Whether its node reported that it could not be started: no such directory, user or cgroup."""
     stderr_size: int | None = None
-    """Bytes that it wrote to stderr; None where its node did not tell."""
+    """Bytes that it wrote to stderr; None if its node did not report them."""
     cookie: int = -1
     job_index: int = -1
     task_job_index: int = -1
-    """-1: of a job whose start no record of this version names (7.4)."""
+    """-1: no record of this version names its start (7.4)."""
     set_container_cpu_limit: bool | None = None
     """As in ``StartRecord``."""
 
@@ -752,7 +757,7 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     gang_rank: int = -1
     """"" and -1: of no gang, without a rank (7.5)."""
     held_core_seconds: float | None = None
-    """Its order times the time that it ran, where a budget may count that (2.15)."""
+    """Its request times its run time, if a budget may count that (2.15)."""
     backfill_until: float | None = None
     """As ``Job.backfill_until``."""
 

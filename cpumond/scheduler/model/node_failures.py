@@ -1,4 +1,4 @@
-"""What the scheduler does about nodes on which jobs fail, as configured (semantics.md 2.14). Pure."""
+"""Configured reactions to nodes on which jobs fail (semantics.md 2.14). Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import msgspec
 from cpumond.core.measures import DURATION
 
 GUARD: Final = "cpumond:node-failures"
-"""In whose name such nodes are cordoned, in the audit log."""
+"""User that cordons such nodes in the audit log."""
 
 _Pause = Annotated[float, msgspec.Meta(ge=1.0, le=604_800.0, extra=DURATION)]
 
 
 class NodeFailures(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[node_failures]``: when a node is held off: failures of jobs of so many different ``operations`` in a row, or
-    so many jobs in a row that it could not start (``starts``). ``pause``: for how long at first, each time twice as
-    long, at most ``max_pause``; after ``max_holds`` of them it is cordoned, 0: never. ``max_held_ratio``: the part of
-    a tree's nodes that may be held off at once, one in any case."""
+    """``[node_failures]``: when a node is held off. ``operations``: number of different operations whose jobs fail in a
+    row; ``starts``: number of jobs in a row that it cannot start. ``pause``: duration of the first hold; each next one
+    doubles, up to ``max_pause``. After ``max_holds`` holds the node is cordoned; 0: never. ``max_held_ratio``: fraction
+    of a tree's nodes that may be held off at once; one always may."""
 
     enabled: bool = True
     operations: Annotated[int, msgspec.Meta(ge=2, le=1000)] = 2

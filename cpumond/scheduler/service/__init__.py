@@ -1,8 +1,8 @@
-"""The running scheduler: one fair-share update per period, commands and heartbeats between them.
+"""The running scheduler: one fair-share update per period, with commands and heartbeats between them.
 
-The event loop's thread alone reads and changes the state. Two things leave the thread: the computation of an
-update, which reads a frozen snapshot, and writes to the store. A change is stored before it is applied, and changes
-follow each other one by one; heartbeats that change nothing lasting do not wait for them.
+Only the event loop's thread reads and changes the state. Two kinds of work leave the thread: the computation of an
+update, which reads a frozen snapshot, and writes to the store. A change is stored before it is applied, and changes are
+made one after the other. Heartbeats that change nothing lasting do not wait for them.
 """
 
 from __future__ import annotations
@@ -80,23 +80,23 @@ log = structlog.get_logger("cpumond.scheduler")
 
 COLLECT_PERIOD_S = 60.0
 FULL_COLLECTION = 5
-"""One collection in so many goes through all objects, which holds up heartbeats for a tenth of a second; the others
-only through those made since the collection before."""
+"""One collection in this many covers all objects, which delays heartbeats by a tenth of a second. The others cover only
+the objects created since the previous collection."""
 MUTATION_AGE_S = 900.0
-"""How long repeats of commands are recognised: longer than any client goes on trying (yt_protocol.md 8)."""
+"""Seconds for which repeated commands are recognised: longer than any client keeps trying (yt_protocol.md 8)."""
 MAX_MUTATIONS = 20_000
 MAX_GROUP = 64
-"""Starts of operations that share a write: preparing them holds up heartbeats for a few milliseconds."""
+"""Most starts of operations that share a write; preparing them delays heartbeats by a few milliseconds."""
 MAX_HELD_TOLD = 20
-"""How many operations are named whose secrets cannot be read."""
+"""Most operations that an error names whose secrets cannot be read."""
 _NUMBERS = chain.from_iterable(map(partial(struct.iter_unpack, "4I"), iter(partial(os.urandom, 4096), b"")))
-"""Random ones, many at a time: each call of the system lets another thread have the interpreter for a while."""
+"""Prefetched random numbers: each system call could let another thread take the interpreter for a while."""
 
 
 class Clock:
     """Seconds since 1970 that never step back or jump: the wall clock at the start plus the time since then.
 
-    ``scale`` other than 1 makes time run faster; for tests only.
+    A ``scale`` other than 1 makes time run faster; for tests only.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -112,14 +112,14 @@ class Clock:
 
 
 def make_id() -> str:
-    """A random id of four hexadecimal numbers, as `yt` prints them."""
+    """Return a random id of four hexadecimal numbers, as `yt` prints them."""
     a, b, c, d = next(_NUMBERS)
     return f"{a or 1:x}-{b or 1:x}-{c or 1:x}-{d or 1:x}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The result of a command that was carried out."""
+    """Result of an executed command."""
 
     id: str = ""
     warnings: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class Reply:
 
 @dataclass(eq=False, slots=True)
 class _WaitingStart:
-    """The start of an operation that waits for the store, and ``done``, which gets its result."""
+    """Start of an operation that waits for the store; ``done`` gets its result."""
 
     command: StartOperation
     asked: Asked
@@ -137,19 +137,19 @@ class _WaitingStart:
 
 @dataclass(slots=True)
 class TreeUpdates:
-    """What is kept of one tree between its updates."""
+    """State of one tree that is kept between its updates."""
 
     tree: Tree
     updater: FairShareUpdater = field(default_factory=FairShareUpdater)
     previous_time: float | None = None
     snapshot: Snapshot | None = None
     result: UpdateResult | None = None
-    """The last update: what it read, and what it gave."""
+    """Input and result of the last update."""
     stored: bytes = b""
 
 
 class Scheduler:
-    """The service without its sockets: what the API, the exporter and tests talk to.
+    """The service without its sockets: the API, the exporter and tests call it.
 
     ``state`` may be read at any time from the event loop's thread. ``ready`` is set after the first update.
     """
@@ -169,7 +169,8 @@ class Scheduler:
         self.timings = Timings()
         self.started_at = clock.now()
         self.store_problem = ""
-        """Why the store is not where the next process looks for it, "" normally: commands are refused until it is."""
+        """Why the next process would not find the store where it is, "" normally. Until this is fixed commands are
+        refused."""
         self.ready = asyncio.Event()
         self.updates: dict[str, TreeUpdates] = {}
         self.logs: NodeQuestions[LogRequest, JobLog] = NodeQuestions(make_id, "log")
@@ -182,7 +183,7 @@ class Scheduler:
         self._ending: asyncio.Future[None] | None = None
         self._starting: asyncio.Future[None] | None = None
         self.state, self.remembered = load_state(store, rules, self.started_at, new_id)
-        """``remembered``: by key, oldest first, the records that ``remember`` made in an earlier run."""
+        """``remembered``: records that ``remember`` made in an earlier run, by key, oldest first."""
         _log_unreadable(self.state)
         self.state.period_s = first_period_s(
             len(self.state.nodes), rules.heartbeat_period_s, rules.node_heartbeat_timeout_s
@@ -191,17 +192,17 @@ class Scheduler:
         self.idle = IdleWatch(self.state, clock.now)
         self.rollout = RolloutWatch(self.state, clock.now, self.execute)
         self.history: HistoryRecorder | None = None
-        """None where no history is kept."""
+        """None if no history is kept."""
         self.forecasts: Forecasts | None = None
-        """None where nothing is foretold."""
+        """None if forecasts are off."""
         self.trace: Callable[[], None] | None = None
-        """Sends traces of operations that have ended; None where none are sent."""
+        """Sends traces of operations that have ended; None if none are sent."""
         self.waste: WasteNotices | None = None
-        """None where nobody is told of waste."""
+        """None if no notices of waste are sent."""
         self.retention: LogRetention | None = None
-        """None where the store's log is never cut."""
+        """None if the store's log is never truncated."""
         self.lead: Callable[[], LeadView] | None = None
-        """Who leads; None where the store is of this scheduler alone."""
+        """Leader election; None if only this scheduler uses the store."""
         self.event_log = EventLog(self.state, store, clock.now, partial(self._write, []))
 
     async def execute(
@@ -211,13 +212,14 @@ class Scheduler:
         remember: Callable[[Reply], Change] | None = None,
         plan: str = "",
     ) -> Reply:
-        """Carry out a command: checked as a whole, stored, applied. Raises CommandError or StoreError.
+        """Check a command as a whole, store it and apply it. Raises CommandError or StoreError.
 
-        ``user`` as text is one that may do everything. What a user may not do is refused before anything else.
+        A ``user`` given as text has all rights. A command that the user has no right to is refused before any other
+        check.
 
-        The record that ``remember`` makes is stored in the same write, for a client that repeats the command;
-        it is of kind MUTATION and kept for MUTATION_AGE_S. ``plan``: what the user was shown before, for the audit log,
-        which has the command in the same write.
+        The record that ``remember`` makes is stored in the same write, for a client that repeats the command; its kind
+        is MUTATION and it is kept for MUTATION_AGE_S. ``plan``: plan that the user saw before, for the audit log, which
+        stores the command in the same write.
         """
         actor = user if isinstance(user, User) else User(user, admin=True)
         return await _to_the_end(self._execute(command, Asked(actor, plan, term=self.term), remember))
@@ -254,7 +256,7 @@ class Scheduler:
             change = prepare(self.state, command, asked.user.name, now, self.new_id)
         reply = Reply(change.id, change.warnings)
         if isinstance(command, ApplyTree) and change.is_empty:
-            return reply  # the same file again leaves no trace
+            return reply  # applying the same file again leaves no trace
         told = make_command_event(self.state, command, replace(asked, allowed_by=allowed_by), change, now)
         await self._commit(change, [] if remember is None else self._remember(remember(reply)), [told])
         self.timings.commands += 1
@@ -280,7 +282,7 @@ class Scheduler:
                     await self._carry_out_group(waiting, group, most)
                     most = MAX_GROUP
                 except CommandError as error:
-                    # The records of one cannot be stored: each is tried alone.
+                    # The group's records cannot be stored, so each start is tried alone.
                     most = 1
                     if len(group) > 1:
                         waiting.extendleft(reversed(group))
@@ -291,8 +293,8 @@ class Scheduler:
                         each.done.set_exception(error)
 
     async def _carry_out_group(self, waiting: deque[_WaitingStart], group: list[_WaitingStart], most: int) -> None:
-        """Carry out the first of ``waiting`` in one write and move them to ``group``: up to ``most``, or to one whose
-        refusal may be due to those before it, which is decided again after them."""
+        """Execute the first of ``waiting`` in one write and move them to ``group``: up to ``most``, or up to one that
+        may be refused because of those before it, which is tried again after them."""
         now, ahead, made = self.clock.now(), Ahead(), list[Transaction]()
         told, kept, is_open = list[Told](), list[Change](), True
         while waiting and is_open and len(group) < most:
@@ -326,23 +328,23 @@ class Scheduler:
 
     @property
     def term(self) -> int:
-        """The term in which this scheduler leads; 0 where the store is of it alone."""
+        """Term in which this scheduler leads; 0 if only it uses the store."""
         return 0 if self.lead is None else self.lead().term
 
     def _remember(self, mutation: Change) -> list[Change]:
-        """The changes that store ``mutation`` and delete those that are too old or too many by now."""
+        """Return the changes that store ``mutation`` and delete mutations that are too old or too many."""
         now = self.clock.now()
         changes = [mutation]
         while self._mutations and (
             self._mutations[0][0] < now - MUTATION_AGE_S or len(self._mutations) >= MAX_MUTATIONS
         ):
-            # After a refused write these stay in the store until the next start, which looks at their age.
+            # After a refused write these stay in the store until the next start, which checks their age.
             changes.append(Change(MUTATION, self._mutations.popleft()[1], None))
         self._mutations.append((now, mutation.key))
         return changes
 
     async def _commit(self, change: Transaction, also: Iterable[Change] = (), told: Iterable[Told] = ()) -> None:
-        """Store, with the events that tell of it, then apply. A store that refuses leaves everything as it was."""
+        """Store a change with its events, then apply it. If the store refuses, nothing changes."""
         change = budgets.settle(self.state, change)
         changes = [*encode(change, self.state.config), *also]
         entries = [
@@ -355,20 +357,21 @@ class Scheduler:
             del self.updates[name]
         expired = self.state.take_expired()
         if expired:
-            with contextlib.suppress(StoreError):  # they are deleted at the next start, or the one after
+            with contextlib.suppress(StoreError):  # they are deleted at the next start or the one after
                 await self._write([Change(kind, key, None) for kind, key in expired])
 
     async def write(self, changes: Sequence[Change]) -> None:
-        """Store records that the state knows nothing of. Raises StoreError."""
+        """Store records that are no part of the state. Raises StoreError."""
         await self._write(changes)
 
     async def _write(
         self, changes: Sequence[Change], entries: Sequence[Entry] = (), change: Transaction = NOTHING
     ) -> None:
-        # A store is used by one thread at a time; volumes are written without holding up changes for long.
+        # Only one thread may use a store at a time; volumes are written without delaying changes for long.
         async with self._writing:
             if change.stops is not None or change.settled:
-                # Whoever takes over must find the order with its reason; now no start is being stored.
+                # A scheduler that takes over must find the order with its reason. No start is being stored at this
+                # point.
                 stops = [] if change.stops is None else list_stops_of(self.state, change.stops)
                 changes = [*changes, *encode_starts(list_settled(self.state, change.settled, stops))]
             await self._write_now(changes, entries)
@@ -380,7 +383,7 @@ class Scheduler:
         except StoreError as error:
             self.timings.store_errors += 1
             self.timings.store_error_at = self.clock.now()
-            # Each refused write is logged; a failed look (a write of nothing) only once for one problem.
+            # Each refused write is logged; a failed check (an empty write) only once per problem.
             if changes or str(error) != self.store_problem:
                 log.error("store_write_failed", error=str(error))
             if not changes:
@@ -400,11 +403,11 @@ class Scheduler:
             while not (change := settling.settle(self.state, self.clock.now())).is_empty:
                 await self._commit(change)
         except StoreError:
-            # The command itself is stored and stands; its consequences come with the next change or update.
+            # The command itself is stored and stays valid; its consequences follow with the next change or update.
             settling.mark_unsettled(self.state)
 
     async def register(self, registration: NodeRegistration, may_replace: bool = True) -> RegistrationAnswer:
-        """Register a node, see ``register_node``. Raises CommandError or StoreError."""
+        """Register a node (``register_node``). Raises CommandError or StoreError."""
         if registration.key:
             registration = msgspec.structs.replace(registration, key=hash_token(registration.key))
         try:
@@ -432,8 +435,8 @@ class Scheduler:
             await self._commit(change)
 
     async def heartbeat(self, heartbeat: Heartbeat) -> HeartbeatAnswer:
-        """Take in a heartbeat and answer with what the node shall start and stop. Raises StoreError where the end of
-        jobs cannot be stored; a start that cannot be stored is not in the answer."""
+        """Process a heartbeat and return the jobs that the node shall start and stop. Raises StoreError if ends of jobs
+        cannot be stored; a start that cannot be stored is left out of the answer."""
         begun = time.perf_counter()
         state = self.state
         receipt = heartbeats.receive(state, heartbeat, self.clock.now())
@@ -460,9 +463,11 @@ class Scheduler:
     async def read_log(
         self, operation_id: str, job_id: str, stream: LogStream, tail_bytes: int, offset: int | None = None
     ) -> JobLog:
-        """The last bytes of what a job wrote, or those from ``offset`` on, from its node; at most ``MAX_LOG_BYTES``.
+        """Return the last bytes of a job's output, or those from ``offset`` on, read by its node; at most
+        ``MAX_LOG_BYTES``.
 
-        Raises CommandError: the operation or job is not known, has not started, its node is away or does not answer.
+        Raises CommandError if the operation or job is unknown or has not started, or its node is away or does not
+        answer.
         """
         node_id = self.state.find_job_node(operation_id, job_id)
         node = self.state.nodes.get(node_id)
@@ -476,7 +481,7 @@ class Scheduler:
         job = self.state.jobs.get(job_id) or self.state.finished_jobs[record.id][job_id]
         bound = next((task.max_stderr_size for task in record.tasks if task.name == job.task_name), None)
         if bound is not None and stream == "stderr" and offset is None:
-            tail_bytes = min(tail_bytes, bound)  # a journal keeps more
+            tail_bytes = min(tail_bytes, bound)  # a journal may hold more
         wanted = LogRequest("", job_id, stream, tail_bytes, offset)
         read = await self._ask(self.logs, node, wanted, "its log can be read")
         if read.error:
@@ -492,10 +497,11 @@ class Scheduler:
         ttl_s: float | None = None,
         user: User = NOBODY,
     ) -> dict[str, Any]:
-        """Have the agent of a live job's node explain or change its limit; the agent's answer, see ``JobRequest``.
+        """Ask the agent of a live job's node to explain or change its limit (``JobRequest``); return the agent's
+        answer.
 
-        A pin is on the node's disk when this returns. Raises CommandError: the operation or job is not known, has not
-        started or has ended, its node is away, does not answer, refuses or cannot.
+        When this returns, a pin is on the node's disk. Raises CommandError if the operation or job is unknown, has not
+        started or has ended, or its node is away, does not answer, refuses or fails.
         """
         node_id = self.state.find_job_node(operation_id, job_id)
         job = self.state.jobs.get(job_id)
@@ -506,7 +512,7 @@ class Scheduler:
             )
         is_change = kind != "explain"
         question = JobRequest("", kind, job_id, cpu_limit, ttl_s)
-        # Changes are carried out in the order in which they were asked for, also when two of them are equal.
+        # Changes are made in the order of their requests, even if two are equal.
         try:
             reply = await self._ask(self.requests, job.node, question, f"{kind} it again", share=not is_change)
         except CommandError as error:
@@ -526,7 +532,7 @@ class Scheduler:
     async def _ask(
         self, asked: NodeQuestions[Question, Answer], node: Node, question: Question, later: str, share: bool = True
     ) -> Answer:
-        """Ask a node about a job; ``later``: what can be done when it is back. Raises CommandError."""
+        """Ask a node about a job; ``later``: advice for when it is back. Raises CommandError."""
         if not node.is_online:
             silent_s = self.clock.now() - node.last_seen
             raise CommandError(
@@ -554,19 +560,19 @@ class Scheduler:
     async def _commit_ended(self) -> None:
         async with self._changing:
             waiting, self._ended, self._ending = self._ended, [], None
-            # What is given up with a node that came back is dropped, not what that node itself has told since.
+            # Keep the node's newest reports; drop only those of before it came back.
             state, now = self.state, self.clock.now()
             ended = [settling.recount(state, change, now) if change.removed_nodes else change for change in waiting]
             jobs = tuple(job for change in ended for job in change.jobs)
             gone = tuple(node_id for change in ended for node_id in change.removed_nodes)
-            # Other changes may have been made to these operations meanwhile.
+            # Other changes may have changed these operations meanwhile.
             await self._commit(settling.recount(state, Transaction(jobs=jobs, removed_nodes=gone), self.clock.now()))
             await self._settle()
 
     async def _store_starts(self) -> None:
-        """Store the starts of all jobs; those of all heartbeats that wait while the store is busy share one write.
+        """Store the starts of all jobs; heartbeats that wait while the store is busy share one write.
 
-        Raises FencedError only: after any other refusal the jobs wait for the next heartbeat of their node.
+        Raises only FencedError: after any other refusal the jobs wait for the next heartbeat of their node.
         """
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._write_starts())
@@ -575,7 +581,7 @@ class Scheduler:
     async def _write_starts(self) -> None:
         async with self._writing:
             self._starting = None
-            # What was stored as ended is applied by now, so that no start is stored after the end.
+            # Ends that were stored are applied by now, so no start is stored after its end.
             starts = list_unstored(self.state)
             try:
                 if starts:
@@ -638,16 +644,17 @@ class Scheduler:
         for command in list(blame.list_cordons(self.state)):
             try:
                 await self.execute(command, User(GUARD, admin=True))
-            except CpumondError as error:  # tried again with the next update
+            except CpumondError as error:  # the next update tries again
                 log.warning("node_not_cordoned", node_id=command.node, error=str(error))
 
     async def close(self) -> None:
-        """Close the store, after the write that is under way; later ones are refused."""
+        """Close the store after the current write; later writes are refused."""
         async with self._writing:
             await asyncio.to_thread(self.store.close)
 
     async def update_all(self) -> None:
-        """Check the store's place, expire silent nodes, update each tree; one that fails does not stop the others."""
+        """Check the store's location, expire silent nodes and update each tree; a failed update does not stop the
+        others."""
         begun = time.perf_counter()
         entries = self.event_log.take()
         try:
@@ -662,7 +669,7 @@ class Scheduler:
             if not expired.is_empty or settling.is_unsettled(self.state, now):
                 await self._end_jobs(expired)
         except StoreError:
-            pass  # logged; tried again with the next update
+            pass  # logged; the next update tries again
         if self.state.budgets:
             await self._look_at_budgets()
         names, broken, slowest = list(self.state.trees), 0, (0.0, "")
@@ -687,13 +694,13 @@ class Scheduler:
         async with self._changing:
             change = budgets.look(self.state, self.clock.now())
             if not change.is_empty:
-                with contextlib.suppress(StoreError):  # logged; tried again with the next update
+                with contextlib.suppress(StoreError):  # logged; the next update tries again
                     await self._commit(change)
 
     async def _update(self, name: str) -> None:
         tree = self.state.trees.get(name)
         if tree is None:
-            return  # removed while the update of another tree was computed
+            return  # removed while another tree's update was computed
         kept = self.updates.setdefault(name, TreeUpdates(tree))
         now = self.clock.now()
         snapshot = updates.make_snapshot(self.state, tree)
@@ -722,7 +729,7 @@ def _log_unreadable(state: State) -> None:
 
 
 async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` in a task of its own: a request that is cancelled must not leave a stored change unapplied."""
+    """Run ``work`` in its own task: a cancelled request must not leave a stored change unapplied."""
     return await asyncio.shield(asyncio.ensure_future(work))
 
 

@@ -1,4 +1,4 @@
-"""When Python's collector of cycles goes through the scheduler's objects."""
+"""Schedules Python's cyclic garbage collection in the scheduler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def manual_garbage_collection() -> Iterator[None]:
-    """Most objects are in no cycles; the automatic collector would go through all of them again and again."""
+    """Turn automatic collection off: it would scan all objects again and again, although few are in cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     gc.freeze()

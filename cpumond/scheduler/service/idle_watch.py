@@ -1,4 +1,4 @@
-"""Reports of idle CPU, made beside updates and heartbeats: computed in a copy of the process."""
+"""Reports of idle CPU, computed in a copy of the process beside updates and heartbeats."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from cpumond.scheduler.trial.fork import ask
 log = structlog.get_logger("cpumond.scheduler")
 
 PERIOD_S: Final = 5.0
-"""How often the reports are made by themselves, for metrics and the history."""
+"""Seconds between automatic reports, for metrics and the history."""
 MAX_LOAD: Final = 0.02
-"""They may take this part of the time, and are made less often where that is not enough."""
+"""Most of the time that automatic reports may take; if that is not enough, they are made less often."""
 MAX_LOAD_ASKED: Final = 0.2
-"""What those who ask may make of it, of a report that takes more than QUICK_S of CPU time."""
+"""Most of the time that requested reports may take, if one takes more than QUICK_S of CPU time."""
 QUICK_S: Final = 0.2
 FRESH_S: Final = 5.0
-"""An older report is made anew for whoever asks."""
+"""A report older than this is computed again on request."""
 
 _Basis = tuple[object, ...]
 
 
 class IdleWatch:
-    """The last report of each tree. Used by the event loop's thread."""
+    """Last report of each tree. Used by the event loop's thread."""
 
     def __init__(self, state: State, now: Callable[[], float]) -> None:
         self._state = state
@@ -44,28 +44,28 @@ class IdleWatch:
         self._due = 0.0
 
     def take_if_due(self) -> None:
-        """Begin to make all reports anew, if that is due and not under way."""
+        """Start computing all reports if that is due and not in progress."""
         if time.monotonic() >= self._due and (self._round is None or self._round.done()):
             self._round = asyncio.ensure_future(self._take_all())
 
     async def read(self, tree: Tree) -> IdleReport:
-        """A report on the tree as it is, or as it was less than FRESH_S ago where no update was made since."""
+        """Return a report on the tree as it is now, or was less than FRESH_S ago if no update was made since."""
         report, basis, made_of = self.reports.get(tree.name), _basis(tree), self._made_of.get(tree.name)
         if report is not None and made_of is not None:
             age_s = self._now() - report.as_of
             is_same = made_of == basis and age_s < FRESH_S
             took_s = self._took_s.get(tree.name, 0.0)
-            # Nobody who asks again and again may keep a thread busy; a changed configuration is looked at in any case.
+            # Repeated requests must not keep a thread busy; a changed configuration always gets a new report.
             if is_same or (made_of[:2] == basis[:2] and age_s < took_s / MAX_LOAD_ASKED and took_s > QUICK_S):
                 return report
         report = await self._wait_for_one(tree)
         if self._made_of[tree.name][1] is not basis[1] and self._state.trees.get(tree.name) is tree:
-            # It was begun before a change of the configuration that is asked about; the next one is not.
+            # The running report began before the configuration changed; the next one includes the change.
             report = await self._wait_for_one(tree)
         return report
 
     async def _wait_for_one(self, tree: Tree) -> IdleReport:
-        """The report that is being made, else a new one."""
+        """Wait for the report in progress, else start a new one."""
         making = self._making.get(tree.name)
         if making is None or making.done():
             making = self._making[tree.name] = asyncio.ensure_future(self._take(tree))

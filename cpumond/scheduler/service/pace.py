@@ -1,4 +1,4 @@
-"""How often nodes shall send heartbeats, by how busy the scheduler is with them; pure."""
+"""Adapts the period of heartbeats to the scheduler's load; pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from typing import Final
 
 BUSY: Final = 0.5
 CALM: Final = 0.3
-"""Shares of its time that the loop's thread works: above BUSY periods grow, below CALM they shrink. An update takes
-the interpreter for a part of the rest."""
+"""Fraction of its time that the loop's thread works: above BUSY periods grow, below CALM they shrink. An update takes
+the interpreter for part of the rest."""
 MOST_S: Final = 10.0
 TIMEOUT_SHARE: Final = 0.25
-"""The longest period, also as a share of ``node_heartbeat_timeout``."""
+"""The longest period, also as a fraction of ``node_heartbeat_timeout``."""
 SHRINK: Final = 0.8
 LOOK_S: Final = 5.0
 EASY_PER_S: Final = 1000.0
-"""Heartbeats a second that are below BUSY on any host."""
+"""Heartbeats per second that stay below BUSY on any host."""
 
 
 def first_period_s(nodes: int, least_s: float, timeout_s: float) -> float:
-    """The period to begin with. So many ``nodes`` may have kept a longer one for the scheduler before: all at once at
-    ``least_s`` could be a multiple of what they sent to that."""
+    """Return the first period. The ``nodes`` may have used a longer one under the previous scheduler; all of them at
+    ``least_s`` could be a multiple of that load."""
     return _bound(nodes / EASY_PER_S, least_s, timeout_s)
 
 
 def next_period_s(period_s: float, load: float, least_s: float, timeout_s: float) -> float:
-    """The period to tell nodes from now on; ``load`` is the share since the last call, at least ``look_s`` ago."""
+    """Return the next period to send to nodes; ``load`` is the fraction since the last call, at least ``look_s`` ago."""
     if load > BUSY:
         period_s *= min(load / BUSY, 2.0)
     elif load < CALM:
@@ -33,7 +33,8 @@ def next_period_s(period_s: float, load: float, least_s: float, timeout_s: float
 
 
 def look_s(period_s: float) -> float:
-    """Seconds until the load is looked at again: all nodes have heard of ``period_s`` and kept it for a while."""
+    """Return the seconds until the load is checked again: by then all nodes have received ``period_s`` and used it for
+    a while."""
     return max(LOOK_S, 2.5 * period_s)
 
 

@@ -1,7 +1,7 @@
 """Questions to nodes, and their answers.
 
-Nodes only connect to the scheduler, never the other way round. A question therefore travels in the answers to the
-node's heartbeats, again and again, until the node has answered it or no reader waits for it any more.
+Nodes connect to the scheduler, never the other way round. So a question is sent in the answer to each heartbeat of its
+node, until the node has answered it or no reader waits for it any more.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cpumond.scheduler.model import TIMEOUT, TOO_MANY_REQUESTS, CommandError
 TIMEOUT_S: Final = 10.0
 MAX_WAITING: Final = 1000
 MAX_PER_NODE: Final = 16
-"""So that the questions to one silent node leave room for those to others."""
+"""Keeps questions to one silent node from using up the space for other nodes."""
 MAX_PER_ANSWER: Final = 4
-"""A node answers between two heartbeats, so it gets few questions at a time."""
+"""A node answers between two heartbeats, so it gets only a few questions at a time."""
 
 Question = TypeVar("Question", LogRequest, JobRequest)
 Answer = TypeVar("Answer", JobLog, JobReply)
@@ -37,9 +37,9 @@ class _Waiting(Generic[Question, Answer]):
 
 
 class NodeQuestions(Generic[Question, Answer]):
-    """The waiting questions of one kind. Used by the event loop's thread.
+    """Waiting questions of one kind. Used by the event loop's thread.
 
-    ``what`` names an answer in sentences, ``new_id`` gives each question its id; ``timeout_s`` in real seconds.
+    ``what`` names an answer in sentences, ``new_id`` gives each question its id; ``timeout_s`` is in real seconds.
     """
 
     def __init__(self, new_id: Callable[[], str], what: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -49,16 +49,16 @@ class NodeQuestions(Generic[Question, Answer]):
         self._waiting: dict[str, _Waiting[Question, Answer]] = {}
         """By id, the oldest first."""
         self._shared: dict[tuple[str, Question], str] = {}
-        """Node and question without its id -> the id under which it waits."""
+        """Node and question without its id -> id under which it waits."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     async def ask(self, node_id: str, question: Question, share: bool = True) -> Answer:
-        """What the node answers to ``question``, whose id is given here.
+        """Return the node's answer to ``question``, which gets its id here.
 
-        ``share``: callers that ask the same at the same time wait for one answer. Raises CommandError when too many
-        questions wait, or when the node has not answered in time.
+        ``share``: callers that ask the same question at the same time share one answer. Raises CommandError if too many
+        questions wait, or the node does not answer in time.
         """
         key = (node_id, msgspec.structs.replace(question, request_id=""))
         waiting = self._waiting[self._shared[key]] if share and key in self._shared else self._add(*key, share)
@@ -98,16 +98,16 @@ class NodeQuestions(Generic[Question, Answer]):
             del self._shared[key]
 
     def questions_for(self, node_id: str) -> list[Question]:
-        """Questions for the answer to a heartbeat of this node, the oldest first."""
+        """Return questions for the answer to a heartbeat of this node, oldest first."""
         if not self._waiting:
             return []
         mine = (waiting.question for waiting in self._waiting.values() if waiting.node_id == node_id)
         return list(islice(mine, MAX_PER_ANSWER))
 
     def take(self, answer: Answer) -> bool:
-        """Hand an answer to its readers; False when none waits any more.
+        """Pass an answer to its readers; False if none waits any more.
 
-        Raises CommandError when another node was asked.
+        Raises CommandError if another node was asked.
         """
         waiting = self._waiting.get(answer.request_id)
         if waiting is None:

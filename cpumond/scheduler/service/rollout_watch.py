@@ -1,4 +1,4 @@
-"""Looks at the canaries of a roll-out, and takes back or advances their stages; by the event loop's thread."""
+"""Checks the canaries of a roll-out, and takes back or advances their stages; runs in the event loop's thread."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from cpumond.scheduler.state.stages import list_counts, warn_of_advance
 log = structlog.get_logger("cpumond.scheduler")
 
 ROLLOUT: Final = User("cpumond:rollout", admin=True)
-"""In whose name it acts, in the audit log."""
+"""User of these changes in the audit log."""
 
 MAX_WHY: Final = 300
 
 
 class RolloutWatch:
-    """``watches``: what was seen of each canary, by the filter of its stage; begun anew by whoever takes over."""
+    """``watches``: observations of each canary, by the filter of its stage; a scheduler that takes over starts with
+    none."""
 
     def __init__(
         self, state: State, now: Callable[[], float], execute: Callable[..., Coroutine[Any, Any, object]]
@@ -52,7 +53,7 @@ class RolloutWatch:
         kind = StopStage if action == "stop" else AdvanceStage
         try:
             await self._execute(kind(nodes_filter=stage.nodes_filter, why=why, set_at=stage.at), ROLLOUT)
-        except CpumondError as error:  # somebody was quicker, or the store refuses: the next check says it again
+        except CpumondError as error:  # another change came first, or the store refused: the next check repeats it
             log.warning("rollout_not_changed", nodes_filter=stage.nodes_filter, error=str(error))
         else:
             log.info("rollout_changed", nodes_filter=stage.nodes_filter, action=action, why=why)

@@ -1,4 +1,4 @@
-"""The state as records of a store: written for each change, read at the start."""
+"""The state as records of a store: written with each change, read at the start."""
 
 from __future__ import annotations
 
@@ -44,19 +44,18 @@ FIRST_TREE: Final = MappingProxyType(
         "share_gang_remainders": True,
     }
 )
-"""Options of the tree of a new store: closed until an administrator says who may do what (semantics.md 12.4), YTsaurus'
-memory of a task that says none (2.4), of which jobs take room for what those before them used (8.1), counts of
-operations that leave room for sub-pools (2.4), guarantees that hold (6.10), what gangs leave (4). Trees
-that exist keep what they had."""
+"""Options of the tree of a new store: closed until an administrator grants rights (semantics.md 12.4); YTsaurus' memory
+of a task that sets none (2.4), of which jobs reserve as much as earlier ones used (8.1); operation counts that allow
+sub-pools (2.4); enforced guarantees (6.10); sharing of what gangs cannot use (4). Existing trees keep their options."""
 _VAULT: Final = re.compile(rb'"secure[-_]vault"')
 MUTATION = "mutation"
-"""The kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""
+"""Kind of the records that ``Scheduler.execute`` stores for clients that repeat a command."""
 
 
 def load_state(
     store: Store, rules: Rules, now: float, new_id: Callable[[], str]
 ) -> tuple[State, dict[str, dict[str, Any]]]:
-    """The state as it was stored, and the records of kind MUTATION by key, oldest first; an empty store gets the tree
+    """Read the stored state, and the records of kind MUTATION by key, oldest first. An empty store gets the tree
     ``default``. Raises StoreError."""
     tables: dict[str, dict[str, Any]] = {}
     vaults = []
@@ -104,7 +103,7 @@ def load_state(
 
 
 def _take_vaults_out(store: Store, records: dict[str, dict[str, Any]], named: Sequence[str]) -> None:
-    """Versions up to 0.2 kept ``secure_vault`` in records, as an option that they did not know."""
+    """Move secrets out: up to version 0.2 records contained ``secure_vault``, as an option unknown to them."""
     for key in named:
         for part in (records[key], *records[key].get("tasks", ())):
             if "spec" in part:
@@ -114,7 +113,7 @@ def _take_vaults_out(store: Store, records: dict[str, dict[str, Any]], named: Se
 
 
 def _make_default_tree(new_id: Callable[[], str]) -> Config:
-    """One tree with an empty filter, the default one."""
+    """Make one tree with an empty filter, the default tree."""
     config = Config({})
     for command in (CreateTree(DEFAULT_TREE, dict(FIRST_TREE)), SetDefaultTree(DEFAULT_TREE)):
         config = apply(config, command, new_id=new_id, nodes={}).config
@@ -133,9 +132,9 @@ def _unreadable(kind: str, error: Exception) -> StoreError:
 
 
 def encode(change: Transaction, config: Config) -> list[Change]:
-    """The records of a transaction; ``config`` is the one it replaces.
+    """Return the records of a transaction; ``config`` is the configuration before it.
 
-    Raises CommandError for what cannot be stored.
+    Raises CommandError for values that cannot be stored.
     """
     changes: list[Change] = []
     if change.config is not None:
@@ -160,5 +159,5 @@ def encode(change: Transaction, config: Config) -> list[Change]:
 
 
 def encode_starts(starts: Iterable[StartRecord]) -> list[Change]:
-    """The records of jobs that are about to be ordered."""
+    """Return the records of jobs that are about to be started."""
     return [Change("start", record.id, encode_record(record)) for record in starts]

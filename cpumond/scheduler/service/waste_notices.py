@@ -1,7 +1,8 @@
 """Sends the waste of each week to owners, once: by a webhook, a command, or both ([waste_summary]).
 
-That a notice is sent is stored before it is, so it is sent at most once: one that was under way when the process was
-killed is not repeated. One that is known to have failed is, MAX_TRIES times in all, also by whoever takes over.
+The sending of a notice is stored first, so a notice is sent at most once: one that was being sent when the process was
+killed is not repeated. A notice that is known to have failed is repeated, up to MAX_TRIES times in all, also after a
+take-over.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ log = structlog.get_logger("cpumond.scheduler")
 KIND: Final = "waste_notice"
 WEBHOOK: Final = "webhook"
 TIMEOUT_S: Final = 10.0
-"""Of one try; the end of the scheduler waits for it."""
+"""Of one try; the scheduler waits this long at its end."""
 MAX_TRIES: Final = 6
 AGAIN_S: Final = 600.0
-"""Between tries."""
+"""Seconds between tries."""
 _KEPT_VARIABLES: Final = ("PATH", "HOME", "LANG", "TZ")
-"""Of the scheduler's own, which may hold passwords."""
+"""Variables that the command inherits; others of the scheduler may hold passwords."""
 
 
 class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A notice as it is stored, by recipient: ``WEBHOOK`` or "user:NAME". ``week``: when it began."""
+    """A stored notice by recipient: ``WEBHOOK`` or "user:NAME". ``week``: start of its week."""
 
     week: float
     tries: int = 0
@@ -48,7 +49,8 @@ class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WasteNotices:
-    """``at_s``: when in a week, seconds from Monday 0:00 UTC; ``read``: the waste of so many weeks ago."""
+    """``at_s``: when in a week, seconds from Monday 0:00 UTC; ``read``: returns the waste of a given number of weeks
+    ago."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class WasteNotices:
         command: tuple[str, ...],
         cluster_name: str,
     ) -> None:
-        """Reads the store whole."""
+        """Read all of the store."""
         self._write, self._now, self._read, self._at_s = write, now, read, at_s
         self._webhook, self._command, self._cluster_name = webhook, command, cluster_name
         self._notices: dict[str, Notice] = {}
@@ -74,14 +76,14 @@ class WasteNotices:
         self._running: asyncio.Task[None] | None = None
 
     def take_if_due(self) -> None:
-        """Begin to send what is due and was not sent yet. Never raises."""
+        """Start sending due notices that were not sent yet. Never raises."""
         now = self._now()
         if now >= self._due_at and (self._running is None or self._running.done()):
             self._due_at = now + AGAIN_S
             self._running = asyncio.ensure_future(self._send_all(now))
 
     async def close(self) -> None:
-        """Wait for the try that is under way."""
+        """Wait for the try in progress."""
         self._is_closing = True
         if self._running is not None:
             await asyncio.wait({self._running}, timeout=TIMEOUT_S + 1.0)
@@ -108,7 +110,7 @@ class WasteNotices:
             self._due_at = monday + WEEK_S + self._at_s
 
     async def _send(self, recipient: str, notice: Notice, send: Callable[[], Awaitable[str]]) -> bool:
-        """One try; False where it failed and there is another one. Raises StoreError."""
+        """Try once; False if it failed and another try follows. Raises StoreError."""
         await self._note(recipient, notice)
         try:
             problem = await send()
@@ -133,11 +135,11 @@ class WasteNotices:
             del self._notices[key]
 
     def _list(self, view: WasteView) -> Iterator[tuple[str, Callable[[], Awaitable[str]]]]:
-        """Who is told, and how; a sending gives what went wrong, "" for nothing."""
+        """List recipients with their senders; a sender returns the problem, "" for none."""
         if self._webhook and view.users:
             body = msgspec.json.encode({"cluster_name": self._cluster_name, **msgspec.structs.asdict(view)})
             yield WEBHOOK, partial(post, self._webhook, body)
-        # A name that begins with a hyphen would be an option of the command.
+        # The command would take a name that starts with a hyphen as an option.
         names = {each.name for each in view.users if not each.name.startswith("-")} if self._command else ()
         for user in sorted(names):
             mine = [each for each in view.users if each.name == user]
@@ -146,8 +148,8 @@ class WasteNotices:
 
 
 async def post(url: str, body: bytes) -> str:
-    """Send JSON; of the answer the status alone is read. Raises what ``_send`` expects."""
-    # To load what is trusted takes long, and http does not need it.
+    """Send JSON; only the status of the answer is read. Raises the errors that ``_send`` expects."""
+    # Loading the trusted certificates takes long, and http does not need them.
     trusted = await asyncio.to_thread(ssl.create_default_context) if url.startswith("https:") else False
     headers = {"Content-Type": "application/json", "User-Agent": f"cpumond/{__version__}"}
     async with (
@@ -159,7 +161,7 @@ async def post(url: str, body: bytes) -> str:
 
 
 def run(command: Sequence[str], text: str) -> str:
-    """Run a command with ``text`` as its input; its output is dropped. Raises TimeoutExpired, OSError, ValueError."""
+    """Run a command with ``text`` as its input and drop its output. Raises TimeoutExpired, OSError, ValueError."""
     environment = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     done = subprocess.run(  # noqa: S603 - of the operator's configuration
         command, input=text.encode(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=TIMEOUT_S,
