@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 from commands import run_command
-from scheduler_process import SchedulerProcess, clean_environment
+from documents import list_commands
+from scheduler_process import PlayedNode, SchedulerProcess, clean_environment
 from test_every_command import on_terminal
 
 from cpumond.core.errors import EXIT_CONFIG, EXIT_PERMISSION, EXIT_USAGE
@@ -195,6 +197,29 @@ def test_the_documents_example_is_one(cpumond: Shell, file: Path) -> None:
     for name, job in yaml.safe_load(blocks["yaml"]).items():
         words = shlex.split(job["script"].replace("pools.toml", str(file)))[1:]
         assert cpumond(*words)[0].startswith("nothing to do"), name
+
+
+PAGES = ("pools", "why-idle", "what-if", "preemption", "nodes", "events", "scheduler", "jobs")
+NOT_RUN = re.compile(r"scheduler|cluster|run|top|undo|report|operation wait|.* (?:[A-Z]+|-|--follow|\S+\.toml)( |$)")
+"""Commands that run on, need a terminal or a minute of history, and those with a placeholder."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_work_in_their_order(tmp_path: Path, page: str) -> None:
+    text = (Path(__file__).parents[2] / f"docs/{page}.md").read_text()
+    typed = [words for words, is_fenced in list_commands(text) if is_fenced and not NOT_RUN.match(" ".join(words))]
+    assert len(typed) > 1
+    with contextlib.closing(SchedulerProcess(tmp_path)) as process:
+        process.write_config()
+        process.start()
+        for name in ("host-17", "host1"):
+            PlayedNode(process, name).register()
+        if page not in ("pools", "scheduler"):
+            process.create_pool("research")
+        for words in typed:
+            place = words.index("--") if "--" in words else len(words)  # options go before a job's command
+            done = run_command([*words[:place], "--scheduler", process.url, *words[place:]])
+            assert done.returncode == 0, f"{' '.join(words)}: {done.stdout}{done.stderr}"
 
 
 def below_head(text: str) -> str:

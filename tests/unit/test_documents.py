@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 
 import click
 import pytest
-from documents import DOCUMENTS, FENCED, ROOT, expand, list_metrics
+from documents import DOCUMENTS, FENCED, ROOT, expand, list_commands, list_metrics
 from packaging_script import load_script
 
 from cpumond.agent.config import parse_config_text
@@ -75,39 +74,6 @@ def test_paragraphs_are_short() -> None:
 
 
 # ---- commands
-
-
-SHOWN = re.compile(r"(?:[$#] )?(?:\S+=\S+ |\S+ && )*(?:\S*/)?cpumond ")
-"""A line of a block without a language, or of one with output, that is typed."""
-
-
-def list_commands(text: str) -> Iterator[tuple[list[str], bool]]:
-    """Words of each `cpumond` command, and whether it stands in a fenced block; not those with an ellipsis.
-
-    A command between backquotes may lack arguments.
-    """
-    blocks = [(language, re.sub(r"\\\n\s*", " ", block)) for language, block in FENCED.findall(text)]
-    lines = [(line, True) for language, block in blocks for line in block.splitlines()
-             if language == "sh" or (language in ("console", "") and SHOWN.match(line))]  # fmt: skip
-    lines += [(line, False) for line in re.findall(r"`((?:sudo )?cpumond [^`]+)`", FENCED.sub("", text))]
-    for line, is_fenced in lines:
-        if "cpumond " in line.partition("#")[0].removeprefix("# ") and "..." not in line:
-            typed = re.sub(r"^[$#] ", "", " ".join(line.split()))
-            yield from ((words, is_fenced) for words in split_commands(typed))
-
-
-def split_commands(line: str) -> Iterator[list[str]]:
-    """Words of each `cpumond` command of a line of shell, without redirections and comments."""
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&<>()")
-    lexer.whitespace_split = True
-    words: list[str] = []
-    for word in [*lexer, ";"]:
-        if set(word) <= set(";|&<>()"):
-            if words and (words[0] == "cpumond" or words[0].endswith("/bin/cpumond")):
-                yield words[1:]
-            words = []
-        elif words or not re.match(r"sudo$|\w+=", word):
-            words.append(word)
 
 
 def parse(words: list[str], hidden: dict[str, dict[str, str]]) -> None:
