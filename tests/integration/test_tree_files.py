@@ -103,7 +103,7 @@ def test_a_file_is_planned_applied_and_then_nothing_is_left_to_do(
     plan, _ = cpumond("tree", "plan", file, "--detailed-exitcode", code=2)
     assert plan.splitlines()[0] == "~ tree default: max_running_operation_count: not set -> 100"
     assert "+ pool nightly: made" in plan
-    assert "2 to make, 1 to change, 0 to remove" in plan
+    assert "2 to create, 1 to change, 0 to remove" in plan
     assert pools(scheduler) == {}
     _, told = cpumond("tree", "apply", file, code=EXIT_USAGE)
     assert "give --yes to apply it without a question" in told
@@ -174,7 +174,7 @@ def test_each_change_needs_what_its_own_command_needs(scheduler: SchedulerProces
     seen, told = cpumond("tree", "plan", file, "--detailed-exitcode", who="ci", code=2)
     assert seen == (
         "~ pool nightly: weight: 0.5 -> not set\n~ pool nightly: mode: not set -> fifo\n"
-        "0 to make, 1 to change, 0 to remove\n"
+        "0 to create, 1 to change, 0 to remove\n"
     )
     assert "this is the difference alone, without its effect on shares, and you may not apply it: ci may not" in told
     _, told = cpumond("tree", "apply", file, "--yes", who="ci", code=EXIT_PERMISSION)
