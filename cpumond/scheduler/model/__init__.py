@@ -762,7 +762,7 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     """As ``Job.backfill_until``."""
 
     interruption_timeout: float = 0.0
-    """The milliseconds that it got to end when it was told to; 0: it was not interrupted."""
+    """Milliseconds that it had to end after it was asked to; 0: it was not interrupted."""
 
     @property
     def has_ceiling(self) -> bool:
@@ -778,9 +778,9 @@ class JobRecord(CpuUse, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 
 
 class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A node that was given up, shown for a while: ``jobs`` are those that it had. Times are seconds since 1970.
+    """A node that was declared lost, kept for a while with the ``jobs`` that it had. Times are seconds since 1970.
 
-    ``cordon`` and ``user_tags`` are those that it has again when it comes back; with some it is remembered for longer.
+    ``cordon`` and ``user_tags`` apply again when it comes back; a node with either is remembered for longer.
     """
 
     id: str
@@ -796,24 +796,24 @@ class LostNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     @property
     def is_maintained(self) -> bool:
-        """Whether an operator said something of it that it shall still have when it comes back."""
+        """Whether an administrator set something on it that shall still apply when it comes back."""
         return self.cordon is not None or bool(self.user_tags)
 
 
 def to_vector(amounts: Mapping[str, float], missing: float) -> Vector:
-    """A dictionary of resources as a vector, ``missing`` for what it does not name."""
+    """Return a dictionary of resources as a vector, ``missing`` for names that it lacks."""
     a, b, c, d, e = (float(amounts.get(name, missing)) for name in RESOURCES)
     return (a, b, c, d, e)
 
 
 def to_amounts(vector: Vector) -> Resources:
-    """A vector as a dictionary of all resources."""
+    """Return a vector as a dictionary of all resources."""
     slots, cpu, gpu, memory, network = vector
     return {"user_slots": slots, "cpu": cpu, "gpu": gpu, "memory": memory, "network": network}
 
 
 def encode_record(record: Any) -> bytes:
-    """As the store keeps it. Raises CommandError for what cannot be stored."""
+    """Encode a record for the store. Raises CommandError for values that cannot be stored."""
     try:
         return msgspec.json.encode(record)
     except (UnicodeEncodeError, TypeError, RecursionError):

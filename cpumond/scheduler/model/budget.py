@@ -1,6 +1,6 @@
 """Core-hour budgets of pools and users: option, record, periods, forecast (semantics.md 2.15). Pure.
 
-Amounts are core-seconds, in pairs (ordered, used). Days are dates of the budget's zone, as text: ``2026-11-29``.
+Amounts are core-seconds, in pairs (requested, used). Days are dates in the budget's time zone, as text: ``2026-11-29``.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ NOTHING_COUNTED: Final[CorePair] = (0.0, 0.0)
 HOUR_S: Final = 3600.0
 DAY: Final = timedelta(days=1)
 BACK_DAYS: Final = 2
-"""A clock that is back by at most so many days counts for the newest known day; by more, that day was wrong."""
+"""A clock that went back by at most this many days counts for the newest known day; if by more, that day was wrong."""
 KEPT_DAYS: Final = 62
-"""And as long as the period needs."""
+"""Days kept, and longer if the period needs them."""
 RECENT_DAYS: Final = 7
-"""A forecast is made of the use of so many days, and of an hour at least."""
+"""A forecast uses the usage of this many days, and of an hour at least."""
 Level = Literal[0, 1, 2]
 LOW: Final = 1
 SPENT: Final = 2
-"""0: less than ``warn_ratio`` is spent."""
+"""Level 0: less than ``warn_ratio`` is spent."""
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``budget`` of a pool, and each of ``user_budgets`` of a tree. ``core_hours`` None: there is none."""
+    """``budget`` of a pool, and each of ``user_budgets`` of a tree. ``core_hours`` None: no budget."""
 
     core_hours: Annotated[float, msgspec.Meta(ge=0.0, le=1e12)] | None = None
     period: Literal["month", "week", "day", "rolling"] = "month"
@@ -44,28 +44,29 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return (self.core_hours or 0.0) * HOUR_S
 
     def end_of(self, day: str) -> float:
-        """Seconds since 1970."""
+        """Return the end of the period in seconds since 1970."""
         after = date.fromisoformat(day) + DAY
         return datetime(after.year, after.month, after.day, tzinfo=read_zone(self.zone)).timestamp()
 
     def first_day(self, day: str) -> str:
-        """Of the period that ``day`` is in."""
+        """Return the first day of the period that contains ``day``."""
         at = date.fromisoformat(day)
         back = {"month": at.day - 1, "week": at.weekday(), "day": 0, "rolling": self.rolling_days - 1}[self.period]
         return add_days(day, -back)
 
     def find_day(self, known: str, now: float) -> str:
-        """The day for which is counted now, ``known`` the newest one: a clock that was set back begins none anew."""
+        """Return the day that usage counts for now; ``known`` is the newest one. A clock that was set back starts no
+        new day."""
         today = datetime.fromtimestamp(now, read_zone(self.zone)).date().isoformat()
         return known if today < known <= add_days(today, BACK_DAYS) else today
 
     def sum_from(self, first: str, days: dict[str, CorePair]) -> float:
-        """What counts of the days since ``first``."""
+        """Return the sum of the days since ``first``."""
         return sum(pair[self.counts == "used"] for name, pair in days.items() if name >= first)
 
     def forecast_day(self, days: dict[str, CorePair], day: str, since: float, now: float) -> str | None:
-        """The day on which it is spent if use goes on as in the last days, counted ``since``; None: on none of this
-        period, of a rolling one on none at all, or it is not known yet."""
+        """Return the day on which the budget will be spent if usage continues as in the last days, counted ``since``.
+        None: not within this period (for a rolling one: never), or not known yet."""
         first = self.first_day(day)
         spent = self.sum_from(first, days)
         if spent >= self.limit_s:
@@ -91,10 +92,10 @@ NO_BUDGET: Final = Budget()
 
 
 class BudgetRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is stored of a budget. ``tree`` is the tree's id, ``owner`` the id of a pool or the name of a user.
+    """Stored record of a budget. ``tree`` is the tree's id, ``owner`` the id of a pool or the name of a user.
 
-    ``days``: what was counted, but for what live jobs came to since ``StartRecord.counted``. ``day`` is the newest one.
-    ``level``: of ``budget`` in the period that began on ``period``, as last looked at.
+    ``days``: counted amounts, without those of live jobs since ``StartRecord.counted``. ``day`` is the newest day.
+    ``level``: of ``budget`` in the period that began on ``period``, at the last check.
     """
 
     tree: str
@@ -118,7 +119,7 @@ def add_days(day: str, number: int) -> str:
 
 @lru_cache(maxsize=64)
 def read_zone(name: str) -> tzinfo:
-    """The zone of that name; UTC where this machine does not know it, as another one did that led before."""
+    """Return the time zone of that name; UTC if this machine does not know it, unlike an earlier leader's."""
     return find_zone(name) or UTC
 
 

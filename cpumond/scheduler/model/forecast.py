@@ -1,4 +1,4 @@
-"""What is foretold, as values. Times are seconds since 1970; None: beyond what was looked at."""
+"""Forecasts as values. Times are seconds since 1970; None: beyond the horizon."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """When an operation starts its first job and ends: in one of ten runs ahead before ``..._p10``, in half of them
-    before ``..._p50``, in nine of ten before ``..._p90``.
+    """Predicted first start and end of an operation: before ``..._p10`` in one of ten simulations, before ``..._p50``
+    in half of them, before ``..._p90`` in nine of ten.
 
-    ``started_at`` of one that has started, and then no ``start_...``. ``end_...`` are None, too, where nothing is known
-    of how long operations like it run. ``as_of``: the moment whose state was run ahead. ``lines``: the same in
-    sentences, with what is not known.
+    ``started_at`` is set for an operation that has started, which then has no ``start_...``. ``end_...`` are also None
+    if nothing is known of the run times of similar operations. ``as_of``: time of the simulated state. ``lines``: the
+    forecast as sentences, with what is not known.
     """
 
     operation_id: str
@@ -24,15 +24,15 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     end_p90: float | None = None
     as_of: float
     horizon: float
-    """Until when was looked."""
+    """End of the simulated time."""
     runs: int
-    """How often the state was run ahead; 0 for one that can never start as things are."""
+    """Number of simulations; 0 for an operation that can never start as things are."""
     lines: list[str] = []
 
 
 class ForetoldStart(msgspec.Struct, frozen=True):
-    """The first start and the end of an operation, without the change and with it; None: beyond the horizon, or not
-    there at all."""
+    """First start and end of an operation, without and with the change; None: beyond the horizon, or the operation does
+    not exist."""
 
     operation_id: str
     title: str
@@ -45,7 +45,7 @@ class ForetoldStart(msgspec.Struct, frozen=True):
 
 
 class ForetoldStop(msgspec.Struct, frozen=True):
-    """A job that would be stopped with the change and not without it, and what it loses."""
+    """A job that the change would stop, and the work that it would lose."""
 
     job_id: str
     operation_id: str
@@ -60,8 +60,8 @@ class ForetoldStop(msgspec.Struct, frozen=True):
 
 
 class ForetoldShare(msgspec.Struct, frozen=True):
-    """Fair share of a pool and what is allotted to it (``used``), cores, the mean over what was looked at, without the
-    change and with it."""
+    """Fair share of a pool and its allocated cores (``used``), each the mean over the simulated time, without and with
+    the change."""
 
     tree: str
     pool: str
@@ -72,8 +72,8 @@ class ForetoldShare(msgspec.Struct, frozen=True):
 
 
 class Simulation(msgspec.Struct, frozen=True):
-    """What a change would do: what starts when, who is stopped, whose share moves. Only what differs is listed, and the
-    operation that was asked about. ``lines``: the most of it in sentences."""
+    """Effects of a change: which operations start when, which jobs are stopped, and whose share moves. Only differences
+    are listed, and the operation in question. ``lines``: the main effects as sentences."""
 
     as_of: float
     horizon: float
@@ -83,12 +83,12 @@ class Simulation(msgspec.Struct, frozen=True):
     shares: list[ForetoldShare]
     lines: list[str]
     left_out: int = 0
-    """Operations that differ, but are not listed: too many, or the asker may not read them."""
+    """Number of differing operations that are not listed: too many, or hidden from the caller."""
 
 
 class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line of the answer to a question that takes a while: how far it is (0 to 1); at first what the last forecast
-    says of the same (``first``), with its age; the answer at the end, or why there is none."""
+    """A line of the answer to a question that takes a while: progress (0 to 1). The first line has what the last
+    forecast says (``first``), with its age; the last one has the answer, or why there is none."""
 
     done: float
     first: list[str] = []

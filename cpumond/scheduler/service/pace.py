@@ -24,7 +24,7 @@ def first_period_s(nodes: int, least_s: float, timeout_s: float) -> float:
 
 
 def next_period_s(period_s: float, load: float, least_s: float, timeout_s: float) -> float:
-    """Return the next period to send to nodes; ``load`` is the fraction since the last call, at least ``look_s`` ago."""
+    """Return the next period for nodes; ``load`` is the fraction since the last call, at least ``look_s`` ago."""
     if load > BUSY:
         period_s *= min(load / BUSY, 2.0)
     elif load < CALM:

@@ -50,25 +50,25 @@ KEPT_PREEMPTIONS = 10_000
 
 @dataclass(slots=True)
 class TreeWork:
-    """What is derived for one tree between updates; it goes with the tree."""
+    """Derived data of one tree between updates; removed with the tree."""
 
     maker: SnapshotMaker
     filter: NodesFilter
     order: ServiceOrder | None = None
-    """None: to be made again, since shares or the pools above an operation have changed."""
+    """None: to be computed again, since shares or the pools above an operation have changed."""
     targets: preemption.Targets | None = None
-    """The operations that may preempt: those that starved at the last update. None with ``order``."""
+    """Operations that may preempt: those that starved at the last update. None with ``order``."""
     is_freed: bool = False
-    """The whole queue must be looked at: a slot became free, or limits changed (3.3)."""
+    """The whole queue must be checked: a slot became free, or limits changed (3.3)."""
     arrived: dict[str, OperationElement] = field(default_factory=dict)
-    """Pending operations that came since ``settle``; the ones before them were blocked and still are."""
+    """Pending operations that came since ``settle``; earlier ones were blocked and still are."""
 
     def forget_order(self) -> None:
         self.order = self.targets = None
 
 
 class State:
-    """Everything the scheduler knows. Used by one thread; not safe for more."""
+    """All tables of the scheduler. Used by one thread; not safe for more."""
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
@@ -83,7 +83,7 @@ class State:
         self.finished_jobs: dict[str, dict[str, JobRecord]] = {}
         """Operation -> its finished jobs by id, as long as the operation is known."""
         self.vaults: dict[str, SealedVault] = {}
-        """The secrets of live operations, by operation (12.6)."""
+        """Secrets of live operations, by operation (12.6)."""
         self.spec_room = SpecRoom(rules.max_specification_memory)
         self.config_bytes = 0
         self.tokens = TokenTable()
@@ -91,66 +91,66 @@ class State:
         self.budgets: dict[str, Account] = {}
         """By ``BudgetRecord.key``."""
         self.budgets_settled_at = 0.0
-        """When live jobs were last settled (2.15)."""
+        """Time of the last settlement of live jobs (2.15)."""
         self.nodes: dict[str, Node] = {}
         self.starts_of: dict[str, dict[str, StartRecord]] = {}
-        """Node that is not known any more -> jobs that an earlier run started there, by id."""
+        """Removed node -> jobs that an earlier run started there, by id."""
         self.jobs: dict[str, Job] = {}
         """Active and stopping jobs."""
         self.gangs = GangTable()
         self.refused_nodes: dict[str, tuple[float, tuple[str, ...]]] = {}
-        """Nodes that were refused because their tags fit several trees: when they last tried, and the trees."""
+        """Nodes refused because their tags fit several trees: time of the last attempt, and the trees."""
         self.preemptions: deque[PreemptionRecord] = deque(maxlen=KEPT_PREEMPTIONS)
         self.preemption_counts: dict[tuple[str, str, str], int] = {}
         """(tree, pool of the victim, kind) -> preemptions since the start."""
         self.happened: deque[Event | PreemptionRecord] = deque(maxlen=0)
-        """What nothing stored tells of; the log of events replaces this deque by one that has room, and empties it."""
+        """Events that no stored record implies; the event log replaces this deque by a bounded one, and empties it."""
         self.held: dict[str, None] = {}
-        """Nodes that are held off since jobs fail on them (2.14)."""
+        """Nodes held off because jobs fail on them (2.14)."""
         self.lost_nodes: dict[str, LostNode] = {}
-        """Nodes that were given up less than LOST_S ago and have not come back, the first lost first."""
+        """Nodes declared lost less than LOST_S ago that have not come back, the first lost first."""
         self.ended_elements: deque[OperationElement] = deque(maxlen=0)
-        """Operations that left a tree; a history replaces this deque by one that has room, and empties it."""
+        """Operations that left a tree; a history replaces this deque by a bounded one, and empties it."""
         self.refused_starts = RefusedStarts()
         self.foretold: Mapping[str, Forecast] = {}
         """Latest forecast by operation; replaced as a whole by the forecaster. Some operations may have ended since."""
         self.sequence = 0
         self.job_sequence = 0
         self.period_s = rules.heartbeat_period_s
-        """How often nodes are told to send heartbeats."""
+        """Period of heartbeats that nodes are sent."""
         self.settled_config: Config | None = None
-        """The configuration that the last ``settle`` saw."""
+        """Configuration that the last ``settle`` processed."""
         self.deadlines: list[tuple[float, str]] = []
-        """A heap: when the ``time_limit`` of an operation is over, and its id; some of them may have ended."""
+        """A heap of deadlines (``time_limit``) with operations' ids; some of them may have ended."""
         self.retries: list[tuple[float, str]] = []
-        """A heap: when a job of an operation is to be started again, and its id; some of them are over (3.9)."""
+        """A heap of times at which jobs start again, with operations' ids; some entries may be outdated (3.9)."""
         self.cut_short: dict[str, None] = {}
-        """Operations that fail since a restart of the scheduler came before all of their jobs had been started."""
+        """Operations that fail because the scheduler restarted before all of their jobs had been started."""
         self.unmatched: dict[str, float] = {}
-        """Operation that no node which is online fits -> since when, as this scheduler has seen it (2.13)."""
+        """Operation that fits no online node -> since when, as observed by this scheduler (2.13)."""
         self.stuck_at = 0.0
-        """When it was last looked which operations are stuck."""
+        """Time of the last check for stuck operations."""
         self.expired: dict[tuple[str, str], None] = {}
-        """(kind, key) of stored records that are no longer kept."""
+        """(kind, key) of stored records to delete."""
         self.contested: dict[str, float] = {}
-        """Job whose limit another program sets -> when that was last logged."""
+        """Job whose limit another program sets -> time of the last log entry on it."""
         self.unstored: dict[str, Job] = {}
         """Jobs whose start is not stored yet; some of them may have ended."""
         self.unstored_stops: dict[str, Job] = {}
-        """Jobs whose start is stored, but not yet that they were told to stop: no replacement is stored before that."""
+        """Jobs whose start is stored, but not yet the request to stop; no replacement is stored before that."""
         self.has_untold_starts = False
         self.awaited: dict[str, None] = {}
         self.await_until = 0.0
         """Whether a version that stored no starts may have started jobs; then the nodes without a heartbeat so far, and
-        until when starts in their trees wait for it."""
+        the time until which starts in their trees wait for it."""
 
     def record_of(self, operation_id: str) -> OperationRecord | None:
-        """The record of an operation that is live or finished and still known."""
+        """Return the record of an operation that is live or finished and still known."""
         live = self.operations.get(operation_id)
         return self.finished.get(operation_id) if live is None else live.record
 
     def find_record(self, operation_id: str) -> OperationRecord:
-        """The record of an operation, by id or ``*alias``. Raises CommandError."""
+        """Return the record of an operation, by id or ``*alias``. Raises CommandError."""
         record = self.record_of(operation_id)
         if record is None and operation_id.startswith("*"):
             known = [*(each.record for each in self.operations.values()), *reversed(self.finished.values())]
@@ -160,7 +160,7 @@ class State:
         return record
 
     def find_live_job(self, job_id: str, operation_id: str = "") -> Job:
-        """A job that has not ended, of that operation (id or ``*alias``) if one is named. Raises CommandError."""
+        """Return a job that has not ended, of the given operation (id or ``*alias``) if any. Raises CommandError."""
         job = self.jobs.get(job_id)
         is_its = job is None or not operation_id or self.find_record(operation_id).id == job.element.operation.id
         if job is None or not is_its:
@@ -169,7 +169,7 @@ class State:
         return job
 
     def find_job_node(self, operation_id: str, job_id: str) -> str:
-        """The node that a job of an operation (id or ``*alias``) runs or ran on. Raises CommandError."""
+        """Return the node that a job of an operation (id or ``*alias``) runs or ran on. Raises CommandError."""
         record = self.find_record(operation_id)
         job = self.jobs.get(job_id)
         if job is not None and job.element.operation.id == record.id:
@@ -182,7 +182,7 @@ class State:
         return ended.node_id
 
     def find_tree(self, name: str) -> Tree:
-        """A tree by name. Raises CommandError."""
+        """Return a tree by name. Raises CommandError."""
         tree = self.trees.get(name)
         if tree is None:
             raise CommandError(f'Pool tree "{name}" does not exist; known trees: {", ".join(self.trees)}', RESOLVE)
@@ -192,6 +192,6 @@ class State:
         return [name for name, work in self.work.items() if work.filter.matches(tags)]
 
     def take_expired(self) -> list[tuple[str, str]]:
-        """(kind, key) of stored records that are no longer kept; the caller deletes them."""
+        """Return (kind, key) of stored records that are no longer kept; the caller deletes them."""
         expired, self.expired = list(self.expired), {}
         return expired

@@ -1,4 +1,4 @@
-"""Jobs of the state that use room which is kept for a gang, until it needs it; pure (semantics.md 7.3)."""
+"""Backfill: jobs of the state use resources reserved for a gang until it needs them; pure (semantics.md 7.3)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cpumond.scheduler.model import JobRecord
 from cpumond.scheduler.state import State, blame, gangs, lifecycle
 
 MOST_KNOWN: Final = 5000
-"""Kinds of jobs whose run times are remembered; so many of the jobs that ended before are read at first."""
+"""Kinds of jobs whose run times are remembered; also the number of ended jobs that are read at first."""
 
 
 def find_run_times(state: State) -> RunTimes:
-    """Of jobs that ended; kept up to date from the first call on."""
+    """Return the run times of ended jobs; updated from the first call on."""
     if state.gangs.run_times is None:
         times = state.gangs.run_times = RunTimes(MOST_KNOWN)
         records = [*state.finished.values(), *(each.record for each in state.operations.values())]
@@ -31,7 +31,7 @@ def find_run_times(state: State) -> RunTimes:
 
 
 def note_ended(state: State, ended: JobRecord, job: Job | None) -> None:
-    """Learn from a job that ended; ``job``: as it lived, where it was not given up before."""
+    """Learn from a job that ended; ``job`` is its live object, unless it was declared lost before."""
     record = state.record_of(ended.operation_id)
     if state.gangs.run_times is not None and record is not None:
         state.gangs.run_times.see(record, ended)
@@ -45,7 +45,7 @@ def note_ended(state: State, ended: JobRecord, job: Job | None) -> None:
 def use_kept_room(
     state: State, node: Node, tree: Tree, order: ServiceOrder, now: float, make_job: gangs.MakeJob
 ) -> None:
-    """Start jobs in the room that is kept on a node, which end before it is needed."""
+    """Start jobs on a node's reserved resources that will end before these are needed."""
     kept, spare = state.gangs.reservations.get(tree.name), state.rules.spare
     if kept is None or node not in kept.rooms or not may_take_back(kept.element):
         return

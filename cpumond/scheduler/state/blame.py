@@ -1,6 +1,6 @@
-"""Nodes on which jobs fail are held off; whose fault a failure is (semantics.md 2.14). Pure.
+"""Holds off nodes on which jobs fail, and decides whether a failure is the node's fault (semantics.md 2.14). Pure.
 
-What is seen of a node is kept in memory only: whoever takes over begins anew, but for cordons.
+Observations of a node are kept in memory only: a scheduler that takes over starts with none, except for cordons.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from cpumond.scheduler.state.node_commands import CordonNode
 from cpumond.scheduler.state.reports import find_task
 
 OTHER_NODE_S: Final = 15.0
-"""How long the replacement of a job that failed waits at most for another node that has room."""
+"""Most seconds that the replacement of a failed job waits for another node with free resources."""
 MOST_BLAMED: Final = 2
-"""So many times ``max_failed_job_count`` do failures of one operation on one node not count, if no more is known."""
+"""Multiple of ``max_failed_job_count``: this many failures of an operation on one node do not count if no more is
+known."""
 
 
 class _Judge:
-    """What speaks against nodes after the ends of some jobs, with the new records of their operations if there are."""
+    """Evidence against nodes after the ends of some jobs, with the new records of their operations, if any."""
 
     def __init__(self, state: State, ended: Iterable[JobRecord], records: Iterable[OperationRecord] = ()) -> None:
         self.state, self.rules = state, state.rules.node_failures
@@ -42,8 +43,8 @@ class _Judge:
         return self.records.get(operation_id) or self.state.record_of(operation_id)
 
     def find_limit(self, operation_id: str) -> int:
-        """How many failures of an operation on one node speak against that; 0: none does, since it failed on several
-        and completed nothing, which speaks against itself."""
+        """Return how many failures of an operation on one node count against that node. 0: none, since the operation
+        failed on several nodes and completed no job, which is evidence against itself."""
         record = self.find(operation_id)
         if record is None:
             return 0
@@ -52,23 +53,23 @@ class _Judge:
         return 0 if is_own_fault else max(record.max_failed_job_count, 2)
 
     def is_suspect(self, streak: Streak) -> bool:
-        """Whether a streak speaks against its node: failures of several operations, starts that failed, or as many of
-        one operation as would end it."""
+        """Return whether a streak counts against its node: failures of several operations, failed starts, or as many
+        failures of one operation as would end it."""
         failed = [(each, limit) for name, each in streak.by_operation.items() if (limit := self.find_limit(name))]
         if len(failed) >= self.rules.operations or sum(each.not_started for each, _ in failed) >= self.rules.starts:
             return True
         return any(each.jobs >= limit for each, limit in failed)
 
     def is_evidence(self, job: JobRecord) -> bool:
-        """Whether a failure may be the node's fault: not at a limit of the task, nor, but by the node's own word, where
-        the job can run nowhere else."""
+        """Return whether a failure may be the node's fault: not if it hit a limit of the task, nor if the job can run
+        nowhere else, unless the node itself reports the fault."""
         if job.failure is not None or not is_failure(job):
             return False
         return job.state == "aborted" or _fits_elsewhere(self.state, job)
 
 
 def find_blamed(state: State, ended: Collection[JobRecord]) -> frozenset[str]:
-    """Ids of those of the jobs that end now that failed and do not count before a second node agrees (3.6)."""
+    """Return ids of jobs that end now, failed, and do not count before a second node confirms the failure (3.6)."""
     if not state.rules.node_failures.enabled or not any(job.state == "failed" for job in ended):
         return frozenset()
     judge, blamed, by_node = _Judge(state, ended), list[str](), dict[str, list[JobRecord]]()
@@ -85,7 +86,7 @@ def find_blamed(state: State, ended: Collection[JobRecord]) -> frozenset[str]:
 
 
 def _asks_another(judge: _Judge, job: JobRecord) -> bool:
-    """Whether an operation that may have several failures is not ended by those of one node alone yet."""
+    """Return whether an operation that may have several failures survives those of one node alone for now."""
     record = judge.find(job.operation_id)
     limit = 0 if record is None else record.max_failed_job_count
     failed = 0 if record is None else record.failed_on.get(job.node_id, 0)
@@ -93,7 +94,7 @@ def _asks_another(judge: _Judge, job: JobRecord) -> bool:
 
 
 def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[OperationRecord], now: float) -> None:
-    """Take in jobs that are about to be known as ended, with the new ``records`` of their operations."""
+    """Process jobs that are about to be recorded as ended, with the new ``records`` of their operations."""
     if not ended or not state.rules.node_failures.enabled:
         return
     judge, failed = _Judge(state, ended, records), dict[str, set[str]]()
@@ -113,13 +114,13 @@ def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[Oper
     found = [record for name in judge.failed_on if (record := judge.find(name)) is not None]
     for node_id in sorted({node_id for record in found for node_id in record.failed_on} & state.nodes.keys()):
         node = state.nodes[node_id]
-        # An operation failed on a second node: what was held against the first may be the operation's own fault.
+        # The operation failed on a second node, so it may itself be the cause of what counted against the first.
         if node.failing is not None and node.failing.is_told and not judge.is_suspect(node.failing.streak):
             forget(state, node, "the same operations fail on other nodes, too", now)
 
 
 def _judge_node(judge: _Judge, node: Node, operations: Collection[str], now: float) -> None:
-    """Hold a node off after failures of ``operations``, if they speak against it."""
+    """Hold a node off after failures of ``operations``, if they count against it."""
     state, failing, rules, tree = judge.state, node.failing, judge.rules, judge.state.trees.get(node.tree or "")
     if failing is None or node.cordoned or tree is None:
         return
@@ -142,7 +143,7 @@ def _judge_node(judge: _Judge, node: Node, operations: Collection[str], now: flo
 
 
 def forget(state: State, node: Node, why: str = "", now: float = 0.0) -> None:
-    """Let nothing be known against a node: it gets jobs, if nobody cordoned it; ``why``, if that is an event."""
+    """Clear all evidence against a node: it gets jobs unless it is cordoned; ``why``, if this is an event."""
     if why and node.failing is not None and node.failing.is_told:
         state.happened.append(make_works_event(node, why, now))
     node.failing = None
@@ -156,14 +157,14 @@ def _release(state: State, node: Node) -> None:
 
 
 def forget_decided(state: State, nodes: Iterable[NodeRecord]) -> None:
-    """Begin anew with nodes that somebody cordoned or uncordoned: their tags are the same, their cordon is not."""
+    """Clear the evidence against nodes that a user cordoned or uncordoned: same tags, another cordon."""
     for record in nodes:
         if record.user_tags == state.nodes[record.id].user_tags:
             forget(state, state.nodes[record.id])
 
 
 def end_pauses(state: State, now: float) -> None:
-    """Give jobs again to nodes whose pause is over; one more failure holds them off for longer."""
+    """End holds that are over; one more failure holds the node off for longer."""
     for node in [state.nodes[node_id] for node_id in state.held]:
         if node.failing is not None and node.failing.until is not None and node.failing.until <= now:
             node.failing.until = None
@@ -171,8 +172,8 @@ def end_pauses(state: State, now: float) -> None:
 
 
 def list_cordons(state: State) -> Iterator[CordonNode]:
-    """The commands that cordon nodes which were held off too often. One operation alone does not lead to that, unless
-    the node itself says that it cannot start jobs."""
+    """Return commands that cordon nodes which were held off too often. One operation alone does not lead to that,
+    unless the node itself reports that it cannot start jobs."""
     rules = state.rules.node_failures
     for node in [state.nodes[node_id] for node_id in state.held]:
         failing = node.failing
@@ -184,7 +185,7 @@ def list_cordons(state: State) -> Iterator[CordonNode]:
 
 
 def _fits_elsewhere(state: State, job: JobRecord) -> bool:
-    """Whether another node that gets jobs could hold the job, if it were empty."""
+    """Return whether another node that gets jobs could hold the job if it were empty."""
     operation = state.operations.get(job.operation_id)
     element = None if operation is None else operation.elements.get(job.tree)
     task = None if operation is None else find_task(operation.record, job.task)
@@ -197,7 +198,7 @@ def _fits_elsewhere(state: State, job: JobRecord) -> bool:
 
 
 def _prefer_others(state: State, job: JobRecord, now: float) -> None:
-    """Let the replacement of a job go to another node first."""
+    """Start the replacement of a job on another node first."""
     operation = state.operations.get(job.operation_id)
     if operation is not None and not operation.record.is_gang:
         operation.shuns = operation.shuns or {}
@@ -206,7 +207,7 @@ def _prefer_others(state: State, job: JobRecord, now: float) -> None:
 
 
 def note_start(job: Job) -> None:
-    """A job of an operation with failures was started: one of those that failed elsewhere has its replacement."""
+    """Note that a job of an operation with failures was started: it replaces one of those that failed elsewhere."""
     shunned = job.element.operation.shuns
     for node_id in [node_id for node_id in shunned if node_id != job.node.id][:1]:
         number, until = shunned.pop(node_id)
@@ -215,7 +216,8 @@ def note_start(job: Job) -> None:
 
 
 def shuns(state: State, element: OperationElement, task: Task, node: Node, now: float) -> bool:
-    """Whether the only jobs that an operation has to start failed on this node, and another one has room now."""
+    """Return whether the only jobs that an operation has to start failed on this node, and another one can hold them
+    now."""
     shunned = element.operation.shuns
     number, until = shunned.get(node.id, (0, 0.0))
     if now >= until:

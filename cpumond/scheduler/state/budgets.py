@@ -1,8 +1,8 @@
-"""Core-hours are counted against budgets, each exactly once; pure (semantics.md 2.15).
+"""Counts core-hours against budgets, each exactly once; pure (semantics.md 2.15).
 
-What a job comes to follows from its own record: of its last report while it lives, of ``JobRecord`` once it has ended.
-``Job.settled``, stored with its start, is the part of it that is in stored sums. A sum and the parts that it holds are
-written together, so that a killed scheduler loses nothing and counts nothing twice.
+The amount of a job follows from its own record: its last report while it lives, ``JobRecord`` once it has ended.
+``Job.settled``, stored with its start, is the part that stored sums contain. A sum and its parts are written together,
+so that a killed scheduler loses nothing and counts nothing twice.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 SETTLE_S = 3600.0
-"""How often live jobs are settled: of one whose node is lost while no scheduler runs, at most so much is lost."""
+"""Seconds between settlements of live jobs: at most this much is lost of a job whose node is lost while no scheduler
+runs."""
 
 
 def list_budgets(config: Config) -> Iterator[tuple[str, str, BudgetRecord, Budget]]:
-    """All budgets: the names of the tree and of the pool or user, a record without anything counted, the option."""
+    """Return all budgets: names of the tree and of the pool or user, an empty record, the option."""
     for tree in config.trees.values():
         for pool in tree.pools.values():
             if pool.settings.budget.core_hours is not None:
@@ -45,7 +46,7 @@ def list_budgets(config: Config) -> Iterator[tuple[str, str, BudgetRecord, Budge
 
 
 def sync(state: State, now: float) -> None:
-    """Let there be an account for each budget of the configuration, and each live operation be in its accounts."""
+    """Keep an account for each budget of the configuration, and each live operation in its accounts."""
     before, state.budgets = state.budgets, {}
     for tree, name, empty, budget in list_budgets(state.config):
         fresh = msgspec.structs.replace(empty, since=now, day=budget.find_day("", now))
@@ -69,7 +70,7 @@ def sync(state: State, now: float) -> None:
 
 
 def restore(state: State, records: Iterable[BudgetRecord]) -> None:
-    """Take over what an earlier run stored, before operations are loaded."""
+    """Restore stored records before operations are loaded."""
     for record in records:
         if record.key in state.budgets:
             state.budgets[record.key].record = record
@@ -79,13 +80,13 @@ def restore(state: State, records: Iterable[BudgetRecord]) -> None:
 
 
 def find_accounts(state: State, pool: PoolElement, user: str) -> tuple[Account, ...]:
-    """Of the budgets that an operation of ``user`` in ``pool`` counts for."""
+    """Return the accounts of the budgets that an operation of ``user`` in ``pool`` counts for."""
     own = state.budgets.get(BudgetRecord(pool.tree.config.id, "user", user, 0.0).key)
     return tuple(each for each in (*(above.account for above in (pool, *pool.ancestors())), own) if each is not None)
 
 
 def place(state: State, operation: Operation, jobs: Mapping[Element, list[Job]] | None = None) -> None:
-    """Let an operation be in the accounts of its present pools; what its live jobs came to unsettled goes along.
+    """Move an operation to the accounts of its present pools, with the unsettled amounts of its live jobs.
 
     ``jobs``: those of each element, where they are known.
     """
@@ -102,7 +103,7 @@ def place(state: State, operation: Operation, jobs: Mapping[Element, list[Job]] 
 
 
 def forget(job: Job) -> None:
-    """Take out of the accounts what is not settled of a job that leaves."""
+    """Remove the unsettled amount of a job that leaves from the accounts."""
     _count(job.element.accounts, job, -1.0)
 
 
@@ -113,7 +114,7 @@ def _count(accounts: Iterable[Account], job: Job, sign: float) -> None:
 
 
 def mark(state: State) -> None:
-    """Let pools and operations know what spent budgets keep from them."""
+    """Mark pools and operations that spent budgets restrict."""
     for tree in state.trees.values():
         for pool in tree.pools.values():
             is_left = pool.account is not None and pool.account.holds_back("leftover")
@@ -131,7 +132,8 @@ def _mark_operation(element: OperationElement) -> None:
 
 
 def settle(state: State, change: Transaction, jobs: Iterable[Job] = ()) -> Transaction:
-    """``change`` with what its ended jobs, ``jobs``, and all that it moves between budgets add to stored sums."""
+    """Return ``change`` with the amounts that its ended jobs, ``jobs``, and all moves between budgets add to stored
+    sums."""
     if change.budgets or change.settled:
         return change
     if not state.budgets and (change.config is None or next(list_budgets(change.config), None) is None):
@@ -158,13 +160,13 @@ def _add(added: dict[Account, CorePair], accounts: Iterable[Account], told: Core
 
 
 def counted_of(record: JobRecord, before: CorePair = NOTHING_COUNTED) -> CorePair:
-    """What an ended job came to; ``before`` where nothing is known of it."""
+    """Return the amount of an ended job; ``before`` if it is unknown."""
     ordered = record.ordered_cpu_seconds if record.held_core_seconds is None else record.held_core_seconds
     return (before[0] if ordered is None else ordered, before[1] if record.cpu_seconds is None else record.cpu_seconds)
 
 
 def _find_settled(state: State, record: JobRecord) -> tuple[tuple[Account, ...], CorePair]:
-    """The accounts of a job that ends, and the part of it that is in stored sums."""
+    """Return the accounts of a job that ends, and the part of it that stored sums contain."""
     job, node = state.jobs.get(record.id), state.nodes.get(record.node_id)
     if job is not None:
         return job.element.accounts, job.settled
@@ -182,7 +184,7 @@ def _find_settled(state: State, record: JobRecord) -> tuple[tuple[Account, ...],
 
 
 def _find_moved(state: State, change: Transaction) -> Iterator[Job]:
-    """Jobs that may count for other budgets after the change."""
+    """Return jobs that may count for other budgets after the change."""
     if change.config is not None and _layout(state, change.config) != _layout(state, state.config):
         yield from state.jobs.values()
     moved = {
@@ -196,7 +198,7 @@ def _find_moved(state: State, change: Transaction) -> Iterator[Job]:
 
 
 def _layout(state: State, config: Config) -> object:
-    """What decides which operations count for which budgets: of pools those alone in which there are some."""
+    """Return the facts that decide which operations count for which budgets; only for pools with operations."""
     pools = [
         (pool.id, pool.name, pool.parent)
         for tree in config.trees.values()
@@ -209,7 +211,7 @@ def _layout(state: State, config: Config) -> object:
 
 
 def take(state: State, change: Transaction) -> None:
-    """Take over stored sums, before the rest of the change is applied."""
+    """Apply stored sums before the rest of the change."""
     is_other = False
     for record in change.budgets:
         account = state.budgets[record.key]
@@ -229,7 +231,8 @@ def take(state: State, change: Transaction) -> None:
 
 
 def look(state: State, now: float) -> Transaction:
-    """What time brings: budgets get low or spent, days and periods begin; live jobs are settled each hour and day."""
+    """Process the passage of time: budgets get low or spent, days and periods begin, live jobs are settled hourly and
+    daily."""
     change = NOTHING
     is_new_day = any(each.record.day != each.day(now) for each in state.budgets.values())
     if is_new_day or now - state.budgets_settled_at >= SETTLE_S:
@@ -248,7 +251,7 @@ def _look_at(account: Account, record: BudgetRecord, now: float) -> BudgetRecord
     period = budget.first_day(day)
     level: Level = SPENT if spent >= budget.limit_s else LOW if spent >= budget.warn_ratio * budget.limit_s else 0
     if (record.budget, record.period) == (budget, period) and record.level > level:
-        level = record.level  # jobs that were not heard of since a restart are not in the sum yet
+        level = record.level  # the sum lacks jobs that were not reported since a restart
     oldest = min(period, add_days(day, -KEPT_DAYS))
     days = record.days if day == record.day else {name: pair for name, pair in record.days.items() if name >= oldest}
     return msgspec.structs.replace(record, day=day, period=period, level=level, budget=budget, days=days)

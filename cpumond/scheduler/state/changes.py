@@ -1,4 +1,4 @@
-"""Changes become part of the state: transactions that were stored, and what an earlier run stored; pure."""
+"""Applies changes to the state: stored transactions, and the stored data of an earlier run; pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cpumond.scheduler.state.transaction import Transaction
 
 
 def make_state(rules: Rules, config: Config) -> State:
-    """A state with the trees and pools of a configuration, and nothing else."""
+    """Make a state with only the trees and pools of a configuration."""
     state = State(rules)
     install.install_config(state, config, 0.0)
     return state
@@ -59,7 +59,7 @@ def apply(state: State, change: Transaction, now: float) -> None:
 
 
 def _change_stages(state: State, stages: Iterable[Stage], removed: Iterable[str] = ()) -> None:
-    """Take over stages of a roll-out: the next answer to each node tells its level."""
+    """Apply stages of a roll-out: the next answer to each node contains its level."""
     state.stages.change(stages, removed)
     nodes = list(state.nodes.values())
     levels = state.stages.find_levels([(node.id, node.tags) for node in nodes])
@@ -82,10 +82,10 @@ def load(
     stages: Iterable[Stage],
     of_budgets: Iterable[BudgetRecord] = (),
 ) -> None:
-    """Take over what an earlier run stored besides the configuration, each kind in the order in which it came.
+    """Load the stored data of an earlier run besides the configuration, each kind in its original order.
 
-    Jobs that were started are on their nodes at once. With ``has_untold_starts`` some of them may not be stored:
-    nothing is started in a tree until its stored nodes have reported their jobs, or are silent for too long.
+    Started jobs are on their nodes at once. With ``has_untold_starts`` some starts may not be stored: a tree starts
+    nothing until its stored nodes have reported their jobs or time out.
     """
     _change_stages(state, stages)
     budgets.restore(state, of_budgets)
@@ -110,7 +110,7 @@ def load(
             lifecycle.note_ended(state, job)
         else:
             state.expired["job", job.id] = None
-    # Those without a cookie take what the others leave.
+    # Jobs without a cookie get the cookies that the others leave.
     for start in sorted(starts, key=lambda start: start.cookie < 0):
         resume(state, start, now)
     for operation in state.operations.values():
@@ -119,7 +119,7 @@ def load(
             state.cut_short[operation.id] = None
     lifecycle.fill_places(state)
     incarnations.note_lacks(state)
-    # An earlier run may have ended between the end of one job and the order to stop the others.
+    # An earlier run may have stopped between the end of one job and the request to stop the others.
     state.gangs.broken = dict.fromkeys(state.gangs.live, "one of its jobs ended before")
     lifecycle.stop_broken_gangs(state, now)
     for token in tokens:

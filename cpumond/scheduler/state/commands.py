@@ -1,4 +1,4 @@
-"""Commands on trees, pools and operations: what each changes, decided against the whole state, before it is stored.
+"""Commands on trees, pools and operations: each is checked against the whole state before it is stored.
 
 ``prepare`` is a function from the state and a command to a ``Transaction``; it changes nothing. A refused command is a
 CommandError that names the pool, the rule and the value (semantics.md 2.6 to 2.9, 3).
@@ -65,14 +65,14 @@ if TYPE_CHECKING:
     from cpumond.scheduler.state import State
 
 ConfigChanging = ConfigCommand | ApplyTree | undo.Undo
-"""Commands whose plan can be made."""
+"""Commands for which a plan can be made."""
 
 Command = ConfigChanging | OperationCommand | NodeCommand | RolloutCommand
 
 CHANGED_COUNT = "job_count_changed_by_user_request"
 SUSPENDED = "the operation was suspended with abort_running_jobs"
 MAX_MESSAGE = 1000
-"""Characters that are kept of the message of an abort."""
+"""Most characters kept of the message of an abort."""
 
 
 def prepare(
@@ -83,10 +83,10 @@ def prepare(
     new_id: Callable[[], str],
     ahead: admission.Ahead = admission.NONE_AHEAD,
 ) -> Transaction:
-    """The change that a command makes. Raises CommandError when it is refused; nothing is changed here.
+    """Return the change that a command makes; the state stays as it is. Raises CommandError if it is refused.
 
-    ``ahead``: operations whose starts are stored in the same write, before this one. A start is also refused where it
-    may depend on more of them than their number.
+    ``ahead``: operations whose starts are stored in the same write, before this one. A start is also refused if it may
+    depend on more of them than their number.
     """
     if isinstance(command, operations.StartOperation):
         return _prepare_start(state, command, user, now, new_id, ahead)
@@ -120,7 +120,8 @@ def prepare(
 
 
 def _prepare_job(state: State, command: operations.JobCommand, user: str, now: float) -> Transaction:
-    """What was told to stop already counts as ended: nothing more can be done about it."""
+    """Prepare a command on a job. A job that was asked to stop already counts as ended, so nothing more can be done
+    about it."""
     job = state.find_live_job(command.job_id, command.operation_id)
     if not job.is_active:
         raise CommandError(f"No such job {job.id}: it was told to stop already", NO_SUCH_JOB)
@@ -151,7 +152,7 @@ def _prepare_patch(state: State, record: OperationRecord, patches: Sequence[Any]
 
 
 def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], str]) -> Transaction:
-    # A node that fits several trees already must not block the command that may end that.
+    # A node that already fits several trees must not block the command that may fix that.
     nodes = {node.id: node.tags for node in state.nodes.values() if not node.matched_trees}
     pattern = state.rules.pool_name_regex
     if isinstance(command, undo.Undo | ApplyTree):
@@ -174,7 +175,8 @@ def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], 
 
 
 def _find_overcommits(state: State, config: Config) -> Iterator[str]:
-    """Sentences about guarantees that a change makes exceed what the nodes have (2.6.8), or what can be freed (6.4)."""
+    """Describe guarantees that a change makes exceed the nodes' resources (2.6.8), or the resources that can be freed
+    (6.4)."""
     for name, tree in config.trees.items():
         living = state.trees.get(name)
         if living is None or tree is living.config or not any(living.total):
@@ -186,7 +188,7 @@ def _find_overcommits(state: State, config: Config) -> Iterator[str]:
 
 
 def _find_unmatched(state: State, config: Config) -> Iterator[str]:
-    """Sentences about pools that a change gives a filter that no node of their tree fits, alone."""
+    """Describe pools to which a change gives a filter that, on its own, fits no node of their tree."""
     for name, tree in config.trees.items():
         living = state.trees.get(name)
         if living is None or tree is living.config or not living.nodes:
@@ -204,7 +206,8 @@ def _fits_any(tree: Tree, text: str) -> bool:
 
 
 def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
-    """New records of operations whose pool is renamed in ``config``, or stays in the rest of a removed one."""
+    """Return new records of operations whose pool is renamed in ``config``, or stays as the ephemeral rest of a removed
+    one."""
     changed: dict[str, OperationRecord] = {}
     for name, tree in state.trees.items():
         after = config.trees.get(name)
@@ -225,7 +228,8 @@ def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
 def with_parent(
     record: OperationRecord | None, tree: str, pool: PoolElement | None, config: TreeConfig
 ) -> dict[str, str]:
-    """``parents`` of a record in ``pool`` under ``config``: the pool may be in the rest of a removed one (2.9)."""
+    """Return ``parents`` of a record in ``pool`` under ``config``: the pool may be the ephemeral rest of a removed one
+    (2.9)."""
     parents = {} if record is None else {name: parent for name, parent in record.parents.items() if name != tree}
     is_plain = pool is not None and pool.is_ephemeral and not pool.children and SUBPOOL_DELIMITER not in pool.name
     above = pool.parent if pool is not None and is_plain else None
@@ -237,7 +241,7 @@ def with_parent(
 
 
 def _check_against_living(tree: Tree, pools: Mapping[str, Any]) -> None:
-    """2.7: no FIFO mode while ephemeral sub-pools exist; ``commands.apply`` has checked 2.2 with the nodes' tags."""
+    """Check 2.7: no FIFO mode while ephemeral sub-pools exist. ``commands.apply`` checked 2.2 with the nodes' tags."""
     for name, config in pools.items():
         pool = tree.pools.get(name)
         if pool is None or config.settings.mode != "fifo" or pool.settings.mode == "fifo":
@@ -358,12 +362,12 @@ def _check_room(
 
 
 _Choice = tuple[Tree, admission.PoolChoice, str]
-"""A tree, the pool there, and which pool was asked for."""
+"""A tree, the pool there, and the requested pool."""
 
 
 def _keep_best(choices: dict[str, _Choice], asked: operations.ParsedSpecification, user: str) -> dict[str, _Choice]:
-    """With ``schedule_in_single_tree`` the tree whose pool has most left of its guarantee when the operation wants all
-    that it orders; of those in which it would run, if there are some."""
+    """With ``schedule_in_single_tree`` keep the tree whose pool has most of its guarantee left if the operation gets
+    its whole request; of those in which it would run, if there are any."""
     if not asked.schedule_in_single_tree or not choices:
         return choices
     running = {
@@ -384,14 +388,15 @@ def _keep_best(choices: dict[str, _Choice], asked: operations.ParsedSpecificatio
 
 
 def _find_memory_limit(state: State, trees: tuple[str, ...] | None) -> int:
-    """``memory_limit`` of tasks that say none, in bytes: the largest default of the trees that the operation names."""
+    """Return ``memory_limit`` of tasks that set none, in bytes: the largest default of the trees that the operation
+    names."""
     names = trees or (state.config.default_tree,)
     named = [state.trees[name].config.settings for name in names if name in state.trees]
     return max((settings.default_memory_limit for settings in named), default=0)
 
 
 def _find_shorter_logs(tasks: Iterable[Task], trees: Iterable[Tree]) -> Iterator[str]:
-    """Sentences about tasks that want more of their jobs' stderr than some nodes keep."""
+    """Describe tasks that request more stderr of their jobs than some nodes keep."""
     wanting = [(task.name, task.max_stderr_size) for task in tasks if task.max_stderr_size is not None]
     abouts = [node.about for tree in trees for node in tree.nodes.values()] if wanting else []
     least = min((about.max_log_bytes for about in abouts if about is not None and about.max_log_bytes), default=None)
@@ -404,14 +409,14 @@ def _find_shorter_logs(tasks: Iterable[Task], trees: Iterable[Tree]) -> Iterator
 
 
 def _find_sizes(tree: Tree, choice: admission.PoolChoice, options: OperationTreeOptions) -> NodeSizes:
-    """What jobs of an operation with these options may order at most in a pool."""
+    """Return the largest requests that jobs of an operation with these options may have in a pool."""
     above = (choice.pool or choice.parent).fitting
     fitting = tree.fittings.narrow(above, options.scheduling_tag_filter, tree.nodes)
     return tree.sizes if fitting is None else fitting.sizes
 
 
 def note_refused(state: State, command: object, error: CpumondError, now: float) -> None:
-    """Count a refusal of any command, if it is that of a start by a pool's ``max_operation_count``."""
+    """Count a refusal, if it is that of a start by a pool's ``max_operation_count``."""
     if not isinstance(command, operations.StartOperation) or not isinstance(error, CommandError):
         return
     told = error.attributes
@@ -459,7 +464,7 @@ def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[s
 
 
 def _note_new_pool(tree: Tree, choice: admission.PoolChoice, wanted: str) -> Iterator[str]:
-    """A sentence about a pool that was named and did not exist: its name may be misspelt (2.9)."""
+    """Describe a named pool that did not exist: its name may be misspelt (2.9)."""
     if wanted and choice.pool is None and SUBPOOL_DELIMITER not in choice.name:
         near = did_you_mean(wanted, tree.config.pools)
         yield (
@@ -469,7 +474,7 @@ def _note_new_pool(tree: Tree, choice: admission.PoolChoice, wanted: str) -> Ite
 
 
 def _check_options(tree: Tree, choice: admission.PoolChoice, options: OperationTreeOptions) -> list[str]:
-    """Sentences about options that can have no effect in the pool that an operation would go to.
+    """Describe options that have no effect in the pool that an operation would join.
 
     Raises CommandError for a guarantee without the main resource (2.6).
     """

@@ -1,4 +1,4 @@
-"""What a node that has sent a heartbeat starts and stops, and the answer to it; pure (semantics.md 6.6, 7)."""
+"""Chooses which jobs a node starts and stops after a heartbeat, and makes the answer; pure (semantics.md 6.6, 7)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from cpumond.scheduler.state.maintenance import find_drained
 
 MAX_ORDERS = 200
 MAX_ORDER_BYTES = 1_048_576
-"""Jobs to start in one answer: how many, and how much JSON unless it is only one. Agents refuse huge answers."""
+"""Most jobs to start in one answer, and most bytes of their JSON unless it is only one. Agents refuse huge answers."""
 
 
 def schedule(state: State, node_id: str, now: float, new_id: Callable[[], str]) -> None:
-    """Choose what a node that has sent a heartbeat starts and stops (7.1)."""
+    """Choose the jobs that a node starts and stops after its heartbeat (7.1)."""
     node = state.nodes[node_id]
     tree = state.trees.get(node.tree or "")
     if tree is None or not tree.update_count or _is_awaiting(state, tree, now):
@@ -48,10 +48,11 @@ def schedule(state: State, node_id: str, now: float, new_id: Callable[[], str]) 
 
 
 def is_at_rest(state: State, node: Node, is_barren: bool) -> bool:
-    """Whether a heartbeat of the node that tells nothing new would start and stop nothing, by what was left since
-    the last update: no order is under way, nobody wants its room or its jobs. For runs ahead of time.
+    """Return whether a heartbeat without news would start and stop nothing, by the state since the last update: nothing
+    is being started or stopped, and no operation can use the node's free resources or its jobs. For simulations.
 
-    ``is_barren``: that nobody finds a place in its free room is known."""
+    ``is_barren``: no job is known to fit its free resources.
+    """
     tree = state.trees.get(node.tree or "")
     if tree is None or not tree.update_count:
         return True
@@ -97,7 +98,7 @@ def _start_jobs(state: State, node: Node, tree: Tree, now: float, new_id: Callab
 
 
 def _drain(state: State, job: Job, why: str, now: float) -> None:
-    """Tell a job to stop because its node is drained."""
+    """Stop a job because its node is drained."""
     record = msgspec.structs.replace(
         preemption_record.make_record(job, "aborted", why, now), cause=failures.JOBS_DISABLED
     )
@@ -108,7 +109,7 @@ def _drain(state: State, job: Job, why: str, now: float) -> None:
 
 
 def _is_awaiting(state: State, tree: Tree, now: float) -> bool:
-    """Whether a node of the tree may have jobs of a version that stored no starts."""
+    """Return whether a node of the tree may have jobs of a version that stored no starts."""
     if now >= state.await_until:
         state.awaited.clear()
     return any(node_id in tree.nodes for node_id in state.awaited)
@@ -117,7 +118,7 @@ def _is_awaiting(state: State, tree: Tree, now: float) -> bool:
 def _preempt(
     state: State, node: Node, tree: Tree, now: float, make_job: Callable[[OperationElement, Task, Node], Job]
 ) -> None:
-    """The preemptive part of a heartbeat: at most one job is started by it, then limits are enforced (6.6)."""
+    """Run the preemptive part of a heartbeat: start at most one job, then enforce limits (6.6)."""
     settings, work = tree.config.settings, state.work[tree.name]
     last = node.last_preemptive_attempt
     if last is not None and now - last < settings.preemptive_scheduling_backoff / 1e3:
@@ -131,7 +132,7 @@ def _preempt(
         reserved = gangs.reserved_on(state, node, tree, now)
         plan = preemption.plan_preemption(node, _find_targets(work), now, state.rules.spare, reserved)
         if plan is None:
-            # The next attempt does not wait for longer than the protection of a job here lasts.
+            # The next attempt waits no longer than a job here is protected.
             until = next_unspared(node, now)
             node.last_preemptive_attempt = min(now, until - settings.preemptive_scheduling_backoff / 1e3)
     if plan is not None and len(plan.victims) <= budget:
@@ -145,7 +146,7 @@ def _preempt(
 
 
 def _find_targets(work: TreeWork) -> preemption.Targets:
-    """Operations that may preempt, with their priorities at the last update."""
+    """Return operations that may preempt, with their priorities at the last update."""
     if work.targets is None:
         assert work.order is not None
         ranked = work.order.rank(starvation.starving_operations(work.order.tree))
@@ -155,7 +156,7 @@ def _find_targets(work: TreeWork) -> preemption.Targets:
 
 
 def count_preemptions_left(state: State, tree: Tree, now: float) -> float:
-    """How many jobs of a tree may still be preempted: ``max_preemptions_per_minute`` less the recent ones."""
+    """Return how many jobs of a tree may still be preempted: ``max_preemptions_per_minute`` less the recent ones."""
     limit = tree.config.settings.max_preemptions_per_minute
     if limit is None:
         return math.inf
@@ -168,9 +169,9 @@ def count_preemptions_left(state: State, tree: Tree, now: float) -> float:
 
 
 def answer(state: State, node_id: str, receipt: Receipt, now: float) -> HeartbeatAnswer:
-    """The answer to an accepted heartbeat: jobs that the node does not have yet, and all that it must stop.
+    """Return the answer to an accepted heartbeat: jobs that the node does not have yet, and all that it must stop.
 
-    Jobs to start are at most ``MAX_ORDERS`` and ``MAX_ORDER_BYTES``; the next answers have the others.
+    It starts at most ``MAX_ORDERS`` jobs in ``MAX_ORDER_BYTES``; the next answers have the others.
     """
     node = state.nodes[node_id]
     stop = [
@@ -194,10 +195,10 @@ def answer(state: State, node_id: str, receipt: Receipt, now: float) -> Heartbea
 
 
 def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
-    """The orders of one answer, oldest first.
+    """Make the start orders of one answer, oldest first.
 
-    Where there are too many, those go first that no answer has carried, then those that were carried longest ago:
-    jobs that wait on the node for room, which it does not report, must not displace the others.
+    If there are too many, orders that no answer has contained come first, then those sent longest ago. Jobs that wait
+    on the node for free resources are not reported, and must not displace the others.
     """
     starting = [
         job
@@ -224,7 +225,7 @@ def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
 
 
 def _find_command(task: Task) -> str | list[str]:
-    """What a node runs, text by a shell."""
+    """Return the command that a node runs; text is run by a shell."""
     if not task.redirect_stdout_to_stderr:
         return task.command if isinstance(task.command, str) else list(task.command)
     if isinstance(task.command, str):
@@ -233,7 +234,8 @@ def _find_command(task: Task) -> str | list[str]:
 
 
 def _make_order(state: State, job: Job) -> JobOrder | None:
-    """None for a job with secrets that this scheduler cannot read, or that its node would not give to it (12.6)."""
+    """Make a start order; None for a job with secrets that this scheduler cannot read, or that its node would not pass
+    to it (12.6)."""
     task, record = job.task, job.element.operation.record
     secrets = open_vault(state, record)
     if secrets is None or (secrets and not job.node.takes_secrets):
@@ -268,7 +270,7 @@ def _make_order(state: State, job: Job) -> JobOrder | None:
 
 
 def _list_variables(job: Job) -> dict[str, str]:
-    """What YTsaurus tells each job of itself in its environment, but for what its node adds."""
+    """Return the environment variables that YTsaurus gives each job, except those that its node adds."""
     variables = {
         "YT_JOB_COOKIE": str(job.cookie),
         "YT_JOB_INDEX": str(job.index),
@@ -282,6 +284,6 @@ def _list_variables(job: Job) -> dict[str, str]:
 
 
 def _may_preempt(element: OperationElement, level: starvation.TargetPriority) -> bool:
-    """Whether an operation of ``TreeWork.targets`` still wants jobs in the tree and has not got its share meanwhile."""
+    """Return whether an operation of ``TreeWork.targets`` still wants jobs in the tree and is below its share."""
     is_there = element.tree.operations.get(element.name) is element
     return is_there and wants_jobs(element) and starvation.still_starves(element, level)

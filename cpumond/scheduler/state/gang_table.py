@@ -1,4 +1,4 @@
-"""Gangs of a state: which live, which are broken, and how placing them went so far; pure (semantics.md 7.3)."""
+"""Gangs of a state: live ones, broken ones, and attempts to place them; pure (semantics.md 7.3)."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from cpumond.scheduler.elements import Operation, OperationElement
 
 
 class GangTable:
-    """The gangs of all trees. Not stored, but for what records say."""
+    """Gangs of all trees. Not stored, except in operations' records."""
 
     def __init__(self) -> None:
         self.live: dict[str, Operation] = {}
         """Live operations whose jobs start together, by id."""
         self.broken: dict[str, str] = {}
-        """Gangs of which a job ended without its work done since they were last looked at, and how."""
+        """Gangs with a job that ended before its work was done, since the last check, and how it ended."""
         self.reservations: dict[str, Reservation] = {}
-        """By tree."""
+        """Reservations by tree."""
         self.rests: dict[OperationElement, float] = {}
-        """Until when no room is kept for a gang, since it was in vain before."""
+        """Time until which no resources are reserved for a gang, after a reservation that did not help."""
         self.looked: dict[OperationElement, tuple[float, str]] = {}
-        """When it was last tried to place a gang, and why it was not."""
+        """Time and result of the last attempt to place a gang."""
         self.tries: dict[str, tuple[float, int]] = {}
-        """Tree -> since when attempts to place gangs are counted, and their number."""
+        """Tree -> start of the counting period of attempts to place gangs, and their number."""
         self.first: dict[str, int] = {}
-        """Tree -> the first gang that the next attempt to make room looks at, since the one before found none."""
+        """Tree -> first gang of the next attempt to free resources, since the previous attempt found none."""
         self.lacking: dict[str, tuple[str, int, int]] = {}
-        """With ``gang_options``: operations of which a restart found not all jobs running, and what of them (7.5)."""
+        """Operations with ``gang_options`` that a restart found without some of their running jobs, and the details
+        (7.5)."""
         self.started_count = 0
-        """Operations with ``gang_options`` that were started since this scheduler was."""
+        """Operations with ``gang_options`` that started under this scheduler."""
         self.switches: dict[str, int] = {}
-        """Reason -> how many incarnations have followed another one since."""
+        """Reason -> number of incarnations started for it."""
         self.preempted_at: dict[str, float] = {}
-        """Tree -> when it was last tried to make room for a gang."""
+        """Tree -> time of the last attempt to free resources for a gang."""
         self.run_times: RunTimes | None = None
-        """Of jobs that ended; None until a tree with ``enable_backfill`` keeps room."""
+        """Run times of ended jobs; None until a tree with ``enable_backfill`` makes a reservation."""
 
     def forget(self, element: OperationElement) -> None:
         """Drop attempts and reservation of a gang that starts, ends or leaves the tree."""

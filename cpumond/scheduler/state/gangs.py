@@ -1,4 +1,4 @@
-"""Gangs of the state are placed whole, and room is kept for one at a time; pure (semantics.md 7.3)."""
+"""Places gangs of the state whole, and reserves resources for one at a time; pure (semantics.md 7.3)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cpumond.scheduler.state import State, lifecycle
 
 MakeJob = Callable[[OperationElement, Any, Node], Job]
 MOST_TRIES = 16
-"""How many gangs of a tree are tried to be placed in one heartbeat period, and to be given room by one attempt."""
+"""Most gangs of a tree that one heartbeat period tries to place, and that one attempt tries to free resources for."""
 GANG_STOPS = "gang_stops"
-"""Reason of a gang whose jobs of before have not all ended."""
+"""Reason of a gang whose earlier jobs have not all ended."""
 
 
 def find_reservation(state: State, tree: Tree, now: float) -> gangs.Reservation | None:
-    """The room that is kept for a gang of the tree, None for none; one that has become useless is given up."""
+    """Return the reservation for a gang of the tree, None for none; one that has become useless is dropped."""
     kept = state.gangs.reservations.get(tree.name)
     if kept is None:
         return None
@@ -36,7 +36,7 @@ def find_reservation(state: State, tree: Tree, now: float) -> gangs.Reservation 
 
 
 def reserved_on(state: State, node: Node, tree: Tree, now: float) -> Vector:
-    """What of a node's room is kept for a gang, without what backfilled jobs use meanwhile."""
+    """Return the part of a node that is reserved for a gang, without that used by backfilled jobs."""
     kept = find_reservation(state, tree, now)
     return ZERO if kept is None else _left_of(kept, node)
 
@@ -49,16 +49,16 @@ def _left_of(kept: gangs.Reservation, node: Node) -> Vector:
 
 
 def _takes_back(state: State, element: OperationElement, now: float) -> bool:
-    """Whether backfilled jobs stop for a gang: no room is kept for another one."""
+    """Return whether backfilled jobs stop for a gang: no other one has a reservation."""
     kept = find_reservation(state, element.tree, now)
     return gangs.may_take_back(element) and (kept is None or kept.element is element)
 
 
 def place_kept(state: State, tree: Tree, now: float, make_job: MakeJob) -> None:
-    """Start the gang that room is kept for, if it fits by now.
+    """Start the gang with the reservation, if it fits by now.
 
-    Not left to the order of service: with its room taken off no node may have the spare room that the regular stage
-    asks for.
+    The order of service cannot do this: without the reserved resources no node may have the free resources that the
+    regular stage requires.
     """
     kept = find_reservation(state, tree, now)
     if kept is not None:
@@ -66,9 +66,9 @@ def place_kept(state: State, tree: Tree, now: float, make_job: MakeJob) -> None:
 
 
 def place_gang(state: State, element: OperationElement, now: float, make_job: MakeJob) -> str:
-    """Start all jobs that a gang needs, in one step; or the reason why not.
+    """Start all jobs that a gang needs, in one step; or return why that fails.
 
-    A gang is looked at once a heartbeat period at most, and rarer where many wait.
+    A gang is tried once per heartbeat period at most, and less often if many wait.
     """
     last, reason = state.gangs.looked.get(element, (-math.inf, GANG_WAITS))
     if now - last < state.rules.heartbeat_period_s * max(1.0, len(state.gangs.looked) / MOST_TRIES):
@@ -100,7 +100,7 @@ def _try_gang(state: State, element: OperationElement, now: float, make_job: Mak
     places = gangs.find_places(element, rooms if is_free else gangs.within_orders(rooms), spare)
     if places is None:
         if not is_free and gangs.find_places(element, rooms, spare) is not None:
-            return ONLY_RECLAIMED  # nobody else may be kept from this room for it
+            return ONLY_RECLAIMED  # nothing else may be kept out of these resources for it
         _reserve(state, element, now)
         return GANG_WAITS
     _start_gang(state, [make_job(element, task, node) for task, node in places], now)
@@ -116,7 +116,7 @@ def _start_gang(state: State, jobs: list[Job], now: float) -> None:
 
 
 def _take_back(state: State, jobs: list[Job], now: float) -> None:
-    """Stop the backfilled jobs in whose room the jobs of a gang start, whatever protects others from preemption."""
+    """Stop the backfilled jobs whose resources the gang needs, whatever protects others from preemption."""
     on_nodes: dict[Node, list[Job]] = {}
     for job in jobs:
         on_nodes.setdefault(job.node, []).append(job)
@@ -130,9 +130,9 @@ def _take_back(state: State, jobs: list[Job], now: float) -> None:
 
 
 def _is_stopping(state: State, element: OperationElement) -> bool:
-    """Whether jobs of the gang's last run may still be there, in whichever tree: its next one must not meet them,
-    and where one of them is to fail, it is not among the needed ones yet. What an earlier run of the scheduler told
-    to stop, or what came back with its node, is a stranger there."""
+    """Return whether jobs of the gang's last run may still exist, in any tree. The next run must not meet them, and if
+    one of them will be replaced, it is not counted as needed yet. Jobs that an earlier run of the scheduler stopped, or
+    that came back with their node, are unknown jobs there."""
     operation = element.operation
     for node in state.nodes.values():
         if node.stopping and any(job.element.operation is operation for job in node.stopping.values()):
@@ -144,7 +144,7 @@ def _is_stopping(state: State, element: OperationElement) -> bool:
 
 
 def _find_rooms(state: State, element: OperationElement, now: float) -> dict[Node, Vector]:
-    """What is free for a gang on each node that takes jobs."""
+    """Return the resources that are free for a gang on each node that takes jobs."""
     tree = element.tree
     kept = find_reservation(state, tree, now)
     if _takes_back(state, element, now):
@@ -173,7 +173,7 @@ def _reserve(state: State, element: OperationElement, now: float) -> None:
 def preempt_for_gang(
     state: State, targets: list[tuple[OperationElement, Any]], tree: Tree, now: float, budget: float, make_job: MakeJob
 ) -> bool:
-    """Make room for the first starving gang that it can be made for, on several nodes at once; or stop nobody."""
+    """Free resources on several nodes at once for the first starving gang that this helps; or stop no job."""
     last = state.gangs.preempted_at.get(tree.name)
     if last is not None and now - last < tree.config.settings.preemptive_scheduling_backoff / 1e3:
         return False
@@ -207,8 +207,8 @@ def preempt_for_gang(
 
 
 def _takes_jobs(node: Node, element: OperationElement) -> bool:
-    """Whether a node may be given jobs of a gang before its next heartbeat: it has sent one to this run, and is there,
-    and no filter leaves it out."""
+    """Return whether a node may get jobs of a gang before its next heartbeat: it is online, has sent a heartbeat to
+    this run, and no filter excludes it."""
     if not node.takes_jobs or not element.may_use(node):
         return False
     return node.sequence >= 0 and element.tree.nodes.get(node.id) is node

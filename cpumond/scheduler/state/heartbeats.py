@@ -1,4 +1,4 @@
-"""A heartbeat is taken in: reports of jobs, ended jobs, jobs that are not known; pure (semantics.md 1.8, 8)."""
+"""Processes heartbeats: reports of jobs, ended jobs, unknown jobs; pure (semantics.md 1.8, 8)."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ from cpumond.scheduler.state.starts import make_start_record
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 START_GRACE_PERIODS = 2.0
-"""Heartbeat periods within which a node itself should have reported a job that had no room there."""
+"""Heartbeat periods after which the node itself should have reported a job that did not fit there."""
 CONTESTED_S = 3600.0
 MAX_CONTESTED = 10_000
-"""How long it is not told again that the limit of a job is another program's; of how many jobs that is remembered."""
+"""Seconds before it is logged again that another program sets a job's limit, and the number of jobs remembered for
+this."""
 UNSENT_TIMEOUTS = 10.0
-"""So many times waiting_job_timeout may a job wait for an answer that has room for its order."""
+"""Multiple of waiting_job_timeout for which a job may wait until an answer has space for its start."""
 
 
 @dataclass(slots=True)
 class Receipt:
-    """The result of a heartbeat: whether it counts, what must be stored, what the answer then acknowledges."""
+    """Result of a heartbeat: whether it counts, what must be stored, and what the answer acknowledges after that."""
 
     accepted: bool
     reason: str = ""
@@ -61,7 +62,7 @@ class Receipt:
 
 
 def receive(state: State, heartbeat: Heartbeat, now: float) -> Receipt:
-    """Take in a heartbeat: usage at once, ended jobs as a transaction (1.8, 8)."""
+    """Process a heartbeat: usage at once, ended jobs as a transaction (1.8, 8)."""
     node = state.nodes.get(heartbeat.node_id)
     if node is None:
         return Receipt(False, f"node {heartbeat.node_id} is not registered", register=True)
@@ -85,8 +86,8 @@ def receive(state: State, heartbeat: Heartbeat, now: float) -> Receipt:
             if take_report(job, report, now) and job.report.mode in CONTESTED:
                 _note_contested(state, job, now)
         elif report.from_scheduler:
-            # A stopping job is not taken over: it would count as work that goes on. Unless it has run too long:
-            # then its replacement must wait for its end.
+            # A stopping job is not adopted: it would count as continuing work. The exception is a job that exceeded its
+            # time limit: its replacement must wait for its end.
             record = state.record_of(report.operation_id)
             task = None if record is None else find_task(record, report.task)
             is_too_long = is_over(task, report.start_time, now)
@@ -121,7 +122,7 @@ def _note_alive(state: State, node: Node, heartbeat: Heartbeat, now: float) -> N
 
 
 def _note_contested(state: State, job: Job, now: float) -> None:
-    """Tell once an hour at most that a job's limit is not the agent's."""
+    """Log, at most once an hour, that another program sets a job's limit."""
     if state.contested.get(job.id, -math.inf) <= now - CONTESTED_S:
         state.contested[job.id] = now
         state.happened.append(make_contested_event(job, now))
@@ -130,10 +131,10 @@ def _note_contested(state: State, job: Job, now: float) -> None:
 
 
 def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
-    """The first heartbeat to this run of the scheduler, or of this run of the agent.
+    """Process the first heartbeat to this run of the scheduler, or of this run of the agent.
 
-    Orders are new to it, so their time to start begins. What an earlier run of the scheduler told to stop is not
-    taken over, and not told again, which could shorten its time.
+    The agent does not know earlier start requests, so their time to start begins now. Jobs that an earlier run of the
+    scheduler stopped are not adopted, and are not asked to stop again, which could shorten their time.
     """
     told = {report.job_id for report in heartbeat.jobs} | {ended.job_id for ended in heartbeat.finished_jobs}
     for job_id in [job_id for job_id in node.former_starts if job_id not in told]:
@@ -148,8 +149,8 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
                 _let_go(state, stopped)
         elif report.stopping and known is not None and not known.was_reported and not known.must_end:
             if is_over(known.task, report.start_time, now):
-                continue  # it is told to stop for that once more, and replaced after its end
-            # The run that told it to stop did not store that, perhaps. The next one must not take it for active.
+                continue  # asked to stop for that once more, and replaced after its end
+            # The run that stopped it may not have stored that. The next run must not take it for active.
             lifecycle.stop(state, known, "aborted", "an earlier run of the scheduler told it to stop", now, alone=True)
             _let_go(state, known)
             lifecycle.note_broken(state, known)
@@ -157,7 +158,7 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
 
 
 def _let_go(state: State, job: Job) -> None:
-    """Let a job that was told to stop be a stranger on its node from now on, of which its start is known."""
+    """Treat a stopped job as unknown on its node from now on, except that its start is known."""
     del job.node.stopping[job.id], state.jobs[job.id]
     job.node.former_starts[job.id] = make_start_record(job)
 
@@ -186,10 +187,10 @@ def _find_ended(
             else:
                 waited = now - job.first_sent_at
                 reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
-            # One that an earlier run of the scheduler started may have run then.
+            # A job that an earlier run of the scheduler started may have run then.
             may_have_run = job.counted == NO_CPU_TIMES
             ended.append(job_record(job, "aborted", now, reason=reason, may_have_run=may_have_run))
-    # A job that was sent and never reported may wait on the node, where the order to stop must still find it.
+    # A job that was sent and never reported may wait on the node, where the request to stop must still find it.
     for job in node.stopping.values():
         if job.id in reported:
             continue
@@ -199,7 +200,8 @@ def _find_ended(
 
 
 def _is_overdue(state: State, job: Job, now: float) -> bool:
-    """Whether a job that its node never reported is given up, which the node itself does before (6.7)."""
+    """Return whether a job that its node never reported counts as lost; normally the node itself reports it first
+    (6.7)."""
     timeout_s = state.rules.waiting_job_timeout_s
     sent_timeout_s = timeout_s + START_GRACE_PERIODS * state.period_s
     if lifecycle.is_held(state, job, now):
@@ -210,14 +212,14 @@ def _is_overdue(state: State, job: Job, now: float) -> bool:
 
 
 def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> JobRecord | None:
-    """The record of a job that the node says has ended; None if it is counted already or not known."""
+    """Return the record of a job that its node reports as ended; None if it was counted already or is unknown."""
     job = node.jobs.get(finished.job_id) or node.stopping.get(finished.job_id)
     start_time = (finished.start_time or now) if job is None else job.start_time
     finished = drop_implausible(finished, node, start_time, now, job is None or job.is_resumed)
     if job is not None:
         is_too_long = is_over(job.task, finished.start_time, finished.finish_time or now)
         if finished.state == "aborted" and job.stop is None and is_too_long:
-            # The run of the scheduler that told it to stop for its time limit is gone.
+            # The scheduler's run that stopped it for its time limit is gone.
             finished = msgspec.structs.replace(finished, state="failed", reason=failures.describe_too_long(job.task))
         return job_record(job, finished.state, now, finished)
     operation = state.record_of(finished.operation_id)
@@ -227,13 +229,13 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
     counted = state.finished_jobs.get(operation.id, {}).get(finished.job_id)
     if counted is not None and not overrules(finished.state, counted):
         return None
-    # An earlier run started the job, and it ended before it could be taken over; or it was given up.
+    # An earlier run started the job, and it ended before it could be adopted; or it was declared lost.
     known = node.former_starts.get(finished.job_id) if counted is None else counted
     start_time = finished.start_time or (now if counted is None else counted.start_time)
     finish_time = finished.finish_time or now
     end, reason = finished.state, finished.reason[:MAX_NODE_FAILURE_REASON]
     if end == "aborted" and is_over(task, start_time, finish_time):
-        # The run of the scheduler that told it to stop for its time limit is gone.
+        # The scheduler's run that stopped it for its time limit is gone.
         end, reason = "failed", failures.describe_too_long(task)
     elif is_wanted_again(task, end, finished.exit_code, reason):
         end, reason = "completed", explain_restart(finished.exit_code)
@@ -272,8 +274,8 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
 
 
 def _blame_first(state: State, ended: list[JobRecord]) -> list[JobRecord]:
-    """Ends of jobs that one heartbeat tells: of several of a gang that failed, the others went down with the first,
-    as those do that fail before their node hears that they are to stop."""
+    """Blame the first of several jobs of a gang that one heartbeat reports as failed: the others failed because of it,
+    even those that failed before their node was asked to stop them."""
     first: dict[str, JobRecord] = {}
     for record in sorted(ended, key=lambda record: record.finish_time):
         if record.state == "failed" and record.operation_id in state.gangs.live:
@@ -290,16 +292,16 @@ def _blame_first(state: State, ended: list[JobRecord]) -> list[JobRecord]:
 
 
 def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
-    """Take over a job of the node that is not known here, if its operation still needs it; else stop it.
+    """Adopt an unknown job of the node if its operation still needs it; else stop it.
 
-    True: it was taken over.
+    Returns True if it was adopted.
     """
     operation = state.operations.get(report.operation_id)
     element = operation.elements.get(node.tree or "") if operation is not None else None
     task = None if operation is None else find_task(operation.record, report.task)
     counted = state.finished_jobs.get(report.operation_id, {}).get(report.job_id)
     known = node.former_starts.get(report.job_id) if counted is None else counted
-    # One that is to be started again, and has not been yet.
+    # A job that is to be started again, and has not been yet.
     run = None if operation is None or known is None else operation.retries
     why, is_awaited = "", run is not None and known is not None and run.has((report.task, known.cookie))
     if operation is None or task is None:
@@ -321,7 +323,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     if why or element is None or task is None:
         _stop_unknown(state, node, report, why)
         return False
-    # It stays counted as lost, which it was for a while; how it ends now is counted besides.
+    # It was lost for a while and stays counted as that; its actual end is counted in addition.
     if counted is not None:
         del state.finished_jobs[report.operation_id][report.job_id]  # stored until its start is
     state.job_sequence += 1
@@ -329,7 +331,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     task = task if known is None else grow(task, known.memory_limit)
     job = Job(report.job_id, element, task, node, start_time, state.job_sequence)
     job.usage = reported_usage(job.limits, report)
-    # What it used before is counted already: by an earlier run, or before it was given up.
+    # Earlier usage is already counted: by an earlier run, or before the job was declared lost.
     job.counted = NO_CPU_TIMES if counted is None else cpu_times(counted)
     if counted is not None:
         job.settled = counted_of(counted)
@@ -348,14 +350,14 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
 
 
 def _was_aborted(known: JobRecord | StartRecord | None) -> bool:
-    """Whether a command ended it: that was acknowledged, so that a job which comes back does not go on either."""
+    """Return whether a command aborted it: that was acknowledged, so a job that comes back must not continue."""
     if isinstance(known, StartRecord):
         return known.stopped == "aborted"
     return known is not None and known.preemption is not None and known.preemption.kind == "aborted"
 
 
 def _stop_unknown(state: State, node: Node, report: JobReport, why: str) -> None:
-    # Made anew after each heartbeat that reports the job as not stopping; nothing else remembers the order.
+    # Made again after each heartbeat that reports the job as not stopping; the request is kept nowhere else.
     tree = state.trees.get(node.tree or "")
     settings = NO_TREE_SETTINGS if tree is None else tree.config.settings
     timeout_s = settings.job_preemption_timeout / 1e3
@@ -363,9 +365,9 @@ def _stop_unknown(state: State, node: Node, report: JobReport, why: str) -> None
 
 
 def _merge(node: Node, heartbeat: Heartbeat) -> tuple[list[JobReport], set[str]] | None:
-    """The reports to take in, and the ids of all jobs that the node has; None for a difference that does not fit.
+    """Return the reports to process, and ids of all jobs of the node; None for a difference that does not fit.
 
-    A difference leaves out jobs that are as before; of these, the ones that are not known here are looked at each time.
+    A difference omits unchanged jobs; the unknown ones among them are checked each time.
     """
     reports, reported = heartbeat.jobs, {report.job_id for report in heartbeat.jobs}
     if not isinstance(heartbeat, NodeHeartbeat) or heartbeat.base is None:
@@ -381,7 +383,7 @@ def _merge(node: Node, heartbeat: Heartbeat) -> tuple[list[JobReport], set[str]]
 
 
 def note_overcommit(node: Node, now: float, cpu_ratio: float) -> None:
-    """Note since when the node's jobs may use more than it has (1.9)."""
+    """Note since when the node's jobs may use more CPU than it has (1.9)."""
     if not is_overcommitted(node, cpu_ratio):
         node.overcommitted_since = None
     elif node.overcommitted_since is None:

@@ -1,4 +1,4 @@
-"""How records are installed in the state: configuration, operations, ended jobs, nodes; pure."""
+"""Installs records in the state: configuration, operations, ended jobs, nodes; pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cpumond.scheduler.state.spec_room import share_parts, weigh_change
 
 KEPT_INCARNATIONS = 8
 SPARE_DEADLINES = 100
-"""Deadlines of ended operations that may always stay in the heap, so that it is rarely cleaned."""
+"""Deadlines of ended operations that may stay in the heap, so that it is rarely cleaned."""
 
 
 def install_config(state: State, config: Config, now: float) -> None:
@@ -103,7 +103,7 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
 
 
 def _change_tasks(state: State, operation: Operation, record: OperationRecord) -> None:
-    """Let the jobs of an operation be of its tasks as they are in ``record``, which may have another ``job_count``."""
+    """Link the jobs of an operation to its tasks in ``record``, which may have another ``job_count``."""
     if record.tasks is operation.record.tasks:
         return
     tasks = {task.name: task for task in record.tasks}
@@ -113,7 +113,7 @@ def _change_tasks(state: State, operation: Operation, record: OperationRecord) -
 
 
 def open_vault(state: State, record: OperationRecord) -> dict[str, str] | None:
-    """The secret variables of an operation's jobs; None where this scheduler cannot read them (12.6)."""
+    """Return the secret variables of an operation's jobs; None if this scheduler cannot read them (12.6)."""
     if not record.vault_bytes:
         return {}
     vault, keys = state.vaults.get(record.id), state.rules.vault_keys
@@ -194,11 +194,11 @@ def _keep_finished(state: State, record: OperationRecord) -> None:
 
 
 MAX_RESTARTED_JOBS = 1000
-"""Of each operation with ``restart_completed_jobs``: how many of its jobs that did complete are known."""
+"""Number of completed jobs that are kept of each operation with ``restart_completed_jobs``."""
 
 
 def keep_job(state: State, record: JobRecord) -> None:
-    """Let an ended job of a known operation be known. Of those that are started for ever, the oldest are forgotten."""
+    """Keep an ended job of a known operation. If jobs are restarted for ever, the oldest are dropped."""
     ended = state.finished_jobs.setdefault(record.operation_id, {})
     ended[record.id] = record
     operation = state.operations.get(record.operation_id)
@@ -237,12 +237,12 @@ def install_job(state: State, record: JobRecord, now: float) -> None:
     lifecycle.free_place(job, now)
     job.node.stopping.pop(job.id, None)
     job.state = record.state
-    if record.state != "completed" or record.exit_code:  # completed with another code than 0: restart_exit_code
+    if record.state != "completed" or record.exit_code:  # completed with an exit code other than 0: restart_exit_code
         lifecycle.note_broken(state, job, record.state)
 
 
 def _count_cpu_time_since(state: State, counted: JobRecord, record: JobRecord) -> None:
-    """Count what a job used after it was given up and before its end, which its node reports now (1.7)."""
+    """Count the usage of a job between its declared loss and its end, which its node reports now (1.7)."""
     live = state.operations.get(record.operation_id)
     element = None if live is None else live.elements.get(record.tree)
     if element is not None:
@@ -272,13 +272,13 @@ def install_node(state: State, record: NodeRecord, now: float) -> None:
     node.agent_tags = record.tags
     node.capacity = to_vector(record.capacity, 0.0)
     install_maintenance(state, record, now)
-    # A registration that is refused is no sign of life: its agent may ask again for ever, and run no job.
+    # A refused registration is no sign of life: its agent may ask for ever and run no job.
     if is_new or not node.matched_trees:
         node.last_seen, node.is_online, node.lost_since = now, True, None
 
 
 def install_maintenance(state: State, record: NodeRecord, now: float) -> None:
-    """What an operator said of a node, and what follows from its tags."""
+    """Install an administrator's settings of a node, and the consequences of its tags."""
     node = state.nodes[record.id]
     node.cordon, node.user_tags, node.tags = record.cordon, record.user_tags, record.all_tags
     node.level = state.stages.find_level(node.id, node.tags)
@@ -293,7 +293,7 @@ def sum_totals(state: State) -> None:
 def _assign(state: State, node: Node, now: float) -> None:
     """Put a node into the tree that its tags fit; its jobs of another tree are aborted (2.2).
 
-    Where they fit several trees it stays in the one that it is in.
+    If they fit several trees it stays in its present one.
     """
     matched = state.match_trees(node.tags)
     name = matched[0] if matched else None

@@ -1,4 +1,4 @@
-"""Jobs are started and stopped with all that counts them, a gang as a whole; pure (semantics.md 6.7, 7.3)."""
+"""Starts and stops jobs with all counters, a gang as a whole; pure (semantics.md 6.7, 7.3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cpumond.scheduler.state.reports import find_task
 
 
 def start_new(state: State, job: Job) -> None:
-    """Start a job, with the class, the ceiling and the numbers that it has from now on."""
+    """Start a job with its final class, ceiling and numbers."""
     operation = job.element.operation
     if operation.retries is not None and job.cookie < 0:
         job.cookie = operation.retries.choose(operation.record, job.task)
@@ -39,7 +39,7 @@ def start_new(state: State, job: Job) -> None:
 
 
 def recall_ceiling(job: Job, record: StartRecord | JobRecord | None) -> bool:
-    """Whether a job of an earlier run has a ceiling. Versions before 0.3 stored it nowhere: as its task says it."""
+    """Return whether a job of an earlier run has a ceiling. Versions before 0.3 did not store it: the task's value."""
     told = None if record is None else record.set_container_cpu_limit
     told = job.task.set_container_cpu_limit if told is None else told
     return not job.reclaimed if told is None else told
@@ -59,7 +59,7 @@ def start(state: State, job: Job) -> None:
     if gang is not None and gang.ending and job.after is None:
         job.after = EndingJob(*next(iter(gang.ending.items())))
     if job.after is not None and not is_held(state, job, job.start_time):
-        job.first_sent_at = None  # what has ended meanwhile holds nobody up
+        job.first_sent_at = None  # jobs that have ended meanwhile delay nothing
     state.jobs[job.id] = job
     if not job.is_stored:
         state.unstored[job.id] = job
@@ -76,10 +76,10 @@ def stop(
     fails: bool = False,
     alone: bool = False,
 ) -> None:
-    """Tell a job to stop: it leaves all counters at once and is replaced if its operation lives (6.7).
+    """Stop a job: it leaves all counters at once and is replaced if its operation lives (6.7).
 
-    Of a gang all other jobs stop with it, unless ``alone``; a preemption has all of them in its plan. ``fails``: it
-    counts as failed.
+    All other jobs of its gang stop with it, unless ``alone``; a preemption plans for all of them. ``fails``: it counts
+    as failed.
     """
     if not job.is_active:
         return  # with its gang
@@ -118,13 +118,13 @@ def stop(
 
 
 def note_broken(state: State, job: Job, how: str = "gone") -> None:
-    """Note that a job ended without its work done."""
+    """Note that a job ended before its work was done."""
     if job.element.operation.record.is_gang:
         state.gangs.broken[job.element.operation.id] = f"job {job.id} is {how}"
 
 
 def stop_broken_gangs(state: State, now: float) -> None:
-    """Stop what is left of gangs of which a job ended without its work done: they start again as a whole."""
+    """Stop the rest of gangs that lost a job before its work was done: they start again as a whole."""
     while state.gangs.broken:
         operation_id, why = state.gangs.broken.popitem()
         operation = state.gangs.live.get(operation_id)
@@ -133,7 +133,7 @@ def stop_broken_gangs(state: State, now: float) -> None:
 
 
 def give_time(state: State, stop: Stop, timeout_s: float) -> None:
-    """Let a job that was told to stop have so long to end, and all that were told with it: a gang ends together."""
+    """Give a stopped job this long to end, and all jobs stopped with it: a gang ends together."""
     stop.timeout_s = timeout_s
     operation = state.gangs.live.get(stop.record.operation_id)
     for node in state.nodes.values() if operation is not None else ():
@@ -149,7 +149,7 @@ def _stop_rest(state: State, operation: Operation, kind: Any, why: str, now: flo
 
 
 def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple[OperationRecord, ...]:
-    """The records of the operations whose jobs ended; jobs that are stopped by an operation's end count, too."""
+    """Return the records of operations whose jobs ended; jobs stopped by an operation's end count, too."""
     changed: dict[str, OperationRecord] = {}
     ended_of: dict[str, list[JobRecord]] = {}
     blamed = blame.find_blamed(state, ended)
@@ -170,7 +170,7 @@ def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple
 
 
 def renew_reserves(operation: Operation) -> None:
-    """Set how much memory the next jobs of an operation reserve: by those before, if all of its trees say so (8.1)."""
+    """Set how much memory the next jobs of an operation reserve, by earlier jobs, if all its trees allow it (8.1)."""
     elements = operation.elements.values()
     is_on = bool(elements) and all(each.tree.config.settings.enable_memory_reserve for each in elements)
     record = set_reserves(operation.record, is_on, lambda task, cookie: operation.numbers_of(task).is_taken(cookie))
@@ -180,7 +180,7 @@ def renew_reserves(operation: Operation) -> None:
 
 
 def blame_switches(state: State, ended: Iterable[JobRecord]) -> Iterator[JobRecord]:
-    """Ends of jobs that are counted together: those of an incarnation that one of them ends are aborted with it."""
+    """Combine ends of jobs that count together: jobs of an incarnation that one of them ends are aborted with it."""
     begun: set[str] = set()
     for job in ended:
         operation = state.operations.get(job.operation_id)
@@ -201,7 +201,7 @@ def blame_switches(state: State, ended: Iterable[JobRecord]) -> Iterator[JobReco
 def renew_needed(job: Job) -> None:
     """Set how many jobs of this job's task are still to be started: ``job_count`` less completed and active ones."""
     operation, task = job.element.operation, job.task
-    is_plain = operation.retries is None  # most are
+    is_plain = operation.retries is None  # the usual case
     taken = operation.numbers_of(task.name).active_count if is_plain else operation.taken.get(task.name, 0)
     left = operations.count_left(operation.record, task, taken)
     if left > 0 and not operation.record.is_finished and (is_plain or not operation.waits_whole):
@@ -212,12 +212,12 @@ def renew_needed(job: Job) -> None:
         operation.needed = operation.needed or NONE_NEEDED
     memory = operation.record.memory.get(task.name)
     if memory is not None and memory.overdrafts:
-        renew_reserves(operation)  # it has, or has not, the place that waits for memory
+        renew_reserves(operation)  # whether the place waits for memory has changed
     operation.touch()
 
 
 def free_place(job: Job, now: float) -> None:
-    """Have a job replaced that kept its place while it stopped, now that it is gone from ``State.jobs``."""
+    """Replace a job that kept its place while it stopped, now that it is gone from ``State.jobs``."""
     if job.stop is not None and job.stop.keeps_place:
         job.stop.keeps_place = False
         job.element.operation.numbers_of(job.task.name).active_count -= 1
@@ -228,16 +228,16 @@ def free_place(job: Job, now: float) -> None:
 
 
 def give_back(job: Job, now: float, is_ending: bool = True) -> None:
-    """Free the place of a job that is not active any more. ``is_ending``: it may still work."""
+    """Free the place of a job that is no longer active. ``is_ending``: it may still work."""
     numbers = job.element.operation.numbers_of(job.task.name)
-    if is_ending and job.after is None:  # else it has not begun, as the one before it may still work
+    if is_ending and job.after is None:  # else it has not begun, since its predecessor may still work
         numbers.note_ending(job.cookie, EndingJob(job.id, job.node.id))
     numbers.give_back(job.cookie, job.id)
     retries.keep_place(job, now)
 
 
 def is_held(state: State, job: Job, now: float) -> bool:
-    """Whether the job whose place this one has may still work, so that no answer may order this one."""
+    """Return whether this job's predecessor in its place may still work, so that no answer may start this one."""
     if job.after is None:
         return False
     gang = job.element.operation.gang
@@ -258,20 +258,20 @@ def _may_work(state: State, job: EndingJob) -> bool:
 
 
 def list_ending(state: State, operation: Operation) -> list[EndingJob]:
-    """Jobs of earlier incarnations that may still work."""
+    """Return jobs of earlier incarnations that may still work."""
     ending = {} if operation.gang is None else operation.gang.ending
     return [each for each in (EndingJob(*item) for item in ending.items()) if _may_work(state, each)]
 
 
 def note_stranger(state: State, report: JobReport, node: Node) -> None:
-    """A node has a job that is not taken over: of a gang, no other incarnation begins its work before it has ended."""
+    """Note a job of a node that is not adopted. For a gang, no other incarnation starts before it has ended."""
     operation = state.operations.get(report.operation_id)
     if operation is not None and operation.gang is not None:
         operation.gang.ending[report.job_id] = node.id
 
 
 def is_done(state: State, ended: JobRecord) -> bool:
-    """Whether another job with the same cookie has completed."""
+    """Return whether another job with the same cookie has completed."""
     operation = state.operations.get(ended.operation_id)
     if operation is None or ended.incarnation != operation.record.incarnation:
         return False
@@ -279,7 +279,7 @@ def is_done(state: State, ended: JobRecord) -> bool:
 
 
 def finish_place(state: State, ended: JobRecord, now: float) -> None:
-    """A job completed: its place is done, and a replacement that was started meanwhile is told to stop."""
+    """Mark the place of a completed job as done, and stop a replacement that was started meanwhile."""
     operation = state.operations.get(ended.operation_id)
     task = None if operation is None else find_task(operation.record, ended.task)
     if operation is None or task is None or not _has_done_work(operation, task, ended):
@@ -290,7 +290,7 @@ def finish_place(state: State, ended: JobRecord, now: float) -> None:
 
 
 def note_ended(state: State, ended: JobRecord) -> None:
-    """Take over what an earlier run stored of a job's numbers."""
+    """Restore an earlier run's stored numbers of a job."""
     operation = state.operations.get(ended.operation_id)
     task = None if operation is None else find_task(operation.record, ended.task)
     if operation is not None and task is not None:
@@ -314,7 +314,7 @@ def note_indices(operation: Operation, stored: JobRecord | StartRecord) -> None:
 
 
 def fill_places(state: State) -> None:
-    """Give what completed under a version without cookies a place each, after a load."""
+    """After a load, give a place to each job that completed under a version without cookies."""
     for operation in state.operations.values():
         for name, counts in operation.record.counts.items():
             task = find_task(operation.record, name)

@@ -1,4 +1,4 @@
-"""What operators say of nodes: which get no new jobs, which are drained, their tags; pure (semantics.md 2.1, 2.11)."""
+"""Administrators' settings of nodes: cordons, drains, tags; pure (semantics.md 2.1, 2.11)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cpumond.scheduler.state.transaction import Transaction
 
 
 def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> Transaction:
-    """The change that a command makes. Raises CommandError for a node that is not known."""
+    """Return the change that a command makes. Raises CommandError for an unknown node."""
     node, lost = state.nodes.get(command.node), state.lost_nodes.get(command.node)
     known = node or lost
     if known is None:
@@ -52,8 +52,8 @@ def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> T
 
 
 def _read_tags(command: SetNodeTags | ChangeNodeTags, record: LostNode | NodeRecord) -> tuple[str, ...]:
-    """The tags of an operator in order, each once. Raises CommandError for what no formula could name, and for what
-    cannot be taken back."""
+    """Return the administrator's tags in order, each once. Raises CommandError for tags that no formula could name, and
+    for tags that cannot be removed."""
     tags = set(command.tags if isinstance(command, SetNodeTags) else (*record.user_tags, *command.add))
     for tag in sorted(tags):
         if not is_tag(tag):
@@ -68,7 +68,7 @@ def _read_tags(command: SetNodeTags | ChangeNodeTags, record: LostNode | NodeRec
 
 
 def _check_trees(state: State, node: Node, new: NodeRecord) -> list[str]:
-    """What is told of a node that gets other tags. Raises CommandError where they fit several trees (2.2)."""
+    """Return warnings about a node that gets other tags. Raises CommandError if they fit several trees (2.2)."""
     check_names(new.id, new.address, new.user_tags)
     matched = state.match_trees(new.all_tags)
     if len(matched) > 1:
@@ -101,8 +101,8 @@ def _record(node: Node) -> NodeRecord:
 
 
 def find_drained(node: Node) -> list[tuple[Job, str]]:
-    """Jobs that must end because their node is drained, latest start first: interruptible ones, and the others when
-    those have ended, so that these have that much longer to complete."""
+    """Return jobs that must end because their node is drained, latest start first: interruptible ones, then, when those
+    have ended, the others, which thus have more time to complete."""
     cordon = node.cordon
     if cordon is None or not cordon.drain or not node.jobs:
         return []

@@ -16,28 +16,28 @@ class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class CordonNode(_Command, frozen=True):
-    """A node gets no new jobs; those that it has run on. One that is drained is not any more."""
+    """Cordon a node: it gets no new jobs; those that it has continue. A drain ends."""
 
 
 class UncordonNode(_Command, frozen=True):
-    """A node gets jobs again."""
+    """Let a node get jobs again."""
 
 
 class DrainNode(_Command, frozen=True):
-    """A node gets no new jobs, and those that it has are told to stop and started elsewhere; ``graceful``: with the
-    longer time-out."""
+    """Drain a node: it gets no new jobs, and its jobs are stopped and started elsewhere; ``graceful``: with the longer
+    time-out."""
 
     graceful: bool = False
 
 
 class SetNodeTags(_Command, frozen=True):
-    """A node has these tags of an operator, beside those of its agent and its address."""
+    """Set an administrator's tags of a node, in addition to its agent's tags and its address."""
 
     tags: tuple[str, ...] = ()
 
 
 class ChangeNodeTags(_Command, frozen=True):
-    """An operator gives tags to a node, and takes back others."""
+    """Add and remove an administrator's tags of a node."""
 
     add: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ NodeCommand = Maintenance | SetNodeTags | ChangeNodeTags
 
 
 def make_cordon(command: Maintenance, user: str, now: float) -> Cordon | None:
-    """What the node has after the command."""
+    """Return the cordon of the node after the command."""
     if isinstance(command, UncordonNode):
         return None
     if isinstance(command, CordonNode):

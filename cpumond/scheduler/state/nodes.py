@@ -1,4 +1,4 @@
-"""Nodes that register, and those that are refused; pure."""
+"""Registration of nodes, and refused nodes; pure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 KEPT_REFUSED = 100
 REFUSED_S = 600.0
-"""How many refused nodes are remembered, and how long after their last attempt; agents try again and again."""
+"""Number of refused nodes that are remembered, and for how long after their last attempt; agents try again and
+again."""
 LOST_S = 86_400.0
 KEPT_LOST = 1000
-"""How long, and how many, nodes that were given up are shown; most of their jobs' records are kept anyway."""
+"""How long, and how many, lost nodes are shown; most of their jobs' records are kept in any case."""
 MAX_LOST_JOBS = 1000
 MAX_NODES = 10_000
 MAX_TAGS = 100
@@ -48,11 +49,11 @@ class SeveralTreesError(CommandError):
 
 
 def register_node(state: State, registration: NodeRegistration, may_replace: bool = True) -> Transaction:
-    """A node registers, or registers again with other tags or resources (2.2). ``registration.key``: the hash.
+    """Register a node, or register it again with other tags or resources (2.2). ``registration.key``: the hash.
 
-    Raises CommandError for too many nodes or names; if its tags fit several trees (a SeveralTreesError); for a run
-    of its agent that a later one replaced, since two agents with one node id would replace each other for ever;
-    and, unless it ``may_replace`` any agent, for an agent without the key of the one whose heartbeats still come.
+    Raises CommandError for too many nodes or names; if its tags fit several trees (a SeveralTreesError); for a run of
+    its agent that a later one replaced, since two agents with one node id would replace each other for ever; and,
+    unless it ``may_replace`` any agent, for an agent without the key of the one that still sends heartbeats.
     """
     address = registration.address or registration.node_id
     check_names(registration.node_id, registration.address, registration.tags)
@@ -88,7 +89,7 @@ def register_node(state: State, registration: NodeRegistration, may_replace: boo
     )  # fmt: skip
     matched = state.match_trees(record.all_tags)
     if len(matched) > 1:
-        # A known node is kept with its new tags: its jobs run on, it gets no more.
+        # A known node is kept with its new tags: its jobs continue, and it gets no more.
         change = NOTHING
         if known is not None:
             change = Transaction(nodes=(msgspec.structs.replace(record, tree=known.tree or ""),))
@@ -113,7 +114,7 @@ def keep_lost(state: State, lost_nodes: Iterable[LostNode]) -> None:
 
 
 def note_refused_node(state: State, refused: SeveralTreesError, now: float) -> None:
-    """Remember a refused registration for a while, for the alerts."""
+    """Keep a refused registration for a while, for the alerts."""
     state.refused_nodes.pop(refused.record.id, None)
     if refused.record.id not in state.nodes:
         state.refused_nodes[refused.record.id] = (now, tuple(refused.matched))
@@ -122,12 +123,12 @@ def note_refused_node(state: State, refused: SeveralTreesError, now: float) -> N
 
 
 def list_refused_nodes(state: State, now: float) -> dict[str, tuple[str, ...]]:
-    """Nodes that were refused since they fit several trees: id -> the trees."""
+    """Return the nodes refused because they fit several trees: id -> the trees."""
     return {name: trees for name, (at, trees) in state.refused_nodes.items() if at > now - REFUSED_S}
 
 
 def lost_node(node: Node, ended: Iterable[JobRecord], now: float) -> LostNode:
-    """What stays to be seen of a node that is given up together with the jobs that ``ended``."""
+    """Return the visible record of a node that is declared lost together with the jobs that ``ended``."""
     jobs = [job for job in ended if job.node_id == node.id]
     return LostNode(
         node.id, node.address, tuple(sorted(node.tags)), to_amounts(node.capacity), node.tree or "", node.last_seen,
@@ -136,7 +137,7 @@ def lost_node(node: Node, ended: Iterable[JobRecord], now: float) -> LostNode:
 
 
 def check_names(node_id: str, address: str, tags: Collection[str]) -> None:
-    """Bound the names, which are stored and compared with every tree's filter. Raises CommandError."""
+    """Check the length of names, which are stored and compared with every tree's filter. Raises CommandError."""
     size = len(node_id) + len(address) + sum(map(len, tags))
     if len(tags) > MAX_TAGS or size > MAX_NAMES_CHARS:
         raise CommandError(
@@ -146,7 +147,7 @@ def check_names(node_id: str, address: str, tags: Collection[str]) -> None:
 
 
 def _has_key_of(node: Node, registration: NodeRegistration) -> bool:
-    """Whether a registration comes from the node's present agent; without a key only the same run counts as it."""
+    """Return whether a registration comes from the node's present agent; without a key, whether it is the same run."""
     if not node.key_hash:
         return registration.incarnation == node.incarnation
     return registration.key == node.key_hash

@@ -1,4 +1,4 @@
-"""The living pools of a tree follow its configuration and its operations; pure (semantics.md 2.9, 3)."""
+"""Keeps the live pools of a tree in line with its configuration and its operations; pure (semantics.md 2.9, 3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpumond.scheduler.state import TreeWork
 
 
 def sync_pools(tree: Tree, work: TreeWork) -> None:
-    """Give the living pools their new configuration; section 2.9 tells what becomes of removed and new pools."""
+    """Give the live pools their new configuration; section 2.9 defines the fate of removed and new pools."""
     before = tree.pools
     were_ephemeral = {pool for pool in before.values() if pool.config is None}
     by_id = {pool.config.id: pool for pool in before.values() if pool.config is not None}
@@ -43,7 +43,7 @@ def sync_pools(tree: Tree, work: TreeWork) -> None:
             continue
         prefix, delimiter, child = old_name.partition(SUBPOOL_DELIMITER)
         if delimiter and prefix in before:
-            # A renamed pool takes the names of its ephemeral sub-pools along.
+            # A renamed pool also renames its ephemeral sub-pools.
             pool.name = f"{before[prefix].name}{delimiter}{child}"
         pool.config = None
         pools[pool.name] = pool
@@ -82,7 +82,7 @@ def _relocate(tree: Tree, work: TreeWork) -> None:
 
 
 def attach(element: OperationElement, pool: PoolElement) -> None:
-    """Put an operation into a pool: its rules and limits, counts on the way up; the caller moves the usage."""
+    """Put an operation into a pool: its rules and limits, and counts on the way up; the caller moves the usage."""
     element.parent = pool
     element.entry = None
     assert pool.rules is not None
@@ -97,7 +97,7 @@ def attach(element: OperationElement, pool: PoolElement) -> None:
 
 
 def detach(element: OperationElement, work: TreeWork) -> None:
-    """Take an operation out of its pool, and let pending ones have its slot."""
+    """Remove an operation from its pool, and let pending ones use its slot."""
     work.is_freed = True
     pool = element.parent
     assert pool is not None
@@ -108,7 +108,7 @@ def detach(element: OperationElement, work: TreeWork) -> None:
 
 
 def drop_if_empty(pool: PoolElement, work: TreeWork) -> None:
-    """An ephemeral pool goes with its last operation or child, and so upwards (2.9)."""
+    """Remove an ephemeral pool with its last operation or child, and so on upwards (2.9)."""
     while pool.is_ephemeral and not pool.operations and not pool.children:
         parent = pool.parent
         assert parent is not None
@@ -118,9 +118,9 @@ def drop_if_empty(pool: PoolElement, work: TreeWork) -> None:
 
 
 def ensure_pool(tree: Tree, work: TreeWork, name: str, removed: str = "") -> PoolElement:
-    """The living pool of that name; a missing one is made, ephemeral (2.9).
+    """Return the live pool of that name; a missing one is made, ephemeral (2.9).
 
-    ``removed``: the pool above it that is no longer explicit, "" for none; that is made, too.
+    ``removed``: the pool above it that is no longer explicit, "" for none; it is made, too.
     """
     pool = tree.root if name == ROOT_POOL else tree.pools.get(name)
     if pool is not None:

@@ -1,4 +1,6 @@
-"""Starts that a pool's ``max_operation_count`` refused of late. Not stored: whoever takes over begins anew. Pure."""
+"""Starts that a pool's ``max_operation_count`` refused recently. Not stored: a scheduler that takes over has none.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 REFUSED_S: Final = 3600.0
-"""How long a refusal is told of."""
+"""Seconds for which a refusal is reported."""
 _STEP_S: Final = 60.0
-"""Refusals of one such span are kept as one entry."""
+"""Refusals within one such span are kept as one entry."""
 _MAX_POOLS: Final = 1000
-"""Of more, the ones that have refused nothing for longest are forgotten: whoever starts operations names the pools."""
+"""Beyond this the pools without refusals for longest are dropped: users choose the names of pools."""
 
 
 @dataclass(slots=True)
@@ -23,13 +25,14 @@ class _Entry:
 
 
 class RefusedStarts:
-    """Counts by tree and pool, of the last REFUSED_S to a minute."""
+    """Counts by tree and pool of the last REFUSED_S, accurate to a minute."""
 
     def __init__(self) -> None:
         self._by_pool: dict[tuple[str, str], deque[_Entry]] = {}
 
     def note(self, tree: str, pool: str, limit: int, cores: float, now: float) -> None:
-        """One more at ``now`` (seconds since 1970), whose jobs order ``cores`` in all; ``limit``: the one reached."""
+        """Count one more at ``now`` (seconds since 1970), whose jobs request ``cores`` in all; ``limit``: the one
+        reached."""
         entries = self._by_pool.pop((tree, pool), deque(maxlen=int(REFUSED_S / _STEP_S) + 1))
         self._by_pool[tree, pool] = entries
         while len(self._by_pool) > _MAX_POOLS:
@@ -40,9 +43,10 @@ class RefusedStarts:
         entries[-1].cores += cores
 
     def count(self, tree: str, pool: str, limit: int, now: float) -> tuple[int, float]:
-        """How many starts the pool refused in the last REFUSED_S, and the cores that their jobs would have ordered.
+        """Return how many starts the pool refused in the last REFUSED_S, and the cores that their jobs would have
+        requested.
 
-        Those that were refused by less than ``limit``, what it is now, are not counted: that was raised since.
+        Refusals by a limit below ``limit``, the present one, are not counted: it was raised since.
         """
         entries = self._by_pool.get((tree, pool), ())
         late = [each for each in entries if now - each.at < REFUSED_S and each.limit >= limit]

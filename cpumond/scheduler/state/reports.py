@@ -1,4 +1,4 @@
-"""What nodes report of jobs: how it is checked and taken over, and the records of ended jobs; pure."""
+"""Checks and applies nodes' reports of jobs, and makes records of ended jobs; pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from cpumond.scheduler.settings import failures
 Told = TypeVar("Told", JobReport, FinishedJob)
 MAX_NODE_FAILURE_REASON = 1000
 MOST_CORES, MOST_OF_CAPACITY, LATE_S = 1024.0, 16.0, 60.0
-"""A job used, or was held back on, at most MOST_CORES cores, or MOST_OF_CAPACITY times its node's where that is more; a
-report is at most LATE_S late."""
+"""Plausible usage or throttled CPU of a job: at most MOST_CORES cores, or MOST_OF_CAPACITY times its node's if that is
+more; a report is at most LATE_S late."""
 STEP_S = 86_400.0
-"""What the clocks of two runs of the scheduler may differ by."""
+"""Most seconds by which clocks of two runs of the scheduler may differ."""
 NO_CPU_TIMES = cpu_times(CpuUse())
 USUAL_MODE = "reclaim"
 GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
-"""Ends of jobs that their nodes may still have: what a node reports of such a job later is taken over."""
+"""Ends of jobs that their nodes may still have: a later report of such a job is applied."""
 
 
 def is_over(task: Task | None, start_time: float | None, now: float) -> bool:
-    """Whether a job of the task that began at ``start_time`` has run for longer than its ``job_time_limit``."""
+    """Return whether a job of the task that began at ``start_time`` has exceeded its ``job_time_limit``."""
     if task is None or task.job_time_limit is None or start_time is None:
         return False
     return now - start_time > task.job_time_limit / 1e3
@@ -37,19 +37,19 @@ def find_task(record: OperationRecord, name: str) -> Task | None:
 
 
 def has_run(finished: FinishedJob) -> bool:
-    """Whether a job may have had a process: of one that is lost its node does not know."""
+    """Return whether a job may have had a process; unknown for a lost job."""
     return finished.start_time is not None or finished.state == "lost"
 
 
 def _is_not_started(finished: FinishedJob | None) -> bool:
-    """Whether a node says that it tried to start a job and could not."""
+    """Return whether a node reports that it tried to start a job and failed."""
     if finished is None or finished.start_time is not None or finished.exit_code is not None:
         return False
     return finished.state in ("failed", "aborted") and not finished.reason.startswith(NO_ROOM)
 
 
 def is_wanted_again(task: Task, end: JobState, exit_code: int | None, reason: str) -> bool:
-    """Whether a job that its node says ``end``-ed did so by the exit code by which it asks to be started again."""
+    """Return whether a job that its node reports as ended asks to be started again by its exit code."""
     if exit_code is None or exit_code != task.restart_exit_code or end not in ("failed", "aborted"):
         return False
     return not reason.startswith(OUT_OF_MEMORY)
@@ -60,13 +60,13 @@ def explain_restart(exit_code: int | None) -> str:
 
 
 def overrules(state: JobState, counted: JobRecord) -> bool:
-    """Whether the end that a node reports replaces the one that was counted: the work is done, not lost."""
+    """Return whether the end that a node reports replaces the counted one: the work is done, not lost."""
     return state == "completed" and counted.state in GIVEN_UP
 
 
 def drop_implausible(told: Told, node: Node, start_time: float, now: float, is_resumed: bool = False) -> Told:
-    """What a node reports of a job, without times and usage that no host can have had: one wrong number would distort
-    every graph and sum of its pools for as long as they are kept. ``is_resumed``: another clock gave ``start_time``."""
+    """Drop times and usage from a node's report of a job that no host can have had: one wrong number would distort all
+    graphs and sums of its pools for as long as they are kept. ``is_resumed``: another clock gave ``start_time``."""
     # Called for each job of each heartbeat: no calls, and one plain loop.
     cores, ran_s = MOST_OF_CAPACITY * node.capacity[CPU], now - start_time
     cores = cores if cores > MOST_CORES else MOST_CORES
@@ -84,7 +84,7 @@ def drop_implausible(told: Told, node: Node, start_time: float, now: float, is_r
 
 
 def _keep_known(before: CpuUse, told: Told, times: CpuTimes) -> Told:
-    """``told`` with missing counters filled in from ``before``; ``times`` are the counters of ``told``."""
+    """Return ``told`` with missing counters filled in from ``before``; ``times`` are the counters of ``told``."""
     if None not in times or (earlier := cpu_times(before)) == NO_CPU_TIMES:
         return told
     missing = {name: then for name, value, then in zip(CPU_COUNTERS, times, earlier, strict=True) if value is None}
@@ -92,7 +92,7 @@ def _keep_known(before: CpuUse, told: Told, times: CpuTimes) -> Told:
 
 
 def known_size(finished: FinishedJob) -> int | None:
-    """Of its stderr."""
+    """Size of its stderr."""
     return None if finished.stderr_size is msgspec.UNSET else finished.stderr_size
 
 
@@ -101,16 +101,16 @@ def list_counters(told: CpuUse) -> dict[str, Any]:
 
 
 def take_report(job: Job, report: JobReport, now: float) -> bool:
-    """Take over a heartbeat's report of a live job: usage of active ones, CPU time of stopping ones, too (1.7, 1.8).
+    """Apply a heartbeat's report of a live job: usage of active jobs, CPU time of stopping ones, too (1.7, 1.8).
 
-    True: the agent treats the job otherwise than before (``mode``).
+    Returns True if the agent now manages the job differently (``mode``).
     """
     if report == job.report:
         return False
     report = drop_implausible(report, job.node, job.start_time, now, job.is_resumed)
     times = cpu_times(report)
     if job.began_at is None:
-        # The node's clock may differ; the start of a job that was taken over comes from its node.
+        # The node's clock may differ; the start of an adopted job comes from its node.
         job.began_at = now if report.start_time is None else min(max(report.start_time, job.start_time), now)
     before, job.report = job.report, _keep_known(job.report, report, times)
     count_cpu_time(job, times)
@@ -126,7 +126,8 @@ def take_report(job: Job, report: JobReport, now: float) -> bool:
 
 
 def _share_values(job: Job, cgroup: str) -> None:
-    """Keep one copy of what a job's report repeats: each was decoded anew, and they are most of its memory."""
+    """Keep one copy of repeated values of a job's reports: each was decoded separately, and they use most of its
+    memory."""
     # Called for each changed job of each heartbeat: no loop.
     report, operation_id, task = job.report, job.element.operation.id, job.task.name
     if report.job_id == job.id:
@@ -154,10 +155,10 @@ def reported_usage(limits: Vector, report: JobReport) -> Vector:
 
 
 def count_held(cores: float, counted: float | None, finished: FinishedJob | None, own_s: float) -> float:
-    """Core-seconds that a job held: its order times the time that it ran (2.15).
+    """Return core-seconds that a job held: its request times its run time (2.15).
 
-    The agent has ``counted`` them by a clock that nobody sets, but for its first and last moments. Those follow from
-    the times of its end, bounded by ``own_s``, how long this scheduler has known it: either clock may have been set.
+    The agent has ``counted`` them with a monotonic clock, except for the first and last moments. Those follow from its
+    end times, limited by ``own_s``, how long this scheduler has known it: either clock may have been set.
     """
     counted = counted or 0.0
     if finished is None or finished.start_time is None or finished.finish_time is None:
@@ -174,19 +175,19 @@ def job_record(
     reason: str = "",
     may_have_run: bool = False,
 ) -> JobRecord:
-    """The record of a live job that has ended.
+    """Return the record of a live job that has ended.
 
-    A job that was told to stop is aborted (``Stop.fails``: failed) whatever its exit code, unless it completed before
-    or in the time it was given (6.7). The reason is the node's own where the node stopped the job by itself (1.9).
+    A stopped job is aborted (``Stop.fails``: failed) whatever its exit code, unless it completed before or within its
+    time to end (6.7). The reason is the node's own if the node stopped the job by itself (1.9).
     """
     stop = job.stop
-    is_of_before = job.incarnation != job.element.operation.record.incarnation  # of a gang: done again, whatever it did
+    is_of_before = job.incarnation != job.element.operation.record.incarnation  # of a gang: done again in any case
     if finished is not None:
         reason = finished.reason
     exit_code = None if finished is None else finished.exit_code
     if not is_of_before and (stop is None or not stop.fails) and is_wanted_again(job.task, state, exit_code, reason):
         state, reason = "completed", explain_restart(exit_code)
-    # Interrupted by its own signal, it failed by itself.
+    # It was interrupted by its own signal, so it failed by itself.
     has_failed = not is_of_before and state == "failed" and bool(job.task.interruption_signal)
     if stop is not None and (state != "completed" or is_of_before) and (stop.fails or not has_failed):
         if state == "failed" or stop.fails or finished is None or not reason:
@@ -207,7 +208,7 @@ def job_record(
         tree=job.element.tree.name,
         node_id=job.node.id,
         state=state,
-        # Start and end by the same clock, the node's, where it reports both.
+        # Take start and end from the same clock, the node's, if it reports both.
         start_time=job.start_time if finished is None or finished.start_time is None else finished.start_time,
         finish_time=now if finished is None or finished.finish_time is None else finished.finish_time,
         cpu_limit=job.task.cpu_limit,

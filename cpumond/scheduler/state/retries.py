@@ -1,5 +1,4 @@
-"""Jobs that a retry policy starts again: which policy holds, whose place is kept, whose time has come; pure
-(semantics.md 3.9)."""
+"""Jobs that a retry policy starts again: their policy, their places, their times; pure (semantics.md 3.9)."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from cpumond.scheduler.state.reports import find_task
 
 
 def find_policy(task: Task | None, pool: PoolElement | None) -> tuple[str, ...]:
-    """The policy of a task, else of the nearest pool that has one; () for none."""
+    """Return the policy of a task, else of the nearest pool that has one; () for none."""
     policy = None if task is None else task.retry_policy
     while policy is None and pool is not None:
         policy, pool = pool.settings.retry_policy, pool.parent
@@ -25,7 +24,7 @@ def find_policy(task: Task | None, pool: PoolElement | None) -> tuple[str, ...]:
 
 
 def find_terms(operation: Operation, job: JobRecord) -> Terms:
-    """By which rules a job that ended is started again."""
+    """Return the rules by which a job that ended is started again."""
     task, element = find_task(operation.record, job.task), operation.elements.get(job.tree)
     policy = () if task is None else find_policy(task, None if element is None else element.parent)
     if task is None or not policy:
@@ -37,8 +36,8 @@ def find_terms(operation: Operation, job: JobRecord) -> Terms:
 
 
 def _find_bound(operation: Operation, task: Task) -> tuple[float, str]:
-    """How much memory a job may order that is started again: what the largest node of its trees has that can hold the
-    rest of its order, and no pool above forbids."""
+    """Return how much memory a restarted job may request: that of the largest node of its trees that can hold the rest
+    of its request, within the limits of the pools above."""
     elements = operation.elements.values()
     most = max((each.sizes.find_most_memory(task.resources) for each in elements), default=0.0)
     told = f"so much has the largest node that can hold it, {format_amount(MEMORY, most)}"
@@ -51,14 +50,14 @@ def _find_bound(operation: Operation, task: Task) -> tuple[float, str]:
 
 
 def is_for_end(job: Job, record: PreemptionRecord) -> bool:
-    """Whether a job that is told to stop is replaced only after its end, when a rule says how."""
+    """Return whether a stopped job is replaced only after its end, when a rule decides how."""
     if record.kind not in failures.ABORT_REASONS or job.element.operation.record.is_gang:
         return False
     return is_for_preempted(find_policy(job.task, job.element.parent))
 
 
 def keep_place(job: Job, now: float) -> None:
-    """A job gave its place back: one that was started again by a rule before starts again as such, in its time."""
+    """Keep the place of a job that a rule started before: it starts again under that rule, in its time."""
     operation = job.element.operation
     if operation.retries is not None:
         retry = operation.record.retried.places.get(job.task.name, {}).get(job.cookie)
@@ -67,7 +66,7 @@ def keep_place(job: Job, now: float) -> None:
 
 
 def follow(state: State, operation: Operation, now: float) -> None:
-    """Take over what an operation's record says of jobs that are started again."""
+    """Apply the record's restarted jobs to an operation."""
     if operation.retries is None:
         if not operation.record.retried.places:
             return
@@ -84,7 +83,7 @@ def renew_needed(operation: Operation) -> None:
 
 
 def end_waits(state: State, now: float) -> None:
-    """Let those start whose time has come."""
+    """Start jobs whose time to wait is over."""
     due: dict[str, None] = {}
     while state.retries and state.retries[0][0] <= now:
         due[heappop(state.retries)[1]] = None

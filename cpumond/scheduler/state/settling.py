@@ -1,4 +1,4 @@
-"""What follows from the state without a command: settled operations, time-outs of nodes; pure (semantics.md 2, 3)."""
+"""Consequences of the state without a command: settled operations, time-outs of nodes; pure (semantics.md 2, 3)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 
 def settle(state: State, now: float) -> Transaction:
-    """What follows from the present state: operations without a tree end, those of switched-off sub-pools move,
-    pending ones whose turn it is run (2.3, 2.9, 3.3). What was found once is not found again."""
+    """Return consequences of the present state: operations without a tree end, those of switched-off sub-pools move,
+    pending ones whose turn it is run (2.3, 2.9, 3.3). Each is returned only once."""
     changed: dict[str, OperationRecord] = {}
     for operation in _find_too_long(state, now):
         changed[operation.id] = operations.exceed_time(operation.record, now, operation.active)
@@ -66,7 +66,7 @@ def settle(state: State, now: float) -> Transaction:
 
 
 def _find_too_long(state: State, now: float) -> list[Operation]:
-    """Live operations whose ``time_limit`` is over; found again until their end is applied."""
+    """Return live operations that exceeded their ``time_limit``; repeated until their end is applied."""
     due: list[tuple[float, str]] = []
     while state.deadlines and state.deadlines[0][0] <= now:
         deadline = heappop(state.deadlines)
@@ -78,14 +78,14 @@ def _find_too_long(state: State, now: float) -> list[Operation]:
 
 
 def _find_cut_short(state: State) -> list[Operation]:
-    """Operations with ``fail_on_job_restart`` that the start of this scheduler found half begun; found again until
+    """Return operations with ``fail_on_job_restart`` that were only partly started before a restart; repeated until
     their end is applied."""
     state.cut_short = {name: None for name in state.cut_short if name in state.operations}
     return [state.operations[name] for name in state.cut_short]
 
 
 def is_unsettled(state: State, now: float) -> bool:
-    """Whether ``settle`` or ``take_expired`` may find something."""
+    """Return whether ``settle`` or ``take_expired`` may find something."""
     if state.deadlines and state.deadlines[0][0] <= now:
         return True
     if state.settled_config is not state.config or state.expired or state.cut_short or state.gangs.lacking:
@@ -96,7 +96,7 @@ def is_unsettled(state: State, now: float) -> bool:
 
 
 def mark_unsettled(state: State) -> None:
-    """Let ``settle`` find again what it found but was not applied."""
+    """Let ``settle`` return again what was not applied."""
     state.settled_config = None
     for work in state.work.values():
         work.is_freed = True
@@ -113,7 +113,7 @@ def _without_closed_subpools(state: State, record: OperationRecord) -> Operation
 
 
 def expire(state: State, now: float) -> Transaction:
-    """Silent nodes go offline after the heartbeat time-out; after the tree's reconnection time-out the transaction
+    """Set silent nodes offline after the heartbeat time-out; after the tree's reconnection time-out the transaction
     removes them with their jobs (2.4)."""
     if state.has_untold_starts and (not state.awaited or now >= state.await_until) and not state.unstored:
         state.has_untold_starts = False
@@ -136,7 +136,7 @@ def expire(state: State, now: float) -> Transaction:
             reason = f"node {node.id} was silent for {now - node.last_seen:.0f} s"
             ends: tuple[tuple[JobState, dict[str, Job]], ...] = ("lost", node.jobs), ("aborted", node.stopping)
             for end, jobs in ends:
-                # Whoever was told of a job may have begun it.
+                # A node that was sent the start of a job may have started it.
                 ended += [
                     job_record(job, end, now, reason=reason, may_have_run=job.first_sent_at is not None)
                     for job in jobs.values()
@@ -150,8 +150,8 @@ def expire(state: State, now: float) -> Transaction:
 
 
 def recount(state: State, change: Transaction, now: float) -> Transaction:
-    """A transaction of ended jobs brought up to date: without jobs that were counted meanwhile and nodes that came
-    back before they were removed, and with new records of the operations."""
+    """Update a transaction of ended jobs: without jobs that were counted meanwhile and nodes that came back before
+    their removal, and with new records of the operations."""
     gone = [state.nodes[node_id] for node_id in change.removed_nodes if node_id in state.nodes]
     back = {node.id for node in gone if node.lost_since is None}
     fresh = {job.id: job for job in change.jobs if _is_news(state, job) and job.node_id not in back}
@@ -168,7 +168,7 @@ def recount(state: State, change: Transaction, now: float) -> Transaction:
 
 def _is_news(state: State, ended: JobRecord) -> bool:
     if ended.state == "completed" and lifecycle.is_done(state, ended):
-        return False  # another job has done its work: it is told to stop, or was given up
+        return False  # another job has done its work: it is being stopped, or was declared lost
     counted = state.finished_jobs.get(ended.operation_id, {}).get(ended.id)
     operation = state.operations.get(ended.operation_id)
     if counted is not None and operation is not None and counted.incarnation != operation.record.incarnation:
@@ -177,7 +177,7 @@ def _is_news(state: State, ended: JobRecord) -> bool:
 
 
 def _drop_repeated(ended: Iterable[JobRecord]) -> Iterator[JobRecord]:
-    """Without the second of two jobs that completed the same work: the one that is dropped is told to stop (7.4)."""
+    """Drop the second of two jobs that completed the same work; it is stopped (7.4)."""
     done: set[tuple[str, str, int]] = set()
     for job in ended:
         place = (job.operation_id, job.task, job.cookie)

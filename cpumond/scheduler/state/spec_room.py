@@ -1,6 +1,6 @@
-"""How much memory specifications take, in all and of each user, and all trees and pools take; pure.
+"""Bounds the memory of specifications, in all and by user, and of all trees and pools; pure.
 
-What users write into a specification or an attribute is kept, stored and shown as it came; only this bounds it.
+Contents of a specification or an attribute are kept, stored and shown unchanged; this is their only bound.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ CONTAINER_BYTES: Final = 200
 """Memory of a scalar without its text, and of a container without its items."""
 MAX_CONFIG_BYTES: Final = 64 * 2**20
 POOL_BYTES: Final = 4096
-"""The most for all trees and pools with their attributes, and what each takes without attributes."""
+"""Most bytes of all trees and pools with their attributes, and the size of each without attributes."""
 
 
 def weigh(value: Any) -> int:
-    """Roughly what a value of lists, maps and scalars takes in memory, bytes."""
+    """Return roughly how many bytes a value of lists, maps and scalars takes in memory."""
     total = 0
     values = [value]
     while values:
@@ -46,14 +46,14 @@ def weigh(value: Any) -> int:
             total += CONTAINER_BYTES
             values += each
         else:
-            # One character outside of ASCII can make every character of its text take four bytes.
+            # One character outside of ASCII can make all characters of its text take four bytes.
             total += sys.getsizeof(each) if isinstance(each, str) else SCALAR_BYTES
     return total
 
 
 def share_parts(record: OperationRecord, trees: Mapping[str, Tree]) -> OperationRecord:
-    """The same record of a new operation, with one copy of what the operation that came before it into its pool says,
-    too, and of all empty maps: most of them differ in little, and leave most options out."""
+    """Return the record of a new operation with parts shared with the previous operation of its pool where they are
+    equal, and with shared empty maps: most records differ little and leave most options out."""
     for name, options in list(record.trees.items())[:1]:
         pool = trees[name].pools.get(options.pool) if name in trees else None
         before = None if pool is None else next(reversed(pool.operations.values()), None)
@@ -70,13 +70,13 @@ def share_parts(record: OperationRecord, trees: Mapping[str, Tree]) -> Operation
 
 def _share(record: Any, name: str, known: Any) -> None:
     own = getattr(record, name)
-    # 1, 1.0 and true are equal, and are not written alike.
+    # 1, 1.0 and true are equal, but are written differently.
     if own == known and own is not known and msgspec.json.encode(own) == msgspec.json.encode(known):
         msgspec.structs.force_setattr(record, name, known)
 
 
 EMPTY: Final[dict[str, Any]] = {}
-"""Never changed, as nothing in a record is."""
+"""Never changed, like all values in records."""
 _PARTS: Final = ("user", "tasks", "trees", "running_in", "spec", "job_cpu_monitor")
 _MAPS: Final[dict[type[msgspec.Struct], list[str]]] = {
     kind: [field.name for field in msgspec.structs.fields(kind) if field.default_factory is dict]
@@ -85,14 +85,13 @@ _MAPS: Final[dict[type[msgspec.Struct], list[str]]] = {
 
 
 def weigh_change(old: Config, new: Config) -> int:
-    """How many bytes more the trees and pools of ``new`` take than those of ``old``; objects that are in both are not
-    looked into."""
+    """Return by how many bytes the trees and pools of ``new`` exceed those of ``old``; shared objects are skipped."""
     before, after = _list_config(old, new), _list_config(new, old)
     return sum(map(_weigh_attributes, after)) - sum(map(_weigh_attributes, before))
 
 
 def check_config(old: Config, new: Config, old_bytes: int) -> None:
-    """Check that there is room for what ``new`` adds to ``old``. Raises CommandError."""
+    """Check that the additions of ``new`` to ``old`` fit. Raises CommandError."""
     more = weigh_change(old, new)
     if more > 0 and old_bytes + more > MAX_CONFIG_BYTES:
         raise CommandError(
@@ -103,7 +102,7 @@ def check_config(old: Config, new: Config, old_bytes: int) -> None:
 
 
 def _list_config(config: Config, other: Config) -> list[TreeConfig | PoolConfig]:
-    """The trees and pools of ``config`` that are not in ``other``."""
+    """Return the trees and pools of ``config`` that are not in ``other``."""
     found: list[TreeConfig | PoolConfig] = []
     for name, tree in config.trees.items():
         same = other.trees.get(name)
@@ -118,7 +117,7 @@ def _weigh_attributes(element: TreeConfig | PoolConfig) -> int:
 
 
 class SpecRoom:
-    """Bounds kept specifications: ``max_bytes`` for live ones, half of it for one user; as much for ended ones."""
+    """Limits kept specifications: ``max_bytes`` for live ones, half of it for one user; as much for ended ones."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -128,12 +127,12 @@ class SpecRoom:
         self._live: dict[str, int] = {}
         self._ended: dict[str, int] = {}
         self._checked: dict[int, tuple[object, int]] = {}
-        """The specifications that were checked since the last that had none ahead, by identity, and what each takes."""
+        """Specifications checked since the last check without preceding ones, by identity, with their sizes."""
 
     def check(self, spec: Any, user: str, has_ahead: bool = False) -> None:
-        """Check that there is room for another live operation. Raises CommandError.
+        """Check that another live operation fits. Raises CommandError.
 
-        ``has_ahead``: those that were checked before and not added yet are added before this one.
+        ``has_ahead``: operations that were checked before and are not added yet will be added before this one.
         """
         weight = weigh(spec)
         if not has_ahead:
@@ -153,7 +152,7 @@ class SpecRoom:
                 )
 
     def add(self, record: OperationRecord) -> None:
-        """Count an operation that is kept, live or ended; an ended one may have been counted as live."""
+        """Count a kept operation, live or ended; an ended one may have been counted as live."""
         if record.is_finished:
             live = self._forget_live(record)
             weight = live - record.vault_bytes if live else weigh(record.spec)
@@ -167,7 +166,7 @@ class SpecRoom:
             self._of_user[record.user] += weight
 
     def weight_of(self, record: OperationRecord) -> int:
-        """The bytes that the specification of a kept operation takes."""
+        """Return the size of the specification of a kept operation, in bytes."""
         return self._live.get(record.id) or self._ended.get(record.id, 0)
 
     def remove_ended(self, operation_id: str) -> None:

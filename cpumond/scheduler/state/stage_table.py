@@ -1,4 +1,4 @@
-"""The stages of a roll-out by the filter of their nodes, and what they tell each node; pure."""
+"""Stages of a roll-out by the filter of their nodes, and the levels that they set; pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpumond.scheduler.settings.rollout import Stage, find_least, find_level
 
 
 class StageTable:
-    """All stages; a filter is read once."""
+    """All stages; each filter is parsed once."""
 
     def __init__(self) -> None:
         self._stages: dict[str, tuple[Stage, NodesFilter]] = {}
@@ -27,21 +27,21 @@ class StageTable:
         return [self._stages[name][0] for name in sorted(self._stages)]
 
     def change(self, stages: Iterable[Stage], removed: Iterable[str]) -> None:
-        """Take over stages, each in place of the one of its filter, and forget others."""
+        """Apply stages, each in place of the one with its filter, and remove others."""
         for name in removed:
             self._stages.pop(name, None)
         for stage in stages:
             self._stages[stage.nodes_filter] = (stage, parse_nodes_filter(stage.nodes_filter))
 
     def find_level(self, node_id: str, tags: Collection[str]) -> Level:
-        """What a node is told."""
+        """Return the level of a node."""
         return find_level(self._list_levels(node_id, tags))
 
     def find_levels(
         self, nodes: Sequence[tuple[str, frozenset[str]]], but: str | None = None
     ) -> Sequence[Level | None]:
-        """What each node, an id and its tags, is told by all stages, or by all but that of the filter ``but``; None
-        where no stage fits. Each filter is evaluated once for all nodes."""
+        """Return the level that all stages set for each node (id and tags), or all but that of the filter ``but``; None
+        if no stage fits. Each filter is evaluated once for all nodes."""
         told: list[list[Level | None]] = [[] for _ in nodes]
         for each, (stage, nodes_filter) in self._stages.items():
             if each != but:

@@ -1,4 +1,4 @@
-"""The stages of a roll-out as they are set and as they hold for nodes; pure."""
+"""Stages of a roll-out: how they are set, and their effect on nodes; pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_STAGES = 1000
 
 
 def list_nodes(state: State, nodes_filter: str) -> list[Node]:
-    """The nodes that a filter fits. Raises CommandError for one that is no formula."""
+    """Return the nodes that a filter fits. Raises CommandError for an invalid formula."""
     try:
         parsed = parse_nodes_filter(nodes_filter)
     except ConfigError as error:
@@ -43,7 +43,7 @@ def list_nodes(state: State, nodes_filter: str) -> list[Node]:
 
 
 def list_hosts(state: State, nodes_filter: str) -> list[Host]:
-    """The nodes that a filter fits, with what they are told. Raises CommandError."""
+    """Return the nodes that a filter fits, with their levels. Raises CommandError."""
     nodes = list_nodes(state, nodes_filter)
     others = state.stages.find_levels([(node.id, node.tags) for node in nodes], but=nodes_filter)
     return [
@@ -52,7 +52,7 @@ def list_hosts(state: State, nodes_filter: str) -> list[Host]:
 
 
 def prepare_stage(state: State, command: RolloutCommand, user: str, now: float) -> Transaction:
-    """The change that a command makes. Raises CommandError."""
+    """Return the change that a command makes. Raises CommandError."""
     name = command.nodes_filter.strip() or EVERY_NODE
     before = state.stages.get(name)
     if isinstance(command, SetStage):
@@ -88,21 +88,21 @@ def _warn_of_set(stage: Stage, hosts: list[Host]) -> tuple[str, ...]:
 
 
 def warn_of_advance(state: State, stage: Stage) -> tuple[str, ...]:
-    """Sentences about hosts that do more than any canary has shown when all of them follow it."""
+    """Describe hosts that will do more than any canary has proven once all of them follow it."""
     hosts = list_hosts(state, stage.nodes_filter)
     return warn_of_raised(msgspec.structs.replace(stage, state="everywhere"), hosts, _find_proven(state, stage))
 
 
 def _find_proven(state: State, stage: Stage) -> set[Level]:
-    """What canaries do now as the stage says."""
+    """Return what canaries do now according to the stage."""
     nodes = (state.nodes.get(each) for each in stage.canaries)
     abouts = (node.about for node in nodes if node is not None and node.is_online and node.about is not None)
     return {about.level for about in abouts if does_as_told(stage, about)}
 
 
 def list_counts(state: State, stage: Stage) -> dict[str, CanaryCounts | None]:
-    """What the canaries of a stage count; None for one that is silent. An agent that has just begun and told nothing of
-    itself yet is left out."""
+    """Return the counters of a stage's canaries; None for a silent one. An agent that has just started and not
+    described itself yet is left out."""
     found: dict[str, CanaryCounts | None] = {}
     for node_id in stage.canaries:
         node = state.nodes.get(node_id)

@@ -1,4 +1,4 @@
-"""Which starts and stops of jobs are to be stored before an answer has them, and what a restart makes of them; pure."""
+"""Starts and stops of jobs to store before an answer contains them, and their use after a restart; pure."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from cpumond.scheduler.state.transaction import Stops
 
 
 def resume(state: State, record: StartRecord, now: float) -> None:
-    """Count a job that an earlier run started as being on its node, which may not have heard of it."""
+    """Count a job that an earlier run started as being on its node, which may not know of it."""
     operation, node = state.operations.get(record.operation_id), state.nodes.get(record.node_id)
     element = None if operation is None else operation.elements.get(record.tree)
     task = None if operation is None else find_task(operation.record, record.task)
     if node is None or element is None or task is None or node.tree != record.tree:
         if record.counted == NOTHING_COUNTED or state.record_of(record.operation_id) is None:
-            state.expired["start", record.id] = None  # if its node has it, the node is told to stop it
+            state.expired["start", record.id] = None  # if the node has it, it is asked to stop it
         known = state.starts_of.setdefault(record.node_id, {}) if node is None else node.former_starts
         known[record.id] = record
         if operation is not None:
             lifecycle.note_indices(operation, record)
         return
     if state.finished_jobs.get(record.operation_id, {}).pop(record.id, None) is not None:
-        state.expired["job", record.id] = None  # it was given up, and taken over after that
+        state.expired["job", record.id] = None  # it was declared lost and adopted after that
     state.job_sequence = max(state.job_sequence, record.sequence)
     task = grow(task, record.memory_limit)
     job = Job(record.id, element, task, node, record.start_time, record.sequence)
@@ -55,22 +55,22 @@ def resume(state: State, record: StartRecord, now: float) -> None:
         del state.unstored_stops[job.id]
     elif job.incarnation != element.operation.record.incarnation:
         lifecycle.stop(state, job, "aborted", INCARNATION_CHANGED, now, alone=True)
-    elif is_needless:  # the earlier run could not store any more that it was told to stop
+    elif is_needless:  # the earlier run could not store its stop
         lifecycle.stop(state, job, "aborted", lifecycle.NEEDLESS, now, alone=True)
     if element.operation.gang is not None and job.incarnation == element.operation.record.incarnation:
         element.operation.gang.keep_rank(task, job.cookie, job.gang_rank)
 
 
 def waits_for_store(state: State, node_id: str) -> bool:
-    """Whether jobs of the node must be stored before an answer may order them."""
+    """Return whether jobs of the node must be stored before an answer may start them."""
     return not all(job.is_stored for job in state.nodes[node_id].jobs.values())
 
 
 def list_unstored(state: State) -> list[StartRecord]:
-    """What is to be stored, then told to ``note_stored``: jobs that were started since, and those that were told to
-    stop, whose work they may do."""
+    """Return jobs to store and then pass to ``note_stored``: newly started ones, and stopped ones whose work they may
+    do."""
     state.unstored = {job.id: job for job in state.unstored.values() if job.is_active}
-    # One that an earlier run told to stop is a stranger on its node until its end.
+    # A job that an earlier run stopped is unknown on its node until its end.
     told = state.unstored_stops.values()
     stops = {job.id: job for job in told if state.jobs.get(job.id) is job or job.id in job.node.strangers}
     state.unstored_stops = stops
@@ -78,7 +78,7 @@ def list_unstored(state: State) -> list[StartRecord]:
 
 
 def list_stopped(state: State, stops: Stops) -> list[Job]:
-    """The jobs that ``stops`` is about: active ones."""
+    """Return the active jobs that ``stops`` selects."""
     elements = state.operations[stops.operation_id].elements.values()
     jobs = [job for element in elements for job in element.jobs.values()]
     if stops.most is not None:
@@ -89,12 +89,12 @@ def list_stopped(state: State, stops: Stops) -> list[Job]:
 
 
 def _list_surplus(operation: Operation, jobs: list[Job], most: Mapping[str, int]) -> list[Job]:
-    """The jobs beyond so many of each task: those with the highest cookies."""
+    """Return the jobs beyond the given number of each task: those with the highest cookies."""
     surplus = []
     for name, job_count in most.items():
         own = sorted((job for job in jobs if job.task.name == name), key=lambda job: (job.cookie, job.sequence))
         counts = operation.record.counts.get(name)
-        # Jobs that are stopping and keep their place count as active.
+        # Stopping jobs that keep their place count as active.
         kept = operation.active.get(name, 0) - len(own)
         left = job_count - kept - (0 if counts is None else counts.completed)
         surplus += own[max(left, 0) :]
@@ -102,8 +102,8 @@ def _list_surplus(operation: Operation, jobs: list[Job], most: Mapping[str, int]
 
 
 def list_stops_of(state: State, stops: Stops) -> list[StartRecord]:
-    """An operation's stored jobs as they are once told to stop, for the write of the command that does it; and those
-    that were told before, which is perhaps not stored."""
+    """Return an operation's stored jobs as they will be after being stopped, for the write of the command that stops
+    them; and those stopped before, which may not be stored."""
     told = (job for job in state.unstored_stops.values() if job.element.operation.id == stops.operation_id)
     found = [make_start_record(job) for job in told if state.jobs.get(job.id) is job]
     for job in list_stopped(state, stops):
@@ -115,7 +115,7 @@ def list_stops_of(state: State, stops: Stops) -> list[StartRecord]:
 
 
 def carry_out(state: State, stops: Stops, now: float) -> None:
-    """Tell them to stop."""
+    """Stop these jobs."""
     for job in list_stopped(state, stops):
         if stops.job_id in ("", job.id):
             record = preemption_record.make_record(job, "aborted", stops.why, now)
@@ -133,13 +133,13 @@ def note_stored(state: State, starts: Iterable[StartRecord]) -> None:
         if job is not None:
             job.is_stored = True
             if job.is_resumed:
-                state.expired["job", job.id] = None  # it was given up, and taken over after that
+                state.expired["job", job.id] = None  # it was declared lost and adopted after that
             if not job.is_active and state.jobs.get(job.id) is job:
                 state.unstored_stops[job.id] = job
 
 
 def list_settled(state: State, settled: Mapping[str, CorePair], stops: Iterable[StartRecord]) -> list[StartRecord]:
-    """``stops`` and the starts of live jobs with the part that stored sums of budgets have of them (2.15)."""
+    """Return ``stops`` and the starts of live jobs with the part of each that stored sums of budgets contain (2.15)."""
     records = {record.id: record for record in stops}
     for job_id in settled:
         if job_id not in records and job_id in state.jobs:

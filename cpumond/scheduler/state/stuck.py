@@ -1,4 +1,6 @@
-"""Operations of which no job can start, whoever ends: some fail, others are told of; pure (semantics.md 2.13, 3.7)."""
+"""Operations of which no job can start, whatever else ends: some fail, others are reported; pure (semantics.md 2.13,
+3.7).
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from cpumond.scheduler.events.noticed import make_stuck_event
 from cpumond.scheduler.state import State
 
 LOOK_S = 60.0
-"""How often it is looked which operations are stuck, where the time-outs are no shorter."""
+"""Seconds between checks for stuck operations, unless the time-outs are shorter."""
 
 
 def look(state: State, now: float) -> None:
-    """Note since when no node that is online fits the filter of an operation that has no job, and which are stuck."""
+    """Note since when the filter of an operation without jobs fits no online node, and which operations are stuck."""
     online: dict[Fitting, bool] = {}
     found = (
         [each.id for each in state.operations.values() if _is_unmatched(each, online)] if _has_filters(state) else ()
@@ -38,7 +40,7 @@ def look(state: State, now: float) -> None:
 
 
 def find_unmatched(state: State, now: float) -> Iterator[Operation]:
-    """Those that are to fail: found again until their end is applied."""
+    """Return operations that must fail: repeated until their end is applied."""
     timeout_s = state.rules.unmatched_scheduling_tag_timeout_s
     for name, since in state.unmatched.items() if timeout_s else ():
         operation = state.operations.get(name)
@@ -52,10 +54,10 @@ def _has_filters(state: State) -> bool:
 
 
 def _is_unmatched(operation: Operation, online: dict[Fitting, bool]) -> bool:
-    """Whether the filter that it has itself leaves it no node that is online, in any of its trees.
+    """Return whether the operation's own filter fits no online node, in any of its trees.
 
-    Not where none is online at all: then it is not for the filter that it waits. ``online``: whether a node of these
-    is, as far as it is known.
+    False if no node is online at all: then the filter is not the cause. ``online``: whether any of these nodes is
+    online, as far as known.
     """
     if operation.is_held or not operation.needed or operation.active_job_count:
         return False
@@ -87,7 +89,7 @@ def _note(state: State, operation: Operation, why: str, timeout_s: float, now: f
 
 
 class _OnlineSizes:
-    """What jobs may order at most, by the nodes that are online; made where they are asked for."""
+    """Largest requests that jobs may have, by the online nodes; computed on demand."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Tree | Fitting, bool], NodeSizes] = {}
@@ -101,14 +103,15 @@ class _OnlineSizes:
 
 
 def _find_why(operation: Operation, sizes: _OnlineSizes) -> tuple[str, bool]:
-    """Why an operation is stuck in each of its trees, "" where it is not, and whether limits are why in one of them."""
+    """Return why an operation is stuck in each of its trees, "" if it is not, and whether limits are the cause in one
+    of them."""
     if operation.is_held or not operation.needed or operation.active_job_count:
         return "", False
     elements = operation.elements.values()
     told: list[str] = []
     limited = False
     for element in elements:
-        # One that waits for others to end, or for its turn, is not stuck.
+        # An operation that waits for others to end, or for its turn, is not stuck.
         why = "" if not element.is_running else find_limiting(element)
         limited = limited or bool(why)
         if element.is_running and not why:
@@ -120,7 +123,8 @@ def _find_why(operation: Operation, sizes: _OnlineSizes) -> tuple[str, bool]:
 
 
 def find_limiting(element: OperationElement) -> str:
-    """Which limits, its own or those of a pool above, are smaller than its smallest job, of a gang all; "" for none."""
+    """Describe the limits, its own or those of a pool above, that are smaller than its smallest job (for a gang: all
+    jobs); "" for none."""
     record, orders = element.operation.record, [order for order, _ in element.operation.needed_orders]
     if not record.enable_limiting_ancestor_check or not orders:
         return ""

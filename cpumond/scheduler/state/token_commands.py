@@ -1,4 +1,4 @@
-"""Commands on tokens of the store, and who may give which. Pure."""
+"""Commands on tokens of the store, and who may create and revoke which. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpumond.scheduler.state.transaction import Transaction
 
 MAX_TOKENS: Final = 10_000
 MAX_OWN: Final = 100
-"""Tokens of one user who is no administrator, revoked and expired ones included as long as they are remembered."""
+"""Most tokens of a user who is no administrator, including revoked and expired ones that are still kept."""
 
 MAX_NOTE: Final = 200
 MIN_LIFE_S: Final = 1.0
@@ -30,7 +30,7 @@ class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class CreateToken(_Command, frozen=True):
-    """A new token, of which the command has the hash; ``expires_s``: seconds from now, None for a token without end."""
+    """Create a token, of which the command has the hash; ``expires_s``: seconds from now, None for no end."""
 
     hash: str
     user: str
@@ -42,7 +42,7 @@ class CreateToken(_Command, frozen=True):
 
 
 class RevokeToken(_Command, frozen=True):
-    """A token is refused from now on."""
+    """Revoke a token."""
 
     id: str
 
@@ -51,12 +51,12 @@ TokenCommand = CreateToken | RevokeToken
 
 
 def decide_token(tokens: TokenTable, command: TokenCommand, user: User) -> Verdict:
-    """Whether the user may make or revoke that token: an administrator any, others their own."""
+    """Decide whether the user may create or revoke that token: an administrator any, others their own."""
     if user.admin:
         return Verdict(True, f"{user.name} is an administrator")
     if isinstance(command, RevokeToken):
         record = tokens.find_id(command.id)
-        # Whether others have such a token is not told.
+        # The refusal does not reveal whether others have such a token.
         if record is None or record.user != user.name:
             return Verdict(
                 False, f"{user.name} has no token {_quote(command.id)}, and only an administrator may revoke others'"
@@ -77,7 +77,7 @@ def decide_token(tokens: TokenTable, command: TokenCommand, user: User) -> Verdi
 
 
 def prepare_token(tokens: TokenTable, command: TokenCommand, user: User, now: float) -> Transaction:
-    """The change that a command makes. Raises CommandError when it is refused; nothing is changed here."""
+    """Return the change that a command makes; the state stays as it is. Raises CommandError if it is refused."""
     verdict = decide_token(tokens, command, user)
     if not verdict.allowed:
         raise CommandError(verdict.because, ACCESS_DENIED)
@@ -115,14 +115,14 @@ def _prepare_revocation(tokens: TokenTable, command: RevokeToken, user: User, no
 
 
 def _find_end(life_s: float | None, maker: TokenRecord | None, now: float) -> float | None:
-    """When a token expires: not after the one with which it is made."""
+    """Return when a token expires: not after the token with which it is created."""
     asked = None if life_s is None else now + life_s
     bound = None if maker is None else maker.ends_at
     return asked if bound is None else bound if asked is None else min(asked, bound)
 
 
 def _find_forgotten(tokens: TokenTable, new: TokenRecord, is_admin: bool, now: float) -> Iterator[str]:
-    """The hashes of tokens that are not valid any more and make room, the oldest first. Raises CommandError."""
+    """Return hashes of invalid tokens to drop, oldest first. Raises CommandError."""
     own = [each for each in tokens if each.user == new.user]
     bounds: list[tuple[Iterable[TokenRecord], int, int, str]] = [(tokens, len(tokens), MAX_TOKENS, "the scheduler has")]
     if not is_admin:
@@ -138,7 +138,7 @@ def _find_forgotten(tokens: TokenTable, new: TokenRecord, is_admin: bool, now: f
 
 
 def _check(command: CreateToken) -> None:
-    """Raises CommandError for a name, group, pattern or note that cannot be used."""
+    """Raise CommandError for an invalid name, group, pattern or note."""
     _check_name(command.user, "user")
     for group in command.groups:
         _check_name(group, "group")

@@ -1,4 +1,4 @@
-"""A change of the state, as a value. Pure."""
+"""A change of the state as a value. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cpumond.scheduler.settings.rollout import Stage
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """Jobs of an operation that a command has told to stop: all, one, or those beyond ``most`` of each task, of which
-    completed ones count first.
+    """Jobs of an operation that a command stops: all, one, or those beyond ``most`` of each task (completed ones count
+    first).
 
-    ``why`` is a sentence, ``cause`` the word of ``yt`` for it. ``timeout_s``: the time that they get to end where it is
-    not that of their tree.
+    ``why`` is a sentence, ``cause`` the reason of ``yt``. ``timeout_s``: their time to end, if it is not that of their
+    tree.
     """
 
     operation_id: str
@@ -32,8 +32,8 @@ class Stops:
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """A change that is stored before it is applied. Records replace those of the same key. A struct, since some are
-    made for each command, and a dataclass sets each of its fields by a call.
+    """A change that is stored before it is applied. Records replace those with the same key. A struct, since several
+    are made for each command, and a dataclass sets each field by a call.
 
     ``id`` and ``warnings`` are for the caller.
     """
@@ -41,26 +41,26 @@ class Transaction(msgspec.Struct, frozen=True):
     config: Config | None = None
     operations: tuple[OperationRecord, ...] = ()
     vaults: tuple[SealedVault, ...] = ()
-    """Secrets of new operations among ``operations``; those of an operation that ends are gone with its end."""
+    """Secrets of new operations among ``operations``; those of an operation are removed with its end."""
     jobs: tuple[JobRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     removed_nodes: tuple[str, ...] = ()
     lost_nodes: tuple[LostNode, ...] = ()
-    """What stays to be seen of ``removed_nodes``."""
+    """Records of ``removed_nodes`` that stay visible."""
     kept_nodes: tuple[NodeRecord, ...] = ()
-    """Nodes that are known, of which only ``cordon`` and ``user_tags`` change."""
+    """Known nodes of which only ``cordon`` and ``user_tags`` change."""
     tokens: tuple[TokenRecord, ...] = ()
     forgotten_tokens: tuple[str, ...] = ()
-    """The hashes of tokens that are not valid any more."""
+    """Hashes of invalid tokens to drop."""
     stages: tuple[Stage, ...] = ()
     removed_stages: tuple[str, ...] = ()
-    """Their filters."""
+    """Filters of removed stages."""
     id: str = ""
     warnings: tuple[str, ...] = ()
     stops: Stops | None = None
     budgets: tuple[BudgetRecord, ...] = ()
     settled: Mapping[str, CorePair] = {}
-    """Live job -> the part of it that is in ``budgets`` (2.15)."""
+    """Live job -> the part of it that ``budgets`` contains (2.15)."""
 
     @property
     def is_empty(self) -> bool:
