@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -88,30 +87,37 @@ class OperationCounts:
         self._state = state
         self._causes = causes
         self._groups: dict[tuple[Cause | str, str], OperationGroup] = {}
-        self._states: Counter[str] = Counter()
+        self.states: dict[str, int] = {}
 
     def add(self, records: Iterable[OperationRecord]) -> None:
+        living, states = self._state.operations, self.states
         for record in records:
-            live = self._state.operations.get(record.id)
+            live = living.get(record.id)
             if live is None:
                 if record.is_finished:
                     self._ended(record.state).operations += 1
                 continue
-            self._states[find_shown_state(record, live)] += 1
+            is_never = not live.active_job_count and bool(live.needed and live.elements)
+            needed_jobs = live.needed_job_count
             for name, element in live.elements.items():
-                if name not in self._causes:
+                causes = self._causes.get(name)
+                if causes is None:
+                    is_never = is_never and bool(element.explain_unplaceable())
                     continue
-                cause, wanted_cores, _ = self._causes[name].of(element)
+                cause, wanted_cores, excess = causes.of(element)
+                is_never = is_never and bool(excess)
                 group = self._groups.get((cause, name)) or self._group(cause, name)
                 group.operations += 1
                 group.limit_cores += element.usage[CPU]
-                if live.needed:
-                    group.jobs += live.needed_job_count
+                if needed_jobs:
+                    group.jobs += needed_jobs
                     group.wanted_cores += wanted_cores
+            state = find_shown_state(record, live, "yes" if is_never else "")
+            states[state] = states.get(state, 0) + 1
 
     def finish(self) -> OperationGroups:
         groups = sorted(self._groups.values(), key=lambda each: (-each.wanted_cores, each.tree == "", -each.operations))
-        return OperationGroups(groups, dict(self._states))
+        return OperationGroups(groups, dict(self.states))
 
     def _group(self, cause: Cause, tree: str) -> OperationGroup:
         made = OperationGroup(cause.key, cause.kind, tree, cause.pool, cause.text)

@@ -424,12 +424,15 @@ def choose_records(
     ``operation_state`` "live" is pending or running. ``search`` is looked for in id, title, alias, user and names of
     pools, whatever the case; ``texts`` may know them.
     """
+    readable = rights.readable(list_records(rights.state))
+    if not (operation_state or user or tree or pool or search):
+        return readable
     wanted = search.lower()
     texts = SearchTexts() if texts is None else texts
     states = ("pending", "running") if operation_state == "live" else (operation_state,)
     return [
         record
-        for record in rights.readable(list_records(rights.state))
+        for record in readable
         if (not operation_state or record.state in states)
         and (not user or record.user == user)
         and (not tree or tree in record.trees)
@@ -455,7 +458,7 @@ def _is_in(record: OperationRecord, tree: str, pool: str) -> bool:
 
 def list_records(state: State) -> list[OperationRecord]:
     """The records of all operations, those of live ones first."""
-    return [*(operation.record for operation in state.operations.values()), *state.finished.values()]
+    return [operation.record for operation in state.operations.values()] + list(state.finished.values())
 
 
 class SearchTexts:

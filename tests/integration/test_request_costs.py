@@ -86,15 +86,17 @@ class Cluster:
         now = self.scheduler.started_at = self.clock.at
         store = HistoryStore(str(folder / "history.db"), 86_400.0, 10.0, 2**26, now)
         self.scheduler.history = HistoryRecorder(store, self.scheduler.state, now, 100_000)
+        self.reader = User("spy")
         self.counted: list[float] = []
         routes = make_json_routes(
             Shared(self.scheduler), self.find_user, count=lambda _, requests: self.counted.append(requests)
         )
-        transport = httpx2.ASGITransport(Starlette(routes=routes))
+        self.application = Starlette(routes=routes)
+        transport = httpx2.ASGITransport(self.application)
         self.client = httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=600.0)
 
     def find_user(self, request: Request) -> User:
-        return ADMIN if request.method != "GET" else User("spy")
+        return ADMIN if request.method != "GET" else self.reader
 
     async def fill(self) -> None:
         """A tenth of the operations run; ``spy`` may not read those of a tenth of the pools."""
@@ -132,6 +134,12 @@ class Cluster:
         for _ in range(3):
             self.clock.at += 10.0
             self.scheduler.history.take(self.clock.at)
+
+    async def close(self) -> None:
+        await self.client.aclose()
+        assert self.scheduler.history is not None
+        await self.scheduler.history.close(self.clock.at)
+        self.store.close()
 
 
 def read_tables(pools: list[dict[str, Any]]) -> TreeTables:
@@ -235,9 +243,7 @@ async def ask_all(
                 request = cluster.client.request(endpoint.method, f"{path}?{asked.query}", json=asked.body)
                 answer = await asyncio.create_task(request)
             yield name, answer, measured, STEPS * sum(cluster.counted)
-    await cluster.client.aclose()
-    await cluster.scheduler.history.close(cluster.clock.at)
-    cluster.store.close()
+    await cluster.close()
 
 
 def test_no_request_holds_the_loop_for_long_and_each_costs_its_user_what_it_takes(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
 
 from cpumond.api import pool_views, views
+from cpumond.api.glance_views import OperationGroups
+from cpumond.api.json.kept import Kept
 from cpumond.api.json.looks import Looks
 from cpumond.api.json.pool_tables import PoolTables
 from cpumond.api.json.prepared import Prepared
@@ -19,7 +21,7 @@ from cpumond.api.yt.replies import export_reply
 from cpumond.scheduler.access import Rights
 from cpumond.scheduler.access.required import check_operation
 from cpumond.scheduler.elements import PoolElement, Tree
-from cpumond.scheduler.model import OperationRecord
+from cpumond.scheduler.model import Config, OperationRecord
 from cpumond.scheduler.rights.entries import Permission
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.service import Scheduler
@@ -29,6 +31,9 @@ from cpumond.scheduler.store import Change
 
 FileTokens = Callable[[], Iterable[tuple[str, User]]]
 """Gives ids and users of the tokens in the configured file."""
+
+
+MAX_KNOWN_USERS: Final = 64
 
 
 @dataclass(eq=False, slots=True)
@@ -48,13 +53,19 @@ class Shared:
     """How long answers took, by the names of endpoints."""
     pool_tables: PoolTables = field(init=False)
     texts: views.SearchTexts = field(default_factory=views.SearchTexts)
-    looks: Looks = field(default_factory=Looks)
+    looks: Looks = field(init=False)
+    groups: Kept[tuple[User, Any], OperationGroups] = field(init=False)
+    """Operations by what they wait for, by who asked and which ones."""
+    readable: dict[User, tuple[Config, dict[tuple[Any, ...], bool]]] = field(default_factory=dict)
+    """Verdicts about operations that the last users asked for, and the configuration of which they are."""
     document: Prepared | None = None
     plan_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Plans and explanations are made one at a time: the threads are there for updates and the store."""
 
     def __post_init__(self) -> None:
         self.pool_tables = PoolTables(self.scheduler)
+        self.looks = Looks(self.scheduler)
+        self.groups = Kept(self.scheduler.clock.now)
 
 
 @dataclass(slots=True)
@@ -93,7 +104,12 @@ class Call:
     @property
     def rights(self) -> Rights:
         """What the asker may do as things are now; made anew each time."""
-        return Rights(self.state, self.user)
+        config, readable = self.state.config, self.shared.readable
+        made_of, known = readable.pop(self.user, (None, {}))
+        readable[self.user] = (config, known if made_of is config else {})
+        if len(readable) > MAX_KNOWN_USERS:
+            del readable[next(iter(readable))]
+        return Rights(self.state, self.user, readable[self.user][1])
 
     def remember(self, answer: Any) -> Change:
         """The record by which a scheduler that starts later answers the same change with the same key, as it must

@@ -1,48 +1,47 @@
-"""Looks at what the operations of trees wait for, in parts beside the heartbeats."""
+"""Looks at all operations, in parts beside the heartbeats: what they wait for, how many there are, who needs help."""
 
 from __future__ import annotations
 
-import asyncio
-import math
-import time
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass
 
+from cpumond.api.glance_views import OperationCounts
+from cpumond.api.json.kept import Kept
 from cpumond.api.json.parts import in_parts
 from cpumond.scheduler.answers.causes import Causes
-from cpumond.scheduler.elements import Tree
+from cpumond.scheduler.elements import Operation
+from cpumond.scheduler.service import Scheduler
+from cpumond.scheduler.state import State
 
-PAUSE: Final = 30.0
-"""So many times what a look took it is kept: small clusters are looked at anew each time."""
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen of all operations. ``doubtful``: those live ones that may have an alert, few."""
+
+    causes: Mapping[str, Causes]
+    counts: OperationCounts
+    doubtful: list[Operation]
 
 
 class Looks:
-    """Looks at what the operations of trees wait for: shared by all who ask, and kept for PAUSE times what it took."""
+    """The last look, shared by all who ask, and kept for a while."""
 
-    def __init__(self) -> None:
-        self._looks: dict[Tree, tuple[float, asyncio.Task[tuple[Causes, float]]]] = {}
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._kept = Kept[None, Look](scheduler.clock.now)
 
-    async def at(self, tree: Tree) -> Causes:
-        """The last look at a tree, or a new one."""
-        now = time.monotonic()
-        until, task = self._looks.get(tree, (0.0, None))
-        if task is None or now >= until:
-            self._looks = {each: known for each, known in self._looks.items() if now < known[0]}
-            task = asyncio.create_task(_look(tree))
-            self._looks[tree] = (math.inf, task)
-        try:
-            causes, _ = await asyncio.shield(task)
-        finally:
-            if task.done() and self._looks.get(tree) == (math.inf, task):
-                failed = task.cancelled() or task.exception() is not None
-                self._looks[tree] = (0.0 if failed else time.monotonic() + PAUSE * task.result()[1], task)
-        return causes
+    async def last(self) -> Look:
+        return await self._kept.get(None, lambda: _look(self._scheduler.state))
 
 
-async def _look(tree: Tree) -> tuple[Causes, float]:
-    """What the operations wait for, and the seconds that it took to find."""
-    causes, spent_s = Causes(tree), 0.0
-    async for elements in in_parts(list(tree.operations.values())):
-        begun = time.perf_counter()
-        causes.add(elements)
-        spent_s += time.perf_counter() - begun
-    return causes, spent_s
+async def _look(state: State) -> Look:
+    causes = {name: Causes(tree) for name, tree in state.trees.items()}
+    counts, doubtful = OperationCounts(state, causes), set[Operation]()
+    async for operations in in_parts(list(state.operations.values())):
+        counts.add([each.record for each in operations])
+        doubtful.update([each for each in operations if each.lacks_secrets or each.stuck is not None])
+    async for records in in_parts(list(state.finished.values())):
+        counts.add(records)
+    for each in causes.values():
+        doubtful.update(each.doubtful)
+    return Look(causes, counts, sorted(doubtful, key=lambda each: each.record.sequence))

@@ -49,14 +49,19 @@ async def list_operations(call: Call) -> views.OperationList:
 
 
 async def group_operations(call: Call) -> OperationGroups:
-    query: requests.GroupsQuery = call.query
-    if query.search:
-        await _read_texts(call)
-    records = views.choose_records(call.rights, texts=call.shared.texts, **call.given)
-    counts = OperationCounts(call.state, await _find_causes(call, query.tree))
-    async for some in in_parts(records):
-        counts.add(some)
-    return counts.finish()
+    async def count() -> OperationGroups:
+        query: requests.GroupsQuery = call.query
+        if query.search:
+            await _read_texts(call)
+        records = views.choose_records(call.rights, texts=call.shared.texts, **call.given)
+        if not query.tree and len(records) == len(call.state.operations) + len(call.state.finished):
+            return (await call.shared.looks.last()).counts.finish()
+        counts = OperationCounts(call.state, await _find_causes(call, query.tree))
+        async for some in in_parts(records):
+            counts.add(some)
+        return counts.finish()
+
+    return await call.shared.groups.get((call.user, call.query), count, call.state.config)
 
 
 async def _read_texts(call: Call) -> None:
@@ -69,8 +74,8 @@ async def _read_texts(call: Call) -> None:
 
 async def _find_causes(call: Call, tree: str) -> dict[str, Causes]:
     """What operations wait for, by tree, "" for all."""
-    trees = list(call.state.trees.items())
-    return {name: await call.shared.looks.at(each) for name, each in trees if not tree or name == tree}
+    causes = (await call.shared.looks.last()).causes
+    return {name: each for name, each in causes.items() if not tree or name == tree}
 
 
 def list_jobs(call: Call) -> views.JobList:

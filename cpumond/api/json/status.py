@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final, Literal
 
 import msgspec
@@ -11,11 +11,8 @@ import msgspec
 from cpumond import __version__
 from cpumond.api import overview
 from cpumond.api.json.call import Call
-from cpumond.api.json.parts import in_parts
 from cpumond.api.json.prepared import WithStatus
 from cpumond.api.json.trees import last_idle_reports
-from cpumond.scheduler.answers.causes import find_shown_state
-from cpumond.scheduler.elements import Operation
 from cpumond.scheduler.service import Scheduler
 
 READY_PERIODS: Final = 5
@@ -65,18 +62,10 @@ async def view_overview(call: Call) -> overview.Overview:
     )
 
 
-async def _live_operations(call: Call) -> AsyncIterator[list[Operation]]:
-    """All of them in parts, without those that have ended meanwhile."""
-    async for operations in in_parts(list(call.state.operations.values())):
-        yield [each for each in operations if each.id in call.state.operations]
-
-
 async def list_alerts(call: Call) -> overview.AlertList:
-    found: list[overview.Alert] = []
-    async for operations in _live_operations(call):
-        found += overview.find_operation_alerts(operations, call.rights)
-        if len(found) >= overview.MOST_OPERATION_ALERTS:
-            break
+    live, doubtful = call.state.operations, (await call.shared.looks.last()).doubtful
+    alerts = overview.find_operation_alerts([each for each in doubtful if each.id in live], call.rights)
+    found = list(islice(alerts, overview.MOST_OPERATION_ALERTS))
     return overview.find_alerts(call.state, call.now, list(_own_alerts(call.scheduler)), found, call.user)
 
 
@@ -107,9 +96,7 @@ def _own_alerts(scheduler: Scheduler) -> Iterator[overview.Alert]:
 
 
 async def view_status(call: Call) -> overview.Status:
-    shown_states: Counter[str] = Counter()
-    async for operations in _live_operations(call):
-        shown_states.update(find_shown_state(each.record, each) for each in operations)
+    shown_states = (await call.shared.looks.last()).counts.states
     scheduler, now = call.scheduler, call.now
     return overview.Status(
         version=__version__,

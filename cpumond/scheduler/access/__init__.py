@@ -29,15 +29,18 @@ _WORD: Final = re.compile(r"[0-9A-Za-z-]+")
 
 
 class Rights:
-    """Verdicts about one user; each is found once. Made for one request, while the state does not change."""
+    """Verdicts about one user; each is found once. Made for one request, while the state does not change.
 
-    def __init__(self, state: State, user: User) -> None:
+    ``readable`` keeps verdicts from request to request, as long as the configuration is the same.
+    """
+
+    def __init__(self, state: State, user: User, readable: dict[tuple[Any, ...], bool] | None = None) -> None:
         self.state = state
         self.user = user
         self._accesses: dict[tuple[str, str], Access] = {}
         self._verdicts: dict[tuple[str, str, Permission], Verdict] = {}
         self._denying: set[str] | None = None
-        self._readable: dict[tuple[Any, ...], bool] = {}
+        self._readable: dict[tuple[Any, ...], bool] = {} if readable is None else readable
         """Whether operations may be read that are alike in all that decides about it."""
         self._hidden: dict[str, bool] = {}
 
@@ -98,7 +101,21 @@ class Rights:
             return records
         if not self._find_denying():
             return [each for each in records if not each.acl or self.may_read(each)]
-        return [each for each in records if self.may_read(each)]
+        # As may_read, by the pool: very many operations are listed.
+        found, name, known, live = list[OperationRecord](), self.user.name, self._readable, ("pending", "running")
+        for record in records:
+            trees = record.trees
+            if record.acl or record.user == name or record.state not in live or len(trees) != 1:
+                verdict: bool | None = self.may_read(record)
+            else:
+                for tree, options in trees.items():
+                    place = (tree, options.pool)
+                verdict = known.get(place)
+                if verdict is None:
+                    verdict = known[place] = self.may_read(record)
+            if verdict:
+                found.append(record)
+        return found
 
     def may_read(self, record: OperationRecord) -> bool:
         """Whether the user may know of an operation at all."""

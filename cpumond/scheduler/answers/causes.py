@@ -5,10 +5,9 @@ It is cheap enough to compute for all operations of a list; ``answers.operation`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
-from cpumond.fairshare.resources import CPU, UNLIMITED, Vector
+from cpumond.fairshare.resources import UNLIMITED, Vector
 from cpumond.scheduler.decide.admission import count_running, find_full, is_user_full
 from cpumond.scheduler.decide.placement import NO_KEY, ONLY_RECLAIMED
 from cpumond.scheduler.elements import Operation, OperationElement, PoolElement, Tree, usage_share
@@ -94,43 +93,46 @@ def find_excess(live: Operation | None) -> str:
     operation has a job or one of its trees can hold one."""
     if live is None or not live.needed or live.active_job_count:
         return ""
-    told = [each.explain_unplaceable() for each in live.elements.values()]
-    return told[0] if told and all(told) else ""
+    first = ""
+    for each in live.elements.values():
+        told = each.explain_unplaceable()
+        if not told:
+            return ""
+        first = first or told
+    return first
 
 
-def find_shown_state(record: OperationRecord, live: Operation | None) -> ShownState:
+def find_shown_state(record: OperationRecord, live: Operation | None, excess: str | None = None) -> ShownState:
     """Return the state shown for an operation: the recorded one, or "waiting" where it is running without a job.
 
-    "cannot start" where no tree can hold its jobs.
+    "cannot start" where no tree can hold its jobs. ``excess``: result of ``find_excess``, if known.
     """
     if live is None or live.active_job_count:
         return record.state
-    if find_excess(live):
+    if find_excess(live) if excess is None else excess:
         return "cannot start"
     return "waiting" if record.state == "running" else record.state
 
 
 class Causes:
-    """Causes for which the operations of one tree wait, as of one moment.
-
-    Operations that were added are computed once and kept, since there may be very many; others are computed on request.
-    """
+    """Causes for which the operations of one tree wait, as of one moment: computed on first request and kept."""
 
     def __init__(self, tree: Tree) -> None:
         self._has_nodes = any(node.is_online and not node.cordoned for node in tree.nodes.values())
         self._limited: dict[PoolElement, list[PoolElement]] = {}
+        self._waits: dict[PoolElement, Cause | None] = {}
+        """Of pools why operations in them do not run; None where they themselves leave room."""
         self._known: dict[str, Waiting] = {}
         self._running = count_running(tree)
-
-    def add(self, elements: Iterable[OperationElement]) -> None:
-        """Compute and keep the causes of some operations."""
-        for element in elements:
-            self._known[element.name] = self._find(element)
+        self.doubtful: list[Operation] = []
+        """Operations with jobs to start that may fit no node, among those requested."""
 
     def of(self, element: OperationElement) -> Waiting:
         """Return the cause for which an operation waits in this tree, as of this object's moment."""
         known = self._known.get(element.name)
-        return self._find(element) if known is None else known
+        if known is None:
+            known = self._known[element.name] = self._find(element)
+        return known
 
     def _find(self, element: OperationElement) -> Waiting:
         operation = element.operation
@@ -140,14 +142,16 @@ class Causes:
         if not needed:
             return _FIXED["suspended" if operation.record.suspended else "working"]
         wanted, first = 0.0, None
-        for order, count in operation.needed_orders:
-            first = first or order
-            wanted += order[CPU] * count
+        for task, count in operation.next_jobs():
+            first = first or task
+            wanted += task.cpu_limit * count
         if first is None:
             return _FIXED["working"]
-        if excess := element.explain_unplaceable():
-            return Waiting(_FIXED["cannot_start"].cause, wanted, excess)
-        return Waiting(self._find_cause(element, first), wanted)
+        if not element.has_room():
+            self.doubtful.append(operation)
+            if excess := element.explain_unplaceable():
+                return Waiting(_FIXED["cannot_start"].cause, wanted, excess)
+        return Waiting(self._find_cause(element, first.resources), wanted)
 
     def _find_cause(self, element: OperationElement, wanted: Vector) -> Cause:
         record = element.operation.record
@@ -158,9 +162,14 @@ class Causes:
         if element.spent is not None:
             return Cause("budget", f"{element.spent.record.kind} {element.spent.name}")
         if not element.is_running:
-            full = find_full(element)
-            if full is not None:
-                return Cause("pool_full", full.name)
+            pool = element.parent
+            assert pool is not None
+            if pool not in self._waits:
+                full = find_full(element)
+                self._waits[pool] = None if full is None else Cause("pool_full", full.name)
+            waits = self._waits[pool]
+            if waits is not None:
+                return waits
             return _FIXED["user_full" if is_user_full(element.tree, self._running[record.user]) else "queue"].cause
         if not self._has_nodes:
             return _FIXED["no_nodes"].cause

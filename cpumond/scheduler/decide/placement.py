@@ -296,6 +296,9 @@ def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Col
 
 def find_stuck_tasks(live: Operation) -> list[str]:
     """Return ``find_unplaceable`` for a live operation: for its tasks that have jobs to start and none that is live."""
+    for each in live.elements.values():
+        if each.has_room():
+            return []
     jobs = [(task, number) for task, number in live.next_jobs() if not live.active.get(task.name)]
     return find_unplaceable(jobs, live.record.is_gang, [each.sizes for each in live.elements.values()])
 

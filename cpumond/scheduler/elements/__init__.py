@@ -222,7 +222,7 @@ class OperationElement(Element):
 
     __slots__ = (
         "operation", "options", "jobs", "is_running", "lists_are_old", "fifo_index", "deactivations", "entry",
-        "accounts", "spent", "yields",
+        "accounts", "spent", "yields", "_room",
     )  # fmt: skip
 
     def __init__(self, operation: Operation, options: OperationTreeOptions, parent: PoolElement, tree: Tree) -> None:
@@ -246,6 +246,8 @@ class OperationElement(Element):
         """Whether its user's budget leaves it only resources that others do not want."""
         self.entry: fairshare.Operation | None = None
         """The entry in the last snapshot, as for a pool; None: the next snapshot needs a new one."""
+        self._room: tuple[object, NodeSizes] | None = None
+        """Its tasks, and nodes known to hold a job of each task."""
 
     def note_passed_over(self, reason: str) -> None:
         self.deactivations = self.deactivations or {}
@@ -258,9 +260,23 @@ class OperationElement(Element):
             return False
         return self.fitting is None or node in self.fitting.nodes
 
+    def has_room(self) -> bool:
+        """Whether some node, if empty, holds a job of each task; False also where this is expensive to know."""
+        operation = self.operation
+        if operation.retries is not None:  # they may order more than their tasks
+            return False
+        tasks, sizes, known = operation.record.tasks, self.sizes, self._room
+        if known is None or known[0] is not tasks or known[1] is not sizes:
+            if operation.record.is_gang or any(sizes.explain_excess(task.resources) for task in tasks):
+                return False
+            self._room = (tasks, sizes)
+        return True
+
     def explain_unplaceable(self) -> str:
         """Return why no node of the tree can hold any of its jobs still to be started, or all jobs of a gang; "" if one
         can."""
+        if self.has_room():
+            return ""
         return self.sizes.explain_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
 
 
@@ -360,6 +376,9 @@ class Operation:
 
     @property
     def active_job_count(self) -> int:
+        first = self._numbers
+        if first is None or self._further_numbers is None:
+            return 0 if first is None else first.active_count
         return sum([numbers.active_count for numbers in self.list_numbers()])
 
     @property
@@ -369,21 +388,20 @@ class Operation:
     @property
     def needed_job_count(self) -> int:
         """Number of jobs still to be started: FIFO's ``pending_job_count`` (4)."""
-        return sum(self.needed.values())
+        needed = self.needed
+        return sum(needed.values()) if needed else 0
 
     @property
     def needed_orders(self) -> list[tuple[Vector, int]]:
         """Requests of jobs still to be started, and their number, for each task."""
-        if self.retries is None:
-            needed = self.needed
-            return [(task.resources, needed[task.name]) for task in self.record.tasks if needed.get(task.name, 0) > 0]
         return [(task.resources, number) for task, number in self.next_jobs()]
 
     def next_jobs(self) -> list[tuple[Task, int]]:
         """Tasks with the requests of their next jobs, and the number of these jobs."""
         if self.retries is not None:
             return self.retries.split(self.record, self.needed)
-        return [(task, self.needed[task.name]) for task in self.next_tasks()]
+        needed = self.needed
+        return [(task, number) for task in self.record.tasks if (number := needed.get(task.name, 0)) > 0]
 
     def next_tasks(self) -> Iterator[Task]:
         """Yield tasks that need a job, in the order of the specification, with the requests of their next jobs."""

@@ -34,20 +34,20 @@ STARVATION_LEVELS: Final = get_args(StarvationStatus)
 
 TREE: Final[Mapping[str, Read]] = {
     "node_count": lambda t: len(t.nodes),
-    "online_node_count": lambda t: sum(node.is_online for node in t.nodes.values()),
-    "cordoned_node_count": lambda t: sum(node.cordon is not None for node in t.nodes.values()),
-    "held_off_node_count": lambda t: sum(node.is_held_off for node in t.nodes.values()),
-    "overcommitted_nodes": lambda t: sum(node.overcommitted_since is not None for node in t.nodes.values()),
+    "online_node_count": lambda t: sum([node.is_online for node in t.nodes.values()]),
+    "cordoned_node_count": lambda t: sum([node.cordon is not None for node in t.nodes.values()]),
+    "held_off_node_count": lambda t: sum([node.is_held_off for node in t.nodes.values()]),
+    "overcommitted_nodes": lambda t: sum([node.overcommitted_since is not None for node in t.nodes.values()]),
     "pool_count": lambda t: len(t.pools),
     "pending_operation_count": lambda t: len(t.queue),
     "capacity_cores": lambda t: t.total[CPU],
-    "allotted_cores": lambda t: sum(node.used[CPU] for node in t.nodes.values()),
+    "allotted_cores": lambda t: sum([node.used[CPU] for node in t.nodes.values()]),
     "backfilled_cores": lambda t: (
         sum(job.usage[CPU] for node in t.nodes.values() for job in node.jobs.values() if job.backfill_until is not None)
         if t.config.settings.enable_backfill
         else 0.0
     ),
-    "ordered_on_nodes_cores": lambda t: sum(node.ordered_cores for node in t.nodes.values()),
+    "ordered_on_nodes_cores": lambda t: sum([node.ordered_cores for node in t.nodes.values()]),
 }
 
 

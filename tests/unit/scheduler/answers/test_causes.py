@@ -118,7 +118,8 @@ def test_groups_count_each_operation_once_in_each_tree(world):
     world.abort(ids[2])
     causes = {TREE: Causes(world.tree())}
     # A look that is kept says what it saw, and of what came later what is.
-    causes[TREE].add(world.tree().operations.values())
+    for each in world.tree().operations.values():
+        causes[TREE].of(each)
     ids.append(world.start("queue", jobs=1, cpu=0.25))
     counts = OperationCounts(world.state, causes)
     records = views.list_records(world.state)
