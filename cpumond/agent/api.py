@@ -111,8 +111,7 @@ class _OwnNamesOnly:
     """Refuses requests for host names that ``is_own`` does not know, and adds ``PAGE_HEADERS``.
 
     Otherwise a page of another site, under a name made to resolve to this host (DNS rebinding), would count as this
-    page.
-    """
+    page."""
 
     def __init__(self, app: ASGIApp, is_own: Callable[[str], Awaitable[bool]], advice: str) -> None:
         self._app = app
@@ -326,8 +325,7 @@ class _Server(uvicorn.Server):
 class AgentServer:
     """The thread that serves each application on its bound sockets; the agent ends it with ``stop``.
 
-    Each application has its own limit of connections, so the unix socket responds whatever happens on TCP.
-    """
+    Each application has its own limit of connections, so the unix socket responds whatever happens on TCP."""
 
     def __init__(self, served: list[tuple[ASGIApp, list[socket.socket]]]) -> None:
         self._served = [(app, sockets) for app, sockets in served if sockets]

@@ -106,8 +106,7 @@ class Writes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """``[writes]``: reaction to another program or an operator changing a limit that the agent moved.
 
     The changed limit is the new original, and it is not moved for ``override_ttl``. ``drift_...`` only applies to unit
-    files.
-    """
+    files."""
 
     override_ttl_s: Duration = msgspec.field(name="override_ttl", default=600.0)
     drift_backoff_s: Duration = msgspec.field(name="drift_backoff", default=5.0)
@@ -321,8 +320,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 def load_config(path: str | None) -> AgentConfig:
     """Read, check and merge ``path`` and the ``conf.d/*.toml`` beside it; None gives the built-in defaults.
 
-    Raises ConfigError (file, key, allowed range) or AccessError.
-    """
+    Raises ConfigError (file, key, allowed range) or AccessError."""
     if path is None:
         return finish_config({}, "")
     folder = os.path.join(os.path.dirname(os.path.abspath(path)), "conf.d")
@@ -353,8 +351,7 @@ def read_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
     """Read unchecked options given as ``key=value`` on the command line; a value is read as TOML, else as text.
 
     Raises ConfigError if the equals sign is missing, or for a value of several lines, which would be more than one
-    value.
-    """
+    value."""
     raw: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")

@@ -142,8 +142,7 @@ def view_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
 def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answers.ExplainAnswer:
     """Explain one job's limit completely, in figures and sentences; in the tick's thread.
 
-    ``unpin`` is that of ``add_sentences``. Raises UnavailableError.
-    """
+    ``unpin`` is that of ``add_sentences``. Raises UnavailableError."""
     job = _find(agent, name)
     s, state = job.settings, job.state
     pressure = read_pressure(agent.context.hierarchies, job.found.path)

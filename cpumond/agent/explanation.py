@@ -1,7 +1,6 @@
 """Explain in sentences why a job has its limit: the texts of ``cpumond explain``, at the scheduler and on all pages.
 
-Pure but for the time zone: times are those of the host and name their zone, since readers may be elsewhere.
-"""
+Pure but for the time zone: times are those of the host and name their zone, since readers may be elsewhere."""
 
 from __future__ import annotations
 

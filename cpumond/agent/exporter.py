@@ -1,8 +1,7 @@
 """Prometheus metrics from the newest snapshot; the text is made once per tick and kept.
 
 Families of fixed size go through prometheus_client as a collector. The thousands of series of jobs and operations are
-written here in the same text format: the library's writer needs 8 us for each, this one less than 1 us.
-"""
+written here in the same text format: the library's writer needs 8 us for each, this one less than 1 us."""
 
 from __future__ import annotations
 
@@ -106,10 +105,7 @@ PEAK_COUNTERS: dict[str, tuple[str, JobValue]] = {
         "Enforcement periods in which a lowered limit held the job back.",
         lambda job: job.state.held.held_s,
     ),
-    "cpumond_job_watched_seconds_total": (
-        "Time for which rule peak has followed the job.",
-        lambda job: job.state.watched_s,
-    ),
+    "cpumond_job_watched_seconds_total": ("Time that rule peak followed the job.", lambda job: job.state.watched_s),
 }
 """Counters of jobs under rule ``peak``: ``throttle_budget`` bounds held-back seconds divided by watched seconds."""
 SUMS: dict[str, tuple[str, Callable[[TrackedView], float]]] = {
@@ -138,10 +134,7 @@ TICK_COUNTERS = {
     "late_ticks": ("cpumond_late_ticks", "Ticks that began more than one period late."),
     "rebaselines": ("cpumond_rebaselines", "Intervals discarded after a late tick or a suspend."),
     "restores": ("cpumond_fast_restores", "Limits restored at once because of throttling or pressure."),
-    "failed_restores": (
-        "cpumond_fast_restores_failed",
-        "Attempts to restore a limit at once that the kernel or the disk refused.",
-    ),
+    "failed_restores": ("cpumond_fast_restores_failed", "Immediate restores that the kernel or the disk refused."),
     "writes": ("cpumond_cgroup_writes", "Writes to cgroup files."),
     "write_errors": ("cpumond_write_errors", "Limits that could not be written."),
     "errors": ("cpumond_errors", "Errors of jobs, files and ticks."),
@@ -200,8 +193,7 @@ def choose_operations(jobs: Sequence[TrackedView], limit: int) -> dict[str, list
 class AgentCollector:
     """A prometheus_client collector over one snapshot (None before the first tick).
 
-    It yields the metrics whose number does not grow with the jobs; ``write_series`` writes the rest.
-    """
+    It yields the metrics whose number does not grow with the jobs; ``write_series`` writes the rest."""
 
     snapshot: TickSnapshot | None
     reporter: ReporterStats
@@ -230,11 +222,7 @@ class AgentCollector:
         yield GaugeMetricFamily("cpumond_node_unused_cores", text, sum_unused(self.snapshot.jobs, capacity_cores))
         for name, text, seconds in (
             ("throttled", "Time that jobs were throttled by a quota, summed over CPUs.", self.snapshot.throttled_cpu_s),
-            (
-                "late",
-                "Time that jobs were throttled while cpumond had lowered the limit, summed over CPUs.",
-                self.snapshot.late_cpu_s,
-            ),
+            ("late", "Time that jobs were throttled at a lowered limit, summed over CPUs.", self.snapshot.late_cpu_s),
         ):
             yield CounterMetricFamily(f"cpumond_node_{name}_cpu_seconds", text, value=seconds)
 

@@ -19,8 +19,7 @@ BACKLOG = 64
 def open_metrics_sockets(listen: str) -> list[socket.socket]:
     """Open the TCP sockets of ``[metrics] listen``: one for each address of its host, none if it is turned off.
 
-    Raises CreateError or AccessError.
-    """
+    Raises CreateError or AccessError."""
     return open_tcp_sockets(listen, "metrics.listen", BACKLOG) if listen else []
 
 
@@ -75,8 +74,7 @@ def close_control_socket(unix: socket.socket, config: AgentConfig) -> None:
 def open_web_sockets(listen: str) -> list[socket.socket]:
     """Open the TCP sockets of ``[web] listen``; all of them are on the loopback device.
 
-    Raises CreateError, AccessError, and ConfigError if the name resolves to another address on this machine.
-    """
+    Raises CreateError, AccessError, and ConfigError if the name resolves to another address on this machine."""
     if not listen:
         return []
     sockets = open_tcp_sockets(listen, "web.listen", BACKLOG)

@@ -14,10 +14,8 @@ from cpumond.monitor.model import EARLY_LOOK_S
 from cpumond.monitor.peak import EARLY_ABOVE
 
 Watched = tuple[int, bytes, Tracked]
-"""Descriptor of a job's cpu.stat; the line in it until there is more throttling than is accounted for; the job.
-
-With these, a look at a job without new throttling touches nothing of its record.
-"""
+"""Descriptor of a job's cpu.stat; the line in it until there is more throttling than is accounted for; the job. With
+these, a look at a job without new throttling touches nothing of its record."""
 
 
 DRIFT: Final = 31 / 32
@@ -73,8 +71,7 @@ MANY_USE_LOOKS: Final = 50
 class LookSchedule:
     """Looks at a fixed rate; ``next_s`` is the monotonic time of the next one, infinity for never.
 
-    Jobs with a lowered limit are determined once per tick, not at each look, because limits fall in ticks only.
-    """
+    Jobs with a lowered limit are determined once per tick, not at each look, because limits fall in ticks only."""
 
     def __init__(self) -> None:
         self.next_s = math.inf
@@ -139,8 +136,7 @@ class LookSchedule:
         """Return the due looks; with ``stride`` > 1 only at one in ``stride`` jobs, in turns.
 
         Jobs checked in the last quarter of a period are skipped, so no gap exceeds 5/4 of a period. A late look does
-        not move the next one, and missed looks are not repeated.
-        """
+        not move the next one, and missed looks are not repeated."""
         due: list[Watched] = []
         for each in self._rounds.values():
             if now_s >= each.next_s:
@@ -181,8 +177,7 @@ def list_changed(watched: Iterable[Watched]) -> list[Tracked]:
 def can_be_held_back(job: Tracked) -> bool:
     """Return whether to look at the job: its limit is below its request and in force, and the monitor decides about it.
 
-    Recent usage does not count: a job far below its limit is just the one with unexpected bursts.
-    """
+    Recent usage does not count: a job far below its limit is just the one with unexpected bursts."""
     state = job.state
     return (
         state.limit_cores < state.hard_cores

@@ -97,8 +97,7 @@ def run_agent(config_path: str | None) -> int:
 def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentConfig:
     """Fill the resources that the configuration does not set from the host; no slots without an executor.
 
-    Raises CgroupReadError.
-    """
+    Raises CgroupReadError."""
     resources = config.resources
     slots = 0 if config.executor.kind == "none" else DEFAULT_USER_SLOTS
     resources = msgspec.structs.replace(

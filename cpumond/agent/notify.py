@@ -32,8 +32,7 @@ class Described(Protocol):
 class Notifier:
     """Notifies systemd if ``environment`` says that it started this process, else does nothing.
 
-    ``tick_done`` pings the watchdog; between ticks it is pinged only if the last tick succeeded.
-    """
+    ``tick_done`` pings the watchdog; between ticks it is pinged only if the last tick succeeded."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._manager = ServiceManager(environment)

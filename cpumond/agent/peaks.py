@@ -43,8 +43,7 @@ Caution = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_CAUTION)]
 class Learned(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Stored memory of one job; ``inode`` identifies its cgroup, others are those of ``JobState`` and ``HeldBack``.
 
-    ``peak_cores`` has faded until ``at_s``. Times are of the monotonic clock; None if there is none.
-    """
+    ``peak_cores`` has faded until ``at_s``. Times are of the monotonic clock; None if there is none."""
 
     inode: int
     at_s: float

@@ -1,7 +1,6 @@
 """The latest decisions and samples of each job, packed so that thousands of jobs need little memory.
 
-A decision takes 62 bytes, a sample 28, with a peak 32.
-"""
+A decision takes 62 bytes, a sample 28, with a peak 32."""
 
 from __future__ import annotations
 

@@ -88,8 +88,7 @@ class Agent:
     def start(self) -> None:
         """Read the state of earlier runs, do the first tick, and restore cgroups that are no longer jobs.
 
-        Raises CpumondError if ``state_dir`` cannot be read.
-        """
+        Raises CpumondError if ``state_dir`` cannot be read."""
         self.writer.load(self.context.hierarchies)
         if self.writer.damaged:
             log.error("state_damaged", error=self.writer.damaged)
@@ -207,8 +206,7 @@ class Agent:
     def run_requests(self) -> None:
         """Carry out the work queued by ``call`` so far, except for work cancelled meanwhile.
 
-        Work queued meanwhile waits until after a tick that is due: requests cannot delay the tick.
-        """
+        Work queued meanwhile waits until after a tick that is due: requests cannot delay the tick."""
         for _ in range(len(self._requests)):
             work, future = self._requests.popleft()
             if future.set_running_or_notify_cancel():
@@ -220,8 +218,7 @@ class Agent:
     def call(self, work: Callable[[], Any], timeout_s: float = 10.0) -> Any:
         """Run ``work`` in the tick's thread, from any other thread; return its result, or raise its exception here.
 
-        Raises TimeoutError if the tick does not get to it; then it is never carried out.
-        """
+        Raises TimeoutError if the tick does not get to it; then it is never carried out."""
         if self._closed:
             raise UnavailableError("the agent is stopping; try again when it is back")
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -334,7 +331,7 @@ class Agent:
             try:
                 self.writer.restore(job)
             except Exception as error:
-                # Whatever it is, the limits of the other jobs are still restored.
+                # Whatever the error is, the limits of the other jobs are still restored.
                 failed += 1
                 log.error("restore_failed", job_id=job.found.job_id, cgroup=job.found.path, error=str(error))
             else:
@@ -379,7 +376,7 @@ class Agent:
                 self.context.units.flush(LAST_ANSWERS_S)
                 self.loop.external.take_unit_news(now_s)
         except Exception:
-            # Whatever it is, the limits are still restored.
+            # Whatever the error is, the limits are still restored.
             log.exception("last_changes_failed")
 
     def _take_last_orders(self, now_s: float) -> None:
@@ -393,8 +390,7 @@ class Agent:
     def _leave_units(self) -> int:
         """Wait until systemd stores the limits in force again; return the number of units that it did not accept.
 
-        Those stay on disk for ``cpumond restore``.
-        """
+        Those stay on disk for ``cpumond restore``."""
         left = self.writer.returning
         for _ in range(UNITS_FLUSHES if left else 0):
             before = len(left)

@@ -156,8 +156,7 @@ def save(path: str, content: msgspec.Struct, sync: bool = True) -> Identity:
 def overwrite(path: str, content: Originals) -> None:
     """Overwrite the longer content of ``path`` in place, for a disk without space for a second file.
 
-    A crash meanwhile leaves a damaged file. Raises OSError.
-    """
+    A crash meanwhile leaves a damaged file. Raises OSError."""
     data = _encode(content)
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -261,8 +260,7 @@ def read_node_key(state_dir: str) -> str:
     """Return the key of this host as a node, created if it is missing or damaged.
 
     A key that cannot be stored is valid for this run: the next run may have to wait until the scheduler declares this
-    one lost.
-    """
+    one lost."""
     path = os.path.join(state_dir, KEY_FILE)
     with contextlib.suppress(CpumondError):
         found = load(path, NodeKey)

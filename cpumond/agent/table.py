@@ -108,7 +108,7 @@ class JobTable:
         if len(found) > len(named):
             self.problems[""] = f"more than discovery.max_jobs = {len(named)} jobs; the rest is ignored"
         changed = False
-        # All of them before anything is opened: a renamed one then has its own limit again when it is found.
+        # Drop all of these before anything is opened: a renamed cgroup then has its own limit again when found.
         for job in [job for path, job in self.jobs.items() if path not in named or not self._is_same(job)]:
             self.drop(job)
             changed = True
@@ -252,8 +252,7 @@ class JobTable:
         """Return whether a new cgroup of a lowered unit has another limit than the agent's at the first look.
 
         systemd creates it and writes its limits a moment later, so the kernel's default may be there. The next look
-        decides.
-        """
+        decides."""
         is_first_look = self._doubted.get(cgroup.path) != cgroup.inode
         return is_first_look and not self.writer.is_expected_after_restart(
             cgroup.path, unit, in_force, assume_own=not self._looked
@@ -405,8 +404,7 @@ class JobTable:
     def drop(self, job: Tracked) -> None:
         """Stop following a job whose cgroup is gone.
 
-        If only its counters (v1: one hierarchy of two) or its name are gone, the limit still exists and is restored.
-        """
+        If only its counters (v1: one hierarchy of two) or its name are gone, the limit still exists and is restored."""
         if job.cgroup.is_there():
             self.release(job)
             return

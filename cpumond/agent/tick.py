@@ -1,8 +1,7 @@
 """The agent's tick. Read ``TickLoop.tick`` first: one check period in six phases; values flow one way.
 
 Only the tick changes the job records. Signals and requests of the control socket are carried out between two ticks, in
-the same thread (``service.py``).
-"""
+the same thread (``service.py``)."""
 
 from __future__ import annotations
 
@@ -225,7 +224,7 @@ class TickLoop:
             try:
                 self.registered.pin(job_id, None)
             except CpumondError as error:
-                # The disk refuses the others as well.
+                # The disk would refuse the other pins as well.
                 self._forget_pins_at_s = now_s + self.context.config.discovery.rescan_period_s
                 self.totals.complain(None, error)
                 return
@@ -306,8 +305,7 @@ class TickLoop:
     def _adjust_check_stride(self) -> None:
         """Check each job less often while over the budget of ``[cost]``, and more often again when there is reserve.
 
-        Only this thread's time counts: the cost of metrics requests is no reason to check jobs less often.
-        """
+        Only this thread's time counts: the cost of metrics requests is no reason to check jobs less often."""
         now_s, budget = self.clock.monotonic_s(), self.context.config.cost.cpu_budget_ratio
         since_s, cpu_s = self._cost_mark
         if budget <= 0 or now_s - since_s < 10 * self.context.period_s:
@@ -322,8 +320,7 @@ class TickLoop:
 def choose_stride(stride: int, used: float, budget: float) -> int:
     """Return the number of ticks per check of a job, 1 to MAX_STRIDE; ``used`` and ``budget`` are in cores.
 
-    Half as often over the budget, twice as often below a third of it: in between, a change would be undone at once.
-    """
+    Half as often over the budget, twice as often below a third of it: in between, a change would be undone at once."""
     if used > budget:
         return min(stride * 2, MAX_STRIDE)
     return max(stride // 2, 1) if used < budget / 3 else stride

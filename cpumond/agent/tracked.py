@@ -53,8 +53,7 @@ NO_ORDER = "no limit ordered"
 class Tracked:
     """One job that the agent follows. The tick owns it; nothing else writes here.
 
-    Times ``_s`` are of the monotonic clock, limits are in cores.
-    """
+    Times ``_s`` are of the monotonic clock, limits are in cores."""
 
     found: FoundJob
     cgroup: Cgroup
@@ -209,8 +208,7 @@ class Tracked:
     def take_sample(self, at: float, size: int) -> None:
         """Add a point to the job's graphs, of which ``size`` are kept; ``at`` is in seconds since 1970.
 
-        No point is added if the job was not checked since the last one, nor at the first call, which sets the base.
-        """
+        No point is added if the job was not checked since the last one, nor at the first call, which sets the base."""
         now = self.state.base
         if now is None:
             return
@@ -243,8 +241,7 @@ class Tracked:
     def find_process(self, hierarchies: Hierarchies) -> bool:
         """Look for a process in its cgroup, unless CPU was used since the last call.
 
-        Raises CgroupReadError.
-        """
+        Raises CgroupReadError."""
         base = self.state.base
         if base is not None and base.total_cpu_s != self.looked_cpu_s:
             self.looked_cpu_s = base.total_cpu_s

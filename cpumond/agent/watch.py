@@ -17,8 +17,7 @@ log = structlog.get_logger("cpumond.agent")
 class Watcher:
     """Watches directories for children and limit files for writes; ``drain`` returns the changes since the last call.
 
-    ``problem`` is set if the kernel gives no instance, or no more watches: then rescans look, and read all limits.
-    """
+    ``problem`` is set if the kernel gives no instance, or no more watches: then rescans look, and read all limits."""
 
     def __init__(self) -> None:
         self._inotify: Inotify | None = None

@@ -1,8 +1,7 @@
 """Answers of the agent: over its control socket, on its page, and through the scheduler.
 
 The agent builds these structs, the command line decodes them, and pages show their JSON. Fields added by an agent of
-another version are ignored. A field with a default may be missing.
-"""
+another version are ignored. A field with a default may be missing."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class PeakAnswer(msgspec.Struct, frozen=True):
 class ExplainedPeak(PeakAnswer, frozen=True):
     """``PeakAnswer`` in words: ``because`` explains the present limit, ``next`` the effect of the next check.
 
-    ``_at`` is in seconds since 1970, None if it has not happened yet.
-    """
+    ``_at`` is in seconds since 1970, None if it has not happened yet."""
 
     seen_at: float | None = None
     held_at: float | None = None
@@ -221,8 +219,7 @@ class Bounds(msgspec.Struct, frozen=True):
 class Window(msgspec.Struct, frozen=True):
     """The votes of the next decision; ``values`` are smoothed cores (None: a throttled check) or the votes themselves.
 
-    ``meaning`` explains in words how a vote is cast.
-    """
+    ``meaning`` explains in words how a vote is cast."""
 
     size: int
     threshold: int

@@ -26,8 +26,7 @@ class Differences:
     def make(self, heartbeat: Heartbeat) -> Heartbeat:
         """Return the message to send for ``heartbeat``: itself, or its difference from the last accepted one.
 
-        The next message is full unless ``taken`` is called before.
-        """
+        The next message is full unless ``taken`` is called before."""
         base, self._base = self._base, None
         if base is None or self._count >= FULL_EVERY or heartbeat.incarnation != base.incarnation:
             self._count = 0

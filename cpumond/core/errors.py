@@ -206,7 +206,6 @@ def describe(cause: object) -> str:
 def from_os_error(error: OSError, doing: str, advice: str) -> CpumondError:
     """Convert the error of a failed system call: AccessError for missing rights, else CreateError.
 
-    ``doing`` names the failed action and its place, ``advice`` the remedy.
-    """
+    ``doing`` names the failed action and its place, ``advice`` the remedy."""
     kind = AccessError if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else CreateError
     return kind(f"cannot {doing}: {describe(error)}; {advice}")

@@ -1,7 +1,6 @@
 """Conversions between units: cores and (quota, period), durations, and the text forms of both.
 
-Cores are float CPUs (1.0 = one CPU all the time), ``_us`` are integer microseconds, ``_s`` float seconds.
-"""
+Cores are float CPUs (1.0 = one CPU all the time), ``_us`` are integer microseconds, ``_s`` float seconds."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def _parse_duration_text_s(text: str) -> float:
 def format_duration(seconds: float) -> str:
     """Format a duration as people write it: 250ms, 1s, 10s, 5m, 1h; 90s stays 90s.
 
-    ``parse_duration_s`` returns exactly ``seconds`` for it, unless they are negative or not finite.
-    """
+    ``parse_duration_s`` returns exactly ``seconds`` for it, unless they are negative or not finite."""
     if seconds <= 0 or not math.isfinite(seconds):
         return f"{seconds:g}s"
     if seconds < 1:

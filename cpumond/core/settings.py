@@ -123,8 +123,7 @@ def _read_text(path: str) -> tuple[str, os.stat_result]:
 def find_rights_of_others(path: str, status: os.stat_result) -> str:
     """Return why a file with secrets may not be used (users other than its owner have rights to it); "" if it may.
 
-    ``status`` must be that of the open file, so that the file cannot be replaced between this check and the reading.
-    """
+    ``status`` must be that of the open file, so that the file cannot be replaced between this check and the reading."""
     mode = stat.S_IMODE(status.st_mode)
     # systemd's copy of a credential belongs to root. Its group bits are the mask of an access control list that names
     # the service's user.

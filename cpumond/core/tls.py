@@ -10,8 +10,7 @@ from cpumond.core.errors import AccessError, ConfigError, describe
 def make_client_context(ca_file: str, key: str) -> ssl.SSLContext:
     """Create the TLS context that trusts the authorities in ``ca_file`` (PEM), or those of the system for "".
 
-    ``key`` names the setting of the file, for messages. Raises ConfigError or AccessError.
-    """
+    ``key`` names the setting of the file, for messages. Raises ConfigError or AccessError."""
     if not ca_file:
         return ssl.create_default_context()
     try:
@@ -30,8 +29,7 @@ def make_client_context(ca_file: str, key: str) -> ssl.SSLContext:
 def describe_tls_error(error: BaseException, advice: str) -> str:
     """Explain why a TLS connection failed; "" if the error has another reason.
 
-    ``advice`` is the remedy for an unknown authority.
-    """
+    ``advice`` is the remedy for an unknown authority."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError):

@@ -48,8 +48,7 @@ _Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of a job in core-seconds since its start; null if unknown.
 
-    Every struct that describes a job inherits them: a counter added here is in reports, records and answers.
-    """
+    Every struct that describes a job inherits them: a counter added here is in reports, records and answers."""
 
     cpu_seconds: _CoreSeconds | None = None
     """CPU time used."""
@@ -368,8 +367,7 @@ class JobRequest(msgspec.Struct, frozen=True):
 class JobReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The answer to a ``JobRequest``: ``value`` is the answer of the agent's own interface, null with an ``error``.
 
-    ``is_refused``: the request itself was wrong or is not allowed; repeating it does not help.
-    """
+    ``is_refused``: the request itself was wrong or is not allowed; repeating it does not help."""
 
     node_id: _Name
     request_id: _Name

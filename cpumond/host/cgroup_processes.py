@@ -1,7 +1,6 @@
 """Processes of cgroups, and signals that never hit another process with a reused PID.
 
-It needs only the standard library, because the keeper of jobs has nothing else.
-"""
+It needs only the standard library, because the keeper of jobs has nothing else."""
 
 from __future__ import annotations
 

@@ -121,8 +121,7 @@ def close_sockets(sockets: list[socket.socket]) -> None:
 class ServiceManager:
     """The service manager (sd_notify), if ``environment`` says that it started this process; else nothing is sent.
 
-    ``watchdog_s``: seconds it waits for WATCHDOG=1; infinity if it does not.
-    """
+    ``watchdog_s``: seconds it waits for WATCHDOG=1; infinity if it does not."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._send: Callable[[str], object] | None = None
@@ -144,8 +143,7 @@ class ServiceManager:
     def notify(self, *lines: str, status: str = "") -> None:
         """Send one message. Never raises: a manager that does not listen must not stop the program.
 
-        ``status``: the text of ``systemctl status`` from now on, of any length and number of lines.
-        """
+        ``status``: the text of ``systemctl status`` from now on, of any length and number of lines."""
         if self._send is None:
             return
         if status:
@@ -162,8 +160,7 @@ class ServiceManager:
     def extend(self, status: str = "") -> None:
         """Extend the time-out of a long start or stop to EXTEND_S from now, whatever the manager's own time-out is.
 
-        For a loop that makes progress, after each step: without a ``status`` at most one message per second is sent.
-        """
+        For a loop that makes progress, after each step: without a ``status`` at most one message per second is sent."""
         now_s = time.monotonic()
         if status or now_s - self._extended_at_s >= 1.0:
             self._extended_at_s = now_s
@@ -195,8 +192,7 @@ LARGE_BYTES: Final = 32_768
 def give_back_large_blocks() -> None:
     """Make freed blocks of LARGE_BYTES and more return to the system, for example after thousands of requests.
 
-    By default glibc takes such blocks from its heap once one was freed, where a small block after them keeps them.
-    """
+    By default glibc takes such blocks from its heap once one was freed, where a small block after them keeps them."""
     import ctypes  # not every program that starts needs it
 
     with contextlib.suppress(OSError, AttributeError):  # another C library

@@ -1,8 +1,7 @@
 """CPU demand of a simulated job: CSV lines converted to work per enforcement period.
 
 Pure: lines are an iterable. Demand is given as steps or taken from a recorded trace. A trace is not demand: the demand
-of a throttled job is unknown.
-"""
+of a throttled job is unknown."""
 
 from __future__ import annotations
 

@@ -35,11 +35,8 @@ seen."""
 MAX_MISSING: Final = 0.1
 """Share of the time; if more is missing, the confidence is low."""
 WARM_UP_S: Final = 120.0
-"""Initial seconds that are not counted.
-
-Limits begin at the request and fall step by step, so the first minutes say little about the hours after them. An
-observation of less than twice this length is repeated.
-"""
+"""Initial seconds that are not counted. Limits begin at the request and fall step by step, so the first minutes say
+little about the hours after them. An observation of less than twice this length is repeated."""
 SETTLED_S: Final = 600.0
 """Seconds that a repeated observation runs before it counts, and again while it counts: rules take time to adapt."""
 MOST_CHECKS: Final = 1200
@@ -208,8 +205,7 @@ class _Follower:
         """Return means over the last ``seconds``, those since ``warm`` was recorded.
 
         The reclaimable share is applied to ``ordered_cores``, the mean request over all the time. So a changed request
-        cannot yield more reclaimable CPU than was requested.
-        """
+        cannot yield more reclaimable CPU than was requested."""
         reclaimable, ordered, held, most, kept, lost = (
             (now - before) / seconds if seconds > 0.0 else 0.0 for now, before in zip(self.sums, self.warm, strict=True)
         )

@@ -1,7 +1,6 @@
 """Values of the job CPU monitor: its settings, one job's state, one reading, one decision.
 
-All are frozen; units are in the names. Section numbers are those of semantics.md.
-"""
+All are frozen; units are in the names. Section numbers are those of semantics.md."""
 
 from __future__ import annotations
 
@@ -166,8 +165,7 @@ DEFAULT_SETTINGS: Final = MonitorSettings()
 def check_together(settings: MonitorSettings, where: str) -> None:
     """Check options against each other (1.1); raise ConfigError that begins with ``where`` (file and section).
 
-    lower <= upper, threshold < window, look period 0 or >= 10 ms, all finite.
-    """
+    lower <= upper, threshold < window, look period 0 or >= 10 ms, all finite."""
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
         if isinstance(value, float) and not math.isfinite(value):
@@ -210,8 +208,7 @@ def list_idle_options(settings: MonitorSettings, given: Iterable[str]) -> list[s
 def compute_mode(settings: MonitorSettings) -> Mode:
     """Return the mode in force: ``mode``, limited to shadow by ``enable_cpu_reclaim = false`` (1.5).
 
-    If neither is given, nothing is written (shadow); ``enable_cpu_reclaim = true`` alone means reclaim.
-    """
+    If neither is given, nothing is written (shadow); ``enable_cpu_reclaim = true`` alone means reclaim."""
     if settings.enable_cpu_reclaim is None:
         return settings.mode or "shadow"
     mode = settings.mode or "reclaim"

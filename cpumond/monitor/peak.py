@@ -114,8 +114,7 @@ def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | 
     """Look between two checks: restore the full request if the job was held back since ``state.seen``.
 
     Otherwise return None under a quota, else a hold, because the next look measures from this one. ``base`` stays:
-    usage is measured from check to check.
-    """
+    usage is measured from check to check."""
     seen, limit, hard = state.seen, state.limit_cores, state.hard_cores
     if seen is None or state.base is None or limit >= hard or reading.identity != seen.identity:
         return None

@@ -1,8 +1,7 @@
 """Rule ``document`` (semantics.md 1.3, 1.4): usage, smooth, vote, decide; and the parts shared by all rules.
 
 ``check`` measures and then calls the step of a rule; ``step`` is that of rule ``document``, given the usage.
-``rules.py`` lists the rules by name.
-"""
+``rules.py`` lists the rules by name."""
 
 from __future__ import annotations
 
@@ -154,8 +153,7 @@ def step(
 def smooth(state: JobState, usage_cores: float, s: MonitorSettings) -> float:
     """Smooth by 1.3 point 5: first the job's CPU (or the first usage), then a*u + (1-a)*smoothed.
 
-    An adopted limit below the job's CPU is seeded with the highest value that does not vote to grow.
-    """
+    An adopted limit below the job's CPU is seeded with the highest value that does not vote to grow."""
     if state.smoothed_cores is None:
         if s.smoothing_seed == "first_value":
             return usage_cores
@@ -169,8 +167,7 @@ def count_document_votes(
 ) -> tuple[tuple[float, ...], int | None]:
     """Count votes as in the YTsaurus documentation (1.4): compare the last W smoothed values with the current limit.
 
-    A value that carries ``throttle_vote`` is stored as infinity: it votes +1 against any limit.
-    """
+    A value that carries ``throttle_vote`` is stored as infinity: it votes +1 against any limit."""
     window = _push(window, math.inf if s.throttle_vote and throttled_ratio > 0.0 else smoothed, s.vote_window_size)
     if len(window) < s.vote_window_size:
         return window, None
@@ -273,8 +270,7 @@ def move_hard(state: JobState, hard_cores: float) -> JobState:
     """Return the state after the job's CPU itself changed (another quota above it, another request).
 
     A limit at the old value follows it, and no limit stays above the new one. The same holds for the seed of a job
-    without a smoothed value. The window is compared with the new limit.
-    """
+    without a smoothed value. The window is compared with the new limit."""
     if hard_cores == state.hard_cores:
         return state
     limit, seed = (
@@ -288,8 +284,7 @@ def restart_at(state: JobState, limit_cores: float, now_s: float) -> JobState:
     """Restart the window at a given limit, after another program, a new mode or another rule moved it.
 
     The aggregates continue, and so does the memory of rule ``peak``. Throttling so far is not counted: it happened
-    under the previous limit.
-    """
+    under the previous limit."""
     return msgspec.structs.replace(
         state,
         limit_cores=min(limit_cores, state.hard_cores),

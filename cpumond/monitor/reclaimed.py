@@ -1,8 +1,7 @@
 """Simulate jobs that a scheduler starts on the reclaimed CPU of one job: work that is kept, and work that is lost.
 
 The owner's container is left alone. So the cost of raising its limit is not waiting time of the owner, but jobs that
-have to end (limit_rules.md 1).
-"""
+have to end (limit_rules.md 1)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Replay a recorded trace through the monitor: CSV lines to rows, rows to decisions (printed by ``cpumond replay``).
 
-Pure and streaming: lines are an iterable, results are iterators, and one row is held at a time.
-"""
+Pure and streaming: lines are an iterable, results are iterators, and one row is held at a time."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class TraceRow(msgspec.Struct, frozen=True, gc=False):
 class ReplayRow(msgspec.Struct, frozen=True, gc=False):
     """One check of a replay, after its decision. The fields are the printed columns.
 
-    ``votes_sum`` is None until the window is full; ``cpu_limit_cores`` is the new limit.
-    """
+    ``votes_sum`` is None until the window is full; ``cpu_limit_cores`` is the new limit."""
 
     time_s: float
     usage_cores: float

@@ -1,8 +1,7 @@
 """Load shapes for simulations: the demand of a job over time, identical for the same seed.
 
 Each is made for a job of any size; ``order`` is its request in cores. Shapes described as programs wait for their own
-earlier work; in the others work arrives from outside.
-"""
+earlier work; in the others work arrives from outside."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Shape(NamedTuple):
 def make_work(name: str, order_cores: float, seed: int, duration_s: float) -> array[float]:
     """Return the core-seconds that shape ``name`` demands in each period of ``PERIOD_S``, for ``duration_s``.
 
-    The demand at any time is at most 2.5 times the request.
-    """
+    The demand at any time is at most 2.5 times the request."""
     # Each shape has its own random numbers, independent of the others.
     rng = Random(f"{name} {seed}")  # noqa: S311 - the same numbers for the same seed, and no secret
     wants = islice(SHAPES[name].wants(rng, order_cores, duration_s), max(round(duration_s / PERIOD_S), 1))

@@ -1,8 +1,7 @@
 """Simulate a closed loop of a CPU limit and a job, per enforcement period of the kernel (limit_rules.md 1).
 
 The job demands CPU, the kernel grants it up to the quota and counts periods and throttled periods, and the monitor
-reads these counters and moves the limit. Its own checks and looks run, so the product itself is measured.
-"""
+reads these counters and moves the limit. Its own checks and looks run, so the product itself is measured."""
 
 from __future__ import annotations
 

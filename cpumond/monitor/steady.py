@@ -1,8 +1,7 @@
 """Find the steady state of a limit: run a rule over the same usage again and again until the limit settles. Pure.
 
 Time passes in checks, so bursts within one are seen as their mean, and the effect of a lowered limit on the job itself
-is unknown: this is an estimate.
-"""
+is unknown: this is an estimate."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class SteadyState(msgspec.Struct, frozen=True):
 def find_steady_state(uses: Sequence[Use], hard_cores: float, s: MonitorSettings) -> SteadyState | None:
     """Return the steady limit of a job that requests ``hard_cores`` (> 0) while ``uses`` repeat; None without any.
 
-    If usage exceeds a lowered limit, the job is held back until the next look or check, as the kernel would do.
-    """
+    If usage exceeds a lowered limit, the job is held back until the next look or check, as the kernel would do."""
     if not uses or hard_cores <= 0.0:
         return None
     state = rebase(start_state(hard_cores, -s.start_delay_s), CpuReading(0.0, 0.0))

@@ -118,8 +118,7 @@ def describe_next(
 ) -> str:
     """Describe the next check if usage stays as in the last one, and other events that would move the limit.
 
-    ``hindrance`` says why no step is written, for example "it is pinned"; ``notes`` are those of ``describe_limit``.
-    """
+    ``hindrance`` says why no step is written, for example "it is pinned"; ``notes`` are those of ``describe_limit``."""
     if state.base is None:
         return "the first one only takes the baseline"
     unwritten = f", not written: {hindrance}" if hindrance else ""

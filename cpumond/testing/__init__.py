@@ -1,7 +1,6 @@
 """Tools for tests and experiments: fake trees and clocks, real cgroups, real load.
 
-Used by this project's tests, by ``cpumond demo`` and ``cpumond cluster``, and by authors of new parts.
-"""
+Used by this project's tests, by ``cpumond demo`` and ``cpumond cluster``, and by authors of new parts."""
 
 from cpumond.testing.tree import (
     CgroupTree,

@@ -48,8 +48,7 @@ class FoundJob(msgspec.Struct, frozen=True):
 class Scan(msgspec.Struct):
     """Results of one look at all sources: jobs, directories with changing children, and problems with omitted cgroups.
 
-    ``unnamed``: kinds of engines that have not named all of their jobs yet.
-    """
+    ``unnamed``: kinds of engines that have not named all of their jobs yet."""
 
     jobs: list[FoundJob] = []
     watched: set[str] = set()

@@ -1,8 +1,7 @@
 """Sources ``docker``, ``podman``, ``slurm``, ``kubernetes``: jobs of engines, by the names that the engine gives them.
 
 A job runs if it has a cgroup. Another thread asks the engine for names and requests (``host/engine``); its last answer
-is a value here.
-"""
+is a value here."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ def list_static(root: str, pattern: str) -> tuple[list[str], list[str]]:
 def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
     """Return the directories that match ``pattern``, and those whose children can change the result.
 
-    ``*``, ``?``, ``[...]`` stay within a component; ``**`` stands for any number of them.
-    """
+    ``*``, ``?``, ``[...]`` stay within a component; ``**`` stands for any number of them."""
     found: set[str] = set()
     watched: set[str] = set()
     parts = [part for part in pattern.split("/") if part]

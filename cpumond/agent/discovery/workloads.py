@@ -1,8 +1,7 @@
 """Recognise cgroups that look like workloads, by their paths; pure, independent of the configuration.
 
 Engines and schedulers name cgroups by conventions that have been stable for years: the name holds a container's id, the
-number of a Slurm job, the uid of a pod. Facts that are not in a path (a container's name, a job's user) are omitted.
-"""
+number of a Slurm job, the uid of a pod. Facts that are not in a path (a container's name, a job's user) are omitted."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class Workload(msgspec.Struct, frozen=True):
 class SourceSketch(msgspec.Struct, frozen=True):
     """A ``[[source]]`` that finds workloads like those of ``paths``: keys and values as in the configuration.
 
-    ``keep_shadow``: an operator should think before lowering these, for example services of the system.
-    """
+    ``keep_shadow``: an operator should think before lowering these, for example services of the system."""
 
     keys: dict[str, str | list[str]]
     kind: Kind
@@ -77,8 +75,7 @@ _FULL: Final = 2
 def classify(path: str) -> tuple[Workload, int] | None:
     """Return the workload whose own cgroup is at ``path``, and its rank; None inside or above one, or for no workload.
 
-    Leaf cgroups without a known name are found by ``pick_workloads``, since their paths say nothing.
-    """
+    Leaf cgroups without a known name are found by ``pick_workloads``, since their paths say nothing."""
     above, _, last = path.rpartition("/")
     if not last or _MONITORS.fullmatch(last):
         return None

@@ -91,8 +91,7 @@ CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
 class AssignedJobs:
     """All jobs of the scheduler on this host, their executor, and whether the host offers slots.
 
-    ``on_offer`` is called when the host starts or stops offering slots; ``problem`` says why it offers none.
-    """
+    ``on_offer`` is called when the host starts or stops offering slots; ``problem`` says why it offers none."""
 
     def __init__(
         self,
@@ -144,8 +143,7 @@ class AssignedJobs:
     def _open(self, now_s: float) -> bool:
         """Open ``jobs_dir`` with the files of an earlier run; return False if that is impossible now.
 
-        A missing disk must not keep the agent from raising limits: it continues without jobs.
-        """
+        A missing disk must not keep the agent from raising limits: it continues without jobs."""
         try:
             self._jobs_dir.open()
             self._read_files(now_s)
@@ -195,8 +193,7 @@ class AssignedJobs:
     def look_after_files(self) -> list[str]:
         """Recreate ``jobs_dir`` if it was removed, because the next agent finds the jobs by it; then return its path.
 
-        Files that jobs had written there are lost. Raises the errors of ``JobsDir.open``.
-        """
+        Files that jobs had written there are lost. Raises the errors of ``JobsDir.open``."""
         if not self._jobs_dir.is_removed():
             return []
         self._jobs_dir.open()
@@ -600,8 +597,7 @@ class AssignedJobs:
     def adjust(self, now_s: float, count_cores: CountCores) -> bool:
         """Every ``resource_adjustment_period``, check the node for overcommitment (semantics.md 1.9) and drop old logs.
 
-        Returns True if a heartbeat should report it.
-        """
+        Returns True if a heartbeat should report it."""
         if now_s < self._adjust_at_s:
             return False
         resources = self.config.resources

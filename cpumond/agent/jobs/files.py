@@ -95,7 +95,7 @@ class JobsDir:
         return self._lock is not None
 
     def open(self) -> None:
-        """Lock it, also after it was recreated: only the agent may write it.
+        """Lock the directory, also after it was recreated; only the agent may write to it.
 
         The users of jobs may pass through it. Raises CreateError, AccessError, ConfigError, and UnavailableError while
         another agent uses it.
@@ -160,8 +160,7 @@ class JobsDir:
         """Write the sums of all jobs every SUMS_PERIOD_S, because an agent that is killed cannot write them at its end.
 
         They are in one file and written by another thread: the jobs may keep the disk busy, and there may be a
-        thousand.
-        """
+        thousand."""
         if now_s < self._sums_at_s or not (self._sums_writing is None or self._sums_writing.done()):
             return
         self._sums_at_s = now_s + SUMS_PERIOD_S

@@ -123,8 +123,7 @@ class AssignedJob:
     def note_checkpoint(self, touched_at: float | None, now: float) -> None:
         """Record when the job touched its file; both times in seconds since 1970.
 
-        A time before its start, in the future (any job can set it) or before the last one is ignored.
-        """
+        A time before its start, in the future (any job can set it) or before the last one is ignored."""
         start = self.file.start_time
         if touched_at is not None and start is not None and max(start, self.checkpoint_at or 0.0) <= touched_at <= now:
             self.checkpoint_at = touched_at

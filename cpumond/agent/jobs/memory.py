@@ -21,8 +21,7 @@ class MemoryFiles(NamedTuple):
     """Functions that read and set memory limits; those that read return None if the kernel does not report the value.
 
     They return the bytes used and allowed by the cgroup at a path and those available on the host; the last one sets
-    memory.high.
-    """
+    memory.high."""
 
     read_use: Callable[[str], int | None] = lambda _: None
     read_limit: Callable[[str], int | None] = lambda _: None

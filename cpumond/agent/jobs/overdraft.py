@@ -35,8 +35,7 @@ class Timer:
     def note(self, now_s: float, used: float, capacity: float) -> bool:
         """Record the present usage; return True if it has exceeded the allowed amount for longer than the timeout.
 
-        Then the timer restarts. A moment within the limit resets it.
-        """
+        Then the timer restarts. A moment within the limit resets it."""
         if used <= capacity * (1.0 + self.allowed_ratio + TOLERANCE):
             self.since_s = None
         elif self.since_s is None:
@@ -72,8 +71,7 @@ def find_over_reserve(jobs: Sequence[Share], missing: float) -> list[str]:
 def find_victims(jobs: Sequence[Share], others: float, capacity: float) -> list[str]:
     """Return the jobs to abort, latest started first, until the rest and ``others`` (which cannot be aborted) fit.
 
-    The list is empty if the others alone exceed the capacity: nothing would be gained.
-    """
+    The list is empty if the others alone exceed the capacity: nothing would be gained."""
     if others > capacity * (1.0 + TOLERANCE):
         return []
     used = others + sum(job.amount for job in jobs)

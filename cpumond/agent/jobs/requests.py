@@ -1,8 +1,7 @@
 """Requests of the scheduler's users about their jobs on this node: explain, pin, unpin.
 
 The requests come in the responses to heartbeats (``wire.JobRequest``) and are repeated until the scheduler has the
-reply. The tick's thread carries them out, like those of the control socket, and only for the scheduler's own jobs.
-"""
+reply. The tick's thread carries them out, like those of the control socket, and only for the scheduler's own jobs."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class JobRequests:
     def carry_out(self, request: JobRequest, timeout_s: float) -> JobReply | None:
         """Return the reply, from any thread but the tick's; None if the tick is too busy or the agent is stopping.
 
-        A request without a reply is not lost: the scheduler repeats it.
-        """
+        A request without a reply is not lost: the scheduler repeats it."""
         try:
             reply: JobReply = self._agent.call(lambda: self._reply(request), timeout_s)
         except (TimeoutError, UnavailableError):

@@ -32,8 +32,7 @@ Decided = tuple[Tracked, Decision]
 class Applier:
     """Writes the monitor's decisions, in ticks and, for jobs that a limit holds back, between two ticks.
 
-    ``has_looks``: whether any job needs looks between two checks; otherwise they cost nothing.
-    """
+    ``has_looks``: whether any job needs looks between two checks; otherwise they cost nothing."""
 
     def __init__(self, external: ExternalWrites, registered: RegisteredJobs) -> None:
         self.external = external
@@ -232,8 +231,7 @@ class Applier:
         """Between two ticks, when a look is due, raise the limits of jobs that are held back, or soon would be.
 
         Never raises for a single job or file. It costs one pread per job that was not throttled and did not exceed its
-        limit.
-        """
+        limit."""
         if now_s < self.looks.next_s:
             return
         if self._looks_closed != self.table.closed_total:
@@ -321,7 +319,7 @@ def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool
     shrinks = decision.new_cores < decision.old_cores
     hold, decider = job.hold, job.hold.decider
     waiting = shrinks and (hold.write_at_s is not None or now_s < hold.write_after_s)
-    # An increase does not wait longer than that for PID 1.
+    # An increase waits at most ANSWER_PATIENCE_S for PID 1.
     asked = hold.asking is not None and (shrinks or now_s < hold.asking.since_s + ANSWER_PATIENCE_S)
     obstacles: tuple[tuple[bool, Result], ...] = (
         (hold.is_contested, "contested"),

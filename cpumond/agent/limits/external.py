@@ -1,8 +1,7 @@
 """Limits that other programs write into cgroups, and systemd's news about its units.
 
 Each external write is handled the same way: it is found in force, a ``WriteVerdict`` names its author, and a table maps
-the verdict to an action.
-"""
+the verdict to an action."""
 
 from __future__ import annotations
 
@@ -119,7 +118,7 @@ class ExternalWrites:
 
     def take_own(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
         """Adopt a limit ``found`` that is not foreign: one of the agent's that systemd has written since the last
-        look, or a burst, of which no event tells."""
+        look, or a burst, which no event reports."""
         if _classify(job, found) != "same":
             self._take_now(job, found, now_s)
         elif found.burst_us != job.in_force.burst_us:
@@ -152,7 +151,7 @@ class ExternalWrites:
     def _take_now(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
         """Adopt the limit ``found`` in force."""
         if found.weight != job.in_force.weight and is_idle(job.cgroup.place):
-            # The kernel set it in the idle class, nobody requested it; the next look refuses the job.
+            # The kernel set it in the idle class, not the job's engine; the next look refuses the job.
             found = msgspec.structs.replace(found, weight=job.in_force.weight)
         before, change = job.in_force, _classify(job, found)
         job.in_force = found

@@ -27,8 +27,7 @@ class Pinned:
 class Respected:
     """A limit that another program set stays until ``until_s``; ``by`` says how it was set, "" if unknown.
 
-    ``pin``: cores of the overridden pin.
-    """
+    ``pin``: cores of the overridden pin."""
 
     until_s: float
     by: str = ""

@@ -1,8 +1,7 @@
 """``cpumond restore``: restore the limits that a dead agent left lowered. Files first, then systemd's stored values.
 
 It must be quick, also on a slow machine, because jobs may be throttled until it is done. So it imports only what it
-needs, and the library for the bus only once all files are restored.
-"""
+needs, and the library for the bus only once all files are restored."""
 
 from __future__ import annotations
 
@@ -200,8 +199,7 @@ class RestoreReport(msgspec.Struct):
 def open_original(hierarchies: Hierarchies, finder: CgroupFinder, path: str, original: Original) -> Cgroup | None:
     """Open the cgroup of ``original``, under any name; None if it is gone. Raises CgroupReadError, UnknownLimitsError.
 
-    For a unit it is the present cgroup, whenever created; ``find_namesakes`` finds other units of the same name.
-    """
+    For a unit it is the present cgroup, whenever created; ``find_namesakes`` finds other units of the same name."""
     where = finder.find(path, original.inode) or (path if original.unit else None)
     cgroup = None if where is None else open_cgroup(hierarchies.without_counters(), where)
     if cgroup is None or cgroup.inode == original.inode or original.unit:
@@ -219,8 +217,7 @@ def restore_all(
 ) -> RestoreReport:
     """Restore every remaining cgroup of ``originals``; errors are collected, and none stops the rest.
 
-    ``root_id`` is that of ``CgroupFinder``; ``written`` (by inode) and ``note`` are those of ``restore_cgroup``.
-    """
+    ``root_id`` is that of ``CgroupFinder``; ``written`` (by inode) and ``note`` are those of ``restore_cgroup``."""
     report, finder, known = RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
     # Cgroups at their old place come first: finding the others takes longer.
     there = {path for path, original in originals.items() if finder.is_at(path, original.inode)}
@@ -451,8 +448,7 @@ def _may_have_written(config_path: str | None) -> bool:
 def _rewrite(copies: Sequence[str], content: Originals) -> CpumondError | None:
     """Store the remaining work; one copy that is newer than the others is enough.
 
-    Returns the error if there is none: another ``restore`` would restore the same again, over limits set meanwhile.
-    """
+    Returns the error if there is none: another ``restore`` would restore the same again, over limits set meanwhile."""
     problem: CpumondError | None = None
     for path in copies:
         try:
@@ -538,8 +534,7 @@ def print_restored(done: Restored) -> int:
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """Run ``cpumond restore`` without the command line's libraries; return the exit code.
 
-    Returns None for other arguments than ``--config FILE`` or none: those are handled by ``cpumond.cli``.
-    """
+    Returns None for other arguments than ``--config FILE`` or none: those are handled by ``cpumond.cli``."""
     config_path = environment.get("CPUMOND_CONFIG") or DEFAULT_CONFIG_PATH
     match list(arguments):
         case []:

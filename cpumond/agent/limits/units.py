@@ -53,8 +53,7 @@ def _open_bus() -> UnitBus:
 class UnitLimits:
     """Sets the units of this host. For the tick's thread.
 
-    ``problem`` says why units are only set by file, "" if systemd is used. ``booted``: systemd is PID 1 here.
-    """
+    ``problem`` says why units are only set by file, "" if systemd is used. ``booted``: systemd is PID 1 here."""
 
     def __init__(
         self, cpu_version: int, booted: bool | None = None, open_bus: Callable[[], UnitBus] | None = None
@@ -145,8 +144,7 @@ class UnitLimits:
     def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
         """Send systemd the limit that an operator set (``found``, or its own ``values`` if known).
 
-        A value of the agent may still be in transit and arrive after the operator's; this one comes after both.
-        """
+        A value of the agent may still be in transit and arrive after the operator's; this one comes after both."""
         record = self._targets.get(unit)
         if record is None:
             return

@@ -1,8 +1,7 @@
 """Write limits of the running agent: set limits, restore originals, and record them on disk.
 
 Before a cgroup's first change its original settings are on disk (``secure``). From then on they can always be restored,
-here or by ``cpumond restore``.
-"""
+here or by ``cpumond restore``."""
 
 from __future__ import annotations
 
@@ -196,8 +195,7 @@ class LimitWriter:
     def forget(self, path: str, now: bool = True) -> None:
         """Drop an original that must not be restored any more; stored with the next ``flush``.
 
-        ``now`` False for a cgroup that is gone: its record on disk does no harm until the next save.
-        """
+        ``now`` False for a cgroup that is gone: its record on disk does no harm until the next save."""
         original = self.originals.pop(path, None)
         if original is not None:
             self.log.forget(original.inode)
@@ -294,8 +292,7 @@ class LimitWriter:
     def expire_gone(self, now_s: float, is_there: Callable[[str], bool], removed: Container[str] = ()) -> None:
         """Restore systemd's stored values of units that did not return in time, or were ``removed``.
 
-        For a unit that ``is_there`` again its new cgroup decides, see ``take_over``.
-        """
+        For a unit that ``is_there`` again its new cgroup decides, see ``take_over``."""
         for path, until_s in list(self.gone.items()):
             if until_s is None:
                 self.gone[path] = now_s + GONE_S
@@ -327,8 +324,7 @@ class LimitWriter:
     def give_back(self, path: str, settings: CpuSettings | None = None) -> None:
         """Forget a cgroup whose file is restored, or gone; a unit only once systemd has accepted the original, too.
 
-        ``settings``: those in force there; None for the original ones.
-        """
+        ``settings``: those in force there; None for the original ones."""
         original = self.originals.get(path)
         self.forget(path)
         if original is not None and original.unit:
@@ -554,8 +550,7 @@ class LimitWriter:
     def restore(self, job: Tracked) -> None:
         """Restore a touched job's original settings, unless the cgroup is gone.
 
-        Raises CgroupWriteError or CgroupReadError; then the original stays on disk for ``cpumond restore``.
-        """
+        Raises CgroupWriteError or CgroupReadError; then the original stays on disk for ``cpumond restore``."""
         if "quota" in self.list_moved(job.cgroup):
             found = job.cgroup.read_settings()
             if found is not None and found.burst_us != job.in_force.burst_us:

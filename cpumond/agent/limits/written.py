@@ -101,8 +101,7 @@ def append_written(path: str, inode: int, before: CpuSettings, after: CpuSetting
 def read_written(path: str) -> dict[int, Written]:
     """Read the newest change of each cgroup by its inode; empty if the file is missing or damaged.
 
-    An incomplete last line belongs to a change that was not made.
-    """
+    An incomplete last line belongs to a change that was not made."""
     found = {}
     try:
         with open(path, "rb") as file:

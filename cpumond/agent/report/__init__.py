@@ -1,8 +1,7 @@
 """Receivers of heartbeats: none, the log, a receiver over HTTP, or the scheduler that orders jobs.
 
 A reporter takes the node's full state and retries until the newest state has arrived. A state superseded before it was
-sent is dropped, so memory does not grow. A new kind is one module and one line in ``REPORTERS``.
-"""
+sent is dropped, so memory does not grow. A new kind is one module and one line in ``REPORTERS``."""
 
 from __future__ import annotations
 

@@ -71,8 +71,7 @@ class HttpReply(msgspec.Struct, frozen=True):
 class Carrier(Protocol):
     """Carries heartbeats to a receiver; only the mailbox's thread calls its methods.
 
-    ``shown_url``: the receiver's address, for the log.
-    """
+    ``shown_url``: the receiver's address, for the log."""
 
     shown_url: str
 
@@ -224,8 +223,7 @@ def post(
 ) -> HttpReply:
     """Make one request and return its response, at most ``max_bytes`` of it; a longer one closes the connection.
 
-    Without a status it raises an exception for ``make_failure``.
-    """
+    Without a status it raises an exception for ``make_failure``."""
     deadline_s = time.monotonic() + timeout_s
     content = bytearray()
     problem: Exception | None = None
@@ -277,8 +275,7 @@ def make_client(
 ) -> httpx2.Client:
     """Make a client that sends JSON over one persistent connection, directly to ``base_url``.
 
-    ``context``: trusted authorities, None for those of the system; ``path``: of a unix socket to the server.
-    """
+    ``context``: trusted authorities, None for those of the system; ``path``: of a unix socket to the server."""
     # The library logs each request at INFO, which would bury the agent's own lines.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     # No expiry: with the default of 5 s each report of the usual 10 s would open a new connection.

@@ -183,8 +183,7 @@ class SchedulerLink:
         """Register the node again before the next submitted heartbeat, because its resources or tags have changed.
 
         If the scheduler refuses the change, it keeps the old registration: heartbeats continue, and the change is
-        retried.
-        """
+        retried."""
         with self._lock:
             self._wanted = registration
 

@@ -1,8 +1,7 @@
 """Control groups: the only folder that distinguishes v1 and v2.
 
 ``open_hierarchies`` finds the mounts, and ``open_cgroup`` opens one of their cgroups; both versions are a ``Cgroup``. A
-cgroup that is gone is None, not an error.
-"""
+cgroup that is gone is None, not an error."""
 
 from __future__ import annotations
 

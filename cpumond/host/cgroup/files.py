@@ -138,8 +138,7 @@ class Cgroup:
     def read_throttled(self) -> int | None:
         """Read only ``nr_throttled``, which the next ``read`` returns, too. None if the cgroup is gone.
 
-        Raises CgroupReadError.
-        """
+        Raises CgroupReadError."""
         try:
             return parse_throttled(os.pread(self.stat_fd, STAT_BYTES, 0))
         except OSError as error:
@@ -156,8 +155,7 @@ class Cgroup:
     def follow_pressure(self, wanted: bool) -> None:
         """Choose whether ``read`` also returns ``pressure_s``; costs one more descriptor and one more pread.
 
-        Raises CgroupReadError with the reason if the kernel does not report it; ``read`` continues without it.
-        """
+        Raises CgroupReadError with the reason if the kernel does not report it; ``read`` continues without it."""
         if not wanted and self._pressure_fd is not None:
             os.close(self._pressure_fd)
             self._pressure_fd = None
@@ -171,8 +169,7 @@ class Cgroup:
     def write_settings(self, before: CpuSettings, after: CpuSettings) -> bool:
         """Change ``before`` to ``after`` in an order that is valid at every step; False if the cgroup is gone.
 
-        Raises CgroupWriteError with the kernel's rule behind a refusal.
-        """
+        Raises CgroupWriteError with the kernel's rule behind a refusal."""
         written: set[str] = set()
         for step in plan_steps(before, after):
             name, text = self._resolve_step(step, after)
@@ -393,8 +390,7 @@ def _count_own_threads(directory: str) -> int:
 def open_pressure(unified_root: str | None, path: str) -> int:
     """Open the cgroup's ``cpu.pressure`` and read it once as a test; return the descriptor.
 
-    Raises CgroupReadError with the reason if there is none (no PSI, turned off, no such cgroup in cgroup2).
-    """
+    Raises CgroupReadError with the reason if there is none (no PSI, turned off, no such cgroup in cgroup2)."""
     if unified_root is None:
         raise CgroupReadError(path, "its pressure (PSI) is unknown: cgroup2 is not mounted")
     file = os.path.join(unified_root, path, "cpu.pressure")
@@ -426,8 +422,7 @@ def _explain_no_pressure(error: OSError, directory: str) -> str:
 def read_pressure_total_s(fd: int) -> float | None:
     """Read the seconds in which some task of the cgroup waited for CPU, from a descriptor of ``open_pressure``.
 
-    None if it is no longer readable: the cgroup is gone, or pressure was turned off (``cgroup.pressure``).
-    """
+    None if it is no longer readable: the cgroup is gone, or pressure was turned off (``cgroup.pressure``)."""
     try:
         return parse_pressure_total(os.pread(fd, PRESSURE_BYTES, 0))
     except (OSError, ValueError):

@@ -28,8 +28,7 @@ _LOWEST_WEIGHTS: Final = {1: ("cpu.shares", V1_SHARES[0]), 2: ("cpu.weight", V2_
 class IdleClass(msgspec.Struct, frozen=True):
     """How a host makes jobs on reclaimed CPU yield to all others: ``name`` is "" if it does not.
 
-    ``note`` says why the class is less than "idle"; "" if it is not.
-    """
+    ``note`` says why the class is less than "idle"; "" if it is not."""
 
     name: Literal["idle", "lowest weight", ""] = ""
     note: str = ""

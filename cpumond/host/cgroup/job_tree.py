@@ -278,8 +278,7 @@ class JobCgroupTree:
     def read_memory(self, path: str) -> int | None:
         """Return the bytes that the cgroup at ``path`` (relative) uses now; None if the kernel does not report it.
 
-        File cache that the kernel would free at once is not counted.
-        """
+        File cache that the kernel would free at once is not counted."""
         if self.hierarchies.cpu_version == 2:
             directory, name, cache = os.path.join(self.hierarchies.cpu_root, path), "memory.current", "inactive_file"
         else:
@@ -300,8 +299,7 @@ class JobCgroupTree:
     def hold_memory(self, path: str, high_bytes: int) -> None:
         """Slow down memory use of the cgroup at ``path`` (relative) above ``high_bytes`` (memory.high, v2 only).
 
-        Raises OSError.
-        """
+        Raises OSError."""
         directory = os.path.join(self.hierarchies.cpu_root, path)
         if self.hierarchies.cpu_version == 1:
             return
@@ -346,8 +344,7 @@ def _may_make(mount: str, root: str) -> bool:
 def _may_enter(mount: str, root: str) -> bool:
     """Return whether the kernel lets this process move a process of its own to ``root`` in the cgroup2 hierarchy.
 
-    This requires the right to write ``cgroup.procs`` of the nearest cgroup above both ends.
-    """
+    This requires the right to write ``cgroup.procs`` of the nearest cgroup above both ends."""
     if os.geteuid() == 0:
         return True
     try:
@@ -362,8 +359,7 @@ def _may_enter(mount: str, root: str) -> bool:
 def _hand_down(directory: str) -> None:
     """Delegate the controllers cpu and, if available, memory and pids to the children of a v2 cgroup.
 
-    Raises CreateError.
-    """
+    Raises CreateError."""
     offered = (_read(directory, "cgroup.controllers") or "").split()
     given = (_read(directory, "cgroup.subtree_control") or "").split()
     if "cpu" not in given and "cpu" not in offered and os.path.exists(os.path.join(directory, "cgroup.controllers")):
@@ -388,8 +384,7 @@ def _hand_down(directory: str) -> None:
 def _write(directory: str, name: str, text: str, optional: bool = False) -> None:
     """Write a file, which a tree of plain files may not have yet (cgroup file systems refuse to create one).
 
-    ``optional``: only if it exists. Raises OSError.
-    """
+    ``optional``: only if it exists. Raises OSError."""
     flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | (0 if optional else os.O_CREAT)
     try:
         fd = os.open(os.path.join(directory, name), flags, 0o644)

@@ -22,7 +22,7 @@ class Mount(msgspec.Struct, frozen=True):
 
     @property
     def is_seen(self) -> bool:
-        """Whether its mount point proves_gone it, and not a later mount over it."""
+        """Whether its mount point shows it, and not a later mount over it."""
         try:
             return os.stat(self.mount_point).st_dev == self.dev
         except OSError:
@@ -58,8 +58,7 @@ class Hierarchies(msgspec.Struct, frozen=True):
     def proves_gone(self, root_id: tuple[int, int]) -> bool:
         """Return whether a cgroup that was changed when the root was ``root_id``, and is not found here, is gone.
 
-        False if another file system covers the hierarchy, or it is not mounted here: then nothing is known.
-        """
+        False if another file system covers the hierarchy, or it is not mounted here: then nothing is known."""
         return self.is_seen or root_id in ((0, 0), self.read_root_id())
 
     def list_covered(self) -> list[str]:
@@ -82,8 +81,7 @@ class Hierarchies(msgspec.Struct, frozen=True):
 def parse_mountinfo(text: str, read_controllers: dict[str, str] | None = None) -> list[Mount]:
     """Parse the cgroup mounts of a mountinfo text (proc(5)), in its order.
 
-    ``read_controllers`` maps a cgroup2 mount point to the content of its ``cgroup.controllers``.
-    """
+    ``read_controllers`` maps a cgroup2 mount point to the content of its ``cgroup.controllers``."""
     mounts = []
     for line in text.splitlines():
         fields = line.split(" ")
@@ -129,8 +127,7 @@ def find_hierarchies(mounts: list[Mount], source: str) -> Hierarchies:
 def read_mounts(mountinfo_path: str) -> list[Mount]:
     """Return the cgroup mounts that a process with this mountinfo sees, with their controllers. Raises OSError.
 
-    Mounts hidden under another one are left out. A text without any real mount (in tests) is used as it is.
-    """
+    Mounts hidden under another one are left out. A text without any real mount (in tests) is used as it is."""
     with open(mountinfo_path, encoding="utf-8", errors="surrogateescape") as file:
         text = file.read()
     controllers = {}
@@ -161,8 +158,7 @@ def open_hierarchies(mountinfo_path: str = "/proc/self/mountinfo") -> Hierarchie
 def hold(hierarchies: Hierarchies) -> Iterator[Hierarchies]:
     """Hold the hierarchies through descriptors: they stay valid if a mount disappears or is covered.
 
-    Then a cgroup that is not found is gone. Raises UnavailableError.
-    """
+    Then a cgroup that is not found is gone. Raises UnavailableError."""
     names: dict[str, str] = {}
     held: dict[str, str | None] = {}
     with contextlib.ExitStack() as stack:

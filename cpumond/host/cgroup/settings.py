@@ -1,8 +1,7 @@
 """CPU settings of a cgroup as a value: compute them from a limit in cores, and plan the order of writes; pure.
 
 Rules of the kernel: 1000 us <= quota, 1000 us <= period <= 1 s, burst <= quota at every moment, and on v1 a cgroup's
-quota/period is never above its parent's.
-"""
+quota/period is never above its parent's."""
 
 from __future__ import annotations
 
@@ -193,8 +192,7 @@ def classify_change(
 ) -> Literal["same", "raise", "lower"]:
     """Classify another program's change of the setting that ``actuator`` moves, compared with the ``known`` one.
 
-    ``exact``: quotas that differ by systemd's rounding are different.
-    """
+    ``exact``: quotas that differ by systemd's rounding are different."""
     if actuator == "weight":
         before, after = known.weight or 0, found.weight or 0
         return "same" if before == after else "raise" if after > before else "lower"

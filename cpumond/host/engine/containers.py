@@ -1,7 +1,6 @@
 """Docker and Podman: their containers, over the engine's unix socket.
 
-Both use the same HTTP interface. Events only trigger another look; their content is not used.
-"""
+Both use the same HTTP interface. Events only trigger another look; their content is not used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Kubernetes: the containers of this node's pods, as listed by its kubelet.
 
 The kubelet reports ids, names and limits, but no process. A container's cgroup is the one below ``kubepods`` with the
-pod's uid and the container's id in its path.
-"""
+pod's uid and the container's id in its path."""
 
 from __future__ import annotations
 
@@ -148,8 +147,7 @@ class _Configuration(msgspec.Struct, frozen=True):
 def list_running(pods: PodList, enforces_limits: bool = True) -> tuple[list[RunningContainer], list[str]]:
     """Return the running containers, and sentences about those with invalid descriptions.
 
-    Without ``enforces_limits`` (``cpuCFSQuota = false``) the kubelet sets no limits, so nothing is requested.
-    """
+    Without ``enforces_limits`` (``cpuCFSQuota = false``) the kubelet sets no limits, so nothing is requested."""
     found, notes = [], []
     for pod in pods.items or ():
         spec, status = pod.spec, pod.status
@@ -216,8 +214,7 @@ def make_jobs(
     """Describe containers that have a cgroup as jobs; a pod with a limit as a whole is one job, whatever it contains.
 
     Also return the sandbox cgroup, which only keeps the pod's namespaces open, of each pod whose running containers
-    all have a cgroup.
-    """
+    all have a cgroup."""
     places: dict[str, dict[str, str]] = {}
     for path in cgroups:
         found = find_ids(path)

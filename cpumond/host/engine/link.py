@@ -160,7 +160,7 @@ async def _ask(key: Key, make: Callable[[], Engine], timeout_s: float) -> Engine
         watching.cancel()
         await asyncio.wait({watching}, timeout=LAST_S)
         if watching.done() and not watching.cancelled():
-            watching.exception()  # retrieved, or asyncio prints it
+            watching.exception()  # retrieves the exception, which asyncio would print
 
 
 def make_view(key: Key, answer: EngineReply, asked_at_s: float) -> EngineView:

@@ -97,8 +97,7 @@ class Engine(Protocol):
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
         """Publish all jobs, and again whenever they change, until cancelled. A look is due at once when ``nudged``.
 
-        Raises EngineError if the engine is down or gives an invalid answer; then it may be called again.
-        """
+        Raises EngineError if the engine is down or gives an invalid answer; then it may be called again."""
 
 
 def clean_labels(labels: Iterable[tuple[str, object]]) -> dict[str, str]:

@@ -13,8 +13,7 @@ MAX_TOKEN_BYTES: Final = 64 << 10
 def read_token(path: str) -> str:
     """Read the token in a file, again for each request, because the file is replaced before it expires.
 
-    Raises AccessError, also for a text that no request can hold, because a client's own error would reveal it.
-    """
+    Raises AccessError, also for a text that no request can hold, because a client's own error would reveal it."""
     try:
         with open(path, encoding="ascii") as file:
             token = file.read(MAX_TOKEN_BYTES).strip()

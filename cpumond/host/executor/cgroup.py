@@ -108,7 +108,7 @@ class CgroupExecutor(Executor):
             self._events.wake()
         for job_id in set(self._cgroups.list_job_ids()) - set(self._jobs):
             if not self._cgroups.remove(job_id):
-                log.warning("a cgroup of a job that nobody knows has processes, it is left alone", job_id=job_id)
+                log.warning("the cgroup of an unknown job has processes and is left alone", job_id=job_id)
         known = [self._jobs[job_id] for job_id in wanted]
         self._exchange_until(lambda: all(job.started or job.is_over for job in known), _SETTLE_S)
         found = {}

@@ -72,8 +72,7 @@ def read_result(directory: str) -> KeptJob | None:
 class KeeperLink:
     """The connection to the keeper. It never waits; its descriptors are in ``epoll``.
 
-    ``is_greeted``: the keeper has listed its jobs; before that nothing is sent.
-    """
+    ``is_greeted``: the keeper has listed its jobs; before that nothing is sent."""
 
     def __init__(self, runtime_dir: str, epoll: select.epoll) -> None:
         self._runtime_dir = runtime_dir

@@ -153,8 +153,7 @@ class Executor(Protocol):
     def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
         """Return the last ``tail_bytes`` bytes of a job's output, living or ended, and the total written, in bytes.
 
-        Called by any thread. Raises CpumondError if there is no log.
-        """
+        Called by any thread. Raises CpumondError if there is no log."""
 
     def close(self) -> None:
         """Close the executor; jobs continue. Never raises."""

@@ -1,7 +1,6 @@
 """systemd over the system bus, in its own thread: properties of units are set and queried without waiting.
 
-Imported only to set a unit's limit: the library costs time and memory.
-"""
+Imported only to set a unit's limit: the library costs time and memory."""
 
 from __future__ import annotations
 
@@ -86,8 +85,7 @@ class UnitBus:
     def set(self, unit: str, properties: UnitProperties, urgent: bool = False, expected: UnitProperties = ()) -> None:
         """Make systemd set a unit's properties (SetUnitProperties, runtime); ``urgent`` ones go first.
 
-        ``expected``: values that it may have now, possibly several per property; other properties are not checked.
-        """
+        ``expected``: values that it may have now, possibly several per property; other properties are not checked."""
         with self._lock:
             self._others.pop(unit, None)
             self._raises.pop(unit, None)
@@ -221,7 +219,7 @@ class UnitBus:
 
     def _on_lost(self, done: asyncio.Future[None]) -> None:
         if not done.cancelled():
-            done.exception()  # retrieved, or asyncio logs it
+            done.exception()  # retrieves the exception, which asyncio would log
         self._news.set()
 
     async def _do_one(self, denied: bool) -> bool:
@@ -289,8 +287,7 @@ class UnitBus:
     ) -> dict[str, object]:
         """Return properties that another program has set, by name. Raises BusAway.
 
-        The bus has no compare-and-set: a value set between this and the call is missed.
-        """
+        The bus has no compare-and-set: a value set between this and the call is missed."""
         with self._lock:
             unreported = frozenset(self._unreported.get(unit, ()))
         names = unreported | (dict(expected).keys() & {QUOTA, WEIGHT})

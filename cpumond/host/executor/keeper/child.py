@@ -45,7 +45,7 @@ def step(what: str, node_fault: bool = False) -> Iterator[None]:
 def give_up_privileges() -> None:
     """Give up privileges, which jobs inherit: no program gives them rights that their account does not have (sudo,
     file capabilities), and an agent without root passes on none of its capabilities. Raises OSError."""
-    import ctypes  # the agent, which also imports this package, does without
+    import ctypes  # the agent also imports this package and does not need it
 
     libc = ctypes.CDLL(None, use_errno=True)
     for what, arguments in (

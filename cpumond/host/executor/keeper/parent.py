@@ -372,8 +372,7 @@ def listen(directory: int) -> socket.socket:
 def main(runtime_dir: str) -> int:
     """Be the keeper of ``runtime_dir`` until there is nothing to keep; return 0 at once if there is a keeper already.
 
-    The first process ends at once; the keeper is its child.
-    """
+    The first process ends at once; the keeper is its child."""
     # Detach from the agent: get a new session, and become a child of init, which reaps it.
     with contextlib.suppress(OSError):
         os.setsid()
@@ -391,7 +390,7 @@ def main(runtime_dir: str) -> int:
     os.chdir("/")
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    # If it were inherited as ignored, exit codes would be lost.
+    # If SIGCHLD were inherited as ignored, exit codes would be lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -467,8 +467,7 @@ class SystemdExecutor(Executor):
     async def _read_last_words(self, job_id: str) -> tuple[bytes, int | None]:
         """Return the end of a failed job's stderr and its size; nothing if the journal is slow.
 
-        It is only read for failed jobs, because it costs two more processes per job.
-        """
+        It is only read for failed jobs, because it costs two more processes per job."""
 
         def read() -> tuple[bytes, int | None]:
             try:

@@ -1,7 +1,6 @@
 """The unit of a job: its name, its start properties, its state, and the meaning of that for the job.
 
-Pure, but for a look at PATH.
-"""
+Pure, but for a look at PATH."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ def unit_path(unit: str) -> str:
 def check_launch(launch: Launch) -> str:
     """Return why a launch cannot be sent over the bus, in a sentence; "" if it can.
 
-    A string with a zero byte would end the connection to the bus, so none is ever sent.
-    """
+    A string with a zero byte would end the connection to the bus, so none is ever sent."""
     if not launch.argv or not launch.argv[0]:
         return NO_COMMAND
     words = [*launch.argv, *launch.environment, *launch.environment.values(), launch.user, launch.working_directory]
@@ -102,8 +100,7 @@ def check_launch(launch: Launch) -> str:
 def find_program(launch: Launch, systemd_version: int) -> tuple[str, list[str]]:
     """Return the program for systemd to look up, and the directories to search, if needed.
 
-    systemd sees the job's own view of the file system, which a sandboxed agent may not share. Raises ExecutorError.
-    """
+    systemd sees the job's own view of the file system, which a sandboxed agent may not share. Raises ExecutorError."""
     name = launch.argv[0]
     path = launch.environment.get("PATH")
     if "/" in name:
@@ -192,8 +189,7 @@ class UnitState(msgspec.Struct, frozen=True):
     def has_run(self) -> bool | None:
         """Whether the program was executed, whatever its end; None if this state does not show it.
 
-        A program that ends at once can do so before systemd has noticed that it began.
-        """
+        A program that ends at once can do so before systemd has noticed that it began."""
         if self.active_since > 0.0:
             return True
         if self.main_code == _CLD_EXITED and self.main_status in SYSTEMD_EXITS:
