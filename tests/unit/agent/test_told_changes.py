@@ -36,7 +36,7 @@ def limits(node):
 
 
 def about(node):
-    return node.agent.loop.publisher._describe()
+    return node.agent.loop.publisher._view_about()
 
 
 @pytest.fixture(params=["", 'actuator = "weight"\n'], ids=["quota", "weight"])
