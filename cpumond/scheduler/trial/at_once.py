@@ -1,4 +1,4 @@
-"""What a change starts at once: the same answer for plans and for simulations, by trials without it and with it."""
+"""Immediate effect of a change on starts, for plans and simulations, by trials without it and with it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from cpumond.scheduler.trial.rounds import start_jobs
 
 
 def describe_starts(state: State, now: float, change: Callable[[State], None]) -> str:
-    """How many jobs more, or fewer, start on room that is free now, and their cores; "" where as many do.
+    """Return how many more or fewer jobs start on resources that are free now, and their cores; "" if the number is the
+    same.
 
-    The state is left as it is: ``change`` gets a copy. Raises ChildError.
+    ``change`` is applied to a copy of the state. Raises ChildError.
     """
     without, with_it = _count_starts(state, now, lambda _: None), _count_starts(state, now, change)
     jobs, cores = with_it[0] - without[0], with_it[1] - without[1]

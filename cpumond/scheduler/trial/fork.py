@@ -1,12 +1,12 @@
-"""Work on a copy of this process' memory, in a child of its own: frozen as it is now, in milliseconds.
+"""Work on a copy of this process' memory, in a child process: frozen as of now, within milliseconds.
 
-The copy is the kernel's (fork): nothing is encoded or walked, and what the child changes is only its own. A child does
-nothing but compute: it closes what it inherited, shares no thread, lock or connection, writes messages to a pipe and
-ends without the exit handlers of the program. It ends when its parent does.
+The copy is the kernel's (fork): nothing is encoded or walked, and the child's changes are only its own. A child only
+computes: it closes what it inherited, shares no thread, lock or connection, writes messages to a pipe and ends without
+the program's exit handlers. It ends when its parent does.
 
-What is written first after a fork is copied first, page by page, and the parent's next update writes nearly everywhere:
-of a large process that stops the event loop for a few tenths of a second. So the parent has its pages copied by a
-thread of its own, which the kernel does without the interpreter's lock.
+Pages are copied on their first write after a fork, and the parent's next update writes to nearly all of them: in a
+large process that stops the event loop for a few tenths of a second. So the parent has its pages copied by a thread,
+which the kernel does without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MADV_POPULATE_WRITE: Final = 23
 _madvise: Final = ctypes.CDLL(None).madvise
 _LOOKED_AT_BYTES: Final = 2**18
 _COPIED_BYTES: Final = 2**21
-"""At a time at most: whoever needs new memory meanwhile waits for it, about 2 ms."""
+"""Most bytes at a time: a thread that needs new memory meanwhile waits for it, about 2 ms."""
 NICENESS: Final = 19
 ASKED_NICENESS: Final = 5
-"""Of a copy whose answer somebody waits for, and that does a bounded work: on a busy host the lowest priority would
-take minutes."""
+"""Niceness of a copy with limited work for which a caller waits: on a busy host the lowest priority would take
+minutes."""
 _SIZE: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 2**28
 
@@ -47,16 +47,17 @@ T = TypeVar("T")
 
 
 class ChildError(CommandError):
-    """No child can be made, or it ended without an end of its work: who asked may do so again."""
+    """No child can be made, or it ended before its work was done: the caller may try again."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, RESOLVE, {"try_again": True})
 
 
 async def ask(compute: Callable[[], T], answer: object) -> tuple[T, float]:
-    """What a copy of the process computes while the loop goes on, and the CPU seconds of it. Raises CommandError.
+    """Compute in a copy of the process while the loop continues; return the result and its CPU seconds. Raises
+    CommandError.
 
-    ``answer``: the type of it.
+    ``answer``: the type of the result.
     """
     child = Child(lambda send: send(msgspec.msgpack.encode(compute())), ASKED_NICENESS)
     [message] = [each async for each in child.messages()]
@@ -65,18 +66,18 @@ async def ask(compute: Callable[[], T], answer: object) -> tuple[T, float]:
 
 
 def ask_at_once(compute: Callable[[], T], answer: object, niceness: int | None = ASKED_NICENESS) -> T:
-    """The same for a caller without an event loop. Raises CommandError."""
+    """Compute in a copy of the process, for a caller without an event loop. Raises CommandError."""
     [message] = Child(lambda send: send(msgspec.msgpack.encode(compute())), niceness).read_all()
     found: T = msgspec.msgpack.decode(message, type=answer)
     return found
 
 
 class Child:
-    """A child that works; its messages are read with ``messages``. Used by the thread of the event loop."""
+    """A working child; its messages are read with ``messages``. Used by the thread of the event loop."""
 
     def __init__(self, work: Callable[[Send], None], niceness: int | None = None) -> None:
-        """Fork. ``work`` gets a function that sends a message; when it returns, the child ends. ``niceness``: NICENESS
-        unless it is given. Raises ChildError."""
+        """Fork. ``work`` gets a function that sends a message; when it returns, the child ends. ``niceness`` None:
+        NICENESS. Raises ChildError."""
         reading, writing = os.pipe()
         parent = os.getpid()
         try:
@@ -84,17 +85,17 @@ class Child:
         except OSError as error:
             os.close(reading)
             os.close(writing)
-            raise ChildError(f"no process can be made for it: {os.strerror(error.errno or 0)}") from None
+            raise ChildError(f"cannot start a process to compute it: {os.strerror(error.errno or 0)}") from None
         if not self.pid:
             _work(work, writing, parent, NICENESS if niceness is None else niceness)
         os.close(writing)
         self._reading = reading
         self.cpu_s = 0.0
-        """What the child cost, once it has ended."""
+        """CPU seconds of the child, once it has ended."""
 
     async def messages(self, silence_s: float | None = None) -> AsyncIterator[bytes]:
-        """What the child sends, until it is done, and an empty message each ``silence_s`` in which there was none.
-        Raises ChildError. Whoever stops reading before ends the child."""
+        """Yield the child's messages until it is done, and an empty message after each ``silence_s`` without one.
+        Raises ChildError. A caller that stops reading early ends the child."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
         file = os.fdopen(self._reading, "rb", buffering=0)
@@ -113,11 +114,12 @@ class Child:
                     break
                 yield await reader.readexactly(size)
         except asyncio.IncompleteReadError:
-            raise ChildError("the process that computes it has ended before it was done") from None
+            raise ChildError("the process that computes it ended before it was done; try again") from None
         finally:
             pipe.close()
             self._end()
-            # One task to the end: whoever is cancelled once may be so at each step, and a dead child would stay.
+            # One task to the end: a caller that is cancelled may be cancelled at each step, and a dead child would
+            # stay.
             await asyncio.shield(asyncio.ensure_future(self._finish(copying)))
 
     async def _finish(self, copying: asyncio.Future[int]) -> None:
@@ -127,13 +129,13 @@ class Child:
             await asyncio.to_thread(self._reap)
 
     def read_each(self) -> Iterator[bytes]:
-        """The messages, for a caller without an event loop. Raises ChildError."""
+        """Yield the messages, for a caller without an event loop. Raises ChildError."""
         try:
             with os.fdopen(self._reading, "rb") as file:
                 while True:
                     head = file.read(_SIZE.size)
                     if len(head) < _SIZE.size:
-                        raise ChildError("the process that computes it has ended before it was done")
+                        raise ChildError("the process that computes it ended before it was done; try again")
                     if not (size := _SIZE.unpack(head)[0]):
                         return
                     yield file.read(size)
@@ -142,18 +144,18 @@ class Child:
             self._reap()
 
     def read_all(self) -> list[bytes]:
-        """All messages at once. Raises ChildError."""
+        """Return all messages at once. Raises ChildError."""
         return list(self.read_each())
 
     def stop(self) -> None:
-        """End a child whose messages nobody wants any more, and was never asked for."""
+        """End a child whose messages are no longer needed, or were never read."""
         os.close(self._reading)
         self._end()
         self._reap()
 
     def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)  # it has not been waited for: its id is nobody else's
+            os.kill(self.pid, signal.SIGKILL)  # not waited for yet, so its id is not reused
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -162,8 +164,8 @@ class Child:
 
 
 def copy_pages() -> int:
-    """Make the pages that this process shares with a copy of it its own again. Returns how many bytes were gone over;
-    0 where the kernel cannot do that (before 5.14)."""
+    """Copy the pages that this process shares with a copy of it. Return how many bytes were covered; 0 if the kernel
+    cannot do that (before 5.14)."""
     done = 0
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb", 0) as present:
         for line in maps.readlines():
@@ -179,7 +181,7 @@ def copy_pages() -> int:
 
 
 def _find_pages(present: RawIOBase, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """The parts of a region that are in memory, of a thread's stack only what was used: address and size."""
+    """Yield address and size of the parts of a region that are in memory; of a thread's stack only its used part."""
     page, start = os.sysconf("SC_PAGESIZE"), begin
     for at in range(begin, end, _LOOKED_AT_BYTES):
         size = min(_LOOKED_AT_BYTES, end - at)
@@ -195,8 +197,8 @@ def _find_pages(present: RawIOBase, begin: int, end: int) -> Iterator[tuple[int,
 
 
 def give_way(niceness: int) -> None:
-    """A system call filter that refuses it takes nothing but the priority. Not SCHED_IDLE: on a host that is busy all
-    the time such a copy never gets anywhere."""
+    """Lower the priority; a system call filter that refuses it changes nothing else. Not SCHED_IDLE: on a host that is
+    always busy such a copy would never progress."""
     with contextlib.suppress(OSError):
         os.nice(max(niceness - os.nice(0), 0))
 
@@ -206,13 +208,13 @@ def _work(work: Callable[[Send], None], writing: int, parent: int, niceness: int
     try:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(1)  # it ended before this was said
+            os._exit(1)  # the parent ended before prctl
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         give_way(niceness)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # where memory is short it is this copy that goes
+            file.write("1000")  # if memory runs short, this copy is killed first
         kept = os.dup2(writing, 3) if writing != 3 else 3
         os.closerange(4, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 2**20 else 2**20)
 
@@ -225,7 +227,7 @@ def _work(work: Callable[[Send], None], writing: int, parent: int, niceness: int
         send(b"")
         code = 0
     except BaseException:
-        with contextlib.suppress(Exception):  # nothing may keep the copy from its end, a lost log neither
+        with contextlib.suppress(Exception):  # nothing may keep the copy from its end, not even a lost log
             print(traceback.format_exc(), file=sys.__stderr__, flush=True)
     finally:
         os._exit(code)

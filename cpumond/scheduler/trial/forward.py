@@ -1,7 +1,7 @@
-"""The state run ahead of time: its own updates, heartbeats and commands in virtual time, with nodes that obey. Pure.
+"""Simulation: the state run in virtual time, with its own updates, heartbeats and commands, and nodes that obey. Pure.
 
-What is run is the state itself, which is changed by it: the caller gives one that nobody else has. What nodes and jobs
-do is the ``Load``'s to say. Events are handled one by one, in the order of their times, as the service would.
+The state itself is run and changed, so the caller gives a copy. The ``Load`` decides what jobs and users do. Events are
+handled one by one, in the order of their times, as by the service.
 """
 
 from __future__ import annotations
@@ -23,37 +23,39 @@ from cpumond.scheduler.state.starts import list_unstored, note_stored
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 EXACT_SIZE: Final = 400
-"""With so many operations and nodes at most, every update and heartbeat of the first SMALL_EXACT_S is made."""
+"""Up to this many operations and nodes, every update and heartbeat of the first SMALL_EXACT_S is made."""
 SMALL_EXACT_S: Final = 600.0
 LARGE_EXACT_S: Final = 6.0
-"""With more, so long after commands, which may concern jobs that run."""
+"""With more of them, the time after commands, which may concern running jobs, for which all are made."""
 LEAST_DETAIL: Final = 0.06
 SMALL_DETAIL: Final = 0.01
-"""Later ones are as far apart as this part of the time since then, at most; in small clusters, this one."""
+"""Later, intervals grow to at most this fraction of the time since then; the second one for small clusters."""
 REACTION_S: Final = 0.05
-"""From the start or end of a job on a node to the heartbeat that tells of it; agents do not wait for the next one."""
+"""Delay from the start or end of a job on a node to the heartbeat that reports it: agents do not wait for the next
+one."""
 PROGRESS_EVENTS: Final = 1000
 LOOK_EVENTS: Final = 20
 MOST_BARREN: Final = 8
 
 
 class Load(Protocol):
-    """What is not the scheduler's to decide."""
+    """Everything that the scheduler does not decide."""
 
     def left_s(self, record: OperationRecord, task: Task, ran_s: float) -> float:
-        """How many seconds a job that has run for ``ran_s`` still runs; infinity where nobody knows."""
+        """Return the remaining run time, in seconds, of a job that has run for ``ran_s``; infinity: unknown."""
 
     def limit_of(self, record: OperationRecord, task: Task) -> tuple[float, float]:
-        """Which part of its order a job's limit settles at, and after how many seconds."""
+        """Return the fraction of its request at which a job's limit settles, and after how many seconds."""
 
     def next_arrival(self, after: float) -> tuple[float, OperationRecord] | None:
-        """The next operation that somebody starts, with the id and sequence of another one; None: none is expected."""
+        """Return the next operation that a user starts, with the id and sequence of another one; None: none is
+        expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """When things happen: seconds between heartbeats of a node and between updates, when the next update is due, and by
-    tree when the last one was made."""
+    """Timing: seconds between heartbeats of a node and between updates, when the next update is due, and by tree when
+    the last one was made."""
 
     heartbeat_s: float
     update_s: float
@@ -63,21 +65,21 @@ class Pace:
 
 @dataclass(slots=True)
 class Course:
-    """What happened. Times are the scheduler's."""
+    """Result of a simulation. Times are the scheduler's."""
 
     began: float
     until: float
     starts: list[tuple[float, str, str]] = field(default_factory=list)
-    """When, operation, node: of each job."""
+    """Time, operation and node of each job's start."""
     first_starts: dict[str, float] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
     arrived: dict[str, OperationRecord] = field(default_factory=dict)
-    """Operations that somebody would start meanwhile."""
+    """Operations that users would start meanwhile."""
     stops: list[PreemptionRecord] = field(default_factory=list)
     core_seconds: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
-    """(Tree, pool) -> fair share and use."""
+    """(Tree, pool) -> core-seconds of fair share and usage."""
     ids: list[str] = field(default_factory=list)
-    """What the commands made."""
+    """Ids of the operations that the commands created."""
 
 
 class _Event(NamedTuple):
@@ -100,18 +102,18 @@ class _Process:
 
 @dataclass(slots=True)
 class _Host:
-    """What a node knows: the agent's side of one ``Node``."""
+    """Knowledge of a node: the agent's side of one ``Node``."""
 
     processes: dict[str, _Process] = field(default_factory=dict)
     finished: dict[str, FinishedJob] = field(default_factory=dict)
     news: dict[str, JobReport] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
     beat_at: float = 0.0
-    """When its next heartbeat is; an event of another time is void."""
+    """Time of its next heartbeat; an event of another time is void."""
 
 
 class Forward:
-    """One run ahead of ``state``, from ``now`` on. ``on_progress``: called now and then with how far it is, 0 to 1."""
+    """One simulation of ``state``, from ``now`` on. ``on_progress``: called now and then with the progress, 0 to 1."""
 
     def __init__(
         self, state: State, now: float, pace: Pace, load: Load, on_progress: Callable[[float], None] = lambda _: None
@@ -133,7 +135,7 @@ class Forward:
         self._exact_s = SMALL_EXACT_S if is_small else 0.0
         self.course = Course(now, now)
         self._barren: dict[Hashable, list[tuple[Vector, float]]] = {}
-        """Kind of node -> free room, and ``unordered_cores``, in which nothing was placed since the last update or
+        """Kind of node -> free resources, and ``unordered_cores``, on which nothing was placed since the last update or
         change."""
 
     def run(
@@ -143,8 +145,8 @@ class Forward:
         user: str = "",
         enough: Callable[[], bool] = lambda: False,
     ) -> Course:
-        """What happens until then if nobody does more than ``commands`` and the load. Raises CommandError where one of
-        the commands is refused. ``enough``: asked now and then whether it may end before."""
+        """Return the course until then, if users do no more than ``commands`` and the load. Raises CommandError if one
+        of the commands is refused. ``enough``: called now and then; returns whether to stop earlier."""
         course = self.course
         course.until = until
         for command in commands:
@@ -217,7 +219,7 @@ class Forward:
 
     @property
     def round_s(self) -> float:
-        """In which there is an update, and after it a heartbeat of each node."""
+        """Seconds in which there is an update, and after it a heartbeat of each node."""
         return 2.0 * self._step_s(self.pace.update_s) + self._step_s(self.pace.heartbeat_s)
 
     def _step_s(self, least_s: float) -> float:
@@ -301,7 +303,7 @@ class Forward:
             self._at(host.beat_at, "beat", node_id)
 
     def _settle_limit(self, node_id: str, job_id: str) -> None:
-        """The monitor has lowered the job's limit to what it needs."""
+        """Lower the job's limit to its usage, as the monitor does."""
         host, job = self._hosts[node_id], self.state.jobs.get(job_id)
         if job is not None and job.is_active:
             ratio, _ = self.load.limit_of(job.element.operation.record, job.task)
@@ -332,7 +334,8 @@ class Forward:
         changed = list_unstored(state)
         note_stored(state, changed)
         for record in changed:
-            # Where a gang starts, or jobs stop for it, on other nodes, these hear of it with their next heartbeat.
+            # If a gang starts on other nodes, or jobs there stop for it, these nodes hear of it with their next
+            # heartbeat.
             other = self._hosts.get(record.node_id)
             if other is not None and record.node_id != node_id and other.beat_at > now + self.pace.heartbeat_s:
                 other.beat_at = now + self.pace.heartbeat_s
@@ -345,7 +348,7 @@ class Forward:
             barren.append(room)
 
     def _kind_of(self, node: Node) -> Hashable:
-        """Nodes of one kind are open to the same operations."""
+        """Return the kind of a node: nodes of one kind are open to the same operations."""
         tree = self.state.trees.get(node.tree or "")
         fitting = tree.fittings.of(node) if tree is not None and tree.fittings else frozenset()
         return (node.tree, fitting, node.takes_secrets)
@@ -404,11 +407,11 @@ _OF_A_RUN: Final = frozenset({
     "id", "sequence", "start_time", "state", "running_in", "suspended", "finish_time", "counts", "error", "parents",
     "alias", "failure", "suspended_for",
 })  # fmt: skip
-"""What another start of a like operation does not have of this one."""
+"""Fields of a start that differ in another start of a similar operation."""
 
 
 def _order_of(job: Job) -> JobOrder:
-    """As much of a job's order as its node tells again."""
+    """Return the part of a job's start that its node reports back."""
     return JobOrder(
         job.id, job.element.operation.id, job.task.name, "", job.task.cpu_limit, job.task.memory_limit,
         job.task.user_slots, "", {}, "", {}, 0.0,

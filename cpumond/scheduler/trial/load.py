@@ -1,7 +1,7 @@
-"""What is expected of jobs and users: run times, arrivals, reclaim, as measured on what the state knows. Pure.
+"""Expected behaviour of jobs and users: run times, arrivals, reclaim, as measured on known operations. Pure.
 
-What is asked of an operation is looked up among its own jobs, then those of like ones (title without numbers, task,
-user, pool), then its user's in its pool, its pool's, its tree's: the first of these that has enough of them answers.
+Values of an operation come from its own jobs, or from those of similar operations (title without numbers, task, user,
+pool), its user's in its pool, its pool's, its tree's: the first of these with enough jobs is used.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from cpumond.scheduler.model import OperationRecord, Task
 from cpumond.scheduler.state import State
 
 SETTLED_S: Final = 30.0
-"""After so long the monitor has found a job's limit; as measured in the lab of limit rules."""
+"""Seconds after which the monitor has found a job's limit; as measured in the lab of limit rules."""
 SPREAD: Final = 0.1
-"""Of what is drawn from a few jobs: by which part it may differ from all of them, as a standard deviation."""
+"""Standard deviation by which values drawn from a few jobs may differ from those of all jobs, as a fraction."""
 DAY_S: Final = 86_400.0
 RECENT_S: Final = 6 * 3600.0
-"""Where less than two days are known, arrivals are expected to go on as in so long."""
+"""If less than two days are known, arrivals are expected to continue as in this time."""
 
 LEAST_KNOWN_S: Final = 600.0
-"""Nobody is expected to start anything before so long is known."""
+"""No arrivals are expected before this much time is known."""
 BLOCK_S: Final = 1800.0
 
 
 class Experience:
-    """What the state knows of the past: of finished operations, of the finished jobs of live ones."""
+    """Known past of the state: finished operations, and finished jobs of live ones."""
 
     def __init__(self, state: State, now: float) -> None:
         self.now = now
@@ -44,7 +44,7 @@ class Experience:
             for job in state.finished_jobs.get(record.id, {}).values():
                 self._known.see(record, job)
         finished = list(state.finished.values())
-        # What finished before the first one that is kept is not known, whenever it was started.
+        # Operations that finished before the first one that is kept are not known, whenever they were started.
         if len(finished) >= state.rules.finished_operation_retention_count:
             since = (finished[0].finish_time or 0.0) if finished else now
         else:
@@ -55,18 +55,18 @@ class Experience:
         )
 
     def run_times(self, record: OperationRecord, task: Task) -> list[float]:
-        """Run times of jobs like those of the task, sorted; empty where nothing is known."""
+        """Return run times of jobs like those of the task, sorted; empty if none are known."""
         return self._find(record, task).run_s
 
     def kind_of(self, record: OperationRecord, task: Task) -> tuple[int, float]:
-        """Of the jobs that ``run_times`` are of: a number, the same for the same jobs, and ``Seen.doubt``."""
+        """Return a number for the jobs of ``run_times``, equal for the same jobs, and their ``Seen.doubt``."""
         seen = self._find(record, task)
         if (doubt := self._doubts.get(id(seen))) is None:
             doubt = self._doubts[id(seen)] = seen.doubt()
         return id(seen), doubt
 
     def ratios(self, record: OperationRecord, task: Task) -> Sequence[float]:
-        """Limits at the end of jobs like those of the task, as parts of what they ordered."""
+        """Return limits at the end of jobs like those of the task, as fractions of their requests."""
         return self._find(record, task).ratios
 
     def _find(self, record: OperationRecord, task: Task) -> Seen:
@@ -78,7 +78,7 @@ class Experience:
 
 
 class Expected:
-    """The usual: half of all jobs run for longer, nobody starts anything. For comparing two runs."""
+    """The usual load: half of all jobs run for longer, no user starts anything. For comparing two runs."""
 
     def __init__(self, experience: Experience) -> None:
         self._experience = experience
@@ -95,14 +95,14 @@ class Expected:
 
 
 class Drawn:
-    """One of the ways in which it may go, by chance."""
+    """One possible load, drawn at random."""
 
     def __init__(self, experience: Experience, rng: random.Random) -> None:
         self._experience = experience
         self._rng = rng
         self._scale: dict[Kind, float] = {}
         self._mean: dict[int, float] = {}
-        """Kind of jobs -> by what theirs differ from those that are known."""
+        """Kind of jobs -> the factor by which theirs differ from the known ones."""
         self._arrivals: Iterator[tuple[float, OperationRecord]] | None = None
 
     def left_s(self, record: OperationRecord, task: Task, ran_s: float) -> float:
@@ -112,7 +112,7 @@ class Drawn:
             number, doubt = self._experience.kind_of(record, task)
             if number not in self._mean:
                 self._mean[number] = self._rng.lognormvariate(0.0, doubt)
-            # Jobs of one operation differ from others of its kind together.
+            # Jobs of one operation deviate from others of their kind together.
             scale = self._scale[kind] = self._rng.lognormvariate(0.0, SPREAD) * self._mean[number]
         run_s = self._experience.run_times(record, task)
         return left_of(run_s, ran_s / scale, self._rng.random()) * scale
@@ -127,7 +127,7 @@ class Drawn:
         return next(self._arrivals, None)
 
     def _replay(self, at: float) -> Iterator[tuple[float, OperationRecord]]:
-        """Block after block of the past, each taken at random: what comes in bursts goes on to do so."""
+        """Yield block after block of the past, each drawn at random, so that bursts stay bursts."""
         now, arrivals = self._experience.now, self._experience.arrivals
         by_hour = now - self._experience.since >= 2 * DAY_S
         since = self._experience.since if by_hour else max(self._experience.since, now - RECENT_S)
@@ -137,7 +137,7 @@ class Drawn:
             return
         block_s = min(BLOCK_S, known_s / ENOUGH)
         while True:
-            if by_hour:  # the same time of a day before
+            if by_hour:  # the same time of an earlier day
                 least, most = math.ceil((at + block_s - now) / DAY_S), int((at - since) / DAY_S)
                 begins = at - self._rng.randint(least, most) * DAY_S
             else:

@@ -16,27 +16,27 @@ from cpumond.scheduler.trial.rounds import settle
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """``why``: the cause; ``text``: the change, as an order. ``pool``: the one that is limited, "" for none; ``cores``:
-    of jobs that start then."""
+    """``why``: the cause; ``text``: the change, as an imperative. ``pool``: the one that is limited, "" for none;
+    ``cores``: of jobs that start then."""
 
     why: str
     text: str
     commands: tuple[ConfigCommand, ...] = ()
     """Changes of trees and pools."""
     lines: tuple[str, ...] = ()
-    """The same as command lines."""
+    """The same changes as command lines."""
     operations: tuple[str, ...] = ()
     """Ids that the text names."""
     tried: tuple[Command | Callable[[State], None], ...] = ()
-    """What stands for it on a copy of the state, where ``commands`` do not."""
+    """Replacement for ``commands`` on a copy of the state, where there are none."""
     kind: str = ""
     pool: str = ""
     cores: float = 0.0
     lead: str = ""
-    """How the sentence begins where it is not about idle CPU."""
+    """Begin of the sentence where it is not about idle CPU."""
 
     def apply(self, state: State, now: float) -> None:
-        """Carry it out on a copy of the state. Raises CommandError."""
+        """Apply the change to a copy of the state. Raises CommandError."""
         for change in (*self.commands, *self.tried):
             if callable(change):
                 change(state)
@@ -46,7 +46,7 @@ class Remedy:
 
 
 def join(parts: Sequence[Remedy]) -> Remedy:
-    """Several changes as one."""
+    """Join several changes into one."""
     return Remedy(
         " and ".join(part.why for part in parts),
         " and ".join(part.text for part in parts),
@@ -58,21 +58,21 @@ def join(parts: Sequence[Remedy]) -> Remedy:
 
 
 def set_tree(tree: str, values: Sequence[tuple[str, object]], why: str, text: str) -> Remedy:
-    """Options of a tree with new values."""
+    """Remedy that sets options of a tree."""
     command = ChangeTree(tree, tuple(Edit((option,), value) for option, value in values))
     line = command_line("tree", "set", tree, *(f"{option}={_format(value)}" for option, value in values))
     return Remedy(why, text, (command,), (line,))
 
 
 def set_pool(tree: str, pool: str, values: Sequence[tuple[tuple[str, ...], object]], why: str, text: str) -> Remedy:
-    """Options of a pool with new values, by path."""
+    """Remedy that sets options of a pool, by path."""
     command = ChangePool(tree, pool, tuple(Edit(path, value) for path, value in values))
     words = [f"{'/'.join(path)}={_format(value)}" for path, value in values]
     return Remedy(why, text, (command,), (command_line("pool", "set", pool, *words, "--tree", tree),))
 
 
 def command_line(*words: str) -> str:
-    """A command of ``cpumond`` as one types it."""
+    """Return a command of ``cpumond`` as a user types it."""
     return shlex.join(["cpumond", *words])
 
 

@@ -1,6 +1,6 @@
-"""What starts on room that is free now: updates and heartbeats of the state itself until nothing more starts. Pure.
+"""Starts on resources that are free now: updates and heartbeats of the state until nothing more starts. Pure.
 
-The state is changed: the caller gives a copy (``fork``). No job ends, and none is taken from others for one.
+The state is changed: the caller gives a copy (``fork``). No job ends or is preempted.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.state import State, changes, dispatch, settling, updates
 
 MAX_ROUNDS: Final = 8
-"""Each has an update and a heartbeat of every node that has room for what waits."""
+"""Most rounds; each has an update and a heartbeat of every node with free resources for waiting work."""
 LOOKED_EACH: Final = 16
-"""After so many heartbeats it is looked again which operations cannot start another job."""
+"""Number of heartbeats after which operations that cannot start another job are determined again."""
 
 _numbers: Final = itertools.count(1)
 
 
 def start_jobs(state: State, tree: Tree, now: float) -> list[Job]:
-    """Start in a tree what starts by itself, ``MAX_ROUNDS`` heartbeat periods at most; the jobs that did."""
+    """Start in a tree the jobs that start by themselves within ``MAX_ROUNDS`` heartbeat periods, and return them."""
     known = set(state.jobs)
     for node in tree.nodes.values():
-        node.last_preemptive_attempt = math.inf  # so that no job is taken
+        node.last_preemptive_attempt = math.inf  # so that no job is preempted
     for number in range(1, MAX_ROUNDS + 1):
         before, at = len(state.jobs), now + number * state.rules.heartbeat_period_s
         settle(state, at)
@@ -44,20 +44,21 @@ def start_jobs(state: State, tree: Tree, now: float) -> list[Job]:
 
 
 def settle(state: State, now: float) -> None:
-    """Apply what follows from a change, until nothing does."""
+    """Apply the consequences of a change until there are no more."""
     while not (change := settling.settle(state, now)).is_empty:
         changes.apply(state, change, now)
 
 
 def list_takers(tree: Tree) -> list[Node]:
-    """The nodes of a tree that get jobs, if they have room."""
+    """Return the nodes of a tree that get jobs when they have free resources."""
     return [node for node in tree.nodes.values() if node.takes_jobs]
 
 
 def _hear_nodes(state: State, tree: Tree, now: float) -> None:
-    """One heartbeat of each node that may start something.
+    """Process one heartbeat of each node that may start something.
 
-    Operations that can start nothing are out of the order of service meanwhile: each heartbeat would ask them again.
+    Operations that can start nothing are out of the order of service meanwhile, since each heartbeat would check them
+    again.
     """
     nodes = list_takers(tree)
     wanting = [each for each in tree.operations.values() if wants_jobs(each)]
@@ -84,12 +85,12 @@ def _hear_nodes(state: State, tree: Tree, now: float) -> None:
 
 
 Rooms = dict[tuple[Fitting | None, bool], list[Vector]]
-"""By the filters of an operation, and whether it has secrets."""
+"""Key: the filters of an operation, and whether it has secrets."""
 
 
 def _may_start(element: OperationElement, nodes: Iterable[Node], largest: Rooms) -> bool:
-    """Whether limits allow another job, of a gang all, and one of the free rooms that it may use holds it; ``largest``:
-    those of ``nodes`` that are known, by which nodes may be used."""
+    """Whether limits allow another job, or all jobs of a gang, and one of the free resources of usable nodes holds it.
+    ``largest``: the known largest free resources of ``nodes``, by which nodes may be used."""
     if element.operation.record.is_gang and gangs.find_limit(element):
         return False
     kind = (element.fitting, bool(element.operation.record.vault_bytes))
@@ -101,7 +102,7 @@ def _may_start(element: OperationElement, nodes: Iterable[Node], largest: Rooms)
 
 
 def list_largest(rooms: Iterable[Vector]) -> list[Vector]:
-    """Those of which no other has as much of everything."""
+    """Return those vectors that no other one exceeds in every resource."""
     found: list[Vector] = []
     for room in sorted(set(rooms), reverse=True):
         if not any(dominates(other, room) for other in found):
