@@ -1,7 +1,7 @@
-"""Why an element has the share it has, in words: the rule that holds it, and what each pool above it got.
+"""Explanation of an element's share in words: the rule that limits it, and the shares of the pools above it.
 
-Reads a snapshot and the result of its update and computes no share itself. Sections are those of
-fair_share_update.md; shares are shown in percent of the cluster.
+Reads a snapshot and the result of its update and computes no share itself. Sections are those of fair_share_update.md;
+shares are shown in percent of the cluster.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ from cpumond.fairshare.result import ElementShares, UpdateResult
 from cpumond.fairshare.tree import ROOT, Operation, Pool, Snapshot
 
 Rule = Literal["demand", "limit", "gang", "fifo", "weight", "strong_guarantee", "burst", "relaxed", "cluster"]
-"""What an element's share ends at.
-
-demand: it has all it asks for; limit: limits of its own or of a pool above; gang: a whole demand at once does not fit;
-fifo: those served before; weight: its part among siblings that want more; strong_guarantee, burst, relaxed: it has its
-guarantee and nothing is shared out by weight; cluster: all of a resource is shared out, and none of these decides.
-"""
+"""The rule that ends an element's share.
+- demand: it has its whole demand.
+- limit: its own limits or those of a pool above.
+- gang: a whole demand does not fit at once.
+- fifo: operations that are served before it.
+- weight: its part among siblings that want more.
+- strong_guarantee, burst, relaxed: it has its guarantee, and nothing is distributed by weight.
+- cluster: all of a resource is distributed, and none of the above decides."""
 
 TOLERANCE: Final = 1e-8
-"""Shares that differ by less are the same: above the rounding of an update (1e-9), below any real difference."""
+"""Shares that differ by less count as equal: above the rounding of an update (1e-9), below any real difference."""
 
-NO_STEP: Final = "no resource is all shared out, but the next step, a gang or several resources at once, does not fit"
+NO_STEP: Final = (
+    "no resource is fully distributed, but the next step (a gang, or several resources at once) does not fit"
+)
 """Why a pool stops before any limit: its shares jump where a gang begins (9.1, 12.1)."""
 
 SHOWN_NAMES: Final = 3
@@ -45,8 +49,8 @@ SHOWN_NAMES: Final = 3
 class PathStep:
     """An element on the way from the root: absolute amounts of its dominant resource.
 
-    ``share`` is the sum of ``strong``, ``integral`` and ``by_weight``. ``cut``: why it ends below ``demand``, where
-    that is decided at this element; "" elsewhere.
+    ``share`` is the sum of ``strong``, ``integral`` and ``by_weight``. ``cut``: why it ends below ``demand``, if that
+    is decided at this element; else "".
     """
 
     name: str
@@ -61,7 +65,7 @@ class PathStep:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The rule that holds ``element``, and lines for people: that rule in a sentence, then the path from the root.
+    """The rule that limits ``element``, and lines for people: that rule in a sentence, then the path from the root.
 
     ``path``: the same path as figures, the root first.
     """
@@ -73,7 +77,7 @@ class Explanation:
 
 
 def explain(snapshot: Snapshot, result: UpdateResult, name: str) -> Explanation:
-    """Which rule gave the element ``name`` its share in ``result``, which is the update of ``snapshot``.
+    """Return the rule that gave the element ``name`` its share in ``result``, the update of ``snapshot``.
 
     Raises KeyError for a name that is not in the tree.
     """
@@ -88,7 +92,7 @@ def explain(snapshot: Snapshot, result: UpdateResult, name: str) -> Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Binding:
-    """``rule`` holds at ``at``, the element or a pool above it; ``resource`` where one of them is at its limit."""
+    """``rule`` applies at ``at``, the element or a pool above it; ``resource``: the one at its limit, if any."""
 
     rule: Rule
     at: str
@@ -96,7 +100,7 @@ class _Binding:
 
 
 class _Tree:
-    """A snapshot and its result side by side, and what follows from both."""
+    """A snapshot and its result side by side, with values derived from both."""
 
     def __init__(self, snapshot: Snapshot, result: UpdateResult) -> None:
         self.total = snapshot.total_resources
@@ -129,7 +133,7 @@ class _Tree:
         return [sibling for sibling in self.children[self.element(name).parent] if sibling != name]
 
     def is_gang(self, name: str) -> bool:
-        """Whether an operation gets all or nothing: the tree, its pool and its own settings say so (9.1)."""
+        """Whether an operation gets all or nothing: by the settings of the tree, its pool and its own (9.1)."""
         operation = self.operations.get(name)
         if operation is None or not operation.gang:
             return False
@@ -137,7 +141,7 @@ class _Tree:
         return self.options.step_function_for_gang_operations and pool.step_function_for_gang_operations
 
     def never_fits(self, name: str) -> bool:
-        """Whether a gang asks for more than its own limits, and so never gets anything."""
+        """Whether a gang demands more than its own limits, so that it never gets anything."""
         shares = self.shares(name)
         return self.is_gang(name) and not _covers(shares.limits_share, shares.demand_share)
 
@@ -146,9 +150,10 @@ class _Tree:
         return _covers(shares.fair_share.total, shares.demand_share)
 
     def limit_in_force(self, name: str) -> int | None:
-        """The resource in which an element is at its own limit and asks for more; of the root: the cluster's (3).
+        """Return the resource in which an element is at its own limit and wants more; for the root, at the cluster's
+        (3).
 
-        Below the root, all that the cluster has is no limit of one's own.
+        Below the root, the cluster's total does not count as an element's own limit.
         """
         shares = self.shares(name)
         for r, (total, limit, demand) in enumerate(
@@ -173,19 +178,20 @@ class _Tree:
         return self._wants_more[name]
 
     def fifo_index(self, name: str) -> int:
-        """The place in which a FIFO pool serves an operation, from 0 (3, 7)."""
+        """Return the place in which a FIFO pool serves an operation, from 0 (3, 7)."""
         shares = self.shares(name)
         index = shares.fifo_index if shares.effective_fifo_index is None else shares.effective_fifo_index
         return index or 0
 
     def served_before(self, name: str) -> list[str]:
-        """The operations of a FIFO pool that ask for something and come before this one, first to last."""
+        """Return the operations of a FIFO pool that demand something and come before this one, first to last."""
         own = self.fifo_index(name)
         before = [(self.fifo_index(other), other) for other in self.siblings(name)]
         return [other for index, other in sorted(before) if index < own and any(self.shares(other).demand_share)]
 
     def find_scarce(self, name: str) -> tuple[str, int] | None:
-        """(pool, resource) of the nearest pool above an element that is at its limit; the root's is the cluster."""
+        """Return (pool, resource) of the nearest pool above an element that is at its limit; the root's is the
+        cluster."""
         for pool in self.path(name)[-2::-1]:
             resource = self.limit_in_force(pool)
             if resource is not None:
@@ -193,7 +199,8 @@ class _Tree:
         return None
 
     def find_binding(self, name: str) -> _Binding:
-        """From the element upwards, the first level at which something holds it; but a pool may be held from inside."""
+        """Return the first level, from the element upwards, at which something limits it; a pool may be limited from
+        inside."""
         if self.is_satisfied(name):
             return _Binding("demand", name)
         if name in self.pools and self.limit_in_force(name) is None and not self.wants_more(name):
@@ -221,7 +228,7 @@ class _Tree:
             at = parent
 
     def _find_closed(self, name: str) -> _Binding | None:
-        """The first pool above an operation that allows nothing of a resource that the operation cannot do without."""
+        """Return the first pool above an operation that allows nothing of a resource that the operation needs."""
         demand = self.shares(name).demand_share
         at = name
         while at != ROOT:
@@ -233,7 +240,7 @@ class _Tree:
         return None
 
     def _find_binding_inside(self, name: str) -> _Binding:
-        """The first of the limits that hold all that is in a pool."""
+        """Return the first of the limits of everything in a pool."""
         at, resource = name, None
         while resource is None and at in self.pools:
             at = next(child for child in self.children[at] if not self.is_satisfied(child))
@@ -241,7 +248,8 @@ class _Tree:
         return _Binding("gang" if resource is None else "limit", at, resource)
 
     def _rule_among_rivals(self, name: str) -> Rule:
-        """Siblings want more, too: they share by weight, unless guarantees left nothing to share."""
+        """Return the rule if siblings want more, too: they share by weight, unless guarantees left nothing to
+        distribute."""
         parts = self.shares(name).fair_share
         level = [name, *self.siblings(name)]
         if any(_is_some(self.shares(other).fair_share.weight_proportional) for other in level):
@@ -277,14 +285,14 @@ def _make_step(tree: _Tree, name: str, binding: _Binding) -> PathStep:
         cut = DESCRIBE[binding.rule](tree, name, binding)
     elif own is not None:
         by_limit = _describe_limit(tree, name, _Binding("limit", name, own))
-        cut = f"all {RESOURCES[own]} is shared out" if name == ROOT else by_limit
+        cut = f"all {RESOURCES[own]} is distributed" if name == ROOT else by_limit
     amounts = (shares.demand_share, parts.total, parts.strong_guarantee, parts.integral_guarantee)
     demand, share_of, strong, integral = (each[r] * total for each in amounts)
     return PathStep(name, RESOURCES[r], demand, share_of, strong, integral, share_of - strong - integral, cut)
 
 
 def _of(tree: _Tree, word: str, name: str, at: str) -> str:
-    """``its weight``, or that of a pool above, or of an element inside."""
+    """Return ``its weight``, or that of a pool above, or of an element inside."""
     if at == name:
         return f"its {word}"
     return f"the {word} of {printable(at)} {'above' if at in tree.path(name) else 'inside'} it"
@@ -292,9 +300,13 @@ def _of(tree: _Tree, word: str, name: str, at: str) -> str:
 
 def _describe_demand(tree: _Tree, name: str, _binding: _Binding) -> str:
     if _is_some(tree.shares(name).demand_share):
-        return "all it asks for"
+        return "its whole demand"
     operation = tree.operations.get(name)
-    return "the cluster has none of what it asks for" if operation and any(operation.demand) else "it asks for nothing"
+    return (
+        "the cluster has none of the resources it demands"
+        if operation and any(operation.demand)
+        else "it demands nothing"
+    )
 
 
 def _describe_limit(tree: _Tree, name: str, binding: _Binding) -> str:
@@ -319,7 +331,7 @@ def _describe_gang(tree: _Tree, name: str, binding: _Binding) -> str:
     if binding.at == ROOT:
         return NO_STEP
     if binding.at != name:
-        return f"the gang {printable(binding.at)} inside it asks for more than its own limits allow"
+        return f"the gang {printable(binding.at)} inside it demands more than its own limits allow"
     shares = tree.shares(name)
     whole = f"it is a gang, which gets its whole demand at once or nothing, and {_demand_text(shares)}"
     if tree.never_fits(name):
@@ -348,14 +360,14 @@ def _describe_weight(tree: _Tree, name: str, binding: _Binding) -> str:
 def _describe_guarantee(tree: _Tree, name: str, binding: _Binding) -> str:
     words = {"strong_guarantee": "strong guarantee", "burst": "burst guarantee", "relaxed": "relaxed guarantee"}
     guarantee = _of(tree, words[binding.rule], name, binding.at)
-    return f"limited to {guarantee}, nothing is left to share out by weight{_describe_scarce(tree, binding.at)}"
+    return f"limited to {guarantee}, nothing is left to distribute by weight{_describe_scarce(tree, binding.at)}"
 
 
 def _describe_cluster(tree: _Tree, name: str, binding: _Binding) -> str:
     if binding.resource is not None:
-        return f"it has all that the cluster has left, all {RESOURCES[binding.resource]} is shared out"
+        return f"it has the rest of the cluster: all {RESOURCES[binding.resource]} is distributed"
     who = "it has" if binding.at == name else f"{printable(binding.at)} above it has"
-    return f"{who} no guarantee, and those of others leave nothing{_describe_scarce(tree, binding.at)}"
+    return f"{who} no guarantee, and the guarantees of others leave nothing{_describe_scarce(tree, binding.at)}"
 
 
 DESCRIBE: Final[dict[Rule, Callable[[_Tree, str, _Binding], str]]] = {
@@ -382,7 +394,7 @@ def _describe_scarce(tree: _Tree, name: str) -> str:
 
 
 def _weight_among(tree: _Tree, name: str, counts: Callable[[str], bool]) -> str:
-    """``1 of 4``: the weight of an element and that of all siblings that count, itself included."""
+    """Return ``1 of 4``: the weight of an element and that of all siblings that count, itself included."""
     own = tree.element(name).weight
     others = sum_in_order(tree.element(sibling).weight for sibling in tree.siblings(name) if counts(sibling))
     return f"{own:g} of {own + others:g}"
@@ -394,7 +406,7 @@ def _list_names(names: list[str]) -> str:
 
 
 def _describe_element(tree: _Tree, name: str) -> list[str]:
-    """A line with the element's share and its parts, and one below it for each setting that plays a part."""
+    """Return a line with the element's share and its parts, and one below it for each setting that matters."""
     shares = tree.shares(name)
     r = RESOURCES.index(shares.dominant_resource)
     parts = shares.fair_share
@@ -455,7 +467,7 @@ def _describe_strong(tree: _Tree, name: str) -> list[str]:
 
 
 def _guaranteed(tree: _Tree, name: str) -> Vector:
-    """The strong guarantee as it is configured and inferred, before it is adjusted (4)."""
+    """Return the strong guarantee as configured or inferred, before its adjustment (4)."""
     return share(tree.shares(name).inferred_strong_guarantee_resources, tree.total)
 
 
@@ -464,7 +476,7 @@ def _is_adjusted(tree: _Tree, name: str) -> bool:
 
 
 def _why_adjusted(tree: _Tree, name: str) -> str:
-    """Where on the path the guarantee was cut first, and by what (6)."""
+    """Return where on the path the guarantee was reduced first, and by what (6)."""
     cut = next(pool for pool in tree.path(name)[1:] if _is_adjusted(tree, pool))
     shares = tree.shares(cut)
     if not _covers(shares.limits_share, least(_guaranteed(tree, cut), ONE)):
@@ -475,8 +487,8 @@ def _why_adjusted(tree: _Tree, name: str) -> str:
     ):
         return f"in {printable(parent)} pools with priority_strong_guarantee_adjustment come first"
     if parent == ROOT:
-        return "the guarantees of the first level are more than the cluster has"
-    return f"the guarantees in {printable(parent)} are more than its own"
+        return "the guarantees of the first level exceed the cluster"
+    return f"the guarantees in {printable(parent)} exceed its own"
 
 
 def _describe_integral(tree: _Tree, name: str) -> list[str]:
@@ -491,7 +503,7 @@ def _describe_integral(tree: _Tree, name: str) -> list[str]:
         bound = f"burst guarantee {format_percent(most)}"
         configured = ratio(integral.burst_guarantee_resources, tree.total)
         if configured > most + TOLERANCE:
-            bound += f" (scaled down from {format_percent(configured)}, guarantees are more than the cluster has)"
+            bound += f" (scaled down from {format_percent(configured)} since guarantees exceed the cluster)"
     else:
         times = integral.relaxed_share_multiplier_limit
         most, held = times * flow, f"{times:g} x flow"
@@ -500,18 +512,18 @@ def _describe_integral(tree: _Tree, name: str) -> list[str]:
     if takes < min(by_volume, most) - TOLERANCE:
         why = "its demand and limits take no more"
     else:
-        why = f"held by {held if most <= by_volume else 'its accumulated volume'}"
+        why = f"limited by {held if most <= by_volume else 'its accumulated volume'}"
     volume_text = f"accumulated volume for {format_percent(by_volume)} over one smooth period"
     takes_text = f"gets {format_percent(takes)}, {why}"
     return [f"{integral.guarantee_type}: flow {format_percent(flow)}, {bound}, {volume_text}; {takes_text}"]
 
 
 def _describe_limits(tree: _Tree, name: str) -> list[str]:
-    """Limits that are below what the element asks for; the others play no part."""
+    """Return limits below the element's demand; others do not matter."""
     shares = tree.shares(name)
     in_force = tree.limit_in_force(name)
     if name == ROOT:
-        return ["no resource is all shared out" if in_force is None else f"all {RESOURCES[in_force]} is shared out"]
+        return ["no resource is fully distributed" if in_force is None else f"all {RESOURCES[in_force]} is distributed"]
     texts = [
         f"{_limit_text(tree, name, r)} by {_limit_word(tree, name, r)}{', in force' if r == in_force else ''}"
         for r, limit in enumerate(shares.limits_share)

@@ -1,4 +1,4 @@
-"""What callers fold into the weights and limits of a snapshot: settings that the update itself does not know.
+"""Settings that callers fold into the weights and limits of a snapshot, since the update itself does not know them.
 
 fair_share_update.md 18, semantics.md 0.3, 2.5 and 2.10. Shares are fractions of the cluster, resources absolute.
 """
@@ -17,18 +17,19 @@ DEFAULT_WEIGHT: Final = 1.0
 
 
 def limits_of_total(total: Vector, ratio: float) -> Vector:
-    """The limits that ``max_share_ratio``, in [0, 1], is when it means a share of the cluster (18).
+    """Return the limits of a ``max_share_ratio``, in [0, 1], that is a share of the cluster (18).
 
-    Quantised as all resources are (17). A pool's ``resource_limits`` are the lesser of its own and these.
+    Quantised like all resources (17). A pool's ``resource_limits`` are the lesser of its own and these.
     """
     return scale_resources(total, ratio)
 
 
 def limits_of_parent(total: Vector, resource_limits: Vector, parent_limits: Vector, ratio: float | None) -> Vector:
-    """The limits of an element whose ``max_share_ratio``, in [0, 1], is a share of its parent (semantics.md 2.10).
+    """Return the limits of an element whose ``max_share_ratio``, in [0, 1], is a share of its parent (semantics.md
+    2.10).
 
-    ``parent_limits`` are what this function gave for the parent, so it goes from the root down; infinite is no limit.
-    For an operation the parent is its pool. Without a ratio (None) the element's own ``resource_limits`` stay.
+    ``parent_limits`` are the result of this function for the parent (for an operation: its pool), so it is called from
+    the root down; infinite means no limit. Without a ratio (None) the element's own ``resource_limits`` are returned.
     """
     if ratio is None:
         return resource_limits
@@ -36,10 +37,10 @@ def limits_of_parent(total: Vector, resource_limits: Vector, parent_limits: Vect
 
 
 def fold_weight(where: str, weight: float | None, inferred: float = DEFAULT_WEIGHT) -> float:
-    """The weight of an update, in [2^-26, 2^26], for the configured one (semantics.md 0.3 and 2.5).
+    """Return the weight of an update, in [2^-26, 2^26], for the configured one (semantics.md 0.3 and 2.5).
 
-    0 and what is below the least weight become the least weight. None, not set, gives ``inferred``. ``where`` names
-    the element. Raises FairShareInputError for a negative weight, one above 2^26 and NaN.
+    Weights below the least weight, 0 included, become the least weight. None (not set) gives ``inferred``. ``where``
+    names the element. Raises FairShareInputError for a negative weight, one above 2^26 and NaN.
     """
     if weight is None:
         return inferred
@@ -57,11 +58,11 @@ def infer_weight(
     parent_strong_share: Vector,
     parent_total_flow_ratio: float,
 ) -> float:
-    """The weight of a pool that has none of its own, > 0 (18, semantics.md 2.5).
+    """Return the weight of a pool that has none of its own, > 0 (18, semantics.md 2.5).
 
-    ``multiplier`` is the tree's ``infer_weight_from_guarantees_share_multiplier``, >= 1, None where it is not set. The
-    weight is the pool's guarantee, the greatest component of its strong share and its total flow ratio, as a fraction
-    of its parent's, times the multiplier; within [2^-26, 2^26]. Where that is not > 0 it is the default, 1.
+    ``multiplier`` is the tree's ``infer_weight_from_guarantees_share_multiplier``, >= 1; None: not set. The pool's
+    guarantee is the greatest component of its strong share and its total flow ratio. The weight is that as a fraction
+    of the parent's, times the multiplier, within [2^-26, 2^26]; the default, 1, if that is not > 0.
     """
     own = max(strong_share) + total_flow_ratio
     parent = max(parent_strong_share) + parent_total_flow_ratio

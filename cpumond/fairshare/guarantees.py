@@ -1,4 +1,4 @@
-"""Strong guarantees: inferred, adjusted to what is there, estimated (fair_share_update.md 4, 6)."""
+"""Strong guarantees: inferred, adjusted to the resources that exist, estimated (fair_share_update.md 4, 6)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from cpumond.fairshare.tree import UNSET
 def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str) -> None:
     """Fill ``inferred_guarantee`` of every pool and its share ``strong``, from the root down (4).
 
-    A resource that a pool leaves unset follows its main resource: the same part of the parent's guarantee, scaled to
-    what the configured siblings leave; at the first level it is not scaled.
+    A resource that a pool leaves unset follows its main resource: the same fraction of the parent's guarantee, scaled
+    to the rest that the configured siblings leave; at the first level it is not scaled.
     """
     main = RESOURCES.index(main_resource)
     preorder[0].inferred_guarantee = total
@@ -67,7 +67,7 @@ def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str
 
 
 def check_overcommit(root: PoolNode, burst_pools: list[PoolNode], total: Vector) -> list[UpdateError]:
-    """Errors for guarantees the cluster cannot keep; bursts are scaled down with the root's strong share (6)."""
+    """Return errors for guarantees that the cluster cannot keep; scale bursts down with the root's strong share (6)."""
     errors = []
     strong = sum_resources([child.inferred_guarantee for child in root.pools])
     if not dominates(total, sum_resources([strong, scale_resources(total, root.total_flow_ratio)])):
@@ -96,12 +96,12 @@ def check_overcommit(root: PoolNode, burst_pools: list[PoolNode], total: Vector)
 
 
 def fitting_factor(available: Vector, wanted: Vector) -> float:
-    """The greatest factor in [0, 1] that scales ``wanted`` into ``available`` in every resource (6.2)."""
+    """Return the greatest factor in [0, 1] that scales ``wanted`` into ``available`` in every resource (6.2)."""
     return bisect_max(0.0, 1.0, lambda factor: dominates(available, scale(wanted, factor)))
 
 
 def adjust_guarantees(preorder: list[PoolNode], effective_priority: set[PoolNode]) -> None:
-    """Shrink strong shares, tier by tier, to what each parent has, with one factor for all resources (6.1, 6.2)."""
+    """Shrink strong shares, tier by tier, to each parent's share, with one factor for all resources (6.1, 6.2)."""
     for node in reversed(preorder):
         if node in effective_priority:
             node.priority_tier, node.regular_tier = node.strong, ZERO
@@ -134,7 +134,8 @@ def adjust_guarantees(preorder: list[PoolNode], effective_priority: set[PoolNode
 
 
 def estimate_guarantees(preorder: list[PoolNode]) -> None:
-    """Fill ``estimated``: the strong share, and by weight what the parent's leaves, without limits or demand (6.3)."""
+    """Fill ``estimated``: the strong share plus, by weight, the rest of the parent's, without limits or demand
+    (6.3)."""
     root = preorder[0]
     root.estimated = root.strong
     for node in preorder:

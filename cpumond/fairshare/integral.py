@@ -35,7 +35,8 @@ Prepare = Callable[[PoolNode, float], None]
 
 
 def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_period_s: float) -> None:
-    """Volumes grow by the flow and shrink by what the last update granted; never above the capacity by growth (5.1)."""
+    """Grow volumes by the flow and shrink them by the grant of the last update; never above the capacity by growth
+    (5.1)."""
     for node in nodes:
         integral = node.pool.integral_guarantees
         old = node.volume
@@ -51,7 +52,8 @@ def refill(nodes: list[PoolNode], total: Vector, elapsed_s: float, saturation_pe
 
 
 def without_below_integral(preorder: list[PoolNode]) -> list[PoolNode]:
-    """The pools, in pre-order, that volumes flow through: none inside a pool with an integral guarantee (5.2)."""
+    """Return the pools, in pre-order, through which volumes flow: none inside a pool with an integral guarantee
+    (5.2)."""
     nodes = []
     end = 0
     for node in preorder:
@@ -63,7 +65,8 @@ def without_below_integral(preorder: list[PoolNode]) -> list[PoolNode]:
 
 
 def collect_overflow(nodes: list[PoolNode]) -> None:
-    """What pools could not keep and what others could take, summed up to the root (5.2); ``nodes`` in pre-order."""
+    """Sum volume that pools could not keep and volume that others could take, up to the root (5.2); ``nodes`` in
+    pre-order."""
     for node in reversed(nodes):
         if node.guarantee_type != "none":
             continue
@@ -76,7 +79,7 @@ def collect_overflow(nodes: list[PoolNode]) -> None:
 
 
 def distribute_free_volume(nodes: list[PoolNode]) -> None:
-    """Give volume that would be lost to pools that can still take some, where a pool is told to (5.3)."""
+    """Give volume that would be lost to pools that can still take some, where a pool allows it (5.3)."""
     for node in nodes:
         if node.guarantee_type != "none":
             node.volume = sum_resources([node.volume, node.accepted_free_volume])
@@ -89,7 +92,7 @@ def distribute_free_volume(nodes: list[PoolNode]) -> None:
 
 
 def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
-    """What each child accepts of ``free`` volume of resource ``r``: by its flow, up to what it can take (5.3)."""
+    """Return how much of ``free`` volume of resource ``r`` each child accepts: by its flow, up to its room (5.3)."""
     accepted = [0.0] * len(children)
     accepting = [
         (_counted(child.acceptable_volume[r] / child.total_flow_ratio, r), n)
@@ -115,22 +118,22 @@ def _accept(children: list[PoolNode], r: int, free: float) -> list[float]:
 
 
 def _counted(volume: float, r: int) -> float:
-    """A volume of resource ``r`` as that resource is counted (17)."""
+    """Return a volume of resource ``r`` in that resource's quantum (17)."""
     return quantise_cpu(volume) if r == CPU else volume
 
 
 def _part(volume: float, part: float, r: int) -> float:
-    """A part of a volume of resource ``r``, counted likewise."""
+    """Return a fraction of a volume of resource ``r``, in that resource's quantum."""
     return scale_cpu(volume, part) if r == CPU else volume * part
 
 
 def volume_ratio(node: PoolNode, total: Vector, smooth_period_s: float) -> float:
-    """The share that the pool's volume lasts for, if used up in ``smooth_period_s`` (5.4)."""
+    """Return the share for which the pool's volume lasts if used up in ``smooth_period_s`` (5.4)."""
     return min((v / t for v, t in zip(node.volume, total, strict=True) if t > 0.0), default=0.0) / smooth_period_s
 
 
 def propose_burst_shares(pools: list[PoolNode], total: Vector, options: Options, prepare: Prepare) -> None:
-    """Give each burst pool, in order, what it takes within burst guarantee, volume and limits (10)."""
+    """Give each burst pool, in order, its share within burst guarantee, volume and limits (10)."""
     for node in pools:
         bound = min(node.burst_ratio, volume_ratio(node, total, options.integral_smooth_period_s))
         node.proposed = _fit(node, least((bound, bound, bound, bound, bound), _available(node)))
@@ -143,7 +146,7 @@ def propose_burst_shares(pools: list[PoolNode], total: Vector, options: Options,
 def propose_relaxed_shares(
     pools: list[PoolNode], root: PoolNode, total: Vector, options: Options, prepare: Prepare
 ) -> None:
-    """Share what strong and burst guarantees leave among the relaxed pools, in proportion to their volumes (11)."""
+    """Share the rest of strong and burst guarantees among the relaxed pools, in proportion to their volumes (11)."""
     if not pools:
         return
     taken = sum_vectors([least(add(node.strong, node.proposed), node.demand_share) for node in root.pools])
@@ -173,7 +176,8 @@ def propose_relaxed_shares(
 
 
 def _available(node: PoolNode) -> Vector:
-    """What the limits of a pool and of all above it, but the root, leave beside guarantees (10.2)."""
+    """Return the rest that the limits of a pool and of all above it, except the root, leave beside guarantees
+    (10.2)."""
     available = ONE
     for above in node.path_to_root():
         available = least(available, subtract(above.limits_share, add(above.strong, above.proposed)))
@@ -181,7 +185,7 @@ def _available(node: PoolNode) -> Vector:
 
 
 def _fit(node: PoolNode, proposed: Vector) -> Vector:
-    """``proposed`` if it fits under the limits beside the strong share, else all that does (10.3)."""
+    """Return ``proposed`` if it fits under the limits beside the strong share, else the part that fits (10.3)."""
     limits, strong = node.limits_share, node.strong
     if dominates(limits, add(strong, proposed)):
         return proposed
@@ -194,7 +198,8 @@ def _fit(node: PoolNode, proposed: Vector) -> Vector:
 
 
 def _grant(node: PoolNode, granted: Vector) -> None:
-    """Add an integral share to the pool and all above it, and forget the function it was found with (10.6, 10.7)."""
+    """Add an integral share to the pool and all above it, and drop the function with which it was found (10.6,
+    10.7)."""
     for above in node.path_to_root():
         above.proposed = _fit(above, add(above.proposed, granted))
         top = above.parent

@@ -1,4 +1,4 @@
-"""The tree while it is updated: pools with everything the phases fill in, operations with what never changes (1, 3)."""
+"""The tree during an update: pools with the results of all phases, operations with their constant values (1, 3)."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ MARGIN_OF_GUESS: Final = 1.15
 LEAST_GUESS: Final = 2.0**-20
 
 SETTLED: Final = 128
-"""Vertices of the longest path whose sums are settled."""
+"""Most vertices of a path whose sums are settled."""
 
 
 _NOBODY: Final[frozenset[int]] = frozenset()
 
-# Many operations demand and use as much as others: these have one copy of it.
+# Many operations have equal demand and usage: these share one copy of it.
 _share: Final = lru_cache(maxsize=1024)(share)
 _operation_function: Final = lru_cache(maxsize=1024)(operation_function)
 
@@ -71,7 +71,7 @@ class OperationNode:
 
 
 class PoolMemory:
-    """What a pool keeps from one update to the next: results, each beside the values it was made of."""
+    """Results that a pool keeps from one update to the next, each beside the values from which it was made."""
 
     __slots__ = (
         "given", "gangs", "operations", "demand", "usage", "weights", "factors", "fifo_order", "fifo_index",
@@ -116,9 +116,9 @@ class PoolNode:
     """One pool (or the root) during one update; the phases fill it in the order of section 2.
 
     Shares are fractions of the cluster, guarantees and demand absolute, volumes resource*seconds. ``function`` must be
-    known up to the suggestion ``need``; ``path`` is made up to the fit factor ``reach``, which ``tries`` times was too
-    little; ``whole``: both are made in full. ``passed``: gangs that get nothing. ``end``: the ``index`` after the last
-    pool below it, in pre-order. ``is_same``: all in and below it is as in the last update.
+    known up to the suggestion ``need``; ``path`` is made up to the fit factor ``reach``, which was too little ``tries``
+    times; ``whole``: both are made in full. ``passed``: gangs that get nothing. ``end``: the ``index`` after the last
+    pool below it, in pre-order. ``is_same``: everything in and below it is as in the last update.
     """
 
     __slots__ = (
@@ -170,7 +170,8 @@ class PoolNode:
         self.promised_totals: Sequence[Vector] = ()
 
     def renew(self, parent: PoolNode | None) -> PoolNode:
-        """The same pool in the next update, with what it keeps if its operations are the same and those below it."""
+        """Return the same pool for the next update, with its memory if its operations and those below it are the
+        same."""
         new = PoolNode(self.pool, parent)
         new.is_same = True
         new.index = self.index
@@ -195,11 +196,11 @@ class PoolNode:
 
     @property
     def order(self) -> list[int]:
-        """Indices of a FIFO pool's operations in the order they are served (7)."""
+        """Indices of a FIFO pool's operations in the order in which they are served (7)."""
         return self.effective_order or self.memory.fifo_order
 
     def children_functions(self) -> list[ShareFunction]:
-        """The functions of its children as far as its reach, in the order of the path (9)."""
+        """Return the functions of its children as far as its reach, in the order of the path (9)."""
         if self.pool.mode == "fifo":
             return [self._function_of(n) for n in self.order[: math.ceil(self.reach)]]
         functions = [record.function for record in self.operations]
@@ -213,7 +214,7 @@ class PoolNode:
         return NOTHING if n in self.passed else self.operations[n].function
 
     def path_to_root(self) -> list[PoolNode]:
-        """This pool and its ancestors without the root, from below."""
+        """Return this pool and its ancestors without the root, from below."""
         nodes: list[PoolNode] = []
         node: PoolNode = self
         while node.parent is not None:
@@ -223,7 +224,7 @@ class PoolNode:
 
 
 def make_path(node: PoolNode, functions: list[ShareFunction], options: Options) -> Path:
-    """The path of a pool with children, which have ``functions`` as far as its reach (9.2, 9.3)."""
+    """Return the path of a pool with children, which have ``functions`` as far as its reach (9.2, 9.3)."""
     if node.pool.mode == "fifo":
         return fifo_path(functions, len(functions) == len(node.operations))
     path = weighted_path(functions, node.factors, node.reach, options.improved_fair_share_by_fit_factor)
@@ -233,9 +234,9 @@ def make_path(node: PoolNode, functions: list[ShareFunction], options: Options) 
 
 
 def first_reach(node: PoolNode) -> float:
-    """The fit factor that a pool's path is made up to first (9): a little beyond where the last update needed it.
+    """Return the fit factor up to which a pool's path is first made (9): a little beyond the need of the last update.
 
-    The result does not depend on it. The root is asked for B(1), so its last position is the best guess.
+    The result does not depend on it. For the root B(1) is needed, so its last position is the best guess.
     """
     last = node.memory.function
     reach = 0.0
@@ -249,9 +250,10 @@ def first_reach(node: PoolNode) -> float:
 
 
 def guess_reach(node: PoolNode) -> float:
-    """A fit factor that probably suffices for the suggestion ``node.need``; its function is made up to there first.
+    """Return a fit factor that probably suffices for the suggestion ``node.need``; the function is first made up to
+    there.
 
-    As if each child, beyond its guarantee, went straight to its demand. More than what is needed costs time, less a
+    It assumes that each child, beyond its guarantee, grows straight to its demand. Too much costs time, too little a
     second try; the result depends on neither.
     """
     taken = [least(child.strong, child.demand_share) for child in node.pools]
@@ -290,8 +292,8 @@ def guess_reach(node: PoolNode) -> float:
 
 
 def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guarantees: bool) -> None:
-    """Fill what follows from the snapshot alone, children before parents (3); of what is not the same since the last
-    update."""
+    """Fill values that follow from the snapshot alone, children before parents (3); only where they changed since the
+    last update."""
     full = share(total, total)
     for node in reversed(preorder):
         if node.is_same:
@@ -326,7 +328,7 @@ def fill_attributes(preorder: list[PoolNode], total: Vector, has_integral_guaran
 
 
 def divide_by_least(weights: list[float]) -> list[float]:
-    """The weights divided by the least of them above EPS: a child's suggestion per fit factor (9.2)."""
+    """Return the weights divided by the least of them above EPS: a child's suggestion per fit factor (9.2)."""
     least_weight = min((weight for weight in weights if weight > EPS), default=1.0)
     return [weight / least_weight for weight in weights]
 

@@ -1,9 +1,9 @@
-"""From the path of a pool to its share function (fair_share_update.md 9.4 and 9.5).
+"""The share function of a pool, made from its path (fair_share_update.md 9.4 and 9.5).
 
 An element's ``B`` (9.5) is its path - the values that ``A`` (9.1 to 9.3) runs through, in order - measured by the
 suggestion that each point of the path needs: the least ``s`` with ``value <= min(strong + proposed + s, limits)``. So
-nothing of ``M`` (9.4) is computed but the resource that binds: along a linear piece of the path the needed suggestion
-is a maximum of lines, and one division per piece turns path into function. Where the path moves without needing more
+only the resource that binds is computed of ``M`` (9.4): along a linear piece of the path the needed suggestion is a
+maximum of lines, and one division per piece turns path into function. Where the path moves without needing more
 suggestion, ``B`` jumps; where the path itself jumps, ``B`` waits at the lower end until the upper end is affordable.
 
 Paths and functions of pools are made from 0 up to where they are needed: a prefix has the same numbers as the whole.
@@ -27,7 +27,7 @@ BELOW_ONE: Final = 1.0 - 2.0**-53
 
 
 def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
-    """The farthest that ``path`` gets with all values within ``bound``, which holds its start (9.4).
+    """Return the farthest point of ``path`` with all values within ``bound``, which contains its start (9.4).
 
     Returns (step, fit factor, value): within this linear step, at the start of this jump step that does not fit, or
     (number of steps, fit factor of the end, last value). A jump counts as made only if the path gets beyond it.
@@ -62,7 +62,8 @@ def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
 
 
 def _first_beyond(path: Path, r: int, limit: float) -> int:
-    """The first vertex whose value of resource ``r`` exceeds a limit that the start keeps; their number if none does.
+    """Return the first vertex whose value of resource ``r`` exceeds a limit that the start keeps; their number if none
+    does.
 
     Near the limit the children's own sums decide.
     """
@@ -81,7 +82,7 @@ def _first_beyond(path: Path, r: int, limit: float) -> int:
 
 
 class _Segments:
-    """A pool's function in the making, by segments; ``moved``: the path moved on since the last one ended."""
+    """A pool's function while it is made, by segments; ``moved``: the path has moved since the last one ended."""
 
     __slots__ = ("starts", "values", "slopes", "positions", "lower_ends", "end", "moved")
 
@@ -108,10 +109,11 @@ class _Segments:
 
 
 class _Piece:
-    """The piece of a path from where it leaves ``guarantee`` to where it meets ``limits``, which hold its start (9.4).
+    """The piece of a path from where it leaves ``guarantee`` to where it meets ``limits``, which contain its start
+    (9.4).
 
-    ``first`` and ``last`` are the steps of the path that hold its ends; ``is_cut``: it ends before the path does. Its
-    vertices before ``exact_until`` are those of the path.
+    ``first`` and ``last`` are the steps of the path that contain its ends; ``is_cut``: it ends before the path does.
+    Its vertices before ``exact_until`` are those of the path.
     """
 
     __slots__ = ("first", "last", "is_cut", "xs", "values", "slopes", "at_zero", "exact_until")
@@ -136,11 +138,12 @@ class _Piece:
 
 
 def pool_function(path: Path, guarantee: Vector, limits: Vector, asked_from: float = 0.0) -> ShareFunction | None:
-    """``B`` of a pool whose children take ``path`` (9.4, 9.5), as far as an incomplete path tells; None: not even B(0).
+    """Return ``B`` of a pool whose children take ``path`` (9.4, 9.5), as far as an incomplete path shows; None: not
+    even B(0).
 
-    ``guarantee`` is strong + proposed share, ``limits`` the limits share, at most 1. What lies within the guarantee is
-    B(0); what lies beyond the limits is never reached; in between each step of the path is measured by the suggestion
-    it needs. Between 0 and the suggestion ``asked_from`` the function is not made, and must not be asked.
+    ``guarantee`` is strong + proposed share, ``limits`` the limits share, at most 1. Values within the guarantee are
+    B(0); values beyond the limits are never reached; in between each step of the path is measured by the suggestion it
+    needs. Between 0 and the suggestion ``asked_from`` the function is not made, and must not be evaluated.
     """
     q = greatest(guarantee, path.values[0])
     if not path.complete and _ends_at(path, q, limits):
@@ -211,7 +214,7 @@ def _add_rising(
     v: Vector,
     m: Vector,
 ) -> None:
-    """Add what ``rising_parts`` says of a linear step of the path as segments (9.4)."""
+    """Add the parts of ``rising_parts`` for a linear step of the path as segments (9.4)."""
     x, x_end = span
     reached = 0.0
     for low, high, dx, dx_end in rising:
@@ -231,21 +234,21 @@ def _levels(values: list[Vector], guarantee: Vector) -> list[Vector]:
 
 
 def _ends_at(path: Path, *bounds: Vector) -> bool:
-    """Whether an incomplete path ends so near a bound that only what follows tells on which side of it (9.4)."""
+    """Whether an incomplete path ends so near a bound that only its continuation shows on which side of it (9.4)."""
     end = path.values[-1]
     return any(v > 0.0 and abs(v - limit) <= TIE for bound in bounds for v, limit in zip(end, bound, strict=True))
 
 
 def _waiting(path: Path, step: int, x: float) -> Position:
-    """The position at ``x`` in a step, or at the lower end of a jump step."""
+    """Return the position at ``x`` in a step, or at the lower end of a jump step."""
     group, done = path.jumps.get(step, ((), 0))
     return (x, 0.0, x, group, done)
 
 
 def _exact_value(path: Path, vertex: int, m: Vector | None, before: Vector, running: Vector, level: Vector) -> Vector:
-    """The value at a vertex that needs a suggestion of nearly 1, as the children's own values make it.
+    """Return the value at a vertex that needs a suggestion of nearly 1, as the sum of the children's own values.
 
-    ``before`` is that of the vertex before, from which the slope is ``m``; ``running`` and ``level`` are of this one.
+    ``before`` is that of the previous vertex, from which the slope is ``m``; ``running`` and ``level`` are of this one.
     """
     if m is None or any(rate > 0.0 and x > NEARLY_ONE for rate, x in zip(m, level, strict=True)):
         ends = path.complete and vertex == len(path.slopes)

@@ -13,7 +13,7 @@ Vector = tuple[float, float, float, float, float]
 """One number per resource in the order of RESOURCES: absolute units, resource*seconds, or fractions of the totals."""
 
 RESOURCES: Final = ("user_slots", "cpu", "gpu", "memory", "network")
-"""Layout of every vector, and the order in which ties are broken. Memory is in bytes, cpu in cores."""
+"""Layout of every vector, and the order in which ties are resolved. Memory is in bytes, cpu in cores."""
 
 CPU: Final = 1
 MEMORY: Final = 3
@@ -25,7 +25,7 @@ ONE: Final[Vector] = (1.0, 1.0, 1.0, 1.0, 1.0)
 UNLIMITED: Final[Vector] = (math.inf, math.inf, math.inf, math.inf, math.inf)
 
 
-# Vectors are what many thousands of operations keep, and most have zeros: "or 0.0" makes these one object.
+# Vectors are kept by many thousands of operations, and most have zeros: "or 0.0" makes these one object.
 
 
 def add(a: Vector, b: Vector) -> Vector:
@@ -60,8 +60,8 @@ def dominates(a: Vector, b: Vector) -> bool:
 
 
 def sum_in_order(values: Iterable[float]) -> float:
-    """Their sum from left to right, each rounded to a double: from Python 3.12 on ``sum`` makes up for what was rounded
-    off, and schedulers of two versions would not agree."""
+    """Return the sum from left to right, each step rounded to a double. From Python 3.12 on ``sum`` compensates for
+    rounding, and schedulers of two versions would not agree."""
     total = 0.0
     for each in values:
         total += each
@@ -69,7 +69,7 @@ def sum_in_order(values: Iterable[float]) -> float:
 
 
 def sum_vectors(vectors: list[Vector]) -> Vector:
-    """The sum of any number of vectors, in their order."""
+    """Return the sum of any number of vectors, in their order."""
     a = b = c = d = e = 0.0
     for v, w, x, y, z in vectors:
         a += v
@@ -81,12 +81,13 @@ def sum_vectors(vectors: list[Vector]) -> Vector:
 
 
 def of_share(x: Vector, total: Vector) -> Vector:
-    """Amounts of ``total`` of which ``x`` are fractions."""
+    """Return the amounts of ``total`` of which ``x`` are fractions."""
     return (x[0] * total[0], x[1] * total[1], x[2] * total[2], x[3] * total[3], x[4] * total[4])
 
 
 def share(x: Vector, total: Vector) -> Vector:
-    """``x`` as fractions of ``total``; 0 where the cluster has none of a resource, whatever ``x`` says (0)."""
+    """Return ``x`` as fractions of ``total``; 0 for a resource that the cluster does not have, whatever ``x`` is
+    (0)."""
     a, b, c, d, e = x
     f, g, h, i, j = total
     return (
@@ -96,27 +97,28 @@ def share(x: Vector, total: Vector) -> Vector:
 
 
 def ratio(x: Vector, total: Vector) -> float:
-    """The greatest fraction of ``total`` among the resources that the cluster has, 0 if it has none (3)."""
+    """Return the greatest fraction of ``total`` among the resources that the cluster has, 0 if it has none (3)."""
     return max((v / t for v, t in zip(x, total, strict=True) if t > 0), default=0.0)
 
 
 def round_half_away(x: float) -> float:
-    """The nearest integer, halves away from zero (17)."""
+    """Return the nearest integer, halves away from zero (17)."""
     return math.copysign(math.floor(abs(x) + 0.5), x)
 
 
 def quantise_cpu(cores: float) -> float:
-    """``cores`` as a multiple of 0.01, halves away from zero (17)."""
+    """Return ``cores`` as a multiple of 0.01, halves away from zero (17)."""
     return round_half_away(cores * 100.0) / 100.0
 
 
 def scale_cpu(cores: float, factor: float) -> float:
-    """``cores``, a multiple of 0.01, times ``factor``, computed in hundredths and rounded to a whole one (17)."""
+    """Return ``cores``, a multiple of 0.01, times ``factor``, computed in hundredths and rounded to a whole one
+    (17)."""
     return round_half_away(round(cores * 100.0) * factor) / 100.0
 
 
 def scale_resources(x: Vector, factor: float) -> Vector:
-    """Amounts of resources times ``factor``: integers and multiples of 0.01 cpu, halves away from zero (17)."""
+    """Return amounts of resources times ``factor``: integers and multiples of 0.01 cpu, halves away from zero (17)."""
     a, _, c, d, e = scale(x, factor)
     return (
         round_half_away(a),
@@ -128,22 +130,24 @@ def scale_resources(x: Vector, factor: float) -> Vector:
 
 
 def sum_resources(vectors: list[Vector]) -> Vector:
-    """The sum of amounts or volumes, cpu counted in hundredths as it is (17)."""
+    """Return the sum of amounts or volumes, with cpu summed in hundredths (17)."""
     return exact_cpu(sum_vectors(vectors))
 
 
 def scale_volume(x: Vector, factor: float) -> Vector:
-    """resource*seconds times ``factor``: cpu is a multiple of 0.01, the others are as they are (17)."""
+    """Return resource*seconds times ``factor``: cpu rounded to a multiple of 0.01, the others unrounded (17)."""
     return (x[0] * factor, scale_cpu(x[CPU], factor), x[2] * factor, x[3] * factor, x[4] * factor)
 
 
 def exact_cpu(x: Vector) -> Vector:
-    """``x`` with the rounding of sums and differences taken out of its cpu, which is a multiple of 0.01 (17)."""
+    """Return ``x`` with its cpu rounded to a multiple of 0.01, which removes the rounding of sums and differences
+    (17)."""
     return (x[0], quantise_cpu(x[CPU]), x[2], x[3], x[4])
 
 
 def bisect_max(low: float, high: float, holds: Callable[[float], bool]) -> float:
-    """The greatest double in [low, high], both >= 0, for which a monotone predicate holds; it holds at ``low`` (0)."""
+    """Return the greatest double in [low, high], both >= 0, for which a monotone predicate holds; it holds at ``low``
+    (0)."""
     if holds(high):
         return high
     least_bits, bits = _bits(low), _bits(high)
@@ -157,7 +161,7 @@ def bisect_max(low: float, high: float, holds: Callable[[float], bool]) -> float
 
 
 def _bits(x: float) -> int:
-    """The bit pattern of a double, which orders non-negative doubles as they are."""
+    """Return the bit pattern of a double, which sorts non-negative doubles by value."""
     return int.from_bytes(struct.pack(">d", x), "big")
 
 
@@ -167,22 +171,22 @@ def _from_bits(bits: int) -> float:
 
 
 def find_dominant(shares: Vector) -> str:
-    """The resource of the largest share; CPU where no other share is larger."""
+    """Return the resource of the largest share; CPU if no other share is larger."""
     largest = max(shares)
     return RESOURCES[CPU if shares[CPU] == largest else shares.index(largest)]
 
 
 def format_resource(name: str) -> str:
-    """The resource of a share, behind its percentage: " (by job slots)"; "" for CPU."""
+    """Return the resource of a share, to follow its percentage: " (by job slots)"; "" for CPU."""
     return "" if name == "cpu" else f" (by {name.replace('user_slots', 'job slots')})"
 
 
 def format_dominant(shares: Vector) -> str:
-    """The largest share in percent, with its resource where that is not CPU: "3.3% (by job slots)"."""
+    """Return the largest share in percent, with its resource if that is not CPU: "3.3% (by job slots)"."""
     return f"{max(shares):.1%}{format_resource(find_dominant(shares))}"
 
 
 def format_amount(resource: int, value: float) -> str:
-    """An amount of the resource of that index: memory in GiB, others as they are, with up to two digits."""
+    """Return an amount of the resource with that index: memory in GiB, others unchanged, with up to two digits."""
     text, unit = (f"{value / GIB:.2f}", " GiB") if RESOURCES[resource] == "memory" else (f"{value:.2f}", "")
     return text.rstrip("0").rstrip(".") + unit

@@ -1,4 +1,4 @@
-"""What one fair-share update gives: the shares of every element, the state for the next update, errors."""
+"""The result of a fair-share update: the shares of every element, the state for the next update, errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GUARANTEES_EXCEED_CLUSTER: Final = 29000
 
 @dataclass(frozen=True, slots=True)
 class UpdateError:
-    """Something in the configuration of the tree that the update worked around (15)."""
+    """An inconsistency in the configuration of the tree that the update worked around (15)."""
 
     code: int
     message: str
@@ -23,7 +23,7 @@ class UpdateError:
 
 @dataclass(frozen=True, slots=True)
 class FairShare:
-    """A share, a fraction of the cluster per resource, and the three parts it is the sum of (12)."""
+    """A share, a fraction of the cluster per resource, and the three parts of which it is the sum (12)."""
 
     total: Vector = ZERO
     strong_guarantee: Vector = ZERO
@@ -36,10 +36,10 @@ NO_SHARE: Final = FairShare()
 
 @dataclass(frozen=True, slots=True)
 class ElementShares:
-    """Everything an update says of one element (2 to 14).
+    """All results of an update for one element (2 to 14).
 
     ``..._share`` are fractions of the cluster per resource, ``..._ratio`` scalar fractions, ``..._volume``
-    resource*seconds, ``..._resources`` absolute. What only pools have is 0 for operations.
+    resource*seconds, ``..._resources`` absolute. Fields that only pools have are 0 for operations.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class ElementShares:
     total_resource_flow_ratio: float = 0.0
     last_share_ratio: float = 0.0
     accumulated_volume: Vector = ZERO
-    """Together with ``last_share_ratio`` the state for the next update."""
+    """Input of the next update, together with ``last_share_ratio``."""
     volume_overflow: Vector = ZERO
     acceptable_volume: Vector = ZERO
     accepted_free_volume: Vector = ZERO
@@ -78,8 +78,8 @@ PoolShares = tuple[str, Vector, Vector, Vector, Vector, Vector, float]
 
 
 class Elements(Mapping[str, ElementShares]):
-    """Name -> shares: the root, pools in pre-order, operations pool by pool. An entry is made when it is asked
-    for, from values that no later update changes."""
+    """Name -> shares: the root, pools in pre-order, operations pool by pool. An entry is made on first access, from
+    values that no later update changes."""
 
     __slots__ = ("_find", "_describe", "_places", "operation_shares", "pool_shares")
 
@@ -93,14 +93,14 @@ class Elements(Mapping[str, ElementShares]):
         self._find = find
         self._describe = describe
         self.operation_shares = operation_shares
-        """Name, fair share and demand share of all operations: what a caller with many of them needs at once."""
+        """Name, fair share and demand share of all operations, for callers that need many of them at once."""
         self.pool_shares = pool_shares
-        """Those of all pools, the root first."""
+        """Shares of all pools, the root first."""
         self._places: dict[str, tuple[Any, int]] | None = None
 
     @property
     def places(self) -> dict[str, tuple[Any, int]]:
-        """Name -> what ``describe`` takes, made when first needed."""
+        """Name -> arguments of ``describe``, made when first needed."""
         if self._places is None:
             self._places = self._find()
         return self._places

@@ -1,4 +1,4 @@
-"""A pool tree over time: scripted demand in, one fair-share update per step, what each pool gets out.
+"""A pool tree over time: scripted demand in, one fair-share update per step, the shares of each pool out.
 
 Pure and streaming: time is a number that is counted up, one step is held at a time.
 """
@@ -23,10 +23,10 @@ from cpumond.fairshare.validate import MAX_AMOUNT
 Action = Literal["start", "stop", "ramp"]
 
 MIN_REPEAT_S: Final = 1.0
-"""The shortest ``repeat_every_s``: what happens between two steps is gone through one by one."""
+"""The shortest ``repeat_every_s``: events between two steps are processed one by one."""
 
 NOISE: Final = 1e-12
-"""Fraction of the cluster below which a difference is one of rounding."""
+"""Fraction of the cluster below which a difference counts as rounding."""
 
 MAX_S: Final = 36500 * 86400.0
 """The longest simulation and the latest event: about a hundred years."""
@@ -34,7 +34,7 @@ MAX_S: Final = 36500 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class DemandEvent:
-    """A change of what one operation asks for; between its events the demand stays as it is.
+    """A change of one operation's demand; between its events the demand is constant.
 
     start: ``demand`` (absolute, >= 0) from ``at_s`` on; stop: nothing from ``at_s`` on; ramp: from the demand of that
     moment to ``demand`` in a straight line over ``over_s`` seconds (> 0), all resources together. With
@@ -55,9 +55,9 @@ class DemandEvent:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A tree as it is at time 0, and what its operations ask for from then on. ``check_script`` says what is legal.
+    """A tree as of time 0, and the demand of its operations from then on. ``check_script`` defines which are valid.
 
-    Before its first event an operation asks for the ``demand`` that the tree gives it.
+    Before its first event an operation has the ``demand`` that the tree gives it.
     """
 
     snapshot: Snapshot
@@ -91,11 +91,11 @@ class SimulationRow:
 
 
 def check_script(scenario: Scenario) -> None:
-    """Raise FairShareInputError at the first event that does not fit; it is named by its place in the script, from 1.
+    """Raise FairShareInputError at the first invalid event; it is named by its place in the script, from 1.
 
-    Every event is of an operation of the tree, with numbers that are finite and not negative. The events of one
-    operation are in the order of time and do not overlap: each begins after the one before, and not before its ramp
-    is over. Those that repeat come last, all with one period, and one round of them is over when the next begins.
+    Every event is of an operation of the tree, with finite numbers that are not negative. The events of one operation
+    are in the order of time and do not overlap: each begins after the previous one, and not before its ramp is over.
+    Repeating ones come last, all with one period, and one round of them is over when the next begins.
     """
     events_of: dict[str, list[tuple[int, DemandEvent]]] = {
         operation.name: [] for operation in scenario.snapshot.operations
@@ -135,7 +135,7 @@ def _check_event(event: DemandEvent, where: str) -> None:
 
 
 def _check_pair(before: DemandEvent, place: int, after: DemandEvent, where: str) -> None:
-    """One event of an operation against the one before it, which is at ``place`` in the script."""
+    """Check an event of an operation against the previous one, which is at ``place`` in the script."""
     if after.at_s <= before.at_s:
         raise FairShareInputError(
             f"{where}.at: {format_duration(after.at_s)} is not after the {format_duration(before.at_s)} of script "
@@ -154,10 +154,11 @@ def _check_pair(before: DemandEvent, place: int, after: DemandEvent, where: str)
 
 
 def _check_round(first: DemandEvent, place: int, last: DemandEvent, where: str) -> None:
-    """What repeats of one operation is over within its period; ``first`` is at ``place`` in the script."""
+    """Check that the repeating events of one operation end within their period; ``first`` is at ``place`` in the
+    script."""
     assert first.repeat_every_s is not None
     again_s = first.at_s + first.repeat_every_s
-    # A sudden change at the moment at which the next round begins would be undone at once.
+    # A sudden change at the moment when the next round begins would be undone at once.
     if last.end_s > again_s or (last is not first and last.at_s >= again_s):
         raise FairShareInputError(
             f"{where}: is over at {format_duration(last.end_s)}, but script {place} of the same operation happens "
@@ -166,18 +167,19 @@ def _check_round(first: DemandEvent, place: int, last: DemandEvent, where: str) 
 
 
 def count_steps(until_s: float, step_s: float) -> int:
-    """How many steps ``simulate`` makes: at 0, ``step_s`` (> 0), ... up to ``until_s`` (>= 0) inclusive."""
+    """Return how many steps ``simulate`` makes: at 0, ``step_s`` (> 0), ... up to ``until_s`` (>= 0) inclusive."""
     return math.floor(until_s / step_s * (1.0 + EPS)) + 1
 
 
 def simulate(scenario: Scenario, until_s: float, step_s: float) -> Iterator[SimulationRow]:
-    """The tree at 0, ``step_s``, 2 ``step_s``, ... up to ``until_s`` inclusive: at each step a row per pool, in order.
+    """Yield the tree at 0, ``step_s``, 2 ``step_s``, ... up to ``until_s`` inclusive: at each step a row per pool, in
+    order.
 
-    Each step is one update at that moment with the demand of that moment; ``accumulated_volume`` and
-    ``last_share_ratio`` of an integral pool are carried on to the next. What an operation is granted it uses at once,
-    all of it, until the next step: there are no jobs to start or to stop, so real pools follow more slowly.
-    ``step_s`` (> 0) is the period of updates: a volume runs dry over ``integral_smooth_period_s``, which steps longer
-    than that cannot show. ``scenario`` must be one that ``check_script`` accepts.
+    Each step is one update with the demand of that moment; ``accumulated_volume`` and ``last_share_ratio`` of an
+    integral pool are carried on to the next. An operation uses its whole grant at once, until the next step: there are
+    no jobs to start or to stop, so real pools follow more slowly. ``step_s`` (> 0) is the period of updates: a volume
+    runs dry over ``integral_smooth_period_s``, which longer steps cannot show. ``scenario`` must be one that
+    ``check_script`` accepts.
     """
     snapshot = scenario.snapshot
     pools = snapshot.pools
@@ -200,7 +202,7 @@ def simulate(scenario: Scenario, until_s: float, step_s: float) -> Iterator[Simu
 
 
 class _Demand:
-    """What one operation asks for, at times that do not decrease."""
+    """The demand of one operation, at times that do not decrease."""
 
     __slots__ = ("_begin_s", "_end_s", "_events", "_from", "_next", "_next_s", "_to")
 
@@ -213,9 +215,9 @@ class _Demand:
         self._next_s, self._next = next(self._events, (math.inf, None))
 
     def at(self, time_s: float) -> Vector:
-        """The demand at ``time_s``; the same object while it stays as it is."""
+        """Return the demand at ``time_s``; the same object while it is constant."""
         while self._next is not None and time_s >= self._next_s:
-            # No event begins within a ramp, so the one before has reached what it leads to.
+            # No event begins within a ramp, so the previous one has reached its end value.
             self._from, self._to = self._to, self._next.demand if self._next.action != "stop" else ZERO
             self._begin_s, self._end_s = self._next_s, self._next_s + self._next.over_s
             self._next_s, self._next = next(self._events, (math.inf, None))
@@ -227,7 +229,7 @@ class _Demand:
 
 
 def _in_turn(events: Sequence[DemandEvent]) -> Iterator[tuple[float, DemandEvent]]:
-    """When each event happens, in the order of time; without end where some repeat."""
+    """Yield each event with its time, in the order of time; without end if some repeat."""
     yield from ((event.at_s, event) for event in events if event.repeat_every_s is None)
     repeated = [(event, event.repeat_every_s) for event in events if event.repeat_every_s is not None]
     for turn in itertools.count() if repeated else ():
@@ -235,7 +237,7 @@ def _in_turn(events: Sequence[DemandEvent]) -> Iterator[tuple[float, DemandEvent
 
 
 def _list_demands(scenario: Scenario) -> list[_Demand | None]:
-    """What each operation asks for; None for those that the script does not name: the same all the time."""
+    """Return the demand of each operation; None for those that the script does not name: theirs is constant."""
     events_of: dict[str, list[DemandEvent]] = {}
     for event in scenario.script:
         events_of.setdefault(event.operation, []).append(event)
@@ -248,7 +250,8 @@ def _list_demands(scenario: Scenario) -> list[_Demand | None]:
 def _move_operations(
     operations: tuple[Operation, ...], demands: list[_Demand | None], granted: list[Vector], time_s: float
 ) -> tuple[Operation, ...]:
-    """The operations with the demand of ``time_s`` and the usage that was granted; identical where nothing changed."""
+    """Return the operations with the demand of ``time_s`` and the usage that was granted; the same objects if nothing
+    changed."""
     moved: dict[int, Operation] = {}
     for position, (operation, scripted, usage) in enumerate(zip(operations, demands, granted, strict=True)):
         demand = operation.demand if scripted is None else scripted.at(time_s)
@@ -263,7 +266,7 @@ def _move_operations(
 
 
 def _list_granted(snapshot: Snapshot, result: UpdateResult) -> list[Vector]:
-    """What each operation may use: its fair share of the cluster, of which it takes no more than it asks for."""
+    """Return the amount that each operation may use: its fair share of the cluster, at most its demand."""
     total = snapshot.total_resources
     granted: list[Vector] = []
     for operation in snapshot.operations:
@@ -275,12 +278,12 @@ def _list_granted(snapshot: Snapshot, result: UpdateResult) -> list[Vector]:
 
 
 def _is_noise(a: Vector, b: Vector, total: Vector) -> bool:
-    """Whether two amounts differ in their last digits only: no reason to build every function above them anew."""
+    """Whether two amounts differ only in their last digits, which is no reason to rebuild every function above them."""
     return all(abs(x - y) <= NOISE * t for x, y, t in zip(a, b, total, strict=True))
 
 
 def _carry_state(pools: tuple[Pool, ...], shares_of: list[ElementShares]) -> tuple[Pool, ...]:
-    """The pools with the state for the next update; identical where nothing changed."""
+    """Return the pools with the state for the next update; the same objects if nothing changed."""
     moved: dict[int, Pool] = {}
     for position, (pool, shares) in enumerate(zip(pools, shares_of, strict=True)):
         state = pool.integral_guarantees
@@ -297,7 +300,7 @@ def _carry_state(pools: tuple[Pool, ...], shares_of: list[ElementShares]) -> tup
 
 
 class _RowMaker:
-    """Turns the shares of the pools into rows. Only what does not change over a simulation is kept."""
+    """Turns the shares of the pools into rows. Only constants of a simulation are kept."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         options = snapshot.options
@@ -338,7 +341,8 @@ class _RowMaker:
             )
 
     def _capacity(self, amount: float, flow_ratio: float) -> float:
-        """The volume that a flow of the main resource, a part of the cluster's ``amount``, fills up to (5.1)."""
+        """Return the volume up to which a flow of the main resource, a fraction of the cluster's ``amount``, fills
+        (5.1)."""
         key = (amount, flow_ratio)
         if key not in self._capacities:
             self._capacities[key] = scale_resources((amount,) * 5, flow_ratio)[self._main] * self._period_s

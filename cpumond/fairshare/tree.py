@@ -1,4 +1,4 @@
-"""What one fair-share update reads: the frozen tree of pools and operations (fair_share_update.md 1)."""
+"""Input of a fair-share update: the frozen tree of pools and operations (fair_share_update.md 1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Mode = Literal["fair_share", "fifo"]
 GuaranteeType = Literal["none", "burst", "relaxed"]
 
 OptionalVector = tuple[float | None, float | None, float | None, float | None, float | None]
-"""As Vector, where None is "not set", which differs from 0."""
+"""A Vector in which None means "not set", which differs from 0."""
 
 UNSET: Final[OptionalVector] = (None, None, None, None, None)
 
@@ -30,15 +30,15 @@ class Options:
     fifo_reordering: bool = False
     improved_fair_share_by_fit_factor: bool = False
     improved_distribution_gap: bool = False
-    """Accepted without effect: shares are handed out by position, which leaves no gap to close (12.2)."""
+    """Accepted without effect: shares are assigned by position, which leaves no gap to close (12.2)."""
     share_gang_remainders: bool = False
-    """Whether what the step of a gang that does not fit cuts off is shared out among the others (12.3)."""
+    """Whether the remainder that the step of a gang that does not fit cuts off is shared among the others (12.3)."""
     fast_fifo: bool = False
     """Accepted without effect: FIFO pools are always computed the fast way, with the same result (9.3)."""
 
 
 SCHEDULER_OPTIONS: Final = Options(step_function_for_gang_operations=True)
-"""What the scheduler computes with, where a tree says nothing else."""
+"""Options of the scheduler for a tree that sets nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class IntegralGuarantees:
     """Integral guarantee of a pool and its state between updates (1, 5).
 
     ``resource_flow`` and ``burst_guarantee_resources`` are absolute, ``accumulated_volume`` is in resource*seconds,
-    ``last_share_ratio`` is a fraction of the cluster. The last two are what an update gives back for the next one.
+    ``last_share_ratio`` is a fraction of the cluster. An update returns the last two as input of the next one.
     """
 
     guarantee_type: GuaranteeType = "none"
@@ -64,7 +64,7 @@ NO_INTEGRAL_GUARANTEES: Final = IntegralGuarantees()
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool; ``weight`` > 0, resources absolute, an infinite limit is none (1)."""
+    """A pool; ``weight`` > 0, resources absolute, an infinite limit means no limit (1)."""
 
     name: str
     parent: str = ROOT
@@ -103,7 +103,7 @@ class Snapshot:
     """One frozen pool tree: cluster totals (absolute), pools with parents before children, operations.
 
     Children of a pool are ordered: pools in the order of ``pools``, then operations in the order of ``operations``.
-    ``root`` carries the flags of the root; its guarantees, weight and guarantee type play no part.
+    ``root`` has the flags of the root; its guarantees, weight and guarantee type are ignored.
     """
 
     total_resources: Vector

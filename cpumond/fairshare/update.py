@@ -59,31 +59,31 @@ from cpumond.fairshare.result import (
 from cpumond.fairshare.tree import ROOT, Operation, Options, Snapshot
 
 MOST_ROUNDS: Final = 16
-"""How many gangs are passed over one by one."""
+"""Most gangs that are passed over one by one."""
 NO_OPERATIONS: Final[list[Operation]] = []
 
 
 def fair_share_update(snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
-    """One update of a tree that ``validate`` accepts; times in seconds (2).
+    """Update a tree that ``validate`` accepts once; times in seconds (2).
 
-    Errors in the tree's guarantees are worked around and listed in the result (15), nothing is raised. For updates in
-    a row a ``FairShareUpdater`` gives the same, faster.
+    Errors in the tree's guarantees are worked around and listed in the result (15), nothing is raised. For a series of
+    updates a ``FairShareUpdater`` gives the same result, faster.
     """
     return FairShareUpdater().update(snapshot, now, previous_update_time)
 
 
 class FairShareUpdater:
-    """Updates in a row over a tree of which little changes from one to the next.
+    """A series of updates of a tree of which little changes from one to the next.
 
     Functions of unchanged elements are kept; the result is the same, to the last bit, as without. Elements are
-    recognised by name and compared by value; those that are the identical object cost least. Not thread-safe.
+    recognised by name and compared by value; those that are the same object cost least. Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._memory: dict[str, PoolMemory] = {}
         self._basis: object = None
         self._last: tuple[Snapshot, UpdateResult, list[PoolNode]] | None = None
-        """The last update, and its pools; None where the passing of time changes what the same tree gives."""
+        """The last update, and its pools; None if the result of the same tree changes with time."""
 
     def update(self, snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
         total, options = snapshot.total_resources, snapshot.options
@@ -137,18 +137,20 @@ class FairShareUpdater:
         return result
 
     def _find_former(self, snapshot: Snapshot) -> tuple[list[PoolNode], list[UpdateError]]:
-        """The pools of the last update, and its errors, if what follows from pools alone is as it was; else none."""
+        """Return the pools of the last update, and its errors, if the results of the pools alone are unchanged; else
+        none."""
         if self._last is None:
             return [], []
         last, result, nodes = self._last
         if snapshot.options.share_gang_remainders and any(node.passed for node in nodes):
-            return [], []  # gangs that were passed over leave functions behind that are not their pools' own
+            return [], []  # gangs that were passed over leave functions that are not their pools' own
         return (nodes, list(result.errors)) if (last.pools, last.root) == (snapshot.pools, snapshot.root) else ([], [])
 
     def _build(self, snapshot: Snapshot, former: list[PoolNode]) -> list[PoolNode]:
-        """The pools in pre-order, with the records of their operations; what is as before is taken from memory (1).
+        """Return the pools in pre-order, with the records of their operations; unchanged ones are taken from memory
+        (1).
 
-        ``former``: the same pools in the last update; none where they are others.
+        ``former``: the same pools in the last update; none if they changed.
         """
         total, options = snapshot.total_resources, snapshot.options
         full = share(total, total)
@@ -186,10 +188,11 @@ class FairShareUpdater:
         return preorder
 
     def _prepare(self, top: PoolNode, suggestion: float, options: Options) -> None:
-        """Give a pool and all below functions that are known as far as they are needed, for the top a suggestion (9).
+        """Give a pool and all below functions that are known as far as needed; the top one up to ``suggestion`` (9).
 
-        A pool's path is made as far as seems enough, its ``reach``, which says how far its children must be known; if
-        that was not enough, it is made again: 2 times as far, then 8 and 32 times as far as before, and then whole.
+        A pool's path is made as far as seems enough, its ``reach``, which determines how far its children must be
+        known. If that was not enough, it is made again: 2 times as far, then 8 and 32 times as far as before, and then
+        whole.
         """
         top.need = suggestion
         stack = [top]
@@ -217,9 +220,10 @@ class FairShareUpdater:
                 )
 
     def _share_remainders(self, preorder: list[PoolNode], options: Options) -> None:
-        """Share out what the steps of gangs cut off, without those gangs, one left out after the other (12.3).
+        """Share out the remainders that steps of gangs cut off, without those gangs, one left out after the other
+        (12.3).
 
-        After ``MOST_ROUNDS`` of them all that have nothing are left out at once.
+        After ``MOST_ROUNDS`` of them all gangs that have nothing are left out at once.
         """
         root = preorder[0]
         if not any(record.gang for node in preorder for record in node.operations):
@@ -241,7 +245,8 @@ class FairShareUpdater:
             assign(root, 1.0, options)
 
     def _make_function(self, node: PoolNode, options: Options) -> None:
-        """Give a pool its path and function, its children having theirs; kept ones if nothing has changed for them."""
+        """Give a pool its path and function, once its children have theirs; kept ones if nothing has changed for
+        them."""
         if not (node.pools or node.operations):
             node.function = NOTHING
             return
@@ -256,7 +261,7 @@ class FairShareUpdater:
         function_of = (memory.path, guarantee, node.limits_share)
         if memory.function_of != function_of:
             memory.function_of = function_of
-            # The root is asked for nothing but B(1), and B(0) for promised shares (12, 13).
+            # The root only needs B(1), and B(0) for promised shares (12, 13).
             asked_from = 0.0 if node.parent else 0.5
             memory.function = pool_function(memory.path, guarantee, node.limits_share, asked_from)
         node.path, node.function = memory.path, memory.function
@@ -269,7 +274,8 @@ def find_guarantees(
     snapshot: Snapshot,
     elapsed_s: float | None,
 ) -> list[UpdateError]:
-    """Attributes, volumes and guarantees of all pools (3 to 6), ``elapsed_s`` seconds after the last update; errors."""
+    """Fill attributes, volumes and guarantees of all pools (3 to 6), ``elapsed_s`` seconds after the last update;
+    return errors."""
     total, options = snapshot.total_resources, snapshot.options
     errors, priority_pools = check_flags(preorder)
     infer_guarantees(preorder, total, options.main_resource)
@@ -288,10 +294,10 @@ def find_guarantees(
 
 
 def mark_whole(preorder: list[PoolNode], burst_pools: list[PoolNode], relaxed_pools: list[PoolNode]) -> bool:
-    """Mark the pools whose functions are made whole at once; returns whether integral pools are inside each other.
+    """Mark the pools whose functions are made whole at once; return whether integral pools are nested.
 
-    In and below relaxed pools, whose shares are compared with what is free to the last bit (11). If integral pools are
-    nested, everywhere: functions are then kept although what they were made of has changed (11.1).
+    These are relaxed pools and those below, whose shares are compared with free resources to the last bit (11). If
+    integral pools are nested, all: functions are then kept although their inputs have changed (11.1).
     """
     nested = any(
         above.guarantee_type != "none" for node in burst_pools + relaxed_pools for above in node.path_to_root()[1:]
@@ -303,7 +309,8 @@ def mark_whole(preorder: list[PoolNode], burst_pools: list[PoolNode], relaxed_po
 
 
 def check_flags(preorder: list[PoolNode]) -> tuple[list[UpdateError], set[PoolNode]]:
-    """Errors of nested promised-share pools and of priority pools without a donor; the priority pools with one (15)."""
+    """Return errors of nested promised-share pools and of priority pools without a donor; and the priority pools with
+    one (15)."""
     errors = []
     promised = {node for node in preorder if node.pool.compute_promised_guarantee_fair_share}
     above: set[PoolNode] = set()
@@ -371,12 +378,12 @@ def reorder(node: PoolNode) -> None:
 
 
 def _seconds_between(before: float, now: float) -> float:
-    """At least 0, of times that are whole microseconds (17)."""
+    """Return the difference, at least 0, of times that are whole microseconds (17)."""
     return max(round_half_away(now * 1e6) - round_half_away(before * 1e6), 0.0) / 1e6
 
 
 def _places(preorder: list[PoolNode]) -> dict[str, tuple[PoolNode, int]]:
-    """Where each element is: its pool, and its index there, -1 for the pool itself."""
+    """Return the place of each element: its pool, and its index there, -1 for the pool itself."""
     places = {node.pool.name: (node, -1) for node in preorder}
     for node in preorder:
         for n, record in enumerate(node.operations):
@@ -385,7 +392,7 @@ def _places(preorder: list[PoolNode]) -> dict[str, tuple[PoolNode, int]]:
 
 
 def _shares(preorder: list[PoolNode]) -> Iterator[tuple[str, Vector, Vector]]:
-    """Name, fair share and demand share of each operation."""
+    """Yield name, fair share and demand share of each operation."""
     for node in preorder:
         for record, total in zip(node.operations, node.operation_totals, strict=True):
             yield record.operation.name, total, record.demand_share
@@ -400,7 +407,7 @@ def _pool_shares(preorder: list[PoolNode]) -> Iterator[PoolShares]:
 
 
 def _view_shares(node: PoolNode, n: int) -> ElementShares:
-    """What the update says of operation ``n`` of a pool, of the pool itself for -1."""
+    """Return the shares of operation ``n`` of a pool, or of the pool itself for -1."""
     if n < 0:
         return ElementShares(
             kind="pool" if node.parent else "root",
@@ -451,6 +458,6 @@ def _view_shares(node: PoolNode, n: int) -> ElementShares:
 
 
 def dominant_resource(shares: Vector) -> str:
-    """The resource of which most of the cluster is used or demanded; cpu if none is (3)."""
+    """Return the resource of which most of the cluster is used or demanded; cpu if none is (3)."""
     most = max(shares)
     return RESOURCES[shares.index(most) if most > 0.0 else CPU]

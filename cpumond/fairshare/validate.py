@@ -1,7 +1,7 @@
-"""Whether a snapshot is one that an update can be made of (fair_share_update.md 1, 16, 17).
+"""Checks that a snapshot is valid input of an update (fair_share_update.md 1, 16, 17).
 
-One wrong value stops the update here, with one sentence that names its element, since past this check the shares would
-silently be wrong. What the specification works around is not an error: guarantees beyond the cluster, nested
+One wrong value stops the update here, with one sentence that names its element, since after this check the shares would
+silently be wrong. Conditions that the specification works around are not errors: guarantees beyond the cluster, nested
 integral pools, priority pools without a donor (15).
 """
 
@@ -42,11 +42,11 @@ SHOWN_OF_CYCLE: Final = 8
 
 
 def validate(snapshot: Snapshot) -> None:
-    """Raise FairShareInputError at the first thing in ``snapshot`` that no update can be made of.
+    """Raise FairShareInputError at the first value in ``snapshot`` that makes an update impossible.
 
-    Names are unique in the whole tree, parents are pools that come before their children, fifo pools have operations
-    only (16). Numbers are finite and not negative, only a limit may be infinite; weights are > 0, demand covers usage,
-    ``max_share_ratio`` is in [0, 1] (1, 16).
+    Names are unique in the whole tree, parents are pools that come before their children, fifo pools have only
+    operations (16). Numbers are finite and not negative, only a limit may be infinite; weights are > 0, demand covers
+    usage, ``max_share_ratio`` is in [0, 1] (1, 16).
     """
     check_total_resources(snapshot.total_resources)
     _check_options(snapshot.options)
@@ -80,8 +80,8 @@ def _check_operations(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
         if operation.parent not in pools:
             raise _wrong_parent(operation, snapshot)
         taken.add(name)
-        # This runs for each of maybe 50,000 operations: comparisons that NaN fails, too; the wrong value is looked for
-        # only where there is one.
+        # Runs for each of maybe 50,000 operations: comparisons that NaN fails, too; the wrong value is searched only if
+        # there is one.
         u0, u1, u2, u3, u4 = operation.usage
         d0, d1, d2, d3, d4 = operation.demand
         l0, l1, l2, l3, l4 = operation.resource_limits
@@ -147,7 +147,8 @@ def _check_options(options: Options) -> None:
 
 
 def _check_light_weights(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
-    """A fair_share pool scales its children by the least weight above 1e-9, so there must be one (9.2, 16)."""
+    """Check that a fair_share pool has a weight above 1e-9: it scales its children by the least such weight (9.2,
+    16)."""
     elements: tuple[Pool | Operation, ...] = (*snapshot.pools, *snapshot.operations)
     light = [element for element in elements if element.weight <= EPS and pools[element.parent].mode == "fair_share"]
     if not light:
@@ -162,7 +163,7 @@ def _check_light_weights(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
 
 
 def check_total_resources(total: Vector) -> None:
-    """Cluster totals: finite, and either 0 or at least the least amount that exists (17).
+    """Check cluster totals: finite, and either 0 or at least the least amount that exists (17).
 
     Raises FairShareInputError.
     """
@@ -173,20 +174,21 @@ def check_total_resources(total: Vector) -> None:
 
 
 def check_times(now: float, previous_update_time: float | None) -> None:
-    """The times of an update, in seconds: finite, within 64 bits of microseconds (17). Raises FairShareInputError."""
+    """Check the times of an update, in seconds: finite, within 64 bits of microseconds (17). Raises
+    FairShareInputError."""
     _check_time("now", now)
     if previous_update_time is not None:
         _check_time("previous_update_time", previous_update_time)
 
 
 def check_max_share_ratio(where: str, ratio: float) -> None:
-    """A cap as a fraction, in [0, 1] (1). ``where`` names the element. Raises FairShareInputError."""
+    """Check a limit as a fraction, in [0, 1] (1). ``where`` names the element. Raises FairShareInputError."""
     if not 0.0 <= ratio <= 1.0:
         raise _wrong(where, "max_share_ratio", "a number in [0, 1]", ratio)
 
 
 def check_volume(where: str, volume: Vector) -> None:
-    """resource*seconds, finite and not negative. ``where`` names element and key. Raises FairShareInputError."""
+    """Check resource*seconds: finite and not negative. ``where`` names element and key. Raises FairShareInputError."""
     for resource, value in zip(RESOURCES, volume, strict=True):
         if not 0.0 <= value <= MAX_VOLUME:
             raise _wrong(where, resource, f"a finite number in [0, {MAX_VOLUME:g}]", value)
@@ -225,10 +227,10 @@ def _check_choice(where: str, value: str, choices: Sequence[str]) -> None:
 
 
 def order_pools(pools: Iterable[Pool]) -> tuple[Pool, ...]:
-    """The pools with parents before children, otherwise as they come; siblings stay in their order (1).
+    """Return the pools with parents before children, otherwise in the given order; siblings keep their order (1).
 
-    A pool whose parent is not among them stays where it is: ``validate`` says what is wrong with it. Raises
-    FairShareInputError for a pool whose ancestors lead back to itself.
+    A pool whose parent is not among them keeps its place: ``validate`` reports the error. Raises FairShareInputError
+    for a pool whose ancestors lead back to itself.
     """
     pools = tuple(pools)
     names = {pool.name for pool in pools}
@@ -267,7 +269,7 @@ def _wrong_parent(element: Pool | Operation, snapshot: Snapshot) -> FairShareInp
     where, parent = named(kind, element.name), element.parent
     parents = {pool.name: pool.parent for pool in snapshot.pools}
     if parent in parents:
-        # Known, but not yet seen: either further down in the list, or never to be reached from the root.
+        # Known, but not yet seen: either further down in the list, or unreachable from the root.
         assert isinstance(element, Pool)
         if _find_cycle(element.name, parents):
             return _wrong_cycle(element, parents)
@@ -293,7 +295,8 @@ def _wrong_cycle(pool: Pool, parents: dict[str, str]) -> FairShareInputError:
 
 
 def _find_cycle(name: str, parents: dict[str, str]) -> list[str]:
-    """The names of the cycle that the ancestors of ``name`` end in, the first one again at the end; [] if none."""
+    """Return the names of the cycle in which the ancestors of ``name`` end, the first one again at the end; [] if
+    none."""
     path: dict[str, int] = {}
     while name in parents:
         if name in path:

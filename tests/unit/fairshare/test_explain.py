@@ -63,10 +63,10 @@ def test_an_element_that_has_all_it_asks_for():
     found = why("o", [Pool("q")], [operation("o", "q", 46.0)])
     assert (found.element, found.rule) == ("o", "demand")
     assert found.lines == (
-        "o gets 23.0 % of the cluster (46 of 200 cpu): all it asks for.",
+        "o gets 23.0 % of the cluster (46 of 200 cpu): its whole demand.",
         "from the root down, in percent of the cluster:",
         "  <root>, fair_share pool: 23.0 of 23.0 cpu demanded = 0.0 strong + 0.0 integral + 23.0 by weight",
-        "    no resource is all shared out",
+        "    no resource is fully distributed",
         "  q, fair_share pool: 23.0 of 23.0 cpu demanded = 0.0 strong + 0.0 integral + 23.0 by weight",
         "    no siblings to share with",
         "  o, operation: 23.0 of 23.0 cpu demanded",
@@ -97,9 +97,9 @@ FIFO = [
 TWO_GANGS = [operation("a", "p", 120.0, gang=True), operation("b", "q", 120.0, gang=True)]
 SCARCE = "cpu is the scarce resource."
 WANT_MORE = "among the siblings that still want more; cpu is the scarce resource."
-ALL_CPU = "all cpu is shared out"
-NEXT_STEP = "no resource is all shared out, but the next step, a gang or several resources at once, does not fit."
-NOTHING_LEFT = "has no guarantee, and those of others leave nothing; cpu is the scarce resource."
+ALL_CPU = "all cpu is distributed"
+NEXT_STEP = "no resource is fully distributed, but the next step (a gang, or several resources at once) does not fit."
+NOTHING_LEFT = "has no guarantee, and the guarantees of others leave nothing; cpu is the scarce resource."
 AT_ONCE = "it is a gang, which gets its whole demand at once or nothing, and 60.0 % of cpu"
 
 
@@ -111,11 +111,11 @@ def closed(mode: str) -> list[Pool]:
 @pytest.mark.parametrize(
     ("name", "pools", "operations", "more", "rule", "words"),
     [
-        ("o", [], [Operation("o", ROOT)], {}, "demand", "o gets nothing: it asks for nothing."),
-        ("q", [Pool("q")], [], {}, "demand", "q gets nothing: it asks for nothing."),
+        ("o", [], [Operation("o", ROOT)], {}, "demand", "o gets nothing: it demands nothing."),
+        ("q", [Pool("q")], [], {}, "demand", "q gets nothing: it demands nothing."),
         (
             "o", [], [Operation("o", ROOT, demand=(0.0, 0.0, 3.0, 0.0, 0.0))], {}, "demand",
-            "o gets nothing: the cluster has none of what it asks for.",
+            "o gets nothing: the cluster has none of the resources it demands.",
         ),
         (
             "a", [Pool("q")], WEIGHTED, {}, "weight",
@@ -158,7 +158,7 @@ def closed(mode: str) -> list[Pool]:
         ("p", closed("fifo"), RIVALS, {}, "limit", "the resource_limits of team above it, 0.0 % of cpu (0)."),
         (
             "o", [Pool("q")], GREEDY[:1], {}, "cluster",
-            f"o gets 100.0 % of the cluster (200 of 200 cpu): it has all that the cluster has left, {ALL_CPU}.",
+            f"o gets 100.0 % of the cluster (200 of 200 cpu): it has the rest of the cluster: {ALL_CPU}.",
         ),
         ("q", [RICH, Pool("q")], GREEDY, {}, "cluster", f"q gets nothing: it {NOTHING_LEFT}"),
         ("o", [RICH, Pool("q")], GREEDY, {}, "cluster", f"o gets nothing: q above it {NOTHING_LEFT}"),
@@ -193,7 +193,7 @@ def closed(mode: str) -> list[Pool]:
         ),
         (
             "q", [Pool("q")], [BIG_GANG], {"options": GANGS}, "gang",
-            "q gets nothing: the gang g inside it asks for more than its own limits allow.",
+            "q gets nothing: the gang g inside it demands more than its own limits allow.",
         ),
     ],
 )  # fmt: skip
@@ -211,10 +211,10 @@ def test_the_rule_and_its_sentence(name, pools, operations, more, rule, words):
             "o0", Pool("q", mode="fifo"), [operation("o0", "q", 300.0)], NORMAL,
             "    place 0 of fifo pool q, from 0: nothing before it",
         ),
-        ("a", Pool("q"), WEIGHTED, NORMAL, "    all cpu is shared out"),
+        ("a", Pool("q"), WEIGHTED, NORMAL, "    all cpu is distributed"),
         ("a", Pool("q"), WEIGHTED, NORMAL, "    weight 1 of 5 among all siblings, 1 of 4 with those that want more"),
         ("o1", Pool("q", mode="fifo"), FIFO, NORMAL, "    place 2 of fifo pool q, from 0: after o0"),
-        (ROOT, Pool("q"), TWO_GANGS[1:], GANGS, "    no resource is all shared out"),
+        (ROOT, Pool("q"), TWO_GANGS[1:], GANGS, "    no resource is fully distributed"),
         ("g", Pool("q"), [BIG_GANG], GANGS, "  g, gang operation: 0.0 of 60.0 cpu demanded"),
         ("g", Pool("q"), [BIG_GANG], NORMAL, "  g, operation: 50.0 of 60.0 cpu demanded"),
         (
@@ -243,7 +243,7 @@ def test_a_strong_guarantee_when_nothing_is_left_to_share():
     found = why("q", pools, [operation("o", "q", 300.0), operation("p", "r", 300.0)])
     assert found.rule == "strong_guarantee"
     assert found.lines[0] == (
-        "q gets 75.0 % of the cluster (150 of 200 cpu): limited to its strong guarantee, nothing is left to share out "
+        "q gets 75.0 % of the cluster (150 of 200 cpu): limited to its strong guarantee, nothing is left to distribute "
         "by weight; cpu is the scarce resource."
     )
     guarantee = "    strong guarantee: 75.0 user_slots (inferred), 75.0 cpu (configured), 25.0 memory (configured)"
@@ -257,7 +257,7 @@ def test_guarantees_of_the_first_level_beyond_the_cluster():
         Pool("below", "q", strong_guarantee_resources=strong(300.0)),
     ]
     found = why("below", pools, [operation("o", "below", 900.0), operation("p", "r", 900.0)])
-    reason = "the guarantees of the first level are more than the cluster has"
+    reason = "the guarantees of the first level exceed the cluster"
     assert [line for line in found.lines if line.endswith(reason)] == [
         f"    adjusted down to 75.0 user_slots, 75.0 cpu, 75.0 memory: {reason}"
     ] * 2
@@ -276,7 +276,7 @@ FIRST = guaranteed("first", "q", 80.0, priority_strong_guarantee_adjustment=True
 @pytest.mark.parametrize(
     ("name", "pools", "reason"),
     [
-        ("a", [HUNDRED, *(guaranteed(name, "q", 100.0) for name in "ab")], "the guarantees in q are more than its own"),
+        ("a", [HUNDRED, *(guaranteed(name, "q", 100.0) for name in "ab")], "the guarantees in q exceed its own"),
         ("q", [LIMITED_HUNDRED], "more than its limits allow"),
         ("a", [LIMITED_HUNDRED, guaranteed("a", "q", 100.0)], "more than the limits of q above it allow"),
         (
@@ -306,7 +306,7 @@ def integral(kind: str, flow: float, burst: float, seconds: float) -> IntegralGu
             "burst",
             (
                 "burst: flow 10.0, burst guarantee 50.0, accumulated volume for 1000.0 over one smooth period; gets "
-                "50.0, held by its burst guarantee"
+                "50.0, limited by its burst guarantee"
             ),
         ),
         (
@@ -323,7 +323,7 @@ def test_an_integral_guarantee_when_nothing_is_left_to_share(guarantee, rule, de
     pools = [Pool("q", integral_guarantees=guarantee), Pool("r", strong_guarantee_resources=strong(100.0))]
     found = why("q", pools, [operation("o", "q", 300.0), operation("p", "r", 300.0)])
     assert found.rule == rule
-    assert f"limited to its {rule} guarantee, nothing is left to share out by weight" in found.lines[0]
+    assert f"limited to its {rule} guarantee, nothing is left to distribute by weight" in found.lines[0]
     assert f"    {detail}" in found.lines
 
 
@@ -332,12 +332,12 @@ def test_an_integral_guarantee_when_nothing_is_left_to_share(guarantee, rule, de
     [
         pytest.param(
             integral("burst", 20.0, 100.0, 12.0), 0.0,
-            "burst guarantee 50.0, accumulated volume for 20.0 over one smooth period; gets 20.0, held by its "
+            "burst guarantee 50.0, accumulated volume for 20.0 over one smooth period; gets 20.0, limited by its "
             "accumulated volume\n", id="volume runs out",
         ),
         pytest.param(
             integral("burst", 20.0, 150.0, 600.0), 150.0,
-            "burst guarantee 50.0 (scaled down from 75.0, guarantees are more than the cluster has)",
+            "burst guarantee 50.0 (scaled down from 75.0 since guarantees exceed the cluster)",
             id="overcommitted",
         ),
     ],
@@ -380,7 +380,7 @@ def test_a_fifo_pool_that_puts_gangs_back():
         ),
         pytest.param(
             "o", [], [operation("o", ROOT, 300.0, weight=1.0), operation("p", ROOT, 300.0, weight=3.0)],
-            ["all cpu is shared out",
+            ["all cpu is distributed",
              "limited by its weight, 1 of 4 among the siblings that still want more; cpu is the scarce resource"],
             id="a weight",
         ),

@@ -163,7 +163,7 @@ def test_explain_as_json_is_one_line(write, capsys):
     first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert list(first) == ["id", "element", "rule", "lines"]
     assert (first["id"], first["element"], first["rule"]) == (None, "o", "demand")
-    assert first["lines"][0] == "o gets 30.0 % of the cluster (3 of 10 cpu): all it asks for."
+    assert first["lines"][0] == "o gets 30.0 % of the cluster (3 of 10 cpu): its whole demand."
     assert second["rule"] == "cluster"
 
 
