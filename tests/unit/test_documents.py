@@ -73,13 +73,22 @@ def test_paragraphs_are_short() -> None:
     assert long == []
 
 
+def test_documents_that_the_program_names_exist() -> None:
+    patterns = ("cpumond/**/*.py", "config/*.toml", "systemd/*", "packaging/etc/*")
+    places = [path for pattern in patterns for path in ROOT.glob(pattern)]
+    texts = [path.read_text(encoding="utf-8") for path in places if path.is_file()]
+    named = {name for text in texts for name in re.findall(r"\bdocs/[\w./-]+\.md", text)}
+    assert len(named) > 5
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+
+
 # ---- commands
 
 
 def parse(words: list[str], hidden: dict[str, dict[str, str]]) -> None:
     """Parse the words after ``cpumond`` as the program does. Raises click.UsageError."""
     command: click.Command | None = cli
-    context = click.Context(cli, info_name="cpumond")
+    context = click.Context(cli, info_name="cpumond", **cli.context_settings)
     name = ""
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name, words = words[0], words[1:]
