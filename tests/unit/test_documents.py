@@ -176,6 +176,14 @@ def test_a_new_key_gets_the_coming_version_and_the_others_keep_theirs(script: Mo
     )
 
 
+def test_keys_that_documents_name_with_their_table_exist(script: ModuleType) -> None:
+    known = {key for _, key, _ in script.read_versions(script.DOCUMENT.read_text(encoding="utf-8"))}
+    texts = {path.name: " ".join(path.read_text(encoding="utf-8").split()) for path in DOCUMENTS}
+    named = {(name, key) for name, text in texts.items() for key in re.findall(r"`(\[\w+\] [\w-]+)", text)}
+    assert len(named) > 40
+    assert sorted(each for each in named if each[1] not in known) == []
+
+
 def test_configurations_that_documents_show_have_known_keys_and_values() -> None:
     wrong, count = [], 0
     for document in DOCUMENTS:
