@@ -1,7 +1,7 @@
-"""From the living tree to the frozen one that a fair-share update reads, and the result back into it.
+"""Conversion of the living tree to the frozen snapshot of a fair-share update, and of the result back.
 
-semantics.md 2.5, 2.10, 4 and 9; fair_share_update.md 1. What did not change since the last snapshot is the identical
-object in the next one, which makes its update nearly free.
+semantics.md 2.5, 2.10, 4 and 9; fair_share_update.md 1. Unchanged elements are the same object in the next snapshot,
+which makes its update nearly free.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from cpumond.scheduler.model import DEFAULT_FIFO_SORT, ROOT_POOL, TreeSettings, 
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER
 
 OPERATION_PREFIX = "#"
-"""Before an operation's id in a snapshot; no pool's name can begin with it."""
+"""Prefix of an operation's id in a snapshot; no pool's name can begin with it."""
 
 GUARANTEE_PREFIX = "##"
-"""Before the id of an operation with ``min_share_resources``: a pool around it that has its guarantee."""
+"""Prefix of the pool around an operation with ``min_share_resources``, which has the operation's guarantee."""
 
 UNLENT_PREFIX = "###"
-"""Before the name of a pool with a ``lending_limit``: an operation that wants what the pool lends to nobody."""
+"""Prefix of the operation that stands for what a pool with a ``lending_limit`` does not lend."""
 LENDING: Final = "lending_limit of other pools"
 NOTHING_LOST: Final[Mapping[Element, Vector]] = MappingProxyType({})
 LAST_S: Final = 1e12
-"""A start after all others."""
+"""A start time after all others."""
 
 _WAITS = fairshare.Operation("", "")
-"""In place of the entry of an operation that does not run: its ``waiting`` is known."""
+"""Stands for the entry of an operation that does not run: its ``waiting`` is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
     """The operations of a pool in the last snapshot: ``found``, the entries of all; those of the running ones; those
-    that ask for a guarantee; the sums of their usage, demand and ``waiting``."""
+    with a guarantee; the sums of their usage, demand and ``waiting``."""
 
     found: list[fairshare.Operation | None]
     entries: list[fairshare.Operation]
@@ -64,7 +64,7 @@ class _Inside:
 
 
 class SnapshotMaker:
-    """Makes the snapshots of one tree; remembers what the last one was made of."""
+    """Makes the snapshots of one tree; keeps the inputs of the last one."""
 
     __slots__ = ("_basis", "_guaranteed", "_sent", "_with_guarantee", "_lenders", "_inside")
 
@@ -72,15 +72,15 @@ class SnapshotMaker:
         self._basis: object = None
         self._guaranteed: dict[str, tuple[Vector, float]] = {}
         self._sent: dict[str, tuple[PoolElement, bool]] = {}
-        """Pool's name -> the element that the last snapshot was made of, and whether it had an integral guarantee."""
+        """Pool's name -> its element in the last snapshot, and whether it had an integral guarantee."""
         self._with_guarantee: list[OperationElement] = []
         """Operations that had a guarantee in the last snapshot."""
         self._inside: dict[PoolElement, _Inside] = {}
         self._lenders: dict[PoolElement, Vector] = {}
-        """Pools with a ``lending_limit`` in the last snapshot -> what they lend to nobody; those below others first."""
+        """Pools with a ``lending_limit`` in the last snapshot -> what they do not lend; those below others first."""
 
     def make(self, tree: Tree) -> fairshare.Snapshot:
-        """The tree as it is now; sets ``limits`` and ``demand`` of its elements and sums the pools' usage anew."""
+        """Return the tree as of now; sets ``limits`` and ``demand`` of its elements and recomputes the pools' usage."""
         flat = [name for name, pool in tree.pools.items() if pool.settings.flatten]
         basis = (tree.total, tree.config.settings, tree.sizes.counts, tree.fittings.version, flat)
         if basis != self._basis:
@@ -102,7 +102,7 @@ class SnapshotMaker:
         last, self._inside = self._inside, {}
         for pool in (*tree.pools.values(), tree.root):
             inside = last.get(pool)
-            # What changes of an operation takes its entry away; those of FIFO pools depend on each other.
+            # A change of an operation drops its entry; entries of FIFO pools depend on each other.
             if inside is None or inside.found != _list_entries(pool) or pool.mode == "fifo":
                 inside = _look_inside(pool)
             self._inside[pool] = inside
@@ -127,10 +127,10 @@ class SnapshotMaker:
         )
 
     def accept(self, tree: Tree, result: UpdateResult) -> None:
-        """Take over shares and volumes of an update that was made from the last snapshot (9).
+        """Copy shares and volumes of an update that was made from the last snapshot to the tree (9).
 
-        Elements that came since have no share yet, those that are gone are passed over; a pool that had no integral
-        guarantee then, or has none now, keeps its volume as it is.
+        Elements that came since have no share yet, those that are gone are skipped; a pool that had no integral
+        guarantee then, or has none now, keeps its volume.
         """
         elements = result.elements
         assert isinstance(elements, Elements)
@@ -159,7 +159,7 @@ class SnapshotMaker:
         for lender, unlent in self._lenders.items():
             name = UNLENT_PREFIX + lender.name
             if tree.pools.get(lender.name) is lender and name in elements:
-                # Where guarantees are scaled down, so is what they keep: else each pool would wait for the others.
+                # If guarantees are scaled down, so is what they keep: otherwise each pool would wait for the others.
                 tree.lenders[lender] = least(unlent, of_share(lender.strong_guarantee_share, tree.total))
                 kept = elements[name]
                 for above in (lender, *lender.ancestors()):
@@ -214,7 +214,7 @@ def _integral_entry(pool: PoolElement, of_tree: TreeSettings) -> fairshare.Integ
         of_tree.should_distribute_free_volume_among_children if distributes is None else distributes,
     )
     if given.guarantee_type == "none" or pool.yields:
-        # Volume that is free flows through such pools, too (fair_share_update.md 5.2, 5.3).
+        # Free volume flows through such pools, too (fair_share_update.md 5.2, 5.3).
         return _FLOWS_THROUGH[free_volume]
     multiplier = given.relaxed_share_multiplier_limit
     return fairshare.IntegralGuarantees(
@@ -259,10 +259,10 @@ def has_guarantee(element: OperationElement) -> bool:
 
 
 def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Iterator[fairshare.Pool]:
-    """The pools around the operations ``having`` a guarantee.
+    """Yield the pools around the operations ``having`` a guarantee.
 
-    Together they get at most what the pool's own guarantee leaves beside those of its child pools; where that is less
-    than they ask for, all get the same part of it, one factor for all resources as in fair_share_update.md 6.2.
+    Together they get at most the pool's own guarantee less those of its child pools. If that is less than they request,
+    all get the same fraction of it, one factor for all resources as in fair_share_update.md 6.2.
     """
     own = pool.settings.strong_guarantee_resources if pool.parent else to_amounts(pool.tree.total)
     asked = [
@@ -290,14 +290,14 @@ def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Ite
 
 
 def pool_limits(pool: PoolElement) -> Vector:
-    """The limits that hold for a pool: its own, and its share of what its parent may use (2.10)."""
+    """Return a pool's effective limits: its own, and its share of its parent's limits (2.10)."""
     assert pool.parent is not None
     own = to_vector(pool.settings.resource_limits, math.inf) if pool.settings.resource_limits else UNLIMITED
     return limits_of_parent(pool.tree.total, own, pool.parent.limits, pool.settings.max_share_ratio)
 
 
 def operation_limits(element: OperationElement) -> Vector:
-    """The limits that hold for an operation in its pool (2.10)."""
+    """Return an operation's effective limits in its pool (2.10)."""
     assert element.parent is not None
     own = to_vector(element.options.resource_limits, math.inf) if element.options.resource_limits else UNLIMITED
     return limits_of_parent(element.tree.total, own, element.parent.limits, element.options.max_share_ratio)
@@ -311,14 +311,14 @@ def _forget(tree: Tree) -> None:
 
 
 def _unlent(pool: PoolElement) -> Vector:
-    """What a pool lends to nobody: its guarantee less its ``lending_limit`` (2.17)."""
+    """Return what a pool does not lend: its guarantee less its ``lending_limit`` (2.17)."""
     limit = pool.settings.lending_limit
     guarantee = to_vector({name: pool.settings.strong_guarantee_resources.get(name, 0.0) for name in limit}, 0.0)
     return greatest(subtract(guarantee, to_vector(limit, 0.0)), ZERO)
 
 
 def _keeps_some(pool: PoolElement) -> bool:
-    """Whether a pool keeps what it does not lend: not while a budget leaves it no guarantee, or starts no job of it."""
+    """Whether a pool keeps what it does not lend: not while a budget takes its guarantee, or starts no job of it."""
     if not pool.settings.lending_limit or pool.yields:
         return False
     above = (pool, *pool.ancestors())
@@ -326,7 +326,8 @@ def _keeps_some(pool: PoolElement) -> bool:
 
 
 def _unlent_entries(lenders: Mapping[PoolElement, Vector]) -> Iterator[fairshare.Operation]:
-    """Each wants what its pool does not want of it, so that it is no one else's share; last in a FIFO pool."""
+    """Yield an operation per lender that demands what the pool does not demand of its unlent part, so that no other
+    pool gets it as a share; it is last in a FIFO pool."""
     inside: dict[PoolElement, Vector] = {}
     for lender, unlent in lenders.items():
         kept = inside.get(lender, ZERO)
@@ -337,7 +338,7 @@ def _unlent_entries(lenders: Mapping[PoolElement, Vector]) -> Iterator[fairshare
 
 
 def kept_from(element: OperationElement, lost: Mapping[Element, Vector] = NOTHING_LOST) -> dict[PoolElement, Vector]:
-    """Pools above an operation -> what pools below them that are not its own lend to nobody, and do not use once
+    """Return pools above an operation -> what pools below them, except its own, do not lend, and do not use once
     ``lost`` is gone there (2.17)."""
     path, kept, lenders = set(element.ancestors()), dict[PoolElement, Vector](), element.tree.lenders
     for lender, unlent in lenders.items():  # those below others first: it is part of theirs
@@ -351,7 +352,7 @@ def kept_from(element: OperationElement, lost: Mapping[Element, Vector] = NOTHIN
 def sum_kept(
     element: OperationElement, lost: Mapping[Element, Vector] = NOTHING_LOST
 ) -> Iterator[tuple[PoolElement, Vector]]:
-    """Each pool above an operation, and what is kept from it there and below."""
+    """Yield each pool above an operation, and what is kept from it there and below."""
     kept, held = kept_from(element, lost) if element.tree.lenders else {}, ZERO
     for pool in element.ancestors():
         held = add(held, kept[pool]) if pool in kept else held
@@ -359,7 +360,7 @@ def sum_kept(
 
 
 def limits_beside(element: Element, kept: Vector) -> Vector:
-    """An element's limits less what is kept from others there; of the root what the tree has of resources that are."""
+    """Return an element's limits less what is kept for others there; for the root, the rest of the resources it has."""
     if kept is ZERO or element.parent is not None:
         return element.limits if kept is ZERO else subtract(element.limits, kept)
     a, b, c, d, e = (t - k if k > 0.0 else math.inf for t, k in zip(element.tree.total, kept, strict=True))
@@ -367,7 +368,7 @@ def limits_beside(element: Element, kept: Vector) -> Vector:
 
 
 def _add_up(pool: PoolElement) -> None:
-    """Give a pool that was not in the update what its children have of it (2.16)."""
+    """Give a pool that was not in the update the sums of its children (2.16)."""
     inside: list[Element] = [*pool.children.values(), *pool.operations.values()]
     pool.fair_share = sum_vectors([each.fair_share for each in inside])
     pool.demand_share = sum_vectors([each.demand_share for each in inside])
@@ -377,7 +378,7 @@ def _add_up(pool: PoolElement) -> None:
 
 
 def _name(pool: PoolElement) -> str:
-    """Of the pool in whose share an element has its own."""
+    """Return the name of the pool from whose share an element gets its own."""
     pool = pool.sharing
     return fairshare.ROOT if pool.parent is None else pool.name
 
@@ -398,7 +399,8 @@ def _options(settings: TreeSettings) -> fairshare.Options:
 
 
 def guaranteed_shares(tree: Tree) -> dict[str, tuple[Vector, float]]:
-    """Pool -> share of its strong guarantee, and sum of the flow ratios of its subtree (2.5, weight inference)."""
+    """Return pool -> share of its strong guarantee, and sum of the flow ratios of its subtree (2.5, weight
+    inference)."""
     found: dict[str, tuple[Vector, float]] = {}
     for pool in reversed((tree.root, *tree.pools.values())):
         below = [found[name] for name in pool.children]
@@ -411,7 +413,7 @@ def guaranteed_shares(tree: Tree) -> dict[str, tuple[Vector, float]]:
 
 
 def fifo_order(pool: PoolElement) -> list[OperationElement]:
-    """The running operations of a FIFO pool, first served first; equal ones by their id (4)."""
+    """Return the running operations of a FIFO pool, first served first; equal ones by their id (4)."""
     keys = pool.settings.fifo_sort_parameters
 
     def key(element: OperationElement) -> tuple[float | str, ...]:
@@ -433,13 +435,13 @@ def operation_weight(element: OperationElement) -> float:
 
 
 def operation_demand(element: OperationElement) -> Vector:
-    """Usage and what the jobs still to be started order; an operation that is held wants no more (5.2)."""
+    """Return usage plus the requests of the jobs still to be started; an operation that is held wants no more (5.2)."""
     return add(element.usage, _wanted(element)) if element.is_running else element.usage
 
 
 def _wanted(element: OperationElement) -> Vector:
-    """What its jobs still to be started order; nothing while it is held, nor, but for a tree's option, for jobs
-    that no node could hold (5.2)."""
+    """Return the requests of its jobs still to be started; nothing while it is held, nor (except for a tree's option)
+    for jobs that no node could hold (5.2)."""
     wanted, operation, tree = ZERO, element.operation, element.tree
     if operation.is_held or element.spent is not None:
         return wanted
@@ -452,7 +454,7 @@ def _wanted(element: OperationElement) -> Vector:
 
 
 def _note_waiting(element: OperationElement) -> None:
-    """An operation that does not run: it needs nothing yet, what it would is kept beside."""
+    """Set the demand of an operation that does not run to 0, and keep what it would demand as ``waiting``."""
     element.demand = element.usage
     if element.entry is None:
         element.waiting, element.entry = _wanted(element), _WAITS
@@ -470,7 +472,7 @@ def _look_inside(pool: PoolElement) -> _Inside:
 
 
 def _sum_up(inside: Sequence[Element]) -> tuple[Vector, Vector, Vector]:
-    """What elements use, demand, and would want besides."""
+    """Return the sums of usage, demand and waiting of elements."""
     return (
         sum_vectors([each.usage for each in inside]),
         sum_vectors([each.demand for each in inside]),
@@ -479,11 +481,11 @@ def _sum_up(inside: Sequence[Element]) -> tuple[Vector, Vector, Vector]:
 
 
 def _operation_entries(pool: PoolElement) -> list[fairshare.Operation]:
-    """Entries of a pool's running operations; pending ones need nothing yet and are left out (5.2)."""
+    """Return entries of a pool's running operations; pending ones need nothing yet and are left out (5.2)."""
     settings = pool.settings
     if settings.mode == "fifo":
         order = fifo_order(pool)
-        # The update orders by weight and start time by itself; another order, and ties, must be told.
+        # The update itself orders by weight and start time; it must be given any other order, and the order of ties.
         keys = {(operation_weight(element), element.operation.record.start_time) for element in order}
         ranked = settings.fifo_sort_parameters != DEFAULT_FIFO_SORT or len(keys) < len(order)
         entries = []
@@ -505,7 +507,7 @@ def _operation_entries(pool: PoolElement) -> list[fairshare.Operation]:
 
 
 def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | None) -> fairshare.Operation:
-    """``rank`` is the place in a FIFO pool whose order the update cannot find by itself (4)."""
+    """``rank``: the place in a FIFO pool whose order the update cannot find by itself (4)."""
     if element.entry is not None and rank is None:
         return element.entry
     record = element.operation.record
@@ -529,8 +531,8 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
 
 
 def room_left(element: OperationElement) -> tuple[Vector, PoolElement | OperationElement | None]:
-    """What the limits on an operation's path still allow, and the nearest element without room in some resource, None
-    if all have room in each (7.1)."""
+    """Return what the limits on an operation's path still allow, and the nearest element that allows nothing more of
+    some resource; None: there is none (7.1)."""
     left, tightest = UNLIMITED, cast("PoolElement | OperationElement | None", None)
     kept: dict[Element, Vector] = dict(sum_kept(element)) if element.tree.lenders else {}
     each: PoolElement | OperationElement | None = element
@@ -546,21 +548,22 @@ def room_left(element: OperationElement) -> tuple[Vector, PoolElement | Operatio
 
 
 def name_limit(tightest: PoolElement | OperationElement | None) -> str:
-    """What leaves no room, of what ``room_left`` found: the root itself has no limits."""
+    """Return the name of the limit that ``room_left`` found: the root itself has no limits."""
     if tightest is None:
         return "resource_limits"
     return LENDING if tightest.parent is None else f"resource_limits of {element_name(tightest)}"
 
 
 def element_name(element: PoolElement | OperationElement) -> str:
-    """``pool "x"`` or ``operation x``, for sentences."""
+    """Return ``pool "x"`` or ``operation x``, for sentences."""
     if isinstance(element, PoolElement):
         return "the root" if element.name == ROOT_POOL else f'pool "{element.name}"'
     return f"operation {element.name}"
 
 
 def describe_filters(element: PoolElement | OperationElement) -> str:
-    """``scheduling_tag_filter "ssd" of pool "p" and "!gpu" of operation 1-2``; "" where nothing has one (2.13)."""
+    """Return ``scheduling_tag_filter "ssd" of pool "p" and "!gpu" of operation 1-2``; "" if there is no filter
+    (2.13)."""
     path: list[PoolElement | OperationElement] = [element, *element.ancestors()]
     filters = [
         (options.scheduling_tag_filter.strip(), element_name(each))
