@@ -11,8 +11,10 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
+from starlette.datastructures import URL
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -192,9 +194,10 @@ class Gate:
                 "X-Cpumond-Proxy-Token",
                 AUTHENTICATION,
             )
-        host = request.url.hostname or ""
-        is_socket = is_at_socket(request.scope)
-        if "host" in request.headers and not is_loopback(host) and not is_socket:
+        header, is_socket = request.headers.get("host"), is_at_socket(request.scope)
+        server = request.scope.get("server")
+        host = "" if header is None else _find_host(header, server and tuple(server))
+        if header is not None and not is_loopback(host) and not is_socket:
             # DNS rebinding: a page of another site whose name resolves to this machine must not pass for a local user.
             raise CommandError(f"without tokens requests are for 127.0.0.1 or localhost, not {host!r}", ACCESS_DENIED)
         if self.is_open and not is_socket:
@@ -273,6 +276,13 @@ class KnowAccounts:
 def is_at_socket(scope: Mapping[str, Any]) -> bool:
     """Whether a request came in at the unix socket."""
     return bool(scope.get("is_at_socket", False))
+
+
+@lru_cache(maxsize=64)
+def _find_host(header: str, server: tuple[str, int | None] | None) -> str:
+    """The host that a request with this Host header is for, as its URL has it."""
+    headers = [(b"host", header.encode("latin-1"))]
+    return URL(scope={"path": "/", "headers": headers, "server": server}).hostname or ""
 
 
 def _place(request: Request) -> str:

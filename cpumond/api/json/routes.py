@@ -308,7 +308,7 @@ def _check_depth(body: Any, limit: int) -> None:
 
 def _read_query(request: Request, endpoint: Endpoint) -> Any:
     given: dict[str, str] = {}
-    for name, value in request.query_params.multi_items():
+    for name, value in request.query_params.multi_items() if request.scope["query_string"] else ():
         if name in given:
             raise HttpError(422, f"query: {name[:100]}: given twice; give it once")
         given[name] = value
