@@ -134,14 +134,25 @@ class Deadline:
     def __init__(self, exchange_s: float) -> None:
         self._exchange_s = exchange_s
         self._timer: asyncio.TimerHandle | None = None
+        self._ends_at_s = 0.0
 
     def restart(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
-        self.cancel()
-        self._timer = loop.call_later(self._exchange_s, transport.abort)
+        self._ends_at_s = loop.time() + self._exchange_s
+        if self._timer is None:
+            self._timer = loop.call_at(self._ends_at_s, self._look, loop, transport)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
+        """One timer serves many answers: each moves the end alone."""
+        self._timer = None
+        if self._ends_at_s > loop.time():
+            self._timer = loop.call_at(self._ends_at_s, self._look, loop, transport)
+        else:
+            transport.abort()
 
     def cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
 
 class Bounded(asyncio.Protocol):
