@@ -1,4 +1,4 @@
-"""What one user may do, looked up in the access lists of one state (semantics.md 12). Pure."""
+"""Rights of one user by the access lists of one state (semantics.md 12). Pure."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _WORD: Final = re.compile(r"[0-9A-Za-z-]+")
 
 
 class Rights:
-    """Verdicts about one user; each is found once. Made for one request, while the state does not change.
+    """Decisions about one user, each made once. For one request, while the state does not change.
 
-    ``readable`` keeps verdicts from request to request, as long as the configuration is the same.
+    ``readable`` keeps decisions between requests, as long as the configuration is the same.
     """
 
     def __init__(self, state: State, user: User, readable: dict[tuple[Any, ...], bool] | None = None) -> None:
@@ -41,11 +41,11 @@ class Rights:
         self._verdicts: dict[tuple[str, str, Permission], Verdict] = {}
         self._denying: set[str] | None = None
         self._readable: dict[tuple[Any, ...], bool] = {} if readable is None else readable
-        """Whether operations may be read that are alike in all that decides about it."""
+        """Decision to read, shared by operations that are equal in everything that decides about it."""
         self._hidden: dict[str, bool] = {}
 
     def access_to(self, tree: str, pool: str = ROOT_POOL) -> Access:
-        """What decides about an explicit pool, or the tree itself for ``<Root>``; both exist."""
+        """Return everything that decides about an explicit pool, or the tree itself for ``<Root>``; both exist."""
         key = (tree, pool)
         found = self._accesses.get(key)
         if found is None:
@@ -54,14 +54,14 @@ class Rights:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing on any tree decides who may do what, as before there were access lists."""
+        """Return whether no tree has any access list, as before access lists existed."""
         return all(
             not tree.settings.acl_required and all(read_access(tree, name).is_open for name in (ROOT_POOL, *tree.pools))
             for tree in self.state.config.trees.values()
         )
 
     def on_pool(self, tree: str, pool: str, permission: Permission) -> Verdict:
-        """The verdict about an explicit pool, or the tree itself for ``<Root>``; both exist."""
+        """Decide about an explicit pool, or the tree itself for ``<Root>``; both exist."""
         key = (tree, pool, permission)
         found = self._verdicts.get(key)
         if found is None:
@@ -69,11 +69,12 @@ class Rights:
         return found
 
     def on_operation(self, record: OperationRecord, permission: Permission) -> Verdict:
-        """The verdict about an operation: of its own list, and of the lists of its pool in each of its trees."""
+        """Decide about an operation by its own list, and the lists of its pool in each of its trees."""
         return judge(self.user, permission, self.access_to_operation(record))
 
     def access_to_operation(self, record: OperationRecord) -> Access:
-        """What decides about an operation. Entries of all its trees count together: one that allows is enough."""
+        """Return everything that decides about an operation. Entries of all its trees count together: one that allows
+        is enough."""
         what = f"operation {record.id}"
         entries = [StandingEntry(entry, what) for entry in record.acl]
         pools = [self.access_to(*place) for place in self.places_of(record)]
@@ -84,7 +85,7 @@ class Rights:
         return Access(what, tuple(entries), is_open, "" if is_open else closed_by, record.user, OWNED)
 
     def places_of(self, record: OperationRecord) -> Iterator[tuple[str, str]]:
-        """Tree and explicit pool whose access lists count for an operation, in each of its trees that there is."""
+        """Return tree and explicit pool whose access lists apply to an operation, in each of its existing trees."""
         live = self.state.operations.get(record.id)
         for name, options in record.trees.items():
             tree = self.state.config.trees.get(name)
@@ -96,7 +97,7 @@ class Rights:
                 yield name, next((each for each in (options.pool, parent) if each in tree.pools), ROOT_POOL)
 
     def readable(self, records: list[OperationRecord]) -> list[OperationRecord]:
-        """Those of the operations that the user may read; quick where no entry denies that."""
+        """Return the operations that the user may read; fast if no entry denies reading."""
         if self.user.admin:
             return records
         if not self._find_denying():
@@ -118,7 +119,7 @@ class Rights:
         return found
 
     def may_read(self, record: OperationRecord) -> bool:
-        """Whether the user may know of an operation at all."""
+        """Return whether the user may know of an operation at all."""
         if self.user.admin:
             return True
         if not record.acl and self._find_denying().isdisjoint(record.trees):
@@ -130,7 +131,7 @@ class Rights:
         return self._readable[key]
 
     def hides(self, operation_id: str) -> bool:
-        """Whether there is such an operation, and the user may not know of it."""
+        """Return whether the operation exists and is hidden from the user."""
         if self.user.admin or not operation_id:
             return False
         hidden = self._hidden.get(operation_id)
@@ -140,12 +141,12 @@ class Rights:
         return hidden
 
     def hide_operations(self, text: str) -> str:
-        """A sentence with HIDDEN in place of the ids of operations that the user may not know of."""
+        """Replace the ids of operations that are hidden from the user by HIDDEN in a sentence."""
         return text if self.user.admin else _WORD.sub(lambda each: HIDDEN if self.hides(each[0]) else each[0], text)
 
     def see_preemption(self, record: PreemptionRecord) -> PreemptionRecord | None:
-        """A preemption without the operation that it was for, where the user may not know of that one; None for one of
-        such an operation."""
+        """Return a preemption without its beneficiary if that operation is hidden from the user; None if the preempted
+        operation is hidden."""
         if self.hides(record.operation_id):
             return None
         if not self.hides(record.preemptor_operation_id):
@@ -156,30 +157,31 @@ class Rights:
         return msgspec.structs.replace(record, why=why, preemptor_operation_id="", preemptor_job_id="")
 
     def _find_denying(self) -> set[str]:
-        """Trees with an entry that denies to read. Almost always there is none, and very many operations are listed."""
+        """Return trees with an entry that denies reading. Mostly there are none, while very many operations are
+        listed."""
         if self._denying is None:
             self._denying = {name for name, tree in self.state.config.trees.items() if _denies_reading(tree)}
         return self._denying
 
     def may_read_secrets(self, record: OperationRecord) -> bool:
-        """Whether the user may see the environment of an operation's jobs and what they wrote."""
+        """Return whether the user may see the environment and output of an operation's jobs."""
         return self.on_operation(record, "read_secrets").allowed
 
 
 def explicit_pool(pool: PoolElement) -> str:
-    """The nearest explicit pool at or above ``pool``, whose access list counts for it; ``<Root>`` for none."""
+    """Return the nearest explicit pool at or above ``pool``, whose access list applies to it; ``<Root>`` for none."""
     return next((each.name for each in (pool, *pool.ancestors()) if each.config is not None), ROOT_POOL)
 
 
 def name_pool(tree: str, pool: str) -> str:
-    """A pool, or the tree for ``<Root>``, in a message."""
+    """Name a pool, or the tree for ``<Root>``, in a message."""
     return f"pool tree {quoted(tree)}" if pool == ROOT_POOL else f"pool {quoted(pool)}"
 
 
 def read_access(tree: TreeConfig, pool: str, *, of_child: bool = False) -> Access:
-    """What decides about an explicit pool of a tree, or about the tree itself for ``<Root>`` (12.2).
+    """Return everything that decides about an explicit pool of a tree, or about the tree itself for ``<Root>`` (12.2).
 
-    ``of_child``: what a pool inside of it inherits.
+    ``of_child``: the part that a pool inside of it inherits.
     """
     entries: list[StandingEntry] = []
     owner, listed, inherits = "", "", True

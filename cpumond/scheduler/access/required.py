@@ -1,6 +1,6 @@
-"""Which rights each command needs, and whether a user has them (semantics.md 12.3). Pure.
+"""Rights that each command needs, and the check that a user has them (semantics.md 12.3). Pure.
 
-``check`` goes before ``prepare``: a command that is refused for rights tells nothing of what it would have done.
+``check`` runs before ``prepare``: a command refused for missing rights reveals nothing of its effect.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ WORDS: Final[Mapping[Permission, str]] = {
     "manage": "change",
     "read_secrets": "read the environment and logs of",
 }
-"""What a permission lets one do, with its object behind."""
+"""What each permission allows, followed by its object."""
 
 GUARANTEES: Final = frozenset({
     "weight", "max_share_ratio", "strong_guarantee_resources", "integral_guarantees", "resource_limits",
     "max_operation_count", "max_running_operation_count", "resource_limits_overcommit_tolerance", "max_retry_memory",
     "budget", "flatten", "lending_limit",
 })  # fmt: skip
-"""What a pool gets from its parent: giving more of it needs ``write`` there."""
+"""Resources that a pool gets from its parent: giving it more of them needs ``write`` on the parent."""
 
 OF_OWNERS: Final = frozenset({
     "mode", "fifo_sort_parameters", "forbid_immediate_operations", "create_ephemeral_subpools",
     "ephemeral_subpool_config", "allow_children_guarantees", "set_container_cpu_limit", "retry_policy",
     "usage_half_life",
 })  # fmt: skip
-"""What a pool does within what it has got. All options that are in neither set need ``administer``."""
+"""Options about the use of what a pool has. Options in neither set need ``administer``."""
 
 OF_TREE_ADMINISTRATORS: Final = frozenset({"acl", "inherit_acl", "owner", "acl_required"})
 
@@ -76,8 +76,8 @@ OF_TREE_ADMINISTRATORS: Final = frozenset({"acl", "inherit_acl", "owner", "acl_r
 @dataclass(frozen=True, slots=True)
 class Need:
     """A permission that a command needs: on an operation, on a pool (``<Root>``: its tree), or, without a tree, the
-    rank of an administrator. ``aim``: what for, where that is not plain. ``was_open``: version 0.1 gave it to every
-    user with a token, and so does a store in which nothing decides about rights."""
+    administrator's role. ``aim``: its purpose, if not obvious. ``was_open``: version 0.1 gave it to every user with a
+    token, and so does a store without any access list."""
 
     permission: Permission
     tree: str = ""
@@ -99,7 +99,7 @@ class Need:
         return Verdict(False, "that is for administrators of the scheduler")
 
     def describe(self) -> str:
-        """What the permission lets one do, on what: "start operations in pool "nlp"."""
+        """Describe what the permission allows, and on what: start operations in pool "nlp"."""
         if self.operation is not None:
             what = f"operation {self.operation.id}"
         else:
@@ -108,13 +108,13 @@ class Need:
 
 
 def decide(state: State, command: Command, user: User) -> list[Verdict]:
-    """What allows, or does not allow, a user's command, one verdict for each right that it needs."""
+    """Return one decision for each right that a user's command needs."""
     rights = Rights(state, user)
     return [need.verdict(rights) for need in list_needs(state, command, rights)]
 
 
 def check(state: State, command: Command, user: User) -> str:
-    """What allows a user's command, in a sentence. Raises CommandError with code ACCESS_DENIED."""
+    """Return a sentence about what allows a user's command. Raises CommandError with code ACCESS_DENIED."""
     rights = Rights(state, user)
     allowed = []
     for need in list_needs(state, command, rights):
@@ -126,7 +126,7 @@ def check(state: State, command: Command, user: User) -> str:
 
 
 def check_operation(rights: Rights, record: OperationRecord, permission: Permission) -> str:
-    """The same for one permission on an operation, for requests that are no commands."""
+    """Check one permission on an operation, for requests that are no commands."""
     need = Need(permission, operation=record)
     verdict = need.verdict(rights)
     if not verdict.allowed:
@@ -135,7 +135,7 @@ def check_operation(rights: Rights, record: OperationRecord, permission: Permiss
 
 
 def refusal(need: Need, verdict: Verdict, rights: Rights) -> CommandError:
-    """The refusal of a command: who may not do what, why, and who can change that."""
+    """Return the refusal of a command: who may not do what, why, and who can change that."""
     helpers: list[str] = []
     if need.operation is not None:
         helpers = list_administrators(rights.access_to_operation(need.operation))
@@ -147,7 +147,8 @@ def refusal(need: Need, verdict: Verdict, rights: Rights) -> CommandError:
 
 
 def list_needs(state: State, command: Command, rights: Rights) -> Iterator[Need]:
-    """The rights that a command needs. What it names and does not exist needs none: the command itself is refused."""
+    """Return the rights that a command needs. A named object that does not exist needs none: the command itself is
+    refused."""
     yield from _NEEDS[type(command)](state, command, rights)
 
 
@@ -184,13 +185,13 @@ def _edited_names(tree: TreeConfig, edits: tuple[Edit, ...]) -> Iterator[str]:
 
 
 def canonical_names(kind: Any, given: object) -> Iterator[str]:
-    """The names used here of the attributes in a dictionary; none of what is no dictionary."""
+    """Return canonical names of the attributes in a dictionary; none if it is no dictionary."""
     for name in given if isinstance(given, Mapping) else ():
         yield from canonical_path(kind, (str(name),))
 
 
 def _administer_option(rights: Rights, tree: str, pool: str, name: str, aim: str) -> Need:
-    """``administer``, or for what an open pool allowed in version 0.1, too, ``write``."""
+    """Return the need for ``administer``, or also ``write`` for options that an open pool allowed in version 0.1."""
     is_old = name not in OF_TREE_ADMINISTRATORS and rights.access_to(tree, pool).is_open
     return Need("write" if is_old else "administer", tree, pool, aim=aim)
 
@@ -230,12 +231,12 @@ def _change_pool(state: State, command: commands.ChangePool, rights: Rights) -> 
 
 
 def _raised(pool: PoolConfig, edits: list[Edit]) -> list[str]:
-    """The options by which a pool would get more of its parent than it has."""
+    """Return the options by which a pool would get more from its parent than it has."""
     try:
         attributes, _, _ = edit("pool", pool.attributes, pool.spelled, edits)
         new = read_pool(attributes)
     except CommandError:
-        return ["a value that is refused"]  # for rights first
+        return ["a value that is refused"]  # for missing rights first
     return [name for name in sorted(GUARANTEES) if _gets_more(name, pool.settings, new)]
 
 
@@ -244,9 +245,9 @@ def _gets_more(name: str, old: PoolSettings, new: PoolSettings) -> bool:
     if name == "integral_guarantees":
         return _is_more_integral(before, after)
     if name in ("budget", "flatten", "lending_limit"):
-        return bool(before != after)  # what is less depends on too much
+        return bool(before != after)  # whether it is less depends on too much
     if isinstance(before, Mapping):
-        # No guarantee is 0, no limit is all there is.
+        # A missing guarantee is 0, a missing limit is unlimited.
         missing = float("inf") if name == "resource_limits" else 0.0
         return any(after.get(key, missing) > before.get(key, missing) for key in {*before, *after})
     if before == after:
@@ -291,7 +292,7 @@ def _move_pool(state: State, command: commands.MovePool, _: Rights) -> Iterator[
 
 
 def _move(state: State, tree: TreeConfig, pool: PoolConfig, parent: str, name: str) -> Iterator[Need]:
-    """What another parent or name needs besides ``write`` on the pool."""
+    """Return needs of another parent or name besides ``write`` on the pool."""
     if (parent, name) == (pool.parent, pool.name):
         return
     yield Need("modify_children", tree.name, pool.parent)
@@ -307,7 +308,8 @@ def _move(state: State, tree: TreeConfig, pool: PoolConfig, parent: str, name: s
 
 
 def _inherit_anew(tree: TreeConfig, old: str, new: str, name: str) -> Iterator[Need]:
-    """A pool, with its operations and their secrets, would get another access list by going from ``old`` to ``new``."""
+    """Return needs of a pool, with its operations and their secrets, that would get another access list by going from
+    ``old`` to ``new``."""
     pool = tree.pools.get(name)
     inherited = [_inherited(tree, parent, NO_POOL_SETTINGS if pool is None else pool.settings) for parent in (old, new)]
     if inherited[0] != inherited[1]:
@@ -316,14 +318,14 @@ def _inherit_anew(tree: TreeConfig, old: str, new: str, name: str) -> Iterator[N
 
 
 def _inherited(tree: TreeConfig, parent: str, settings: PoolSettings) -> Any:
-    """All that a pool inside of ``parent`` has from there and decides about rights."""
+    """Return everything that a pool inside of ``parent`` inherits and that decides about rights."""
     access = read_access(tree, parent, of_child=True)
     entries = [(each.entry, each.where) for each in access.entries]
     return (entries, access.is_open) if settings.inherit_acl else None, settings.owner or access.owner
 
 
 def _take_name(state: State, tree: TreeConfig, name: str, parent: str) -> Iterator[Need]:
-    """A pool of this name takes over the operations of an ephemeral one (2.9)."""
+    """Return needs of a pool with this name, which takes over the operations of an ephemeral one (2.9)."""
     living = state.trees[tree.name].pools.get(name)
     if living is None or living.config is not None or not _is_pool(tree, parent):
         return
@@ -334,7 +336,8 @@ def _take_name(state: State, tree: TreeConfig, name: str, parent: str) -> Iterat
 
 
 def _transfer(state: State, command: commands.TransferPoolResources, _: Rights) -> Iterator[Need]:
-    """``write`` on the parent of each pool that changes: both, and those between them and their common ancestor."""
+    """Return ``write`` on the parent of each pool that changes: both pools, and those between them and their common
+    ancestor."""
     tree = state.config.trees.get(command.tree)
     if tree is None or command.source not in tree.pools or command.destination not in tree.pools:
         return
@@ -358,7 +361,7 @@ def _start(state: State, command: operations.StartOperation, rights: Rights) -> 
     try:
         trees, options = operations.read_places(command.spec)
     except CommandError:
-        return  # and so is the command, which tells no more than that
+        return  # and so is the command, with no more detail
     for name in (state.config.default_tree,) if trees is None else trees:
         wanted = str(options.get(name, {}).get("pool", options[""].get("pool", "")))
         living = state.trees.get(name)
@@ -367,7 +370,7 @@ def _start(state: State, command: operations.StartOperation, rights: Rights) -> 
 
 
 def _manage(state: State, command: Any, _: Rights) -> Iterator[Need]:
-    """``manage`` on the operation. Raises CommandError for one that there is not."""
+    """Return ``manage`` on the operation. Raises CommandError if it does not exist."""
     yield Need("manage", operation=state.find_record(command.operation_id))
 
 
@@ -420,7 +423,7 @@ def _undo(state: State, command: Undo, rights: Rights) -> Iterator[Need]:
 
 def _apply_tree(state: State, command: ApplyTree, rights: Rights) -> Iterator[Need]:
     target = make_target(state.config, command, _planned_ids()).config
-    # What takes the target back to the present, the other way round: pools are named as they are now.
+    # The commands that take the target back to the present, reversed: pools have their present names.
     for each in list_reverse_commands(compare_configs(target, state.config, exact=True)):
         yield from list_needs(state, each, rights)
     yield from _inherit_at_once(state.config, target)
@@ -432,7 +435,7 @@ def _planned_ids() -> Callable[[], str]:
 
 
 def _inherit_at_once(config: Config, target: Config) -> Iterator[Need]:
-    """``_inherit_anew`` of the pools that many changes at once move: what is above them may be new, too."""
+    """Apply ``_inherit_anew`` to pools that many changes move at once: the pools above them may be new, too."""
     for name, tree in target.trees.items():
         old = config.trees.get(name)
         if old is None or old is tree:
@@ -483,4 +486,4 @@ _NEEDS: Final[Mapping[type, Callable[[State, Any, Rights], Iterator[Need]]]] = {
     operations.AbortJob: _manage_job,
     operations.AbandonJob: _manage_job,
 }
-"""Command -> what it needs; a command that is not here cannot be carried out."""
+"""Command -> its needs; a command that is missing here cannot be executed."""

@@ -1,7 +1,7 @@
-"""The store's log as the scheduler writes and reads it: what waits to be written, refusals, a change to be undone.
+"""The scheduler's side of the store's log: entries that wait to be written, refusals, the change to undo.
 
-An event that a write tells of is an entry of that write. Others wait for the next period (``take``), but for refusals
-and pins, which are written at once: whoever is told of them finds them in the audit log.
+Events of a write are entries of that write. Others wait for the next period (``take``), except refusals and pins, which
+are written at once: their users find them in the audit log as soon as they have the answer.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from cpumond.scheduler.store import Entry, Store, StoreError
 log = structlog.get_logger("cpumond.scheduler")
 
 MAX_WAITING: Final = 10_000
-"""Entries that wait for a store that refuses, the newest; and what the state may notice in one period."""
+"""Most entries kept while the store refuses writes, the newest ones; also the most that the state may notice in one
+period."""
 MAX_SEARCHED: Final = 1000
-"""Entries that are looked through for the one that changed something since."""
+"""Most entries searched for the later change of something."""
 PAGE: Final = 100
 
 BURST: Final = 100.0
 PER_S: Final = 1.0
-"""Refusals of one user that are told one by one: so many at once, and so many a second after that."""
+"""Refusals of one user that get their own entry: BURST at once, and this many a second after that."""
 REPEAT_S: Final = 60.0
-"""The same refusal again within this time is only counted."""
+"""Seconds in which the same refusal is only counted."""
 MAX_USERS: Final = 10_000
 
 MAX_LOGGED: Final = 20
-"""Changed attributes in a line of the log."""
+"""Most changed attributes in a line of the log."""
 
 
 @dataclass(slots=True)
@@ -48,15 +49,15 @@ class _Refused:
     left: float = BURST
     at: float = 0.0
     last: Event | None = None
-    """The last one that was told, without its time."""
+    """The last refusal that was written, without its time."""
     last_at: float = 0.0
     waiting: Told | None = None
-    """The last one that was only counted."""
+    """The last refusal that was only counted."""
     count: int = 0
 
 
 class EventLog:
-    """Made for one ``Scheduler``. ``write`` stores entries in a write of their own, and raises StoreError."""
+    """The event log of one ``Scheduler``. ``write`` stores entries in a write of their own, and raises StoreError."""
 
     def __init__(
         self, state: State, store: Store, now: Callable[[], float], write: Callable[[Sequence[Entry]], Awaitable[None]]
@@ -68,21 +69,21 @@ class EventLog:
         self._waiting: deque[Entry] = deque(maxlen=MAX_WAITING)
         self._refused: dict[str, _Refused] = {}
         self.totals: Counter[str] = Counter()
-        """Kind -> events told since the start."""
+        """Kind -> number of events since the start."""
         state.happened = deque(maxlen=MAX_WAITING)
 
-    # --- what is written
+    # --- writing
 
     def note(self, event: Event) -> None:
         self._waiting.append(self.encode(Subjects(event).index()))
 
     def encode(self, told: Told) -> Entry:
-        """The entry of an event that is about to be written. Raises CommandError for text that cannot be stored."""
+        """Encode the entry of an event. Raises CommandError for text that cannot be stored."""
         self.totals[told.event.kind] += 1
         return Entry(told.event.at, told.subjects, encode_record(told.event))
 
     def take(self) -> list[Entry]:
-        """All that waits to be written, the oldest first; the caller writes it, or gives it back."""
+        """Return all waiting entries, oldest first; the caller writes them, or gives them back."""
         entries = [*self._waiting, *map(self.encode, self._take_counted())]
         self._waiting.clear()
         if self._state.happened:
@@ -92,11 +93,11 @@ class EventLog:
         return entries
 
     def give_back(self, entries: Iterable[Entry]) -> None:
-        """These could not be written; the next period tries again."""
+        """Take back entries that could not be written; the next period tries again."""
         self._waiting.extendleft(reversed([*entries]))
 
     async def record(self, told: Told) -> None:
-        """Write an event at once; where the store refuses, it is written later."""
+        """Write an event at once; if the store refuses, it is written later."""
         log_event(told.event)
         entries = [self.encode(told)]
         try:
@@ -105,7 +106,8 @@ class EventLog:
             self.give_back(entries)
 
     async def record_refusal(self, told: Told) -> None:
-        """Write a refusal at once; one of too many, or the same again, is only counted and told later."""
+        """Write a refusal at once; if there are too many, or it repeats the last one, it is only counted and written
+        later."""
         event, now = told.event, self._now()
         same = msgspec.structs.replace(event, at=0.0)
         user = event.user or (f"node {event.node}" if event.node else "")
@@ -119,7 +121,7 @@ class EventLog:
         await self.record(told)
 
     def _take_counted(self) -> list[Told]:
-        """Refusals that were only counted, once their time has come; users of whom nothing is left are forgotten."""
+        """Return counted refusals whose time has come, and drop users without refusals."""
         now, found = self._now(), []
         for user, known in list(self._refused.items()):
             if now - known.last_at < REPEAT_S:
@@ -132,29 +134,29 @@ class EventLog:
             known.last_at, known.waiting, known.count = now, None, 0
         return found
 
-    # --- what is read
+    # --- reading
 
     async def read(
         self, subjects: Sequence[str], *, before: int | None = None, since: float = 0.0, limit: int = PAGE
     ) -> list[tuple[int, Event]]:
-        """The newest events about all of ``subjects``, with their numbers. Raises StoreError."""
+        """Return the newest events about all of ``subjects``, with their numbers. Raises StoreError."""
         found = await asyncio.to_thread(self._store.read_log, subjects, before=before, since=since, limit=limit)
         return await asyncio.to_thread(_decode_all, found)
 
     async def resolve(self, command: UndoChange) -> Undo:
-        """What a change to be undone has changed. Raises CommandError: there is none, or nothing to undo."""
+        """Return the changes of a command to undo. Raises CommandError if it does not exist or changed nothing."""
         found = await self.read((), before=command.number + 1, limit=1)
         number, event = found[0] if found else (0, None)
         if event is None or number != command.number or event.kind not in AUDITED:
             raise CommandError(f"there is no change {command.number}; `cpumond events` lists them", RESOLVE)
         if not event.changes:
-            # Whoever asks was not asked for any right yet: what it was is not said.
+            # The user's rights were not checked yet, so the refusal does not reveal the event.
             raise CommandError(f"change {number} changed no tree and no pool; only such changes can be taken back")
         changes = (ConfigChange(each.tree, each.pool, each.attribute, each.old, each.new) for each in event.changes)
         return Undo(number, tuple(changes))
 
     async def explain(self, undo: Undo, refusal: ChangedSinceError) -> CommandError:
-        """The refusal of an undo, with the later change that is to blame. Raises StoreError."""
+        """Return the refusal of an undo, with the later change that prevents it. Raises StoreError."""
         place = f"pool:{refusal.tree}/{refusal.pool}" if refusal.pool else f"tree:{refusal.tree}"
         subjects = ["kind:command", *([place] if refusal.tree else [])]
         before, searched, to_blame = None, 0, ""
@@ -184,7 +186,7 @@ def is_denied(error: BaseException) -> bool:
 
 
 def _decode_all(found: Iterable[tuple[int, Entry]]) -> list[tuple[int, Event]]:
-    """Entries that a newer version wrote in a form of its own are left out."""
+    """Decode entries, skipping those that a newer version wrote in another format."""
     events = []
     for number, entry in found:
         try:
@@ -195,7 +197,7 @@ def _decode_all(found: Iterable[tuple[int, Entry]]) -> list[tuple[int, Event]]:
 
 
 def log_event(event: Event, **more: Any) -> None:
-    """The line of an audited event in the scheduler's own log, for journald; ``more`` are further fields."""
+    """Log an audited event in the scheduler's own log, for journald; ``more`` are further fields."""
     told = msgspec.to_builtins(event, str_keys=True)
     changes = told.pop("changes", [])
     request = told.pop("request", {})

@@ -1,7 +1,7 @@
-"""Events of commands and of refused requests: what is said of them, never with a secret in it. Pure.
+"""Events of commands and refused requests, never with a secret. Pure.
 
-Of specifications only what ``KEPT`` and ``KEPT_OF_TASKS`` name is kept: environment, commands and whatever else a user
-may have written there are left out.
+Of specifications only the fields in ``KEPT`` and ``KEPT_OF_TASKS`` are kept: not the environment, commands, or anything
+else that a user may have written there.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from cpumond.scheduler.state.token_commands import CreateToken, TokenCommand
 from cpumond.scheduler.state.transaction import Transaction
 
 MAX_SHOWN: Final = 300
-"""Characters of a value in a request."""
+"""Most characters of a value in a request."""
 MAX_TOLD: Final = 3
-"""Changed attributes, or tasks, that a sentence names."""
+"""Most changed attributes, or tasks, that a sentence names."""
 MAX_PLAN: Final = 1000
 MAX_TASKS: Final = 20
 
 KEPT: Final = frozenset({"pool", "pool_trees", "title", "alias", "weight", "max_share_ratio", "time_limit", "is_gang"})
 KEPT_OF_TASKS: Final = frozenset({"job_count", "cpu_limit", "memory_limit", "user_slots", "gpu_limit"})
 SECRET: Final = frozenset({"token", "digest", "hash", "secret", "password", "environment", "secure_vault", "command"})
-"""Fields that no request is told with."""
+"""Fields that no event contains."""
 
 
 AnyCommand = Command | TokenCommand | UndoChange
@@ -51,7 +51,7 @@ AnyCommand = Command | TokenCommand | UndoChange
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request: its user, the plan that the user was shown before, the sentence of the verdict that allowed it."""
+    """A request: its user, the plan that the user saw before, the sentence of the decision that allowed it."""
 
     user: User
     plan: str = ""
@@ -62,7 +62,7 @@ class Asked:
 def make_command_event(
     state: State, command: Command | TokenCommand, asked: Asked, change: Transaction, now: float
 ) -> Told:
-    """A command that is about to be stored with ``change``; ``state`` is the one before it."""
+    """Make the event of a command that is about to be stored with ``change``; ``state`` is the state before it."""
     if isinstance(command, TokenCommand):
         return _make_token_event(command, asked, change, now)
     if isinstance(command, operations.OperationCommand):
@@ -104,7 +104,7 @@ def make_refusal_event(
 def make_request_event(
     name: str, asked: Asked, text: str, now: float, kind: EventKind = "command", **facts: Any
 ) -> Event:
-    """What was asked for by that name: a command, a pin, a look that was refused. ``facts`` are fields of Event."""
+    """Make the event of a request with that name: a command, a pin, a refused query. ``facts`` are fields of Event."""
     user = asked.user
     who = format_user(user)
     return Event(
@@ -123,7 +123,7 @@ def make_request_event(
 
 
 def make_pin_event(trees: Mapping[str, Tree], job: Job, request: JobRequest, asked: Asked, now: float) -> Told:
-    """A pin, or its end, that the job's node has carried out."""
+    """Make the event of a pin, or its end, that the job's node has carried out."""
     limit = "all that it may have" if request.cpu_limit is None else count_cores(request.cpu_limit)
     how = f"pinned job {printable(job.id)} to {limit}" if request.kind == "pin" else f"unpinned job {printable(job.id)}"
     element = job.element
@@ -136,22 +136,23 @@ def make_pin_event(trees: Mapping[str, Tree], job: Job, request: JobRequest, ask
 
 
 def format_user(user: User) -> str:
-    """``alice``, or ``root in the name of alice``; "" for nobody."""
+    """``alice``, or ``root in the name of alice``; "" without a user."""
     name = printable(user.name)
     return f"{printable(user.acting)} in the name of {name}" if user.acting else name
 
 
 def list_fields(command: Any) -> dict[str, Any]:
-    """The fields of a command, long ones cut, without secrets; of a specification what may be known of it."""
+    """Return the fields of a command, long ones shortened, without secrets; of a specification only the public
+    fields."""
     try:
         fields = msgspec.to_builtins(command, str_keys=True)
     except (TypeError, ValueError, RecursionError):
-        return {}  # the command was carried out; what is told of it does without them
+        return {}  # the command succeeded; its event does without them
     fields = {name: value for name, value in fields.items() if name not in ("type", *SECRET)}
     if isinstance(command, operations.StartOperation):
         fields = {"type": command.type, "spec": _list_known(command.spec)}
     elif isinstance(command, ApplyTree):
-        del fields["tables"]  # the changes tell
+        del fields["tables"]  # the changes describe it
     elif isinstance(command, operations.PatchOperation):
         fields["patches"] = list_known(command.patches)
     elif isinstance(command, operations.UpdateOperation):
@@ -160,7 +161,7 @@ def list_fields(command: Any) -> dict[str, Any]:
 
 
 def cut(value: Any) -> Any:
-    """A value that is short, or the beginning of its text."""
+    """Return a short value, or the beginning of its text."""
     if isinstance(value, dict) and len(value) <= MAX_TASKS:
         return {str(key)[:MAX_SHOWN]: cut(each) for key, each in value.items()}
     text = str(value)
@@ -200,7 +201,7 @@ def _pool_of(command: Any) -> str:
 
 
 def _name_of(command: Any) -> str:
-    """The kind of a command in words, with the name of what it is about: ``change pool "a"``."""
+    """Return the kind of a command in words, with its object: ``change pool "a"``."""
     words = "".join(f" {sign.lower()}" if sign.isupper() else sign for sign in type(command).__name__).strip()
     name = _pool_of(command) or getattr(command, "job_id", "") or getattr(command, "operation_id", "")
     name = name or getattr(command, "name", "")
@@ -210,7 +211,7 @@ def _name_of(command: Any) -> str:
 
 
 def _places_of(changes: Iterable[ConfigChange]) -> Iterator[tuple[str, str]]:
-    """The pools that changes are about, their names and parents of before and after."""
+    """Return the pools that changes concern, with their names and parents before and after."""
     for each in changes:
         yield each.tree, each.pool or ROOT_POOL
         for value in (each.old, each.new):
@@ -221,7 +222,7 @@ def _places_of(changes: Iterable[ConfigChange]) -> Iterator[tuple[str, str]]:
 
 
 def _make_token_event(command: TokenCommand, asked: Asked, change: Transaction, now: float) -> Told:
-    """A token is named by its id, the beginning of its hash."""
+    """Make the event of a token command; a token is named by its id, the first digits of its hash."""
     users = [record.user for record in change.tokens]
     of_user = f" of {printable(users[0])}" if users else ""
     if isinstance(command, CreateToken):
@@ -246,7 +247,7 @@ def _make_node_event(state: State, command: NodeCommand, asked: Asked, now: floa
 
 
 def _describe(command: Any, changes: list[ConfigChange]) -> str:
-    """What a command has done, without its user."""
+    """Describe what a command did, without its user."""
     if isinstance(command, Undo):
         return f"took back change {command.number}: {_describe_changes(changes)}"
     if isinstance(command, ApplyTree):

@@ -1,7 +1,7 @@
-"""Events of what changes by itself: nodes, preemptions, failed operations, contested limits. Pure.
+"""Events of changes without a command: nodes, preemptions, failed operations, contested limits. Pure.
 
-What a transaction does is stored with its own write (``make_change_events``). What is only noticed (``noticed``,
-preemptions) is put into ``State.happened`` at that moment and stored in the next period (``make_noticed_events``).
+Events of a transaction are stored with its own write (``make_change_events``). Mere observations (``noticed``,
+preemptions) are put into ``State.happened`` at that moment and stored in the next period (``make_noticed_events``).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import Transaction
 
 MAX_NODES: Final = 100
-"""Nodes that one event about preemptions can be found by."""
+"""Most nodes by which one event about preemptions can be found."""
 
 
 def make_start_event(now: float, version: str, term: int) -> Event:
-    """The scheduler has read its state and begins with updates; ``term``: in which it leads, 0 where it is alone."""
+    """Make the event that the scheduler has loaded its state and begins with updates; ``term``: in which it leads, 0 if
+    it is alone."""
     if term:
         text = f"this scheduler, version {version}, leads in term {term}"
         return Event(at=now, kind="take_over", text=text, term=term)
@@ -43,7 +44,8 @@ def make_refused_node_event(registration: NodeRegistration, refusal: CommandErro
 
 
 def make_change_events(state: State, change: Transaction, now: float) -> Iterator[Told]:
-    """What a transaction that is about to be stored changes by itself; ``state`` is the one before it."""
+    """Make the events of what a transaction that is about to be stored changes without a command; ``state`` is the
+    state before it."""
     for node_record in change.nodes:
         event = _make_registration_event(state, node_record, now)
         if event is not None:
@@ -68,7 +70,7 @@ def make_change_events(state: State, change: Transaction, now: float) -> Iterato
 
 
 def _describe_budget(account: Account, record: BudgetRecord, now: float) -> str:
-    """What a new record of a budget says of it; "" for nothing but that more is spent."""
+    """Describe a new record of a budget; "" if only more was spent."""
     before, budget = account.record, account.budget
     what = f"the budget of {record.kind} {quoted(account.name)} in tree {quoted(account.tree)}"
     if before.period and before.period != record.period and before.budget.period == budget.period != "rolling":
@@ -102,15 +104,15 @@ def _make_failure_event(trees: Mapping[str, Tree], record: OperationRecord, now:
     places = [(tree, options.pool) for tree, options in record.trees.items()]
     tree, pool = places[0] if places else ("", "")
     text = f"{name_operation(record)} of {printable(record.user)} failed: {record.error}"
-    # ``user`` is who asked for something; of whose operation it is told here, only the subjects know.
+    # ``user`` is the sender of a request; the operation's user is only in the subjects.
     event = Event(at=now, kind="operation_failed", text=text, operation=record.id, tree=tree, pool=pool)
     told = Subjects(event).add_pools(trees, places).index()
     return Told(event, (*told.subjects, f"user:{record.user}"))
 
 
 def make_noticed_events(trees: Mapping[str, Tree], happened: Iterable[Event | PreemptionRecord]) -> Iterator[Told]:
-    """Events of what was noticed since the last time; preemptions of one operation, for one operation and of one kind
-    are one event."""
+    """Make the events of observations since the last time; preemptions of one operation, for one operation and of one
+    kind are one event."""
     groups: dict[tuple[str, str, str, str], list[PreemptionRecord]] = {}
     for each in happened:
         if isinstance(each, PreemptionRecord):

@@ -1,7 +1,7 @@
-"""What happened, as values: commands with who asked for them (the audit log), and what else changed. Pure.
+"""Events as values: commands with their users (the audit log), and other changes. Pure.
 
-``commands`` makes events of commands and of refusals, ``happenings`` of what changes by itself; an entry of the store's
-log is found by its subjects, which ``Subjects`` gathers.
+``commands`` makes events of commands and refusals, ``happenings`` of other changes. An entry of the store's log is
+found by its subjects, which ``Subjects`` collects.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ EventKind = Literal[
     "started",
     "reload",
 ]
-"""``command`` and ``refused`` are the audit log; ``started``: the scheduler's own start; ``take_over``: it leads now;
-``reload``: it has read its tokens or certificates anew. ``node_silent``: no heartbeats come, its jobs wait for it;
-``node_lost``: it was given up with its jobs. ``operation_stuck``: no job of it can start, whoever ends (3.7).
-``node_failing``: jobs fail on it in a row, and it is held off if that may be; ``node_works``: that is over (2.14).
-``budget``: one of core-hours is low, spent or counted anew (2.15)."""
+"""``command`` and ``refused`` form the audit log. ``started``: the scheduler started; ``take_over``: it became the
+leader; ``reload``: it read its tokens or certificates again. ``node_silent``: no heartbeats arrive, and its jobs wait;
+``node_lost``: it was declared lost with its jobs. ``operation_stuck``: no job of it can start, whatever ends (3.7).
+``node_failing``: jobs fail on it in a row, and it is held off if allowed; ``node_works``: that is over (2.14).
+``budget``: a core-hour budget is low, spent or started again (2.15)."""
 
 KINDS: Final[tuple[EventKind, ...]] = get_args(EventKind)
 AUDITED: Final[frozenset[EventKind]] = frozenset({"command", "refused"})
 
 AUDIT: Final = "audit"
 TIMELINE: Final = "timeline"
-"""Subjects of all that is in the audit log, and of all that everybody may see: everything but refusals."""
+"""Subjects of everything in the audit log, and of everything that all users may see: all but refusals."""
 
 MAX_POOLS: Final = 1000
-"""Pools that an entry can be found by; a command may change more."""
+"""Most pools by which an entry can be found; a command may change more."""
 
 
 class EventChange(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,12 +60,12 @@ class EventChange(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Something that happened, as it is stored. ``at``: seconds since 1970.
+    """A stored event. ``at``: seconds since 1970.
 
-    ``text`` is a sentence. ``user`` asked, ``acting`` is the administrator who asked in that name, ``origin`` where it
-    came from and how the user was known. ``command``: the type of the command, or how jobs were preempted. ``request``:
-    the command's fields without secrets. ``plan``: what the user was
-    shown before. ``allowed_by``: the sentence of the verdict. ``undoes``: the number of the event that it takes back.
+    ``text`` is a sentence. ``user`` sent the request, ``acting`` is the administrator who sent it in that name,
+    ``origin`` its source and how the user was identified. ``command``: type of the command, or the kind of preemption.
+    ``request``: the command's fields without secrets. ``plan``: the plan that the user saw before. ``allowed_by``:
+    sentence of the decision. ``undoes``: number of the event that it undoes.
     """
 
     at: float
@@ -86,13 +86,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     allowed_by: str = ""
     refused: str = ""
     count: int = 1
-    """How many like it, which are told as one."""
+    """Number of equal events that this one stands for."""
     term: int = 0
     undoes: int = 0
 
 
 class Subjects:
-    """By what an event will be found: "user:alice", "pool:default/research" (each pool above, too), "node:n1" ..."""
+    """Subjects by which an event will be found: "user:alice", "pool:default/research" (each pool above, too), "node:n1"
+    ..."""
 
     def __init__(self, event: Event) -> None:
         self._event = event
@@ -112,7 +113,7 @@ class Subjects:
         return self
 
     def add_pools(self, trees: Mapping[str, Tree], places: Iterable[tuple[str, str]]) -> Subjects:
-        """It is about these pools, given as (tree, pool), and the pools above them."""
+        """Add these pools, given as (tree, pool), and the pools above them."""
         added = 0
         for tree_name, pool_name in places:
             if added >= MAX_POOLS:
@@ -134,7 +135,7 @@ class Subjects:
 
 
 class Told(NamedTuple):
-    """An event and its subjects, ready to be stored."""
+    """An event and the subjects that it is indexed under, ready to be stored."""
 
     event: Event
     subjects: tuple[str, ...]

@@ -1,1 +1,1 @@
-"""Who asks, and what may be done: users, entries of access lists, tokens."""
+"""Users, entries of access lists, tokens."""

@@ -1,4 +1,4 @@
-"""Who may do what on trees, pools and operations (semantics.md 12): access lists and what they allow. Pure."""
+"""Entries of access lists of trees, pools and operations, and decisions by them (semantics.md 12). Pure."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import msgspec
 from cpumond.scheduler.rights.users import User
 
 Permission = Literal["read", "use", "modify_children", "write", "administer", "manage", "read_secrets"]
-"""``use``: start operations in a pool; ``modify_children``: make, remove and move pools in it; ``write``: its options;
-``administer``: its access list. ``read``, ``manage`` (abort, pin, update), ``read_secrets`` (environment, logs): of
-operations."""
+"""On pools: ``use`` starts operations; ``modify_children`` creates, removes and moves child pools; ``write`` changes
+options; ``administer`` changes the access list. On operations: ``read``, ``manage`` (abort, pin, update),
+``read_secrets`` (environment, logs)."""
 
 PERMISSIONS: Final[tuple[Permission, ...]] = get_args(Permission)
 
 OPERATION_PERMISSIONS: Final[tuple[Permission, ...]] = ("read", "manage", "read_secrets")
-"""Those that the access list of an operation itself may name."""
+"""Permissions that the access list of an operation itself may contain."""
 
 OWNED: Final[frozenset[Permission]] = frozenset({*OPERATION_PERMISSIONS, "administer"})
-"""What the user who started an operation may do to it."""
+"""Permissions of the user who started an operation."""
 
 ALLOWED_BY: Final[Mapping[Permission, tuple[Permission, ...]]] = {
     **{name: (name, "administer") for name in PERMISSIONS},
     "administer": ("administer",),
     "read": ("read", "manage", "administer"),
 }
-"""Permission -> those of which each includes it, where an entry allows them."""
+"""Permission -> the permissions that include it in an entry that allows."""
 
 DENIED_BY: Final[Mapping[Permission, tuple[Permission, ...]]] = {
     **{name: (name,) for name in PERMISSIONS},
     "manage": ("manage", "read"),
     "read_secrets": ("read_secrets", "read"),
 }
-"""Permission -> those of which each takes it away, where an entry denies them: nobody acts on what it may not see."""
+"""Permission -> the permissions whose denial also denies it: a user cannot act on what the user may not see."""
 
 NEVER_OPEN: Final[frozenset[Permission]] = frozenset({"administer"})
-"""What the absence of access lists gives nobody: what it allows is younger than stores without lists."""
+"""Permissions that missing access lists give to no user: they are newer than stores without lists."""
 
 EVERYONE: Final = "everyone"
 OWNER: Final = "owner"
@@ -47,7 +47,7 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
 class AccessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One entry of ``@acl``. ``subjects``: users, groups, EVERYONE, OWNER. A denial wins over whatever allows."""
+    """One entry of ``@acl``. ``subjects``: users, groups, EVERYONE, OWNER. A denial overrides any allowing entry."""
 
     action: Literal["allow", "deny"]
     subjects: Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1)]
@@ -56,7 +56,7 @@ class AccessEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Whether something is allowed, and the sentence that says by what."""
+    """Whether something is allowed, and the sentence that explains why."""
 
     allowed: bool
     because: str
@@ -64,8 +64,8 @@ class Verdict(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StandingEntry:
-    """An entry that counts for an object. ``where``: whose access list it stands in; ``heir``: the pool that inherits
-    it, "" where the list is its own."""
+    """An entry that applies to an object. ``where``: object whose access list contains it; ``heir``: pool that inherits
+    it, "" if the list is its own."""
 
     entry: AccessEntry
     where: str
@@ -74,24 +74,24 @@ class StandingEntry:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """All that decides about one tree, pool or operation.
+    """Everything that decides about one tree, pool or operation.
 
-    ``is_open``: it has no access list, own or inherited, and its tree does not say ``acl_required``: what no entry
-    decides is allowed, as it was before there were access lists, but for NEVER_OPEN. ``owner`` may do ``owned`` without
-    an entry.
+    ``is_open``: it has no access list, own or inherited, and its tree does not set ``acl_required``. Then everything
+    that no entry decides is allowed, as it was before access lists existed, except NEVER_OPEN. ``owner`` may do
+    ``owned`` without an entry.
     """
 
     what: str
     entries: tuple[StandingEntry, ...]
     is_open: bool
     closed_by: str
-    """Why it is not open, for the sentence of a refusal; "" where it is."""
+    """Why it is not open, for the sentence of a refusal; "" if it is."""
     owner: str = ""
     owned: frozenset[Permission] = frozenset()
 
 
 def judge(user: User, permission: Permission, access: Access) -> Verdict:
-    """Whether a user has a permission on an object, and by what (12.2)."""
+    """Decide whether a user has a permission on an object, and why (12.2)."""
     if user.admin:
         return Verdict(True, f"{user.name} is an administrator")
     allowing: StandingEntry | None = None
@@ -118,7 +118,7 @@ def judge(user: User, permission: Permission, access: Access) -> Verdict:
 
 
 def find_subject(user: User, entry: AccessEntry, access: Access) -> str:
-    """The subject of an entry that is this user, in words; "" for none."""
+    """Return the subject of an entry that matches the user, in words; "" for none."""
     for subject in entry.subjects:
         if subject == EVERYONE:
             return EVERYONE
@@ -144,7 +144,7 @@ def _describe_decision(standing: StandingEntry, permission: Permission, user: Us
 
 
 def list_administrators(access: Access) -> list[str]:
-    """The subjects that an entry allows to administer an object, and its owner where OWNER is one of them."""
+    """Return the subjects that an entry allows to administer an object, and its owner if OWNER is one of them."""
     names = [
         access.owner if subject == OWNER else subject
         for standing in access.entries

@@ -1,9 +1,9 @@
-"""Tokens that are made and revoked while the scheduler runs, as records. Pure.
+"""Records of tokens that are created and revoked while the scheduler runs. Pure.
 
-The store has hashes alone. A token that its user made with another token lives no longer than that one: who revokes a
-token that was stolen has revoked what was made with it. Nor has it groups that its user has left: those
-of [groups] are not stored, of others it has what the token has that it was made with, and where nobody can be asked
-later (an account, a proxy), it ends after GROUPS_LIFE_S.
+The store has only hashes. A token that its user created with another token is valid no longer than that one, so
+revoking a stolen token also revokes what was created with it. A token loses groups that its user leaves: groups of
+[groups] are not stored, and other groups count only if the creating token has them. If neither can be checked later (an
+account, a proxy), the token ends after GROUPS_LIFE_S.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from cpumond.core.words import format_utc
 from cpumond.scheduler.rights.users import ID_DIGITS, Role, User
 
 GROUPS_LIFE_S: Final = 30 * 86_400.0
-"""How long a token is valid to which its user, known without a token, gave groups."""
+"""Most seconds for which a token is valid that got groups from a user known without a token."""
 
 
 class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A token as it is stored, under its ``hash``. Times are seconds since 1970.
+    """A stored token, under its ``hash``. Times are seconds since 1970.
 
-    ``needs_entry`` is that of the user who made it. ``made_with``: the id of the token with which its user made it, ""
-    where an administrator did, or a user who is known without a token.
+    ``needs_entry`` is that of the user who created it. ``made_with``: id of the token with which its user created it,
+    "" if it was created by an administrator or a user known without a token.
     """
 
     hash: str
@@ -48,14 +48,14 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def ends_at(self) -> float | None:
-        """When it ends, unless it is revoked before."""
+        """Return when it ends, unless it is revoked before."""
         if not self.groups or not self.needs_entry or self.made_with:
             return self.expires_at
         bound = self.created_at + GROUPS_LIFE_S
         return bound if self.expires_at is None else min(bound, self.expires_at)
 
     def find_end(self, now: float) -> str:
-        """Why it is not valid any more, as the end of a sentence; "" while it is."""
+        """Return why it is no longer valid, as the end of a sentence; "" if it is valid."""
         if self.revoked_at is not None:
             return f"was revoked on {format_utc(self.revoked_at)}"
         end = self.ends_at
@@ -87,11 +87,11 @@ class TokenTable:
         return len(self._records)
 
     def __iter__(self) -> Iterator[TokenRecord]:
-        """In the order in which they were made."""
+        """Iterate in the order of creation."""
         return (record for record, _ in self._records.values())
 
     def put(self, record: TokenRecord) -> None:
-        """Install a record, in place of one with the same hash."""
+        """Install a record, replacing one with the same hash."""
         self._records[record.hash] = record, record.make_user()
         self._hashes[record.id] = record.hash
 
@@ -101,18 +101,18 @@ class TokenTable:
             del self._hashes[found[0].id]
 
     def find(self, digest: str) -> tuple[TokenRecord, User] | None:
-        """The token with this hash, valid or not, and its user; see ``Tokens.find``."""
+        """Return the token with this hash, valid or not, and its user; see ``Tokens.find``."""
         found = self._records.get(digest)
         return (found[0], self.user_of(found[0])) if found is not None and found[0].made_with else found
 
     def user_of(self, record: TokenRecord) -> User:
-        """Whose requests a token marks, in those of its groups that the one it was made with has."""
+        """Return the user of a token, with those of its groups that the token it was created with has."""
         user = record.make_user()
         maker = self.find_id(record.made_with) if record.made_with else None
         kept = user.groups & frozenset(() if maker is None else maker.groups)
         return replace(user, groups=kept) if record.made_with else user
 
     def find_id(self, token_id: str) -> TokenRecord | None:
-        """The token with this id, valid or not."""
+        """Return the token with this id, valid or not."""
         found = self._records.get(self._hashes.get(token_id, ""))
         return None if found is None else found[0]

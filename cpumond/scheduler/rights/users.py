@@ -1,4 +1,4 @@
-"""Who sends a request, as a value. Pure."""
+"""Senders of requests as values. Pure."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, get_args
 
 Role = Literal["admin", "user", "node", "proxy"]
-"""What a token is for, see ``User``."""
+"""Purpose of a token, see ``User``."""
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 MAX_NAME: Final = 256
-"""Characters of a user's name, or a group's."""
+"""Most characters of a user's or a group's name."""
 
 ID_DIGITS: Final = 12
-"""Of a token's hash, by which lists and logs name it."""
+"""Digits of a token's hash by which lists and logs name it."""
 
 
 _WORDS: Final = ("everyone", "owner")
-"""What access lists call all users, and the one whom a pool or an operation belongs to."""
+"""Words of access lists for all users, and for the owner of a pool or an operation."""
 
 
 def find_wrong_name(name: str) -> str:
-    """Why no user and no group may have this name, as half a sentence; "" for a good one."""
+    """Return why no user or group may have this name, as the end of a sentence; "" for a valid name."""
     if not 0 < len(name) <= MAX_NAME or not name.isprintable() or name != name.strip():
         return f"expected 1 to {MAX_NAME} printable characters"
     return "access lists have a meaning of their own for it" if name in _WORDS else ""
@@ -31,11 +31,11 @@ def find_wrong_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The sender of a request. What a user may do is decided by the access lists of pools; an ``admin`` may do all, and
-    act in another user's name.
+    """Sender of a request. The access lists of pools decide what a user may do; an ``admin`` may do everything, and act
+    in another user's name.
 
-    ``node``: may register nodes and send for them, and nothing else; ``pattern``: which node_ids, "" = any. ``proxy``:
-    may name the users for whom it sends, and nothing else.
+    ``node``: may only register nodes and send for them; ``pattern``: which node_ids, "" = any. ``proxy``: may only name
+    the users for whom it sends.
     """
 
     name: str
@@ -45,26 +45,26 @@ class User:
     proxy: bool = False
     groups: frozenset[str] = frozenset()
     configured_groups: frozenset[str] = field(default=frozenset(), compare=False)
-    """Those of ``groups`` that the scheduler's [groups] put it in, whatever it is known by."""
+    """Groups of ``groups`` that the scheduler's [groups] assign, however the user is identified."""
     token_id: str = ""
-    """The first digits of the hash of its token, by which lists and the audit log name the token; "" without one."""
+    """First digits of the hash of its token, by which lists and the audit log name the token; "" without one."""
     origin: str = ""
-    """Where the request came from and how its user is known, for the audit log."""
+    """Origin of the request and how its user is identified, for the audit log."""
     acting: str = ""
-    """The administrator who acts in this user's name; "" for nobody."""
+    """Administrator who acts in this user's name; "" for none."""
     needs_entry: bool = False
-    """Whether a pool without any access list is closed to this user: one who could ask nothing before there were access
-    lists gains nothing by their absence."""
+    """Whether a pool without any access list is closed to this user. True for users who could send no request before
+    access lists existed, so that missing lists give them nothing."""
 
     def may_be(self, node_id: str) -> bool:
-        """Whether a node's token is valid for this node_id."""
+        """Return whether a node's token is valid for this node_id."""
         return not self.pattern or fnmatch.fnmatchcase(node_id, self.pattern)
 
     @property
     def is_bound(self) -> bool:
-        """Whether a node's token is valid for one node_id alone."""
+        """Return whether a node's token is valid for only one node_id."""
         return bool(self.pattern) and not any(sign in self.pattern for sign in "*?[")
 
 
 NOBODY: Final = User("")
-"""The sender of a request that is answered without asking who sent it."""
+"""Sender of a request that is answered without identifying the sender."""

@@ -1,4 +1,4 @@
-"""Secrets of operations as the store keeps them: sealed, with a key that is not there (semantics.md 12.6). Pure."""
+"""Secrets of operations in the store: encrypted, with a key that is not stored there (semantics.md 12.6). Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class SealedVault(msgspec.Struct, frozen=True, gc=False):
-    """The variables of an operation's jobs, sealed. ``key``: the name of the key."""
+    """Encrypted variables of an operation's jobs. ``key``: name of the key."""
 
     operation_id: str
     key: str
@@ -18,19 +18,19 @@ class SealedVault(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def size(self) -> int:
-        """In bytes, roughly what it takes in memory and in the store."""
+        """Rough size in memory and in the store, in bytes."""
         return len(self.content) + len(self.nonce)
 
 
 class VaultError(Exception):
-    """A vault that these keys do not open, or that was changed."""
+    """A vault that these keys do not decrypt, or that was changed."""
 
 
 class VaultKeys(Protocol):
-    """What seals secrets and opens them."""
+    """Keys that encrypt and decrypt secrets."""
 
     def seal(self, operation_id: str, variables: Mapping[str, str]) -> SealedVault: ...
 
     def open(self, vault: SealedVault) -> dict[str, str]:
-        """The variables. Raises VaultError."""
+        """Decrypt the variables. Raises VaultError."""
         ...

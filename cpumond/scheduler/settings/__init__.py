@@ -1,1 +1,1 @@
-"""Trees and pools as they are configured: values, attributes, commands, rules; pure (semantics.md 0.2, 2)."""
+"""Configuration of trees and pools: values, attributes, commands, rules; pure (semantics.md 0.2, 2)."""

@@ -1,12 +1,12 @@
-"""Attributes of pools and trees: their names, their values, and edits of them (semantics.md 0.2, 2.3-2.5).
+"""Attributes of pools and trees: names, values, and edits (semantics.md 0.2, 2.3-2.5).
 
 Attributes are kept as dictionaries with canonical names and with values of the attribute's type, so that a stored
-dictionary reads back as it was. Attributes that are no options are kept, too, exactly as they were given.
+dictionary reads back unchanged. Attributes that are no options are kept, too, exactly as given.
 
-A tree's options may be attributes of the tree itself or stand in its ``config`` dictionary. Both places are kept as
-they were written; ``read_tree`` merges them option by option, and ``config`` wins.
+A tree's options may be attributes of the tree itself or be in its ``config`` dictionary. Both places are kept as
+written; ``read_tree`` merges them option by option, and ``config`` wins.
 
-In ``spelled`` the key of an option is its name, with ``config/`` in front for one in a tree's ``config``.
+In ``spelled`` the key of an option is its name, prefixed with ``config/`` if it is in a tree's ``config``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from cpumond.scheduler.settings.values import (
 Kind = Literal["pool", "tree"]
 
 MIN_WEIGHT: Final = 2.0**-26
-"""The least weight; a smaller one, 0 included, is replaced by it (0.3 no. 4)."""
+"""The smallest weight; a smaller one, including 0, is replaced by it (0.3 no. 4)."""
 
 CONFIG: Final = "config"
 ACL: Final = "acl"
@@ -54,7 +54,7 @@ MAX_NAME_LENGTH: Final = 256
 
 MAX_CUSTOM_ATTRIBUTES: Final = 200
 MAX_HINTS: Final = 20
-"""For how many unknown attributes a similar option is looked up for the warning; each look-up takes 0.2 ms."""
+"""Most unknown attributes for which the warning names a similar option; each look-up takes 0.2 ms."""
 
 FREE_PAIR: Final = "strong_guarantee_resources"
 """The option whose two names may overwrite each other at any time (0.2)."""
@@ -87,14 +87,14 @@ ALIASES: Final[Mapping[Kind, Mapping[str, str]]] = {
         "total_resource_limits_consider_delay": "node_reconnection_timeout",
     },
 }
-"""Other accepted names of options -> the name used here; hyphens are folded before (2.4, 2.5)."""
+"""Other accepted names of options -> the name used here; hyphens are replaced before (2.4, 2.5)."""
 
 RESERVED: Final = frozenset({
     "id", "type", "name", "parent_name", "parent_id", "key", "path", "full_path", "count", "pool_tree", "tree",
     "effective_acl", "is_root", "builtin", "ephemeral", "account", "resource_usage", "ref_counter", "life_stage",
     "revision", "attribute_revision", "content_revision", "creation_time", "modification_time", "access_time",
 })  # fmt: skip
-"""Attributes that every pool and tree has without having been given them."""
+"""Attributes that every pool and tree has without setting them."""
 
 _STRUCTS: Final[Mapping[Kind, type[msgspec.Struct]]] = {"pool": PoolSettings, "tree": TreeSettings}
 
@@ -104,7 +104,7 @@ _FIELDS: Final[Mapping[Kind, Mapping[str, Type]]] = {kind: fields_of(struct) for
 class Edit(msgspec.Struct, frozen=True, omit_defaults=True):
     """One change: the attribute's name and the keys inside of it, and the new value; REMOVE (None) removes.
 
-    ``recursive``: dictionaries on the way to a key of an attribute that is no option are made where they are missing.
+    ``recursive``: missing dictionaries on the way to a key of an attribute that is no option are created.
     """
 
     path: tuple[str, ...]
@@ -113,14 +113,14 @@ class Edit(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def canonical_name(kind: Kind, name: str) -> str:
-    """The name under which an option is kept; a name that no option has is returned as it is."""
+    """Return the canonical name of an option; a name that is no option is returned unchanged."""
     folded = name.replace("-", "_")
     folded = ALIASES[kind].get(folded, folded)
     return folded if folded in _FIELDS[kind] or folded in RESERVED else name
 
 
 def canonical_path(kind: Kind, path: Sequence[str]) -> tuple[str, ...]:
-    """A path with canonical names on every level that is known."""
+    """Return a path with canonical names on every known level."""
     if not path:
         return ()
     if kind == "tree" and path[0] == CONFIG:
@@ -137,7 +137,7 @@ def canonical_path(kind: Kind, path: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_shape(kind: Kind, path: Sequence[str]) -> str | None:
-    """ "a dictionary" or "a list" where the option of this path, in any spelling, takes one; None for all else."""
+    """Return "a dictionary" or "a list" if the option of this path, in any spelling, takes one; None otherwise."""
     names = [name for name in canonical_path(kind, path) if name != CONFIG]
     inside: Mapping[str, Type] | None = _FIELDS[kind]
     found: Type | None = None
@@ -150,12 +150,13 @@ def find_shape(kind: Kind, path: Sequence[str]) -> str | None:
 
 
 def is_option(kind: Kind, name: str) -> bool:
-    """Whether ``name``, in any spelling, is an option of pools or trees, not an attribute that is only kept."""
+    """Return whether ``name``, in any spelling, is an option of pools or trees, not just a kept attribute."""
     return canonical_name(kind, name) in _FIELDS[kind]
 
 
 def find_mistyped(kind: Kind, name: str) -> str | None:
-    """The option that is most like ``name``, quoted, "" for none; None where ``name`` is one, in any spelling."""
+    """Return the option that is most similar to ``name``, quoted, "" for none; None if ``name`` is one, in any
+    spelling."""
     known = canonical_name(kind, name)
     if known in _FIELDS[kind] or known in RESERVED or (kind == "tree" and known == CONFIG):
         return None
@@ -163,7 +164,7 @@ def find_mistyped(kind: Kind, name: str) -> str | None:
 
 
 def read_pool(attributes: Mapping[str, Any]) -> PoolSettings:
-    """The settings that a pool's attributes, in any spelling, give (2.5). Raises CommandError."""
+    """Return the settings that a pool's attributes, in any spelling, give (2.5). Raises CommandError."""
     known, _, _ = normalise("pool", _options("pool", attributes))
     if "weight" in known:
         known["weight"] = max(known["weight"], MIN_WEIGHT)
@@ -171,7 +172,7 @@ def read_pool(attributes: Mapping[str, Any]) -> PoolSettings:
 
 
 def read_tree(attributes: Mapping[str, Any]) -> TreeSettings:
-    """The settings that a tree's attributes, in any spelling, give (2.4). Raises CommandError."""
+    """Return the settings that a tree's attributes, in any spelling, give (2.4). Raises CommandError."""
     known = _options("tree", attributes)
     inside = attributes.get(CONFIG)
     if inside is not None:
@@ -186,17 +187,18 @@ def _options(kind: Kind, attributes: Mapping[str, Any], where: str = "attributes
 
 
 def normalise(kind: Kind, attributes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
-    """All attributes of a new pool or tree as ``(attributes, spelled, warnings)`` of ``edit``. Raises CommandError."""
+    """Return all attributes of a new pool or tree as ``(attributes, spelled, warnings)`` of ``edit``. Raises
+    CommandError."""
     if not isinstance(attributes, Mapping):
         raise CommandError(f"attributes: must be a dictionary, got {format_value(attributes)}")
     return edit(kind, {}, {}, [Edit((name,), value) for name, value in attributes.items()])
 
 
 def read_attribute(kind: Kind, item: PoolConfig | TreeConfig, path: Sequence[str]) -> Any:
-    """What ``get @path`` answers: any accepted spelling finds the value; the empty path gives all attributes.
+    """Answer ``get @path``: any accepted spelling finds the value; the empty path gives all attributes.
 
-    An option of a tree that only its ``config`` names is found as an attribute, too. Raises CommandError with code
-    RESOLVE where nothing is set.
+    An option of a tree that is only in its ``config`` is found as an attribute, too. Raises CommandError with code
+    RESOLVE if nothing is set.
     """
     value: Any = item.attributes
     names = canonical_path(kind, path)
@@ -215,7 +217,7 @@ def read_attribute(kind: Kind, item: PoolConfig | TreeConfig, path: Sequence[str
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two values of attributes are equal and look the same: 1, 1.0 and true are three values."""
+    """Return whether two values of attributes are equal and look the same: 1, 1.0 and true are three values."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(is_same(value, other[key]) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
@@ -232,11 +234,11 @@ def _index(text: str, values: Sequence[Any]) -> int | None:
 def edit(
     kind: Kind, attributes: Mapping[str, Any], spelled: Mapping[str, str], edits: Iterable[Edit]
 ) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
-    """Attributes and spellings after ``edits``, and warnings; the arguments are not changed.
+    """Return attributes and spellings after ``edits``, and warnings; the arguments are not changed.
 
-    A path into a missing dictionary of an option makes that dictionary; one that a removal has emptied stays. Removing
-    what is not there is no error. Raises CommandError with the path, the value and what is allowed, with code RESOLVE
-    for a path into an attribute that is no option and is missing.
+    A path into a missing dictionary of an option creates that dictionary; one that a removal has emptied stays.
+    Removing a missing attribute is no error. Raises CommandError with the path, the value and the allowed values, with
+    code RESOLVE for a path into a missing attribute that is no option.
     """
     editor = _Editor(kind, attributes, spelled)
     for change in edits:
@@ -252,7 +254,7 @@ def edit(
 
 
 class _Editor:
-    """Attributes being edited. Values inside of ``attributes`` are shared with those before and never changed."""
+    """Attributes being edited. Values inside of ``attributes`` are shared with the earlier ones and never changed."""
 
     __slots__ = ("attributes", "given", "kind", "spelled", "unknown", "warnings")
 
@@ -262,7 +264,7 @@ class _Editor:
         self.spelled = dict(spelled)
         self.warnings: list[str] = []
         self.unknown: set[str] = set()
-        """Attributes that are no options, for which there is a warning already."""
+        """Attributes that are no options, and already have a warning."""
         self.given: dict[str, str] = {}
         """Option -> the spelling under which these edits have set it as a whole."""
 
@@ -284,7 +286,7 @@ class _Editor:
             self._replace_config(value)
 
     def check_size(self) -> None:
-        """Raise CommandError when there are too many attributes that are only kept."""
+        """Raise CommandError if too many attributes are no options."""
         known = _FIELDS[self.kind]
         names = list(self.attributes)
         if self.kind == "tree" and CONFIG in names:
@@ -314,7 +316,7 @@ class _Editor:
     def _changed(
         self, place: str, container: Mapping[str, Any], path: tuple[str, ...], value: Any, recursive: bool = False
     ) -> dict[str, Any]:
-        """``container`` after one edit; ``place`` is "" for the attributes and "config/" for a tree's config."""
+        """Return ``container`` after one edit; ``place`` is "" for the attributes and "config/" for a tree's config."""
         result = dict(container)
         name, where = canonical_name(self.kind, path[0]), place + path[0]
         key = place + name
@@ -333,7 +335,7 @@ class _Editor:
         if field is None:
             result[name] = _edit_custom(result.get(name), path[1:], value, where, recursive)
             if len(result) > 2 * MAX_CUSTOM_ATTRIBUTES + len(_FIELDS[self.kind]):
-                # Checked now, too: each further edit copies all attributes.
+                # Checked already here: each further edit copies all attributes.
                 raise self._too_many("more than twice as many")
             if value is not REMOVE:
                 self._warn_unknown(name, where)
@@ -365,7 +367,7 @@ class _Editor:
 
     def _warn_unknown(self, name: str, where: str) -> None:
         if where in self.unknown or (self.kind == "pool" and find_option("pool", name) is not None):
-            return  # what becomes of an option of YTsaurus is told of where pools are validated
+            return  # the validation of pools describes options of YTsaurus
         self.unknown.add(where)
         near = quote_near(name, _FIELDS[self.kind]) if len(self.unknown) <= MAX_HINTS else ""
         self.warnings.append(
@@ -383,7 +385,7 @@ class _Editor:
 
 
 def _edited(current: Mapping[str, Any], kind: Type, path: Sequence[str], value: Any, where: str) -> dict[str, Any]:
-    """The dictionary of an option after the change of one key inside."""
+    """Return the dictionary of an option after the change of one key inside."""
     members = members_of(kind)
     if members is None:
         raise refuse(where, f"is {allowed_words(kind)} and has no keys; set it as a whole")
@@ -402,7 +404,7 @@ def _edited(current: Mapping[str, Any], kind: Type, path: Sequence[str], value: 
 
 
 def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str, recursive: bool) -> Any:
-    """An attribute that is only kept, after the change of the key ``path`` inside of it (empty: as a whole)."""
+    """Return an attribute that is no option after the change of the key ``path`` inside of it (empty: as a whole)."""
     if path and current is None and not recursive:
         raise _missing(where)
     if not path:
@@ -436,7 +438,7 @@ def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str, recu
 
 
 def _missing(where: str) -> CommandError:
-    """The refusal of a path into a missing attribute or dictionary."""
+    """Return the refusal of a path into a missing attribute or dictionary."""
     what = "is not found and is no option; check the name; to make it, set it as a whole ({...}) or use recursive"
     return CommandError(f'Attribute "{cut(where)}" {what}', RESOLVE, {FIELD: cut(where)})
 

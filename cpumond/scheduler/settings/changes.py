@@ -1,4 +1,4 @@
-"""What differs between two configurations."""
+"""Differences between two configurations."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cpumond.scheduler.settings.attributes import is_same
 class ConfigChange:
     """One difference between two configurations.
 
-    ``pool`` is "" for a tree, both names are "" for ``default_tree``. ``attribute`` is a path with slashes, "" when a
+    ``pool`` is "" for a tree, both names are "" for ``default_tree``. ``attribute`` is a path with slashes, "" if a
     tree or pool was created (``old`` None, ``new`` its attributes, a pool's with ``parent_name``) or removed (the
-    reverse). A pool is named as it is now; None stands for "not set". In an ``exact`` description a slash or backslash
-    inside of a name has a backslash before it (``join_path``).
+    reverse). A pool has its present name; None means "not set". In an ``exact`` description a slash or backslash inside
+    of a name is preceded by a backslash (``join_path``).
     """
 
     tree: str
@@ -37,10 +37,10 @@ def split_path(attribute: str) -> tuple[str, ...]:
 
 
 def compare_configs(old: Config, new: Config, *, exact: bool = False) -> list[ConfigChange]:
-    """Everything that differs, trees by name, each one's options before its pools.
+    """Return all differences, trees by name, each one's options before its pools.
 
-    ``exact``: so that it can be taken back to the last empty dictionary: one that comes or goes is told as a whole,
-    where people are told its keys.
+    ``exact``: so that everything can be undone, even an empty dictionary: a dictionary that comes or goes is one
+    difference, instead of one for each of its keys.
     """
     compare = _exact_changes if exact else _attribute_changes
     changes: list[ConfigChange] = []
@@ -59,7 +59,8 @@ def compare_configs(old: Config, new: Config, *, exact: bool = False) -> list[Co
 
 
 def unfold(change: ConfigChange) -> Iterator[ConfigChange]:
-    """The differences inside of a dictionary that comes, goes or changes as a whole; of all else the change itself."""
+    """Return the differences inside of a dictionary that comes, goes or changes as a whole; for others the change
+    itself."""
     old, new = change.old, change.new
     if change.attribute and _is_dictionary(old) and _is_dictionary(new) and (old or new):
         yield from _attribute_changes(change.tree, change.pool, old or {}, new or {}, f"{change.attribute}/")
@@ -119,7 +120,7 @@ def _exact_changes(
 
 
 def _has_values(value: Mapping[str, Any]) -> bool:
-    """Whether None stands for what is missing only."""
+    """Return whether None only means a missing value."""
     return all(each is not None for each in value.values())
 
 
@@ -128,12 +129,12 @@ def _is_dictionary(value: Any) -> bool:
 
 
 def find_renamed(old: TreeConfig, new: TreeConfig) -> dict[str, str]:
-    """Old name of a pool -> its new one, where they differ."""
+    """Old name of a pool -> its new one, if they differ."""
     names = {pool.id: pool.name for pool in new.pools.values()}
     return {pool.name: names[pool.id] for pool in old.pools.values() if names.get(pool.id, pool.name) != pool.name}
 
 
 def rename_pool(name: str, renamed: Mapping[str, str]) -> str:
-    """What a pool, or an ephemeral sub-pool of one, is called after ``renamed``."""
+    """Return the name of a pool, or of an ephemeral sub-pool, after ``renamed``."""
     parent, delimiter, child = name.partition(SUBPOOL_DELIMITER)
     return renamed.get(parent, parent) + delimiter + child

@@ -1,8 +1,8 @@
-"""Changes of the configuration as values, and how each makes a new ``Config`` of an old one (semantics.md 2).
+"""Changes of the configuration as values, and the new ``Config`` that each makes (semantics.md 2).
 
-A command is applied as a whole or refused as a whole. Configurations share what has not changed: a pool that a command
-does not touch is the identical object afterwards. Trees are in the order of their names; pools are depth first and
-siblings in the order of their names, so that one configuration always looks the same, however it was made.
+A command is applied or refused as a whole. Configurations share unchanged parts: a pool that a command does not touch
+is the identical object afterwards. Trees are sorted by name, pools depth first with siblings by name, so equal
+configurations always look the same, however they were made.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ from cpumond.scheduler.settings.values import FIELD, format_value, name_field
 OF_FURTHER_TREES: Final = frozenset(
     {"acl_required", "default_memory_limit", "enable_memory_reserve", "guarantee_tolerance", "share_gang_remainders"}
 )
-"""Options of the default tree that a further one has, too, unless it says its own: it is not open where that is closed
-(12.4), its jobs' memory is not without bound where that of the others is not (2.4), guarantees and gangs mean the same
-(6.10, 4)."""
+"""Options that a further tree takes from the default tree unless it sets them: it is not open if that one is closed
+(12.4), its jobs' memory is limited if that one's is (2.4), and guarantees and gangs have the same meaning (6.10, 4)."""
 NOT_EMPTY: Final = "Cannot remove non-empty composite node"
-"""How the refusal to remove a pool or tree with pools inside begins."""
+"""Start of the refusal to remove a pool or tree with pools inside."""
 
 
 class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -55,7 +54,7 @@ class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class CreateTree(_Command, frozen=True):
-    """A new pool tree without pools; with ``ignore_existing`` one of this name is left as it is."""
+    """Create a pool tree without pools; with ``ignore_existing`` an existing one is left unchanged."""
 
     name: str
     attributes: dict[str, Any] = {}
@@ -63,27 +62,28 @@ class CreateTree(_Command, frozen=True):
 
 
 class ChangeTree(_Command, frozen=True):
-    """Options of a tree, set and removed."""
+    """Set and remove options of a tree."""
 
     tree: str
     edits: tuple[Edit, ...]
 
 
 class RemoveTree(_Command, frozen=True):
-    """A tree goes; one that has pools only with ``recursive``, the default one only when it is the last."""
+    """Remove a tree; one with pools only with ``recursive``, the default one only if it is the last."""
 
     tree: str
     recursive: bool = False
 
 
 class SetDefaultTree(_Command, frozen=True):
-    """The tree of operations that name none; it must exist (2.3). None: there is none, and they are refused."""
+    """Set the tree of operations that name none; it must exist (2.3). None: there is none, and such operations are
+    refused."""
 
     tree: str | None
 
 
 class CreatePool(_Command, frozen=True):
-    """A new pool; with ``ignore_existing`` one of this name under the same parent is left as it is."""
+    """Create a pool; with ``ignore_existing`` an existing one under the same parent is left unchanged."""
 
     tree: str
     name: str
@@ -93,7 +93,7 @@ class CreatePool(_Command, frozen=True):
 
 
 class ChangePool(_Command, frozen=True):
-    """Attributes of a pool, set and removed; ``name`` and ``parent_name`` rename and move it."""
+    """Set and remove attributes of a pool; ``name`` and ``parent_name`` rename and move it."""
 
     tree: str
     pool: str
@@ -101,7 +101,7 @@ class ChangePool(_Command, frozen=True):
 
 
 class RemovePool(_Command, frozen=True):
-    """A pool goes; one that has sub-pools only with ``recursive``, and they go with it."""
+    """Remove a pool; one with sub-pools only with ``recursive``, together with them."""
 
     tree: str
     pool: str
@@ -109,7 +109,7 @@ class RemovePool(_Command, frozen=True):
 
 
 class MovePool(_Command, frozen=True):
-    """A pool, with everything below it, gets another parent, another name, or both."""
+    """Give a pool, with everything below it, another parent, another name, or both."""
 
     tree: str
     pool: str
@@ -118,12 +118,12 @@ class MovePool(_Command, frozen=True):
 
 
 class TransferPoolResources(_Command, frozen=True):
-    """Guarantees and operation counts go from one pool to another.
+    """Transfer guarantees and operation counts from one pool to another.
 
-    Ancestors below the two pools' common one change with them: what the source's lose the destination's gain.
+    Ancestors below the two pools' common one change with them: the destination's gain what the source's lose.
     ``delta``: ``strong_guarantee_resources``, ``resource_flow``, ``burst_guarantee_resources`` (dictionaries of
-    resources), ``max_operation_count``, ``max_running_operation_count``; flow and burst guarantee may stand in
-    ``integral_guarantees``, too.
+    resources), ``max_operation_count``, ``max_running_operation_count``; flow and burst guarantee may also be in
+    ``integral_guarantees``.
     """
 
     tree: str
@@ -147,10 +147,10 @@ ConfigCommand = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a command.
+    """Result of a command.
 
-    ``id`` is that of the first tree or pool that the command names. ``changed`` is False when the configuration is the
-    same object as before. ``warnings`` are about the command and its effects, not about what was odd before.
+    ``id`` is that of the first tree or pool that the command names. ``changed`` is False if the configuration is the
+    same object as before. ``warnings`` concern the command and its effects, not earlier problems.
     """
 
     config: Config
@@ -167,10 +167,10 @@ def apply(
     nodes: Mapping[str, Collection[str]],
     name_pattern: str = NAME_REGEX,
 ) -> Outcome:
-    """The configuration after ``command``; ``config`` itself never changes.
+    """Return the configuration after ``command``; ``config`` itself never changes.
 
-    ``nodes``: the id of each registered node -> its tags. ``new_id`` is called once for a new tree or pool.
-    Raises CommandError, with code RESOLVE or ALREADY_EXISTS where these fit.
+    ``nodes``: id of each registered node -> its tags. ``new_id`` is called once for a new tree or pool. Raises
+    CommandError, with code RESOLVE or ALREADY_EXISTS if these fit.
     """
     made = _HANDLERS[type(command)](_Context(config, new_id), command)
     edited = command.pool if isinstance(command, ChangePool) else ""
@@ -185,7 +185,7 @@ def check(
     name_pattern: str = NAME_REGEX,
     edited: str = "",
 ) -> Outcome:
-    """``made`` with all warnings, where the rules allow to have it instead of ``config``; ``edited``: the pool whose
+    """Return ``made`` with all warnings, if the rules allow it in place of ``config``; ``edited``: pool whose
     attributes were changed. Raises CommandError."""
     if made.config is config:
         return made
@@ -210,7 +210,7 @@ def check(
 
 
 def _about_edited(error: CommandError, edited: str) -> CommandError:
-    """The refusal of a tree; of two options that break a rule it names the one of the pool that was ``edited``."""
+    """Return the refusal of a tree; of two options that break a rule it names that of the ``edited`` pool."""
     attributes = dict(error.attributes)
     parent, option = attributes.pop(AT_PARENT, ("", ""))
     if edited and edited == parent:
@@ -219,7 +219,7 @@ def _about_edited(error: CommandError, edited: str) -> CommandError:
 
 
 def _overlaps(config: Config) -> list[str]:
-    """Sentences about trees whose filters certainly overlap: equal ones, and an empty one with any other (2.2)."""
+    """Describe trees whose filters certainly overlap: equal ones, and an empty one with any other (2.2)."""
     filters = [(tree.name, tree.settings.nodes_filter.strip()) for tree in config.trees.values()]
     return [
         f"pool trees {quoted(one)} and {quoted(other)}: a node that fits the nodes_filter of both is refused at its "
@@ -231,8 +231,8 @@ def _overlaps(config: Config) -> list[str]:
 
 
 def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
-    """Check that no node belongs to two trees (2.2); its tags include its address (2.1). Raises CommandError naming
-    the first that does."""
+    """Check that no node belongs to two trees (2.2); its tags include its address (2.1). Raises CommandError with the
+    first such node."""
     if len(config.trees) < 2:
         return
     for node, tags in nodes.items():
@@ -359,7 +359,8 @@ def _move_pool(context: _Context, command: MovePool) -> Outcome:
 
 
 def _moved(tree: TreeConfig, pool: PoolConfig, changed: PoolConfig, parent: str, name: str) -> TreeConfig:
-    """``tree`` with ``changed`` for ``pool``, under this parent and name; ``tree`` itself if that changes nothing."""
+    """Return ``tree`` with ``changed`` for ``pool``, under this parent and name; ``tree`` itself if that changes
+    nothing."""
     if parent == pool.parent and name == pool.name:
         if changed is pool:
             return tree
@@ -427,7 +428,7 @@ def _transfer(context: _Context, command: TransferPoolResources) -> Outcome:
 
 
 def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
-    """Path of an attribute -> how much of it is transferred."""
+    """Path of an attribute -> amount to transfer."""
     if not isinstance(delta, Mapping):
         raise CommandError(f"resource_delta: must be a dictionary, got {format_value(delta)}")
     flat: dict[str, Any] = {}
@@ -459,7 +460,7 @@ def _read_delta(delta: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
 
 
 def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sign: float, is_end: bool) -> PoolConfig:
-    """``pool`` with ``amounts`` added or, with a negative sign, subtracted; ``is_end``: not just an ancestor."""
+    """Return ``pool`` with ``amounts`` added or, with a negative sign, subtracted; ``is_end``: not just an ancestor."""
     edits = []
     for path, amount in amounts.items():
         present: Any = pool.attributes
@@ -486,7 +487,7 @@ def _transferred(pool: PoolConfig, amounts: Mapping[tuple[str, ...], float], sig
 
 
 def find_tree(config: Config, name: str) -> TreeConfig:
-    """The tree of this name. Raises CommandError with code RESOLVE."""
+    """Return the tree of this name. Raises CommandError with code RESOLVE."""
     tree = config.trees.get(name)
     if tree is None:
         raise CommandError(_missing("Pool tree", name, config.trees), RESOLVE)
@@ -494,7 +495,7 @@ def find_tree(config: Config, name: str) -> TreeConfig:
 
 
 def find_pool(tree: TreeConfig, name: str) -> PoolConfig:
-    """The explicit pool of this name. Raises CommandError with code RESOLVE."""
+    """Return the explicit pool of this name. Raises CommandError with code RESOLVE."""
     pool = tree.pools.get(name)
     if name == ROOT_POOL:
         raise CommandError(f"{ROOT_POOL} has no attributes of its own; set them as options of tree {quoted(tree.name)}")
@@ -545,7 +546,7 @@ def with_pools(tree: TreeConfig, pools: Iterable[PoolConfig]) -> TreeConfig:
 
 
 def _ordered(pools: Iterable[PoolConfig]) -> list[PoolConfig]:
-    """Depth first, siblings by name; pools that the root does not lead to are left out."""
+    """Return pools depth first, siblings by name, without those that are not below the root."""
     children: dict[str, list[PoolConfig]] = {}
     for pool in pools:
         children.setdefault(pool.parent, []).append(pool)
@@ -554,7 +555,7 @@ def _ordered(pools: Iterable[PoolConfig]) -> list[PoolConfig]:
     while stack:
         pool = stack.pop()
         result.append(pool)
-        if pool.name in children and pool.name != ROOT_POOL:  # validate_tree refuses a pool of that name later
+        if pool.name in children and pool.name != ROOT_POOL:  # validate_tree later refuses a pool of that name
             stack += sorted(children[pool.name], key=attrgetter("name"), reverse=True)
     return result
 
@@ -566,7 +567,7 @@ def _about(tree: str, pool: str, warnings: Iterable[str]) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def at(where: str) -> Iterator[None]:
-    """Prefix a CommandError from inside with ``where``."""
+    """Prefix a CommandError raised inside with ``where``."""
     try:
         yield
     except CommandError as error:

@@ -1,4 +1,4 @@
-"""The errors of operations and of jobs, each worded in one place (semantics.md 3.6). Pure."""
+"""Errors of operations and jobs, each worded in one place (semantics.md 3.6). Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from cpumond.scheduler.model.failures import (
 )
 
 _LIMIT_EXCEEDED: Final = "Failed jobs limit exceeded"
-"""Programs that start operations look for these words."""
+"""Programs that start operations search for these words."""
 INCARNATION_CHANGED: Final = "operation_incarnation_changed"
-"""The beginning of the reason of jobs that are aborted with the incarnation of their gang (7.5)."""
+"""Start of the reason of jobs that are aborted with the incarnation of their gang (7.5)."""
 JOBS_DISABLED: Final = "jobs_disabled_on_node"
-"""The reason of jobs whose node is drained."""
+"""Reason of jobs whose node is drained."""
 _MUST_NOT_RESTART: Final = "Operation has fail_on_job_restart, and a job would have to be started again"
 ABORT_REASONS: Final = {
     "preempted": "preemption",
@@ -32,14 +32,14 @@ ABORT_REASONS: Final = {
     "limit_violated": "preemption",
     "overcommit": "node_resource_overcommit",
 }
-"""By kind of the preemption's record."""
+"""Reasons by kind of the preemption's record."""
 MAX_FAILED_ON: Final = 8
-"""Nodes on which an operation's failures are counted one by one."""
+"""Most nodes on which an operation's failures are counted separately."""
 _TOO_LONG: Final = "Operation is running for too long, aborted"
 
 
 def of_job(job: JobRecord) -> EndError:
-    """The error of a job that did not complete."""
+    """Return the error of a job that did not complete."""
     if job.state != "failed":
         return EndError(job.reason)
     if job.failure is not None:
@@ -51,14 +51,14 @@ def of_job(job: JobRecord) -> EndError:
 
 
 def innermost(failure: EndError) -> EndError:
-    """The cause at the bottom of an error."""
+    """Return the innermost cause of an error."""
     while failure.inner:
         failure = failure.inner[0]
     return failure
 
 
 def at_limit(task: Task, reason: str) -> EndError | None:
-    """The error of a job that failed for ``reason``, if that is a limit of its task."""
+    """Return the error of a job that failed for ``reason``, if that is a limit of its task."""
     if task.job_time_limit is not None and reason == describe_too_long(task):
         return EndError(reason, JOB_TIME_LIMIT_EXCEEDED, {"limit": task.job_time_limit})
     if reason.startswith(OUT_OF_MEMORY):
@@ -71,13 +71,13 @@ def describe_too_long(task: Task) -> str:
 
 
 def is_failure(job: JobRecord) -> bool:
-    """Whether a job failed or could not be started, and was not told to stop."""
+    """Return whether a job failed or could not be started, and was not asked to stop."""
     return job.preemption is None and (job.state == "failed" or job.not_started)
 
 
 def note_failure(record: OperationRecord, job: JobRecord, blames_node: bool) -> OperationRecord:
-    """The record, with the counts after the end of ``job``, after a failure: as long as all were on one node that is
-    blamed, none of them counts towards ``max_failed_job_count``; a failure on a second node lets all count."""
+    """Return the record with the counts after a failed ``job``. As long as all failures were on one blamed node, none
+    counts towards ``max_failed_job_count``; a failure on a second node makes all count."""
     failed_on, blamed = record.failed_on, record.blamed_failures
     if job.node_id in failed_on or len(failed_on) < MAX_FAILED_ON:
         failed_on = {**failed_on, job.node_id: failed_on.get(job.node_id, 0) + 1}
@@ -89,7 +89,7 @@ def note_failure(record: OperationRecord, job: JobRecord, blames_node: bool) -> 
 
 
 def count_failures(record: OperationRecord) -> int:
-    """Failed jobs that count towards ``max_failed_job_count``."""
+    """Return the number of failed jobs that count towards ``max_failed_job_count``."""
     return _count_failed(record) - record.uncounted_failures - record.blamed_failures
 
 
@@ -98,7 +98,7 @@ def _count_failed(record: OperationRecord) -> int:
 
 
 def describe_where(record: OperationRecord) -> str:
-    """``all 10 failures were on node "n1"``; "" where there was one, they were on several nodes, or it is not known."""
+    """``all 10 failures were on node "n1"``; "" if there was one, they were on several nodes, or it is not known."""
     (node, number), *others = record.failed_on.items() or (("", 0),)
     if others or number < max(_count_failed(record), 2):
         return ""
@@ -106,7 +106,7 @@ def describe_where(record: OperationRecord) -> str:
 
 
 def too_many_failed(record: OperationRecord, last: JobRecord) -> tuple[EndError, str]:
-    """The error of an operation of which too many jobs failed, and the same in a sentence."""
+    """Return the error of an operation with too many failed jobs, and its sentence."""
     failed, limit, where = count_failures(record), record.max_failed_job_count, describe_where(record)
     failure = EndError(_LIMIT_EXCEEDED, FAILED_JOBS_LIMIT_EXCEEDED, {"max_failed_job_count": limit}, (of_job(last),))
     parts = [f"{count(failed, 'job')} failed, max_failed_job_count is {limit}", where, f"last: {last.reason}"]
@@ -114,13 +114,14 @@ def too_many_failed(record: OperationRecord, last: JobRecord) -> tuple[EndError,
 
 
 def by_rule(note: RetryNote, job: JobRecord) -> tuple[EndError, str]:
-    """The same for one whose retry policy says that such a failure fails it at once."""
+    """Return the error, and its sentence, of an operation whose retry policy fails it at once for such a failure."""
     text = f"Job {job.id} ended ({note.kind}), and retry rule {note.rule} fails the operation at once"
     return EndError(text, FAILED_JOBS_LIMIT_EXCEEDED, inner=(of_job(job),)), f"{text}: {job.reason}"
 
 
 def would_restart(job: JobRecord) -> tuple[EndError, str]:
-    """The same for one with ``fail_on_job_restart`` whose job ended without its work done."""
+    """Return the error, and its sentence, of an operation with ``fail_on_job_restart`` whose job ended before its work
+    was done."""
     reason = f"job_{'failed' if job.state == 'failed' else 'aborted'}"
     told: dict[str, str | int | float] = {"reason": reason, "job_id": job.id}
     if job.state != "failed":
@@ -130,14 +131,15 @@ def would_restart(job: JobRecord) -> tuple[EndError, str]:
 
 
 def lost_by_restart(missing: int) -> tuple[EndError, str]:
-    """The same for one of which a restart of the scheduler found so many jobs neither running nor completed."""
+    """Return the error, and its sentence, of an operation some of whose jobs were neither running nor completed after a
+    restart of the scheduler."""
     text = f"{count(missing, 'job')} had not been started when the scheduler was started anew"
     told: dict[str, str | int | float] = {"reason": "job_count_mismatch_after_revival"}
     return EndError(f"{_MUST_NOT_RESTART}: {text}", FAILED_ON_JOB_RESTART, told), f"{_MUST_NOT_RESTART}: {text}"
 
 
 def find_abort_reason(job: JobRecord) -> str:
-    """Why a job was aborted or is lost, in the word of ``yt``."""
+    """Return why a job was aborted or lost, as ``yt`` calls it."""
     if job.state == "lost":
         return "node_offline"
     kind, cause = ("", "") if job.preemption is None else (job.preemption.kind, job.preemption.cause)
@@ -151,13 +153,13 @@ def find_abort_reason(job: JobRecord) -> str:
 
 
 def running_too_long(time_limit: float) -> tuple[EndError, str]:
-    """The same for one that ran for longer than its ``time_limit``, in milliseconds."""
+    """Return the error, and its sentence, of an operation that exceeded its ``time_limit``, in milliseconds."""
     text = f"{_TOO_LONG}: its time_limit of {time_limit:.15g} ms is over"
     return EndError(_TOO_LONG, attributes={"time_limit": time_limit}), text
 
 
 def no_node_fits(filters: str) -> EndError:
-    """That of one that no node which is online fits; ``filters``: in words."""
+    """Return the error of an operation that fits no online node; ``filters``: in words."""
     return EndError(f"No online node fits {filters}")
 
 

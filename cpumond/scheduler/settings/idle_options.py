@@ -1,4 +1,4 @@
-"""Options of an operation that can have no effect where it goes, in sentences (semantics.md 2.6, 6.2, 6.4). Pure."""
+"""Sentences about options of an operation without effect in its pool (semantics.md 2.6, 6.2, 6.4). Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DECIDING: Final = ("limit_rule", "actuator", "throttle_restore_ratio", "throttle
 def find_idle_options(
     name: str, pool: PoolSettings, rules: PreemptionRules, tree: TreeSettings, options: OperationTreeOptions
 ) -> list[str]:
-    """Sentences about options of an operation in the pool ``name``, for which ``rules`` hold."""
+    """Describe options of an operation without effect in the pool ``name`` with its ``rules``."""
     told = [
         *_find_privileges(rules, options),
         *_find_overtaken(name, rules, tree, options),
@@ -32,8 +32,8 @@ def find_idle_options(
 
 
 def find_idle_monitor_options(given: Mapping[str, Any]) -> list[str]:
-    """Sentences about options of an operation's ``job_cpu_monitor`` (1.1). Without a ``limit_rule`` of its own the
-    nodes' rule holds, which may be another one than the default."""
+    """Describe options without effect of an operation's ``job_cpu_monitor`` (1.1). Without its own ``limit_rule`` the
+    nodes' rule applies, which may not be the default."""
     settings = msgspec.convert({name: given[name] for name in DECIDING if name in given}, MonitorSettings)
     unsure = "" if "limit_rule" in given else ", which holds unless [monitor] of a node sets another"
     return [
@@ -42,7 +42,7 @@ def find_idle_monitor_options(given: Mapping[str, Any]) -> list[str]:
 
 
 def _find_privileges(rules: PreemptionRules, options: OperationTreeOptions) -> Iterator[str]:
-    """Options that would make an operation more privileged than its pool (6.2)."""
+    """Find options that would make an operation more privileged than its pool (6.2)."""
     for option, own, effective in list_own(options, operation_rules(rules, options)):
         if option == "min_run_time" and own > effective:
             yield f"min_run_time {own:.10g} is cut to {effective:.10g} by max_min_run_time of the tree"
@@ -56,7 +56,7 @@ def _find_privileges(rules: PreemptionRules, options: OperationTreeOptions) -> I
 def _find_overtaken(
     name: str, rules: PreemptionRules, tree: TreeSettings, options: OperationTreeOptions
 ) -> Iterator[str]:
-    """Options that would make an operation starve later than its pool, which then preempts for it anyway (6.3)."""
+    """Find options that would make an operation starve later than its pool, which then preempts for it anyway (6.3)."""
     if name == ROOT_POOL or not tree.enable_pool_starvation:
         return
     if tree.scheduling_preemption_priority_scope != "operation_and_ancestors":
@@ -72,7 +72,7 @@ def _find_overtaken(
 
 
 def _find_min_share(name: str, pool: PoolSettings, options: OperationTreeOptions) -> Iterator[str]:
-    """Options of a guarantee that the pool's own guarantee does not cover (2.6)."""
+    """Find options of a guarantee that the pool's own guarantee does not cover (2.6)."""
     asked = options.min_share_resources
     has_timeout = options.min_share_preemption_timeout is not None
     given = ["min_share_resources"] * bool(asked) + ["min_share_preemption_timeout"] * has_timeout
@@ -101,7 +101,7 @@ def _find_min_share(name: str, pool: PoolSettings, options: OperationTreeOptions
 def _find_protection(
     name: str, rules: PreemptionRules, tree: TreeSettings, options: OperationTreeOptions
 ) -> Iterator[str]:
-    """Options that would protect more jobs than those of the pool and the tree do (6.2, 6.4)."""
+    """Find options that would protect more jobs than those of the pool and the tree do (6.2, 6.4)."""
     threshold = options.non_preemptible_resource_usage_threshold
     if threshold:
         option = "non_preemptible_resource_usage_threshold"

@@ -1,4 +1,4 @@
-"""Incarnations of operations with ``gang_options``: when one ends and the next begins; pure (semantics.md 7.5)."""
+"""Incarnations of operations with ``gang_options``: their ends and starts; pure (semantics.md 7.5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cpumond.scheduler.model import Incarnation, JobCounts, JobRecord, Operation
 from cpumond.scheduler.settings import failures
 
 MAX_TOLD: Final = 50
-"""How many incarnations of an operation are remembered, the first and the latest."""
+"""Number of incarnations of an operation that are kept, the first and the latest."""
 REASONS: Final[dict[SwitchReason, str]] = {
     "job_failed": "job {job} failed",
     "job_aborted": "job {job} was aborted",
@@ -22,18 +22,18 @@ REASONS: Final[dict[SwitchReason, str]] = {
 
 
 def derive_id(*parts: object) -> str:
-    """An id of four hexadecimal numbers, the same for the same parts."""
+    """Derive an id of four hexadecimal numbers, always the same for the same parts."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
     return "-".join(f"{int(digest[at : at + 8], 16) or 1:x}" for at in (0, 8, 16, 24))
 
 
 def is_gang(tasks: tuple[Task, ...]) -> bool:
-    """Whether the jobs of an operation with these tasks have ranks and incarnations."""
+    """Return whether the jobs of an operation with these tasks have ranks and incarnations."""
     return any(task.gang_options is not None for task in tasks)
 
 
 def begin_first(record: OperationRecord) -> OperationRecord:
-    """The record of a new operation, with its first incarnation if it has any."""
+    """Return the record of a new operation, with its first incarnation if it has any."""
     if not is_gang(record.tasks):
         return record
     first = Incarnation(derive_id(record.id, 0), record.start_time)
@@ -41,14 +41,14 @@ def begin_first(record: OperationRecord) -> OperationRecord:
 
 
 def is_over(record: OperationRecord, task: Task | None, job: JobRecord, is_again: bool) -> bool:
-    """Whether the end of a job ends the present incarnation. ``is_again``: it completed, and starts again."""
+    """Return whether the end of a job ends the present incarnation. ``is_again``: it completed, and starts again."""
     if task is None or task.gang_options is None or job.gang_rank < 0 or record.is_finished:
         return False
     return job.incarnation == record.incarnation and (job.state != "completed" or is_again)
 
 
 def follow_job(record: OperationRecord, job: JobRecord, now: float) -> OperationRecord:
-    """The record once a job has ended the present incarnation."""
+    """Return the record after a job has ended the present incarnation."""
     reason: SwitchReason = "job_aborted"
     if job.state in ("completed", "failed"):
         reason = "job_failed" if job.state == "failed" else "job_interrupted"
@@ -66,7 +66,8 @@ def follow_job(record: OperationRecord, job: JobRecord, now: float) -> Operation
 
 
 def follow_revival(record: OperationRecord, task: str, expected: int, actual: int, now: float) -> OperationRecord:
-    """The record once a restart of the scheduler has found ``actual`` ranked jobs of a task, not ``expected``."""
+    """Return the record after a restart of the scheduler has found ``actual`` ranked jobs of a task, not
+    ``expected``."""
     told = derive_id(record.id, record.incarnation, "revival")
     return _follow(
         record, Incarnation(told, now, "job_lack_after_revival", task=task, expected=expected, actual=actual)
@@ -85,7 +86,7 @@ def _follow(record: OperationRecord, new: Incarnation) -> OperationRecord:
 
 
 def describe_switch(new: Incarnation) -> str:
-    """Why an incarnation has begun, in a sentence."""
+    """Describe why an incarnation has begun."""
     why = REASONS[new.reason or "job_aborted"].format(job=new.job_id)
     if new.reason == "job_lack_after_revival":
         why += f": {new.actual} of {count(new.expected, 'job')} of task {new.task}"
@@ -95,13 +96,13 @@ def describe_switch(new: Incarnation) -> str:
 
 
 def is_complete(record: OperationRecord, task: Task) -> bool:
-    """Whether all is completed that the task is for: with ``gang_options`` ``size`` jobs with a rank."""
+    """Return whether the task is complete: with ``gang_options``, ``size`` jobs with a rank have completed."""
     completed = record.counts.get(task.name, JobCounts()).completed
     return completed - record.reserved_done.get(task.name, 0) >= task.gang_size
 
 
 def list_variables(record: OperationRecord, task: Task, incarnation: str, rank: int) -> dict[str, str]:
-    """What the environment of a job tells of its gang."""
+    """Return environment variables that describe a job's gang."""
     variables = {
         "YT_OPERATION_INCARNATION": incarnation,
         "YT_JOB_COUNT": str(sum(each.job_count for each in record.tasks)),
