@@ -111,9 +111,9 @@ def test_what_becomes_of_jobs(tmp_path):
 
 
 def test_few_names_are_shown():
-    assert engines.show_some(["a", "b", "c", "d", "e"]) == " (a, b, c and 2 more)"
-    assert engines.show_some(["a\x1b[2J"]) == " (a\\x1b[2J)"
-    assert engines.show_some(["a" * 100 + "b"]) == f" ({'a' * 31}…{'a' * 31}b)"
+    assert engines.format_some(["a", "b", "c", "d", "e"]) == " (a, b, c and 2 more)"
+    assert engines.format_some(["a\x1b[2J"]) == " (a\\x1b[2J)"
+    assert engines.format_some(["a" * 100 + "b"]) == f" ({'a' * 31}…{'a' * 31}b)"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from scheduler_world import World
 from cpumond.api.views import view_operation_details
 from cpumond.api.yt.jobs import job_info
 from cpumond.api.yt.orchid import view_incarnation
-from cpumond.cli.scheduler.operations import _show_incarnation
+from cpumond.cli.scheduler.operations import _format_incarnation
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.settings.operations import StartOperation
 
@@ -80,7 +80,7 @@ def test_why_and_show_tell_of_an_operation_between_incarnations() -> None:
     assert f"all of its jobs were restarted 2 s ago: job {job} failed" in told
     assert 'none of them starts before 1 job of the previous incarnation on "n2" has ended' in told
     details = view_operation_details(world.rights, world.record(operation), world.now)
-    assert f"job {job} failed: User job failed" in _show_incarnation(details.incarnations)
+    assert f"job {job} failed: User job failed" in _format_incarnation(details.incarnations)
     world.nodes["n2"].let_go(next(iter(world.nodes["n2"].jobs)))
     world.settle_down()
     answer = explain_operation(world.state, world.record(operation), world.now, {})
