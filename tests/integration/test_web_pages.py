@@ -260,7 +260,7 @@ def test_the_node_s_page_has_its_ledger(page, site):
     site.open(page, site.addresses()["node"])
     ledger = page.get_by_role("table").filter(has_text="Capacity")
     cpu = ledger.get_by_role("row").filter(has_text="CPU, cores")
-    assert cpu.get_by_role("cell").first.inner_text() == "2"
+    assert cpu.get_by_role("cell").first.inner_text() == "2.00"
     ordered = sum(job["cpu_limit"] for job in node["jobs"])
     assert float(cpu.get_by_role("cell").nth(1).inner_text()) == pytest.approx(ordered)
     jobs = page.get_by_role("table", name=f"Jobs of node {site.job['node_id']}")

@@ -139,9 +139,6 @@ export function amount(name, value) {
 
 // ---- numbers of jobs, as the command line writes them
 
-// Six significant digits without zeros at the end.
-export const plain = (value) => String(Number(Number(value).toPrecision(6)));
-
 // Up to two digits after the point, below one core three: 3.2, 10, 0.004; <0.001 for less.
 export function showCores(cores) {
   if (cores === null || cores === undefined) return "no limit";
@@ -167,13 +164,6 @@ export function showRatio(ratio, digits = 0) {
   return `${(100 * (ratio ?? 0)).toFixed(digits)} %`;
 }
 
-// A remaining time without fractions: 9m30s.
-export function showLeft(seconds) {
-  const whole = Math.max(Math.round(seconds), 1);
-  const parts = [[Math.floor(whole / 3600), "h"], [Math.floor((whole % 3600) / 60), "m"], [whole % 60, "s"]];
-  return parts.filter(([value]) => value).map(([value, unit]) => `${value}${unit}`).join("");
-}
-
 // A time span: 0.4 s, 12 s, 3 min 5 s, 2 h 1 min, 3 d 4 h.
 export function showSpan(seconds) {
   if (seconds === null || seconds === undefined) return "–";
@@ -191,6 +181,6 @@ export function showSpan(seconds) {
 // A value of job-cpu-monitor as people write it; durations that are numbers are milliseconds, as YTsaurus has them.
 export function showOption(name, value) {
   if (value === null || value === undefined) return "–";
-  if (DURATIONS.has(name) && typeof value === "number") return value % 1000 ? `${plain(value)} ms` : `${plain(value / 1000)} s`;
+  if (DURATIONS.has(name) && typeof value === "number") return value % 1000 ? `${number(value, 6)} ms` : `${number(value / 1000, 6)} s`;
   return typeof value === "string" ? value : JSON.stringify(value);
 }

@@ -3,7 +3,7 @@
 
 import { chart } from "./chart.js";
 import { h } from "./dom.js";
-import { capital, isKnown, localTimes, measured, plain, showCores, showOption, showRatio, showVotes, time } from "./format.js";
+import { capital, isKnown, localTimes, measured, number, showCores, showOption, showRatio, showVotes, time } from "./format.js";
 import { badge, bar, facts, table } from "./table.js";
 import { working } from "./history.js";
 import { markDecisions } from "./marks.js";
@@ -62,7 +62,7 @@ function peakLines(e, samples, line) {
   const peaks = samples.peak ?? samples.at.map(() => null);
   return [
     line("peak", peaks, "--c3"),
-    line(`peak and reserve of ${plain(100 * reserve)} %`, peaks.map((peak) => (isKnown(peak) ? peak * (1 + reserve) : null)), "--c4",
+    line(`peak and reserve of ${number(100 * reserve, 6)} %`, peaks.map((peak) => (isKnown(peak) ? peak * (1 + reserve) : null)), "--c4",
       { dash: true }),
   ];
 }

@@ -2,7 +2,7 @@
 
 import { get, path } from "./api.js";
 import { h } from "./dom.js";
-import { duration, fixed, number, showCores, showLeft, showRatio, showSpan, showVotes } from "./format.js";
+import { duration, fixed, number, showCores, showRatio, showSpan, showVotes } from "./format.js";
 import { rangeButtons } from "./history.js";
 import { jobView } from "./job_view.js";
 import { to } from "./route.js";
@@ -60,7 +60,7 @@ function notices(a) {
   const { counters } = a;
   const { raise = 0, lower = 0 } = counters.foreign_writes ?? {};
   const told = [
-    isStuck(a) ? ["bad", `Stuck: the last check was ${showLeft(a.last_tick_age_s)} ago; see the agent's log.`] : null,
+    isStuck(a) ? ["bad", `Stuck: the last check was ${showSpan(a.last_tick_age_s)} ago; see the agent's log.`] : null,
     a.paused ? ["warn", "Paused: no limits are written while the pause file is in the agent's runtime_dir."] : null,
     raise || lower ? ["warn", `Foreign writes: another program raised limits ${raise} times and lowered them ${lower} times.`] : null,
     counters.write_errors ? ["bad", `Write errors: ${counters.write_errors} limits could not be written.`] : null,

@@ -1,10 +1,10 @@
 // The operations of who asks: when they start and end, and what holds them.
 
 import { operationsActions } from "./actions.js";
-import { get, query, serverNow } from "./api.js";
+import { get, query } from "./api.js";
 import { h } from "./dom.js";
 import { cores, count, duration, number, time } from "./format.js";
-import { isLate, poolLinks, stateBadge, titleLink } from "./page_operations.js";
+import { poolLinks, predicted, stateBadge, titleLink } from "./page_operations.js";
 import { readRights } from "./rights.js";
 import { to } from "./route.js";
 import { figure, table } from "./table.js";
@@ -45,17 +45,6 @@ export const mine = {
   },
 };
 
-// "in 5 min" with the range at the mouse; of a time that is past "soon", of a start that should have been "late".
-function foretold(forecast, name) {
-  const middle = forecast?.[`${name}_p50`] ?? null;
-  if (middle === null) return h("span.muted", { title: forecast ? "not within the time that is simulated" : "not predicted yet" }, "–");
-  const [first, last] = ["p10", "p90"].map((part) => forecast[`${name}_${part}`]);
-  const range = `eight of ten simulations: ${time(first)} to ${last === null ? "later than is simulated" : time(last)}`;
-  const left = middle - serverNow();
-  if (name === "start" && isLate(forecast)) return h("span", { title: `It should have started by the last forecast; ${range}` }, "late");
-  return h("span", { title: range }, left > 1 ? `in ${duration(left)}` : "soon");
-}
-
 const whys = (o) => Object.entries(o.trees).map(([tree, part], index, all) => [index ? "; " : "", all.length > 1 ? `${tree}: ` : "", part.why,
   part.queue_place ? `, number ${number(part.queue_place, 6)} in the queue` : ""]);
 
@@ -65,8 +54,8 @@ const COLUMNS = [
   { title: "Pool", cell: poolLinks },
   { title: "Waits for", cell: (o) => h("a.sentence", { href: to("operations", o.id, { tab: "why" }) }, whys(o)) },
   { title: "Jobs", align: "right", help: "Active, and to start", cell: (o) => `${number(o.jobs.active, 6)} + ${number(o.jobs.pending, 6)}` },
-  { title: "Starts", align: "right", help: "Median of many simulations", cell: (o) => (["running", "cannot start"].includes(o.shown_state) ? h("span.muted", o.shown_state === "running" ? "runs" : "never, as things are") : foretold(o.forecast, "start")) },
-  { title: "Ends", align: "right", help: "Median of many simulations", cell: (o) => foretold(o.forecast, "end") },
+  { title: "Starts", align: "right", help: "Median of many simulations", cell: (o) => (["running", "cannot start"].includes(o.shown_state) ? h("span.muted", o.shown_state === "running" ? "runs" : "never, as things are") : predicted(o.forecast, "start") ?? "–") },
+  { title: "Ends", align: "right", help: "Median of many simulations", cell: (o) => predicted(o.forecast, "end") ?? "–" },
 ];
 
 const ENDED_COLUMNS = [

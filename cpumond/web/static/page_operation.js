@@ -10,7 +10,7 @@ import { allAmounts, amount, amounts, capital, count, duration, evenly, jobName,
 import { axis, chosenTab, DAY_S, line, rangeButtons, readLife, remember, tabs } from "./history.js";
 import { changeButton } from "./idle.js";
 import { readMarks } from "./marks.js";
-import { describePart, isLate, pager, stateBadge } from "./page_operations.js";
+import { describePart, isLate, pager, predicted, stateBadge } from "./page_operations.js";
 import { preemptionsTable } from "./page_preemptions.js";
 import { readRights, ROOT } from "./rights.js";
 import { currentQuery, to } from "./route.js";
@@ -102,7 +102,7 @@ function overview({ operation: o, history, idle, marks, newest }, app) {
       ["User", o.user],
       ["Started", `${time(o.start_time)} (${duration((o.finish_time ?? serverNow()) - o.start_time)}${o.finish_time ? " long" : " ago"})`],
       o.finish_time ? ["Ended", time(o.finish_time)] : null,
-      ...foretold(o.forecast),
+      o.forecast?.end_p50 ? ["Ends", predicted(o.forecast, "end")] : null,
       ["Jobs", tellJobs(o.jobs)],
       newest ? ["Log", h("a", { href: to("operations", o.id, "jobs", newest.id) }, `of ${newest.state === "failed" ? "the failed " : ""}${jobName(newest)}`)] : null,
       ["CPU time", `${number(o.cpu_seconds, 4)} core-seconds used${o.reclaimed_cpu_seconds ? `, ${number(o.reclaimed_cpu_seconds, 4)} reclaimed` : ""}`],
@@ -119,12 +119,6 @@ function overview({ operation: o, history, idle, marks, newest }, app) {
     graphs(o, history, marks),
     tasks(o),
   ];
-}
-
-/** When it ends in eight of ten simulations, and in the middle; nothing where that is not predicted. */
-function foretold(told) {
-  if (!told || told.end_p50 === null) return [];
-  return [["Ends", `${time(told.end_p10)} to ${told.end_p90 === null ? "later than is simulated" : time(told.end_p90)}, about ${time(told.end_p50)} (as of ${duration(serverNow() - told.as_of)} ago)`]];
 }
 
 function tellJobs(jobs) {

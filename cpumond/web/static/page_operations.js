@@ -110,13 +110,18 @@ function withChosen(causes) {
 // Whether, by its last forecast, it should have started in nine of ten runs ahead.
 export const isLate = (told) => told.start_p90 !== null && told.start_p90 < serverNow();
 
-export function startsIn(told) {
-  if (!told || told.start_p50 === null) return null;
-  if (isLate(told)) {
-    return h("span.muted", { title: "It should have started by the last forecast" }, " late");
-  }
-  const [first, last] = [told.start_p10, told.start_p90].map((at) => (at === null ? "?" : duration(Math.max(at - serverNow(), 0))));
-  return h("span.muted", { title: "Eight of ten simulations" }, ` starts in ${first === last ? first : `${first}–${last}`}`);
+// "in 5 min" of a forecast's start or end, its range at the mouse; null where it is not predicted.
+export function predicted(forecast, name) {
+  const [first, middle, last] = ["p10", "p50", "p90"].map((part) => forecast?.[`${name}_${part}`] ?? null);
+  if (middle === null) return null;
+  const left = middle - serverNow();
+  const text = name === "start" && isLate(forecast) ? "late" : left > 1 ? `in ${duration(left)}` : "soon";
+  return h("span", { title: `Eight of ten simulations: ${time(first)} to ${last === null ? "later than is simulated" : time(last)}` }, text);
+}
+
+function startsIn(forecast) {
+  const text = predicted(forecast, "start");
+  return text && h("span.muted", isLate(forecast) ? " " : " starts ", text);
 }
 
 // Buttons for the previous and the next part of a long list; the URL has the place as `offset`.

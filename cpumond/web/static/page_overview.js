@@ -140,15 +140,7 @@ function ledger(tree) {
         row("demand", "demand", tree.demand_cores, "what all running operations would use if they could"),
         row("waiting", "waiting", tree.waiting_cores, "demand of operations that are not running"),
         tree.idle ? row("held", "idle while work waits", tree.idle.held_back, "idle although operations wait that could use it") : null)),
-    h("p.flat", sentence(tree)));
-}
-
-function sentence({ capacity_cores: capacity, ordered_cores: ordered, reclaimed_cores: reclaimed, limit_cores: limit }) {
-  if (!(capacity > 0)) return "No node is online: nothing can run.";
-  if (!(ordered > 0)) return "No job runs.";
-  const over = ordered > capacity ? `Requests exceed the capacity: ${cores(ordered)} of ${cores(capacity)} cores. ` : "";
-  const given = reclaimed > 0 ? `${cores(reclaimed)} requested cores are not needed now and available to others.` : "Nothing is reclaimed now.";
-  return `${over}${given}${limit > capacity ? " The limits exceed the capacity: jobs may slow each other down." : ""}`;
+    capacity > 0 ? null : h("p.flat", "No node is online: nothing can run."));
 }
 
 function aboutCard(status, health, history) {

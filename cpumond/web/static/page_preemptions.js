@@ -6,7 +6,7 @@ import { ask, textFilter } from "./filters.js";
 import { chosenFold, folds } from "./folds.js";
 import { amount, amounts, count, hours as coreHours, number, time, withoutIds } from "./format.js";
 import { currentQuery, to } from "./route.js";
-import { badge, figure, operationLink, table } from "./table.js";
+import { badge, operationLink, table } from "./table.js";
 
 const KINDS = {
   preempted: ["preempted", "A pool or operation below its share needed the resources"],
@@ -30,13 +30,12 @@ export const preemptions = {
       open ? get(`/preemptions${query({ ...asked, group: open, limit: IN_A_GROUP })}`, { signal }) : null]);
     return { ...found, limit, groups, inside, open };
   },
-  view({ preemptions: records, counts, lost_core_seconds: lost, limit, titles, groups, inside, open }, _, app) {
+  view({ preemptions: records, limit, titles, groups, inside, open }, _, app) {
     const chosen = currentQuery();
     const isFiltered = Boolean(chosen.get("pool") || chosen.get("operation"));
     return [
       h("h1", "Preemptions"),
       h("p.muted.plain-text", "Jobs that were stopped before their end, the newest first. “For”: the operation that got their resources."),
-      countCards(counts, lost, chosen.get("pool")),
       h("div.filters", { role: "search", "aria-label": "Filter the preemptions" },
         textFilter("pool", "Pool", "that lost or got resources", app, { type: "search", isWide: true }),
         textFilter("operation", "Operation", "id of one that lost or got resources", app, { type: "search", isWide: true })),
@@ -52,15 +51,6 @@ export const preemptions = {
 function limitOf(chosen) {
   const limit = Math.trunc(Number(chosen.get("limit")));
   return limit >= 1 && limit <= MOST ? limit : STEP;
-}
-
-function countCards(counts, lost, pool) {
-  const known = Object.entries(counts);
-  if (!known.length) return null;
-  return h("section.card", { "aria-labelledby": "counts" },
-    h("h2", { id: "counts" }, `Since the scheduler started${pool ? ` in pool ${pool}` : ""}`),
-    h("div.cards", known.map(([kind, value]) => figure(number(value, 6), kindWord(kind), { tag: "div", title: KINDS[kind]?.[1] })),
-      figure(hours(lost), "core-hours lost", { tag: "div", title: "Their usage since their start or last checkpoint" })));
 }
 
 const kindWord = (kind) => KINDS[kind]?.[0] ?? kind.replaceAll("_", " ");
