@@ -6,6 +6,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from types import ModuleType
+from typing import get_args
 
 import click
 import pytest
@@ -15,6 +16,9 @@ from packaging_script import load_script
 from cpumond.agent.config import parse_config_text
 from cpumond.cli import cli
 from cpumond.core.errors import ConfigError
+from cpumond.scheduler.answers.causes import CauseKind
+from cpumond.scheduler.answers.idle import KINDS
+from cpumond.scheduler.events import EventKind
 from cpumond.scheduler.program.config import parse_scheduler_config_text
 
 
@@ -152,6 +156,15 @@ def test_forms_of_commands(text: str, commands: list[list[str]]) -> None:
 def test_a_wrong_command_is_found(words: str) -> None:
     with pytest.raises(click.UsageError):
         parse(words.split(), {})
+
+
+@pytest.mark.parametrize(
+    ("page", "kinds"),
+    [("why-waits", get_args(CauseKind)), ("why-idle", KINDS), ("events", get_args(EventKind))],
+)
+def test_pages_list_every_kind(page: str, kinds: tuple[str, ...]) -> None:
+    cells = re.findall(r"^\| (`.*?) \|", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(set(kinds) - set(re.findall(r"`([^`]+)`", " ".join(cells)))) == []
 
 
 # ---- configuration
