@@ -75,7 +75,7 @@ def find_reserve(task: Task, memory: TaskMemory = NOTHING, is_taken: Callable[[i
 def set_reserves(
     record: OperationRecord, is_on: bool, is_taken: Callable[[str, int], bool] = lambda *_: False
 ) -> OperationRecord:
-    """The record with what the next job of each task reserves; the same one where nothing changes."""
+    """Return the record with the reserve of each task's next job; the same record if nothing changes."""
     if not is_on and not any(task.memory_reserve for task in record.tasks):
         return record
     memory, reserves = record.memory, [0] * len(record.tasks)
@@ -94,7 +94,8 @@ def set_reserves(
 
 
 def note_end(record: OperationRecord, task: Task, job: JobRecord) -> OperationRecord:
-    """The record after the end of a job with a reserve: what it used, where that says what others will use."""
+    """Return the record after the end of a job with a reserve, with its usage as a sample if that predicts later
+    jobs."""
     used, limit = job.max_memory or 0, task.memory_limit
     is_overdraft = job.state == "aborted" and job.reason.startswith(MEMORY_OVERDRAFT)
     if not limit or not (is_overdraft or job.state == "completed"):

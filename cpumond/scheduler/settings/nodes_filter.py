@@ -1,8 +1,8 @@
-"""Formulas of tags: ``nodes_filter``, which nodes belong to a pool tree, and ``scheduling_tag_filter``, on which of
-them jobs start (semantics.md 2.1, 2.13).
+"""Formulas of tags: ``nodes_filter`` selects the nodes of a pool tree, ``scheduling_tag_filter`` those on which jobs
+start (semantics.md 2.1, 2.13).
 
-``!`` binds tighter than ``&``, and that tighter than ``|``. Parser and evaluation keep their own stacks: no formula,
-however deep, comes near Python's recursion limit.
+``!`` binds tighter than ``&``, which binds tighter than ``|``. Parser and evaluation keep their own stacks, so that no
+formula, however deep, comes near Python's recursion limit.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from lark import Lark, Token, Transformer, UnexpectedCharacters, UnexpectedToken
 from cpumond.core.errors import ConfigError
 
 MAX_LENGTH: Final = 10_000
-"""Characters of a formula."""
+"""Most characters of a formula."""
 MAX_TOKENS: Final = 100
-"""Tags and operators of a ``scheduling_tag_filter``."""
+"""Most tags and operators of a ``scheduling_tag_filter``."""
 TAG_FILTER: Final = "scheduling_tag_filter"
 
 OPERAND: Final = "a tag, '!', '(', '%true' or '%false'"
@@ -42,7 +42,7 @@ _AND: /&(?!&)/
 _OR: /\|(?!\|)/
 %ignore /[ \t\r\n\f\v]+/
 """
-"""``&&`` and ``||`` are no tokens at all, rather than an operator twice; ``in`` is a reserved word, not a tag."""
+"""``&&`` and ``||`` are no tokens at all, not an operator twice; ``in`` is a reserved word, not a tag."""
 
 _TAG: Final = re.compile(r"(?!in\Z)[A-Za-z_][A-Za-z0-9_/\-.:]*\Z")
 TAG_RULE: Final = (
@@ -51,11 +51,11 @@ TAG_RULE: Final = (
 )
 
 _INVALID = re.compile(r"in|&+|\|+|[0-9]+|[=<>+*^~-]+|%[A-Za-z]*|.", re.DOTALL)
-"""What a message quotes where no token begins."""
+"""Text that a message quotes where no token begins."""
 
 
 def is_tag(text: str) -> bool:
-    """Whether a formula can name a tag."""
+    """Return whether a formula can name a tag."""
     return _TAG.match(text) is not None
 
 
@@ -73,15 +73,16 @@ class NodesFilter:
 
     @property
     def token_count(self) -> int:
-        """Tags, literals and operators, without parentheses."""
+        """Return the number of tags, literals and operators, without parentheses."""
         return len(self._postfix)
 
     def matches(self, tags: Collection[str]) -> bool:
-        """Whether a node with ``tags``, its own address among them, belongs to the tree; a tag it lacks is false."""
+        """Return whether a node with ``tags``, including its own address, matches; a tag that it lacks is false."""
         return bool(self._evaluate(1, lambda tag: tag in tags))
 
     def select(self, tags: Sequence[frozenset[str]]) -> list[bool]:
-        """``matches`` of many nodes: the formula is gone through once, each step for all as bits of a number."""
+        """Return ``matches`` for many nodes: the formula is evaluated once, each step for all nodes as bits of a
+        number."""
         named = {tag: bytearray(len(tags) // 8 + 1) for tag in self.tags}
         known = frozenset(named)
         for number, each in enumerate(tags):
@@ -92,7 +93,7 @@ class NodesFilter:
         return [digit == "1" for digit in f"{found:0{len(tags)}b}"[::-1]] if tags else []
 
     def _evaluate(self, everyone: int, having: Callable[[str], int]) -> int:
-        """The nodes that the formula is true for, as bits; ``having``: those that have a tag."""
+        """Return the nodes that the formula is true for, as bits; ``having``: nodes with each tag."""
         stack = [0 if self._postfix else everyone]
         for step in self._postfix:
             if step == "!":
@@ -108,9 +109,9 @@ class NodesFilter:
 
 
 def parse_nodes_filter(text: str, option: str = "nodes_filter") -> NodesFilter:
-    """Read a formula; an empty or blank one is true for every node. ``option``: its name in errors.
+    """Parse a formula; an empty or blank one is true for every node. ``option``: its name in errors.
 
-    Raises ConfigError: what was found at which column (characters from the start, the first is 1), what is expected.
+    Raises ConfigError with the unexpected text, its column (in characters, from 1), and what is expected.
     """
     if len(text) > MAX_LENGTH:
         raise ConfigError(
@@ -131,7 +132,7 @@ def parse_nodes_filter(text: str, option: str = "nodes_filter") -> NodesFilter:
 
 @functools.lru_cache(maxsize=1024)
 def parse_tag_filter(text: str, option: str = TAG_FILTER) -> NodesFilter:
-    """Read a ``scheduling_tag_filter``; cached, since each change of a tree looks at all. Raises ConfigError."""
+    """Parse a ``scheduling_tag_filter``; cached, since each change of a tree checks all. Raises ConfigError."""
     parsed = parse_nodes_filter(text, option)
     if parsed.token_count > MAX_TOKENS:
         raise ConfigError(
@@ -143,13 +144,13 @@ def parse_tag_filter(text: str, option: str = TAG_FILTER) -> NodesFilter:
 
 @functools.lru_cache(maxsize=1024)
 def read_filter(text: str) -> NodesFilter:
-    """``parse_nodes_filter``, cached: most changes of a tree leave its filters as they are."""
+    """Cached ``parse_nodes_filter``: most changes of a tree leave its filters unchanged."""
     return parse_nodes_filter(text)
 
 
 @v_args(inline=True)
 class _ToPostfix(Transformer[Token, list[str]]):
-    """Each rule's list goes into its left operand's, so that a long formula is not copied at every operator."""
+    """Each rule's list is appended to its left operand's, so that a long formula is not copied at every operator."""
 
     def operand(self, token: Token) -> list[str]:
         return [str(token)]
@@ -201,7 +202,7 @@ def _explain_token(option: str, text: str, error: UnexpectedToken) -> ConfigErro
 
 
 def _last_open(text: str) -> int:
-    """The position of the innermost '(' that is not closed."""
+    """Return the position of the innermost '(' that is not closed."""
     depth = 0
     for position in range(len(text) - 1, -1, -1):
         depth += (text[position] == ")") - (text[position] == "(")

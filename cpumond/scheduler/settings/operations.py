@@ -1,4 +1,4 @@
-"""Operations: reading a user's specification, the commands on operations, and what the end of a job changes.
+"""Operations: specifications as users write them, commands, and the effects of a job's end.
 
 semantics.md 1.1, 2.5, 2.9, 3; yt_protocol.md 10. Pure functions from records to records.
 """
@@ -56,19 +56,20 @@ MAX_MEMORY_LIMIT: Final = 2**44
 LEAST_JOB_TIME_LIMIT: Final = 1000.0
 """Milliseconds."""
 MAX_OPTIONS: Final = 500
-"""In a specification and in each of its tasks, known ones and others: all of them are read in the event loop."""
+"""Most options in a specification and in each of its tasks, known or not: all are read in the event loop."""
 MAX_TEXT: Final = 65_536
 LEAST_SHARE: Final = 1e-6
-"""Of ``memory_limit`` that an option may say."""
+"""Smallest fraction of ``memory_limit`` that an option may set."""
 MAX_PATH: Final = 4095
 MAX_TOLD: Final = 20
 MAX_SHOWN: Final = 80
-"""How many unknown options are named in warnings, and with how many characters."""
+"""Most unknown options that warnings name, and most characters of each."""
 MAX_COUNTED: Final = 1000
-"""Unknown options that are counted for that, each time that an operation is shown."""
+"""Most unknown options counted for the warnings, each time that an operation is shown."""
 
 MAX_TASK_BYTES: Final = 262_144
-"""Of UTF-8, for a task's command, environment and working_directory together: every order of a job has them."""
+"""Most bytes of UTF-8 of a task's command, environment and working_directory together: each start of a job contains
+them."""
 
 TREE_OPTIONS: Final = frozenset(OperationTreeOptions.__struct_fields__) - {"pool"}
 """Options for all trees of an operation or, under ``scheduling_options_per_pool_tree``, for each (2.5)."""
@@ -78,9 +79,9 @@ ANNOTATIONS: Final = "annotations"
 MAX_ANNOTATION_BYTES: Final = 10_240
 SHELLS: Final = "options_per_job_shell"
 MEANT_FOR_YTSAURUS: Final = frozenset({"controller_agent_tag", "enable_detailed_logs"})
-"""Parameters of a live operation that mean nothing here."""
+"""Parameters of a live operation without a meaning here."""
 UNENFORCED: Final = ("owners", "aco_name")
-"""Refused in parameters, too: nothing enforces them."""
+"""Also refused in parameters, since they would not be enforced."""
 
 
 class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="command", omit_defaults=True):
@@ -95,27 +96,27 @@ class StartOperation(_Command, frozen=True, tag="start_operation"):
 
 
 class AbortOperation(_Command, frozen=True, tag="abort_operation"):
-    """Stop all jobs and end it."""
+    """Stop all jobs and end the operation."""
 
     operation_id: str
     message: str = ""
 
 
 class CompleteOperation(_Command, frozen=True, tag="complete_operation"):
-    """End it as completed, whatever is left."""
+    """End the operation as completed, whatever work is left."""
 
     operation_id: str
 
 
 class SuspendOperation(_Command, frozen=True, tag="suspend_operation"):
-    """Start no more jobs of it; running ones stay unless ``abort_running_jobs``."""
+    """Start no more jobs of the operation; running ones stay unless ``abort_running_jobs``."""
 
     operation_id: str
     abort_running_jobs: bool = False
 
 
 class ResumeOperation(_Command, frozen=True, tag="resume_operation"):
-    """Take back a suspension."""
+    """Resume a suspended operation."""
 
     operation_id: str
 
@@ -128,9 +129,9 @@ class UpdateOperation(_Command, frozen=True, tag="update_operation_parameters"):
 
 
 class AbortJob(_Command, frozen=True, tag="abort_job"):
-    """Stop a job, which is then started again; ``interrupt_timeout`` (milliseconds) is the time that it gets to end.
+    """Stop a job, which is then started again; ``interrupt_timeout`` (milliseconds) is its time to end.
 
-    ``operation_id`` "": whichever has it.
+    ``operation_id`` "": the operation that has the job.
     """
 
     job_id: str
@@ -146,7 +147,7 @@ class AbandonJob(_Command, frozen=True, tag="abandon_job"):
 
 
 class PatchOperation(_Command, frozen=True, tag="patch_operation_spec"):
-    """Change the specification of a live operation, all of ``patches`` or none: maps of ``path`` and ``value``."""
+    """Change the specification of a live operation by all of ``patches`` or none: maps of ``path`` and ``value``."""
 
     operation_id: str
     patches: list[Any]
@@ -177,9 +178,9 @@ class ParsedSpecification(OperationFacts, frozen=True):
     options: dict[str, dict[str, Any]]
     acl: tuple[AccessEntry, ...]
     schedule_in_single_tree: bool
-    """Whether one of the trees is chosen when it starts (2.5)."""
+    """Whether one of the trees is chosen at its start (2.5)."""
     secrets: dict[str, str]
-    """Variables of each job that are kept apart from the specification (12.6)."""
+    """Variables of each job that are stored apart from the specification (12.6)."""
 
 
 ROOT_OPTIONS: Final = honoured("root")
@@ -191,8 +192,8 @@ def read_spec(
     read_monitor: Callable[[object], dict[str, Any]],
     default_memory_limit: Callable[[tuple[str, ...] | None], int] = lambda _: 0,
 ) -> ParsedSpecification:
-    """A specification, checked. ``read_monitor`` checks its section ``job_cpu_monitor``; ``default_memory_limit``:
-    that of tasks that say none, in bytes, by its ``trees``. Raises CommandError."""
+    """Read and check a specification. ``read_monitor`` checks its section ``job_cpu_monitor``; ``default_memory_limit``
+    returns the bytes of tasks that set none, by ``trees``. Raises CommandError."""
     shown = without_vault(spec)
     secrets = {} if shown is spec else read_vault(spec)
     table = _normalise(shown, "spec")
@@ -239,12 +240,12 @@ Places = tuple[tuple[str, ...] | None, dict[str, dict[str, Any]]]
 
 
 def read_places(spec: Mapping[str, Any]) -> Places:
-    """Where a specification wants its operation: the part of ``read_spec`` that is about trees and pools."""
+    """Read the trees and pools of a specification, a part of ``read_spec``."""
     return _read_places(_normalise(spec, "spec"))
 
 
 def list_erased_trees(record: OperationRecord) -> list[str]:
-    """The trees that a specification names and in which its operation does not run, or not any more."""
+    """Return the trees that a specification names and in which its operation does not run, or no longer."""
     with contextlib.suppress(CommandError):
         return [name for name in read_places(without_vault(record.spec))[0] or () if name not in record.trees]
     return []
@@ -254,7 +255,7 @@ def _read_places(table: Mapping[str, Any]) -> Places:
     shared, per_tree = _read_options("spec", table), _read_per_tree(table, "spec")
     trees, tentative = table.get("pool_trees"), table.get("tentative_pool_trees")
     if isinstance(tentative, list):
-        # It does not run there, so what is said of these trees is not said of its own.
+        # It does not run there, so warnings about these trees are not warnings about its own.
         per_tree = {tree: given for tree, given in per_tree.items() if tree not in tentative or tree in (trees or ())}
     if trees is not None:
         trees = tuple(_text(name, "spec/pool_trees", 100) for name in _list(trees, "spec/pool_trees"))
@@ -272,7 +273,7 @@ def _read_places(table: Mapping[str, Any]) -> Places:
 
 
 def _list_idle(spec: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, Any, str]]:
-    """Of the options without effect that a user should know of: where it stands, key, value, reason."""
+    """Return options without effect that a user should know of: place, key, value, reason."""
     spec = without_vault(spec)
     for key, value, reason in find_idle("root", spec):
         yield (), key, value, reason
@@ -286,11 +287,11 @@ def _list_idle(spec: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, 
 
 
 _PARTS: Final[Mapping[str, Place]] = {"tasks": "task", "scheduling_options_per_pool_tree": "tree"}
-"""The options at the root that hold further options, by name of a task or tree."""
+"""Options at the root that contain further options, by name of a task or tree."""
 
 
 def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without effect that a user should know of, as they were given."""
+    """Return the options without effect that a user should know of, as given."""
     found: dict[str, Any] = {}
     for place, key, value, _ in _list_idle(spec):
         inside = found
@@ -301,7 +302,7 @@ def find_unrecognized(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unrecognized_warnings(spec: Mapping[str, Any]) -> list[str]:
-    """A sentence for each of ``find_unrecognized``, with the reason or with the option that may be meant."""
+    """Return a sentence for each of ``find_unrecognized``, with the reason or a similar option."""
     found = ((place, key, reason) for place, key, _, reason in _list_idle(spec))
     idle = list(itertools.islice(found, MAX_COUNTED))
     sentences = [_describe_idle(*each) for each in sorted(idle)[:MAX_TOLD]]
@@ -337,14 +338,14 @@ def _read_acl(table: Mapping[str, Any], where: str) -> tuple[AccessEntry, ...]:
 
 
 def _check_annotations(value: object) -> None:
-    """They are kept and shown as they are, and are a map of at most MAX_ANNOTATIONS_BYTES of text YSON."""
+    """Check annotations, which are kept and shown unchanged: a map of at most MAX_ANNOTATIONS_BYTES of text YSON."""
     where = "spec/annotations"
     if value is None:
         return
     try:
         size = len(write_yson(_table(value, where)))
     except UnicodeEncodeError:
-        return  # what is not valid Unicode is refused where it is stored
+        return  # invalid Unicode is refused when it is stored
     except RecursionError:
         raise _refuse(where, "are nested too deep") from None
     if size > MAX_ANNOTATIONS_BYTES:
@@ -384,18 +385,18 @@ _MONITOR_OPTION: Final = re.compile(r"\bjob[-_]cpu[-_]monitor[./]([A-Za-z_-]+)")
 
 
 def _refuse(where: str, what: str) -> CommandError:
-    """The refusal of the value at ``where`` in a specification or in parameters."""
+    """Return the refusal of the value at ``where`` in a specification or in parameters."""
     field = _field_of(where)
     return CommandError(f"{where}: {what}", attributes={FIELD: field} if field else {})
 
 
 def _field_of(where: str) -> str:
-    """The path of an option below its first part: ``tasks/main/cpu_limit`` of ``spec/tasks/main/cpu_limit``."""
+    """Return the path of an option below its first part: ``tasks/main/cpu_limit`` of ``spec/tasks/main/cpu_limit``."""
     return where.partition("/")[2]
 
 
 def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Names with underscores, aliases folded; two spellings of one option are an error (0.2)."""
+    """Return names with underscores and without aliases; two spellings of one option are an error (0.2)."""
     if len(table) > MAX_OPTIONS:
         what = f"{len(table)} options, at most {MAX_OPTIONS} are read; what is your own belongs into annotations"
         raise _refuse(where, what)
@@ -422,7 +423,7 @@ _RESETS: Final = {field.name: field.default for field in msgspec.structs.fields(
 
 
 def _read_options(where: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of ``TREE_OPTIONS`` and ``pool`` that ``given`` names, checked by their type; None resets one."""
+    """Return the options of ``TREE_OPTIONS`` and ``pool`` in ``given``, checked by their type; None resets one."""
     options: dict[str, Any] = {}
     for name, value in given.items():
         if name == "pool":
@@ -449,7 +450,7 @@ def _check_filter(text: str, where: str) -> None:
 
 
 def _read_per_tree(table: Mapping[str, Any], inside: str, *, strict: bool = False) -> dict[str, dict[str, Any]]:
-    """``scheduling_options_per_pool_tree``: the options of each tree that it names; ``strict`` refuses unknown ones."""
+    """Read ``scheduling_options_per_pool_tree``: options of each named tree; ``strict`` refuses unknown ones."""
     where = f"{inside}/scheduling_options_per_pool_tree"
     options = {}
     for tree, given in _table(table.get("scheduling_options_per_pool_tree", {}), where).items():
@@ -463,7 +464,7 @@ def _read_per_tree(table: Mapping[str, Any], inside: str, *, strict: bool = Fals
 
 
 def _read_tasks(table: Mapping[str, Any], secrets: Mapping[str, str], default_memory_limit: int) -> tuple[Task, ...]:
-    """``secrets``: variables that each job has besides those of its task."""
+    """Read tasks. ``secrets``: variables of each job besides those of its task."""
     tasks = _table(table.get("tasks"), "spec/tasks", "a map of a task's name to its job_count and command")
     if not tasks:
         raise _refuse("spec/tasks", "at least one task is needed, for example {t={job_count=1;command=...}}")
@@ -529,7 +530,8 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
 
 
 def _share_retries(table: Mapping[str, Any], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """Tasks with the policy of the root where they have none. Raises CommandError for what could not be honoured."""
+    """Return tasks with the root's policy where they have none. Raises CommandError for a policy that cannot be
+    followed."""
     shared = _policy(table.get(retries.RETRY_POLICY), f"spec/{retries.RETRY_POLICY}")
     if shared is not None:
         tasks = tuple(msgspec.structs.replace(t, retry_policy=shared) if t.retry_policy is None else t for t in tasks)
@@ -546,7 +548,7 @@ def _share_retries(table: Mapping[str, Any], tasks: tuple[Task, ...]) -> tuple[T
 
 
 def _read_gang(task: Mapping[str, Any], inside: str) -> GangOptions | None:
-    """``gang_options`` of a task, None without. Raises CommandError."""
+    """Read ``gang_options`` of a task, None without. Raises CommandError."""
     given, where = task.get("gang_options"), f"{inside}/gang_options"
     if given is None:
         return None
@@ -568,7 +570,7 @@ _SIGNALS: Final = frozenset(signal.Signals.__members__) - {"SIGKILL", "SIGSTOP"}
 
 
 def _read_signal(value: object, where: str) -> str:
-    """The name of a signal that a process can handle, "" for none."""
+    """Read the name of a signal that a process can handle, "" for none."""
     if value is None:
         return ""
     if value not in _SIGNALS:
@@ -585,12 +587,12 @@ def _check_size(
     secrets: Mapping[str, str],
     where: str,
 ) -> None:
-    """Bound the texts that every order of a job carries to its node. Raises CommandError."""
+    """Check the size of texts that each start of a job sends to its node. Raises CommandError."""
     words = (command,) if isinstance(command, str) else command
     texts = (*words, *environment.keys(), *environment.values(), working_directory, *secrets, *secrets.values())
     if 4 * sum(map(len, texts)) <= MAX_TASK_BYTES:
         return
-    # What is not valid Unicode is refused where it is stored.
+    # Invalid Unicode is refused when it is stored.
     size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
     if size > MAX_TASK_BYTES:
         told = ", with the variables of secure_vault," if secrets else ""
@@ -602,7 +604,7 @@ def _check_size(
 
 
 def _word(value: object, where: str, most: int) -> str:
-    """Text that a process can be given. Raises CommandError."""
+    """Read text that can be passed to a process. Raises CommandError."""
     text = _text(value, where, most)
     if "\0" in text:
         raise _refuse(where, "a character with the code 0 cannot be given to a process")
@@ -622,7 +624,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z0-9_]+")
 
 
 def _read_directory(value: object, where: str) -> str:
-    """A directory on the nodes, "" for none. Raises CommandError."""
+    """Read a directory on the nodes, "" for none. Raises CommandError."""
     path = _word(value, where, MAX_PATH)
     if path and not path.startswith("/"):
         raise _refuse(where, f"expected an absolute path such as /srv/data, got {path!r}")
@@ -679,7 +681,7 @@ def _integer(value: object, where: str, least: int, most: int) -> int:
 
 
 def _bounded(read: Callable[..., Any], *bounds: float, optional: bool = False) -> Callable[[object, str], Any]:
-    """Reads a value and its place in a specification; an ``optional`` one may be an entity (``#``)."""
+    """Make a reader of a value and its place in a specification; an ``optional`` one may be an entity (``#``)."""
     return lambda value, where: None if optional and value is None else read(value, where, *bounds)
 
 
@@ -719,7 +721,7 @@ _READERS: Final[Mapping[str, Callable[[object, str], Any]]] = {
     "user_job_resource_overdraft_memory_multiplier": _bounded(_number, 10.0, 1.0, optional=True),
     "ignore_memory_reserve_factor_less_than_one": _flag,
 }
-"""Options of a task whose value alone says whether they are right."""
+"""Options of a task that can be checked by their value alone."""
 
 
 def _kind(value: object) -> str:
@@ -728,12 +730,12 @@ def _kind(value: object) -> str:
 
 
 def tree_options(given: Mapping[str, Mapping[str, Any]], tree: str, pool: str) -> OperationTreeOptions:
-    """The options of one tree: those given for it, else those for all trees (2.5); ``pool`` is the resolved one."""
+    """Return the options of one tree: its own, else those for all trees (2.5); ``pool`` is the resolved one."""
     return OperationTreeOptions(**{**given.get("", {}), **given.get(tree, {}), "pool": pool})
 
 
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """``update_operation_parameters``: options by tree, "" for all trees. Raises CommandError."""
+    """Read ``update_operation_parameters``: options by tree, "" for all trees. Raises CommandError."""
     table = _normalise(parameters, "parameters")
     _refuse_options("root", {name: table.get(name) for name in UNENFORCED}, "parameters")
     given = {name: value for name, value in table.items() if name not in UNENFORCED}
@@ -745,7 +747,7 @@ def read_parameters(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def read_changed_annotations(parameters: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What ``update_operation_parameters`` notes about an operation, None where it leaves that as it is."""
+    """Return the annotations in ``update_operation_parameters``, None if it does not change them."""
     value = _normalise(parameters, "parameters").get(ANNOTATIONS)
     if value is None:
         return None
@@ -758,13 +760,13 @@ def read_changed_annotations(parameters: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def read_changed_acl(parameters: Mapping[str, Any]) -> tuple[AccessEntry, ...] | None:
-    """The access list that ``update_operation_parameters`` gives an operation, None where it gives none."""
+    """Return the access list in ``update_operation_parameters``, None if it has none."""
     table = _normalise(parameters, "parameters")
     return _read_acl(table, "parameters") if ACL in table else None
 
 
 def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str, int]:
-    """Task -> jobs still to be started; ``active`` as in ``Operation.active``."""
+    """Return task -> jobs still to be started; ``active`` as in ``Operation.active``."""
     if record.is_finished:
         return {}
     needed: dict[str, int] = {}
@@ -776,7 +778,7 @@ def needed_jobs(record: OperationRecord, active: Mapping[str, int]) -> dict[str,
 
 
 def count_left(record: OperationRecord, task: Task, active: int) -> int:
-    """How many jobs of a task are still to be started, not more than 0 if none; ``active`` as in ``needed_jobs``."""
+    """Return how many jobs of a task are still to be started, 0 or less for none; ``active`` as in ``needed_jobs``."""
     counts = record.counts.get(task.name)
     if counts is None:
         return task.job_count - active
@@ -786,7 +788,7 @@ def count_left(record: OperationRecord, task: Task, active: int) -> int:
 
 
 def starts_again(task: Task | None, job: JobRecord) -> bool:
-    """Whether a job that completed, and was not abandoned, is lost to its operation, and wanted again."""
+    """Return whether the operation lost a completed, not abandoned job and needs it again."""
     if task is None or job.state != "completed" or job.exit_code is None:
         return False
     return task.restart_completed_jobs or job.exit_code == task.restart_exit_code
@@ -804,11 +806,11 @@ def count_job(
     *,
     blames_node: bool = False,
 ) -> OperationRecord:
-    """The record after a job ended: completed, failed, aborted or lost (3.6).
+    """Return the record after a job ended: completed, failed, aborted or lost (3.6).
 
-    All jobs completed: the operation is completed. As many failed ones as ``max_failed_job_count``, or one that must
-    not be started again: it failed. A failure that the retry policy of ``terms`` answers with a retry does not count
-    (3.9). ``blames_node``: it does not as long as no other node agrees (2.14).
+    If all jobs completed, the operation is completed. With ``max_failed_job_count`` failed jobs, or one that must not
+    be started again, it failed. A failure that the retry policy of ``terms`` retries does not count (3.9).
+    ``blames_node``: the failure does not count as long as no other node confirms it (2.14).
     """
     if record.is_finished:
         return record
@@ -816,7 +818,7 @@ def count_job(
     is_again = starts_again(task, job)
     counts, state = record.counts.get(job.task, JobCounts()), "lost" if is_again else job.state
     if job.incarnation != record.incarnation and state != "lost":
-        state = "aborted"  # whatever it did is done again
+        state = "aborted"  # its work is done again in any case
     counts = msgspec.structs.replace(counts, **{state: getattr(counts, state) + 1})
     if state == "aborted":
         record = _note_aborted(record, failures.find_abort_reason(job))
@@ -849,7 +851,7 @@ def count_job(
 
 
 def is_complete(record: OperationRecord) -> bool:
-    """Whether as many jobs of each task have completed as it needs."""
+    """Return whether enough jobs of each task have completed."""
     return all(incarnations.is_complete(record, task) for task in record.tasks)
 
 
@@ -860,7 +862,7 @@ def fail_by_jobs(
     stopped: Mapping[str, int] = MappingProxyType({}),
     why: str = "",
 ) -> OperationRecord:
-    """The record of an operation of which too many jobs failed; ``why`` the last one was not started again."""
+    """Return the record of an operation with too many failed jobs; ``why`` the last one was not started again."""
     failure, error = failures.too_many_failed(record, last)
     error = f"{error}; {why}" if why else error
     return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
@@ -878,7 +880,7 @@ def finish(
     error: str,
     stopped: Mapping[str, int] = MappingProxyType({}),
 ) -> OperationRecord:
-    """The record of an operation that has ended; ``stopped``: task -> its jobs that are stopped thereby."""
+    """Return the record of an operation that has ended; ``stopped``: task -> its jobs that this stops."""
     counts = dict(record.counts)
     for task, number in stopped.items():
         if number:
@@ -895,46 +897,46 @@ def _fail(record: OperationRecord, now: float, failure: EndError, error: str) ->
 def cut_short(
     record: OperationRecord, now: float, needed: Mapping[str, int], stopped: Mapping[str, int]
 ) -> OperationRecord:
-    """The record of an operation with ``fail_on_job_restart`` that a restart of the scheduler found half begun."""
+    """Return the record of an operation with ``fail_on_job_restart`` that was only partly started before a restart."""
     missing = sum(needed.get(task.name, 0) for task in record.tasks if task.fail_on_job_restart)
     failure, error = failures.lost_by_restart(missing)
     return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
 
 
 def is_cut_short(record: OperationRecord, needed: Mapping[str, int], active: Mapping[str, int]) -> bool:
-    """Whether some jobs of tasks with ``fail_on_job_restart`` have been started, and others have not."""
+    """Return whether some jobs of tasks with ``fail_on_job_restart`` have been started, and others have not."""
     names = [task.name for task in record.tasks if task.fail_on_job_restart]
     ended = [record.counts[name] for name in names if name in record.counts]
-    # Those that were aborted had not begun: the others failed the operation.
+    # Aborted jobs had not begun: otherwise the operation would have failed.
     has_begun = any(active.get(name, 0) for name in names) or any(each.completed or each.lost for each in ended)
     return has_begun and any(needed.get(name, 0) for name in names)
 
 
 def deadline(record: OperationRecord) -> float | None:
-    """When a live operation fails by its ``time_limit``, in seconds since 1970; it counts from the start."""
+    """Return when a live operation fails by its ``time_limit``, in seconds since 1970; it counts from the start."""
     return None if record.time_limit is None else record.start_time + record.time_limit / 1e3
 
 
 def exceed_time(record: OperationRecord, now: float, stopped: Mapping[str, int]) -> OperationRecord:
-    """The record of an operation that has reached its ``time_limit``."""
+    """Return the record of an operation that has reached its ``time_limit``."""
     assert record.time_limit is not None
     failure, error = failures.running_too_long(record.time_limit)
     return msgspec.structs.replace(finish(record, "failed", now, error, stopped), failure=failure)
 
 
 def fail_unmatched(record: OperationRecord, now: float, filters: str) -> OperationRecord:
-    """The record of an operation that ``filters`` leave no node."""
+    """Return the record of an operation to which ``filters`` leave no node."""
     failure = failures.no_node_fits(filters)
     return _fail(record, now, failure, failure.message)
 
 
 def activate(record: OperationRecord, tree: str) -> OperationRecord:
-    """The record with a running slot in ``tree`` (3.2)."""
+    """Return the record with a running slot in ``tree`` (3.2)."""
     return msgspec.structs.replace(record, state="running", running_in=(*record.running_in, tree))
 
 
 def keep_trees(record: OperationRecord, trees: Mapping[str, Any], now: float) -> OperationRecord:
-    """The record without the trees that are gone; aborted when none is left (2.3)."""
+    """Return the record without removed trees; aborted if none is left (2.3)."""
     left = {name: options for name, options in record.trees.items() if name in trees}
     if len(left) == len(record.trees):
         return record

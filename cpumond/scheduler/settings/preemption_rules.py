@@ -1,4 +1,4 @@
-"""What holds for a pool or an operation after inheritance: tolerances, time-outs, limits (semantics.md 6.2)."""
+"""Preemption rules of pools and operations after inheritance: tolerances, time-outs, limits (semantics.md 6.2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class PreemptionRules:
-    """What holds for an element after inheritance (6.2): times in seconds."""
+    """Rules of an element after inheritance (6.2): times in seconds."""
 
     tolerance: float
     fair_share_timeout_s: float
@@ -29,19 +29,19 @@ class PreemptionRules:
     """Own flag or that of any ancestor (6.8)."""
     aggressive_preemption: bool
     non_preemptible_threshold: Vector | None
-    """Infinite for a resource that the option does not name; None protects nothing (6.4)."""
+    """Infinite for resources that the option does not name; None protects nothing (6.4)."""
     min_run_time_s: float
     max_min_run_time_s: float
-    """The tree's bound of the one before."""
+    """The tree's upper bound of ``min_run_time_s``."""
     says_min_share: bool = True
     """Whether an element on the path sets ``min_share_preemption_timeout``; else the fair-share time-out is used."""
 
 
 def root_rules(settings: TreeSettings) -> PreemptionRules:
-    """What holds for the root: the tree's options (6.2).
+    """Return the rules of the root: the tree's options (6.2).
 
-    A limit that is not set is the tree's own value of what it limits; ``min_share_preemption_timeout`` that is not set
-    is the fair-share time-out.
+    A limit that is not set is the tree's own value of the limited option; ``min_share_preemption_timeout`` that is not
+    set is the fair-share time-out.
     """
     tolerance = settings.fair_share_starvation_tolerance
     fair_share_s = settings.fair_share_starvation_timeout / 1000.0
@@ -65,7 +65,7 @@ def root_rules(settings: TreeSettings) -> PreemptionRules:
 
 
 def pool_rules(parent: PreemptionRules, settings: PoolSettings) -> PreemptionRules:
-    """What holds for a pool: its own value, else its parent's, within the limits of the path (6.2).
+    """Return the rules of a pool: its own values, else its parent's, within the limits of the path (6.2).
 
     The tolerance is at most the smallest tolerance limit on the path, each time-out at least the largest limit of its
     kind. ``enable_aggressive_starvation`` of a pool above cannot be switched off.
@@ -102,9 +102,9 @@ _NOTHING: Final = (None,) * len(PreemptionSettings.__struct_fields__)
 
 
 def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> PreemptionRules:
-    """What holds for an operation: its pool's, or its own where that makes it less privileged (6.2).
+    """Return the rules of an operation: its pool's, or its own values where these make it less privileged (6.2).
 
-    Less privileged is a lesser tolerance, longer time-outs, a lesser non-preemptible threshold in each resource. A
+    Less privileged means a smaller tolerance, longer time-outs, a smaller non-preemptible threshold in each resource. A
     pool without a threshold protects nothing, and an operation cannot change that. Its ``min_run_time`` is its own,
     within the tree's bound.
     """
@@ -121,7 +121,7 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
     run_s = min(_seconds(options.min_run_time, pool.min_run_time_s), pool.max_min_run_time_s)
     own = (tolerance, fair_share_s, min_share_s, threshold, run_s)
     if own == _operations(pool):
-        return pool  # one object for all operations of the pool that say nothing else
+        return pool  # one object for all operations of the pool without own values
     return replace(
         pool,
         tolerance=tolerance,
@@ -135,11 +135,12 @@ def operation_rules(pool: PreemptionRules, options: OperationTreeOptions) -> Pre
 _operations: Final = attrgetter(
     "tolerance", "fair_share_timeout_s", "min_share_timeout_s", "non_preemptible_threshold", "min_run_time_s"
 )
-"""What an operation may have otherwise than its pool."""
+"""Return the values in which an operation may differ from its pool."""
 
 
 def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRules) -> list[tuple[str, float, float]]:
-    """The options of ``LIMIT_OF`` that a pool or an operation sets itself: name, own value, value in ``rules``."""
+    """Return the options of ``LIMIT_OF`` that a pool or an operation sets itself: name, own value, value in
+    ``rules``."""
     holding = (
         rules.fair_share_timeout_s * 1e3, rules.min_share_timeout_s * 1e3, rules.tolerance, rules.min_run_time_s * 1e3,
     )  # fmt: skip
@@ -148,7 +149,7 @@ def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRule
 
 
 def find_cut_settings(where: str, settings: PoolSettings, rules: PreemptionRules) -> list[str]:
-    """Sentences about a pool's own options that a limit of its path cuts; ``rules`` are what holds for it (6.2)."""
+    """Describe a pool's own options that a limit of its path restricts; ``rules`` are the pool's (6.2)."""
     return [
         f"{where}: {name} {own:.10g} is cut to {effective:.10g} by a limit above it; change {LIMIT_OF[name]} of the "
         "tree or of the pool that sets it"

@@ -1,4 +1,4 @@
-"""A configuration as the store's records, and back."""
+"""Converts a configuration to the store's records, and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SYSTEM: Final[RecordKey] = ("system", "default_tree")
 
 
 def encode_tree(tree: TreeConfig | PoolConfig) -> dict[str, Any]:
-    """A tree without its pools as a dictionary for JSON; for a pool, the fields that it shares with a tree."""
+    """Return a tree without its pools as a dictionary for JSON; for a pool, the fields that it shares with a tree."""
     return {"id": tree.id, "name": tree.name, "attributes": dict(tree.attributes), "spelled": dict(tree.spelled)}
 
 
@@ -34,9 +34,9 @@ def encode_pool(tree_name: str, pool: PoolConfig) -> dict[str, Any]:
 
 
 def changed_records(old: Config, new: Config) -> list[tuple[RecordKind, str, dict[str, Any] | None]]:
-    """What to write, and with None what to delete, so that the records of ``old`` become those of ``new``.
+    """Return what to write, and with None what to delete, so that the records of ``old`` become those of ``new``.
 
-    Objects are compared by identity, so each pool of a changed tree costs one look.
+    Objects are compared by identity, so each pool of a changed tree costs one look-up.
     """
     changes: list[tuple[RecordKind, str, dict[str, Any] | None]] = []
     if old.default_tree != new.default_tree:
@@ -99,13 +99,13 @@ _MADE_OPTIONS: Final[Mapping[Kind, Mapping[str, Callable[[object], bool]]]] = {
     "pool": {"owner": _is_text, TAG_FILTER: _is_tag_filter, RETRY_POLICY: _is_policy},
     "tree": {"owner": _is_text, "acl_required": lambda value: isinstance(value, bool)},
 }
-"""Options that an earlier version kept as attributes without meaning -> whether one of its values is one now."""
+"""Options that an earlier version kept as attributes without meaning -> check whether a value is valid now."""
 _Record = TypeVar("_Record", bound=_TreeRecord)
 
 
 def _readable(kind: Kind, record: _Record) -> _Record:
-    """The record without what an earlier version kept as an attribute without meaning, and now is no value of it, or
-    another name of one that is there."""
+    """Drop attributes that an earlier version kept without meaning, and that are now invalid values of an option, or
+    another name of one that is set."""
     made, kept = _MADE_OPTIONS[kind], {}
     for name, value in record.attributes.items():
         canonical = canonical_name(kind, name)
@@ -125,9 +125,10 @@ def _stored(where: str) -> Iterator[None]:
 
 
 def load_config(records: Mapping[RecordKey, Mapping[str, Any]]) -> Config:
-    """The configuration of stored records, equal to the one that they were made of; in any order.
+    """Return the configuration of stored records, in any order, equal to the one that they were made of.
 
-    Rules between attributes are not checked: what was accepted once stays in force. Raises StateFileError.
+    Rules between attributes are not checked: a configuration that was accepted once stays in force. Raises
+    StateFileError.
     """
     default = str(records.get(SYSTEM, {}).get("default_tree", ""))
     trees: dict[str, TreeConfig] = {}

@@ -1,7 +1,7 @@
-"""Retries by kind of failure: the rules of a policy, and which of them the end of a job meets; pure (semantics.md 3.9).
+"""Retry policies by kind of failure: their rules, and the rule for the end of a job; pure (semantics.md 3.9).
 
 A rule is a text, in specifications, options of pools and on the command line: ``KINDS:TIMES[,OPTION=VALUE...]`` or
-``KINDS:fail``. The first rule that fits decides. What it allowed is kept in the operation's record, by the rule's text.
+``KINDS:fail``. The first rule that fits decides. Its retries are kept in the operation's record, by the rule's text.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_RULES: Final = 20
 MAX_TEXT: Final = 200
 MAX_TIMES: Final = 10_000
 PER_OPERATION: Final = 1000
-"""Retries of one rule in one operation where the rule does not say it; each that is under way is in the record."""
+"""Default of a rule's retries in one operation; each one in progress is in the record."""
 MAX_DELAY_S: Final = 7 * 86_400.0
 MAX_GROWTH: Final = 16.0
 MAX_NOTES: Final = 10
-"""Failures of an operation of which it is shown what rule they met."""
+"""Most failures of an operation that are shown with their rule."""
 EXAMPLE: Final = "oom:3,memory_growth=1.5"
 KINDS: Final = {
     "exit": "exit code",
@@ -48,18 +48,19 @@ _KIND_OF_CODE: Final = {MEMORY_LIMIT_EXCEEDED: "oom", JOB_TIME_LIMIT_EXCEEDED: "
 _PREEMPTED: Final = frozenset(failures.ABORT_REASONS.values())
 NO_RETRY: Final = Retry()
 NO_NOTE: Final = RetryNote("", "", -1, 0.0, "", "", "none")
-"""Where no rule fits."""
+"""Result if no rule fits."""
 
 
 class Rule(NamedTuple):
-    """One rule. ``kinds``: as of ``find_kind``, with the least and the greatest exit code. Times in seconds."""
+    """One rule. ``kinds``: as returned by ``find_kind``, with the lowest and the highest exit code. Times in
+    seconds."""
 
     text: str
     kinds: tuple[tuple[str, int, int], ...]
     fails: bool = False
     """Whether the operation fails at once."""
     times: int = 0
-    """Retries of one job, of a gang of all its jobs together."""
+    """Retries of one job; for a gang, of all its jobs together."""
     per_operation: int = PER_OPERATION
     delay_s: float = 0.0
     delay_growth: float = 1.0
@@ -68,8 +69,8 @@ class Rule(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The policy that holds for a job that ended; how many jobs of its operation have been ``started``; and how many
-    bytes a job may order after it, and which bound that is, in words."""
+    """The policy for a job that ended; number of jobs of its operation that have been ``started``; most bytes that a
+    job may request after it, and the bound in words."""
 
     rules: tuple[Rule, ...] = ()
     started: int = 0
@@ -82,7 +83,7 @@ NO_TERMS: Final = Terms()
 
 @lru_cache(maxsize=1024)
 def parse_rule(text: str) -> Rule:
-    """A rule. Raises ValueError, with a sentence."""
+    """Parse a rule. Raises ValueError with a sentence."""
     if len(text) > MAX_TEXT:
         raise ValueError(f"at most {MAX_TEXT} characters, got {len(text)}")
     kinds_text, colon, rest = text.replace(" ", "").partition(":")
@@ -164,7 +165,7 @@ def _parse_number(name: str, text: str) -> float:
 
 
 def check_policy(policy: Iterable[str]) -> None:
-    """Refuse a policy of which a rule cannot be read. Raises ValueError, with a sentence."""
+    """Check that all rules of a policy can be parsed. Raises ValueError with a sentence."""
     rules = list(policy)
     if len(rules) > MAX_RULES:
         raise ValueError(f"at most {MAX_RULES} rules, got {len(rules)}")
@@ -176,7 +177,8 @@ def check_policy(policy: Iterable[str]) -> None:
 
 
 def find_kind(job: JobRecord) -> tuple[str, int]:
-    """What kind of failure ended a job, "" for none that a rule can name, and its exit code if that is all."""
+    """Return the kind of failure that ended a job, "" if a rule cannot name it, and its exit code if that is the only
+    cause."""
     if job.state == "lost":
         return "node_lost", 0
     if job.not_started:
@@ -190,12 +192,12 @@ def find_kind(job: JobRecord) -> tuple[str, int]:
 
 
 def is_for_preempted(policy: Iterable[str]) -> bool:
-    """Whether a policy has a rule for jobs that were preempted."""
+    """Return whether a policy has a rule for preempted jobs."""
     return any(name == "preempted" for text in policy for name, _, _ in parse_rule(text).kinds)
 
 
 def find_delay_s(rule: Rule, times: int) -> float:
-    """How long the replacement waits of a job that was started again ``times`` times by the rule before."""
+    """Return how long the replacement of a job waits that the rule has started again ``times`` times before."""
     try:
         return min(rule.delay_s * rule.delay_growth**times, rule.max_delay_s)
     except OverflowError:
@@ -203,7 +205,8 @@ def find_delay_s(rule: Rule, times: int) -> float:
 
 
 def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, now: float) -> RetryNote:
-    """What the policy makes of the end of a job; NO_NOTE where no rule fits, and all is as without one."""
+    """Return the policy's decision about the end of a job; NO_NOTE if no rule fits, which is as if there were no
+    policy."""
     kind, code = find_kind(job)
     is_gang = record.starts_whole
     fitting = (
@@ -249,7 +252,7 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
 def follow_end(
     record: OperationRecord, task: Task | None, job: JobRecord, terms: Terms, now: float, *, is_done: bool
 ) -> tuple[OperationRecord, RetryNote]:
-    """The record after the end of a job, and what its policy made of that. ``is_done``: its work is."""
+    """Return the record after the end of a job, with its policy's decision. ``is_done``: its work is done."""
     retried = record.retried
     if task is None or not (terms.rules or retried.places):
         return record, NO_NOTE
@@ -262,7 +265,7 @@ def follow_end(
         after.pop(job.cookie, None)
     elif note.outcome == "retried":
         used = {} if before is None else {**before.used}
-        used[note.rule] = used.pop(note.rule, 0) + note.is_counted  # stands last
+        used[note.rule] = used.pop(note.rule, 0) + note.is_counted  # moved to the end
         after[job.cookie] = Retry(used, note.due, note.memory)
         counts = {**counts, note.rule: counts.get(note.rule, 0) + note.is_counted}
     elif before is not None:
@@ -272,7 +275,7 @@ def follow_end(
 
 
 def describe_note(note: RetryNote) -> str:
-    """What a rule made of the end of a job, in a sentence."""
+    """Describe a rule's decision about the end of a job."""
     if note.outcome == "retried":
         when = f"at {format_utc(note.due)}" if note.due > note.at else "at once"
         memory = f" with {format_amount(MEMORY, note.memory)}" if note.memory else ""

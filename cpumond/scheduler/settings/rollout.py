@@ -1,8 +1,8 @@
 """Roll-out by groups of nodes: what agents may do to limits, a canary first, and when it is taken back. Pure.
 
-A stage holds for the nodes that its filter fits; where several do, the least of their levels counts. In state
-``canary`` only the hosts in ``canaries`` have its level, the others ``previous``; ``check`` compares what the canaries'
-agents count with the budget.
+A stage applies to the nodes that its filter fits; of several stages the lowest level applies. In state ``canary`` only
+the hosts in ``canaries`` have its level, the others ``previous``; ``check`` compares the counters of the canaries'
+agents with the budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cpumond.core.words import count
 from cpumond.scheduler.model import Why
 
 LATE_CHECKS: Final = 2
-"""So many checks in a row must be too late before a canary is taken back: one may be a burst."""
+"""Number of consecutive late checks after which a canary is taken back: a single one may be a burst."""
 
 EVERY_NODE: Final = "%true"
 
@@ -33,8 +33,9 @@ CanaryPeriod = Annotated[float, msgspec.Meta(gt=0.0, le=1e9)]
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a canary may cost before it is taken back. ``max_late_cores``: core-seconds a second, of a host on average,
-    that jobs are held back below what they could have; the others are sums over all its hosts since it began."""
+    """Most that a canary may cost before it is taken back. ``max_late_cores``: core-seconds per second, of a host on
+    average, by which jobs are throttled below what they could have used. The others are sums over all its hosts since
+    it began."""
 
     max_late_cores: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.05
     max_foreign_writes: Annotated[int, msgspec.Meta(ge=0, le=10**9)] = 0
@@ -43,9 +44,9 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What the nodes of one group are told; ``at`` is seconds since 1970, ``why`` of who set it, ``stopped`` why it was
-    taken back. ``previous``: what they were told before, None where this group had no stage: what other stages say.
-    ``canary_period_s``: after so long without a complaint it goes to all nodes, None for by hand only."""
+    """Level of the nodes of one group; ``at`` is seconds since 1970, ``why`` the reason of its user, ``stopped`` why it
+    was taken back. ``previous``: level before, None if the group had no stage and other stages apply.
+    ``canary_period_s``: time without a problem after which it applies to all nodes, None for only by hand."""
 
     nodes_filter: str
     level: StageLevel
@@ -60,14 +61,14 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stopped: str = ""
 
     def find_level(self, node_id: str) -> Level | None:
-        """What it tells one of its nodes; None for nothing."""
+        """Return its level for one of its nodes; None for none."""
         if self.state == "everywhere" or (self.state == "canary" and node_id in self.canaries):
             return self.level
         return self.previous
 
     @property
     def rest(self) -> Level | None:
-        """What it tells nodes that are no canaries."""
+        """Return its level for nodes that are no canaries."""
         return self.level if self.state == "everywhere" else self.previous
 
 
@@ -79,7 +80,7 @@ class _Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class SetStage(_Command, frozen=True):
-    """Let the nodes of a group do at most ``level``, first ``canary_ratio`` of them where that is more than before."""
+    """Let the nodes of a group do at most ``level``, first ``canary_ratio`` of them if that is more than before."""
 
     level: StageLevel
     canary_ratio: Ratio = 0.1
@@ -88,21 +89,21 @@ class SetStage(_Command, frozen=True):
 
 
 class _OfOne(_Command, frozen=True):
-    """``set_at``: only of the stage that was set then, whose canary was looked at; None for whatever there is."""
+    """``set_at``: only the stage set at that time, whose canary was checked; None for any stage."""
 
     set_at: float | None = None
 
 
 class AdvanceStage(_OfOne, frozen=True):
-    """The canary did well: all nodes of the group get the level."""
+    """Advance the stage: all nodes of the group get the level."""
 
 
 class StopStage(_OfOne, frozen=True):
-    """All nodes of the group get the level that they had before the stage."""
+    """Take the stage back: all nodes of the group get the level that they had before it."""
 
 
 class RemoveStage(_Command, frozen=True):
-    """Forget the stage: its nodes do what other stages say, without one nothing to limits (shadow)."""
+    """Remove the stage: its nodes have the level of other stages, and without any change no limits (shadow)."""
 
 
 RolloutCommand = SetStage | AdvanceStage | StopStage | RemoveStage
@@ -123,8 +124,8 @@ def describe_rollout(command: RolloutCommand) -> str:
 
 
 class Host(NamedTuple):
-    """A node of a group: ``about`` None from an agent that tells nothing of itself; ``told`` by all stages now,
-    ``others`` by those of other groups alone, None without one."""
+    """A node of a group: ``about`` is None if the agent does not describe itself; ``told``: level by all stages now,
+    ``others``: by stages of other groups only, None without one."""
 
     node_id: str
     about: AgentAbout | None
@@ -133,11 +134,12 @@ class Host(NamedTuple):
     others: Level | None = None
 
     def find_level(self, said: Level | None) -> Level:
-        """What it is told when the stage of the group says ``said``."""
+        """Return its level if the stage of the group is ``said``."""
         return find_level((said, self.others))
 
     def find_effect(self, said: Level | None) -> Level | None:
-        """What it does then by its own configuration; None for one that does not do as it is told, or is unknown."""
+        """Return what it then does by its own configuration; None for one that does not follow stages, or is
+        unknown."""
         about = self.about
         return None if about is None or not about.may_set_mode else _find_obeyed(self.find_level(said), about)
 
@@ -147,7 +149,7 @@ def _find_obeyed(level: Level, about: AgentAbout) -> Level:
 
 
 def find_level(levels: Iterable[Level | None]) -> Level:
-    """What a node is told whose stages say ``levels``: the least of them, ``SAFE`` without any."""
+    """Return the level of a node by the ``levels`` of its stages: the lowest, ``SAFE`` without any."""
     return find_least(levels) or SAFE
 
 
@@ -156,8 +158,8 @@ def find_least(levels: Iterable[Level | None]) -> Level | None:
 
 
 def does_as_told(stage: Stage, about: AgentAbout) -> bool:
-    """Whether an agent writes limits as its stage says, and more than before it: not held down by another stage, by its
-    own configuration since it was chosen, paused, or yet to be told."""
+    """Return whether an agent writes limits by its stage, and more than before it: not restricted by another stage or
+    by its own configuration since it was chosen, not paused, and not yet to receive the level."""
     obeys = about.may_set_mode and not about.is_paused and about.level == _find_obeyed(stage.level, about)
     return obeys and is_above(about.level, stage.previous or SAFE) and is_above(about.level, SAFE)
 
@@ -165,8 +167,8 @@ def does_as_told(stage: Stage, about: AgentAbout) -> bool:
 def choose_canaries(
     nodes_filter: str, hosts: Iterable[Host], level: Level, previous: Level | None, ratio: float
 ) -> tuple[str, ...]:
-    """The share of a group that goes first: at least one of each level that hosts come to by their own configurations,
-    always the same ones, those alone that do more by it."""
+    """Return the part of a group that goes first: at least one host for each level that hosts reach by their own
+    configurations, always the same ones, and only hosts that do more by it."""
     able: dict[Level, list[str]] = {}
     for host in hosts:
         after = host.find_effect(level)
@@ -180,7 +182,7 @@ def choose_canaries(
 
 
 def make_stage(command: SetStage, before: Stage | None, hosts: Sequence[Host], user: str, now: float) -> Stage:
-    """The stage that a command sets. Where it tells no host to do more than before, it holds for all nodes at once."""
+    """Return the stage that a command sets. If it lets no host do more than before, it applies to all nodes at once."""
     previous = None if before is None else before.rest
     changes = ((each.find_level(command.level), each.find_level(previous)) for each in hosts)
     raised = any(is_above(*change) for change in changes) if hosts else is_above(command.level, previous or SAFE)
@@ -198,8 +200,8 @@ def make_stage(command: SetStage, before: Stage | None, hosts: Sequence[Host], u
 def warn_of_raised(
     stage: Stage | None, hosts: Iterable[Host], proven: Collection[Level] = frozenset()
 ) -> tuple[str, ...]:
-    """Sentences about hosts that do more than now without a canary when ``stage`` is in force, or when it is removed
-    (None); ``proven``: what its canaries do."""
+    """Describe hosts that do more than now without a canary once ``stage`` is in force, or after its removal (None);
+    ``proven``: what its canaries do."""
     raised = unknown = 0
     canaries = stage.canaries if stage is not None and stage.state == "canary" else ()
     for host in hosts:
@@ -225,7 +227,7 @@ NO_CANARY: Final = "no host can go first now: nothing is proven before the stage
 
 
 class StagePlan(msgspec.Struct, frozen=True):
-    """What a stage would do: sentences, and the hosts that are told something else at once."""
+    """Effects of a stage: sentences, and the hosts whose level changes at once."""
 
     sentences: tuple[str, ...]
     changed: tuple[str, ...]
@@ -243,7 +245,7 @@ LATER, SAME, HELD, BOUND, OLD, FORBIDDEN, UNKNOWN = _STAYS = (
 
 
 def plan_stage(stage: Stage, hosts: Iterable[Host]) -> StagePlan:
-    """What becomes of each host of the group when ``stage`` is in force."""
+    """Return the effect of ``stage`` on each host of the group."""
     moves: Counter[tuple[Level, Level, str]] = Counter()
     stays: Counter[str] = Counter()
     changed: list[str] = []
@@ -288,8 +290,8 @@ def format_level(level: Level | None) -> str:
 
 
 class CanaryCounts(NamedTuple):
-    """What the agent of a canary has counted since the start of its ``run``, as of a heartbeat ``heard_at``;
-    ``is_proof``: whether it writes limits as its stage says."""
+    """Counters of a canary's agent since the start of its ``run``, as of a heartbeat at ``heard_at``; ``is_proof``:
+    whether it writes limits by its stage."""
 
     run: str
     late_core_seconds: float
@@ -300,12 +302,12 @@ class CanaryCounts(NamedTuple):
 
 
 Seen = Mapping[str, CanaryCounts | None]
-"""The hosts of a canary: None for one that is silent; one whose agent has not told of itself yet is left out."""
+"""Hosts of a canary: None for a silent one; hosts whose agent has not described itself yet are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What was seen of a canary; ``at`` the last look, None before the first."""
+    """Observations of a canary; ``at`` is the last check, None before the first."""
 
     at: float | None = None
     last: Seen = field(default_factory=dict)
@@ -317,24 +319,24 @@ class Watch:
     foreign_writes: int = 0
     errors: int = 0
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """How often the agent of each host has begun anew: once is no error, it may be an upgrade; a second time is one."""
+    """How often the agent of each host has restarted: once may be an upgrade, twice is an error."""
     checks: int = 0
     proves_since: float | None = None
-    """Since when all its hosts are heard and do what the stage says."""
+    """Time since which all its hosts send heartbeats and do what the stage sets."""
     stop: str = ""
-    """Why it has to be taken back, until it is."""
+    """Why it must be taken back, until it is."""
 
 
 class CanaryVerdict(NamedTuple):
-    """What follows from a look; ``why`` in words."""
+    """Decision of a check; ``why`` in words."""
 
     action: Literal["", "stop", "advance"] = ""
     why: str = ""
 
 
 def check(stage: Stage, seen: Seen, before: Watch, now: float) -> tuple[Watch, CanaryVerdict]:
-    """One look at a canary. What was before the first is not the stage's doing. Lateness is checked when a heartbeat of
-    each host that tells of itself has come since the last check: they may come less often than looks."""
+    """Check a canary. Counters from before the first check are not the stage's doing. Lateness is checked once each
+    host that describes itself has sent a heartbeat since the last check: heartbeats may be rarer than checks."""
     if before.stop:
         return replace(before, at=now), CanaryVerdict("stop", before.stop)
     proves = bool(stage.canaries) and all((counts := seen.get(each)) and counts.is_proof for each in stage.canaries)
@@ -373,12 +375,13 @@ def check(stage: Stage, seen: Seen, before: Watch, now: float) -> tuple[Watch, C
 
 
 def _start_of(last: CanaryCounts, counts: CanaryCounts) -> CanaryCounts:
-    """What counts of an agent began from since ``last``: a new run of it counts from nothing."""
+    """Return the start of an agent's counters since ``last``: a new run counts from nothing."""
     return last if last.run == counts.run else CanaryCounts(counts.run, 0.0, 0, 0, last.heard_at)
 
 
 def _has_news(seen: Seen, base: Seen) -> bool:
-    """Whether each host has been heard since ``base``. One that tells nothing must not hide others."""
+    """Return whether each host has sent a heartbeat since ``base``. A host that does not describe itself must not hide
+    others."""
     for node_id, counts in seen.items():
         last = base.get(node_id)
         if counts is not None and last is not None and counts.heard_at <= last.heard_at:
@@ -408,8 +411,8 @@ def _judge(stage: Stage, seen: Watch, now: float) -> CanaryVerdict:
             f"in a row, its budget is {budget.max_late_cores:g}",
         )
     period_s, since = stage.canary_period_s, seen.proves_since
-    # Counted from when all its hosts do it: a canary that another stage held down, that was silent or that another
-    # scheduler has watched so far has shown nothing.
+    # Counted from when all its hosts do it: a canary that another stage restricted, that was silent, or that another
+    # scheduler has checked so far has proven nothing.
     is_over = period_s is not None and since is not None and now - since >= period_s
     if is_over and seen.checks >= LATE_CHECKS and not seen.late_checks:
         return CanaryVerdict("advance", f"the canary was within its budget for {period_s:g} s")

@@ -1,8 +1,8 @@
-"""Every option of a specification that is known here, also of those that come from YTsaurus: what becomes of it.
+"""All known options of a specification, including YTsaurus', and their treatment.
 
-One row per option: honoured, refused, warned of or ignored. ``operations`` reads specifications by it, the table of
-``docs/from-ytsaurus.md`` is made of it. What changes the result of an operation is honoured or refused, never ignored.
-Pure.
+One row per option: honoured, refused, warned of or ignored. ``operations`` reads specifications by it, and the table of
+``docs/from-ytsaurus.md`` is made of it. An option that changes the result of an operation is honoured or refused, never
+ignored. Pure.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 Place = Literal["root", "task", "tree", "pool"]
-"""The root of a specification, an entry of its ``tasks``, one of ``scheduling_options_per_pool_tree``; the attributes
-of a pool, of which only those are here that are no options of this scheduler."""
+"""The root of a specification, an entry of its ``tasks``, one of ``scheduling_options_per_pool_tree``; attributes of a
+pool, only those that are no options of this scheduler."""
 
 Verdict = Literal["honoured", "refused", "warned", "ignored"]
-"""warned: without effect, which is told once. ignored: it could change nothing here, and clients add it."""
+"""warned: without effect, which is reported once. ignored: it could change nothing here, and clients add it."""
 
 
 class Option(NamedTuple):
-    """What becomes of one option. A name with ``*`` stands for all that fit it."""
+    """Treatment of one option. A name with ``*`` matches several options."""
 
     name: str
     places: tuple[Place, ...]
     default: str
-    """Of YTsaurus, as a text for people; "" for an option that only this scheduler has."""
+    """YTsaurus' default, as text for people; "" for an option that only this scheduler has."""
     verdict: Verdict
     sentence: str = ""
-    """Refused: what would go wrong; what to write instead. Warned: why it has no effect. Else a note, or nothing."""
+    """If refused: what would go wrong, and what to write instead. If warned of: why it has no effect. Else a note, or
+    nothing."""
     aliases: tuple[str, ...] = ()
     with_zero: bool = False
-    """Whether 0, an empty map and the like are wishes, too: only an entity (``#``) is none."""
+    """Whether 0, an empty map and the like ask for something, too: only an entity (``#``) does not."""
     several_trees: bool = False
-    """Refused for an operation of several trees alone."""
+    """Refused only for an operation of several trees."""
 
     def is_wish(self, value: object) -> bool:
-        """Whether ``value`` asks for something: by it an option that has no effect here would change something."""
+        """Return whether ``value`` asks for something that this option, without effect here, would change."""
         return value is not None if self.with_zero else bool(value)
 
 
@@ -287,7 +288,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("ignore_job_failures_at_banned_nodes", ROOT, "false", "warned", "no node is banned after a failed job"),
     Option("fail_on_all_nodes_banned", ROOT, "true", "warned", "no node is banned after a failed job"),
     Option("extra_environment", TASK, "[]", "warned", "these variables are not set"),
-    # --- ignored: clients and templates add them, there is nothing that they could mean
+    # --- ignored: clients and templates add them, and they could have no meaning here
     *(
         Option(name, places, default, "ignored")
         for name, places, default in (
@@ -322,7 +323,7 @@ _PATTERNS: Final = tuple(
     (re.compile(option.name.replace("*", ".*")), option) for option in OPTIONS if "*" in option.name
 )
 _ANY_PATTERN: Final = re.compile("|".join(pattern.pattern for pattern, _ in _PATTERNS))
-"""One look for them all: a specification may have thousands of unknown names."""
+"""One match for them all: a specification may have thousands of unknown names."""
 
 
 _WITH_EFFECT: Final[Mapping[Place, frozenset[str]]] = {
@@ -334,11 +335,11 @@ _WITH_EFFECT: Final[Mapping[Place, frozenset[str]]] = {
     )
     for place in get_args(Place)
 }
-"""The spellings, of those with underscores, of what there is nothing to say about."""
+"""Return spellings with underscores of options that need no warning."""
 
 
 def canonical(key: Any) -> str:
-    """The name used here for an option in any accepted spelling."""
+    """Return the canonical name of an option in any accepted spelling."""
     found = _BY_SPELLING.get(key)
     if found is None:
         name = str(key).replace("-", "_")
@@ -350,7 +351,7 @@ IDLE_OF_POOLS: Final = frozenset(row.name for row in OPTIONS if "pool" in row.pl
 
 
 def find_option(place: Place, name: str) -> Option | None:
-    """The row of an option by its canonical name, None for an unknown one."""
+    """Return the row of an option by its canonical name, None for an unknown one."""
     found = _BY_NAME.get((place, name))
     if found is None and _ANY_PATTERN.fullmatch(name):
         found = next((row for fits, row in _PATTERNS if place in row.places and fits.fullmatch(name)), None)
@@ -358,14 +359,14 @@ def find_option(place: Place, name: str) -> Option | None:
 
 
 def honoured(place: Place) -> frozenset[str]:
-    """The names of the options that have an effect at ``place``."""
+    """Return names of the options that have an effect at ``place``."""
     return frozenset(option.name for option in OPTIONS if option.verdict == "honoured" and place in option.places)
 
 
 def find_refused(
     place: Place, given: Mapping[str, Any], *, several_trees: bool = False
 ) -> Iterator[tuple[str, Option]]:
-    """Of options by canonical names: those that would change the result of the operation, and cannot here."""
+    """Return options, by canonical names, that would change the result of the operation and cannot here."""
     for name, value in given.items() if not given.keys() <= _WITH_EFFECT[place] else ():
         option = find_option(place, name)
         if option is None or option.verdict != "refused" or not option.is_wish(value):
@@ -375,8 +376,9 @@ def find_refused(
 
 
 def find_idle(place: Place, given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Of options in any spelling: key, value and reason of those without effect that their user should know of, the
-    reason "" for unknown ones. Refused ones are those of an older scheduler, which did not refuse them."""
+    """Return key, value and reason of options without effect that their user should know of, in any spelling; the
+    reason is "" for unknown ones. Refused options among them come from an older scheduler, which did not refuse
+    them."""
     for key, value in given.items() if not given.keys() <= _WITH_EFFECT[place] else ():
         name = canonical(key)
         option = find_option(place, name)

@@ -1,7 +1,7 @@
-"""A tree with its pools as one value, as a file has it: written of a configuration, and applied to one (2.12).
+"""A tree with its pools as one value, as in a file: made of a configuration, and applied to one (2.12).
 
-What is applied is the whole truth about what it names: an option that a table leaves out is not set. Pools are known by
-``id`` where one is given that the tree has, else by name.
+A table replaces all options of the tree or pool that it names: an option that it omits is not set. Pools are matched by
+``id`` if the tree has that id, else by name.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from cpumond.scheduler.settings.commands import Outcome, with_pools
 from cpumond.scheduler.settings.values import FIELD, quote_near, refuse
 
 NO_TREE: Final = "none"
-"""The revision of a tree that there is not."""
+"""Revision of a tree that does not exist."""
 SHOWN_NAMES: Final = 10
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is set of a tree or pool: ``options`` by their names, and ``attributes`` that are no options."""
+    """Settings of a tree or pool: ``options`` by their names, and ``attributes`` that are no options."""
 
     options: dict[str, Any] = {}
     attributes: dict[str, Any] = {}
 
 
 class PoolTable(Table, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A pool; ``id`` "": it is known by its name."""
+    """A pool; ``id`` "": it is matched by its name."""
 
     name: str
     parent: str = ROOT_POOL
@@ -64,17 +64,17 @@ class PoolTable(Table, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
 
 
 class TreeTables(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tree as a file has it: ``own`` are the tree's options. Null: nothing is said of them, or of any pool."""
+    """A tree as in a file: ``own`` are the tree's options. Null: they, or all pools, stay unchanged."""
 
     own: Table | None = None
     pools: tuple[PoolTable, ...] | None = None
 
 
 class ApplyTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Make a tree what ``tables`` say; one that there is not is made.
+    """Make a tree match ``tables``; a missing tree is created.
 
-    ``prune``: pools that they do not name are removed, and kept otherwise. ``base``: the revision that the tree must
-    still have; "" for any.
+    ``prune``: pools that they do not name are removed instead of kept. ``base``: revision that the tree must still
+    have; "" for any.
     """
 
     tree: str
@@ -84,11 +84,11 @@ class ApplyTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tru
     why: Why = ""
 
 
-# --- of a configuration
+# --- from a configuration
 
 
 def make_tables(tree: TreeConfig, *, with_ids: bool = True) -> TreeTables:
-    """The tables that say what a tree is; pools depth first."""
+    """Return the tables of a tree; pools depth first."""
     pools = tuple(
         PoolTable(name=pool.name, parent=pool.parent, id=pool.id if with_ids else "", **_split("pool", pool.attributes))
         for pool in tree.pools.values()
@@ -108,7 +108,7 @@ def _is_option(kind: Kind, name: str) -> bool:
 
 
 def revision_of(tree: TreeConfig | None) -> str:
-    """Differs whenever a tree differs: another one, or other options or pools."""
+    """Return a revision that differs whenever a tree differs: another tree, or other options or pools."""
     if tree is None:
         return NO_TREE
     pools = [[pool.id, pool.name, pool.parent, pool.attributes] for pool in tree.pools.values()]
@@ -120,7 +120,7 @@ def revision_of(tree: TreeConfig | None) -> str:
 
 
 def make_target(config: Config, command: ApplyTree, new_id: Callable[[], str]) -> Outcome:
-    """The configuration that a command asks for, whose rules are not checked yet. Raises CommandError."""
+    """Return the configuration that a command requests, before its rules are checked. Raises CommandError."""
     present = config.trees.get(command.tree)
     if command.base and command.base != revision_of(present):
         raise CommandError(
@@ -141,8 +141,8 @@ def make_target(config: Config, command: ApplyTree, new_id: Callable[[], str]) -
 
 
 def list_changes(present: TreeTables | None, command: ApplyTree) -> tuple[list[ConfigChange], list[str]]:
-    """What a command changes in a tree that ``present`` describes, None for no such tree, and warnings. Raises
-    CommandError; of the rules only those are checked that need no more than this."""
+    """Return the changes of a command in a tree described by ``present`` (None: no such tree), and warnings. Raises
+    CommandError; only rules that need no more than this are checked."""
     config = Config(MappingProxyType({}))
     if present is not None:
         own, pools = _join(present.own or Table()), {}
@@ -189,7 +189,7 @@ def _with_options(tree: TreeConfig, own: Table, warnings: list[str]) -> TreeConf
 
 
 def _is_said(kind: Kind, present: Mapping[str, Any], attributes: Mapping[str, Any]) -> bool:
-    """Whether ``present`` is what a table says; an amount that was set by its path may be 2.0 there, and 2 here."""
+    """Return whether ``present`` equals a table's value; an amount set by its path may be 2.0 there and 2 here."""
     if is_same(present, attributes):
         return True
     try:
@@ -199,7 +199,7 @@ def _is_said(kind: Kind, present: Mapping[str, Any], attributes: Mapping[str, An
 
 
 def read_table(kind: Kind, table: Table, where: str) -> tuple[dict[str, Any], dict[str, str], list[str]]:
-    """All attributes of a table, the spellings of its options, and warnings. Raises CommandError."""
+    """Return all attributes of a table, the spellings of its options, and warnings. Raises CommandError."""
     with commands.at(where):
         check_names(kind, table)
         options, spelled, told = normalise(kind, table.options)
@@ -208,7 +208,7 @@ def read_table(kind: Kind, table: Table, where: str) -> tuple[dict[str, Any], di
 
 
 def check_names(kind: Kind, table: Table) -> None:
-    """Raises CommandError for options that there are not, and attributes that are options."""
+    """Raise CommandError for unknown options, and for attributes that are options."""
     for name in table.options:
         if not _is_option(kind, name):
             struct = TreeSettings if kind == "tree" else PoolSettings
@@ -258,7 +258,7 @@ def _with_pool_tables(
 
 
 def _match(tree: TreeConfig, tables: Collection[PoolTable], warnings: list[str]) -> dict[str, PoolConfig]:
-    """Name of a table -> the pool that it is about."""
+    """Return name of a table -> pool that it matches."""
     by_id = {pool.id: pool for pool in tree.pools.values()}
     given = {table.id for table in tables}
     matched: dict[str, PoolConfig] = {}

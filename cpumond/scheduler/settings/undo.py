@@ -1,6 +1,6 @@
-"""Taking back an earlier change of the configuration: its differences reversed, all at once (semantics.md 12.5).
+"""Undo of an earlier change of the configuration: its differences reversed, all at once (semantics.md 12.5).
 
-Only what the change left as it is now can be taken back: what was changed again since is never overwritten.
+Only values that are still as the change left them can be undone: later changes are never overwritten.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from cpumond.scheduler.settings.values import format_setting
 
 
 class UndoChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Take back what the event of this number has changed in trees and pools."""
+    """Undo the changes of trees and pools by the event of this number."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """``UndoChange`` with what is to be taken back, exact differences (``compare_configs``)."""
+    """``UndoChange`` with the changes to undo, exact differences (``compare_configs``)."""
 
     number: int
     changes: tuple[ConfigChange, ...]
 
 
 class ChangedSinceError(CommandError):
-    """A change cannot be taken back: ``tree``, ``pool`` ("" for a tree itself) is not as the change left it."""
+    """A change cannot be undone: ``tree``, ``pool`` ("" for a tree itself) is not as the change left it."""
 
     def __init__(self, tree: str, pool: str, what: str) -> None:
         where = f"pool {quoted(pool)} in tree {quoted(tree)}" if pool else f"pool tree {quoted(tree)}"
@@ -46,10 +46,10 @@ class ChangedSinceError(CommandError):
 
 
 def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand]:
-    """The commands that would take back ``changes`` one by one, for the question who may do that.
+    """Return commands that would undo ``changes`` one by one, to check their rights.
 
-    What comes back below a pool, or goes back there, does so where the nearest pool is that is there now; what goes
-    with a pool or with a tree, and a parent that is only called otherwise, is left out.
+    Pools restored below a pool, or moved back there, are placed below the nearest present pool. Omitted are changes
+    that come with a removed pool or tree, and renames of a parent.
     """
     found: list[ConfigCommand] = []
     changes = list(changes)
@@ -94,14 +94,14 @@ def list_reverse_commands(changes: Iterable[ConfigChange]) -> list[ConfigCommand
 def _find_parent(
     tree: str, parent: str, whole: Mapping[tuple[str, str], ConfigChange], present: Mapping[tuple[str, str], str]
 ) -> str:
-    """The pool that is there now where ``parent`` was, or the nearest one above it; ``present``: old name -> new."""
+    """Return the present pool in place of ``parent``, or the nearest one above it; ``present``: old name -> new."""
     while (above := whole.get((tree, parent))) is not None and above.new is None:
         parent = above.old["parent_name"]
     return present.get((tree, parent), parent)
 
 
 def reverse(config: Config, changes: Iterable[ConfigChange], new_id: Callable[[], str]) -> Config:
-    """The configuration before ``changes``, whose rules are not checked. Trees and pools that come back have new ids.
+    """Return the configuration before ``changes``, before its rules are checked. Restored trees and pools have new ids.
     Raises ChangedSinceError, CommandError."""
     trees, default = dict(config.trees), config.default_tree
     by_tree: dict[str, list[ConfigChange]] = {}
@@ -127,7 +127,7 @@ def reverse(config: Config, changes: Iterable[ConfigChange], new_id: Callable[[]
 def _reverse_tree(
     present: TreeConfig | None, name: str, changes: list[ConfigChange], new_id: Callable[[], str]
 ) -> TreeConfig | None:
-    """The tree of this name before ``changes``; None where there was none."""
+    """Return the tree of this name before ``changes``; None if there was none."""
     whole = next((each for each in changes if not each.pool and not each.attribute), None)
     if whole is not None and whole.new is None:
         if present is not None:
@@ -186,7 +186,7 @@ def _has(attributes: Mapping[str, Any], path: list[str]) -> bool:
 
 
 def _reverse_pools(tree: TreeConfig, changes: list[ConfigChange], new_id: Callable[[], str]) -> dict[str, PoolConfig]:
-    """The pools before ``changes``, by their names then."""
+    """Return the pools before ``changes``, by their earlier names."""
     pools = dict(tree.pools)
     gone = [each for each in changes if not each.attribute and each.new is None]
     edited: dict[str, list[ConfigChange]] = {}
@@ -242,7 +242,7 @@ def _reverse_pool(pool: PoolConfig, changes: list[ConfigChange]) -> PoolConfig:
 
 
 def _arrange(tree: TreeConfig, pools: Mapping[str, PoolConfig]) -> TreeConfig:
-    """``tree`` with these pools. Raises ChangedSinceError where one is below nothing, or below itself."""
+    """Return ``tree`` with these pools. Raises ChangedSinceError if one has no parent, or is below itself."""
     for pool in pools.values():
         if pool.parent != ROOT_POOL and pool.parent not in pools:
             if pool.parent in tree.pools and pool.name in tree.pools:

@@ -1,4 +1,4 @@
-"""Whether a tree with its pools may be put in force: guarantees, names and structure (semantics.md 2.6, 2.7)."""
+"""Checks whether a tree with its pools may be put in force: guarantees, names and structure (semantics.md 2.6, 2.7)."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from cpumond.scheduler.settings.values import FIELD
 
 MAX_NAME: Final = 100
 MAX_DEPTH: Final = 30
-"""Levels of pools below the root."""
+"""Most levels of pools below the root."""
 
 MAX_SUBTREE: Final = 1000
-"""Pools in one subtree below the root, its top included."""
+"""Most pools in one subtree below the root, including its top."""
 
 TOLERANCE: Final = 1e-9
-"""A sum may be above its bound by this fraction: decimal fractions do not add up exactly."""
+"""A sum may exceed its bound by this fraction: decimal fractions do not add up exactly."""
 
 AT_PARENT: Final = "at_parent"
-"""Attribute of a refusal from here, which ``commands`` takes out again: see ``_refuse``."""
+"""Attribute of a refusal from here, which ``commands`` removes: see ``_refuse``."""
 
 STRONG: Final = "strong_guarantee_resources"
 BURST: Final = "integral_guarantees/burst_guarantee_resources"
@@ -51,7 +51,7 @@ FLOW: Final = "integral_guarantees/resource_flow"
 
 
 def validate_tree(tree: TreeConfig, *, name_pattern: str = NAME_REGEX) -> list[str]:
-    """Check the options of a tree and all its pools together; what is odd but allowed is returned as sentences.
+    """Check the options of a tree and all its pools together; return sentences about problems that are allowed.
 
     Raises CommandError with the first violation: the pool, the rule, the value, the parent. ``name_pattern`` is a
     regular expression.
@@ -79,7 +79,7 @@ def validate_tree(tree: TreeConfig, *, name_pattern: str = NAME_REGEX) -> list[s
 
 
 def find_warnings(tree: TreeConfig) -> list[str]:
-    """Sentences about what is allowed, but probably not intended (2.4, 2.6)."""
+    """Describe settings that are allowed, but probably not intended (2.4, 2.6)."""
     warnings = []
     name = tree.settings.default_parent_pool
     if name != ROOT_POOL:
@@ -105,7 +105,7 @@ def find_warnings(tree: TreeConfig) -> list[str]:
 
 
 def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
-    """The sentence about guarantees that exceed ``total``, the capacity of the tree's nodes; None if they fit.
+    """Describe guarantees that exceed ``total``, the capacity of the tree's nodes; None if they fit.
 
     Counted are the root's children: strong guarantee plus the greater of burst guarantee and flow (2.6, 8).
     """
@@ -129,8 +129,8 @@ def find_overcommit(tree: TreeConfig, total: Vector) -> str | None:
 
 
 def find_late_guarantees(tree: TreeConfig, total: Vector) -> str | None:
-    """The sentence about guarantees for which no room can be made while one small operation of others holds it: the
-    jobs that the count rule protects, of one core each, are more than the rest of ``total`` (6.4). None if none is."""
+    """Describe guarantees that cannot be freed while one small operation of others holds them: the jobs that the count
+    rule protects, of one core each, are more than the rest of ``total`` (6.4). None if there is none."""
     limit = tree.settings.max_unpreemptible_running_job_count
     if limit is None:
         return None
@@ -156,7 +156,7 @@ def find_late_guarantees(tree: TreeConfig, total: Vector) -> str | None:
 
 
 def check_name(kind: str, name: str, name_pattern: str = NAME_REGEX) -> None:
-    """Whether ``name`` may be that of an explicit pool or of a tree (2.7). Raises CommandError."""
+    """Check that ``name`` may be that of an explicit pool or a tree (2.7). Raises CommandError."""
     if name == ROOT_POOL:
         raise _refuse(kind, name, "name", "this name is the root's; give another name")
     if SUBPOOL_DELIMITER in name:
@@ -171,9 +171,9 @@ def check_name(kind: str, name: str, name_pattern: str = NAME_REGEX) -> None:
 def _refuse(
     kind: str, name: str, field: str, what: str, code: int = GENERIC, at_parent: tuple[str, str] | None = None
 ) -> CommandError:
-    """A refusal about the option ``field`` of a tree or pool.
+    """Return a refusal about the option ``field`` of a tree or pool.
 
-    ``at_parent``: the parent and its option that the rule is about, too, for a command that changes the parent.
+    ``at_parent``: also the parent and its option that the rule concerns, for a command that changes the parent.
     """
     attributes: dict[str, Any] = {FIELD: field}
     if at_parent is not None:
@@ -254,7 +254,7 @@ def _check_timeouts(kind: str, name: str, settings: PreemptionSettings) -> None:
 
 
 def _sharing(tree: TreeConfig, name: str) -> str:
-    """The pool in whose share the children of a pool have theirs (2.16)."""
+    """Return the pool whose share the children of a pool divide (2.16)."""
     while name != ROOT_POOL and tree.pools[name].settings.flatten:
         name = tree.pools[name].parent
     return name
@@ -266,7 +266,7 @@ _OF_A_SHARE: Final = (
 
 
 def _check_share(pool: PoolConfig) -> None:
-    """Rules of ``flatten`` and ``lending_limit`` (2.16, 2.17)."""
+    """Check the rules of ``flatten`` and ``lending_limit`` (2.16, 2.17)."""
     settings = pool.settings
     if settings.flatten and (said := [name for name in _OF_A_SHARE if name in pool.attributes]):
         what = f"a pool whose children share as its parent's own has no share itself: leave {said[0]} out"

@@ -1,4 +1,4 @@
-"""Values of options: how each type reads one, and what its refusal says (semantics.md 2.4, 2.5)."""
+"""Values of options: the reader of each type, and its refusals (semantics.md 2.4, 2.5)."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from cpumond.fairshare.resources import RESOURCES
 from cpumond.scheduler.model import CommandError
 
 REMOVE: Final = None
-"""The value of an edit, or a value anywhere inside of one, that removes what has the name."""
+"""Value of an edit, or a value anywhere inside of one, that removes what has the name."""
 
 MAX_AMOUNT: Final = 2.0**63
-"""The greatest amount of a resource, as in the fair-share update."""
+"""Largest amount of a resource, as in the fair-share update."""
 
 MAX_VALUE_BYTES: Final = 65_536
-"""Of one attribute, written as JSON."""
+"""Most bytes of one attribute, written as JSON."""
 
 MAX_DEPTH: Final = 32
-"""Levels of a value or of a path inside of one attribute."""
+"""Most levels of a value, or of a path inside of one attribute."""
 
 FIELD: Final = "field"
-"""Attribute of a refusal: the option that it is about, a path of the documents' names (weight,
-integral_guarantees/resource_flow/cpu), for clients that show a form. Missing when it is about no single option."""
+"""Attribute of a refusal: the option concerned, a path of YTsaurus' names (weight,
+integral_guarantees/resource_flow/cpu), for clients that show a form. Missing if it concerns no single option."""
 
 SHOWN: Final = 80
-"""Characters of a value or name that a message shows."""
+"""Most characters of a value or name that a message shows."""
 
 WORDS: Final[Mapping[str, str]] = {"pending_allocation_count": "pending_job_count"}
 """Other accepted words as values -> the word used here."""
 
 MAX_MILLISECONDS: Final = 1e15
-"""The bound of all options that are times, which tells them from other numbers."""
+"""Upper bound of all options that are times, which distinguishes them from other numbers."""
 
 TIME_WORDS: Final = 'milliseconds, or text with a unit such as "30s" or "1h",'
 
@@ -54,7 +54,7 @@ def fields_of(struct: type[msgspec.Struct]) -> dict[str, Type]:
 
 
 def normalise_value(value: Any, kind: Type, where: str) -> Any:
-    """``value`` converted to the type of an option. Raises CommandError."""
+    """Return ``value`` converted to the type of an option. Raises CommandError."""
     kind = _without_none(kind)
     members = members_of(kind)
     if members is not None:
@@ -80,9 +80,9 @@ def normalise_value(value: Any, kind: Type, where: str) -> Any:
 
 
 def to_milliseconds(value: object) -> float | int | None:
-    """A duration, given as milliseconds or as text with units ("30s", "1h30m"), None for what is none.
+    """Return a duration, given as milliseconds or as text with units ("30s", "1h30m"); None for anything else.
 
-    Text of digits alone is none: in YTsaurus it is seconds, and a number is milliseconds.
+    Text of digits alone is no duration: in YTsaurus it means seconds, but a number means milliseconds.
     """
     if not isinstance(value, str):
         number = _to_float(value)
@@ -97,7 +97,7 @@ def to_milliseconds(value: object) -> float | int | None:
 
 
 def is_time(kind: Type) -> bool:
-    """Whether an option of this type is a duration in milliseconds."""
+    """Return whether an option of this type is a duration in milliseconds."""
     return isinstance(kind, inspect.FloatType) and kind.le == MAX_MILLISECONDS
 
 
@@ -116,7 +116,7 @@ def _normalise_members(value: Any, members: Mapping[str, Type], where: str) -> d
 
 
 class AnyNames(dict[str, Type]):
-    """The keys of a dictionary with names of people's own: all, each with the type that ``""`` has."""
+    """Keys of a dictionary with names that users choose: any key, each with the type of ``""``."""
 
     def __contains__(self, key: object) -> bool:
         return True
@@ -126,7 +126,7 @@ class AnyNames(dict[str, Type]):
 
 
 def fold_key(raw: str, members: Mapping[str, Type]) -> str:
-    """A key as options are spelled; a name that somebody chose is left as it is."""
+    """Return a key in the spelling of options; names that users choose stay unchanged."""
     return raw if isinstance(members, AnyNames) else raw.replace("-", "_")
 
 
@@ -149,7 +149,7 @@ def items_of(value: Any, where: str) -> Iterable[tuple[str, Any]]:
 
 
 def _whole(value: Any) -> Any:
-    """A float that is a whole number as an int: milliseconds and slots are shown as they were given."""
+    """Return a float that is a whole number as an int: milliseconds and slots are shown as they were given."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -199,7 +199,7 @@ def _is_in_range(value: Any, kind: Type) -> bool:
 
 
 def copy_plain(value: Any, where: str, depth: int) -> Any:
-    """A copy of any nested value in the built-in types of JSON; None inside of it is dropped."""
+    """Return a copy of any nested value in the built-in types of JSON, without None inside of it."""
     if depth < 0:
         raise refuse(where, f"has more than {MAX_DEPTH} levels")
     if isinstance(value, bool):
@@ -231,7 +231,7 @@ def _without_none(kind: Type) -> Type:
 
 
 def members_of(kind: Type) -> Mapping[str, Type] | None:
-    """The keys that a value of this type may have, with their types; None where it is no dictionary."""
+    """Return the keys that a value of this type may have, with their types; None if it is no dictionary."""
     kind = _without_none(kind)
     if isinstance(kind, inspect.StructType):
         return {field.encode_name: field.type for field in kind.fields}
@@ -247,7 +247,7 @@ def is_list(kind: Type) -> bool:
 
 
 def allowed_words(kind: Type) -> str:
-    """What a type accepts, in words with its range."""
+    """Return what a type accepts, in words with its range."""
     kind = _without_none(kind)
     if isinstance(kind, (inspect.FloatType, inspect.IntType)):
         if is_time(kind):
@@ -273,17 +273,18 @@ def _range_text(kind: inspect.FloatType | inspect.IntType) -> str:
 
 
 def refuse(where: str, what: str) -> CommandError:
-    """The refusal of an option's value; its attribute ``field`` names the option, for clients that show a form."""
+    """Return the refusal of an option's value; its attribute ``field`` names the option, for clients that show a
+    form."""
     return CommandError(f"{cut(where)}: {what}", attributes={FIELD: cut(where)})
 
 
 def name_field(error: CommandError, field: str) -> CommandError:
-    """The same refusal with ``field`` as the option that it is about."""
+    """Return the refusal with ``field`` as the option concerned."""
     return CommandError(str(error), error.code, {**error.attributes, FIELD: field}, error.inner)
 
 
 def quote_near(name: str, known: Iterable[str]) -> str:
-    """The most similar known name in quotes, "" when none is similar."""
+    """Return the most similar known name in quotes, "" if none is similar."""
     near = nearest(name, known, 0.7)
     return f'"{near}"' if near else ""
 
@@ -307,7 +308,7 @@ def format_value(value: object) -> str:
 
 
 def format_setting(value: object) -> str:
-    """As ``shown``, but the beginning of a nested value in JSON, and "unset" for None."""
+    """Like ``format_value``, but the beginning of a nested value in JSON, and "unset" for None."""
     if value is None:
         return "unset"
     if isinstance(value, Mapping) or (isinstance(value, (list, tuple)) and format_value(value) == "a list"):
@@ -316,6 +317,6 @@ def format_setting(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """A text for messages: unprintable characters are escaped, more than SHOWN characters are cut."""
+    """Return a text for messages: unprintable characters are escaped, and it is truncated to SHOWN characters."""
     cut = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
     return cut if cut.isprintable() else ascii(cut)[1:-1]

@@ -1,6 +1,6 @@
-"""``secure_vault``: what a user's specification keeps secret, and the variables that jobs get (semantics.md 12.6).
+"""``secure_vault``: secrets of a specification, and the variables that jobs get from them (semantics.md 12.6).
 
-It is in no record's ``spec``, no answer and no sentence: neither its values nor the names of its keys.
+No record's ``spec``, no answer and no sentence contains it: neither its values nor the names of its keys.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cpumond.scheduler.settings.values import FIELD
 SECURE_VAULT: Final = "secure_vault"
 VARIABLE: Final = "YT_SECURE_VAULT"
 STARTED_BY: Final = "started_by"
-"""What `yt` tells of itself in a specification: its host, its process, its command line."""
+"""What `yt` adds about itself to a specification: its host, its process, its command line."""
 MAX_VAULT_BYTES: Final = 65_536
-"""Of the whole vault as text: the kernel takes one variable of twice as much."""
+"""Most bytes of the whole vault as text: the kernel accepts one variable of twice the size."""
 MAX_DEPTH: Final = 64
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_]+")
@@ -26,7 +26,7 @@ _UNSAFE: Final = re.compile(r'[^\x20-\x7e]|["\\]')
 
 
 def is_vault(key: object) -> bool:
-    """Whether an option of a specification is the vault, in any accepted spelling."""
+    """Return whether an option of a specification is the vault, in any accepted spelling."""
     return key in _SPELLINGS
 
 
@@ -46,10 +46,10 @@ def _has_vault(spec: Mapping[str, Any]) -> bool:
 
 
 def without_vault(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification without the vault, at its root, among its tasks and in each; what is no map stays as it is, and
-    one without a vault the same object.
+    """Return a specification without the vault, at its root, among its tasks and in each. A value that is no map stays
+    unchanged, and a specification without a vault is the same object.
 
-    Without the command line of the client, too, that `yt` adds: the vault may stand there.
+    The client's command line, which `yt` adds, is also removed: it may contain the vault.
     """
     if not _has_vault(spec):
         return spec if isinstance(spec, dict) else dict(spec)
@@ -71,10 +71,10 @@ def _without(task: Any) -> Any:
 
 
 def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:
-    """The variables of each job: the whole vault as text YSON, and each key's value. Raises CommandError.
+    """Read the variables of each job: the whole vault as text YSON, and each key's value. Raises CommandError.
 
-    It stands at the root or, as `yt vanilla` takes it, among the tasks. Neither keys nor values are named in what is
-    refused, but their place: that is told, logged and kept.
+    The vault is at the root or, as `yt vanilla` takes it, among the tasks. A refusal names its place, but neither keys
+    nor values: it is shown, logged and stored.
     """
     where, vault = f"spec/{SECURE_VAULT}", _find_vault(spec)
     variables: dict[str, str] = {}
@@ -99,7 +99,7 @@ def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _find_vault(spec: Mapping[str, Any]) -> Mapping[Any, Any]:
-    """The one vault of a specification; empty where there is none. Raises CommandError."""
+    """Return the one vault of a specification; empty if there is none. Raises CommandError."""
     tasks = spec.get("tasks")
     tasks = tasks if isinstance(tasks, Mapping) else {}
     for name, task in tasks.items():
@@ -116,7 +116,7 @@ def _find_vault(spec: Mapping[str, Any]) -> Mapping[Any, Any]:
 
 
 def _find_problem(value: object, depth: int) -> str:
-    """Why a value cannot be given to a job, as the end of a sentence; "" if it can."""
+    """Return why a value cannot be passed to a job, as the end of a sentence; "" if it can."""
     if value is None or isinstance(value, bool | int | float):
         return ""
     if isinstance(value, str):
@@ -143,7 +143,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _format(value: Any) -> str:
-    """The value of a key as that of its variable: text as it is, others without a mark of their kind."""
+    """Return the value of a key as that of its variable: text unchanged, others without a mark of their type."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -154,7 +154,7 @@ def _format(value: Any) -> str:
 
 
 def write_yson(value: Any) -> str:
-    """Text YSON in ASCII, of what ``_find_problem`` lets pass."""
+    """Return text YSON in ASCII of values that ``_find_problem`` accepts."""
     if value is None:
         return "#"
     if isinstance(value, bool):
