@@ -77,6 +77,11 @@ def test_paragraphs_are_short() -> None:
     assert long == []
 
 
+def test_the_newest_section_of_the_changelog_is_read_at_one_sitting() -> None:
+    newest = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1]
+    assert len(newest.splitlines()) <= 150
+
+
 def test_documents_that_the_program_names_exist() -> None:
     patterns = ("cpumond/**/*.py", "config/*.toml", "systemd/*", "packaging/etc/*")
     places = [path for pattern in patterns for path in ROOT.glob(pattern)]
