@@ -132,7 +132,7 @@ def read_summary(text: str) -> dict[str, Any]:
     """Figures of the demo's last lines."""
     seconds, cores = _find(r"After (\d+) s on a node of ([\d.]+) core", text)
     ordered, used, reclaimed, given = _find(
-        r"ordered ([\d.]+), used ([\d.]+), reclaimed ([\d.]+), used by jobs that were started on freed CPU ([\d.]+)",
+        r"requested ([\d.]+), used ([\d.]+), reclaimed ([\d.]+), used by jobs that were started on freed CPU ([\d.]+)",
         text,
     )
     (back,) = _find(r"its whole guarantee back \d+ times?, ([\d., ]+) s after it woke up", text)

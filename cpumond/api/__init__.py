@@ -1,1 +1,1 @@
-"""What the scheduler serves over HTTP."""
+"""The scheduler's HTTP interface."""

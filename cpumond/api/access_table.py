@@ -1,7 +1,7 @@
-"""Who may ask what: every request that the scheduler answers, against kinds of users (semantics.md 12). Pure.
+"""Required rights of every request that the scheduler answers, by kinds of users (semantics.md 12). Pure.
 
-The document's table is made of this one, and a test tries each of its cells. ``scheduler/rights/entries.py`` decides;
-here stands on what of it a request depends.
+The table of the documentation is generated from this one, and a test tries each of its cells.
+``scheduler/rights/entries.py`` decides; this module states the rights that a request needs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from cpumond.api.json.endpoint import Needs
 from cpumond.api.yt.transport import COMMANDS
 
 Role = Literal["anonymous", "user", "owner", "manager", "node", "administrator"]
-"""``user``: a known one whom no access list names; ``owner`` of the operation; ``manager``: may administer its pool."""
+"""``user``: a known user whom no access list names; ``owner`` of the operation; ``manager``: may administer its
+pool.
+"""
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
@@ -38,7 +40,9 @@ NEEDS: Final[Mapping[Needs, frozenset[Role]]] = {
     "`administer` on the tree": frozenset({"administrator"}),
     "an administrator": frozenset({"administrator"}),
 }
-"""What a request needs, in words -> who has it where the pool's access list lets its manager administer it."""
+"""Right that a request needs, in words -> the roles that have it where the pool's access list lets its manager
+administer it.
+"""
 
 _OF_COMMAND: Final[Mapping[str, Needs]] = {
     **dict.fromkeys(("list_operations", "get_operation", "list_jobs", "get_job"), "`read`"),
@@ -57,7 +61,9 @@ _OF_COMMAND: Final[Mapping[str, Needs]] = {
     **dict.fromkeys(("check_permission", "check_operation_permission"), "a known user, for the own"),
     "execute_batch": "a known user",
 }  # fmt: skip
-"""By the name of a command of ``yt``; what is not here needs a known user. A batch needs what its commands need."""
+"""Right by the name of a command of ``yt``; other commands need a known user. A batch needs the rights of its
+commands.
+"""
 
 OTHERS: Final[Mapping[str, tuple[str, Needs]]] = {
     "GET /": ("The page, without data", "nothing"),
@@ -65,31 +71,31 @@ OTHERS: Final[Mapping[str, tuple[str, Needs]]] = {
     "GET /metrics": ("Figures for Prometheus", "nothing"),
     "GET /api": ("Versions of the protocol of `yt`", "nothing"),
     "GET /api/v4": ("Its commands", "nothing"),
-    "GET /auth/whoami": ("Who asks", "a known user"),
+    "GET /auth/whoami": ("The user of the request", "a known user"),
     "GET /hosts": ("The address", "nothing"),
     "GET /version": ("The version", "nothing"),
     "GET /ping": ("Whether the process answers", "nothing"),
 }
-"""Request -> what it is and what it needs, of all that is neither an endpoint nor a command."""
+"""Request -> its summary and the right it needs, for requests that are neither endpoints nor commands."""
 
 CATCHING: Final = ("/api/v1/{rest:path}", "/api/{rest:path}", "/api/v4/{command}")
-"""Routes that refuse what is not in the table, and the one by which all commands come."""
+"""Routes that refuse unknown requests, and the route of all commands."""
 
 
 class AccessRow(NamedTuple):
-    """A request, what it does, and what it needs: a key of NEEDS."""
+    """A request, its summary, and the right it needs: a key of NEEDS."""
 
     request: str
     what: str
     needs: Needs
 
     def allows(self, role: Role) -> bool:
-        """Whether a user of that kind may ask this, about the pool or operation of that manager or owner."""
+        """Whether a user of that role may send this request about the pool or operation of that manager or owner."""
         return role in NEEDS[self.needs]
 
 
 def list_rows() -> Iterator[AccessRow]:
-    """All requests: endpoints, commands of ``yt``, others."""
+    """Yield all requests: endpoints, commands of ``yt``, others."""
     for endpoint in ENDPOINTS:
         yield AccessRow(f"{endpoint.method} {endpoint.path}", endpoint.summary, endpoint.needs)
     for name in COMMANDS:
@@ -116,7 +122,7 @@ a response that says by code 901 that the change would be refused.
 
 
 def write_table() -> str:
-    """The document that holds the table."""
+    """The page of the documentation with the table."""
     lines = ["| request | what | needs | " + " | ".join(ROLES) + " |", "|---|---|---|" + "---|" * len(ROLES)]
     for row in list_rows():
         cells = " | ".join("yes" if row.allows(role) else "-" for role in ROLES)

@@ -1,6 +1,7 @@
-"""Bodies of requests, from their first byte to the answer: how large, for how long, and how much of them at a time.
+"""Bodies of requests, from their first byte to the answer: limits of size, time, and memory for all of them together.
 
-Where there are too many, unfinished ones are dropped first, the oldest before the others: sending one takes a moment.
+When the limit is reached, unfinished bodies are dropped first, the oldest before the others, because sending one takes
+only a moment.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from cpumond.scheduler.model import GENERIC, TOO_MANY_REQUESTS
 T = TypeVar("T")
 
 MAX_BYTES: Final = 64 * 2**20
-"""Of all bodies that arrive or are worked on, by roughly what they take in memory."""
+"""Maximum bytes of all bodies that arrive or are processed, by the estimated memory they take."""
 MAX_USER_BYTES: Final = 16 * 2**20
-"""The same of one user."""
+"""Maximum bytes of all bodies of one user, estimated as for MAX_BYTES."""
 READ_S: Final = 30.0
-"""From the first piece to the last one."""
+"""Seconds from the first piece of a body to the last."""
 LARGE_BYTES: Final = 256 * 1024
 LARGE_AT_ONCE: Final = 4
-"""Bodies of more than LARGE_BYTES that are worked on at a time; others wait, but for those of nodes."""
+"""Bodies of more than LARGE_BYTES that are processed at a time; others wait, except those of nodes."""
 DROPPED_BYTES: Final = 32 * 2**20
 DROPPED_S: Final = 5.0
-"""What is still read of a body that is too large, and for how long."""
+"""Seconds for which the rest of a body that is too large is read."""
 VALUE_BYTES: Final = 64
-"""What a value takes in memory besides its text, at least."""
+"""Minimum memory of a value besides its text."""
 
 
 class HttpError(Exception):
-    """A request that does not get as far as a command. ``status`` is HTTP's, ``code`` the documents'."""
+    """A request that is refused before it becomes a command. ``status`` is HTTP's, ``code`` that of YTsaurus."""
 
     def __init__(
         self, status: int, message: str, code: int = GENERIC, headers: Mapping[str, str] | None = None
@@ -56,7 +57,7 @@ class BodyError(HttpError):
 
 
 class Bodies:
-    """All bodies that arrive or are worked on. Used by the event loop's thread."""
+    """All bodies that arrive or are processed. Used by the event loop's thread."""
 
     def __init__(
         self, max_bytes: int = MAX_BYTES, max_user_bytes: int = MAX_USER_BYTES, read_s: float = READ_S
@@ -69,15 +70,19 @@ class Bodies:
         self.large = asyncio.Semaphore(LARGE_AT_ONCE)
         self._thread_lock = asyncio.Lock()
         self.arriving: dict[HeldBody, asyncio.Timeout] = {}
-        """The oldest first."""
+        """Bodies that arrive, the oldest first."""
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Do long work in a thread, one piece at a time: the event loop's thread must not compete with many."""
+        """Run long work in a thread, one piece at a time, because the event loop's thread must not compete with
+        many.
+        """
         async with self._thread_lock:
             return await asyncio.to_thread(work, *arguments)
 
     def hold(self, user: str, of_node: bool = False) -> HeldBody:
-        """A body that is going to be read. It counts until the end of ``with``; one ``of_node`` counts for no user."""
+        """Register a body that will be read. It counts until the end of ``with``; a body ``of_node`` counts for no
+        user.
+        """
         return HeldBody(self, user, of_node)
 
 
@@ -100,9 +105,9 @@ class HeldBody:
             self._bodies.large.release()
 
     async def read(self, request: Request, limit: int, unpack: bool = False) -> bytes:
-        """The whole body, of at most ``limit`` bytes, also where it is unpacked (``Content-Encoding: gzip``).
+        """Return the whole body of at most ``limit`` bytes, counted after unpacking (``Content-Encoding: gzip``).
 
-        Raises BodyError, and ClientDisconnect when the rest of it will not come.
+        Raises BodyError, and ClientDisconnect if the rest of it will not come.
         """
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > limit:
@@ -133,14 +138,14 @@ class HeldBody:
         except TimeoutError:
             raise BodyError(
                 408,
-                f"the body of the request was not there within {self._bodies.read_s:g} s, or others needed its room; "
-                "send it again in one go",
+                f"the body of the request did not arrive within {self._bodies.read_s:g} s, or other requests needed "
+                "its memory; send it again in one go",
             ) from None
         finally:
             self._bodies.arriving.pop(self, None)
 
     async def work_on(self, *texts: bytes) -> None:
-        """The body and other parts of the request are going to be parsed. Raises BodyError."""
+        """Register that the body and other parts of the request will be parsed. Raises BodyError."""
         if self._of_node:
             self._take(sum(map(len, texts)) - self._bytes)
             return
@@ -151,7 +156,7 @@ class HeldBody:
             self._is_large = True
 
     def _take(self, count: int) -> None:
-        """Raises BodyError where there is no room, and none can be made."""
+        """Reserve memory. Raises BodyError if there is none and none can be freed."""
         self._count(count)
         bodies = self._bodies
         while not self._of_node and bodies.of_user[self._user] > bodies.max_user_bytes:
@@ -163,7 +168,7 @@ class HeldBody:
         arriving = self._bodies.arriving
         oldest = next((each for each in arriving if each is not self and user in (None, each._user)), None)
         if oldest is None:
-            raise BodyError(status, f"{what} bytes, which is the limit; wait for their answers and try again")
+            raise BodyError(status, f"{what} bytes, which is the limit; wait for their responses and try again")
         arriving.pop(oldest).reschedule(0.0)
         oldest._count(-oldest._bytes)
 
@@ -177,12 +182,12 @@ class HeldBody:
 
 
 def weigh(data: bytes) -> int:
-    """Roughly what a text of YSON or JSON becomes in memory, bytes."""
+    """Estimated memory of a parsed text of YSON or JSON, in bytes."""
     return len(data) + VALUE_BYTES * min(count_values(data), MAX_VALUES)
 
 
 def count_values(data: bytes) -> int:
-    """Roughly how many values a text of YSON or JSON holds."""
+    """Estimated number of values in a text of YSON or JSON."""
     return sum(map(data.count, (b",", b";", b"[", b"{")))
 
 
@@ -194,7 +199,7 @@ async def _receive(request: Request) -> tuple[bytes, bool]:
 
 
 async def _drop_rest(request: Request) -> None:
-    """Read and forget the rest: a client that is cut off while it sends never reads the answer."""
+    """Read and discard the rest, because a client that is disconnected while it sends never reads the response."""
     left = DROPPED_BYTES
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DROPPED_S):

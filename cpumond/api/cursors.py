@@ -1,6 +1,6 @@
-"""Pages of lists by cursors: a page begins behind the last item of the page before, whatever came or went meanwhile.
+"""Pages of lists by cursors: a page begins after the last item of the previous page, regardless of changes in between.
 
-Pure. What is sorted by values that change may be on two pages, or on none, when its value passes the cursor.
+Pure. If items are sorted by values that change, an item whose value passes the cursor may be on two pages or on none.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ def cut_page(
     items: Sequence[T], limit: int, cursor: str, key: Callable[[T], Any], precedes: Callable[[Any, Any], bool],
     order: str = "", offset: int = 0,
 ) -> tuple[Sequence[T], str | None]:  # fmt: skip
-    """At most ``limit`` of sorted items, and the cursor of the next page, None at the end.
+    """Return at most ``limit`` of sorted items, and the cursor of the next page, None at the end.
 
-    ``cursor``: what the page before gave; "" for the first, which begins at ``offset``. ``key``: place of an item in
-    the order called ``order``, of plain values; ``precedes``: whether one key stands before another. Raises
-    CommandError.
+    ``cursor``: that of the previous page; "" for the first, which begins at ``offset``. ``key``: plain values that
+    place an item in the order named ``order``; ``precedes``: whether one key comes before another. Raises CommandError.
     """
     if cursor:
         last = _read(cursor, order)
@@ -44,9 +43,9 @@ def _read(cursor: str, order: str) -> Any:
     except (ValueError, RecursionError):
         raise _make_error() from None
     if of_order != order:
-        raise CommandError("query: cursor: it is of a list in another order; begin without a cursor")
+        raise CommandError("query: cursor: it belongs to a list in another order; start without a cursor")
     return key
 
 
 def _make_error() -> CommandError:
-    return CommandError("query: cursor: expected `next` of the page before, as it is; begin without a cursor")
+    return CommandError("query: cursor: expected the unchanged `next` of the previous page; start without a cursor")

@@ -1,7 +1,7 @@
 """The table of the JSON API: each request with its rights, body, answer and handler.
 
-``json/routes.py`` serves exactly these rows, ``json/document.py`` makes the OpenAPI document of them, and
-``access_table.py`` the table of who may ask what.
+``json/routes.py`` serves exactly these rows; ``json/document.py`` makes the OpenAPI document from them, and
+``access_table.py`` the table of access rights.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _OPERATION: Final = "/operations/{operation}"
 _JOB: Final = "/operations/{operation}/jobs/{job}"
 _NODE: Final = "/nodes/{node}"
 _ASK_NODE: Final = (404, 429, 503, 504)
-"""Refusals of endpoints that wait for a node, or for the disk of the history."""
+"""Refusals of endpoints that wait for a node, or for the disk with the history."""
 
 
 def _get(
@@ -72,7 +72,7 @@ def _command(
     method: str, path: str, name: str, summary: str, command: type[Command] | Callable[[Call], Command | UndoChange],
     needs: Needs, body: Any = None, refusals: tuple[int, ...] = (409,), **more: Any,
 ) -> Endpoint:  # fmt: skip
-    """One that carries out a command: made of all that the request names, or by a function."""
+    """An endpoint that carries out a command, made from all fields of the request, or by a function."""
     make = partial(_make_command, command) if isinstance(command, type) else command
 
     async def execute(call: Call) -> views.Done:
@@ -102,7 +102,7 @@ def _make_command(kind: type[Command], call: Call) -> Command:
 
 
 async def _send_document(call: Call) -> Prepared:
-    """Made once, in a thread: the table holds two hundred types."""
+    """Return the document; it is made once, in a thread, because the table holds two hundred types."""
     shared = call.shared
     if shared.document is None:
         content = await asyncio.to_thread(lambda: encode(make_document(ENDPOINTS, __version__)))
@@ -116,7 +116,7 @@ ENDPOINTS: Final = (
         cost=per(operations=2, nodes=2),
     ),
     _command(
-        "POST", "/trees", "create_tree", "Make a pool tree", commands.CreateTree, "an administrator",
+        "POST", "/trees", "create_tree", "Create a pool tree", commands.CreateTree, "an administrator",
         carried.CreateTreeBody, status=201,
     ),
     _get(
@@ -137,11 +137,11 @@ ENDPOINTS: Final = (
         "an administrator", carried.DefaultTreeBody, (404,),
     ),
     _get(
-        _TREE + "/file", "get_tree_file", "All that is set of a tree and its pools",
+        _TREE + "/file", "get_tree_file", "All settings of a tree and its pools",
         lambda c: pool_views.view_tree_file(c.tree), pool_views.TreeFile, "`read`", cost=per(pools=10),
     ),
     _command(
-        "POST", _TREE + "/apply", "apply_tree", "Make a tree and its pools what a file says", ApplyTree,
+        "POST", _TREE + "/apply", "apply_tree", "Make a tree and its pools match a file", ApplyTree,
         "what the change needs", carried.ApplyBody, cost=per(values=250),
     ),
     _get(
@@ -149,20 +149,20 @@ ENDPOINTS: Final = (
         pool_views.PoolList, "`read`", cost=per(pools=130),
     ),
     _get(
-        _TREE + "/pool_table", "get_pool_table", "All pools of a tree in short; made once for each update",
+        _TREE + "/pool_table", "get_pool_table", "All pools of a tree in short form; made once for each update",
         lambda c: c.shared.pool_tables.table_of(c.tree), tables.PoolRows, "`read`", has_etag=True,
         cost=per(pools=40, operations=5),
     ),
     _command(
-        "POST", _TREE + "/pools", "create_pool", "Make a pool", commands.CreatePool, "`modify_children`",
+        "POST", _TREE + "/pools", "create_pool", "Create a pool", commands.CreatePool, "`modify_children`",
         carried.CreatePoolBody, status=201,
     ),
     _get(
-        _TREE + "/rights", "list_rights", "What the asker may do to each pool of a tree",
+        _TREE + "/rights", "list_rights", "The rights of the user on each pool of a tree",
         lambda c: rights.list_rights(c.rights, c.tree), permissions.PoolRights, cost=per(pools=110),
     ),
     _get(
-        _TREE + "/why", "explain_idle", "Why CPU stands idle while work waits, and what to change", trees.explain_idle,
+        _TREE + "/why", "explain_idle", "Why CPU is idle while work waits, and what to change", trees.explain_idle,
         IdleReport, "`read`", query=carried.IdleQuery, cost=per(operations=20, nodes=50),
     ),
     _get(
@@ -170,7 +170,7 @@ ENDPOINTS: Final = (
         pool_views.PoolView, "`read`",
     ),
     _get(
-        _POOL + "/orchid", "get_pool_orchid", "All that the scheduler computes of it, by YTsaurus' names",
+        _POOL + "/orchid", "get_pool_orchid", "All values that the scheduler computes for it, by YTsaurus' names",
         trees.view_pool_orchid, dict[str, Any], "`read`", cost=per(operations=9),
     ),
     _command(
@@ -187,31 +187,32 @@ ENDPOINTS: Final = (
         carried.MoveBody, cost=per(operations=60, values=200),
     ),
     _command(
-        "POST", _POOL + "/transfer", "transfer_resources", "Give guarantees and counts of a pool to another",
+        "POST", _POOL + "/transfer", "transfer_resources", "Transfer guarantees and counts from a pool to another",
         lambda c: commands.TransferPoolResources(c.path["tree"], c.path["pool"], c.body.destination, c.body.delta),
         "`write`", carried.TransferBody,
     ),
     Endpoint(
-        "POST", PREFIX + "/plan", "make_plan", "What a change would do to everybody's shares; nothing is changed",
+        "POST", PREFIX + "/plan", "make_plan", "What a change would do to all shares; nothing is changed",
         trees.plan_change, ChangePlan, "what the change needs", commands.ConfigCommand | ApplyTree | UndoChange,
         carried.PlanQuery, cost=per(operations=30, values=200),
     ),
     _get(
-        "/events", "list_events", "What happened, the newest first", events.list_events, event_views.EventList,
+        "/events", "list_events", "Events, the newest first", events.list_events, event_views.EventList,
         query=carried.EventsQuery, refusals=(404,), cost=per(listed=300),
     ),
     _get(
         "/audit", "list_audit",
-        "Who did what, the newest first: all of it for administrators, for others what is their own or of their pools",
+        "Who did what, the newest first: administrators see everything, others their own actions and those about "
+        "their pools",
         events.list_audit, event_views.AuditList, "a known user, for the own", query=carried.EventsQuery,
         refusals=(404,), cost=per(listed=300),
     ),
     _get(
-        "/annotations", "list_annotations", "What happened, as Grafana reads it", events.list_annotations,
+        "/annotations", "list_annotations", "Events in the format of Grafana", events.list_annotations,
         list[event_views.Annotation], query=carried.EventsQuery, refusals=(404,), cost=per(listed=300),
     ),
     _command(
-        "POST", "/events/{number}/undo", "undo_change", "Take back what an event changed in trees and pools",
+        "POST", "/events/{number}/undo", "undo_change", "Undo a change of trees and pools, by its event",
         events.undo_change, "what the change needs", cost=per(pools=120),
     ),
     _get(
@@ -232,27 +233,27 @@ ENDPOINTS: Final = (
         "`manage`", carried.ParametersBody,
     ),
     _get(
-        _OPERATION + "/when", "forecast_operation", "When an operation starts and ends", forecasts.forecast_operation,
+        _OPERATION + "/when", "forecast_operation", "Predicted start and end of it", forecasts.forecast_operation,
         Forecast, "`read`",
     ),
     Endpoint(
         "POST", PREFIX + "/simulate", "simulate",
-        "What would start when, who would be stopped, whose share would move; a line of JSON now and then, at last the "
-        "answer",
+        "Simulate what would start when, which jobs would be stopped, and how shares would move; lines of JSON with "
+        "the progress, the last one with the answer",
         forecasts.simulate, Progress, "what the change needs", carried.SimulateBody, content_type=carried.NDJSON,
         cost=per(operations=30, values=200),
     ),
     _get(
-        _OPERATION + "/why", "explain_operation", "Why an operation has what it has", operations.why_operation,
+        _OPERATION + "/why", "explain_operation", "Explain an operation's state and share", operations.why_operation,
         OperationAnswer, "`read`",
     ),
     _get(
-        _OPERATION + "/specification", "get_specification", "What an operation was given, and all that holds",
+        _OPERATION + "/specification", "get_specification", "The specification as given, and with all values in force",
         lambda c: views.view_specification(c.state, c.find_operation("read_secrets")), views.BothSpecifications,
         "`read_secrets`",
     ),
     _get(
-        _OPERATION + "/orchid", "get_operation_orchid", "All that the scheduler computes of it, by tree",
+        _OPERATION + "/orchid", "get_operation_orchid", "All values that the scheduler computes for it, by tree",
         operations.view_operation_orchid, dict[str, dict[str, Any]], "`read`", cost=per(operations=12),
     ),
     _get(
@@ -265,24 +266,24 @@ ENDPOINTS: Final = (
     ),
     _get(
         _JOB + "/log", "get_job_log",
-        f"The end of what a job wrote, byte by byte; header {carried.TOTAL_BYTES}: how much it wrote in all",
+        f"The end of a job's output, unchanged; header {carried.TOTAL_BYTES}: bytes that it wrote in total",
         operations.read_job_log, str, "`read_secrets`", query=carried.LogQuery, refusals=_ASK_NODE,
         content_type=carried.TEXT,
     ),
     _get(
-        _JOB + "/explain", "explain_job", "Why a job's limit is what it is, told by its node", operations.explain_job,
+        _JOB + "/explain", "explain_job", "Explain a job's limit; its node answers", operations.explain_job,
         dict[str, Any], "`read`", refusals=_ASK_NODE,
     ),
     Endpoint(
-        "POST", PREFIX + _JOB + "/pin", "pin_job", "Hold a job's limit; on its node's disk when answered",
+        "POST", PREFIX + _JOB + "/pin", "pin_job", "Hold a job's limit; stored on its node's disk before the response",
         operations.pin_job, views.Done, "`manage`", carried.PinBody, refusals=_ASK_NODE, needs_body=False,
     ),
     Endpoint(
-        "POST", PREFIX + _JOB + "/unpin", "unpin_job", "Give a job's limit back to its monitor", operations.unpin_job,
+        "POST", PREFIX + _JOB + "/unpin", "unpin_job", "Return a job's limit to its monitor", operations.unpin_job,
         views.Done, "`manage`", refusals=_ASK_NODE,
     ),
     _command(
-        "POST", _JOB + "/abort", "abort_job", "Stop a job, which is then started again", of_operations.AbortJob,
+        "POST", _JOB + "/abort", "abort_job", "Stop a job; it is started again", of_operations.AbortJob,
         "`manage`", carried.AbortJobBody, needs_body=False,
     ),
     _command(
@@ -290,7 +291,7 @@ ENDPOINTS: Final = (
         "`manage`",
     ),
     _command(
-        "POST", _OPERATION + "/patch", "patch_operation_spec", "Change how many jobs it has, or how many may fail",
+        "POST", _OPERATION + "/patch", "patch_operation_spec", "Change its number of jobs, or of allowed failures",
         of_operations.PatchOperation, "`manage`", carried.PatchBody,
     ),
     _command(
@@ -298,11 +299,11 @@ ENDPOINTS: Final = (
         of_operations.AbortOperation, "`manage`", carried.AbortBody, needs_body=False,
     ),
     _command(
-        "POST", _OPERATION + "/suspend", "suspend_operation", "Start no more jobs of it",
+        "POST", _OPERATION + "/suspend", "suspend_operation", "Start no more of its jobs",
         of_operations.SuspendOperation, "`manage`", carried.SuspendBody, needs_body=False,
     ),
     _command(
-        "POST", _OPERATION + "/resume", "resume_operation", "Take back a suspension", of_operations.ResumeOperation,
+        "POST", _OPERATION + "/resume", "resume_operation", "Resume it", of_operations.ResumeOperation,
         "`manage`",
     ),
     _command(
@@ -314,7 +315,7 @@ ENDPOINTS: Final = (
         cost=per(listed=60, nodes=2),
     ),
     Endpoint(
-        "POST", PREFIX + "/nodes", "register_node", "A node makes itself known", nodes.register_node,
+        "POST", PREFIX + "/nodes", "register_node", "Register a node", nodes.register_node,
         wire.RegistrationAnswer, "a node's token", wire.NodeRegistration,
     ),
     _get(
@@ -331,15 +332,15 @@ ENDPOINTS: Final = (
         "`administer` on the tree", carried.WhyBody, needs_body=False,
     ),
     _command(
-        "POST", _NODE + "/tags", "change_node_tags", "Give tags to it, or take them back",
+        "POST", _NODE + "/tags", "change_node_tags", "Add tags to it, or remove them",
         node_commands.ChangeNodeTags, "`administer` on the tree", carried.TagsBody,
     ),
     _command(
-        "POST", _NODE + "/drain", "drain_node", "Start no more jobs on it, and those that it has elsewhere",
+        "POST", _NODE + "/drain", "drain_node", "Start no more jobs on it, and restart its jobs elsewhere",
         node_commands.DrainNode, "`administer` on the tree", carried.DrainBody, needs_body=False,
     ),
     _get(
-        _NODE + "/drain", "plan_drain", "What a drain would stop, and where there is room", nodes.plan_node_drain,
+        _NODE + "/drain", "plan_drain", "Jobs that a drain would stop, and where they would fit", nodes.plan_node_drain,
         DrainPlan, "`read`", cost=per(nodes=20),
     ),
     _get(
@@ -347,7 +348,7 @@ ENDPOINTS: Final = (
         rollout_views.Fleet, cost=per(nodes=5),
     ),
     _get(
-        "/prometheus/targets", "list_targets", "Where Prometheus scrapes the agents (http_sd)", nodes.list_targets,
+        "/prometheus/targets", "list_targets", "Targets of the agents for Prometheus (http_sd)", nodes.list_targets,
         list[rollout_views.TargetGroup], query=carried.TargetsQuery, cost=per(nodes=10),
     ),
     _get(
@@ -360,32 +361,32 @@ ENDPOINTS: Final = (
         rollout.StagePlan, body=carried.SetStageBody, cost=nodes.cost_of_stage,
     ),
     _command(
-        "POST", "/rollout", "set_stage", "Set what a group of nodes may do to limits", nodes.read_stage,
+        "POST", "/rollout", "set_stage", "Set what a group of nodes may do with limits", nodes.read_stage,
         "an administrator", carried.SetStageBody, cost=nodes.cost_of_stage,
     ),
     _command(
-        "POST", "/rollout/advance", "advance_stage", "From its canary to all nodes of the group", rollout.AdvanceStage,
+        "POST", "/rollout/advance", "advance_stage", "Advance a stage to all its nodes", rollout.AdvanceStage,
         "an administrator", carried.StageBody, (404, 409), cost=nodes.cost_of_stage,
     ),
     _command(
-        "POST", "/rollout/stop", "stop_stage", "Give the nodes of a stage back what was before", rollout.StopStage,
+        "POST", "/rollout/stop", "stop_stage", "Revert the nodes of a stage to the state before it", rollout.StopStage,
         "an administrator", carried.StageBody, (404, 409), cost=nodes.cost_of_stage,
     ),
     _command(
         "POST", "/rollout/remove", "remove_stage",
-        "Forget a stage: its nodes do what other stages say, without one nothing to limits", rollout.RemoveStage,
+        "Remove a stage: its nodes follow other stages, without one they change no limit", rollout.RemoveStage,
         "an administrator", carried.StageBody, (404, 409), cost=nodes.cost_of_stage,
     ),
     _get(
-        _TREE + "/trends", "list_trends", "How the CPU that pools may use has changed, of many pools at once",
+        _TREE + "/trends", "list_trends", "Recent trend of the CPU that pools may use, for many pools at once",
         history.list_trends, glance_views.PoolTrends, "`read`", query=carried.TrendsQuery, refusals=_ASK_NODE,
     ),
     _get(
-        "/operation_groups", "group_operations", "How many operations wait for what", operations.group_operations,
+        "/operation_groups", "group_operations", "Numbers of waiting operations by cause", operations.group_operations,
         glance_views.OperationGroups, "`read`", query=carried.GroupsQuery, cost=per(operations=70),
     ),
     _get(
-        "/preemption_groups", "group_preemptions", "The preemptions that are kept, by kind and for whom",
+        "/preemption_groups", "group_preemptions", "Recorded preemptions, by kind and beneficiary",
         history.list_preemption_groups, glance_views.PreemptionGroups, "`read`", query=carried.PreemptionGroupsQuery,
         cost=per(preemptions=40),
     ),
@@ -395,11 +396,11 @@ ENDPOINTS: Final = (
         others={409: wire.HeartbeatAnswer},
     ),
     Endpoint(
-        "POST", PREFIX + "/logs", "take_job_log", "A log that the answer to a heartbeat asked for",
+        "POST", PREFIX + "/logs", "take_job_log", "A log that the response to a heartbeat requested",
         lambda c: views.Taken(c.scheduler.logs.take(c.body)), views.Taken, "a node's token", wire.JobLog,
     ),
     Endpoint(
-        "POST", PREFIX + "/replies", "take_job_reply", "The reply to a request in the answer to a heartbeat",
+        "POST", PREFIX + "/replies", "take_job_reply", "The reply to a request in the response to a heartbeat",
         lambda c: views.Taken(c.scheduler.requests.take(c.body)), views.Taken, "a node's token", wire.JobReply,
     ),
     _get(
@@ -408,57 +409,57 @@ ENDPOINTS: Final = (
         query=carried.PreemptionsQuery, cost=per(preemptions=40, listed=120),
     ),
     _get(
-        "/history", "read_history", "What was when, of a pool, operation, node or job", history.read_history,
+        "/history", "read_history", "History of a pool, operation, node or job", history.read_history,
         HistoryView, "`read`", query=carried.HistoryQuery, refusals=_ASK_NODE,
     ),
     _get(
-        "/report", "make_report", "What pools and operations came to, in core-hours", history.make_report, ReportView,
+        "/report", "make_report", "Totals of pools and operations in core-hours", history.make_report, ReportView,
         query=carried.ReportQuery, refusals=_ASK_NODE, cost=per(operations=12),
     ),
     _get(
-        "/savings", "make_savings", "What reclaimed CPU was worth and cost, by week", history.make_savings, SavingsView,
+        "/savings", "make_savings", "Value and cost of reclaimed CPU, by week", history.make_savings, SavingsView,
         query=carried.SavingsQuery, refusals=_ASK_NODE,
     ),
     _get(
-        "/waste", "make_waste", "What users and pools ordered and did not use in a week, and which order is enough",
+        "/waste", "make_waste", "Requests that users and pools left unused in a week, and requests that would suffice",
         history.make_waste, WasteView, "`read`", query=carried.WasteQuery, refusals=_ASK_NODE, cost=per(operations=12),
     ),
     _get(
-        "/alerts", "list_alerts", "What needs an operator", status.list_alerts, overview.AlertList,
+        "/alerts", "list_alerts", "Alerts for an operator", status.list_alerts, overview.AlertList,
         cost=per(operations=25),
     ),
     _get(
-        "/status", "get_status", "The scheduler at a glance", status.view_status, overview.Status,
+        "/status", "get_status", "A summary of the scheduler", status.view_status, overview.Status,
         cost=per(operations=35),
     ),
     _get(
-        "/tokens", "list_tokens", "Tokens: the own, of an administrator all", tokens.list_tokens, token_views.TokenList,
+        "/tokens", "list_tokens", "Own tokens, all for an administrator", tokens.list_tokens, token_views.TokenList,
         "a known user, for the own",
     ),
     Endpoint(
-        "POST", PREFIX + "/tokens", "create_token", "Make a token; it is told once", tokens.create_token,
+        "POST", PREFIX + "/tokens", "create_token", "Create a token; its secret is returned once", tokens.create_token,
         token_views.NewToken, "a known user, for the own", carried.TokenBody, status=201, needs_body=False,
     ),
     Endpoint(
-        "DELETE", PREFIX + "/tokens/{token}", "revoke_token", "Refuse a token from now on, by its id",
+        "DELETE", PREFIX + "/tokens/{token}", "revoke_token", "Revoke a token by its id",
         tokens.revoke_token, views.Done, "a known user, for the own",
     ),
     Endpoint(
-        "POST", PREFIX + "/session", "sign_in", "Begin a browser's session with the token that is shown",
+        "POST", PREFIX + "/session", "sign_in", "Begin a browser's session with the token in the request",
         lambda c: begin_session(c.request, c.user), BrowserSession, refusals=(422,),
     ),
     Endpoint(
-        "DELETE", PREFIX + "/session", "sign_out", "Have the browser forget its session",
+        "DELETE", PREFIX + "/session", "sign_out", "End the browser's session",
         lambda c: end_session(c.request), views.Done, "nothing", refusals=(403,),
     ),
-    _get("/me", "get_me", "Who asks, and which scheduler", status.view_me, overview.Me),
+    _get("/me", "get_me", "The user of the request, and the scheduler", status.view_me, overview.Me),
     _get(
-        "/can", "can", "Whether a user may do something, and by what",
+        "/can", "can", "Whether a user may do something, and which rule decides it",
         lambda c: rights.judge_question(c.rights, c.query, c.shared.find_known), permissions.Can,
         "a known user, for the own", query=carried.CanQuery, refusals=(404,),
     ),
     _get(
-        "/find", "find", "What the beginning of a name may mean", lambda c: finding.find_matches(c.rights, **c.given),
+        "/find", "find", "Objects whose names begin with a text", lambda c: finding.find_matches(c.rights, **c.given),
         finding.Matches, "`read`", query=carried.FindQuery, refusals=(404,), cost=per(operations=22),
     ),
     _get(
@@ -467,10 +468,10 @@ ENDPOINTS: Final = (
     ),
     _get("/openapi.json", "get_openapi", "This document", _send_document, dict[str, Any], "nothing"),
     Endpoint(
-        "GET", "/healthz", "healthz", "Whether the process answers", status.view_liveness, overview.Health, "nothing",
+        "GET", "/healthz", "healthz", "Whether the process responds", status.view_liveness, overview.Health, "nothing",
     ),
     Endpoint(
-        "GET", "/readyz", "readyz", "Whether updates are made in time", status.view_readiness, overview.Health,
+        "GET", "/readyz", "readyz", "Whether updates are on time", status.view_readiness, overview.Health,
         "nothing", others={503: overview.Health},
     ),
 )  # fmt: skip

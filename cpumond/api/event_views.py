@@ -12,9 +12,9 @@ from cpumond.scheduler.events import Event, EventChange, EventKind
 
 
 class EventView(View, frozen=True):
-    """Something that happened. ``at``: seconds since 1970; ``time``: the same in UTC. ``number``: by it a change is
-    taken back, and older events are asked for. ``count``: how many like it are told as one. ``can_undo``: it changed
-    trees or pools.
+    """An event. ``at``: seconds since 1970; ``time``: the same in UTC. ``number``: identifies it for undo and for
+    requests of older events. ``count``: number of similar events that it stands for. ``can_undo``: it changed trees or
+    pools.
     """
 
     number: int
@@ -38,7 +38,9 @@ class EventView(View, frozen=True):
 
 
 class AuditView(EventView, frozen=True):
-    """A command, or what was refused: who asked from where, what allowed it, what the user was shown before."""
+    """A command or a refused request: who sent it and from where, what allowed it, and what the user was shown
+    before.
+    """
 
     origin: str
     request: dict[str, Any]
@@ -51,9 +53,9 @@ V = TypeVar("V", EventView, AuditView)
 
 
 class EventList(View, frozen=True):
-    """Events, the newest first; ``next``: the number before which the older ones are asked for, null for the end.
+    """Events, the newest first; ``next``: the number below which older events are requested, null at the end.
 
-    ``titles``: of the operations that they are about, by id, as far as these are known and have one.
+    ``titles``: those of the operations concerned, by id, as far as they are known and have one.
     """
 
     events: list[EventView]
@@ -62,7 +64,7 @@ class EventList(View, frozen=True):
 
 
 class AuditList(View, frozen=True):
-    """The same of the audit log."""
+    """Entries of the audit log, in the form of ``EventList``."""
 
     events: list[AuditView]
     next: Annotated[int, msgspec.Meta(ge=0)] | None
@@ -70,7 +72,7 @@ class AuditList(View, frozen=True):
 
 
 class Annotation(View, frozen=True):
-    """An event as Grafana reads it; ``time`` in milliseconds since 1970."""
+    """An event in the format of Grafana; ``time`` in milliseconds since 1970."""
 
     time: int
     title: str
@@ -79,7 +81,7 @@ class Annotation(View, frozen=True):
 
 
 def view_event(kind: type[V], number: int, event: Event) -> V:
-    """``kind``: EventView or AuditView."""
+    """View of an event as ``kind``: EventView or AuditView."""
     return make_view(kind, event, number=number, time=iso_utc(event.at), can_undo=bool(event.changes))
 
 

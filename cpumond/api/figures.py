@@ -40,7 +40,7 @@ def _fields_of(source: type, kind: type[msgspec.Struct]) -> list[str]:
 
 
 def choose_figures(kind: type[View], figures: Mapping[str, Read]) -> dict[str, Read]:
-    """The fields of an answer that are ``figures``, or amounts of resources, with their readers."""
+    """The fields of a view that are ``figures``, or amounts of resources, with their readers."""
     amounts = {name: _as_amounts(name) for name in VECTORS}
     return {name: read for name, read in {**figures, **amounts}.items() if name in kind.__struct_fields__}
 
@@ -51,5 +51,5 @@ def _as_amounts(name: str) -> Read:
 
 
 def limited(limits: Vector) -> Amounts:
-    """The resources that are limited."""
+    """The resources that have a limit."""
     return {name: limit for name, limit in zip(RESOURCES, limits, strict=True) if math.isfinite(limit)}

@@ -1,6 +1,6 @@
-"""Operations, jobs, nodes, pools and trees by the beginning of a name, for typing and completion. Pure.
+"""Find operations, jobs, nodes, pools and trees by the beginning of a name, for typing and completion. Pure.
 
-Only what the asker may read is found.
+Only objects that the user may read are found.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from cpumond.scheduler.model import OperationRecord
 
 NamedKind = Literal["operation", "job", "node", "pool", "tree"]
 NEWEST: Final = "-"
-"""Stands for the newest operation of the asker, or for the job of an operation that started last."""
+"""Stands for the user's newest operation, or for the job of an operation that started last."""
 
 
 class Match(View, frozen=True):
-    """What a name may mean. ``title``, ``state`` and ``user`` of an operation; ``state`` of a job, too."""
+    """An object that a name may stand for. ``title``, ``state`` and ``user`` of an operation; ``state`` of a job,
+    too.
+    """
 
     id: str
     title: str = ""
@@ -30,7 +32,7 @@ class Match(View, frozen=True):
 
 
 class Matches(View, frozen=True):
-    """All that a name may mean, the newest first; ``total`` counts those that are left out, too."""
+    """All objects that a name may stand for, the newest first; ``total`` includes those that are left out."""
 
     matches: list[Match]
     total: int
@@ -40,12 +42,12 @@ def find_matches(
     rights: Rights, kind: NamedKind, name: str, *, operation: str = "", tree: str = "", all_of: bool = False,
     within: bool = False, limit: int = 100,
 ) -> Matches:  # fmt: skip
-    """What ``name`` may mean, of the nearest way in which there is anything: as it is; as a title, or the beginning of
-    an id; as the beginning of a title or alias.
+    """Objects that ``name`` may stand for, by the first of these that finds any: the exact name; a title, or the
+    beginning of an id; the beginning of a title or alias.
 
-    ``operation``: the one whose jobs are meant; ``tree`` of pools, "" for the default one. ``all_of``: in all ways. A
-    live operation is meant rather than a finished one. ``within``: pools, nodes and trees that have ``name`` anywhere,
-    in letters of either size, come after those that begin so. Raises CommandError for an operation that is not known.
+    ``operation``: the one whose jobs are searched; ``tree`` of pools, "" for the default one. ``all_of``: use all
+    three. Live operations come before finished ones. ``within``: pools, nodes and trees that contain ``name`` anywhere,
+    ignoring case, come after those that begin with it. Raises CommandError for an unknown operation.
     """
     if kind == "operation":
         found = _find_operations(rights, name, all_of)
@@ -92,7 +94,7 @@ def _find_operations(rights: Rights, name: str, all_of: bool) -> list[Match]:
 
 
 def _ways(name: str) -> tuple[Callable[[OperationRecord], bool], Callable[[OperationRecord], bool]]:
-    """Tests whether a text is a name of an operation, and whether it begins one."""
+    """Two tests: whether a text is a name of an operation, and whether it begins one."""
     starred = name if name.startswith("*") else f"*{name}"
 
     def is_named(record: OperationRecord) -> bool:

@@ -1,4 +1,4 @@
-"""Trends of pools, operations and preemptions grouped by cause, in the JSON API. Pure."""
+"""Trends of pools, operations grouped by cause, and preemptions, in the JSON API. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from cpumond.scheduler.state import State
 
 
 class PoolTrends(View, frozen=True):
-    """The CPU that pools may use, cores: name -> the means of parts of ``step_s`` seconds each, from ``since`` on, null
-    for "not known". Pools of which nothing is known are left out."""
+    """The CPU that pools may use, in cores: name -> means over ``step_s`` seconds each, from ``since`` on, null if
+    unknown. Pools without data are left out.
+    """
 
     tree: str
     since: float
@@ -26,10 +27,10 @@ class PoolTrends(View, frozen=True):
 
 
 class OperationGroup(msgspec.Struct):
-    """Operations that wait for the same; of ended ones: with the same state.
+    """Operations that wait for the same cause; for ended ones: with the same state.
 
-    ``pool``: the one that is the cause, if one is. ``jobs``: still to be started; they ordered ``wanted_cores``.
-    ``limit_cores``: what is allotted to the jobs that run.
+    ``pool``: the pool that is the cause, if any. ``jobs``: still to be started; they request ``wanted_cores``.
+    ``limit_cores``: allocated to the running jobs.
     """
 
     cause: str
@@ -44,18 +45,20 @@ class OperationGroup(msgspec.Struct):
 
 
 class OperationGroups(View, frozen=True):
-    """The groups: who wants most first, then those that want nothing. An operation of several trees counts in each.
-    ``states``: live operations by their ``shown_state``, each once."""
+    """The groups: the largest demand first, then those without demand. An operation of several trees counts in each.
+    ``states``: live operations by their ``shown_state``, each once.
+    """
 
     groups: list[OperationGroup]
     states: dict[str, int]
 
 
 class PreemptionGroup(View, frozen=True):
-    """Preemptions of one ``kind`` for the same pool, "" for none. ``priority``: of those for who starves.
+    """Preemptions of one ``kind`` for the same pool, "" for none. ``priority``: whether they were for a starving pool
+    or operation, and how urgent.
 
     ``freed_cores`` and ``lost_core_seconds`` are sums; ``pools``: those that lost jobs, most first; ``operations``:
-    how many lost some. ``why``: that of the newest one, which was at ``last_at``.
+    number of operations that lost some. ``why``: reason of the newest preemption, which was at ``last_at``.
     """
 
     group: str
@@ -81,7 +84,7 @@ class PreemptionGroups(View, frozen=True):
 
 
 class OperationCounts:
-    """Operations as they are added to their groups, in parts."""
+    """Counts of operations by group, added up in parts."""
 
     def __init__(self, state: State, causes: Mapping[str, Causes]) -> None:
         self._state = state
@@ -128,7 +131,7 @@ class OperationCounts:
 
 
 def group_preemptions(records: Iterable[PreemptionRecord], rights: Rights) -> PreemptionGroups:
-    """Groups of preemptions that are given the newest first; ``rights`` decide which sentences are shown."""
+    """Group preemptions that are given the newest first; ``rights`` decide which sentences are shown."""
     by_key: dict[str, list[PreemptionRecord]] = {}
     for record in records:
         by_key.setdefault(group_of(record), []).append(record)

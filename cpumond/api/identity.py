@@ -1,8 +1,8 @@
-"""Who sends a request: a user with a token, an account of this machine, or whom a trusted proxy names.
+"""Authentication of requests: a user with a token, an account of this machine, or a user named by a trusted proxy.
 
-A token is looked for first, in the configured file and in the store. Without one the kernel's word counts: at the unix
-socket, and over loopback where no file of tokens is configured. A proxy shows a token of its own and comes from an
-address that is configured for it; headers that name a user are believed of no one else.
+A token is looked up first, in the configured file and in the store. Without a token the account reported by the kernel
+counts: at the unix socket, and over loopback if no token file is configured. A proxy sends its own token from an
+address that is configured for it; headers that name a user are accepted from no other sender.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cpumond.scheduler.rights.users import find_wrong_name
 from cpumond.scheduler.service import Scheduler
 
 OPEN_ACCESS_USER: Final = User("root", admin=True)
-"""The user of every request where no authentication is configured: any client may do everything."""
+"""The user of every request if no authentication is configured: any client may do everything."""
 
 USER_NAME: Final = re.compile(r"[-_a-zA-Z0-9.@]{1,100}")
 
@@ -41,7 +41,9 @@ MAX_GROUPS: Final = 1000
 
 
 class Gate:
-    """Tells who sends a request. ``identities``: who is known by the configuration, besides the store's tokens."""
+    """Finds the user of a request. ``identities``: users known by the configuration, in addition to the store's
+    tokens.
+    """
 
     def __init__(self, settings: Api, identities: Identities, scheduler: Scheduler) -> None:
         self.settings = settings
@@ -52,7 +54,7 @@ class Gate:
 
     @property
     def is_open(self) -> bool:
-        """Whether everybody who reaches the address may do everything."""
+        """Whether every client that reaches the address may do everything."""
         return self.settings.is_open
 
     @property
@@ -61,22 +63,23 @@ class Gate:
         return bool(self.settings.tokens_file) or not is_loopback(parse_listen(self.settings.address, "api.listen")[0])
 
     def needs_account(self, scope: Mapping[str, Any]) -> bool:
-        """Whether the kernel's word on who connected may be needed, see ``KnowAccounts``."""
+        """Whether the account that the kernel reports for the connection may be needed, see ``KnowAccounts``."""
         if is_at_socket(scope):
             return True
         client = scope.get("client")
         return self.settings.asks_kernel and client is not None and is_loopback(client[0])
 
     def find_user(self, request: Request, *, takes_session: bool = False) -> User:
-        """The user of a request: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``, or as above.
+        """The user of a request: by its token, ``Authorization: OAuth TOKEN`` or ``Bearer TOKEN``, or as described
+        above.
 
-        ``takes_session``: a browser's session counts where there is no Authorization header. An administrator may act
-        for another user (``X-YT-User-Name``). Raises CommandError.
+        ``takes_session``: a browser's session counts if there is no Authorization header. An administrator may act for
+        another user (``X-YT-User-Name``). Raises CommandError.
         """
         other = request.headers.get("x-yt-user-name", "")
         if other and not USER_NAME.fullmatch(other):
             raise CommandError("X-YT-User-Name: expected a name of letters, digits and -_.@", AUTHENTICATION)
-        # The audit log names the user of a request that is refused, too.
+        # The audit log names the user of a refused request, too.
         request.state.user = user = self._identify(request, takes_session)
         if user.node:
             raise CommandError(
@@ -90,7 +93,7 @@ class Gate:
             return user
         if not user.admin:
             raise CommandError(f"Authentication failed: {user.name} may not act for {other}", AUTHENTICATION)
-        # Where everybody may do everything, so may everybody in any name.
+        # If every client may do everything, it may do so in any user's name.
         return User(
             other,
             admin=self.is_open and not user.token_id,
@@ -101,7 +104,9 @@ class Gate:
         )
 
     def find_known(self, name: str) -> User:
-        """What is known of a user who sends no request: whether a token makes it an administrator, and its groups."""
+        """Known facts of a user who is not the sender: whether a token makes the user an administrator, and the
+        groups.
+        """
         table = self._scheduler.state.tokens
         of_file = [user for _, user in self.identities.tokens or ()]
         made = [table.user_of(each) for each in table if each.user == name and not self._find_end(each)]
@@ -114,7 +119,7 @@ class Gate:
         )
 
     def find_node(self, request: Request) -> User:
-        """The sender of a node's request: by a node's token, or an administrator who is known without a token.
+        """The sender of a node's request: by a node's token, or an administrator identified without a token.
 
         Raises CommandError.
         """
@@ -131,8 +136,8 @@ class Gate:
 
     def _identify(self, request: Request, takes_session: bool = False) -> User:
         if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            # Browsers send this header with what a page of another site asks for.
-            raise CommandError("pages of other sites may not ask for this", ACCESS_DENIED)
+            # Browsers send this header with requests from pages of other sites.
+            raise CommandError("pages of other sites may not send this request", ACCESS_DENIED)
         if PROXY_TOKEN in request.headers:
             return self._find_proxied(request)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
@@ -141,7 +146,7 @@ class Gate:
         if takes_session and "authorization" not in request.headers and SESSION_KEY in request.headers:
             user = self._user_of(find_session_token(request))
             if user is None:
-                # Never as who is known in another way: whom a session made less would be more at its end.
+                # Never fall back to another identity, which might have more rights than the ended session.
                 raise CommandError("Authentication failed: the session is over; sign in again", AUTHENTICATION)
         if user is not None:
             if user.proxy:
@@ -153,11 +158,11 @@ class Gate:
             return user if user.node else replace(user, origin=f"{_place(request)}, token {user.token_id}")
         if self.needs_account(request.scope) or self.is_open:
             return self._find_local(request)
-        what = "the token is not known" if token else "a token is needed: Authorization: OAuth TOKEN"
+        what = "the token is unknown" if token else "a token is needed: Authorization: OAuth TOKEN"
         raise CommandError(f"Authentication failed: {what}", AUTHENTICATION)
 
     def _user_of(self, token: str) -> User | None:
-        """The user of a token, None for one that is not known. Raises CommandError for one that has ended."""
+        """The user of a token, None for an unknown one. Raises CommandError for an expired or revoked one."""
         digest = hash_token(token)
         tokens = self.identities.tokens
         configured = None if tokens is None else tokens.find(digest)
@@ -173,10 +178,10 @@ class Gate:
         return user
 
     def _find_end(self, record: TokenRecord) -> str:
-        """Why a token of the store is not valid, as the end of a sentence; "" while it is."""
+        """Why a token of the store is no longer valid, as the end of a sentence; "" while it is valid."""
         end = record.find_end(self._scheduler.clock.now())
         if not end and record.made_with and not self._is_valid(record.made_with):
-            end = f"was made with the token {record.made_with}, which is not valid any more"
+            end = f"was made with the token {record.made_with}, which is no longer valid"
         return end
 
     def _is_valid(self, token_id: str) -> bool:
@@ -187,10 +192,10 @@ class Gate:
         return record is not None and not record.find_end(self._scheduler.clock.now())
 
     def _find_local(self, request: Request) -> User:
-        """The account of this machine that sends a request. Raises CommandError."""
+        """The account of this machine that sent a request. Raises CommandError."""
         if REMOTE_USER in request.headers:
             raise CommandError(
-                "X-Remote-User is believed of a proxy alone, which is in [api] trusted_proxy and shows its token as "
+                "X-Remote-User is only accepted from a proxy that is in [api] trusted_proxy and sends its token as "
                 "X-Cpumond-Proxy-Token",
                 AUTHENTICATION,
             )
@@ -198,7 +203,7 @@ class Gate:
         server = request.scope.get("server")
         host = "" if header is None else _find_host(header, server and tuple(server))
         if header is not None and not is_loopback(host) and not is_socket:
-            # DNS rebinding: a page of another site whose name resolves to this machine must not pass for a local user.
+            # DNS rebinding: a page of another site whose name resolves to this machine must not count as a local user.
             raise CommandError(f"without tokens requests are for 127.0.0.1 or localhost, not {host!r}", ACCESS_DENIED)
         if self.is_open and not is_socket:
             return replace(OPEN_ACCESS_USER, origin=_place(request))
@@ -207,36 +212,36 @@ class Gate:
             return replace(found, origin=f"{_place(request)}, {found.origin}")
         who = found if isinstance(found, str) else f"this is {found.name} ({found.origin})"
         if self.settings.knows_accounts:
-            text = f"without a token only accounts of this machine may use this scheduler, and {who}; show a token"
+            text = f"without a token only accounts of this machine may use this scheduler, and {who}; send a token"
         elif is_socket:
             text = (
-                f"without a token only {LOCAL_USERS} may use this socket, and {who}; show a token, or have "
-                "[api] socket set, which is for every account"
+                f"without a token only {LOCAL_USERS} may use this socket, and {who}; send a token, or have [api] "
+                "socket set, which accepts every account"
             )
         else:
             text = (
-                f"without [api] tokens_file only {LOCAL_USERS} may use this scheduler, and {who}; ask as one of them, "
-                "or have its tokens_file name you"
+                f"without [api] tokens_file only {LOCAL_USERS} may use this scheduler, and {who}; send it as one of "
+                "them, or have its tokens_file name you"
             )
         raise CommandError(text, ACCESS_DENIED)
 
     def _find_proxied(self, request: Request) -> User:
-        """The user whom a trusted proxy names. Raises CommandError."""
+        """The user named by a trusted proxy. Raises CommandError."""
         place = _place(request)
         if not self._is_proxy_place(request):
             raise CommandError(
-                f"Authentication failed: {place} is not in [api] trusted_proxy, and a proxy's token is good for what "
-                "is sent from there alone",
+                f"Authentication failed: {place} is not in [api] trusted_proxy, and a proxy's token is only valid "
+                "from there",
                 AUTHENTICATION,
             )
         proxy = self._user_of(request.headers[PROXY_TOKEN].strip())
         if proxy is None or not proxy.proxy:
             raise CommandError(
-                "Authentication failed: X-Cpumond-Proxy-Token is no token of a proxy; make one with `cpumond token "
+                "Authentication failed: X-Cpumond-Proxy-Token is no token of a proxy; create one with `cpumond token "
                 "create NAME --role proxy`",
                 AUTHENTICATION,
             )
-        # A second one is what the client sent and the proxy did not replace.
+        # A second one was sent by the client and not replaced by the proxy.
         names, listed = request.headers.getlist(REMOTE_USER), request.headers.getlist(REMOTE_GROUPS)
         if len(names) != 1 or len(listed) > 1 or not USER_NAME.fullmatch(names[0]) or find_wrong_name(names[0]):
             raise CommandError(
@@ -259,8 +264,9 @@ class Gate:
 
 
 class KnowAccounts:
-    """Puts into the scope of a request the account that connected, or a text on who it is (``local_user``), where the
-    gate may need it: the account database may be far away, and the event loop does not wait for it."""
+    """Puts the account that connected, or a text about it (``local_user``), into the scope of requests for which the
+    gate may need it. The account database may be far away, and the event loop does not wait for it.
+    """
 
     def __init__(self, app: ASGIApp, gate: Gate, accounts: Accounts) -> None:
         self._app = app
@@ -274,7 +280,7 @@ class KnowAccounts:
 
 
 def is_at_socket(scope: Mapping[str, Any]) -> bool:
-    """Whether a request came in at the unix socket."""
+    """Whether a request arrived at the unix socket."""
     return bool(scope.get("is_at_socket", False))
 
 

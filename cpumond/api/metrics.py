@@ -1,4 +1,4 @@
-"""The metrics over HTTP, in the format that is asked for: OpenMetrics, or Prometheus' older text, without exemplars."""
+"""Metrics over HTTP in the requested format: OpenMetrics, or Prometheus' older text format, without exemplars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Metrics = Callable[[bool], bytes]
 PLAIN_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 VERSIONS: Final = ("", "0.0.1", "1.0.0")
-"""Of OpenMetrics, that may be asked for; they differ in nothing that is sent here."""
+"""Accepted versions of OpenMetrics; their output here is the same."""
 
 
 def make_metrics_route(metrics: Metrics) -> Route:
@@ -29,7 +29,7 @@ def make_metrics_route(metrics: Metrics) -> Route:
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Whether ``Accept`` names OpenMetrics, and not with a lower weight than plain text (RFC 9110, 12.5.1)."""
+    """Whether ``Accept`` names OpenMetrics with no lower weight than plain text (RFC 9110, 12.5.1)."""
     weights = {"application/openmetrics-text": 0.0, "text/plain": 0.0}
     for part in accept.lower().split(","):
         name, *options = (each.strip() for each in part.split(";"))

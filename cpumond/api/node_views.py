@@ -23,8 +23,9 @@ V = TypeVar("V", bound="NodeView")
 
 
 class CordonView(View, frozen=True):
-    """Why a node gets no new jobs: ``user`` said so ``at`` (seconds since 1970). ``drain``: its jobs are stopped, too,
-    "graceful" with the longer time-out."""
+    """Why a node gets no new jobs: ``user`` cordoned it ``at`` (seconds since 1970). ``drain``: its jobs are stopped,
+    too, "graceful" with the longer time-out.
+    """
 
     user: str
     at: float
@@ -33,28 +34,28 @@ class CordonView(View, frozen=True):
 
 
 class NodeView(View, frozen=True):
-    """A node. ``tree`` null: no tree's filter fits its tags; ``matched_trees``: those that fit, where they are several:
-    its jobs run on, none is started. ``usage`` is allotted to the scheduler's jobs (of CPU their
-    limits now), ``foreign_usage`` to jobs that are not this scheduler's,
-    those included that an earlier run of it told to stop and that have not ended.
+    """A node. ``tree`` null: its tags match no tree's filter; ``matched_trees``: the matching trees if there are
+    several; then its jobs continue and none is started. ``usage`` is allocated to the scheduler's jobs (for CPU their
+    limits now), ``foreign_usage`` to jobs of others, including jobs that an earlier run of the scheduler told to stop
+    and that have not ended.
 
-    ``free`` is capacity less all that is allotted, negative where the node is overcommitted. ``ordered_cores`` and
-    ``used_cores``, which is measured, are of the scheduler's own jobs, those told to stop included;
-    ``on_reclaimed_cores`` is what those of them may
-    use that run on reclaimed CPU, in ``idle_class``: "idle", "lowest weight", "" where its agent told of none.
+    ``free`` is capacity minus everything allocated, negative if the node is overcommitted. ``ordered_cores``
+    (requested) and ``used_cores`` (measured) cover the scheduler's own jobs, including stopping ones;
+    ``on_reclaimed_cores`` is what those on reclaimed CPU may use, in ``idle_class``: "idle", "lowest weight", "" if its
+    agent reported none.
     """
 
     id: str
     address: str
     tags: list[str]
     user_tags: list[str]
-    """Those of ``tags`` that an operator gave it."""
+    """Those of ``tags`` that a user added."""
     tree: str | None
     is_online: bool
     silent_s: float
-    """Since its last heartbeat or registration."""
+    """Seconds since its last heartbeat or registration."""
     incarnation: str
-    """The first 16 characters of it."""
+    """The first 16 characters of its incarnation."""
     capacity: Amounts
     usage: Amounts
     foreign_usage: Amounts
@@ -69,18 +70,19 @@ class NodeView(View, frozen=True):
     idle_class: str
     matched_trees: list[str]
     lost_at: float | None
-    """Seconds since 1970, of a node that was given up and has not come back: it is shown for a day, with the jobs that
-    it had; null for a node that is there."""
+    """Seconds since 1970 at which the node was declared lost; it is shown for a day, with the jobs that it had. Null
+    for a registered node.
+    """
     cordon: CordonView | None
-    """Of a node that gets no new jobs, or would get none if it came back."""
+    """Set for a node that gets no new jobs, or would get none if it came back."""
     failing: str
-    """Jobs that fail on it in a row, and what follows for it, in a sentence; "" where they do not."""
+    """A sentence about jobs that fail on it in a row, and the consequence; "" if there are none."""
     held_until: float | None
-    """Until when it gets no new jobs for that, in seconds since 1970; null where it is not held off."""
+    """Time until which it gets no new jobs for that reason, in seconds since 1970; null if it is not held off."""
 
 
 class NodeDetails(NodeView, frozen=True):
-    """A node with its jobs, those told to stop included; ``titles`` of their operations by id, where they have one."""
+    """A node with its jobs, including stopping ones; ``titles`` of their operations by id, if they have one."""
 
     jobs: list[JobView]
     titles: dict[str, str] = msgspec.field(default_factory=dict)
@@ -182,7 +184,7 @@ def view_nodes(
     state: State, now: float, *, limit: int, offset: int = 0, cursor: str = "", tree: str = "", tag: str = "",
     online: bool | None = None,
 ) -> NodeList:  # fmt: skip
-    """Nodes that fit all filters, by id, those included that were lost within a day."""
+    """Nodes that match all filters, by id, including those lost within a day."""
     known: dict[str, Node | LostNode] = {**state.lost_nodes, **state.nodes}
     chosen = [
         node
@@ -207,18 +209,18 @@ def find_node(state: State, node_id: str) -> Node | LostNode:
 
 
 def find_living_node(state: State, node_id: str) -> Node:
-    """A node that is registered. Raises CommandError with code RESOLVE."""
+    """A registered node. Raises CommandError with code RESOLVE."""
     node = find_node(state, node_id)
     if isinstance(node, LostNode):
-        raise CommandError(f'Node "{node_id}" was given up, silent for too long; its jobs are gone', RESOLVE)
+        raise CommandError(f'Node "{node_id}" was declared lost, silent for too long; its jobs are gone', RESOLVE)
     return node
 
 
 class PreemptionList(View, frozen=True):
-    """Preemptions, the newest first; ``counts`` are those since the start, kept or not.
+    """Preemptions, the newest first; ``counts`` cover all since the start, kept or not.
 
-    ``lost_core_seconds``: what they lost since the start, in the pool and those below it where one was asked for.
-    ``titles``: of the operations in ``preemptions`` that are known and have one, by id.
+    ``lost_core_seconds``: work that they lost since the start, in the requested pool and those below it if one was
+    given. ``titles``: of the operations in ``preemptions`` that are known and have one, by id.
     """
 
     preemptions: list[PreemptionRecord]
@@ -228,14 +230,14 @@ class PreemptionList(View, frozen=True):
 
 
 def group_of(record: PreemptionRecord) -> str:
-    """The key of its group: of the same kind, for the same pool of a tree with the same priority."""
+    """The key of its group: same kind, same pool of a tree, same priority."""
     return "/".join((record.kind, record.priority, record.tree, record.preemptor_pool))
 
 
 def view_preemptions(
     rights: Rights, *, limit: int, operation: str = "", pool: str = "", group: str = ""
 ) -> PreemptionList:
-    """Preemptions of or for an operation, in or for a pool; of operations that may be read."""
+    """Preemptions of or for an operation, in or for a pool; only of readable operations."""
     state = rights.state
     found = list_fitting(rights, operation, pool)
     some = islice((record for record in found if not group or group_of(record) == group), limit)
@@ -252,14 +254,15 @@ def view_preemptions(
 
 
 def list_fitting(rights: Rights, operation: str = "", pool: str = "") -> Iterator[PreemptionRecord]:
-    """Those that are kept and fit, the newest first, for sums of many: one is shown as ``Rights.see_preemption`` has
-    it."""
+    """Yield the kept preemptions that match, the newest first, for sums; ``Rights.see_preemption`` filters what is
+    shown of one.
+    """
     for record in reversed(rights.state.preemptions):
         if pool and pool not in (record.pool, record.preemptor_pool):
             continue
         if rights.hides(record.operation_id):
             continue
-        # An id that was guessed finds no preemption for a hidden operation.
+        # A guessed id finds no preemption for a hidden operation.
         is_for_it = operation == record.preemptor_operation_id and not rights.hides(operation)
         if not operation or operation == record.operation_id or is_for_it:
             yield record

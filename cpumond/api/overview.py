@@ -28,8 +28,7 @@ from cpumond.scheduler.state.nodes import list_refused_nodes
 
 
 class Alert(View, frozen=True):
-    """Something an operator should look at. ``subject`` is the tree, node or operation that it is about, "" for the
-    scheduler."""
+    """An alert for an operator. ``subject`` is the tree, node or operation that it is about, "" for the scheduler."""
 
     code: str
     severity: Literal["warning", "error"]
@@ -38,7 +37,7 @@ class Alert(View, frozen=True):
 
 
 MOST_OPERATION_ALERTS: Final = 20
-"""Alerts about single operations at a time."""
+"""Maximum alerts about single operations at a time."""
 
 
 class AlertList(View, frozen=True):
@@ -54,8 +53,9 @@ def find_alerts(
     operations: Sequence[Alert] | None = None,
     user: User | None = None,
 ) -> AlertList:
-    """What is odd in the state; ``service`` is what the running service adds of itself, ``operations`` the alerts about
-    operations where these were found before, ``user`` who asks, None for an administrator."""
+    """Find problems in the state. ``service``: alerts of the running service about itself; ``operations``: alerts about
+    operations if they were found before; ``user``: the user of the request, None for an administrator.
+    """
     if operations is None:
         operations = list(find_operation_alerts(state.operations.values()))
     found = [*service, *_node_alerts(state, now), *operations[:MOST_OPERATION_ALERTS]]
@@ -95,21 +95,26 @@ def _node_alerts(state: State, now: float) -> Iterator[Alert]:
     known = {node.id: node.matched_trees for node in state.nodes.values() if node.matched_trees}
     for name, trees in sorted({**list_refused_nodes(state, now), **known}.items()):
         message = (
-            f"node {name}: its tags fit the nodes_filter of {' and '.join(trees)}; jobs that it has run on, none is "
+            f"node {name}: its tags match the nodes_filter of {' and '.join(trees)}; its jobs continue, none is "
             "started on it: change its tags or the filters"
         )
         yield Alert("node_in_several_trees", "error", name, message)
     for _, node in sorted(state.nodes.items()):
         if node.tree is None and not node.matched_trees:
-            message = f"node {node.id}: no tree's nodes_filter fits its tags {sorted(node.tags)}; it gets no work"
+            message = f"node {node.id}: its tags {sorted(node.tags)} match no tree's nodes_filter; it gets no jobs"
             yield Alert("node_without_tree", "warning", node.id, message)
         if not node.is_online:
-            message = f"node {node.id}: silent for {now - node.last_seen:.0f} s; its jobs are held lost after a while"
+            message = (
+                f"node {node.id}: silent for {now - node.last_seen:.0f} s; its jobs will be declared lost if it stays "
+                "silent"
+            )
             yield Alert("node_offline", "warning", node.id, message)
         if node.failing is not None and (told := node.failing.describe(now)):
             yield Alert("node_failing", "warning", node.id, f"node {node.id}: {told}")
         if node.cordon is not None and node.cordon.user == GUARD:
-            message = f"node {node.id}: cordoned, since jobs fail on it: {node.cordon.why}; mend it, then uncordon it"
+            message = (
+                f"node {node.id}: cordoned, because jobs fail on it: {node.cordon.why}; repair it, then uncordon it"
+            )
             yield Alert("node_failing", "error", node.id, message)
         if node.overcommitted_since is not None:
             over = greatest(subtract(ZERO, node.free), ZERO)
@@ -120,7 +125,7 @@ def _node_alerts(state: State, now: float) -> Iterator[Alert]:
 
 
 def find_operation_alerts(operations: Iterable[Operation], rights: Rights | None = None) -> Iterator[Alert]:
-    """Those about operations, of which ``rights`` allow to read, None all."""
+    """Alerts about operations that ``rights`` allow to read, None for all."""
     for each in operations:
         if (alerts := list_alerts(each)) and (rights is None or rights.may_read(each.record)):
             message = f"operation {each.id}: {'; '.join(sentence for _, sentence in alerts)}"
@@ -129,8 +134,9 @@ def find_operation_alerts(operations: Iterable[Operation], rights: Rights | None
 
 class Health(View, frozen=True):
     """``status``: ok, starting, stuck, or refusing (the store is gone); ``last_update_age_s`` null before the first
-    update. ``role``, ``leader`` (host:port, "" where it is not known) and ``term`` where several schedulers share a
-    store, else null."""
+    update. ``role``, ``leader`` (host:port, "" where it is not known) and ``term`` if several schedulers share a store,
+    else null.
+    """
 
     status: Literal["ok", "starting", "stuck", "refusing"]
     last_update_age_s: float | None = None
@@ -140,7 +146,7 @@ class Health(View, frozen=True):
 
 
 class ClusterCounts(View, frozen=True):
-    """How much there is."""
+    """Numbers of objects."""
 
     trees: int
     pools: int
@@ -148,7 +154,7 @@ class ClusterCounts(View, frozen=True):
     online_nodes: int
     pending_operations: int
     running_operations: int
-    """That hold a place to run, with jobs or without."""
+    """Operations that may run, with or without jobs."""
     finished_operations: int
     active_jobs: int
     stopping_jobs: int
@@ -158,7 +164,7 @@ class ClusterCounts(View, frozen=True):
 
 
 class RequestTiming(View, frozen=True):
-    """How often a request was answered, and the seconds that took in all and at most."""
+    """How often a request was answered, and the total and maximum of seconds."""
 
     count: int
     total_s: float
@@ -166,7 +172,7 @@ class RequestTiming(View, frozen=True):
 
 
 class Status(View, frozen=True):
-    """The scheduler at a glance. ``timings``: counters and sums of seconds since the start; ``requests`` by name."""
+    """A summary of the scheduler. ``timings``: counters and sums of seconds since the start; ``requests`` by name."""
 
     version: str
     uptime_s: float
@@ -180,12 +186,12 @@ class Status(View, frozen=True):
 
 
 class TreeTotals(View, frozen=True):
-    """A tree in numbers: what its nodes have, what its jobs ordered, may use now and did use at their last check.
+    """Totals of a tree: capacity of its nodes, and requests, limits and usage of its jobs at their last check.
 
-    ``limit_cores``: allotted to the jobs; ``used_cores``: what they used, as measured.
-    ``reclaimed_cores``: ordered, and free for others now. ``waiting_cores``: what operations that do not run would want
-    besides ``demand_cores``. ``idle``: the parts of the capacity, and ``why`` CPU stands idle while work waits, as of
-    the last report; null before the first.
+    ``limit_cores``: allocated to the jobs; ``used_cores``: measured usage. ``reclaimed_cores``: requested, and free for
+    others now. ``waiting_cores``: demand of operations that are not admitted, in addition to ``demand_cores``.
+    ``idle``: the parts of the capacity, and ``why``: the reason for idle CPU while work waits, from the last report;
+    null before the first.
     """
 
     name: str
@@ -208,7 +214,7 @@ class TreeTotals(View, frozen=True):
 
 
 class Overview(View, frozen=True):
-    """The first page. ``why``: of the tree where most CPU stands idle while work waits. ``history`` null: it is off."""
+    """The first page. ``why``: of the tree with the most idle CPU while work waits. ``history`` null: it is off."""
 
     why: str
     status: Status
@@ -219,7 +225,9 @@ class Overview(View, frozen=True):
 
 
 class Me(View, frozen=True):
-    """Who asks, and whom. ``is_open``: everybody who reaches the address may do everything."""
+    """The user and the scheduler of the request. ``is_open``: every client that reaches the address may do
+    everything.
+    """
 
     user: str
     groups: list[str]
@@ -232,17 +240,17 @@ class Me(View, frozen=True):
     now: float
     history_length_s: float
     takes_idempotency_keys: bool = True
-    """False of schedulers of before: a change must not be sent to them again."""
+    """False for older schedulers: a change must not be sent to them again."""
 
 
 def choose_sentence(reports: Sequence[IdleReport]) -> str:
-    """Of the tree where most CPU stands idle while work waits; of the first where none does."""
+    """The sentence of the tree with the most idle CPU while work waits; of the first tree if there is none."""
     chosen = max(reports, key=lambda each: (each.parts.held_back, bool(each.causes)), default=None)
     return "" if chosen is None else chosen.sentence
 
 
 def count_all(state: State, shown_states: Mapping[str, int]) -> ClusterCounts:
-    """``shown_states``: live operations by their ``shown_state``."""
+    """Count everything; ``shown_states``: live operations by their ``shown_state``."""
     preemptions: dict[str, int] = {}
     for (_, _, kind), number in state.preemption_counts.items():
         preemptions[kind] = preemptions.get(kind, 0) + number

@@ -1,4 +1,4 @@
-"""Answers about rights, and what an asker may see of operations (semantics.md 12). Pure."""
+"""Answers about rights, and filters for what a user may see of operations (semantics.md 12). Pure."""
 
 from __future__ import annotations
 
@@ -32,33 +32,36 @@ POOL_PERMISSIONS: Final[tuple[Permission, ...]] = ("use", "modify_children", "wr
 
 SECRETS: Final = frozenset({"environment", "secure_vault"})
 HIDDEN: Final = "environment_hidden"
-"""Stands in a specification for what its reader may not see."""
+"""Replaces parts of a specification that its reader may not see."""
 
 
 class Can(View, frozen=True):
-    """Whether a user may do something, and the sentence that says by what."""
+    """Whether a user may do something, and a sentence with the deciding rule."""
 
     allowed: bool
     because: str
 
 
 class PoolRights(View, frozen=True):
-    """Pool, ephemeral ones and ``<Root>`` included -> what the asker may do there of use, modify_children, write,
-    administer."""
+    """Pool, including ephemeral ones and ``<Root>`` -> the rights of the user there, out of use, modify_children,
+    write, administer.
+    """
 
     tree: str
     pools: dict[str, list[Permission]]
 
 
 class InheritedEntry(View, frozen=True):
-    """An entry that counts for a pool below. ``where``: whose access list it stands in."""
+    """An access entry that a pool inherits. ``where``: the object whose access list contains it."""
 
     where: str
     entry: AccessEntry
 
 
 class RightsTarget(NamedTuple):
-    """What a question is about: an operation, an explicit pool, a tree (``<Root>``), or, without a tree, all else."""
+    """The object of a question: an operation, an explicit pool, a tree (``<Root>``), or, without a tree, any other
+    object.
+    """
 
     tree: str = ""
     pool: str = ROOT_POOL
@@ -67,7 +70,7 @@ class RightsTarget(NamedTuple):
     def describe(self) -> str:
         if self.operation is not None:
             return f"operation {self.operation.id}"
-        return name_pool(self.tree, self.pool) if self.tree else "what has no access list"
+        return name_pool(self.tree, self.pool) if self.tree else "an object without an access list"
 
 
 def find_target(state: State, name: str, tree: str = "") -> RightsTarget:
@@ -100,7 +103,7 @@ def _find_pool(tree: Tree, name: str) -> PoolElement:
 
 
 def find_path_target(state: State, path: YPath) -> RightsTarget:
-    """The object whose access list a path of the ``yt`` protocol is about. Raises CommandError."""
+    """The object whose access list applies to a path of the ``yt`` protocol. Raises CommandError."""
     config = state.config
     if path.root != "/":
         wanted = path.root.removeprefix("#")
@@ -121,15 +124,15 @@ def find_path_target(state: State, path: YPath) -> RightsTarget:
 
 
 def check_question(rights: Rights, target: RightsTarget, about: str) -> None:
-    """Whether the asker may know what another user may do. Raises CommandError with code ACCESS_DENIED."""
+    """Check that the user may know another user's rights. Raises CommandError with code ACCESS_DENIED."""
     if target.operation is not None:
         verdict = rights.on_operation(target.operation, "administer")
     else:
         verdict = Need("administer", target.tree, target.pool).verdict(rights)
     if not verdict.allowed:
         raise CommandError(
-            f"{rights.user.name} may not ask what {about} may do to {target.describe()}: {verdict.because}; who "
-            "administers it may, and everybody may ask about the own rights",
+            f"{rights.user.name} may not ask what {about} may do to {target.describe()}: {verdict.because}; its "
+            "administrators may, and all users may ask about their own rights",
             ACCESS_DENIED,
         )
 
@@ -180,7 +183,7 @@ def _remove(_: State, target: RightsTarget) -> Any:
 
 
 def _move(state: State, target: RightsTarget) -> Any:
-    """Another name: whether a move is allowed depends on where to."""
+    """The command that moves a pool: whether it is allowed depends on the destination."""
     if target.pool == ROOT_POOL:
         return Need("administer")
     parent = state.config.trees[target.tree].pools[target.pool].parent
@@ -195,17 +198,17 @@ _COMMANDS: Final[Mapping[str, Callable[[State, RightsTarget], Any]]] = {
     "move": _move,
     "show": lambda _, target: Need("read", target.tree, target.pool),
 }
-"""Words of the command line for pools and trees, and what they need or the command that they carry out."""
+"""Words of the command line for pools and trees -> the right that each needs, or the command it carries out."""
 
 
 def explain_pool_permissions(rights: Rights, pool: PoolElement) -> dict[str, str]:
-    """Permission -> "" where the asker has it on a pool or, of its root, a tree, else the reason why not."""
+    """Permission -> "" if the user has it on a pool (for its root: on the tree), else the reason why not."""
     name = explicit_pool(pool)
     return _reasons((wanted, rights.on_pool(pool.tree.name, name, wanted)) for wanted in POOL_PERMISSIONS)
 
 
 def explain_operation_permissions(rights: Rights, record: OperationRecord) -> dict[str, str]:
-    """Permission -> "" or the reason why not, of an operation; ``administer`` is about its access list."""
+    """Permission -> "" or the reason why not, for an operation; ``administer`` is about its access list."""
     return _reasons((wanted, rights.on_operation(record, wanted)) for wanted in PERMISSIONS if wanted in OWNED)
 
 
@@ -214,7 +217,7 @@ def _reasons(verdicts: Iterator[tuple[Permission, Verdict]]) -> dict[str, str]:
 
 
 def list_inherited(rights: Rights, pool: PoolElement) -> list[InheritedEntry]:
-    """The entries for a pool that stand in the access lists of the pools above it, and of the tree."""
+    """The entries for a pool in the access lists of the pools above it, and of the tree."""
     entries = rights.access_to(pool.tree.name, explicit_pool(pool)).entries
     return [InheritedEntry(each.where, each.entry) for each in entries if each.heir]
 
@@ -230,7 +233,7 @@ def encode_acl(entries: Iterable[AccessEntry] | None) -> list[dict[str, Any]]:
 
 
 def hide_secrets(record: OperationRecord) -> OperationRecord:
-    """The record as one sees it who may not read its secrets: HIDDEN stands for the environment."""
+    """The record for a reader who may not see its secrets: HIDDEN replaces the environment."""
     tasks = tuple(_without_secrets(task) for task in record.tasks)
     return msgspec.structs.replace(record, tasks=tasks, spec=without_secrets(record.spec))
 
@@ -241,7 +244,7 @@ def _without_secrets(task: Task) -> Task:
 
 
 def without_secrets(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A dictionary, with those inside of it, without SECRETS in any spelling."""
+    """A dictionary, including nested ones, without SECRETS in any spelling."""
     shown: dict[str, Any] = {}
     for key, value in table.items():
         if str(key).replace("-", "_") in SECRETS:

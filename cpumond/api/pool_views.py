@@ -1,6 +1,6 @@
-"""Trees and pools in the JSON API: values that msgspec writes, made of living elements. Pure.
+"""Trees and pools in the JSON API: values that msgspec writes, made from live elements. Pure.
 
-As in ``views``; when a pool starves follows semantics.md 6.2.
+Units are those of ``views``; starvation follows semantics.md 6.2.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cpumond.scheduler.settings.tree_file import TreeTables, make_tables, revisi
 
 
 class TreeView(View, frozen=True):
-    """A pool tree. ``attributes`` as they were set; ``errors`` are what its last update worked around.
+    """A pool tree. ``attributes`` as they were set; ``errors``: problems that its last update worked around.
 
-    ``resource_usage`` is what is allotted to the running jobs: of CPU their limits now, not the measured use.
-    ``may``: permission (use, modify_children, write, administer) -> "" where the asker has it, else why not.
+    ``resource_usage`` is allocated to the running jobs: for CPU their limits now, not the measured usage. ``may``:
+    permission (use, modify_children, write, administer) -> "" if the user has it, else why not.
     """
 
     name: str
@@ -48,7 +48,7 @@ class TreeView(View, frozen=True):
     errors: list[str]
     may: dict[str, str]
     budgets: list[BudgetView]
-    """Of pools, and of users: for administrators all, for others their own."""
+    """Budgets of pools, and of users: all for administrators, their own for others."""
 
 
 class TreeList(View, frozen=True):
@@ -59,18 +59,17 @@ class TreeList(View, frozen=True):
 
 
 class PoolView(View, frozen=True):
-    """A pool, ephemeral ones and the root included, as of the last fair-share update.
+    """A pool, also an ephemeral one or the root, as of the last fair-share update.
 
-    ``attributes`` as they were set. ``weight`` null: not set. ``usage`` is what is allotted to its running jobs:
-    of CPU their limits now, not the measured use. ``fair_share_ratio`` and ``usage_ratio`` are of the dominant
-    resource, which ``fair_share_resource`` and ``usage_resource`` name: CPU where no other has a larger part.
-    ``strong_guarantee`` is after the scaling of an overcommitted cluster. ``volume`` is what an integral pool has
-    accumulated, resource times seconds. ``waiting`` is what operations that do not run would want besides ``demand``.
-    ``starves_in_s`` null while it has its share, 0: it starves.
-    ``cpu_seconds`` is what its jobs have used since the start of this scheduler, ``reclaimed_cpu_seconds`` what they
-    ordered and could not use meanwhile, ``ordered_cpu_seconds`` what they could have used without their agents
-    (semantics.md 1.7); ``throttled_cpu_seconds``: how long a quota held their threads back, ``late_cpu_seconds`` the
-    part of it while an agent held the limit below the order.
+    ``attributes`` as they were set. ``weight`` null: not set. ``usage`` is allocated to its running jobs: for CPU their
+    limits now, not the measured usage. ``fair_share_ratio`` and ``usage_ratio`` are of the dominant resource, which
+    ``fair_share_resource`` and ``usage_resource`` name: CPU unless another has a larger share. ``strong_guarantee`` is
+    after the scaling of an overcommitted cluster. ``volume``: accumulated by an integral pool, resource times seconds.
+    ``waiting``: demand of operations that are not admitted, in addition to ``demand``. ``starves_in_s`` null while it
+    has its share, 0: it starves. ``cpu_seconds``: used by its jobs since the start of this scheduler;
+    ``reclaimed_cpu_seconds``: requested and not available to them in that time; ``ordered_cpu_seconds``: what they
+    could have used without their agents (semantics.md 1.7); ``throttled_cpu_seconds``: time for which a quota throttled
+    their threads; ``late_cpu_seconds``: the part of it while an agent kept the limit below the request.
     """
 
     name: str
@@ -107,16 +106,16 @@ class PoolView(View, frozen=True):
     throttled_cpu_seconds: float
     late_cpu_seconds: float
     may: dict[str, str]
-    """As of a tree; empty in lists, GET .../rights has it for all pools."""
+    """As in a tree; empty in lists, GET .../rights has it for all pools."""
     state_text: str
-    """Whether it starves, or why it has less than its guarantee without that; "" in lists and for the root."""
+    """Whether it starves, or why it has less than its guarantee without starving; "" in lists and for the root."""
     budget: BudgetView | None
     inherited_acl: list[InheritedEntry]
-    """What counts besides the own ``acl``; empty in lists."""
+    """Entries that apply in addition to its own ``acl``; empty in lists."""
 
 
 class TreeFile(View, frozen=True):
-    """A tree as a file has it: only what is set, pools depth first. ``revision`` differs whenever the tree does."""
+    """A tree in the form of a file: only what is set, pools depth first. ``revision`` changes with the tree."""
 
     tree: str
     revision: str
@@ -157,14 +156,14 @@ def view_tree(rights: Rights, tree: Tree, now: float) -> TreeView:
 
 
 def list_budgets(rights: Rights, tree: str, now: float) -> list[BudgetView]:
-    """The budgets of a tree that the asker may see, most spent first."""
+    """The budgets of a tree that the user may see, most spent first."""
     found = [view_budget(each, now) for each in rights.state.budgets.values() if each.tree == tree]
     mine = [each for each in found if each.kind == "pool" or rights.user.admin or each.name == rights.user.name]
     return sorted(mine, key=lambda each: (-each.spent_core_hours / max(each.core_hours, 1e-9), each.name))
 
 
 def view_tree_file(tree: Tree) -> TreeFile:
-    """All that is set of a tree and its pools."""
+    """All settings of a tree and its pools."""
     return TreeFile(tree.name, revision_of(tree.config), make_tables(tree.config))
 
 
@@ -174,7 +173,7 @@ def view_trees(rights: Rights, now: float) -> TreeList:
 
 
 def find_pool(tree: Tree, name: str) -> PoolElement:
-    """The pool of that name, ephemeral ones and ``<Root>`` included. Raises CommandError with code RESOLVE."""
+    """The pool of that name, also an ephemeral one or ``<Root>``. Raises CommandError with code RESOLVE."""
     if name == ROOT_POOL:
         return tree.root
     pool = tree.pools.get(name)
@@ -184,7 +183,7 @@ def find_pool(tree: Tree, name: str) -> PoolElement:
 
 
 def view_pool(pool: PoolElement, now: float, rights: Rights | None = None) -> PoolView:
-    """A pool; without ``rights`` nothing is said of what may be done to it."""
+    """A pool; without ``rights`` the view has no permissions."""
     return make_view(
         PoolView,
         pool,

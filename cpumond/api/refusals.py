@@ -1,4 +1,4 @@
-"""Requests that are refused for want of rights, for the audit log; commands are told by the scheduler itself."""
+"""Records requests that are refused for lack of rights in the audit log; the scheduler itself records commands."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cpumond.scheduler.service import Scheduler
 
 
 async def record_refusal(scheduler: Scheduler, user: User, what: str, error: Exception, **facts: Any) -> None:
-    """Have the audit log tell that a user was refused ``what``, unless it has told that or it was for another reason.
+    """Record in the audit log that a user was refused ``what``, unless that is recorded already or had another reason.
 
-    ``facts``: fields of Event that say what it was about.
+    ``facts``: fields of Event about the subject.
     """
     if not is_denied(error) or getattr(error, "is_told", False):
         return
@@ -35,16 +35,16 @@ async def record_refusal(scheduler: Scheduler, user: User, what: str, error: Exc
 
 
 async def record_refused_request(scheduler: Scheduler, request: Request, error: Exception) -> None:
-    """The same of a request, whose user is in its state if it is known.
+    """Record a refused request in the audit log; its user is in its state if known.
 
-    Somebody who only looks and shows no token is asked for one, and no more comes of it.
+    A reading client without a token is asked for one, and nothing is recorded.
     """
     user = getattr(request.state, "user", None)
     if user is None:
         shows_token = any(name in request.headers for name in ("authorization", PROXY_TOKEN, SESSION_KEY))
         if request.method in ("GET", "HEAD") and not shows_token:
             return
-        # A token that has ended tells whose it was.
+        # A token that has ended still names its user.
         name = str(error.attributes.get("user", "")) if isinstance(error, CommandError) else ""
         user = User(name, origin=request.client.host if request.client is not None else "")
     names = {

@@ -1,4 +1,4 @@
-"""Agents and the stages of a roll-out, as answers of the JSON API; pure."""
+"""Agents and the stages of a roll-out, as answers of the JSON API. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ ANYWHERE = ("0.0.0.0", "[::]", "*", "")  # noqa: S104 - to compare with
 
 
 class AgentView(View, frozen=True):
-    """The agent of a node: ``about`` is null where it tells nothing of itself, as older ones do. ``told``: what the
-    stages of a roll-out let it do at most; it counts where ``about.may_set_mode``."""
+    """The agent of a node: ``about`` is null if it reports nothing about itself, as older agents do. ``told``: the most
+    that the stages of a roll-out allow it; it applies if ``about.may_set_mode``.
+    """
 
     id: str
     address: str
@@ -37,7 +38,7 @@ class Fleet(View, frozen=True):
 
 
 class CanaryView(View, frozen=True):
-    """What was seen of a canary: ``late_cores`` of a host on average in the last of ``checks``, the others in all."""
+    """Observations of a canary: ``late_cores`` per host on average in the last of ``checks``, the others in total."""
 
     checks: int
     late_cores: float
@@ -47,8 +48,9 @@ class CanaryView(View, frozen=True):
 
 
 class StageView(View, frozen=True):
-    """A stage; ``host_count``: nodes that its filter fits now, ``reached``: those of them that do as they are told, as
-    far as their own configuration goes."""
+    """A stage; ``host_count``: nodes that match its filter now; ``reached``: those of them that comply, as far as their
+    own configuration allows.
+    """
 
     stage: Stage
     host_count: int
@@ -63,7 +65,7 @@ class Rollout(View, frozen=True):
 
 
 class TargetGroup(View, frozen=True):
-    """Of the service discovery of Prometheus (http_sd): where to scrape, and with which labels."""
+    """A target of the service discovery of Prometheus (http_sd): the address to scrape, and its labels."""
 
     targets: list[str]
     labels: dict[str, str]
@@ -82,7 +84,7 @@ def _view_agent(node: Node, canaries: set[str]) -> AgentView:
 
 
 def view_rollout(state: State, watches: Mapping[str, Watch]) -> Rollout:
-    """All stages, with what was seen of their canaries."""
+    """All stages, with the observations of their canaries."""
     return Rollout([_view_stage(state, stage, watches.get(stage.nodes_filter)) for stage in state.stages.list()])
 
 
@@ -99,8 +101,9 @@ def _view_stage(state: State, stage: Stage, watch: Watch | None) -> StageView:
 
 
 def view_targets(state: State, with_loopback: bool = False) -> list[TargetGroup]:
-    """Where Prometheus scrapes the agents that are there; those that listen for their own host alone are left out,
-    unless all is on one machine (``with_loopback``)."""
+    """Targets of registered agents; those that listen only for their own host are left out, unless everything runs on
+    one machine (``with_loopback``).
+    """
     found = []
     for name, node in sorted(state.nodes.items()):
         about = node.about

@@ -33,7 +33,7 @@ from cpumond.web import make_web_routes
 def make_app(
     scheduler: Scheduler, settings: Api, identities: Identities, metrics: Metrics, cluster_name: str
 ) -> Starlette:
-    """The application; ``identities`` is who is known by the configuration."""
+    """Make the application; ``identities``: users known by the configuration."""
     gate = Gate(settings, identities, scheduler)
 
     limits = YtLimits(
@@ -69,7 +69,7 @@ def make_app(
                 bodies,
                 partial(record_refused_request, scheduler),
             ),
-            # Without token and host check: these are the package's files, without data.
+            # Without token and host check, because these are the package's files, without data.
             *make_web_routes("scheduler.html"),
         ],
         middleware=[
@@ -92,7 +92,7 @@ DATA_HEADERS: Final = (
 
 
 class DataHeaders:
-    """Adds DATA_HEADERS that an answer does not set itself: no browser keeps the answer, nor guesses its type."""
+    """Adds DATA_HEADERS that a response does not set itself: no browser may keep the response or guess its type."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -109,9 +109,9 @@ class DataHeaders:
 
 
 class SlashesInNames:
-    """A name may hold a slash: an encoded one does not separate parts of a path.
+    """Keeps encoded slashes in names: they do not separate parts of a path.
 
-    The server gives the path decoded; here it is decoded anew, with ``json.routes.SLASH`` for each ``%2F``.
+    The server passes the path decoded; here it is decoded again, with ``json.routes.SLASH`` for each ``%2F``.
     """
 
     def __init__(self, app: ASGIApp) -> None:

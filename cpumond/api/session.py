@@ -1,9 +1,9 @@
-"""A browser's session: a user's token in two halves of random bytes, and only both together are the token.
+"""A browser's session: a user's token in two halves of random bytes; only both together are the token.
 
-One is a cookie that no script can read. But browsers show a cookie to every port of a host, so the other stays with
-the page's scripts, whose storage is of one port, and comes as a header. Neither says anything of the token but its
-length, and no page of another origin can send the header. The server keeps nothing: a session is its token with each
-request, so it ends with that, and every scheduler on the same store knows it.
+One half is a cookie that no script can read. Browsers send a cookie to every port of a host, so the other half stays
+with the page's scripts, whose storage belongs to one port, and comes as a header. Neither half reveals anything about
+the token except its length, and no page of another origin can send the header. The server stores nothing: each request
+carries the token, so the session ends with it, and every scheduler on the same store accepts it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ SESSION_KEY: Final = "x-cpumond-session"
 """The header with the page's half."""
 
 MAX_TOKEN: Final = 1024
-"""Bytes of a token that signs in: browsers drop cookies of more than 4096."""
+"""Maximum bytes of a token that signs in: browsers drop cookies of more than 4096."""
 
 _PORT: Final = re.compile(r":([0-9]{1,5})\Z")
 
 
 class BrowserSession(View, frozen=True):
-    """``key``: the page's half, for the header X-Cpumond-Session; the other is in the answer's cookie."""
+    """``key``: the page's half, for the header X-Cpumond-Session; the other half is in the response's cookie."""
 
     user: str
     key: str
 
 
 def begin_session(request: Request, user: User) -> Response:
-    """The session of the token in the Authorization header, which is ``user``'s. Raises CommandError without one."""
+    """The session of the token in the Authorization header, which belongs to ``user``. Raises CommandError without
+    one.
+    """
     token = request.headers.get("authorization", "").partition(" ")[2].strip().encode("latin-1")
     if not user.token_id or not 0 < len(token) <= MAX_TOKEN:
-        raise CommandError(f"what signs in is a token of at most {MAX_TOKEN} bytes, as Authorization: Bearer TOKEN")
+        raise CommandError(f"sign in with a token of at most {MAX_TOKEN} bytes, as Authorization: Bearer TOKEN")
     pad = secrets.token_bytes(len(token))
     answer = Response(msgspec.json.encode(BrowserSession(user.name, pad.hex())), media_type="application/json")
     _set_cookie(request, answer, _mix(token, pad).hex())
@@ -49,14 +51,14 @@ def begin_session(request: Request, user: User) -> Response:
 
 
 def end_session(request: Request) -> Response:
-    """Have the browser forget its half, whether or not the token is valid."""
+    """Make the browser forget its half, whether or not the token is valid."""
     answer = Response(msgspec.json.encode(Done("", [])), media_type="application/json")
     _set_cookie(request, answer, "", 0)
     return answer
 
 
 def find_session_token(request: Request) -> str:
-    """The token of a request with both halves; "", or what is no token, where they are not of one session."""
+    """The token of a request with both halves; "", or an invalid token, if they do not belong to one session."""
     halves = (request.cookies.get(_name_cookie(request), ""), request.headers.get(SESSION_KEY, ""))
     try:
         return _mix(*map(bytes.fromhex, halves)).decode("latin-1")
@@ -69,12 +71,12 @@ def _mix(one: bytes, other: bytes) -> bytes:
 
 
 def _name_cookie(request: Request) -> str:
-    """With the port: schedulers on one host would overwrite each other's."""
+    """The cookie's name, which contains the port, because schedulers on one host would overwrite each other's."""
     port = _PORT.search(request.headers.get("host", ""))
     return f"cpumond-session-{port[1] if port else ''}"
 
 
 def _set_cookie(request: Request, answer: Response, value: str, max_age_s: int | None = None) -> None:
-    # Where TLS ends at a proxy, the browser tells.
+    # If a proxy terminates TLS, the browser's Origin shows it.
     is_tls = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
     answer.set_cookie(_name_cookie(request), value, max_age_s, secure=is_tls, httponly=True, samesite="strict")

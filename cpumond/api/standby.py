@@ -1,4 +1,4 @@
-"""What a standby answers: its health, its metrics, the files of the page, and a 503 that names the leader."""
+"""Responses of a standby: its health, its metrics, the files of the page, and a 503 that names the leader."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """All pools of a tree as one compact table. Pure.
 
-Amounts are cores, shares fractions of the tree's dominant resource, volumes share-seconds; rounded to six
-decimals, which is more than a page shows and a third of the bytes.
+Amounts are cores, shares fractions of the tree's dominant resource, volumes share-seconds; rounded to six decimals,
+which is more than a page shows and saves two thirds of the bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ COLUMNS: Final = (
     "demand_cores", "guarantee_cores", "fair_share_cores", "fair_share_resource", "usage_resource", "demand_resource",
     "strong_guarantee_resource",
 )  # fmt: skip
-"""Of a pool table, in the order of its rows' values."""
+"""Columns of a pool table, in the order of its rows' values."""
 
 
 class PoolRows(View, frozen=True):
@@ -33,9 +33,8 @@ class PoolRows(View, frozen=True):
 
     ``parent`` of the root is null; ``weight`` null: not set; ``flow_ratio``, ``volume`` and ``capacity`` null: not an
     integral pool. ``held_cores``: idle CPU that operations of the pool's subtree would use. ``guarantee_cores``: the
-    strong guarantee and the flow of an integral one. ``..._resource``: of which resource a ratio is, null for the CPU.
-    ``update`` counts the tree's updates, ``at`` is when the table was
-    made; ``total`` is the tree's.
+    strong guarantee and the flow of an integral one. ``..._resource``: the resource of a ratio, null for CPU.
+    ``update`` counts the tree's updates, ``at`` is when the table was made; ``total`` is the tree's.
     """
 
     tree: str
@@ -47,10 +46,10 @@ class PoolRows(View, frozen=True):
 
 
 class CoreSums:
-    """Cores that the jobs of each pool's subtree ordered, and that they used in their last check.
+    """Cores that the jobs of each pool's subtree requested, and used in their last check.
 
-    Added up in parts, ``add`` for some of a tree's operations at a time and ``finish`` at the end: there may be very
-    many jobs, and heartbeats must not wait for all of them. What a node has not said of a job's usage counts as 0.
+    Added up in parts, ``add`` for some of a tree's operations at a time and ``finish`` at the end, because there may be
+    very many jobs, and heartbeats must not wait for all of them. A usage that a node has not reported counts as 0.
     """
 
     def __init__(self) -> None:
@@ -58,9 +57,9 @@ class CoreSums:
         self.used: dict[str, float] = {}
 
     def add(self, elements: Iterable[OperationElement]) -> None:
-        """The jobs of some operations, to their pools alone."""
+        """Add the jobs of some operations to their pools alone."""
         for element in elements:
-            # As ``elements.used_now``; written out, since this is done for every job.
+            # Like ``elements.used_now``; inlined, because it runs for every job.
             ordered = used = 0.0
             for job in element.jobs.values():
                 ordered += job.limits[1]
@@ -76,7 +75,7 @@ class CoreSums:
                 self.used[pool.name] = self.used.get(pool.name, 0.0) + used
 
     def finish(self, tree: Tree) -> CoreSums:
-        """Add the sums of each pool to its parent's; returns itself."""
+        """Add the sums of each pool to its parent's; return itself."""
         for sums in (self.ordered, self.used):
             for pool in reversed(tree.pools.values()):
                 if pool.name in sums and pool.parent is not None:
@@ -116,5 +115,5 @@ _ROUNDED: Final = [name.endswith(("_ratio", "_cores")) or name in ("volume", "ca
 
 
 def _round(values: Iterable[float | None]) -> list[float | None]:
-    """Rounded, and without the ".0" of whole numbers."""
+    """Rounded values, without the ".0" of whole numbers."""
     return [value if value is None else int(value) if value.is_integer() else round(value, DIGITS) for value in values]

@@ -1,4 +1,4 @@
-"""Tokens as they are shown: never a token or a whole hash. Pure."""
+"""Views of tokens: never a token or a whole hash. Pure."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cpumond.scheduler.rights.users import Role, User
 
 
 class TokenView(View, frozen=True):
-    """A token by its id. Times are seconds since 1970, null where there is none.
+    """A token by its id. Times are seconds since 1970, null if there is none.
 
-    ``state``: whether it is valid, and if not, why; ``orphaned``: what it was made with (``made_with``) is not.
-    ``source``: the store, or the scheduler's file of tokens, of which no more is known than what stands there.
+    ``state``: whether it is valid, and if not, why; ``orphaned``: the token that it was created with (``made_with``) is
+    no longer valid. ``source``: the store, or the scheduler's token file, which contains no further facts.
     """
 
     id: str
@@ -34,13 +34,13 @@ class TokenView(View, frozen=True):
 
 
 class TokenList(View, frozen=True):
-    """The tokens of the asking user, of an administrator all: those of the file first, then the oldest."""
+    """The tokens of the user, all for an administrator: those of the file first, then the oldest."""
 
     tokens: list[TokenView]
 
 
 class NewToken(View, frozen=True):
-    """A token that was made. ``token`` is told this once and is not kept anywhere."""
+    """A new token. ``token`` is shown only this once and is stored nowhere."""
 
     id: str
     token: str
@@ -51,7 +51,7 @@ class NewToken(View, frozen=True):
 
 
 def view_tokens(table: TokenTable, of_file: Iterable[tuple[str, User]], user: User, now: float) -> TokenList:
-    """Those that the user may see."""
+    """The tokens that the user may see."""
     in_file = dict(of_file)
     shown = [
         TokenView(

@@ -1,4 +1,4 @@
-"""Requests begin some at a time: thousands that arrive together must not keep the nodes' heartbeats waiting."""
+"""Requests begin a few at a time: thousands that arrive together must not keep the nodes' heartbeats waiting."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cpumond.api.endpoints import ENDPOINTS
 
 BEGUN_AT_ONCE: Final = 8
-"""Requests that begin in one turn of the event loop, besides those of ``AT_ONCE``: of nodes, health, metrics."""
+"""Requests that begin in one turn of the event loop, in addition to those of ``AT_ONCE``: of nodes, health, metrics."""
 
 AT_ONCE: Final = frozenset(each.path for each in ENDPOINTS if each.is_of_nodes) | {"/healthz", "/readyz", "/metrics"}
 
 
 class Turns:
-    """Lets every request wait for its turn, but for those of ``AT_ONCE``.
+    """Makes every request wait for its turn, except those of ``AT_ONCE``.
 
-    ``take_turn`` of a scope is called when its request begins. The scope of one that waits has ``turn``, a future:
-    True where the request shall begin, False where it is over already.
+    ``take_turn`` of a scope is called when its request begins. The scope of a waiting request has ``turn``, a future:
+    True if the request shall begin, False if it is over already.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -60,7 +60,7 @@ class Turns:
 
 
 class BeginAtOnce:
-    """Lets no request wait: for answers that cost nothing."""
+    """Lets no request wait, for answers that cost nothing."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

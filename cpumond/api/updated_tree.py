@@ -1,4 +1,4 @@
-"""The living tree with its last update, from which attributes of its elements are computed. Pure."""
+"""The live tree with its last update, from which attributes of its elements are computed. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _once(compute: Callable[[UpdatedTree, K], V]) -> Callable[[UpdatedTree, K], 
 
 
 class UpdatedTree:
-    """A tree and its last update, with what several attributes need; for one request."""
+    """A tree and its last update, with values that several attributes need; for one request."""
 
     def __init__(self, tree: Tree, result: UpdateResult | None) -> None:
         self.tree = tree
@@ -56,7 +56,7 @@ class UpdatedTree:
 
     @_once
     def shares(self, element: Element) -> ElementShares | None:
-        """Result of the last update for an element; None where the element was not part of it."""
+        """Result of the last update for an element; None if the element was not part of it."""
         if not isinstance(element, OperationElement):
             return self._elements.get(fairshare.ROOT if element.parent is None else element.name)
         found = self._elements.get(GUARANTEE_PREFIX + element.name) if has_guarantee(element) else None
@@ -64,13 +64,13 @@ class UpdatedTree:
 
     @_once
     def limits(self, element: Element) -> Vector:
-        """``set_limits``, and what the nodes have that it may use (2.13); infinite where there is no limit."""
+        """``set_limits``, and the capacity of the nodes that it may use (2.13); infinite if there is no limit."""
         limits = self.set_limits(element)
         return limits if element.fitting is None else least(limits, element.fitting.total)
 
     @_once
     def set_limits(self, element: Element) -> Vector:
-        """``resource_limits`` and ``max_share_ratio`` as they are set now (2.10)."""
+        """``resource_limits`` and ``max_share_ratio`` as set now (2.10)."""
         if element.parent is None:
             return UNLIMITED
         given = own_options(element)
@@ -78,12 +78,12 @@ class UpdatedTree:
         return limits_of_parent(self.total, own, self.set_limits(element.parent), given.max_share_ratio)
 
     def limits_share(self, element: Element) -> Vector:
-        """``limits`` as fractions of what the tree has."""
+        """``limits`` as fractions of the tree's resources."""
         return share(least(self.limits(element), self.total), self.total)
 
     @_once
     def limited_demand(self, element: Element) -> Vector:
-        """Demand cut by the limits: children's are cut before they are summed (2.5). Absolute."""
+        """Demand capped by the limits; that of children is capped before it is summed (2.5). Absolute."""
         demand = element.demand
         if isinstance(element, PoolElement):
             below: list[Element] = [*element.children.values(), *element.operations.values()]
@@ -100,7 +100,7 @@ class UpdatedTree:
         return burst, flow
 
     def satisfaction(self, element: Element) -> float:
-        """``satisfaction_ratio``: of a pool the least of its running operations', its own where none runs."""
+        """``satisfaction_ratio``: of a pool the lowest of its running operations', its own if none runs."""
         found = self._least_below(element) if isinstance(element, PoolElement) else None
         return placement.satisfaction(element) if found is None else found
 
@@ -111,7 +111,7 @@ class UpdatedTree:
         return min(found + [each for each in below if each is not None], default=None)
 
     def weight(self, pool: PoolElement) -> float:
-        """The weight that holds: set, or inferred from the guarantees (2.5)."""
+        """The weight in force: set, or inferred from the guarantees (2.5)."""
         multiplier = self.tree.config.settings.infer_weight_from_guarantees_share_multiplier
         if pool.settings.weight is not None or multiplier is None or pool.parent is None:
             return fold_weight(pool.name, pool.settings.weight)
@@ -124,10 +124,10 @@ class UpdatedTree:
         return guaranteed_shares(tree)
 
     def guaranteed(self, element: Element) -> Vector:
-        """The share that is left to the element when its siblings, and those of the pools above it, want everything.
+        """The share left to the element when its siblings, and those of the pools above it, want everything.
 
-        The strong guarantee, and by weight a part of what those of all siblings leave of the parent's; pending
-        operations take no part.
+        The strong guarantee, plus, by weight, a part of the resources that the guarantees of all siblings leave of the
+        parent's; pending operations take no part.
         """
         if element.parent is None:
             return share(self.total, self.total)
@@ -157,7 +157,7 @@ class UpdatedTree:
             self._guaranteed_shares[element] = add(strong, (a, b, c, d, e))
 
     def best_allocation(self, element: Element) -> Vector:
-        """The greatest share that the limits and the nodes that are online allow."""
+        """The largest share that the limits and the online nodes allow."""
         return share(least(self._online_capacity(self.tree), self.limits(element)), self.total)
 
     @_once
@@ -165,7 +165,7 @@ class UpdatedTree:
         return sum_vectors([node.counted_capacity for node in tree.nodes.values() if node.is_online])
 
     def scheduling_index(self, element: OperationElement) -> int:
-        """Place in the order of service among the tree's running operations; -1 of one that does not run."""
+        """Place in the order of service among the tree's running operations; -1 if it does not run."""
         return self._order_of_service(self.tree).get(element, -1)
 
     @_once
@@ -189,7 +189,7 @@ class UpdatedTree:
 
 
 def _divide_by_weight(amount: float, weights: Sequence[float], rooms: Sequence[float]) -> list[float]:
-    """``amount`` in parts by weight, none larger than its room; what one cannot take goes to the others."""
+    """``amount`` divided by weight, no part larger than its room; what one cannot take goes to the others."""
     parts = [0.0] * len(weights)
     left = sum(weights)
     for n in sorted(range(len(weights)), key=lambda n: rooms[n] / weights[n]):
@@ -207,7 +207,7 @@ def own_options(element: Element) -> PoolSettings | OperationTreeOptions:
 
 
 def look_once(results: Results) -> LookAt:
-    """Trees with their last updates, each made once in a request: its operations share what is computed of the tree."""
+    """Trees with their last updates, each made once per request: its operations share values computed for the tree."""
     known: dict[str, UpdatedTree] = {}
 
     def look_at(tree: Tree) -> UpdatedTree:

@@ -1,8 +1,8 @@
-"""Operations and jobs in the JSON API: values that msgspec writes, made of living elements. Pure.
+"""Operations and jobs in the JSON API: values that msgspec writes, made from live elements. Pure.
 
 Resources are dictionaries of a resource's name to an absolute amount (cores, bytes); a limit that is missing in
-``limits`` is no limit. Shares are fractions of the tree's total. Times are seconds since 1970, ``_s`` seconds. The
-times that an element starves in follow semantics.md 6.2, places in the queue section 3.3.
+``limits`` is no limit. Shares are fractions of the tree's total. Times are seconds since 1970, ``_s`` seconds. Times of
+starvation follow semantics.md 6.2, places in the queue section 3.3.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ V = TypeVar("V", bound="OperationView")
 
 
 class OperationInTree(View, frozen=True):
-    """An operation in one of its trees. ``queue_place`` from 1 while it is pending there; the rest as of a pool:
-    ``usage`` is what is allotted to its jobs."""
+    """An operation in one of its trees. ``queue_place`` from 1 while it is pending there; the other fields as in a
+    pool: ``usage`` is allocated to its jobs.
+    """
 
     pool: str
     is_running: bool
@@ -82,22 +83,22 @@ class OperationInTree(View, frozen=True):
     starvation_status: StarvationStatus
     starves_in_s: float | None
     deactivations: dict[str, int]
-    """Reason -> how often it was passed over since the last update."""
+    """Reason -> how often it was skipped since the last update."""
     cpu_seconds: float
     reclaimed_cpu_seconds: float
     ordered_cpu_seconds: float
     throttled_cpu_seconds: float
     late_cpu_seconds: float
     cause: str = ""
-    """What it waits for, as the groups of operations have it."""
+    """The cause for which it waits, as in the groups of operations."""
     why: str = ""
-    """The same as a sentence."""
+    """The cause as a sentence."""
     scheduling_tag_filter: str = ""
-    """Its own, as it holds now."""
+    """Its own filter in force now."""
 
 
 class JobTotals(View, frozen=True):
-    """Jobs of an operation: what was ordered, what lives, what is still to be started, and how others ended."""
+    """Jobs of an operation: how many are requested, active and still to be started, and how others ended."""
 
     total: int
     active: int
@@ -130,7 +131,9 @@ class OperationView(View, frozen=True):
     alias: str
     state: OperationState
     shown_state: ShownState
-    """``state`` as it is shown: one that runs without a job waits, and one that no node can hold cannot start."""
+    """``state`` as it is shown: an operation that runs without a job waits, and one that no node can hold cannot
+    start.
+    """
     suspended: bool
     start_time: float
     finish_time: float | None
@@ -139,18 +142,20 @@ class OperationView(View, frozen=True):
     jobs: JobTotals
     trees: dict[str, OperationInTree]
     forecast: ForecastTimes | None
-    """When it will start and end, as last foretold; null for one that has ended or cannot start, and before that."""
+    """Latest forecast of its start and end; null before the first, and for an operation that has ended or cannot
+    start.
+    """
 
 
 class OperationDetails(OperationView, frozen=True):
-    """An operation with what its user asked for. ``spec`` as given; ``alerts``: sentences about what cannot be, and
-    about options without effect.
+    """An operation with its specification. ``spec`` as given; ``alerts``: sentences about impossible demands and about
+    options without effect.
 
-    ``may``: permission -> "" where the asker has it, else why not. Without ``read_secrets`` the environment is left out
-    of ``tasks`` and ``spec``, where ``environment_hidden`` stands for it. ``acl``: the operation's own access list.
+    ``may``: permission -> "" if the user has it, else why not. Without ``read_secrets`` ``environment_hidden`` replaces
+    the environment in ``tasks`` and ``spec``. ``acl``: the operation's own access list.
 
-    ``cpu_seconds`` and the counters below it are of all its jobs that are known, of earlier runs of the scheduler,
-    too; those in ``trees`` count from the start of this one.
+    ``cpu_seconds`` and the counters below it cover all its known jobs, also of earlier runs of the scheduler; those in
+    ``trees`` count from the start of this run.
     """
 
     tasks: list[Task]
@@ -165,9 +170,9 @@ class OperationDetails(OperationView, frozen=True):
     incarnations: list[Incarnation]
     """With ``gang_options``: the first and the latest, the present one last (7.5)."""
     retried: list[str]
-    """What rules of its retry policy made of the latest failures, in sentences, the last one last (3.9)."""
+    """Actions of its retry policy on the latest failures, in sentences, the last one last (3.9)."""
     next_retry: float | None
-    """When the next job that waits for it is started again, in seconds since 1970."""
+    """When the next job that waits for its retry is started again, in seconds since 1970."""
     spec: dict[str, Any]
     acl: list[AccessEntry]
     may: dict[str, str]
@@ -178,13 +183,13 @@ class OperationDetails(OperationView, frozen=True):
     throttled_cpu_seconds: float
     late_cpu_seconds: float
     lost_core_seconds: float
-    """What preemptions of these jobs lost (6.9)."""
+    """Core-seconds that preemptions of these jobs lost (6.9)."""
     over_reserve_count: int = 0
     """Jobs that use more memory than they reserve (8.1)."""
 
 
 class OperationList(View, frozen=True):
-    """Operations, the newest first. ``total`` counts all that the filters let through."""
+    """Operations, the newest first. ``total`` counts all that match the filters."""
 
     operations: list[OperationView]
     total: int
@@ -200,18 +205,19 @@ PREEMPTIBILITY: Final = {
 
 
 class JobView(JobFigures, frozen=True):
-    """A job, living or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped.
+    """A job, active or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped.
 
-    ``class``: of its start (1.10): "reclaimed" runs on CPU that others ordered, and goes first where they want it back.
-    ``has_ceiling``: whether its cgroup has a quota, at most ``cpu_limit`` (``set_container_cpu_limit``).
-    ``backfill_until``: when one that uses room that is kept for a gang is expected to have ended, null for others.
-    ``spared_until``: until when ``min_run_time`` protects an active one from preemption, null where it does not.
-    ``checkpoint_at``: its last checkpoint, by its node's clock. ``cookie``: its place in its task (7.4), -1 where a
+    ``class``: set at its start (1.10): "reclaimed" runs on CPU that others requested, and is preempted first when they
+    need it back. ``has_ceiling``: whether its cgroup has a quota, at most ``cpu_limit`` (``set_container_cpu_limit``).
+    ``backfill_until``: expected end of a job that uses resources reserved for a gang, null for others.
+    ``spared_until``: end of the time for which ``min_run_time`` protects an active one from preemption, null if it does
+    not. ``checkpoint_at``: its last checkpoint, by its node's clock. ``cookie``: its place in its task (7.4), -1 if a
     version without these started it; ``incarnation`` and ``gang_rank`` with ``gang_options`` (7.5), -1 without a rank.
 
-    ``node`` is the same as ``node_id``. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before
-    the node has told it. CPU times are as of the node's last word, and so is what its monitor sees: ``cpu_usage`` of
-    the last check, ``min_cpu_limit`` (the floor), ``votes_sum``, ``throttled_ratio``; null where no node has told.
+    ``node`` is the same as ``node_id``. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before the
+    node has reported it. CPU times are from the node's last report, and so are the values of its monitor: ``cpu_usage``
+    of the last check, ``min_cpu_limit`` (the floor), ``votes_sum``, ``throttled_ratio``; null if no node has reported
+    them.
     """
 
     id: str
@@ -231,7 +237,7 @@ class JobView(JobFigures, frozen=True):
     reason: str = ""
     max_memory: int | None = None
     memory_reserve: int = 0
-    """Bytes that it takes room for; 0: all of its task's ``memory_limit``."""
+    """Bytes that are reserved for it; 0: all of its task's ``memory_limit``."""
     preemption: PreemptionRecord | None = None
     node: str = ""
     cgroup: str = ""
@@ -246,17 +252,17 @@ class JobView(JobFigures, frozen=True):
 
 
 class JobList(View, frozen=True):
-    """Jobs of an operation, the last started first. ``total`` counts all that the filters let through."""
+    """Jobs of an operation, the last started first. ``total`` counts all that match the filters."""
 
     operation_id: str
     jobs: list[JobView]
     total: int
     next: str | None = None
-    """As of ``OperationList``."""
+    """The cursor of the next page; None on the last one."""
 
 
 def view_operation_details(rights: Rights, record: OperationRecord, now: float) -> OperationDetails:
-    """An operation with its tasks and specification, as one sees it who may read it."""
+    """An operation with its tasks and specification, for a user who may read it."""
     state, may = rights.state, explain_operation_permissions(rights, record)
     told, live = unrecognized_warnings(record.spec), state.operations.get(record.id)
     if may["read_secrets"]:
@@ -287,11 +293,11 @@ def view_operation_details(rights: Rights, record: OperationRecord, now: float) 
 
 
 def living_jobs(state: State, operation_id: str) -> list[Job]:
-    """The active jobs of an operation, and the stopping ones, which may not have ended yet."""
+    """The active jobs of an operation, and stopping ones, which may not have ended yet."""
     live = state.operations.get(operation_id)
     active = () if live is None else live.elements.values()
     jobs = [job for element in active for job in element.jobs.values()]
-    # Stopping jobs are in no operation's list any more.
+    # Stopping jobs are no longer in any operation's list.
     stopping = (job for node in state.nodes.values() for job in node.stopping.values())
     return jobs + [job for job in stopping if job.element.operation.id == operation_id]
 
@@ -334,7 +340,7 @@ def view_forecast(state: State, operation_id: str) -> ForecastTimes | None:
 
 
 def count_jobs(record: OperationRecord, live: Operation | None) -> JobTotals:
-    """Jobs of an operation by what became of them."""
+    """Jobs of an operation by their outcome."""
     counts = record.counts.values()
     return JobTotals(
         total=sum(task.job_count for task in record.tasks),
@@ -377,9 +383,10 @@ def find_operations(
     rights: Rights, *, sort: OperationOrder = "start_time", descending: bool = True, cause: str = "",
     causes: Mapping[str, Causes] = {}, **filters: Any,
 ) -> list[OperationRecord]:  # fmt: skip
-    """The operations that ``choose_records`` finds by ``filters``, in order; equal ones: the last started first.
+    """The operations that ``choose_records`` finds by ``filters``, sorted; among equal ones the last started comes
+    first.
 
-    ``cause``: what it waits for in one of its trees, by those in ``causes``, or its state.
+    ``cause``: the cause for which it waits in one of its trees, as in ``causes``, or its state.
     """
     state, chosen = rights.state, choose_records(rights, **filters)
     if cause:
@@ -394,7 +401,7 @@ def cut_operations(
     state: State, found: Sequence[OperationRecord], limit: int, cursor: str, sort: OperationOrder, descending: bool,
     offset: int = 0,
 ) -> tuple[Sequence[OperationRecord], str | None]:  # fmt: skip
-    """A page of what ``find_operations`` found in that order; the rest as of ``cut_page``."""
+    """A page of the operations that ``find_operations`` returned in that order; see ``cut_page``."""
     order = _order_of(state, sort)
 
     def precedes(one: Any, other: Any) -> bool:
@@ -408,7 +415,7 @@ def cut_operations(
 
 
 def view_operations(state: State, now: float, records: Iterable[OperationRecord]) -> list[OperationView]:
-    """Operations as they are listed."""
+    """Views of operations for a list."""
     shown = [state.record_of(each.id) or each for each in records]
     places = _find_places(state, shown)
     looks: dict[Tree, Causes] = {}
@@ -419,10 +426,10 @@ def choose_records(
     rights: Rights, *, operation_state: str = "", user: str = "", tree: str = "", pool: str = "", search: str = "",
     texts: SearchTexts | None = None,
 ) -> list[OperationRecord]:  # fmt: skip
-    """Live and finished operations that may be read and fit all filters ("" lets all through), live ones first.
+    """Live and finished operations that may be read and match all filters ("" matches all), live ones first.
 
     ``operation_state`` "live" is pending or running. ``search`` is looked for in id, title, alias, user and names of
-    pools, whatever the case; ``texts`` may know them.
+    pools, ignoring case; ``texts`` is a cache of these.
     """
     readable = rights.readable(list_records(rights.state))
     if not (operation_state or user or tree or pool or search):
@@ -442,7 +449,7 @@ def choose_records(
 
 
 def causes_of(state: State, record: OperationRecord, causes: Mapping[str, Causes]) -> list[str]:
-    """The keys of what it waits for in those trees; of a finished operation its state."""
+    """The keys of the causes for which it waits in those trees; of a finished operation its state."""
     live = state.operations.get(record.id)
     if live is None:
         return [record.state]
@@ -462,10 +469,10 @@ def list_records(state: State) -> list[OperationRecord]:
 
 
 class SearchTexts:
-    """Texts for the search of operations: their names in lower case, each on a line of its own.
+    """Texts for the search of operations: their names in lower case, each on its own line.
 
-    Kept for each record, since there may be very many and an open page asks again every few seconds; a record that
-    is replaced gets a new text.
+    Kept for each record, because there may be very many and an open page searches again every few seconds; a record
+    that is replaced gets a new text.
     """
 
     def __init__(self) -> None:
@@ -484,7 +491,7 @@ class SearchTexts:
         return known[1]
 
     def forget_gone(self, state: State) -> None:
-        """Drop the texts of operations that are no longer kept, once they are many."""
+        """Drop the texts of operations that are no longer kept, once there are many."""
         if len(self) > 1.2 * (len(state.operations) + len(state.finished)) + 100:
             self._texts = {
                 key: kept for key, kept in self._texts.items() if key in state.operations or key in state.finished
@@ -492,7 +499,7 @@ class SearchTexts:
 
 
 def _order_of(state: State, sort: OperationOrder) -> Callable[[OperationRecord], Any]:
-    """The key that operations are sorted by; those that are not live have no jobs and no share."""
+    """The sort key of operations; finished ones have no jobs and no share."""
     living = state.operations
     if sort == "jobs":
         return lambda record: living[record.id].active_job_count if record.id in living else 0
@@ -519,7 +526,7 @@ def _find_places(state: State, records: Iterable[OperationRecord]) -> Places:
 
 
 def list_jobs(state: State, record: OperationRecord) -> list[Job | JobRecord]:
-    """The jobs of an operation, living and ended."""
+    """The jobs of an operation, active and ended."""
     living = living_jobs(state, record.id)
     known = {job.id for job in living}
     return living + [job for job in state.finished_jobs.get(record.id, {}).values() if job.id not in known]
@@ -529,7 +536,7 @@ def view_jobs(
     state: State, record: OperationRecord, *, limit: int, offset: int = 0, cursor: str = "", job_state: str = "",
     node_id: str = "",
 ) -> JobList:  # fmt: skip
-    """The jobs of an operation, living and ended, the last started first."""
+    """The jobs of an operation, active and ended, the last started first."""
     chosen = [
         job
         for job in list_jobs(state, record)
@@ -541,12 +548,12 @@ def view_jobs(
 
 
 def order_of_start(job: Job | JobRecord) -> tuple[float, int, str]:
-    """The key that jobs are listed by; jobs of one heartbeat stay in the order in which they were chosen."""
+    """The sort key of listed jobs; jobs of one heartbeat stay in the order in which they were chosen."""
     return job.start_time, job.sequence, job.id
 
 
 def find_job(state: State, record: OperationRecord, job_id: str) -> JobView:
-    """A job of an operation, living or ended. Raises CommandError."""
+    """A job of an operation, active or ended. Raises CommandError."""
     job = state.jobs.get(job_id)
     if job is not None and job.element.operation.id == record.id:
         return view_job(job)
@@ -557,10 +564,11 @@ def find_job(state: State, record: OperationRecord, job_id: str) -> JobView:
 
 
 class BothSpecifications(View, frozen=True):
-    """What an operation was given (``provided``) and all that holds (``resulting``), by YTsaurus' names.
+    """The specification of an operation as given (``provided``) and with all values in force (``resulting``), by
+    YTsaurus' names.
 
     ``resulting`` has ``job_cpu_monitor`` with all of its options, durations in milliseconds, and
-    ``job_cpu_monitor_sources``: option -> "default" or "specification". ``note``: what it cannot know.
+    ``job_cpu_monitor_sources``: option -> "default" or "specification". ``note``: values that it cannot know.
     """
 
     id: str
@@ -570,7 +578,7 @@ class BothSpecifications(View, frozen=True):
 
 
 def view_specification(state: State, record: OperationRecord) -> BothSpecifications:
-    """The tabs Specification and Resulting specification of an operation's page."""
+    """Data of the tabs Specification and Resulting specification of an operation's page."""
     found = resulting.resulting_specification(record, state.operations.get(record.id))
     found["job_cpu_monitor_sources"] = resulting.monitor_sources(record.job_cpu_monitor)
     return BothSpecifications(record.id, record.spec, found, resulting.NOTE)
@@ -581,7 +589,7 @@ def view_job(job: Job | JobRecord) -> JobView:
 
 
 def view_live_job(job: Job) -> JobView:
-    """A job as of the last report of its node."""
+    """A job as of its node's last report."""
     if job.is_active:
         sort_jobs(job.element)
     report, stop = job.report, job.stop
@@ -614,20 +622,20 @@ def view_live_job(job: Job) -> JobView:
 
 
 class Done(View, frozen=True):
-    """A command that was carried out: ``id`` of what it made or changed."""
+    """A command that was carried out: ``id`` of the object that it created or changed."""
 
     id: str
     warnings: list[str]
 
 
 class Taken(View, frozen=True):
-    """What a node sent has arrived; ``is_wanted`` false: no request waits for it any more."""
+    """A node's message has arrived; ``is_wanted`` false: no request waits for it any more."""
 
     is_wanted: bool
 
 
 class Failure(View, frozen=True):
-    """A request that was refused; nothing was changed. ``code`` as YTsaurus numbers errors."""
+    """A request that was refused; nothing was changed. ``code`` as in YTsaurus."""
 
     error: str
     code: int

@@ -1,6 +1,6 @@
-"""A cluster of real processes on this host: schedulers, nodes and their jobs, on ports and a PostgreSQL of their own.
+"""A cluster of real processes on this host: schedulers, nodes and their jobs, on their own ports and PostgreSQL.
 
-What ``cpumond cluster`` and ``cpumond demo`` start, and what tests do.
+``cpumond cluster``, ``cpumond demo`` and tests start it.
 """
 
 from cpumond.cluster.processes import (

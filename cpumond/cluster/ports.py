@@ -1,4 +1,4 @@
-"""TCP ports of 127.0.0.1 for servers that are started, and started again, beside other work of the host."""
+"""TCP ports of 127.0.0.1 for servers that are started and restarted beside other work of the host."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import socket
 from collections.abc import Iterator, Sequence
 
 FIRST, LAST = 10_000, 30_000
-"""Where ports are looked for; up to those that the kernel gives out, where these begin later."""
+"""Range in which ports are chosen; it ends where the kernel's ephemeral ports begin, if these begin earlier."""
 
 
 def find_range() -> tuple[int, int]:
-    """The first port that may be taken and the last one: none that the kernel gives out by itself.
+    """The first and the last port that may be chosen: none that the kernel assigns by itself.
 
-    A connection or server of another program would have such a one before it is listened on.
+    Connections or servers of other programs could get an ephemeral port before it is listened on.
     """
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
         first_given_out = int(file.read().split()[0])
-    return FIRST, first_given_out - 1 if first_given_out > 2 * FIRST else LAST  # where nearly all are given out: any
+    return FIRST, first_given_out - 1 if first_given_out > 2 * FIRST else LAST  # nearly all are ephemeral: any
 
 
 def is_free(port: int) -> bool:
@@ -37,10 +37,10 @@ def pick_port() -> int:
 
 
 def hold(addresses: Sequence[str]) -> list[socket.socket]:
-    """Sockets that keep the ports of ``addresses``, "host:port", for servers that are not there just now.
+    """Sockets that reserve the ports of ``addresses``, "host:port", for servers that are down at the moment.
 
-    No program is given such a port, and connections are refused; a server that sets SO_REUSEADDR can listen on it all
-    the same. A port that is in use already is left out.
+    No program is assigned such a port, and connections are refused; a server that sets SO_REUSEADDR can listen on it
+    anyway. A port that is in use already is left out.
     """
     held = []
     for address in addresses:

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of its own in a temporary directory, for tests and demonstrations."""
+"""A PostgreSQL server in a temporary directory, for tests and demonstrations."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def find_postgresql() -> str | None:
 class PostgresServer:
     """A cluster made by ``initdb``, listening on a port of 127.0.0.1 and on a unix socket in its directory.
 
-    Whoever reaches it is its superuser: with ``is_private`` that is its own account and root only, by the socket alone.
-    Root lets the user ``postgres`` run it, since PostgreSQL refuses root. Raises UnavailableError: not installed, or it
-    does not start.
+    Every client that reaches it is its superuser; with ``is_private`` only its own account and root reach it, by the
+    socket alone. Root lets the user ``postgres`` run it, because PostgreSQL refuses root. Raises UnavailableError if it
+    is not installed or does not start.
     """
 
     def __init__(self, *options: str, is_private: bool = False) -> None:
@@ -91,12 +91,12 @@ class PostgresServer:
         )
 
     def configure(self, *lines: str) -> None:
-        """Add lines to postgresql.conf; the last of a setting counts, from the next start or ``reload`` on."""
+        """Add lines to postgresql.conf; the last value of a setting counts, from the next start or ``reload`` on."""
         with open(os.path.join(self.data, "postgresql.conf"), "a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
 
     def run(self, program: str, *arguments: str) -> str:
-        """The output of one of PostgreSQL's programs. Raises UnavailableError with its last words."""
+        """The output of one of PostgreSQL's programs. Raises UnavailableError with the end of its error output."""
         done = subprocess.run(  # a program found above
             [*self._as_owner, os.path.join(self.programs, program), *arguments],
             cwd=self.directory,
@@ -111,7 +111,7 @@ class PostgresServer:
     def start(self) -> None:
         command = [*self.prefix, *self._as_owner]
         if self._as_owner or shutil.which("setpriv"):
-            # It ends with this process, however that ends.
+            # It ends with this process, even if that is killed.
             command += ["setpriv", "--pdeathsig=INT"]
         with open(os.path.join(self.directory, "log"), "ab") as log:
             self._process = subprocess.Popen(
@@ -127,7 +127,7 @@ class PostgresServer:
         while time.monotonic() < until and self._process.poll() is None:
             with contextlib.suppress(OSError), open(status, encoding="utf-8") as file:
                 lines = file.read().splitlines()
-                # The eighth line: what pg_ctl waits for.
+                # The eighth line is what pg_ctl waits for.
                 if len(lines) > 7 and lines[0] == str(self._process.pid) and lines[7].strip() in {"ready", "standby"}:
                     return
             time.sleep(0.02)
@@ -136,7 +136,7 @@ class PostgresServer:
 
     @property
     def pid(self) -> int:
-        """The process that starts the others; 0: it does not run."""
+        """Id of the main process; 0 if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else 0
 
     def reload(self) -> None:
@@ -144,7 +144,7 @@ class PostgresServer:
             os.kill(self.pid, signal.SIGHUP)
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes at once, as a loss of power."""
+        """SIGKILL to all of its processes at once, like a loss of power."""
         if self._process is not None:
             pids = [self._process.pid, *_list_children(self._process.pid)]
             for pid in pids:
@@ -153,7 +153,7 @@ class PostgresServer:
             self._process.wait()
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> None:
-        """End the server, its sessions too; SIGQUIT: without writing its memory out."""
+        """End the server and its sessions; SIGQUIT: without writing its memory to disk."""
         if self.pid and self._process is not None:
             self._process.send_signal(number)
             try:
@@ -163,7 +163,7 @@ class PostgresServer:
         self._process = None
 
     def close(self) -> None:
-        """End the server and remove its files, and the segment of shared memory that one leaves that was killed."""
+        """End the server and remove its files, and the segment of shared memory that a killed server leaves."""
         self.stop(signal.SIGQUIT)
         with contextlib.suppress(OSError, IndexError), open(f"{self.data}/postmaster.pid", encoding="utf-8") as file:
             segment = file.read().splitlines()[6].split()[1]

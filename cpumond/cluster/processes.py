@@ -28,20 +28,20 @@ from cpumond.core.job_cgroups import name_idle_parent
 from cpumond.host.cgroup.mounts import read_mounts
 
 CLUSTER_PREFIX = "cpumond-cluster-"
-"""Begins the name of a ``Cluster``'s top cgroup; the process id follows."""
+"""Prefix of the name of a ``Cluster``'s top cgroup; the process id follows."""
 
 ANY_PORT = "127.0.0.1:0"
 RUN_PREFIX = "cpumond-run-"
-"""Begins the name of a ``runtime_dir`` outside of the cluster's directory; the process id and more follow."""
+"""Prefix of the name of a ``runtime_dir`` outside of the cluster's directory; the process id and more follow."""
 
 MAX_RUNTIME_DIR = 80
-"""Bytes of a ``runtime_dir``'s path; the path of a unix socket in it has 107 at most."""
+"""Maximum bytes of a ``runtime_dir``'s path; the path of a unix socket in it has 107 at most."""
 
 MAX_SOCKET_DIR = 94
-"""The same with room for ``/control.sock`` only."""
+"""Maximum bytes of a path that only needs space for ``/control.sock``."""
 
 SHORT_DIR = "/tmp"  # noqa: S108 - mkdtemp makes a directory of its own in it
-"""Where a ``runtime_dir`` is made when the path of TMPDIR is too long for a socket."""
+"""Where a ``runtime_dir`` is created if the path of TMPDIR is too long for a socket."""
 
 T = TypeVar("T")
 _PAUSE = threading.Event()
@@ -58,12 +58,15 @@ del sys.argv[1:3]
 from cpumond.cli import main
 main()
 """
-"""Runs ``cpumond`` so that it gets SIGTERM when the thread that started it ends (PR_SET_PDEATHSIG). Its arguments: the
-id of the process that starts it, where the package is, then those of the command."""
+"""Runs ``cpumond`` so that it gets SIGTERM when the thread that started it ends (PR_SET_PDEATHSIG). Arguments: the id
+of the starting process, the place of the package, then those of the command.
+"""
 
 
 class ClusterProcess:
-    """One process of a ``Cluster``, with its configuration and log; it may be ended and started any number of times."""
+    """One process of a ``Cluster``, with its configuration and log; it may be stopped and started any number of
+    times.
+    """
 
     def __init__(self, directory: str, name: str, command: Sequence[str], kept_environment: Mapping[str, str]) -> None:
         self.name = name
@@ -80,13 +83,13 @@ class ClusterProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the running process. Raises UnavailableError when none runs."""
+        """The id of the running process. Raises UnavailableError if none runs."""
         if self._process is None:
             raise UnavailableError(f"{self.name} does not run")
         return self._process.pid
 
     def list_addresses(self) -> list[str]:
-        """Where it listens, "host:port", and does again when it is started again."""
+        """Addresses, "host:port", that it listens on, also after a restart."""
         return []
 
     def let_go(self) -> None:
@@ -94,13 +97,13 @@ class ClusterProcess:
             self._held.pop().close()
 
     def make_tables(self) -> Mapping[str, Mapping[str, object]]:
-        """Its configuration by tables; "" has the keys outside of any."""
+        """Its configuration by tables; "" has the keys outside of any table."""
         raise NotImplementedError
 
     def launch(self) -> None:
         """Write the configuration and start the process, which ends with the thread that calls this."""
         if self._process is not None:
-            raise UnavailableError(f"{self.name} runs already; kill or stop it first")
+            raise UnavailableError(f"{self.name} is already running; kill or stop it first")
         with open(self.config_path, "w", encoding="utf-8", opener=_open_private) as file:
             for table, values in self.make_tables().items():
                 file.write(f"[{table}]\n" if table else "")
@@ -118,17 +121,17 @@ class ClusterProcess:
         """Raise UnavailableError, with the log's last line, if the process ended without ``stop`` or ``kill``."""
         code = None if self._process is None else self._process.poll()
         if code is not None:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended with exit code {code}"
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             last = self.log(self._log_offset).strip().rpartition("\n")[2]
             raise UnavailableError(f"{self.name} {how}; the last line of its log: {last[:500]}")
 
     def wait_ready(self, timeout_s: float = 120.0) -> None:
-        """Wait until the log of this run says that it has started. Raises UnavailableError, with the log's end."""
+        """Wait until the log of this run reports the start. Raises UnavailableError, with the log's end."""
         deadline_s = time.monotonic() + timeout_s
         while not self.log_events("started", since=self._log_offset):
             ended = self._process is None or self._process.poll() is not None
             if ended or time.monotonic() > deadline_s:
-                how = "ended at its start" if ended else f"did not start within {timeout_s:g} s"
+                how = "ended during its start" if ended else f"did not start within {timeout_s:g} s"
                 told = self.log(self._log_offset)[-1500:].strip() or "its log is empty"
                 raise UnavailableError(f"{self.name} {how}: {told}")
             _PAUSE.wait(0.02)
@@ -139,7 +142,9 @@ class ClusterProcess:
         self.wait_ready()
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
-        """Send a signal and wait for the end, forced with SIGKILL after ``timeout_s``; exit code, 0 when none runs."""
+        """Send a signal and wait for the end, forced with SIGKILL after ``timeout_s``; return the exit code, 0 if none
+        runs.
+        """
         process = self._process
         if process is None:
             return 0
@@ -150,7 +155,7 @@ class ClusterProcess:
             process.kill()
             code = process.wait()
         self._process, self.is_paused = None, False
-        # Else another program may be given one of its ports before it is back.
+        # Otherwise another program may be assigned one of its ports before it is back.
         self._held += hold(self.list_addresses())
         return code
 
@@ -168,7 +173,7 @@ class ClusterProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended; a paused one runs."""
+        """Whether it was started and has not ended; a paused process counts as running."""
         return self._process is not None and self._process.poll() is None
 
     def log(self, since: int = 0) -> str:
@@ -189,8 +194,7 @@ class ClusterProcess:
 
 
 class ClusterScheduler(ClusterProcess):
-    """A scheduler of a ``Cluster``. It keeps its port when it is started again. ``store``: the table of its
-    configuration."""
+    """A scheduler of a ``Cluster``. It keeps its port over restarts. ``store``: the table of its configuration."""
 
     def __init__(
         self, directory: str, name: str, listen: str, extra: str, environment: Mapping[str, str], scale: float,
@@ -255,12 +259,12 @@ class ClusterNode(ClusterProcess):
 
     @property
     def web_url(self) -> str:
-        """The address of the agent's page, with a slash at its end; "" where it has none, or never ran."""
+        """The address of the agent's page, with a slash at its end; "" if it has none, or never ran."""
         return self._make_url("web", "/")
 
     @property
     def metrics_url(self) -> str:
-        """Where Prometheus finds the agent; "" where it has no page, or never ran."""
+        """The address that Prometheus scrapes; "" if it has no page, or never ran."""
         return self._make_url("metrics", "/metrics")
 
     def _make_url(self, name: str, path: str) -> str:
@@ -293,7 +297,7 @@ class ClusterNode(ClusterProcess):
             "executor": {
                 "kind": "cgroup", "cgroup_root": self.cgroup_root, "jobs_dir": self.jobs_dir,
                 "allow_root": os.geteuid() == 0,
-                # An agent that is not root runs jobs as its own account, which has to be named.
+                # An agent that is not root runs jobs as its own account, which must be named.
                 "user": "" if os.geteuid() == 0 else psutil.Process().username(),
             },
             "metrics": {"listen": self._listens["metrics"]},
@@ -329,18 +333,18 @@ class ClusterNode(ClusterProcess):
 
 
 class Cluster:
-    """Real ``cpumond scheduler``s, of which one leads, and real ``cpumond agent``s on this machine, with real jobs
-    in real cgroups. Each agent is a node ``node-1``, ``node-2``... that offers ``cpu`` cores, ``memory`` bytes and
+    """Real ``cpumond scheduler``s, of which one leads, and real ``cpumond agent``s on this machine, with real jobs in
+    real cgroups. Each agent is a node ``node-1``, ``node-2``... that offers ``cpu`` cores, ``memory`` bytes and
     ``user_slots``, in cgroups below ``cgroup_prefix``; its files are in ``directory``. ``monitor`` are keys of the
-    agents' ``[monitor]`` (limits go down to 0.05 cores where it does not say otherwise), ``scheduler_config`` and
-    ``agent_config`` further TOML of any tables. ``tags`` are those of all nodes, or by node. The scheduler's time
-    runs ``real_time_scale`` times as fast. ``mountinfo`` is another one for a simulated kernel. With a ``token``
-    the scheduler takes no request without it (nodes have a ``node_token``); without one every user of the machine
-    may run jobs on the nodes, as root where root made them. With ``web`` each agent has a page at its ``web_url``.
-    Entering waits until all nodes are online; leaving ends all processes and jobs and removes all cgroups.
+    agents' ``[monitor]`` (limits go down to 0.05 cores unless it sets another floor), ``scheduler_config`` and
+    ``agent_config`` further TOML of any tables. ``tags``: of all nodes, or by node. The scheduler's time runs
+    ``real_time_scale`` times as fast. ``mountinfo``: another file for a simulated kernel. With a ``token`` the
+    scheduler accepts no request without it (nodes have a ``node_token``); without one every user of the machine may run
+    jobs on the nodes, as root if root created them. With ``web`` each agent has a page at its ``web_url``. Entering
+    waits until all nodes are online; leaving ends all processes and jobs and removes all cgroups.
 
-    Where there are several ``schedulers``, they share a PostgreSQL server in a directory of its own and one leads, by a
-    lease of ``lease``: needs the extra ``cpumond[postgresql]`` and PostgreSQL. The first one is ``scheduler``.
+    Several ``schedulers`` share a PostgreSQL server in its own directory, and one leads, by a lease of ``lease``. They
+    need the extra ``cpumond[postgresql]`` and PostgreSQL. The first one is ``scheduler``.
     """
 
     def __init__(
@@ -410,11 +414,11 @@ class Cluster:
         return online >= {node.node_id for node in self.nodes}
 
     def close(self) -> None:
-        """End every process and every job of the cluster, and remove its cgroups. Files stay where they are."""
+        """End every process and every job of the cluster, and remove its cgroups. Files stay."""
         for process in (*self.nodes, *self.schedulers):
             process.kill()
             process.let_go()
-        # First the jobs, while keepers reap them; then again, for a job that was just being started.
+        # First the jobs, while keepers reap them; then again, for a job that was just starting.
         self._remove_cgroups()
         for node in self.nodes:
             node.close()
@@ -450,10 +454,10 @@ class Cluster:
         return [scheduler.url for scheduler in self.schedulers]
 
     def find_leader(self) -> ClusterScheduler | None:
-        """The scheduler that says that it leads; None: no running one does. The only one always leads."""
+        """The scheduler that reports that it leads; None: no running one does. A single one always leads."""
         if len(self.schedulers) == 1:
             return self.scheduler
-        # The one that led the last time is asked first.
+        # The last leader is asked first.
         self._asked.sort(key=lambda each: each is not self._leader)
         for scheduler in self._asked:
             if scheduler.is_running and not scheduler.is_paused:
@@ -470,7 +474,7 @@ class Cluster:
         return leader.url
 
     def describe_pages(self) -> str:
-        """The addresses of the pages, a line each, for people; that of the scheduler's signs in."""
+        """The addresses of the pages, one per line, for people; that of the scheduler's page signs in."""
         pages = [
             *(("web page", f"{url}/#token={self.token}" if self.token else f"{url}/") for url in self.urls),
             *((f"page of {node.node_id}", node.web_url) for node in self.nodes),
@@ -487,14 +491,14 @@ class Cluster:
         return _request("POST", f"{self._find_url()}{path}", body, token=self.token)
 
     def create_pool(self, name: str, parent: str = "<Root>", **attributes: object) -> None:
-        """Make a pool in the default tree, with the documents' attributes."""
+        """Create a pool in the default tree, with YTsaurus' attributes."""
         self.post("/api/v1/trees/default/pools", {"name": name, "parent": parent, "attributes": attributes})
 
     def start_operation(
         self, pool: str, command: str | Sequence[str], job_count: int = 1, cpu_limit: float = 1.0,
         memory: int = 16 * 2**20, monitor: Mapping[str, object] | None = None, **spec: object,
     ) -> str:  # fmt: skip
-        """Start an operation of one task, ``main``; its id. ``spec``: any other keys of a specification."""
+        """Start an operation of one task, ``main``, and return its id. ``spec``: other keys of a specification."""
         task = {
             "job_count": job_count,
             "cpu_limit": cpu_limit,
@@ -511,7 +515,9 @@ class Cluster:
         return jobs
 
     def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 100.0) -> T:
-        """Call ``condition`` until its value is true; that value. Raises TimeoutError with the ends of all logs."""
+        """Call ``condition`` until its value is true; return that value. Raises TimeoutError with the ends of all
+        logs.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             value = condition()
@@ -525,7 +531,7 @@ class Cluster:
 
 
 def _make_short_directory(prefix: str) -> str:
-    """A directory whose path leaves room for a socket's: in TMPDIR, or in SHORT_DIR where TMPDIR is too long."""
+    """A directory whose path is short enough for a socket: in TMPDIR, or in SHORT_DIR if TMPDIR is too long."""
     path = tempfile.mkdtemp(prefix=prefix)
     if len(os.fsencode(path)) > MAX_SOCKET_DIR and os.path.isdir(SHORT_DIR):
         os.rmdir(path)
@@ -534,7 +540,7 @@ def _make_short_directory(prefix: str) -> str:
 
 
 def _write_extra(folder: str, text: str) -> None:
-    """Further configuration as a drop-in, so that it may name any table."""
+    """Write further configuration as a drop-in, so that it may name any table."""
     if text:
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, "extra.toml"), "w", encoding="utf-8") as file:
@@ -542,7 +548,7 @@ def _write_extra(folder: str, text: str) -> None:
 
 
 def _clean_environment() -> dict[str, str]:
-    """The environment without settings of cpumond and yt, and without what systemd gave this process."""
+    """The environment without settings of cpumond and yt, and without variables that systemd set for this process."""
     strange = ("YT_", "CPUMOND_", "NOTIFY_", "WATCHDOG_", "LISTEN_", "INVOCATION_", "JOURNAL_")
     return {name: value for name, value in os.environ.items() if not name.startswith(strange)}
 
@@ -556,7 +562,7 @@ def _request(method: str, url: str, body: object = None, uds: str | None = None,
         with httpx2.Client(transport=transport, timeout=20.0, trust_env=False, headers=headers) as client:
             answer = client.request(method, url, json=body)
     except httpx2.TransportError as error:
-        raise UnavailableError(f"{method} {url}: nobody answers: {error or type(error).__name__}") from error
+        raise UnavailableError(f"{method} {url}: no server answers: {error or type(error).__name__}") from error
     if not answer.is_success:
         told = answer.text
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -595,7 +601,7 @@ def _kill_and_remove(top: str) -> None:
         for pid in processes:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        # This fails while a process is still exiting: the next round repeats it.
+        # This fails while a process is still exiting; the next round repeats it.
         with contextlib.suppress(OSError):
             try:
                 os.rmdir(place)

@@ -1,6 +1,6 @@
-"""The files of the web pages, of the scheduler's and of the agent's, and the routes that serve them.
+"""The files of the web pages, the scheduler's and the agent's, and the routes that serve them.
 
-Each file is read and compressed once. Pages load nothing from anywhere else, and no text becomes markup: the headers
+Each file is read and compressed once. Pages load nothing from other hosts, and text never becomes markup: the headers
 forbid both.
 """
 
@@ -30,7 +30,7 @@ TYPES: Final = {
     "svg": "image/svg+xml",
     "txt": "text/plain; charset=utf-8",
 }
-"""Ending of a file's name -> its type; files with other endings are not served."""
+"""Ending of a file name -> its type; files with other endings are not served."""
 
 SECURITY_HEADERS: Final = {
     "Content-Security-Policy": (
@@ -49,7 +49,7 @@ _ZERO: Final = re.compile(r"\s*q\s*=\s*0(\.0*)?\s*")
 
 @dataclass(frozen=True, slots=True)
 class StaticFile:
-    """A file as it is sent. ``etag`` is weak: it names the content, whether compressed or not."""
+    """A file in the form in which it is sent. ``etag`` is weak: it covers the content, compressed or not."""
 
     content: bytes
     compressed: bytes
@@ -58,9 +58,10 @@ class StaticFile:
 
 
 def make_web_routes(index: str) -> list[Route]:
-    """``/`` is the file ``index``, ``/web/NAME`` any other. Needs no authentication: the files hold no data.
+    """Routes: ``/`` is the file ``index``, ``/web/NAME`` any other. No authentication, because the files contain no
+    data.
 
-    Raises ValueError when there is no such file, which is a mistake of the package.
+    Raises ValueError if there is no such file, which is a mistake of the package.
     """
     files = read_files()
     if index not in files:
@@ -81,7 +82,7 @@ def read_files() -> dict[str, StaticFile]:
 
 
 class _Files:
-    """An ASGI application: the file that the path names, found in a dictionary and never on the disk."""
+    """An ASGI application: the file that the path names, looked up in a dictionary and never on the disk."""
 
     def __init__(self, files: Mapping[str, StaticFile]) -> None:
         self._files = files
@@ -89,7 +90,7 @@ class _Files:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
         if request.method not in ("GET", "HEAD"):
-            raise HTTPException(405, "this method is not offered here; use GET, HEAD", {"Allow": "GET, HEAD"})
+            raise HTTPException(405, "this method is not supported here; use GET, HEAD", {"Allow": "GET, HEAD"})
         file = self._files.get(request.path_params.get("name", ""))
         if file is None:
             raise HTTPException(404, "there is no such file; the page begins at /", dict(SECURITY_HEADERS))
@@ -109,7 +110,7 @@ def _answer(request: Request, file: StaticFile) -> Response:
 
 
 def accepts_gzip(headers: Headers) -> bool:
-    """Whether ``Accept-Encoding`` names gzip, or everything, and not with a weight of 0 (RFC 9110, 12.5.3)."""
+    """Whether ``Accept-Encoding`` names gzip, or everything, with a weight above 0 (RFC 9110, 12.5.3)."""
     wanted: dict[str, bool] = {}
     for part in headers.get("accept-encoding", "").lower().split(","):
         coding, _, weight = part.partition(";")

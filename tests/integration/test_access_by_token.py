@@ -229,7 +229,7 @@ def test_without_a_configured_address_only_root_and_its_own_account_are_answered
         for request, (status, text) in zip(refused, scheduler.ask(*refused), strict=True):
             assert status in (400, 403), f"{request}: {status} {text}"
             assert (
-                f"this is uid {other}, which has no account; ask as one of them, or have its tokens_file name you"
+                f"this is uid {other}, which has no account; send it as one of them, or have its tokens_file name you"
                 in text
             )
         answers = scheduler.ask(*((uid, "GET", "/api/v1/trees", {"Host": "evil.example"}) for uid in (0, other)))
@@ -302,4 +302,4 @@ def test_a_loopback_address_that_is_set_is_open_and_says_so(scheduler: Scheduler
     PlayedNode(scheduler, "n1").register()
     refused = scheduler.request("POST", "tokens", {"user": "me"})
     assert refused.status_code == 403
-    assert "tokens are made where it is known who makes them" in refused.text
+    assert "tokens can only be created by identified users" in refused.text

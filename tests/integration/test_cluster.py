@@ -106,7 +106,7 @@ def test_waiting_in_vain_shows_the_logs(cluster: Cluster) -> None:
 
 
 def test_a_process_is_started_once(cluster: Cluster) -> None:
-    with pytest.raises(UnavailableError, match="node-1 runs already"):
+    with pytest.raises(UnavailableError, match="node-1 is already running"):
         cluster.nodes[0].start()
 
 
@@ -139,7 +139,7 @@ def test_a_cluster_that_cannot_start_says_why_and_leaves_nothing(hierarchies: Hi
         tmp_path, 1, scheduler_config="fair_share_update_period = 0\n",
         cgroup_prefix=f"cpumond-test-{os.getpid()}-cluster",
     )  # fmt: skip
-    with pytest.raises(UnavailableError, match=r"scheduler ended at its start: .*fair_share_update_period"), whole:
+    with pytest.raises(UnavailableError, match=r"scheduler ended during its start: .*fair_share_update_period"), whole:
         pass
     assert whole.leftovers() == []
 

@@ -268,7 +268,7 @@ def test_a_job_is_explained_by_its_node(server):
         ),
         (
             {"cpu_limit": 0.5}, (0.5, None), {"pinned_cpu_limit": None},
-            ["writes are paused on its node; the pin takes effect when the pause file is gone"],
+            ["writes are paused on its node; the pin takes effect when the pause file is removed"],
         ),
         (
             {"ttl_s": 1.5}, (None, 1.5), {"last_result": "failed", "last_error": "EPERM"},

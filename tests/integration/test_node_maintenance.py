@@ -117,8 +117,8 @@ def test_a_drain_shows_its_plan_then_empties_the_node_and_the_jobs_run_elsewhere
     plan, _ = cpumond(scheduler.url, "node", "drain", "n1", "--plan")
     table = plan.split("\n\n")[0]  # the simulation is below it
     rows = [line for line in table.splitlines() if operation in line]
-    assert sorted(("n2" in row, "waits for room" in row) for row in rows) == [(False, True), (True, False)]
-    assert "2 jobs would be stopped, of which 1 would wait for room" in plan
+    assert sorted(("n2" in row, "waits for free resources" in row) for row in rows) == [(False, True), (True, False)]
+    assert "2 jobs would be stopped, of which 1 would wait for free resources" in plan
     assert scheduler.get("nodes/n1")["cordon"] is None
     told, _ = first.beat_until_done(lambda: cpumond(scheduler.url, "node", "drain", "n1", "--why", "new disks"))
     assert told.splitlines()[-1] == "node n1 is empty"

@@ -137,7 +137,7 @@ def test_passwords(scheduler: SchedulerProcess, tmp_path: Path) -> None:
     with proxy.running() as client:
         answer = client.get("/api/v1/me", auth=dora)
         assert answer.status_code == 401
-        assert "X-Remote-User is believed of a proxy alone" in answer.text
+        assert "X-Remote-User is only accepted from a proxy" in answer.text
 
 
 def sign_in(asked: Asked) -> None:

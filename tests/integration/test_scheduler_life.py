@@ -173,7 +173,7 @@ def test_who_has_no_token_is_told_so_by_yt_and_no_token_is_logged(scheduler):
     path = write_tokens(scheduler)
     scheduler.write_config(api=f'tokens_file = "{path}"')
     scheduler.start()
-    for token, said in (("", "a token is needed"), (UNKNOWN_TOKEN, "the token is not known")):
+    for token, said in (("", "a token is needed"), (UNKNOWN_TOKEN, "the token is unknown")):
         scheduler.use_token(token)
         answer = scheduler.request("GET", "trees")
         assert (answer.status_code, answer.json()["code"]) == (401, 900)

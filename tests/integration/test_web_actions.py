@@ -62,7 +62,7 @@ def test_a_token_is_asked_for_checked_and_forgotten(page, site):
     assert field.get_attribute("type") == "password"
     field.fill("wrong")
     field.press("Enter")
-    expect(dialog(page).get_by_role("alert")).to_have_text("Authentication failed: the token is not known")
+    expect(dialog(page).get_by_role("alert")).to_have_text("Authentication failed: the token is unknown")
     field.fill(TOKEN)
     dialog(page).get_by_role("button", name="Sign in", exact=True).click()
     expect(dialog(page)).to_have_count(0)

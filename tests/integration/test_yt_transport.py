@@ -192,7 +192,7 @@ def authenticate(request: Request) -> User:
         return User(given.removeprefix("OAuth "))
     if given == "OAuth late":
         raise LateError("the token is too old")
-    raise YtError("the token is not known", 900)
+    raise YtError("the token is unknown", 900)
 
 
 LIMITS = YtLimits(max_body_bytes=64 * 1024, max_batch_requests=20, requests_per_s=1000.0, burst_requests=1000.0)
@@ -265,7 +265,7 @@ def test_the_list_of_commands_has_five_keys_each_and_needs_no_token(served):
 @pytest.mark.parametrize(
     ("method", "path", "status", "message"),
     [
-        ("GET", "/api/v3", 404, "there is no /api/v3 here; the API is /api/v4"),
+        ("GET", "/api/v3", 404, "there is no /api/v3 here; the API is at /api/v4"),
         ("GET", "/api/v3/get", 404, "there is no /api/v3/get here"),
         ("GET", "/api/v4/", 404, "there is no /api/v4/ here"),
         ("GET", "/api/v4/lst", 404, 'unknown command "lst"; did you mean list?'),
@@ -276,7 +276,7 @@ def test_the_list_of_commands_has_five_keys_each_and_needs_no_token(served):
         ("GET", "/api/v4/get?path=//a&path=//b", 400, '"path" is given twice in the URL'),
         ("GET", "/api/v4/get?attributes=[a", 400, '"attributes" in the URL: expected ";" or "]"'),
         ("GET", "/api/v4/get?path=//sys&output_format=dsv", 400, 'output_format: unknown format "dsv"'),
-        ("GET", "/api/v4/get?path=//sys[1]", 400, "ranges of rows are not offered"),
+        ("GET", "/api/v4/get?path=//sys[1]", 400, "ranges of rows are not supported"),
         ("GET", "/api/v4/get?path=//sys/nope", 400, "Error resolving path //sys/nope"),
         ("GET", "/api/v4/get?" + "&".join(f"a{number}=1" for number in range(101)), 400, "more than 100 parameters"),
         ("GET", "/api/v4/check_permission", 400, "the toy has no check_permission"),
@@ -422,7 +422,7 @@ def test_bodies_arrive_in_pieces_and_packed(served):
         answer = http.put(target, content=b"{b=7}", headers={"Content-Encoding": "br"})
         assert answer.status_code == 415
         answer = http.put(target, content=b" ")
-        assert "set: the body of the request, which is the value, is empty" in answer.json()["message"]
+        assert "set: the body of the request must be the value, and is empty" in answer.json()["message"]
         answer = http.put("/api/v4/multiset_attributes?path=//sys/pools/@", content=b"[]")
         assert "the value is a map of attributes" in answer.json()["message"]
     assert note["note"] == {"b": 6}

@@ -114,7 +114,7 @@ def test_a_recording_that_does_not_show_the_demo_is_not_kept() -> None:
     text = (pictures.PICTURES / "demo.svg").read_bytes()
     told = (
         "\nAfter 60 s on a node of 1 core (real kernel), core-seconds by its counters:\n"
-        "  ordered 80.4, used 21.2, reclaimed 18.0, used by jobs that were started on freed CPU 9.1\n"
+        "  requested 80.4, used 21.2, reclaimed 18.0, used by jobs that were started on freed CPU 9.1\n"
         "simulation had its whole guarantee back 2 times, 0.41, {} s after it woke up\n"
         "It used its whole request 0.1 s after it woke up.\nfrom heartbeat to process 28 ms\n{}"
     )

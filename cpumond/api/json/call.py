@@ -1,4 +1,4 @@
-"""One request of the JSON interface, read and checked, and what all of them share."""
+"""One request of the JSON interface, read and checked, and data shared by all requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.store import Change
 
 FileTokens = Callable[[], Iterable[tuple[str, User]]]
-"""Gives ids and users of the tokens in the configured file."""
+"""Returns ids and users of the tokens in the configured file."""
 
 
 MAX_KNOWN_USERS: Final = 64
@@ -38,9 +38,9 @@ MAX_KNOWN_USERS: Final = 64
 
 @dataclass(eq=False, slots=True)
 class Shared:
-    """What all requests share: the scheduler, facts of the configuration, and what is kept between requests.
+    """Data shared by all requests: the scheduler, facts of the configuration, and values kept between requests.
 
-    ``is_open``: everybody who reaches the address may do everything; ``find_known``: what is known of a user by name.
+    ``is_open``: every client that reaches the address may do everything; ``find_known``: known facts of a user by name.
     """
 
     scheduler: Scheduler
@@ -50,7 +50,7 @@ class Shared:
     file_tokens: FileTokens = tuple
     find_known: Callable[[str], User] = User
     requests: dict[str, RequestTiming] = field(default_factory=dict)
-    """How long answers took, by the names of endpoints."""
+    """Response times by the names of endpoints."""
     pool_tables: PoolTables = field(init=False)
     texts: views.SearchTexts = field(default_factory=views.SearchTexts)
     looks: Looks = field(init=False)
@@ -60,7 +60,7 @@ class Shared:
     """Verdicts about operations that the last users asked for, and the configuration of which they are."""
     document: Prepared | None = None
     plan_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Plans and explanations are made one at a time: the threads are there for updates and the store."""
+    """Plans and explanations are made one at a time, because the threads are needed for updates and the store."""
 
     def __post_init__(self) -> None:
         self.pool_tables = PoolTables(self.scheduler)
@@ -70,23 +70,23 @@ class Shared:
 
 @dataclass(slots=True)
 class Call:
-    """What a handler gets."""
+    """Input of a handler."""
 
     shared: Shared
     user: User
     path: Mapping[str, str] = field(default_factory=dict)
     body: Any = None
     value_count: int = 0
-    """Roughly how many values the body holds."""
+    """Estimated number of values in the body."""
     query: Any = None
     node: User | None = None
-    """The user of a node's request, where the endpoint is for nodes."""
+    """The user of a node's request, if the endpoint is for nodes."""
     plan: str = ""
-    """What the user was shown before, as the client tells it in the header X-Cpumond-Plan."""
+    """The plan that the user was shown before, from the client's header X-Cpumond-Plan."""
     idempotency: tuple[str, str] | None = None
-    """The key of a change that may be sent again, and which request it is; None without a key."""
+    """The key of a change that may be repeated, and a digest of its request; None without a key."""
     request: Request = field(default_factory=lambda: Request({"type": "http"}))
-    """For what is neither of its values nor of its user: the cookie of a session."""
+    """The request itself, for facts that are neither its values nor its user: the cookie of a session."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -103,7 +103,7 @@ class Call:
 
     @property
     def rights(self) -> Rights:
-        """What the asker may do as things are now; made anew each time."""
+        """The user's rights at this moment; computed again each time."""
         config, readable = self.state.config, self.shared.readable
         made_of, known = readable.pop(self.user, (None, {}))
         readable[self.user] = (config, known if made_of is config else {})
@@ -112,8 +112,7 @@ class Call:
         return Rights(self.state, self.user, readable[self.user][1])
 
     def remember(self, answer: Any) -> Change:
-        """The record by which a scheduler that starts later answers the same change with the same key, as it must
-        have."""
+        """The record with which a scheduler that starts later answers the same change with the same key."""
         assert self.idempotency is not None
         key, name = self.idempotency
         entry = export_reply(self.user.name, key, name, self.now, msgspec.to_builtins(answer))
@@ -136,7 +135,7 @@ class Call:
         return pool_views.find_pool(self.tree, self.path["pool"])
 
     def find_operation(self, permission: Permission = "read") -> OperationRecord:
-        """The operation in the path, by id or alias. Raises CommandError, also where the asker has no such right."""
+        """The operation in the path, by id or alias. Raises CommandError, also if the user lacks the right."""
         record = self.state.find_record(self.path["operation"])
         check_operation(self.rights, record, permission)
         return record

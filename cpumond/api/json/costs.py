@@ -1,4 +1,4 @@
-"""What requests cost the event loop, estimated before they are answered."""
+"""Estimated cost of requests to the event loop, before they are answered."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Final
 from cpumond.api.json.call import Call
 
 STEPS: Final = 5000
-"""Calls of functions in the event loop, about half a millisecond, that count as one request of a user."""
+"""Function calls in the event loop, about half a millisecond, that count as one request of a user."""
 
 Cost = Callable[[Call], float]
-"""The requests that one counts as, besides itself."""
+"""The number of requests that a request counts as, in addition to itself."""
 
 
 def per(
     *, operations: int = 0, nodes: int = 0, pools: int = 0, preemptions: int = 0, listed: int = 0, values: int = 0
 ) -> Cost:
-    """A cost in calls for each operation, node, pool and preemption that there is, for each row that ``limit`` asks
-    for, and for each value in the body."""
+    """A cost in calls for each existing operation, node, pool and preemption, for each row that ``limit`` allows, and
+    for each value in the body.
+    """
 
     def estimate(call: Call) -> float:
         state = call.state

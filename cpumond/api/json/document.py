@@ -12,19 +12,19 @@ from cpumond.api import views
 from cpumond.api.json.endpoint import Endpoint
 
 MEANING: Final = {
-    200: "Done, or what was asked for",
+    200: "Done, or the requested data",
     201: "Made",
-    304: "It is still what If-None-Match names",
+    304: "Unchanged since the version that If-None-Match names",
     400: "The body is not JSON",
     401: "The token is missing or wrong",
     403: "The user may not do this",
-    404: "There is no such thing",
-    409: "It is there already, or a limit is reached; a heartbeat: register again",
+    404: "There is no such object",
+    409: "It exists already, or a limit is reached; a heartbeat: register again",
     413: "The body is too large",
     422: "A value is wrong or the change is refused; the sentence says what and where",
     429: "Too many such requests are waiting",
-    500: "A mistake of the scheduler; see its log",
-    503: "Nothing can be stored at the moment, the scheduler is not ready or ends, or a node is away",
+    500: "An internal error of the scheduler; see its log",
+    503: "Nothing can be stored at the moment, the scheduler is not ready or is stopping, or a node is away",
     504: "The node, or the disk of the history, did not answer in time",
 }
 
@@ -32,7 +32,7 @@ _KEY_HEADER: Final = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "description": "Of the sender's own making: within 15 minutes a repeat gets the first answer, and changes nothing",
+    "description": "Chosen by the sender: a repeat within 15 minutes gets the first response and changes nothing",
     "schema": {"type": "string", "pattern": "^[-_.:A-Za-z0-9]{1,200}$"},
 }
 
@@ -65,7 +65,7 @@ def make_document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
-    # Defaults in it may be values of Python, such as tuples.
+    # Defaults in it may be Python values like tuples.
     return msgspec.json.decode(msgspec.json.encode(document), type=dict[str, Any])
 
 

@@ -1,4 +1,4 @@
-"""What a row of the table of endpoints says."""
+"""A row of the table of endpoints."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ Needs = Literal[
     "`write`", "`write`, `modify_children`", "what the change needs", "`manage`", "`read_secrets`",
     "`write` on the tree", "`administer` on the tree", "an administrator",
 ]  # fmt: skip
-"""What a request needs: permissions of semantics.md 12 in backticks, or who may ask. Only strangers and nodes are
-refused by it; the handler asks for the rest, and leaves out of lists what may not be read."""
+"""Right that a request needs: permissions of semantics.md 12 in backticks, or a kind of user. Only unknown users and
+nodes are refused by it; the handler checks the rest, and leaves unreadable items out of lists.
+"""
 
 
 Handler = Callable[[Call], Any]
-"""Gives the answer, or an awaitable of it."""
+"""Returns the answer, or an awaitable of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One request that is answered. ``name`` is the document's operationId.
+    """An endpoint. ``name`` is the operationId in the OpenAPI document.
 
-    ``answer`` is the type of a good answer, given with ``status``; ``others`` are further answers by status.
-    ``needs_body``: a body must be there.
+    ``answer`` is the type of a successful answer, returned with ``status``; ``others`` are further answers by status.
+    ``needs_body``: a body is required.
     """
 
     method: str
@@ -47,11 +48,11 @@ class Endpoint:
     others: Mapping[int, Any] = field(default_factory=dict)
     needs_body: bool = True
     cost: Cost = COST_OF_A_BODY
-    """Of the request besides itself: counted against its user before it is answered."""
+    """Cost of the request in addition to itself, charged to its user before it is answered."""
     has_etag: bool = False
-    """Whether a good answer has an ETag; a request that has it in If-None-Match gets 304 without a body."""
+    """Whether a successful answer has an ETag; a request that has it in If-None-Match gets 304 without a body."""
     content_type: str = "application/json"
-    """Of a good answer; all others are JSON."""
+    """Content type of a successful answer; all others are JSON."""
 
     @property
     def is_change(self) -> bool:
@@ -59,22 +60,24 @@ class Endpoint:
 
     @property
     def takes_key(self) -> bool:
-        """Whether a repeat with the same Idempotency-Key gets the same answer: of changes, not of plans of them."""
+        """Whether a repeat with the same Idempotency-Key gets the same answer: true for changes, not for plans of
+        them.
+        """
         return self.answer in (views.Done, NewToken) and not self.is_public
 
     @property
     def is_public(self) -> bool:
-        """Whether no user is asked for."""
+        """Whether no user is required."""
         return self.needs == "nothing"
 
     @property
     def is_of_nodes(self) -> bool:
-        """Whether it is for agents: such requests count for no user's rate."""
+        """Whether it is for agents; such requests count for no user's rate."""
         return self.needs == "a node's token"
 
     @property
     def statuses(self) -> dict[int, Any]:
-        """All statuses that it may answer with, and the type of the body of each."""
+        """All statuses of responses, and the type of the body of each."""
         known = {self.status: self.answer, **self.others}
         found = set(self.refusals)
         if not self.is_public:

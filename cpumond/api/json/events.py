@@ -21,8 +21,9 @@ from cpumond.scheduler.state import State
 
 V = TypeVar("V")
 MAX_PAGES: Final = 20
-"""Pages of the log that are read for one answer where most of it is too new, no change, or not for the user's
-eyes."""
+"""Maximum pages of the log that are read for one answer, if most events are too new, no changes, or not readable for
+the user.
+"""
 
 
 async def list_events(call: Call) -> event_views.EventList:
@@ -31,7 +32,9 @@ async def list_events(call: Call) -> event_views.EventList:
 
 
 async def list_audit(call: Call) -> event_views.AuditList:
-    """Raises CommandError for what is not the user's own, nor about a pool that the user administers."""
+    """List the audit log. Raises CommandError for entries that are neither the user's own nor about a pool that the
+    user administers.
+    """
     query: requests.EventsQuery = call.query
     if not call.user.admin and not _administers(call, query):
         if query.user and query.user != call.user.name:
@@ -77,8 +80,9 @@ def _find_titles(call: Call, events: Iterable[event_views.EventView]) -> dict[st
 
 
 def may_see(rights: Rights, event: Event) -> bool:
-    """Whether an operation that it is about is one that the user may know of; of one that is not known any more the
-    pool decides in which it was."""
+    """Whether the user may know of the operations that an event is about; for operations that are gone, their pool
+    decides.
+    """
     if not event.operation or rights.user.admin or event.user == rights.user.name:
         return True
     record = rights.state.record_of(event.operation)
@@ -92,7 +96,7 @@ def may_see(rights: Rights, event: Event) -> bool:
 
 
 def _read_subjects(state: State, query: requests.EventsQuery) -> list[str]:
-    """Raises CommandError for an operation's alias that there is not."""
+    """The subjects of a query. Raises CommandError for an unknown alias of an operation."""
     tree = query.tree or (state.config.default_tree if query.pool else "")
     operation = query.operation
     if operation.startswith("*"):
@@ -105,7 +109,7 @@ def _read_subjects(state: State, query: requests.EventsQuery) -> list[str]:
 
 
 def _administers(call: Call, query: requests.EventsQuery) -> bool:
-    """Whether a query is about a pool, or a tree, whose access list the user may change."""
+    """Whether a query is about a pool or tree whose access list the user may change."""
     state = call.state
     tree = state.trees.get(query.tree or state.config.default_tree)
     if tree is None or not (query.pool or query.tree):

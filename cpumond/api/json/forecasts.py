@@ -1,4 +1,4 @@
-"""Requests for forecasts: when an operation starts, what a change would do over time."""
+"""Requests for forecasts: when an operation starts, and the effects of a change over time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cpumond.scheduler.state.commands import Command
 from cpumond.scheduler.state.node_commands import CordonNode, DrainNode
 
 FORETOLD: Final = "foretold-"
-"""How the ids of operations begin that only a run ahead started."""
+"""Prefix of the ids of operations that exist only in a simulation."""
 
 
 async def forecast_operation(call: Call) -> Forecast:
@@ -44,12 +44,12 @@ async def _encode_progress(found: AsyncIterator[Progress], call: Call) -> AsyncI
 
 def _forecasts_of(scheduler: Scheduler) -> Forecasts:
     if scheduler.forecasts is None:
-        raise CommandError("nothing is foretold here: [forecast] enabled is false in the scheduler's configuration")
+        raise CommandError("no forecasts are made here: [forecast] enabled is false in the scheduler's configuration")
     return scheduler.forecasts
 
 
 def _commands_of(body: requests.SimulateBody) -> tuple[Command, ...]:
-    """The commands whose effect is asked for. Raises CommandError."""
+    """The commands to simulate. Raises CommandError."""
     given = [name for name in ("spec", "command", "node") if getattr(body, name) is not None]
     if len(given) != 1:
         raise CommandError(f"expected one of spec, command and node, got {' and '.join(given) or 'none of them'}")
@@ -62,12 +62,14 @@ def _commands_of(body: requests.SimulateBody) -> tuple[Command, ...]:
 
 
 def hide_unreadable(found: Simulation, rights: Rights) -> Simulation:
-    """A simulation without what the asker may not read of operations; how many are missing is told."""
+    """A simulation without data of operations that the user may not read; the number of missing operations is
+    included.
+    """
 
     def may_read(operation_id: str) -> bool:
         if not operation_id or operation_id.startswith(FORETOLD) or rights.user.admin:
             return True
-        # One that is not known any more may have been anybody's.
+        # An operation that is no longer known may have belonged to any user.
         record = rights.state.record_of(operation_id)
         return record is not None and rights.may_read(record)
 

@@ -32,7 +32,7 @@ async def list_trends(call: Call) -> PoolTrends:
     tree = call.tree
     names = list(dict.fromkeys(filter(None, query.pools.split("\n"))))
     if len(names) > requests.MAX_TRENDS:
-        raise CommandError(f"pools: {len(names)} names; ask for at most {requests.MAX_TRENDS} at once")
+        raise CommandError(f"pools: {len(names)} names; request at most {requests.MAX_TRENDS} at once")
     until = call.now
     since, found = await _history_of(call.scheduler).trends(tree.name, names, query.since_s, until, query.count)
     return PoolTrends(tree.name, since, (until - since) / query.count, found)
@@ -65,7 +65,7 @@ async def read_history(call: Call) -> HistoryView:
 
 
 def _find_series(query: requests.HistoryQuery, asker: Rights) -> tuple[str, str]:
-    """The tree and the name by which the history knows it. Raises CommandError for what does not exist now."""
+    """The tree and the name of a series in the history. Raises CommandError for an object that does not exist now."""
     state, tree, name = asker.state, query.tree, query.name
     if query.kind == "pool":
         return tree, pool_views.find_pool(state.find_tree(tree), name).name

@@ -1,4 +1,4 @@
-"""Requests of nodes and about them, and about the stages of a roll-out."""
+"""Requests of nodes and about nodes, and about the stages of a roll-out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_nodes(call: Call) -> node_views.NodeList:
 
 
 async def register_node(call: Call) -> RegistrationAnswer:
-    # An administrator is none whose token fits other nodes, too.
+    # A token that matches other nodes, too, is no administrator's.
     may_replace = call.node is None or call.node.admin or call.node.is_bound
     return await call.scheduler.register(call.body, may_replace)
 
@@ -58,12 +58,12 @@ def read_stage(call: Call) -> SetStage:
 
 
 def cost_of_stage(call: Call) -> float:
-    """A filter is read sign by sign, and again where it is stored."""
+    """A filter is read character by character, and again where it is stored."""
     return (300 * len(call.body.nodes_filter) + 80 * len(call.state.nodes)) / STEPS
 
 
 def view_stage_plan(call: Call) -> StagePlan:
-    """Computed with what the command itself would set. Raises CommandError."""
+    """The plan of a stage, computed with the result of the command itself. Raises CommandError."""
     command = read_stage(call)
     hosts = list_hosts(call.state, command.nodes_filter)
     before = call.state.stages.get(command.nodes_filter)

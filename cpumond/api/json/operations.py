@@ -25,7 +25,7 @@ from cpumond.scheduler.decide.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
 from cpumond.scheduler.service import Scheduler
 
 SHOWN_AT_ONCE: Final = 200
-"""Operations that are shown in one part: each costs a hundred times what counting it does."""
+"""Operations that are formatted in one part: each costs a hundred times as much as counting it."""
 
 
 async def list_operations(call: Call) -> views.OperationList:
@@ -73,7 +73,7 @@ async def _read_texts(call: Call) -> None:
 
 
 async def _find_causes(call: Call, tree: str) -> dict[str, Causes]:
-    """What operations wait for, by tree, "" for all."""
+    """Causes for which operations wait, by tree, "" for all."""
     causes = (await call.shared.looks.last()).causes
     return {name: each for name, each in causes.items() if not tree or name == tree}
 
@@ -104,7 +104,7 @@ async def read_job_log(call: Call) -> Response:
     headers = {
         requests.TOTAL_BYTES: str(found.total_bytes),
         requests.FIRST_BYTE: str(first),
-        # Whatever a job wrote, no browser may take it for a page.
+        # No browser may interpret a job's output as a page.
         "X-Content-Type-Options": "nosniff",
         "content-type": requests.TEXT,
     }
@@ -122,7 +122,7 @@ async def pin_job(call: Call) -> views.Done:
     if job.get("last_result") == "failed" and job.get("last_error"):
         warnings.append(f"the limit could not be written: {job.get('last_error')}")
     elif job.get("pinned_cpu_limit") is None:
-        warnings.append("writes are paused on its node; the pin takes effect when the pause file is gone")
+        warnings.append("writes are paused on its node; the pin takes effect when the pause file is removed")
     return views.Done(call.path["job"], warnings)
 
 
@@ -160,7 +160,7 @@ async def why_operation(call: Call) -> OperationAnswer:
 
 
 async def _explain_share(scheduler: Scheduler, tree: str, element: str) -> Explanation | None:
-    """What the last update of a tree says about an element; None where it does not know it."""
+    """The last update's explanation of an element of a tree; None if the update does not know it."""
     kept = scheduler.updates.get(tree)
     if kept is None or kept.snapshot is None or kept.result is None:
         return None

@@ -1,4 +1,4 @@
-"""Long work of the event loop in parts: heartbeats and updates have their turn between them."""
+"""Long work of the event loop in parts, so that heartbeats and updates can run in between."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 OPERATIONS_AT_ONCE: Final = 1000
-"""Operations that are counted, added up or made ready for a search in one part."""
+"""Operations that are counted, added up or prepared for a search in one part."""
 
 
 async def in_parts(items: Sequence[T], size: int = OPERATIONS_AT_ONCE) -> AsyncIterator[Sequence[T]]:
-    """Up to ``size`` of the items at a time. The state may change between them: rights are asked before, and what lives
-    is looked up again in each part."""
+    """Yield up to ``size`` items at a time. The state may change in between: check rights before, and look live objects
+    up again in each part.
+    """
     for start in range(0, len(items), size):
         yield items[start : start + size]
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from cpumond.scheduler.service import Scheduler
 
 
 class PoolTables:
-    """Those of all trees."""
+    """Tables of pools of all trees."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -22,12 +22,12 @@ class PoolTables:
         self._cores = Kept[Tree, tables.CoreSums](scheduler.clock.now)
 
     async def table_of(self, tree: Tree) -> Prepared:
-        """All pools of a tree in short."""
-        # A changed pool shows at once, not only with the next update.
+        """All pools of a tree in short form."""
+        # A changed pool shows at once, not only after the next update.
         return await self._tables.get(tree, lambda: self._make_table(tree), tree.config, version=tree.update_count)
 
     async def cores_of(self, tree: Tree) -> tables.CoreSums:
-        """Cores ordered and used by the jobs below each pool."""
+        """Cores requested and used by the jobs below each pool."""
         return await self._cores.get(tree, lambda: _sum_cores(tree), version=tree.update_count)
 
     async def _make_table(self, tree: Tree) -> Prepared:

@@ -1,4 +1,4 @@
-"""Answers as bytes: encoded, compressed, prepared before they are asked for."""
+"""Responses as bytes: encoded, compressed, and prepared in advance."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 
 GZIP_LEVEL: Final = 4
 THREAD_BYTES: Final = 65_536
-"""Answers from this size on are compressed in a thread: in the event loop they would hold up heartbeats."""
+"""Responses of this size or more are compressed in a thread; in the event loop they would delay heartbeats."""
 
 encode = msgspec.json.Encoder().encode
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WithStatus:
-    """An answer with a status of its own."""
+    """An answer with its own status."""
 
     value: Any
     status: int
@@ -26,7 +26,7 @@ class WithStatus:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
-    """A good answer that was encoded before, and compressed; ``etag`` is weak and names both."""
+    """A successful response encoded in advance, also compressed; ``etag`` is weak and covers both forms."""
 
     content: bytes
     compressed: bytes
@@ -34,7 +34,7 @@ class Prepared:
 
 
 async def compress(content: bytes) -> bytes:
-    """By gzip; large content in a thread."""
+    """Compress with gzip; large content in a thread."""
     if len(content) < THREAD_BYTES:
         return gzip.compress(content, GZIP_LEVEL, mtime=0)
     return await asyncio.to_thread(gzip.compress, content, GZIP_LEVEL, mtime=0)

@@ -1,4 +1,4 @@
-"""What requests of the JSON API carry: bodies and queries, and the bounds of both."""
+"""Bodies and queries of requests of the JSON API, with their bounds."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ from cpumond.scheduler.state.token_commands import MAX_NOTE, Life
 MAX_PAGE: Final = 1000
 MAX_TRENDS: Final = 200
 MAX_FILTER_CHARS: Final = 2000
-"""Of a formula that anybody may ask about: it is read in the event loop. Stages of longer ones may be there already."""
+"""Maximum length of a formula that any user may send, because it is parsed in the event loop. Stored stages may have
+longer ones.
+"""
 DEFAULT_TAIL_BYTES: Final = 65_536
 TEXT: Final = "text/plain; charset=utf-8"
 NDJSON: Final = "application/x-ndjson"
 TOTAL_BYTES: Final = "X-Cpumond-Total-Bytes"
-"""Header: how much a job wrote in all."""
+"""Header: bytes that a job wrote in total."""
 FIRST_BYTE: Final = "X-Cpumond-First-Byte"
-"""Header: how much it wrote before the first byte of the answer."""
+"""Header: bytes that it wrote before the first byte of the response."""
 
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
-"""Of the first one that is shown, where no cursor is given; what comes or goes meanwhile moves the others."""
+"""Offset of the first item if no cursor is given; items that come or go in between shift the others."""
 _Cursor = Annotated[str, msgspec.Meta(max_length=2000)]
-"""`next` of the page before, "" for the first."""
+"""`next` of the previous page, "" for the first."""
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 _Since = Annotated[float, msgspec.Meta(gt=0.0, le=34_560_000.0)]
@@ -50,14 +52,13 @@ _Spec = Annotated[
         description=(
             "tasks: name -> job_count, command (text for a shell, or a list of arguments), cpu_limit in cores (1), "
             "memory_limit in bytes (default_memory_limit of the tree), user_slots (1), gpu_limit, network, "
-            "environment, interruptible, working_directory (absolute; a fresh one of each job's own), checkpoints (its "
-            "jobs touch the file that CPUMOND_CHECKPOINT names), set_container_cpu_limit (whether cpu_limit is a "
-            "ceiling, too). Besides them: pool (the user's name), pool_trees, weight, max_share_ratio, "
-            "resource_limits, scheduling_tag_filter (a formula of nodes' tags), scheduling_options_per_pool_tree, "
-            "title, alias, "
+            "environment, interruptible, working_directory (absolute; default: a new one for each job), checkpoints "
+            "(its jobs touch the file that CPUMOND_CHECKPOINT names), set_container_cpu_limit (whether cpu_limit is a "
+            "ceiling, too). Other keys: pool (the user's name), pool_trees, weight, max_share_ratio, resource_limits, "
+            "scheduling_tag_filter (a formula of nodes' tags), scheduling_options_per_pool_tree, title, alias, "
             "preemption_mode, is_gang (all jobs start in one step or none), allow_reclaimed (true), require_reclaimed "
-            "(false): whether jobs may, and must, run on reclaimed CPU, min_run_time in ms, "
-            "max_failed_job_count, job_cpu_monitor."
+            "(false): whether jobs may, and must, run on reclaimed CPU, min_run_time in ms, max_failed_job_count, "
+            "job_cpu_monitor."
         ),
         examples=[
             {
@@ -71,7 +72,7 @@ _Spec = Annotated[
 _PoolAttributes = Annotated[
     dict[str, Any],
     msgspec.Meta(
-        description="Options of a pool by YTsaurus' names; GET .../pools/{pool} shows those that hold.",
+        description="Options of a pool by YTsaurus' names; GET .../pools/{pool} shows those in force.",
         examples=[
             {
                 "weight": 2.0,
@@ -86,11 +87,11 @@ _PoolAttributes = Annotated[
 
 
 class RequestBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of what a request carries."""
+    """Base of bodies of requests."""
 
 
 class CreateTreeBody(RequestBody, frozen=True):
-    """A tree to make; with ``ignore_existing`` one of this name is left as it is."""
+    """A tree to create; with ``ignore_existing`` an existing tree of this name is left unchanged."""
 
     name: _Name
     attributes: dict[str, Any] = {}
@@ -98,7 +99,7 @@ class CreateTreeBody(RequestBody, frozen=True):
 
 
 class CreatePoolBody(RequestBody, frozen=True):
-    """A pool to make, under ``parent``; ``<Root>`` is the root."""
+    """A pool to create under ``parent``; ``<Root>`` is the root."""
 
     name: _Name
     parent: _Name = "<Root>"
@@ -107,7 +108,7 @@ class CreatePoolBody(RequestBody, frozen=True):
 
 
 class ApplyBody(RequestBody, frozen=True):
-    """A tree as it shall be; see ``ApplyTree``. ``base``: the revision that it must still have, "" for any."""
+    """A tree in the wanted state; see ``ApplyTree``. ``base``: the revision that it must still have, "" for any."""
 
     tables: TreeTables
     prune: bool = False
@@ -116,9 +117,9 @@ class ApplyBody(RequestBody, frozen=True):
 
 
 class EditBody(RequestBody, frozen=True):
-    """One change of an attribute; ``path`` leads into dictionaries, ``value`` null removes.
+    """A change of one attribute; ``path`` leads into dictionaries, ``value`` null removes.
 
-    ``recursive``: dictionaries are made on the way, inside of what is no option, too.
+    ``recursive``: missing dictionaries on the way are created, also inside attributes that are no options.
     """
 
     path: Annotated[list[_Key], msgspec.Meta(min_length=1, max_length=32)]
@@ -133,35 +134,36 @@ class EditsBody(RequestBody, frozen=True):
 
 
 class DefaultTreeBody(RequestBody, frozen=True):
-    """The tree of operations that name none; null: there is none, and they are refused."""
+    """The tree of operations that name none; null: there is none, and such operations are refused."""
 
     tree: _Name | None
 
 
 class MoveBody(RequestBody, frozen=True):
-    """Another parent, another name, or both; null leaves it."""
+    """Another parent, another name, or both; null keeps it."""
 
     parent: _Name | None = None
     name: _Name | None = None
 
 
 class TransferBody(RequestBody, frozen=True):
-    """What goes from the pool to ``destination``: ``strong_guarantee_resources``, ``resource_flow``,
-    ``burst_guarantee_resources``, ``max_operation_count``, ``max_running_operation_count``."""
+    """Resources that move from the pool to ``destination``: ``strong_guarantee_resources``, ``resource_flow``,
+    ``burst_guarantee_resources``, ``max_operation_count``, ``max_running_operation_count``.
+    """
 
     destination: _Name
     delta: dict[str, Any]
 
 
 class StartBody(RequestBody, frozen=True):
-    """An operation to start: tasks, pool and all else stand in ``spec``."""
+    """An operation to start; tasks, pool and all other options are in ``spec``."""
 
     spec: _Spec
     type: _Text = "vanilla"
 
 
 class AbortBody(RequestBody, frozen=True):
-    """``message`` is kept as the operation's error; "" for the usual one."""
+    """``message`` is stored as the operation's error; "" for the default one."""
 
     message: _Text = ""
 
@@ -173,31 +175,35 @@ class SuspendBody(RequestBody, frozen=True):
 
 
 class AbortJobBody(RequestBody, frozen=True):
-    """``interrupt_timeout``: the milliseconds that it gets to end, null to be killed at once."""
+    """``interrupt_timeout``: milliseconds that the job gets to end, null to kill it at once."""
 
     interrupt_timeout: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] | None = None
 
 
 class PatchBody(RequestBody, frozen=True):
-    """Changes of what an operation was started with, all or none: maps of ``path`` ("/max_failed_job_count",
-    "/tasks/NAME/job_count") and ``value``."""
+    """Changes of an operation's specification, all or none: maps of ``path`` ("/max_failed_job_count",
+    "/tasks/NAME/job_count") and ``value``.
+    """
 
     patches: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class PinBody(RequestBody, frozen=True):
-    """``cpu_limit`` in cores, null for all that the job may have; ``ttl_s`` in seconds, null until it is unpinned."""
+    """``cpu_limit`` in cores, null for the most that the job may have; ``ttl_s`` in seconds, null until it is
+    unpinned.
+    """
 
     cpu_limit: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
     ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
 
 
 class TokenBody(RequestBody, frozen=True):
-    """A token to make. ``user`` "": the asking one. ``role``: "user" may do what access lists allow, "admin" all;
-    "node" registers nodes whose node_id fits ``pattern`` ("": any); "proxy" names the users for whom it sends.
+    """A token to create. ``user`` "": the user of the request. ``role``: "user" may do what access lists allow, "admin"
+    everything; "node" registers nodes whose node_id matches ``pattern`` ("": any); "proxy" names the users for whom it
+    sends requests.
 
-    ``groups``: those of its user besides what the configuration says. ``expires_s``: seconds from now, null for no end.
-    Who is no administrator makes tokens of the own name, for role "user" and groups that the user is in.
+    ``groups``: those of its user in addition to the configured ones. ``expires_s``: seconds from now, null for no end.
+    Users who are no administrators create tokens in their own name, with role "user" and groups that they are in.
     """
 
     user: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
@@ -209,13 +215,13 @@ class TokenBody(RequestBody, frozen=True):
 
 
 class WhyBody(RequestBody, frozen=True):
-    """``why``: a sentence for those who look at the node and at the audit log."""
+    """``why``: a reason, shown at the node and in the audit log."""
 
     why: Why = ""
 
 
 class TagsBody(WhyBody, frozen=True):
-    """``add``, ``remove``: tags that an operator gives to a node, or takes back."""
+    """``add``, ``remove``: tags that an operator adds to a node, or removes."""
 
     add: Annotated[list[_Name], msgspec.Meta(max_length=1000)] = []
     remove: Annotated[list[_Name], msgspec.Meta(max_length=1000)] = []
@@ -228,8 +234,9 @@ class DrainBody(WhyBody, frozen=True):
 
 
 class SimulateBody(RequestBody, frozen=True):
-    """What may be done, one of: ``spec``, an operation is started; ``command``, trees or pools change, as for a plan;
-    ``node``, a node is cordoned, or with ``drain`` drained."""
+    """An action to simulate, one of: ``spec``, start an operation; ``command``, change trees or pools as in a plan;
+    ``node``, cordon a node, or with ``drain`` drain it.
+    """
 
     spec: _Spec | None = None
     command: ConfigCommand | ApplyTree | None = None
@@ -238,21 +245,23 @@ class SimulateBody(RequestBody, frozen=True):
 
 
 class ParametersBody(RequestBody, frozen=True):
-    """``pool``, ``weight``, ``resource_limits`` and others, for all of its trees or each."""
+    """``pool``, ``weight``, ``resource_limits`` and others, for all trees of an operation or for each."""
 
     parameters: dict[str, Any]
 
 
 class StageBody(RequestBody, frozen=True):
-    """The nodes of a stage: those that a formula of tags fits, as in ``nodes_filter`` of a tree; "" for all."""
+    """The nodes of a stage: those that match a formula of tags, as in ``nodes_filter`` of a tree; "" for all."""
 
     nodes_filter: NodesFilterText
     why: Why = ""
 
 
 class SetStageBody(StageBody, frozen=True, kw_only=True):
-    """What the nodes may do at most, see ``SetStage``. ``canary_ratio``: the share that goes first, 1 for all at once;
-    ``canary_period_s``: after so long within the budget all others follow by themselves, null for by hand alone."""
+    """The most that the nodes may do, see ``SetStage``. ``canary_ratio``: the fraction that goes first, 1 for all at
+    once; ``canary_period_s``: after this time within the budget all others follow automatically, null for a manual
+    advance only.
+    """
 
     nodes_filter: Annotated[str, msgspec.Meta(max_length=MAX_FILTER_CHARS)]
     level: StageLevel
@@ -262,30 +271,31 @@ class SetStageBody(StageBody, frozen=True, kw_only=True):
 
 
 class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of what may stand behind the question mark."""
+    """Base of queries, the part of a URL after the question mark."""
 
 
 class RemoveQuery(Query, frozen=True):
-    """``recursive``: with all pools below."""
+    """``recursive``: include all pools below."""
 
     recursive: bool = False
 
 
 class PlanQuery(Query, frozen=True):
-    """``everything``: also what stays as it is."""
+    """``everything``: include objects that do not change."""
 
     everything: bool = False
 
 
 class IdleQuery(Query, frozen=True):
-    """``pool``: only what concerns it; "" for the whole tree."""
+    """``pool``: only causes that concern it; "" for the whole tree."""
 
     pool: _Text = ""
 
 
 class OperationsQuery(Query, frozen=True):
-    """Filters; those not given let everything through. ``search``: part of id, title, alias, user or pool; ``cause`` as
-    a group has it."""
+    """Filters; those not given match everything. ``search``: part of id, title, alias, user or pool; ``cause`` as in
+    the groups of operations.
+    """
 
     limit: _Limit = 100
     offset: _Offset = 0
@@ -301,7 +311,7 @@ class OperationsQuery(Query, frozen=True):
 
 
 class JobsQuery(Query, frozen=True):
-    """Filters; those not given let everything through."""
+    """Filters; those not given match everything."""
 
     limit: _Limit = 100
     offset: _Offset = 0
@@ -311,7 +321,7 @@ class JobsQuery(Query, frozen=True):
 
 
 class LogQuery(Query, frozen=True):
-    """Which of a job's two logs, and how many bytes of its end, or from ``offset`` on: bytes since its beginning."""
+    """One of a job's two logs, and how many bytes of its end, or from ``offset`` on: bytes since its beginning."""
 
     stream: LogStream = "stdout"
     offset: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
@@ -319,7 +329,7 @@ class LogQuery(Query, frozen=True):
 
 
 class NodesQuery(Query, frozen=True):
-    """Filters; those not given let everything through."""
+    """Filters; those not given match everything."""
 
     limit: _Limit = 1000
     offset: _Offset = 0
@@ -330,10 +340,10 @@ class NodesQuery(Query, frozen=True):
 
 
 class HistoryQuery(Query, frozen=True):
-    """Which series, and how much of it: ``tree`` is of pools and operations, "" for a pool is the default tree.
-    Points go back a day; of pools, where it begins before that, there is one for each UTC day.
+    """A series and its time. ``tree`` is that of pools and operations, "" for the default tree of a pool. Points go
+    back a day; if a pool's time begins earlier, there is one point per UTC day.
 
-    The last ``since_s`` seconds; or from ``since`` on, and up to ``until``, both in seconds since 1970.
+    Either the last ``since_s`` seconds, or from ``since`` to ``until``, both in seconds since 1970.
     """
 
     kind: Literal["pool", "operation", "node", "job"]
@@ -346,8 +356,9 @@ class HistoryQuery(Query, frozen=True):
 
 
 class ReportQuery(Query, frozen=True):
-    """``tree`` "": all; ``top``: how many operations of each tree, those that ordered most. More than a day: in whole
-    UTC days, with users in place of operations."""
+    """``tree`` "": all; ``top``: number of operations of each tree, those with the largest requests. More than a day:
+    in whole UTC days, with users instead of operations.
+    """
 
     since_s: _Since = 86_400.0
     tree: _Text = ""
@@ -363,7 +374,8 @@ class SavingsQuery(Query, frozen=True):
 
 class WasteQuery(Query, frozen=True):
     """``weeks_ago`` 1: the last week from Monday to Monday, UTC; 0: the present one so far. ``tree``, ``user`` and
-    ``pool``: only of these, "" for all."""
+    ``pool``: only of these, "" for all.
+    """
 
     weeks_ago: Annotated[int, msgspec.Meta(ge=0, le=57)] = 1
     tree: _Text = ""
@@ -372,9 +384,9 @@ class WasteQuery(Query, frozen=True):
 
 
 class EventsQuery(Query, frozen=True):
-    """Filters; those not given let everything through. ``pool`` (of the default tree without ``tree``) includes those
-    below. ``before``: only events of lower numbers, 0 for all; ``since_s``: only of that many last seconds, 0 for all;
-    ``since`` and ``until``: only between these moments, in seconds since 1970; ``changes``: only what changed trees or
+    """Filters; those not given match everything. ``pool`` (of the default tree without ``tree``) includes the pools
+    below. ``before``: only events with lower numbers, 0 for all; ``since_s``: only of the last seconds, 0 for all;
+    ``since`` and ``until``: only between these times, in seconds since 1970; ``changes``: only changes of trees or
     pools.
     """
 
@@ -395,8 +407,8 @@ class EventsQuery(Query, frozen=True):
 class CanQuery(Query, frozen=True):
     """``object``: a pool of ``tree`` ("": the default one), tree:NAME, an operation's id or *alias, or a path.
 
-    ``action``: a permission, or a word of the command line. ``user`` "": the asker; ``groups``: of another user, with
-    commas.
+    ``action``: a permission, or a word of the command line. ``user`` "": the user of the request; ``groups``: those of
+    another user, separated by commas.
     """
 
     action: _Name
@@ -407,9 +419,10 @@ class CanQuery(Query, frozen=True):
 
 
 class FindQuery(Query, frozen=True):
-    """``name``: the beginning of an id, title or alias; "-" for the newest. ``operation``: that of jobs. ``tree``: of
-    pools, "" for the default one. ``all_of``: all that begins so, not only what is nearest. ``within``: pools, nodes
-    and trees, too, that have it anywhere in their names."""
+    """``name``: the beginning of an id, title or alias; "-" for the newest. ``operation``: that of jobs. ``tree``: that
+    of pools, "" for the default one. ``all_of``: all matches, not only the closest kind. ``within``: include pools,
+    nodes and trees that contain it anywhere in their names.
+    """
 
     kind: finding.NamedKind
     name: _Text = ""
@@ -421,8 +434,9 @@ class FindQuery(Query, frozen=True):
 
 
 class PreemptionsQuery(Query, frozen=True):
-    """``operation`` and ``pool`` may be those of the job that was stopped, or of the one it was stopped for; ``group``
-    is the key of one of the groups."""
+    """``operation`` and ``pool`` may be those of the stopped job, or those that it was stopped for; ``group`` is the
+    key of a group.
+    """
 
     limit: _Limit = 100
     operation: _Text = ""
@@ -431,8 +445,9 @@ class PreemptionsQuery(Query, frozen=True):
 
 
 class TrendsQuery(Query, frozen=True):
-    """``pools``: names, one a line, at most 200. The last ``since_s`` seconds, as far as
-    points go back (a day at most), in ``count`` parts."""
+    """``pools``: names, one per line, at most 200. The last ``since_s`` seconds, as far as points go back (a day at
+    most), in ``count`` parts.
+    """
 
     pools: Annotated[str, msgspec.Meta(min_length=1, max_length=5000)]
     since_s: Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)] = 3600.0
@@ -440,7 +455,7 @@ class TrendsQuery(Query, frozen=True):
 
 
 class GroupsQuery(Query, frozen=True):
-    """Filters, as of the list of operations."""
+    """Filters, as in the list of operations."""
 
     user: _Text = ""
     tree: _Text = ""
@@ -449,13 +464,13 @@ class GroupsQuery(Query, frozen=True):
 
 
 class PreemptionGroupsQuery(Query, frozen=True):
-    """Filters, as of the list of preemptions."""
+    """Filters, as in the list of preemptions."""
 
     operation: _Text = ""
     pool: _Text = ""
 
 
 class TargetsQuery(Query, frozen=True):
-    """``loopback=true``: also agents that listen for their own host alone, where Prometheus is on it."""
+    """``loopback=true``: include agents that listen only for their own host, if Prometheus runs on it."""
 
     loopback: Literal["", "true", "false"] = ""

@@ -1,4 +1,4 @@
-"""Requests about rights, and what answers leave out for want of them (semantics.md 12)."""
+"""Requests about rights, and filtering of answers by rights (semantics.md 12)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOOKED_UP_AT_ONCE: Final = 200
 
 
 async def list_rights(rights: Rights, tree: Tree) -> PoolRights:
-    """What the asker may do to each pool of a tree."""
+    """The user's rights on each pool of a tree."""
     state = rights.state
     found: dict[str, list[Permission]] = {}
     async for pools in in_parts([tree.root, *tree.pools.values()], LOOKED_UP_AT_ONCE):
@@ -45,7 +45,9 @@ async def list_rights(rights: Rights, tree: Tree) -> PoolRights:
 
 
 def judge_question(asker: Rights, query: CanQuery, find_known: Callable[[str], User]) -> Can:
-    """Whether a user may do something; ``find_known``: what is known of one who does not ask. Raises CommandError."""
+    """Whether a user may do something; ``find_known``: known facts of a user who is not the sender. Raises
+    CommandError.
+    """
     state, groups = asker.state, frozenset(filter(None, query.groups.split(",")))
     target = find_target(state, query.object, query.tree)
     name = query.user or asker.user.name
@@ -65,14 +67,13 @@ def _is_hidden(rights: Rights, operation_id: str) -> bool:
 
 
 def filter_plan(plan: ChangePlan, rights: Rights) -> ChangePlan:
-    """A plan without operations that the asker may not read."""
+    """A plan without operations that the user may not read."""
     effects = [each for each in plan.effects if each.kind != "operation" or not _is_hidden(rights, each.name)]
     return msgspec.structs.replace(plan, effects=effects)
 
 
 def filter_report(report: ReportView, rights: Rights) -> ReportView:
-    """A report that counts operations as left out that the asker may not read, and has other users for administrators
-    only."""
+    """A report that counts unreadable operations as left out, and contains other users only for administrators."""
     return msgspec.structs.replace(report, trees=[_readable_part(tree, rights) for tree in report.trees])
 
 
@@ -84,7 +85,7 @@ def _readable_part(tree: ReportTree, rights: Rights) -> ReportTree:
 
 
 def filter_waste(waste: WasteView, rights: Rights) -> WasteView:
-    """Waste of the asker and of pools whose operations the asker may read; all of it for administrators."""
+    """Waste of the user and of pools whose operations the user may read; all of it for administrators."""
     if rights.user.admin:
         return waste
     return msgspec.structs.replace(
@@ -95,7 +96,7 @@ def filter_waste(waste: WasteView, rights: Rights) -> WasteView:
 
 
 def _may_read_pool(rights: Rights, tree: str, name: str) -> bool:
-    """Of a pool that is there; what is known of those that are gone is for administrators."""
+    """Whether the user may read an existing pool; data of pools that are gone are for administrators."""
     living = rights.state.trees.get(tree)
     pool = None if living is None else living.root if name == ROOT_POOL else living.pools.get(name)
     return pool is not None and rights.on_pool(tree, explicit_pool(pool), "read").allowed

@@ -1,4 +1,4 @@
-"""The JSON interface ``/api/v1``: serves the table of endpoints, nothing else. Changes go through the scheduler.
+"""The JSON interface ``/api/v1``: serves the table of endpoints and nothing else. Changes go through the scheduler.
 
 Every error is ``{"error": sentence, "code": n, "attributes": {...}}``; the sentence says what is wrong and where.
 """
@@ -62,7 +62,7 @@ MIN_BODY: Final = {
     JobReply: MAX_REPLY_BYTES + 65_536,
     NodeHeartbeat: MAX_HEARTBEAT_BYTES,
 }
-"""Bytes of the longest log (in base64), reply and heartbeat, whatever [api] max_body allows others."""
+"""Bytes of the longest log (in base64), reply and heartbeat, even if [api] max_body is lower."""
 
 STATUS_OF_CODE: Final = {
     RESOLVE: 404,
@@ -86,11 +86,11 @@ _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.D
 
 SUBMIT: Final = PREFIX + "/operations"
 SLASH: Final = "\0"
-"""Stands in a path for an encoded slash; no name holds it."""
+"""Replaces an encoded slash in a path; no name contains it."""
 
 JSON: Final = "application/json"
 GZIP_BYTES: Final = 8192
-"""Answers from this size on are compressed for clients that accept gzip."""
+"""Responses of this size or more are compressed for clients that accept gzip."""
 
 
 def make_json_routes(
@@ -106,10 +106,10 @@ def make_json_routes(
 ) -> list[Route]:
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
-    ``authenticate`` names the user of a request, ``authenticate_node`` that of a node's; both raise CommandError.
-    ``max_body``: bytes of a request's body; ``max_depth``: how deep its values may be nested. ``count`` is called with
-    the user of each request and how many it counts as, and raises CommandError when there were too many before; nodes'
-    requests are not counted. ``replies``: those to changes with an Idempotency-Key.
+    ``authenticate`` returns the user of a request, ``authenticate_node`` that of a node's request; both raise
+    CommandError. ``max_body``: bytes of a request's body; ``max_depth``: how deep its values may be nested. ``count``
+    is called with the user and the cost of each request, and raises CommandError after too many; nodes' requests are
+    not counted. ``replies``: replies to changes with an Idempotency-Key.
     """
     replies = replies or ReplyCache(shared.scheduler.clock.now)
     site = _Site(shared, authenticate, authenticate_node, max_body, max_depth, count, bodies or Bodies(), replies)
@@ -127,7 +127,7 @@ def make_json_routes(
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """What all endpoints have in common."""
+    """Data shared by all endpoints."""
 
     shared: Shared
     authenticate: Authenticate
@@ -216,9 +216,9 @@ class _Served:
         return await value if isawaitable(value) else value
 
     async def _handle_once(self, call: Call, key: str, data: bytes) -> Any:
-        """The answer to a change that may come again: the same, without another change."""
+        """Answer a change that may be repeated: a repeat gets the same answer, without another change."""
         if not _KEY.fullmatch(key):
-            raise HttpError(422, f"{IDEMPOTENCY_KEY}: expected 1 to 200 letters, digits and signs of -_.:")
+            raise HttpError(422, f"{IDEMPOTENCY_KEY}: expected 1 to 200 letters, digits and characters of -_.:")
         digest = hashlib.sha256(f"{call.request.url.path}?{call.request.url.query}\n".encode() + data).hexdigest()
         call.idempotency = key, f"{self.endpoint.name} {digest[:16]}"
         if self.site.replies.is_of_another(call.user.name, *call.idempotency):
@@ -248,22 +248,22 @@ class _Dispatcher:
             response = await served.answer(request)
         elif self.methods:
             allowed = ", ".join(sorted([*self.methods, *(["HEAD"] if "GET" in self.methods else [])]))
-            text = f"{request.method} {request.url.path}: this method is not offered here; use {allowed}"
+            text = f"{request.method} {request.url.path}: this method is not supported here; use {allowed}"
             response = make_response(request, HttpError(405, text, headers={"Allow": allowed}))
         else:
             known = [endpoint.path for endpoint in ENDPOINTS if "{" not in endpoint.path]
             near = nearest(request.url.path, known, 0.85)
             hint = f"did you mean {near}?" if near else f"all paths are listed in {PREFIX}/openapi.json"
-            text = f"{request.method} {request.url.path}: there is nothing here; {hint}"
+            text = f"{request.method} {request.url.path}: there is no such path; {hint}"
             response = make_response(request, HttpError(404, text, RESOLVE))
         await response(scope, receive, send)
 
 
 def _check_origin(request: Request) -> None:
-    """No page of another site may change anything: a token is not always asked for."""
+    """Refuse changes by pages of other sites, because a token is not always required."""
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise HttpError(403, f"pages of {origin[:200]!r} may not do this", ACCESS_DENIED)
+        raise HttpError(403, f"pages of {origin[:200]!r} may not send this request", ACCESS_DENIED)
 
 
 def _not_its_node(node: User, node_id: str) -> CommandError:
@@ -280,7 +280,7 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[Any], endpoint: Endpoint)
             return endpoint.body()
         raise HttpError(400, "the request has no body; it must be a JSON object")
     if not endpoint.is_of_nodes and has_too_many_values(data):
-        raise HttpError(413, f"the body of the request holds more than {MAX_VALUES} values; send less at once")
+        raise HttpError(413, f"the body of the request contains more than {MAX_VALUES} values; send less at once")
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -288,11 +288,11 @@ def _decode(data: bytes, decoder: msgspec.json.Decoder[Any], endpoint: Endpoint)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HttpError(400, f"the body of the request is not JSON: {error}") from None
     except RecursionError:
-        raise HttpError(400, "the body of the request is not JSON: it is nested too deep") from None
+        raise HttpError(400, "the body of the request is not JSON: it is nested too deeply") from None
 
 
 def _check_depth(body: Any, limit: int) -> None:
-    """What is stored must be readable by everything that shows it."""
+    """Limit the depth, because stored values must be readable by every part that shows them."""
     values = [(body, 1)]
     while values:
         value, depth = values.pop()
@@ -315,7 +315,7 @@ def _read_query(request: Request, endpoint: Endpoint) -> Any:
     kind = endpoint.query
     if kind is None:
         if given:
-            raise HttpError(422, f"query: {next(iter(given))[:100]}: unknown; nothing may stand behind the ? here")
+            raise HttpError(422, f"query: {next(iter(given))[:100]}: unknown; this request takes no query")
         return None
     try:
         return msgspec.convert(given, kind, strict=False)
@@ -324,7 +324,7 @@ def _read_query(request: Request, endpoint: Endpoint) -> Any:
 
 
 def _describe_validation(error: msgspec.ValidationError, where: str, kind: Any) -> str:
-    """msgspec's message as a sentence: place, what is wrong, and the name that may be meant."""
+    """msgspec's message as a sentence: the place, the mistake, and the name that may be meant."""
     text, _, path = str(error).partition(" - at `")
     place = re.sub(r"^\$\.?", "", path.rstrip("`")).replace(".", "/")
     unknown = _UNKNOWN_FIELD.fullmatch(text)
@@ -339,7 +339,7 @@ def _describe_validation(error: msgspec.ValidationError, where: str, kind: Any) 
 
 
 def _field_names(kind: inspect.Type) -> Iterator[str]:
-    """The names of all fields in a type, and in what it holds."""
+    """The names of all fields in a type, and in types inside it."""
     if isinstance(kind, inspect.StructType):
         for field in kind.fields:
             yield field.encode_name
@@ -357,7 +357,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
 
 
 def make_response(request: Request, error: Exception) -> Response:
-    """The answer that an exception becomes. An unexpected one is logged, and no part of it is shown."""
+    """The response to an exception. An unexpected exception is logged, and no part of it is shown."""
     code, attributes = GENERIC, {}
     headers: Mapping[str, str] = {}
     text = str(error)
@@ -374,8 +374,8 @@ def make_response(request: Request, error: Exception) -> Response:
     elif isinstance(error, CpumondError):
         status = 422
     elif isinstance(error, RecursionError):
-        # A value that could just be read may be nested too deep to be written.
-        status, text = 422, "the request is nested too deep"
+        # A value that could just be read may be nested too deeply to be written.
+        status, text = 422, "the request is nested too deeply"
     else:
         log.error("request_failed", method=request.method, path=request.url.path, exc_info=error)
         status, text = 500, "the scheduler failed at this request; see its log"

@@ -1,4 +1,4 @@
-"""Requests about the scheduler itself: health, status, alerts, the first page, who asks."""
+"""Requests about the scheduler itself: health, status, alerts, the first page, the user of the request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READY_PERIODS: Final = 5
 READY_S: Final = 2.0
 
 ALERT_S: Final = 600.0
-"""For how long something that went wrong is an alert."""
+"""Seconds for which a problem is an alert."""
 
 LATE_UPDATES: Final = 30
 """Updates of the last ``RECENT_UPDATES`` that may begin late without an alert."""
@@ -72,7 +72,7 @@ async def list_alerts(call: Call) -> overview.AlertList:
 def _own_alerts(scheduler: Scheduler) -> Iterator[overview.Alert]:
     timings = scheduler.timings
     refused = f"the store refused {timings.store_errors} writes since the start; see the log and free its disk"
-    lost = "somebody removed the store while it was in use; it was written anew, and nothing is lost; see the log"
+    lost = "the store was removed while it was in use; it was written again, and nothing is lost; see the log"
     failed = f"{timings.failed_updates} fair-share updates failed since the start; see the log"
     recent, late_count = len(timings.recent_late), sum(timings.recent_late)
     late_at = timings.late_at if late_count > LATE_UPDATES else None
@@ -138,6 +138,6 @@ def _own_health(scheduler: Scheduler) -> overview.Health:
 
 
 def _update_age_s(scheduler: Scheduler) -> float | None:
-    """Seconds since the update of the tree that was updated longest ago; None before there was one."""
+    """Seconds since the update of the tree that was updated longest ago; None before the first update."""
     times = [kept.previous_time for kept in scheduler.updates.values() if kept.previous_time is not None]
     return max(scheduler.clock.now() - min(times), 0.0) if times else None

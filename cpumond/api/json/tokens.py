@@ -17,13 +17,13 @@ def list_tokens(call: Call) -> TokenList:
 
 
 async def create_token(call: Call) -> NewToken:
-    """Make a token; the command, and so the store and all logs, have its hash alone. Raises CommandError."""
+    """Create a token; the command, and so the store and all logs, contain only its hash. Raises CommandError."""
     body: TokenBody = call.body
     if call.shared.is_open:
-        # It would stay valid when the address is closed.
+        # It would stay valid when the address gets protected.
         raise CommandError(
-            "tokens are made where it is known who makes them, and here everybody on this machine may do "
-            "everything: set [api] tokens_file or socket, or leave [api] listen out",
+            "tokens can only be created by identified users, and here every user of this machine may do everything: "
+            "set [api] tokens_file or socket, or remove [api] listen",
             ACCESS_DENIED,
         )
     token = make_token()
@@ -38,20 +38,20 @@ async def create_token(call: Call) -> NewToken:
     end, asked = record.ends_at, None if body.expires_s is None else record.created_at + body.expires_s
     if end is not None and end != asked:
         warnings.append(
-            f"it expires with the token {record.made_with}, with which it was made" if record.made_with
-            else f"it expires after {GROUPS_LIFE_S / 86_400:g} days, since you may have left its groups by then"
+            f"it expires with the token {record.made_with}, with which it was created" if record.made_with
+            else f"it expires after {GROUPS_LIFE_S / 86_400:g} days, because you may have left its groups by then"
         )  # fmt: skip
     if strange := ", ".join(sorted(set(body.groups) - set(record.groups))):
-        warnings.append(f"in groups that the scheduler's [groups] name it is while they have {name}: {strange}")
+        warnings.append(f"in groups of the scheduler's [groups] it is only while these contain {name}: {strange}")
     return NewToken(record.id, token, record.user, record.role, end, warnings)
 
 
 async def revoke_token(call: Call) -> Done:
-    """Refuse a token from now on. Raises CommandError, also for one of the configured file."""
+    """Revoke a token from now on. Raises CommandError, also for a token of the configured file."""
     token_id = call.path["token"]
     if call.user.admin and token_id in dict(call.shared.file_tokens()):
         raise CommandError(
-            f"the token {token_id} stands in the scheduler's [api] tokens_file: remove its line there, and "
+            f"the token {token_id} is in the scheduler's [api] tokens_file: remove its line there, and "
             "`systemctl reload cpumond-scheduler`"
         )
     reply = await call.scheduler.execute(RevokeToken(token_id), call.user)

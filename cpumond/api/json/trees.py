@@ -1,4 +1,4 @@
-"""Requests about trees and pools: why CPU stands idle, what a change would do, rights."""
+"""Requests about trees and pools: why CPU is idle, plans of changes, rights."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def explain_idle(call: Call) -> IdleReport:
 
 
 def last_idle_reports(call: Call) -> dict[str, IdleReport]:
-    """Those that there are, as the asker may see them, by tree, the default one first."""
+    """The latest reports on idle CPU, as far as the user may see them, by tree, the default one first."""
     default, rights = call.state.config.default_tree, call.rights
     known = sorted(call.scheduler.idle.reports.items(), key=lambda item: (item[0] != default, item[0]))
     return {name: _filter_report(report, rights) for name, report in known}
@@ -71,7 +71,7 @@ async def plan_change(call: Call) -> ChangePlan:
     async with call.shared.plan_lock:
         state, now = call.state, call.now
         previous = {name: kept.previous_time for name, kept in scheduler.updates.items()}
-        # A file may hold thousands of pools: it is read by the copy.
+        # A file may contain thousands of pools: the copy of the process reads it.
         change = None if isinstance(command, ApplyTree) else await _try_command(call, now)
         if isinstance(change, ChangePlan):
             return change

@@ -1,7 +1,7 @@
 """The commands of the ``yt`` protocol, for one scheduler (yt_protocol.md 6 and 10).
 
-``YtBackend`` answers one command after the other from the living state; what changes something is a command of the
-scheduler, and is the only thing that waits.
+``YtBackend`` answers one command after another from the live state. Changes are commands of the scheduler, and only
+they wait.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ from cpumond.scheduler.store import Change
 MAX_EDITS: Final = 1000
 MAX_LISTED_OPERATIONS: Final = 1000
 MAX_LISTED_BYTES: Final = 16 * 2**20
-"""Memory that the specifications in one answer take."""
+"""Maximum memory of the specifications in one answer."""
 SPECIFICATIONS: Final = frozenset({"spec", "provided_spec", "full_spec", "unrecognized_spec"})
 DEFAULT_LISTED_OPERATIONS: Final = 100
 
@@ -88,13 +88,13 @@ LISTED_ATTRIBUTES: Final = (
     "id", "type", "state", "authenticated_user", "start_time", "finish_time", "suspended", "brief_spec",
     "brief_progress", "runtime_parameters",
 )  # fmt: skip
-"""Attributes in ``list_operations`` where the request names none."""
+"""Attributes in ``list_operations`` if the request names none."""
 
 
 class YtBackend:
     """Answers the commands for one scheduler; a ``Backend`` of ``cpumond.api.yt.transport``.
 
-    Raises YtError and CommandError for what is refused, StoreError when a change cannot be stored.
+    Raises YtError and CommandError for refusals, StoreError if a change cannot be stored.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class YtBackend:
         try:
             return await seen._answer(request)
         except CpumondError as error:
-            # Told here, since a batch keeps the refusals of its requests to itself.
+            # Checked here, because a batch keeps the refusals of its requests to itself.
             operation = str(strip_attributes(request.parameters.get("operation_id", "")))[:MAX_NAME]
             await record_refusal(self.scheduler, request.user, f"yt {request.command}", error, operation=operation)
             raise
@@ -120,17 +120,17 @@ class YtBackend:
         if handler is not None:
             return await handler(self, request)
         if change is None:
-            raise YtError(f"Command {quote_text(request.command)} is not offered")
+            raise YtError(f"Command {quote_text(request.command)} is not supported")
         return await self.execute(change(self, request), request)
 
     def find_record(self, request: YtRequest, permission: Permission = "read") -> OperationRecord:
-        """The operation that a request names. Raises CommandError, also where its user has no such right."""
+        """The operation that a request names. Raises CommandError, also if its user lacks the right."""
         record = self.scheduler.state.find_record(_operation_id(request))
         check_operation(Rights(self.scheduler.state, request.user), record, permission)
         return record
 
     async def execute(self, command: Command, request: YtRequest, key: str = "") -> dict[str, str]:
-        """Carry out a command of the scheduler; returns the request's answer, ``{key: id}``, or ``{}`` without a key.
+        """Carry out a command of the scheduler; return the request's answer, ``{key: id}``, or ``{}`` without a key.
 
         The answer is stored together with the command under the request's mutation id, so that a repeat after a crash
         is answered and not run.
@@ -164,11 +164,11 @@ async def _list(backend: YtBackend, request: YtRequest) -> Any:
     if path.attribute is not None:
         value = backend.cypress.read(path)
         if not isinstance(value, Mapping):
-            raise YtError(f"{path} is no map: it has no children to list")
+            raise YtError(f"{path} is not a map: it has no children to list")
         return {"value": list(value)}
     node = backend.cypress.resolve(path)
     if node.is_value and not isinstance(node.value, Mapping):
-        raise YtError(f"{path} is no map: it has no children to list")
+        raise YtError(f"{path} is not a map: it has no children to list")
     names = list(node.names())
     limit = get_number(request, "max_size", len(names), len(names))
     attributes = get_names(request, "attributes") or ()
@@ -273,7 +273,9 @@ async def _create(backend: YtBackend, request: YtRequest) -> Any:
     attributes = get_table(request, "attributes")
     may_exist = get_flag(request, "ignore_existing")
     if kind not in ("scheduler_pool", "scheduler_pool_tree", "map_node"):
-        raise YtError(f'create: type {quote_text(kind)} is not offered; use "scheduler_pool" or "scheduler_pool_tree"')
+        raise YtError(
+            f'create: type {quote_text(kind)} is not supported; use "scheduler_pool" or "scheduler_pool_tree"'
+        )
     if request.parameters.get("path") is not None:
         return await _create_at(backend, request, kind, attributes, may_exist)
     if kind == "map_node":
@@ -296,14 +298,14 @@ async def _create(backend: YtBackend, request: YtRequest) -> Any:
 async def _create_at(
     backend: YtBackend, request: YtRequest, kind: str, attributes: dict[str, Any], may_exist: bool
 ) -> dict[str, str]:
-    """A pool or tree made by its path; with ``recursive`` the pools above it, too."""
+    """Create a pool or tree by its path; with ``recursive`` also missing pools above it."""
     path = get_path(request)
     if path.attribute is not None or not path.steps:
-        raise YtError(f"create: {path} is no place for a node")
+        raise YtError(f"create: {path} cannot hold a node")
     name = path.steps[-1]
     for key in ("name", "pool_tree", "parent_name"):
         if key in attributes:
-            raise YtError(f"create: the path says the place, leave the attribute {key} out")
+            raise YtError(f"create: the path determines the place; leave the attribute {key} out")
     missing = [name]
     above = YPath(path.root, path.steps[:-1])
     while True:
@@ -318,7 +320,7 @@ async def _create_at(
     if parent.type == POOL_TREES and len(missing) == 1 and kind != "scheduler_pool":
         return await backend.execute(CreateTree(name, attributes, may_exist), request, "node_id")
     if parent.tree is None or kind == "scheduler_pool_tree":
-        raise YtError(f"create: a {kind} cannot be made at {path}; pools are in //sys/pool_trees/<tree>")
+        raise YtError(f"create: a {kind} cannot be created at {path}; pools are in //sys/pool_trees/<tree>")
     tree, parent_name, first = parent.tree.name, parent.pool_name, ""
     try:
         for step in reversed(missing[1:]):
@@ -326,9 +328,9 @@ async def _create_at(
             first, parent_name = first or step, step
         return await backend.execute(CreatePool(tree, name, parent_name, attributes, may_exist), request, "node_id")
     except CommandError:
-        # A refused request changes nothing: the pools that were made above the refused one are removed again.
+        # A refused request changes nothing: pools created above the refused one are removed again.
         if first:
-            undoing = replace(request.user, admin=True)  # who may make a pool may not always remove it
+            undoing = replace(request.user, admin=True)  # a user who may create a pool may not always remove it
             await backend.scheduler.execute(RemovePool(tree, first, recursive=True), undoing)
         raise
 
@@ -339,10 +341,10 @@ async def _move(backend: YtBackend, request: YtRequest) -> Any:
     if node.tree is None or node.pool is None or source.attribute is not None:
         raise YtError(f"{source} cannot be moved; pools can")
     if not target.steps or target.attribute is not None:
-        raise YtError(f"{target} is no place for a pool")
+        raise YtError(f"{target} cannot hold a pool")
     parent = backend.cypress.resolve(YPath(target.root, target.steps[:-1]))
     if parent.tree is None:
-        raise YtError(f"{target} is no place for a pool; pools are in //sys/pool_trees/<tree>")
+        raise YtError(f"{target} cannot hold a pool; pools are in //sys/pool_trees/<tree>")
     if parent.tree.name != node.tree.name:
         raise YtError(f'pool "{node.name}" of tree "{node.tree.name}" cannot go to tree "{parent.tree.name}"')
     name = target.steps[-1]
@@ -367,7 +369,7 @@ async def _start(backend: YtBackend, request: YtRequest) -> Any:
 
 async def _get_operation(backend: YtBackend, request: YtRequest) -> Any:
     names = get_names(request, "attributes")
-    # All attributes come without the secrets; the specification by its name is refused to one who may not read them.
+    # Attributes never contain secrets; the specification by its name is refused to users who may not read them.
     wants_secrets = not SPECIFICATIONS.isdisjoint(names or ())
     record = backend.find_record(request, "read_secrets" if wants_secrets else "read")
     turn, statistics = Turn(), None
@@ -390,7 +392,7 @@ async def _sum_up(backend: YtBackend, record: OperationRecord, turn: Turn) -> jo
 
 
 async def _pick(info: Lazy, names: Iterable[str] | None, turn: Turn) -> dict[str, Any]:
-    """The named attributes that there are, or all; unknown names are passed over."""
+    """The named attributes that exist, or all; unknown names are skipped."""
     found = {}
     for name, value in info.parts() if names is None else ((name, info.get(name, MISSING)) for name in names):
         if value is not MISSING:
@@ -404,7 +406,7 @@ async def _list_operations(backend: YtBackend, request: YtRequest) -> Any:
     tests = operation_tests(request)
     chosen: list[OperationRecord] = []
     almost: dict[str, list[OperationRecord]] = {name: [] for name in tests}
-    """Filter -> the operations that it alone leaves out."""
+    """Filter -> the operations that only this filter leaves out."""
     rights = Rights(state, request.user)
     for record in rights.readable(list_records(state)):
         failing = [name for name, test in tests.items() if not test(record)]
@@ -473,10 +475,10 @@ async def _get_job(backend: YtBackend, request: YtRequest) -> Any:
 
 
 async def _get_job_stderr(backend: YtBackend, request: YtRequest) -> bytes:
-    """The end of what a job wrote, or the part that the request names, fetched from its node.
+    """The end of a job's output, or the part that the request names, fetched from its node.
 
-    A client that tracks an operation asks for the stderr of its failed jobs, and goes on without it when it is told
-    that there is no such job; any other error would hide why the operation failed.
+    A client that tracks an operation requests the stderr of its failed jobs, and continues without it if there is no
+    such job; any other error would hide why the operation failed.
     """
     job_id = get_text(request, "job_id")
     kind = get_text(request, "type", "user_job_stderr")
@@ -528,7 +530,7 @@ async def _check_operation_permission(backend: YtBackend, request: YtRequest) ->
 
 
 def _view_verdict(backend: YtBackend, request: YtRequest, target: RightsTarget) -> dict[str, Any]:
-    """The answer about any user."""
+    """The answer about the rights of any user."""
     name, state = get_text(request, "user"), backend.scheduler.state
     user = request.user if name == request.user.name else backend.find_known(name)
     if user is not request.user and not request.user.admin:

@@ -1,7 +1,7 @@
 """Nodes at paths of the ``yt`` protocol: trees, pools, hosts and the orchid (yt_protocol.md 6).
 
 ``//sys/pool_trees`` and ``//sys/pools`` show the configuration as it was set, explicit pools only;
-``//sys/scheduler/orchid`` shows what lives.
+``//sys/scheduler/orchid`` shows the live state.
 """
 
 from __future__ import annotations
@@ -45,59 +45,59 @@ from cpumond.scheduler.state.node_commands import DrainNode, NodeCommand, SetNod
 Edits = tuple[Edit, ...]
 
 DISABLE: Final = "disable_scheduler_jobs"
-TAGS: Final = "a list of tags, such as [ssd;rack1]"
+TAGS: Final = "a list of tags, for example [ssd;rack1]"
 DEFAULT_TREE: Final = "default_tree"
 POOL_TREES: Final = "scheduler_pool_tree_map"
 
 MAX_TURN_S: Final = 0.003
-"""How long a large answer may hold up other requests at a time."""
+"""Seconds for which a large answer may block other requests at a time."""
 
 
 class Turn:
-    """Lets other requests have their turn while a large answer is made."""
+    """Lets other requests run while a large answer is made."""
 
     def __init__(self, longest_s: float = MAX_TURN_S) -> None:
         self._longest_s = longest_s
         self._begun = time.perf_counter()
 
     async def give(self) -> None:
-        """Let other requests go on if it is their turn; what is shown next is as of then."""
+        """Let other requests run if it is their turn; later parts of the answer are of a later moment."""
         if time.perf_counter() - self._begun > self._longest_s:
             await asyncio.sleep(0)
             self._begun = time.perf_counter()
 
 
 Make = Callable[[str, str], "CypressNode | None"]
-"""Makes a node of its path and name; None where there is none of that name."""
+"""Makes a node from its path and name; None if there is none of that name."""
 Read = Callable[["CypressNode"], Any]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class CypressNode:
-    """Node at a path. Made for one request."""
+    """A node at a path, made for one request."""
 
     backend: Cypress
     path: str
     name: str
     type: str = "map_node"
     id: str = ""
-    """It never changes; "" for one that is made of the path."""
+    """An id that never changes; "" for a node that is made from the path."""
     is_opaque: bool = False
     """Whether a ``get``, also of a node above, shows it as an entity."""
     names: Callable[[], Iterable[str]] = tuple
     make_child: Make = lambda _path, _name: None
     explain_child: Callable[[str], str] | None = None
-    """A hint about a child that is not there; "" for none. None: the nearest name."""
+    """A hint about a missing child; "" for none. None: the nearest name."""
     system: Mapping[str, Read] = field(default_factory=lambda: _SYSTEM)
-    """Attributes that it answers by itself."""
+    """Attributes that the node computes itself."""
     stored: Mapping[str, Any] = field(default_factory=dict)
     """Attributes that were set."""
     change_by: Callable[[Edits], ConfigCommand | NodeCommand] | None = None
     tree: TreeConfig | None = None
     pool: PoolConfig | None = None
-    """Of what pools are in: its tree; None for the tree itself."""
+    """Set for a pool; None for the tree itself."""
     value: Any = MISSING
-    """Of a place in the orchid."""
+    """Value of a place in the orchid."""
 
     def __post_init__(self) -> None:
         self.id = self.id or f"{zlib.crc32(self.path.encode('utf-8', 'surrogateescape')):x}-0-0-1"
@@ -106,7 +106,7 @@ class CypressNode:
         return self.make_child(self.child_path(name), name)
 
     def explain(self, name: str) -> str:
-        """A hint about a child that is not there; "" for none."""
+        """A hint about a missing child; "" for none."""
         if self.explain_child is not None:
             return self.explain_child(name)
         near = nearest(name, self.names())
@@ -116,7 +116,7 @@ class CypressNode:
         return ("/" if self.path == "/" else self.path) + "/" + escape_literal(name)
 
     async def get(self, attributes: Sequence[str], turn: Turn) -> Any:
-        """Answer to ``get``: children as a map, with those of ``attributes`` that each has."""
+        """Answer to ``get``: children as a map, each with those of ``attributes`` that it has."""
         if self.is_opaque:
             return self.with_attributes(None, attributes)
         shown = {}
@@ -139,7 +139,7 @@ class CypressNode:
         return Attributed(value, found) if found else value
 
     def _known(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that may be attributes: the error for each other one would cost more than those."""
+        """The names that may be attributes; an error for each other name would cost more than these."""
         given, has_options = {*self.system, *self.stored}, self.tree is not None
         if has_options:
             given.update(self.stored.get(CONFIG, ()))
@@ -156,16 +156,16 @@ class CypressNode:
 
     @property
     def pool_name(self) -> str:
-        """Of what pools are in; the root's of a tree."""
+        """Name of the pool; for a tree that of its root."""
         return ROOT_POOL if self.pool is None else self.pool.name
 
     @property
     def kind(self) -> Literal["pool", "tree"]:
-        """Of what has options."""
+        """Kind of the object that has options."""
         return "tree" if self.tree is not None and self.pool is None else "pool"
 
     def _has_default(self, name: str) -> bool:
-        """Whether an option that is not set has its default as an attribute: of trees, not of pools."""
+        """Whether an unset option is shown as an attribute with its default: true for trees, not for pools."""
         return self.kind == "tree" and is_option("tree", name)
 
     def attribute(self, keys: Sequence[str], with_defaults: bool = True) -> Any:
@@ -232,7 +232,7 @@ _OF_TREE: Final[Mapping[str, Read]] = {
 
 
 _OF_TREE_ITSELF: Final[Mapping[str, Read]] = {**_OF_TREE, "config": lambda _: {}}
-"""``config`` is there also where nothing is set in it, as in YTsaurus."""
+"""``config`` exists even if nothing is set in it, as in YTsaurus."""
 
 
 def _of_pool(read: Callable[[TreeConfig, PoolConfig], Any]) -> Read:
@@ -277,8 +277,9 @@ def _is_index(text: str, values: Sequence[Any]) -> bool:
 def _last_value(
     path: str, edits: Edits, name: str, kind: type, expected: str, known: Sequence[str] | None = None
 ) -> Any:
-    """The last value of edits of one attribute; ``known``: those that can be changed, where it is not alone. Raises
-    YtError."""
+    """The last value of edits of one attribute; ``known``: attributes that can be changed, if there are several. Raises
+    YtError.
+    """
     for edit in edits:
         if edit.path != (name,):
             what = f"attributes that can be changed, one at a time: {', '.join(known)}" if known else ""
@@ -321,7 +322,9 @@ _KINDS: Final = {bool: "boolean", int: "int64", float: "double", str: "string", 
 
 
 async def materialise_in_parts(value: Any, pause_s: float = MAX_TURN_S) -> Any:
-    """As ``materialise``; other requests get their turn in between, since a tree may have thousands of pools."""
+    """Make lazy values like ``materialise``, with turns for other requests in between, because a tree may have
+    thousands of pools.
+    """
     turn = Turn(pause_s)
 
     async def convert(value: Any) -> Any:
@@ -337,7 +340,7 @@ async def materialise_in_parts(value: Any, pause_s: float = MAX_TURN_S) -> Any:
 
 
 class Cypress:
-    """All that paths lead to in one scheduler."""
+    """All objects that paths lead to in one scheduler."""
 
     def __init__(self, scheduler: Scheduler, cluster_name: str, version: str = f"{__version__}-cpumond") -> None:
         self.scheduler = scheduler
@@ -345,12 +348,12 @@ class Cypress:
         self.version = version
         self.started: str = iso_time(scheduler.started_at)
         self.user = User("")
-        """The asking user; set by ``seen_by``."""
+        """The user of the request; set by ``seen_by``."""
         self._children: list[tuple[TreeConfig, dict[str, list[str]]]] = []
-        """At most one; what ``seen_by`` gives shares it."""
+        """At most one entry; copies made by ``seen_by`` share it."""
 
     def seen_by(self, user: User) -> Cypress:
-        """The same, with what this user may see."""
+        """This object with only what the user may see."""
         seen = copy.copy(self)
         seen.user = user
         return seen
@@ -367,7 +370,7 @@ class Cypress:
         return {name: updates.result for name, updates in self.scheduler.updates.items()}
 
     def children_of(self, tree: TreeConfig) -> Mapping[str, Sequence[str]]:
-        """Pool -> names of its children; remembered for the tree that was last asked for."""
+        """Pool -> names of its children; cached for the tree that was requested last."""
         if not self._children or self._children[0][0] is not tree:
             children: dict[str, list[str]] = {}
             for pool in tree.pools.values():
@@ -392,7 +395,7 @@ class Cypress:
     def _directory(
         self, children: Mapping[str, Make], attributes: Mapping[str, Any] | None = None
     ) -> Callable[..., CypressNode]:
-        """Makes a node with fixed children and attributes."""
+        """Return a function that makes a node with fixed children and attributes."""
 
         def make_child(path: str, name: str) -> CypressNode | None:
             return children[name](path, name) if name in children else None
@@ -438,7 +441,7 @@ class Cypress:
         info["resource_usage"] = {"disk_space": 0, **info["resource_usage"]}  # `yt list -l` reads it
 
         def change(edits: Edits) -> NodeCommand:
-            """``disable_scheduler_jobs`` drains it, as there: its jobs are interrupted, and none is started."""
+            """``disable_scheduler_jobs`` drains it, as in YTsaurus: its jobs are interrupted, and none is started."""
             known = (DISABLE, orchid.USER_TAGS)
             if edits[-1].path != (orchid.USER_TAGS,):
                 is_on = _last_value(path, edits, DISABLE, bool, "%true or %false", known)
@@ -478,7 +481,7 @@ class Cypress:
     def _pools_of(
         self, tree: TreeConfig, pool: PoolConfig | None, path: str, change: Callable[[Edits], ConfigCommand]
     ) -> CypressNode:
-        """A tree or an explicit pool: what pools are in."""
+        """A tree or an explicit pool, which can contain pools."""
         inside, item = ROOT_POOL if pool is None else pool.name, pool or tree
 
         def make_child(path: str, name: str) -> CypressNode | None:
@@ -501,7 +504,7 @@ class Cypress:
         )
 
     def _explain_pool(self, tree: TreeConfig, name: str) -> str:
-        """Hint at the place of a pool that is not at a path."""
+        """Hint at the path of a pool that is not at the requested one."""
         if name in tree.pools:
             return f'pool "{name}" is at {_pool_path(tree, name)}'
         if name in self.scheduler.state.trees[tree.name].pools:
@@ -517,7 +520,8 @@ class Cypress:
         tree = self.config.trees.get(self.config.default_tree)
         if tree is None:
             raise CommandError(
-                f"{path} is a link to the default pool tree, there is none; set //sys/pool_trees/@default_tree", RESOLVE
+                f"{path} is a link to the default pool tree, which does not exist; set //sys/pool_trees/@default_tree",
+                RESOLVE,
             )
         return self._tree(tree, path)
 
@@ -554,8 +558,9 @@ class Cypress:
         raise _unresolved(path, YtError(f"No such object {object_id}", RESOLVE))
 
     def read(self, path: YPath, with_hints: bool = True, with_defaults: bool = True) -> Any:
-        """The value of an attribute path; ``with_defaults`` also of options of a tree that are not set. Raises YtError
-        with code RESOLVE."""
+        """The value of an attribute path; ``with_defaults``: also for unset options of a tree. Raises YtError with code
+        RESOLVE.
+        """
         assert path.attribute is not None
         node = self.resolve(path, with_hints)
         try:

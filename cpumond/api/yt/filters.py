@@ -1,4 +1,4 @@
-"""The filters of ``list_operations``, and what it counts besides (yt_protocol.md 10)."""
+"""The filters of ``list_operations``, and its counters (yt_protocol.md 10)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Test = Callable[[OperationRecord], bool]
 
 
 def operation_tests(request: YtRequest) -> dict[str, Test]:
-    """The filters of the request, by the dimension that each is about."""
+    """The filters of the request, by their dimension."""
     since, until, cursor = (get_time(request, name) for name in ("from_time", "to_time", "cursor_time"))
     direction = get_text(request, "cursor_direction", "past")
     if direction not in ("past", "future"):
@@ -57,7 +57,7 @@ def _has_failed(record: OperationRecord) -> bool:
 def count_operations(
     chosen: Sequence[OperationRecord], almost: Mapping[str, Sequence[OperationRecord]]
 ) -> dict[str, Any]:
-    """How many operations there are of each kind, with all filters but the one that is about it."""
+    """Numbers of operations of each kind, with all filters but the one of that dimension."""
     return {
         "pool_counts": dict(Counter(pool for record in (*chosen, *almost["pool"]) for pool in set(_pools(record)))),
         "user_counts": dict(Counter(record.user for record in (*chosen, *almost["user"]))),

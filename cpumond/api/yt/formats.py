@@ -1,4 +1,4 @@
-"""The formats of the ``yt`` protocol (yt_protocol.md 5): the parameter that names one, and JSON as it has it."""
+"""The formats of the ``yt`` protocol (yt_protocol.md 5): the parameter that names one, and its JSON."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from cpumond.core.decode import is_no_utf8
 
 SPLIT_ITEMS = 32
 MAX_SPLIT_DEPTH = 4
-"""Maps and lists of more items are written as JSON in parts, down to this level."""
+"""Maps and lists of more items are written as JSON in parts, down to this depth."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format of input or output. ``variant`` says how YSON is written, and whether JSON is indented."""
+    """A format of input or output. ``variant``: how YSON is written, and whether JSON is indented."""
 
     name: Literal["yson", "json"]
     variant: Literal["binary", "text", "pretty"] = "binary"
@@ -54,7 +54,7 @@ class Format:
 
 
 PRETTY = Format("yson", "pretty")
-"""Of answers where the request names no format (section 4)."""
+"""Format of responses if the request names none (section 4)."""
 BINARY = Format("yson", "binary")
 JSON = Format("json", "text")
 
@@ -67,7 +67,7 @@ MIME_FORMATS = {
 
 
 def format_of(value: Any, where: str = "format") -> Format:
-    """The format that a value such as ``<format=pretty>"yson"`` or ``"json"`` names; unknown attributes are ignored.
+    """The format that a value like ``<format=pretty>"yson"`` or ``"json"`` names; unknown attributes are ignored.
 
     Raises FormatError for another format, and for another kind of YSON.
     """
@@ -104,7 +104,7 @@ def read_value(data: bytes, form: Format, max_depth: int = MAX_DEPTH) -> Any:
 def write_value(value: Any, form: Format, give_way: Callable[[], object] | None = None) -> bytes:
     """``value`` in the format. Raises FormatError for what the format cannot express.
 
-    ``give_way`` is called after each WRITTEN_BYTES or so: for the thread that writes what may be large.
+    ``give_way`` is called about every WRITTEN_BYTES, for threads that write large values.
     """
     if form.name == "json":
         return write_json(value, form.encode_utf8, pretty=form.variant == "pretty", give_way=give_way)
@@ -114,16 +114,17 @@ def write_value(value: Any, form: Format, give_way: Callable[[], object] | None 
 _JSON_ITEM = re.compile(
     rb'[^",\[{]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?+[^",\[{]*+)*+(?:[\[{]\s*+[\]}]|([,\[{]))?', re.DOTALL
 )
-"""One match: an empty list or map, or (group 1) a sign that begins one more value, and all text before it: there may be
-a million strings. No alternatives are inside a possessive group: Python before 3.11.5 loses its place there."""
+"""One match: an empty list or map, or (group 1) a character that begins one more value, and all text before it: there
+may be a million strings. No alternatives are inside a possessive group: Python before 3.11.5 loses its place there.
+"""
 _JSON_OFFSET = re.compile(r"(.*?) \(byte (\d+)\)$")
 
 
 def read_json(data: bytes, encode_utf8: bool = True, max_depth: int = MAX_DEPTH) -> Any:
     """The one value in JSON; ``{"$attributes": {...}, "$value": v}`` is a value with attributes.
 
-    With ``encode_utf8`` characters are bytes; a string with a character above U+00FF can only be meant as it stands,
-    and is taken so. Raises ParseError, also for more than MAX_VALUES values.
+    With ``encode_utf8`` characters are bytes; a string with a character above U+00FF is taken literally. Raises
+    ParseError, also for more than MAX_VALUES values.
     """
     if has_too_many_values(data):
         raise ParseError(f"JSON of more values than the limit of {MAX_VALUES}", None)
@@ -149,16 +150,17 @@ def _find_wrong_byte(data: bytes) -> int:
 
 
 def has_too_many_values(data: bytes) -> bool:
-    """Whether a text in JSON holds more than MAX_VALUES, seen without reading it."""
+    """Whether a text in JSON contains more than MAX_VALUES, without parsing it."""
     if data.count(b",") + data.count(b"[") + data.count(b"{") < MAX_VALUES:
         return False
-    # Some of these signs may be in strings. In valid JSON each empty list or map but the first has a sign before it.
+    # Some of these characters may be in strings. In valid JSON each empty list or map but the first has a separator
+    # before it.
     items = itertools.islice(_JSON_ITEM.finditer(data), 2 * MAX_VALUES)
     return sum(found[1] is not None for found in items) >= MAX_VALUES
 
 
 def from_json_tree(tree: Any, encode_utf8: bool = True, max_depth: int = MAX_DEPTH) -> Any:
-    """The value behind what a JSON library reads; the inverse of ``to_json_tree``. Raises ParseError."""
+    """The value from the output of a JSON library; the inverse of ``to_json_tree``. Raises ParseError."""
     if isinstance(tree, str):
         return _decode_json_text(tree) if encode_utf8 else tree
     if isinstance(tree, (dict, list)) and max_depth <= 0:
@@ -210,7 +212,9 @@ def _decode_json_text(text: str) -> str:
 def write_json(
     value: Any, encode_utf8: bool = True, pretty: bool = False, give_way: Callable[[], object] | None = None
 ) -> bytes:
-    """``value`` as JSON. Raises FormatError for what JSON cannot express. ``give_way`` as in ``write_value``."""
+    """Write ``value`` as JSON. Raises FormatError for values that JSON cannot express. ``give_way`` as in
+    ``write_value``.
+    """
     pieces: list[bytes] = []
     _put_json(value, encode_utf8, 0, gather(pieces, give_way))
     data = b"".join(pieces)
@@ -218,7 +222,7 @@ def write_json(
 
 
 def _put_json(value: Any, encode_utf8: bool, depth: int, put: Callable[[bytes], None]) -> None:
-    """Large maps and lists are encoded item by item: no other thread runs while the encoder does."""
+    """Encode large maps and lists item by item, because no other thread runs while the encoder does."""
     if depth < MAX_SPLIT_DEPTH and isinstance(value, Mapping) and (depth < 2 or len(value) > SPLIT_ITEMS):
         before = b"{"
         for key, item in value.items():
@@ -238,7 +242,7 @@ def _put_json(value: Any, encode_utf8: bool, depth: int, put: Callable[[bytes], 
 
 
 def to_json_tree(value: Any, encode_utf8: bool = True, depth: int = 0) -> Any:
-    """``value``, inside of ``depth`` others, in what every JSON library writes; nan, inf and -inf are strings.
+    """``value``, nested in ``depth`` others, for any JSON library; nan, inf and -inf become strings.
 
     Raises FormatError.
     """
@@ -247,7 +251,7 @@ def to_json_tree(value: Any, encode_utf8: bool = True, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, float):
-        # JSON has no word for these.
+        # JSON has no literals for these.
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, int):
         is_unsigned(value)

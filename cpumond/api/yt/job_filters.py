@@ -1,4 +1,4 @@
-"""Which jobs ``list_jobs`` answers with, and what it counts besides (yt_protocol.md 11)."""
+"""The filters of ``list_jobs``, and its counters (yt_protocol.md 11)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JOB_TYPES: Final = frozenset({
     "sorted_merge", "ordered_merge", "unordered_merge", "shallow_merge", "sorted_reduce", "join_reduce",
     "partition_reduce", "reduce_combiner", "remote_copy", "shuffle", "scheduler_first", "scheduler_last",
 })  # fmt: skip
-"""Types that a filter may name; all jobs here are of one."""
+"""Types that a filter may name; all jobs here have the same type."""
 
 JOB_STATES: Final = (
     "none", "waiting", "running", "aborting", "completed", "failed", "aborted", "lost", "materializing",
@@ -38,12 +38,12 @@ AddressOf = Callable[[AnyJob], str]
 
 @dataclass(frozen=True)
 class JobFilters:
-    """What a request of ``list_jobs`` asks for. ``names``: the attributes that are wanted, None for all."""
+    """The filters of a request of ``list_jobs``. ``names``: the wanted attributes, None for all."""
 
     parameters: dict[str, Any]
-    """Those that a continuation keeps."""
+    """Parameters that a continuation keeps."""
     tests: dict[str, Test]
-    """By what each is about, so that counts can leave their own out."""
+    """Tests by their dimension, so that counts can leave out their own."""
     key: Callable[[AnyJob], Any]
     is_descending: bool
     offset: int
@@ -56,12 +56,12 @@ _LISTED: Final = (
     "with_competitors", "with_monitoring_descriptor", "with_interruption_info", "job_competition_id",
     "operation_incarnation", "monitoring_descriptor", "from_time", "to_time", "sort_field", "sort_order", "attributes",
 )  # fmt: skip
-"""What a ``continuation_token`` keeps of the first request."""
+"""Parameters of the first request that a ``continuation_token`` keeps."""
 _TOKEN: Final = "continuation_token"  # noqa: S105 - the name of a parameter
 
 
 def read_query(request: YtRequest, address_of: AddressOf, now: float) -> JobFilters:
-    """Raises YtError for unknown words, and for a continuation of something else."""
+    """Parse the filters. Raises YtError for unknown words, and for a continuation of another request."""
     given = {name: plain(request.parameters[name]) for name in _LISTED if request.parameters.get(name) is not None}
     offset = get_number(request, "offset", 0, 2**31)
     if request.parameters.get(_TOKEN) is not None:
@@ -93,7 +93,7 @@ def _word(request: YtRequest, name: str, known: Sequence[str], otherwise: str) -
 
 
 def _make_keys(address_of: AddressOf, now: float) -> dict[str, Callable[[AnyJob], Any]]:
-    """By ``sort_field``; jobs that have not ended are the last to end."""
+    """Sort keys by ``sort_field``; jobs that have not ended come last."""
 
     def finish_time(job: AnyJob) -> float:
         return job.finish_time if isinstance(job, JobRecord) else math.inf
@@ -112,7 +112,7 @@ def _make_keys(address_of: AddressOf, now: float) -> dict[str, Callable[[AnyJob]
 
 
 _ABSENT: Final = ("with_fail_context", "with_spec", "with_competitors", "with_monitoring_descriptor")
-"""Filters for what no job here has."""
+"""Filters for features that no job here has."""
 
 
 def _make_tests(request: YtRequest, address_of: AddressOf) -> dict[str, Test]:
@@ -159,7 +159,7 @@ def _get_choice(request: YtRequest, name: str) -> bool | None:
 
 
 def choose_jobs(jobs: Sequence[AnyJob], query: JobFilters) -> tuple[list[AnyJob], dict[str, Any]]:
-    """The jobs that a request asks for, one page of them, and the rest of the answer."""
+    """The jobs that a request selects, one page of them, and the rest of the answer."""
     failing = [(job, [name for name, test in query.tests.items() if not test(job)]) for job in jobs]
     chosen = [job for job, names in failing if not names]
     states = Counter(job_state(job) for job, names in failing if names in ([], ["state"]))
@@ -191,4 +191,4 @@ def _read_token(token: str) -> tuple[dict[str, Any], int]:
         offset, parameters = json.loads(base64.urlsafe_b64decode(token.encode()))
         return {name: parameters[name] for name in _LISTED if name in parameters}, min(max(int(offset), 0), 2**31)
     except (binascii.Error, ValueError, TypeError, RecursionError):
-        raise YtError(f"list_jobs: {_TOKEN} is none that this scheduler gave; begin anew without it") from None
+        raise YtError(f"list_jobs: {_TOKEN} was not issued by this scheduler; start again without it") from None

@@ -1,4 +1,4 @@
-"""Jobs as ``list_jobs`` and ``get_job`` answer them (yt_protocol.md 11). Pure."""
+"""Jobs in the answers of ``list_jobs`` and ``get_job`` (yt_protocol.md 11). Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ JOB_TYPE: Final = "vanilla"
 _STATES: Final = {"starting": "waiting", "stopping": "aborting"}
 _FIGURES: Final = ("smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds")
 _FIGURES_OF_ENDED: Final = ("exit_code", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory", "stderr_size")
-"""Shown where they are known."""
+"""Shown if they are known."""
 NO_DATA: Final = {
     f"processed_{way}_{what}": 0
     for way in ("input", "output")
     for what in ("row_count", "compressed_data_size", "uncompressed_data_size")
 }
-"""What a job of a vanilla operation reads and writes of tables."""
+"""Data statistics of a job of a vanilla operation, which reads and writes no tables."""
 
 AnyJob = Job | JobRecord
 
@@ -35,7 +35,7 @@ def job_state(job: AnyJob) -> str:
 
 
 def job_info(job: AnyJob, record: OperationRecord, address: str) -> dict[str, Any]:
-    """A job, living or ended, of the operation ``record``; limits in cores. ``address`` is its node's."""
+    """A job, active or ended, of the operation ``record``; limits in cores. ``address`` is its node's."""
     told: JobReport | JobRecord
     figures: tuple[str, ...]
     if isinstance(job, Job):
@@ -114,7 +114,8 @@ def _view_interruption(told: PreemptionRecord, timeout_ms: float) -> dict[str, A
 
 def _list_statistics(job: AnyJob, limits: Mapping[str, int]) -> dict[str, float]:
     """Path -> figure of a job: memory in bytes and, once it has ended, times in milliseconds and memory over time
-    (``cumulative_...``, bytes x s). CPU time of the system is in that of the user. ``limits``: memory_limit by task."""
+    (``cumulative_...``, bytes x s). System CPU time is included in user time. ``limits``: memory_limit by task.
+    """
     limit = limits.get(job.task_name, 0)
     memory: dict[str, float] = {"memory_limit": limit, "memory_reserve": job.memory_reserve or limit}
     values: dict[str, float] = {}
@@ -134,7 +135,7 @@ def _list_limits(record: OperationRecord) -> dict[str, int]:
 
 
 def view_statistics(job: AnyJob, record: OperationRecord) -> dict[str, Any]:
-    """``statistics`` of ``get_job``: of each figure the four that such a statistic has, of one job all the same."""
+    """``statistics`` of ``get_job``: the four aggregates of each figure, although of one job."""
     shown: dict[str, Any] = {}
     for path, value in _list_statistics(job, _list_limits(record)).items():
         _put(shown, path, _summary(1, value, value, value))
@@ -142,7 +143,7 @@ def view_statistics(job: AnyJob, record: OperationRecord) -> dict[str, Any]:
 
 
 class JobStatistics:
-    """The same of the ended jobs of an operation, summed by how they ended."""
+    """Statistics of the ended jobs of an operation, summed by how they ended."""
 
     def __init__(self, record: OperationRecord) -> None:
         self._limits = _list_limits(record)

@@ -1,4 +1,4 @@
-"""Maps whose values are made on demand, and plain values as the documents write them. Pure."""
+"""Maps whose values are made on demand, and plain values in YTsaurus' notation. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING: Final[Any] = object()
 
 
 class Lazy(Mapping[str, Any]):
-    """A map whose values are made when they are asked for; they may be ``Lazy`` again."""
+    """A map whose values are made on demand; they may be ``Lazy`` again."""
 
     __slots__ = ("_names", "_find", "_explain", "_has_all", "hidden", "is_whole")
 
@@ -28,11 +28,10 @@ class Lazy(Mapping[str, Any]):
         has_all: bool = False,
         is_whole: bool = False,
     ) -> None:
-        """``find`` gives MISSING for what is not there, even if ``names`` has it; ``explain`` says why, in a sentence.
+        """``find`` returns MISSING for a missing value, even if ``names`` has it; ``explain`` says why, in a sentence.
 
-        ``hidden`` are too large to be shown with the rest: None stands for them. ``has_all``: there is a value for each
-        name, so that names are listed without making one. ``is_whole``: attributes of one thing, shown as of one
-        moment.
+        ``hidden`` are too large to be shown with the rest: None replaces them. ``has_all``: there is a value for each
+        name, so names are listed without making values. ``is_whole``: attributes of one object, shown as of one moment.
         """
         self._names = names
         self._find = find
@@ -63,23 +62,23 @@ class Lazy(Mapping[str, Any]):
                 yield name, value
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything that is shown of it, as plain values."""
+        """All shown entries, as plain values."""
         return {name: materialise(value) for name, value in self.parts()}
 
     def explain(self, name: str) -> str:
-        """Why there is no ``name``, with the nearest one that there is."""
+        """Why there is no ``name``, with the nearest existing one."""
         near = nearest(name, self)
         hint = f'; did you mean "{near}"?' if near else ""
         return (self._explain(name) if self._explain is not None else f'there is no "{name}"') + hint
 
 
 def materialise(value: Any) -> Any:
-    """A value with everything that is lazy in it made."""
+    """A value with all lazy parts made."""
     return value.to_dict() if isinstance(value, Lazy) else value
 
 
 def fixed(parts: Mapping[str, Callable[[], Any]], hidden: frozenset[str] = frozenset()) -> Lazy:
-    """A map of these parts, each made when it is asked for."""
+    """A map of these parts, each made on demand."""
     return Lazy(lambda: parts, lambda name: parts[name]() if name in parts else MISSING, hidden=hidden)
 
 
@@ -89,7 +88,7 @@ def iso_time(seconds: float) -> str:
 
 
 def table(items: Mapping[str, Any], view: Callable[[Any], Any]) -> Lazy:
-    """A map of the same names, of what ``view`` makes of each item."""
+    """A map of the same names, with the result of ``view`` for each item."""
     return Lazy(lambda: items, lambda name: view(items[name]) if name in items else MISSING, has_all=True)
 
 
@@ -106,6 +105,6 @@ def amounts(vector: Vector) -> dict[str, Any]:
 
 
 def whole(number: float) -> float:
-    """A number that is whole but for the rounding of sums as an integer."""
+    """A whole number, apart from rounding errors of sums, as an integer."""
     integer = round(number)
     return integer if abs(integer - number) <= 1e-9 * max(abs(number), 1.0) else number

@@ -1,8 +1,8 @@
-"""Content of ``//sys/scheduler/orchid``: trees, operations, jobs and nodes as of now (semantics.md 5). Pure.
+"""Content of ``//sys/scheduler/orchid``: the current trees, operations, jobs and nodes (semantics.md 5). Pure.
 
-From the scheduler's state and the results of its last updates to plain values without infinity and NaN. Nothing is
-computed before it is asked for: a ``Lazy`` map makes one value at a time. One is made for every request; where the
-state changes while a large one is being read, what it gives is of different moments.
+Converts the scheduler's state and the results of its last updates to plain values without infinity and NaN. Values are
+computed on demand: a ``Lazy`` map makes one at a time. One map is made for every request; if the state changes while a
+large one is read, its values are of different moments.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHOWN_PREEMPTIONS: Final = 1000
 
 
 def _by_pool(tree: Tree, view: Callable[[PoolElement], Any]) -> Lazy:
-    """All pools, the root first, each as ``view`` has it."""
+    """All pools, the root first, each as ``view`` returns it."""
 
     def find(name: str) -> Any:
         pool = tree.root if name == ROOT_POOL else tree.pools.get(name)
@@ -52,7 +52,7 @@ def _by_pool(tree: Tree, view: Callable[[PoolElement], Any]) -> Lazy:
 
 
 def tree_orchid(view: UpdatedTree, rights: Rights) -> Lazy:
-    """``pool_trees/<tree>``: pools, operations, and what the tree as a whole has (5.1)."""
+    """``pool_trees/<tree>``: pools, operations, and values of the tree as a whole (5.1)."""
     tree = view.tree
 
     def readable(elements: Mapping[str, OperationElement]) -> Mapping[str, OperationElement]:
@@ -106,11 +106,11 @@ def resource_distribution_info(view: UpdatedTree) -> dict[str, Any]:
 
 
 TIMES: Final = ("_timeout", "_timeout_limit", "_period", "_backoff", "_time")
-"""Ends of names of options in milliseconds."""
+"""Suffixes of option names in milliseconds."""
 
 
 def tree_options(tree: Tree) -> dict[str, Any]:
-    """All options of a tree as they hold, under every name that is accepted for them (2.4)."""
+    """All options of a tree with the values in force, under every accepted name (2.4)."""
     options = _plain(tree.config.settings)
     rules = tree.root.rules
     if rules is not None:
@@ -127,7 +127,7 @@ def tree_options(tree: Tree) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Settings as dictionaries with all their defaults; what is not set is left out."""
+    """Settings as dictionaries with all their defaults; unset options are left out."""
     if isinstance(value, msgspec.Struct):
         parts = {name: getattr(value, name) for name in value.__struct_fields__}
         return {name: _plain(part) for name, part in parts.items() if part is not None}
@@ -135,7 +135,7 @@ def _plain(value: Any) -> Any:
 
 
 def _ephemeral_pools(tree: Tree) -> dict[str, list[str]]:
-    """User -> names of the ephemeral pools that were made for it, those under ``parent$user`` left aside (2.9)."""
+    """User -> names of the ephemeral pools that were created for the user, except those under ``parent$user`` (2.9)."""
     found: dict[str, list[str]] = {}
     for pool in tree.pools.values():
         if pool.is_ephemeral and SUBPOOL_DELIMITER not in pool.name:
@@ -155,7 +155,7 @@ def _filter_of_all_trees(record: OperationRecord) -> str:
 
 
 def job_counts(record: OperationRecord, live: Operation | None) -> dict[str, int]:
-    """Jobs of an operation by what became of them; ``total`` are those that it shall have."""
+    """Jobs of an operation by their outcome; ``total``: number of jobs in its specification."""
     counts = count_jobs(record, live)
     names = ("total", "pending", "active", "completed", "failed", "aborted", "lost")
     return {"running" if name == "active" else name: getattr(counts, name) for name in names}
@@ -166,7 +166,7 @@ def _annotations(record: OperationRecord) -> Any:
 
 
 def _aborted_counts(record: OperationRecord) -> dict[str, Any]:
-    """Aborted jobs by why, as YTsaurus counts them."""
+    """Aborted jobs by reason, as YTsaurus counts them."""
     reasons = dict(record.aborted_for)
     total = sum(counts.aborted for counts in record.counts.values())
     if total > sum(reasons.values()):
@@ -175,7 +175,7 @@ def _aborted_counts(record: OperationRecord) -> dict[str, Any]:
 
 
 def view_incarnation(begun: Incarnation) -> dict[str, Any]:
-    """One run of all jobs of an operation with ``gang_options``, as ``list_operation_events`` tells of it."""
+    """One run of all jobs of an operation with ``gang_options``, in the form of ``list_operation_events``."""
     event = {"timestamp": iso_time(begun.at), "event_type": "incarnation_started", "incarnation": begun.id}
     if not begun.reason:
         return event
@@ -252,10 +252,10 @@ def operation_info(
     now: float | None = None,
     statistics: JobStatistics | None = None,
 ) -> Lazy:
-    """An operation, live or finished: what ``get_operation`` answers (yt_protocol.md 10) at ``now``; ``statistics`` are
-    those of its jobs.
+    """An operation, live or finished: the answer of ``get_operation`` (yt_protocol.md 10) at ``now``; ``statistics``
+    are those of its jobs.
 
-    It shows no environment to one whose ``rights`` do not allow to read it.
+    It contains no environment if ``rights`` do not allow reading it.
     """
     live, given = rights.state.operations.get(record.id), record.spec
     hide: Callable[[dict[str, Any]], dict[str, Any]] = dict
@@ -313,9 +313,9 @@ def operation_info(
 
 
 def _brief_progress(state: State, record: OperationRecord, live: Operation | None, now: float | None) -> dict[str, Any]:
-    """Counts of jobs and, where there is a forecast, times of start and end in the form of ``yt``.
+    """Counts of jobs and, if there is a forecast, times of start and end in the form of ``yt``.
 
-    Its client shows them only where ``build_time`` is later than that of the last answer.
+    Its client shows them only if ``build_time`` is later than that of the last answer.
     """
     outlook, jobs = view_forecast(state, record.id), job_counts(record, live)
     brief: dict[str, Any] = {"state": record.state, "jobs": jobs, "total_job_counter": jobs}
@@ -331,7 +331,7 @@ USER_TAGS: Final = "user_tags"
 
 
 def node_info(node: Node) -> dict[str, Any]:
-    """A node as its registration and its last heartbeat say."""
+    """A node as of its registration and its last heartbeat."""
     return {
         "id": node.id,
         "address": node.address,
@@ -371,7 +371,7 @@ def _operations(rights: Rights, look_at: LookAt) -> Lazy:
 
 
 def scheduler_orchid(rights: Rights, results: Results) -> Lazy:
-    """Everything below ``//sys/scheduler/orchid/scheduler`` (5.1) that may be read."""
+    """Everything below ``//sys/scheduler/orchid/scheduler`` (5.1) that the user may read."""
     state, look_at = rights.state, look_once(results)
 
     def preemptions() -> list[dict[str, Any]]:

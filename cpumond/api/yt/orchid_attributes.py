@@ -1,7 +1,7 @@
-"""The dynamic attributes of pools and operations: each by its name and how it is read (semantics.md 5.2 to 5.4). Pure.
+"""The dynamic attributes of pools and operations: each name with its reader (semantics.md 5.2 to 5.4). Pure.
 
-Shares and ratios are fractions of the tree's resources, volumes resource*seconds or share*seconds, periods have the
-documents' milliseconds, times are ISO 8601.
+Shares and ratios are fractions of the tree's resources, volumes resource*seconds or share*seconds, periods are
+milliseconds as in YTsaurus, times are ISO 8601.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from cpumond.scheduler.settings.preemption_rules import PreemptionRules
 from cpumond.scheduler.state.retries import find_policy
 
 MAX_SATISFACTION: Final = 1e9
-"""Shown for an element without a fair share, whose satisfaction is infinite (7.2)."""
+"""Value for an element without a fair share, whose satisfaction is infinite (7.2)."""
 
 Reader = Callable[[UpdatedTree, Any], Any]
 
 
 def _figure(name: str, otherwise: Any = MISSING) -> Reader:
-    """Reader of a figure; ``otherwise`` where the element does not have it."""
+    """Reader of a figure; ``otherwise`` if the element does not have it."""
     read = (figures.POOL if name in figures.POOL else figures.OPERATION)[name]
 
     def find(_: UpdatedTree, element: Element) -> Any:
@@ -54,12 +54,12 @@ def _amounts(name: str) -> Reader:
 
 
 def _given(resources: Resources) -> dict[str, Any]:
-    """Resources of the configuration: only those that it names."""
+    """Resources of the configuration: only those that are set."""
     return {name: amount if name == "cpu" else whole(amount) for name, amount in resources.items()}
 
 
 def _detailed(convert: Callable[[Vector], Any]) -> Reader:
-    """Reader of the parts of a fair share, each as ``convert`` has it."""
+    """Reader of the parts of a fair share, each converted by ``convert``."""
 
     def read(view: UpdatedTree, element: Element) -> dict[str, Any]:
         shares = view.shares(element)
@@ -103,7 +103,7 @@ def _starving_ancestor(*statuses: str) -> Reader:
 
 
 def _rule(name: str) -> Reader:
-    """Reader of a rule that holds for the element; seconds are shown as milliseconds."""
+    """Reader of a rule in force for the element; seconds are shown as milliseconds."""
 
     def read(_: UpdatedTree, element: Element) -> Any:
         value = getattr(_rules(element), name)
@@ -113,7 +113,7 @@ def _rule(name: str) -> Reader:
 
 
 def _own_rule(option: str, effective: str) -> Reader:
-    """Reader of an option about starvation: the element's own value, where it has none the one that holds."""
+    """Reader of an option about starvation: the element's own value, otherwise the value in force."""
     read_effective = _rule(effective)
 
     def read(view: UpdatedTree, element: Element) -> Any:
@@ -126,7 +126,7 @@ def _own_rule(option: str, effective: str) -> Reader:
 
 
 def _own_rule_value(element: Element, option: str) -> Any:
-    """The element's own option about starvation, None where it has none; the root has its rules alone."""
+    """The element's own option about starvation, None if unset; the root has only its rules."""
     return None if element.parent is None else getattr(own_options(element), option, None)
 
 
@@ -248,7 +248,7 @@ def _always(value: Any) -> Reader:
 
 
 def _below_root(read: Reader) -> Reader:
-    """The root has no such attribute (5.1)."""
+    """Hide an attribute at the root, which does not have it (5.1)."""
     return lambda view, pool: MISSING if pool.is_root else read(view, pool)
 
 
@@ -262,7 +262,7 @@ def _full_path(_: UpdatedTree, pool: PoolElement) -> str:
 
 
 def _if_flowing(read: Reader) -> Reader:
-    """Also of a pool that has a flow and no type yet: what its capacity will be."""
+    """Show an attribute also for a pool that has a flow and no type yet: its future capacity."""
     return lambda view, pool: (
         read(view, pool) if is_integral(pool) or pool.settings.integral_guarantees.resource_flow else MISSING
     )

@@ -1,4 +1,4 @@
-"""The parameters of a command of the ``yt`` protocol, each read as the kind that it must be."""
+"""The parameters of a command of the ``yt`` protocol, each read as its required type."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from cpumond.scheduler.rights.tokens import User
 MAX_QUERY_FIELDS = 100
 MAX_MILLISECONDS = 1e9
 MAX_NAMES = 256
-"""Of attributes that are asked for, of each of very many objects."""
+"""Maximum names of requested attributes, because there may be very many objects."""
 _PIECE = re.compile(r"x-yt-parameters-?(\d{1,4})")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 
 
 @dataclass(frozen=True)
 class YtRequest:
-    """One command. ``parameters`` are as they arrived: a path may be Attributed, unknown names are the backend's to
-    ignore. ``value`` is the body of ``set`` and ``multiset_attributes``."""
+    """One command. ``parameters`` are as they arrived: a path may be Attributed, unknown names are ignored by the
+    backend. ``value`` is the body of ``set`` and ``multiset_attributes``.
+    """
 
     command: str
     parameters: dict[str, Any]
@@ -39,7 +40,9 @@ class YtRequest:
 
 
 def read_map(text: bytes, form: Format, depth: int, where: str) -> dict[str, Any]:
-    """Parameters in a text; ``where`` it stands, for errors. Raises YtError, as the next two do."""
+    """Parse parameters in a text; ``where`` names its place, for errors. Raises YtError, as the next two functions
+    do.
+    """
     try:
         value = strip_attributes(read_value(text, form, depth))
     except ParseError as error:
@@ -64,7 +67,7 @@ def gather_parameters(request: Request) -> bytes:
     if sorted(pieces) != list(range(min(pieces), max(pieces) + 1)) or min(pieces) > 1:
         raise YtError("Error parsing request: a piece of the header X-YT-Parameters is missing")
     texts = [pieces[number] for number in sorted(pieces)]
-    # Pieces are encoded one by one, or the text was cut after it was encoded as a whole.
+    # Pieces are encoded one by one, or the text was split after it was encoded as a whole.
     apart = all(len(text) % 4 == 0 for text in texts)
     try:
         return b"".join(base64.b64decode(text, validate=True) for text in (texts if apart else ["".join(texts)]))
@@ -76,7 +79,7 @@ def read_query(request: Request, depth: int) -> dict[str, Any]:
     """The parameters in the URL: ``?path=//sys&recursive=true&attributes=["weight"]``.
 
     A text that begins like YSON's maps, lists, attributes, literals or quoted strings is YSON; ``true``, ``false`` and
-    integers are values; everything else is a string as it stands.
+    integers are values; everything else is a literal string.
     """
     parameters: dict[str, Any] = {}
     query = request.scope["query_string"].decode("latin-1")
@@ -110,7 +113,9 @@ def plain(value: Any) -> Any:
 
 
 def get_path(request: YtRequest, name: str = "path") -> YPath:
-    """Raises YtError, as all of these but ``get_flag`` do, for what is missing or is of another kind."""
+    """Parse a path. Like all functions here but ``get_flag`` it raises YtError for a missing parameter and a wrong
+    type.
+    """
     if name not in request.parameters:
         raise YtError(f'{request.command}: parameter "{name}" is missing')
     return parse_ypath(request.parameters[name])
@@ -181,7 +186,7 @@ def get_milliseconds(request: YtRequest, name: str) -> float | None:
 
 
 def get_time(request: YtRequest, name: str) -> float | None:
-    """Seconds since 1970 of an ISO time or of microseconds since 1970."""
+    """Seconds since 1970 from an ISO time or from microseconds since 1970."""
     value = plain(request.parameters.get(name))
     if value is None:
         return None
@@ -191,7 +196,6 @@ def get_time(request: YtRequest, name: str) -> float | None:
         found = datetime.fromisoformat(value)
     except (TypeError, ValueError):
         raise YtError(
-            f'{request.command}: parameter "{name}" must be a time such as 2026-11-20T23:23:17Z, not '
-            f"{quote_text(value)}"
+            f'{request.command}: parameter "{name}" must be a time like 2026-11-20T23:23:17Z, not {quote_text(value)}'
         ) from None
     return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()

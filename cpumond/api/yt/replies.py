@@ -1,4 +1,6 @@
-"""State of the ``yt`` protocol between requests: replies to repeated ones (section 8), and the rate of each user."""
+"""State of the ``yt`` protocol between requests: replies for repeated requests (section 8), and the rate of each
+user.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from cpumond.core.errors import CpumondError
 from cpumond.scheduler.model import NODE_OFFLINE, TIMEOUT, TOO_MANY_REQUESTS
 
 TRY_AGAIN_CODES = frozenset({TIMEOUT, 100, 105, 108, 202, 904, NODE_OFFLINE, 2100})
-"""Errors that ask for another try with the same mutation id: they are not kept as replies."""
+"""Errors that ask for another try with the same mutation id; they are not kept as replies."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,14 @@ class YtLimits:
     """Limits of one request, and of one user. ``now`` is a monotonic clock in seconds."""
 
     max_body_bytes: int = 1024 * 1024
-    """Of a body, also after decompression."""
+    """Maximum bytes of a body, also after decompression."""
     max_depth: int = MAX_DEPTH
-    """Of nested maps, lists and attributes in what arrives: 200 at most, so that readers stay within Python's stack and
-    answers that hold it within MAX_WRITTEN_DEPTH."""
+    """Maximum nesting of maps, lists and attributes in requests: at most 200, so that readers stay within Python's
+    stack and answers that contain them within MAX_WRITTEN_DEPTH.
+    """
     max_batch_requests: int = 1000
     requests_per_s: float = 200.0
-    """Of one user in the long run; requests in a batch count."""
+    """Requests per second of one user in the long run; requests in a batch count."""
     burst_requests: float = 400.0
     max_users: int = 10_000
     """Users whose rate is remembered at the same time."""
@@ -46,7 +49,7 @@ class _Reply:
 
 
 class ReplyCache:
-    """Replies to commands that change something, by user and mutation id: a repeat is answered, not run (section 8).
+    """Replies to changes, by user and mutation id: a repeat is answered, not run (section 8).
 
     ``now`` is wall-clock time in seconds, so that replies can outlive the process.
     """
@@ -68,7 +71,7 @@ class ReplyCache:
     async def run(self, user: str, mutation_id: str, command: str, work: Callable[[], Awaitable[Any]]) -> Any:
         """The reply of ``work``, which is run once for the id; a repeat waits for it, and has the same reply or error.
 
-        An error that asks for another try, or that is not the command's own, is not kept. The work goes on when the
+        An error that asks for another try, or that is not the command's own, is not kept. The work continues when the
         caller is cancelled. Raises YtError when the id belongs to another command.
         """
         key = (user, mutation_id)
@@ -114,7 +117,7 @@ class ReplyCache:
         return reply is not None and reply.command != command
 
     def _forget_old(self, room_for: int = 0) -> None:
-        """Drop what is too old or too much, the oldest first; what still runs stays."""
+        """Drop replies that are too old or too many, the oldest first; running ones stay."""
         oldest_s = self._now() - self._max_age_s
         excess = len(self._replies) + room_for - self._max_replies
         dropped: list[tuple[str, str]] = []
@@ -128,7 +131,9 @@ class ReplyCache:
             del self._replies[key]
 
     def restore(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Take over what ``export_reply`` made in an earlier run; raises KeyError or ParseError for a wrong form."""
+        """Restore the output of ``export_reply`` from an earlier run; raises KeyError or ParseError for a wrong
+        form.
+        """
         for entry in entries:
             key = (str(entry["user"]), str(entry["mutation_id"]))
             value = from_json_tree(entry["reply"])
@@ -138,7 +143,7 @@ class ReplyCache:
 
 
 def export_reply(user: str, mutation_id: str, command: str, at_s: float, reply: Any) -> dict[str, Any]:
-    """A successful reply as ``ReplyCache.restore`` takes it over."""
+    """A successful reply in the form for ``ReplyCache.restore``."""
     return {
         "user": user,
         "mutation_id": mutation_id,
@@ -165,7 +170,7 @@ class Rates:
         left = self._left(user)
         if left <= 0.0:
             raise YtError(
-                f"too many requests of user {quote_text(user)}: {self._limits.requests_per_s:g} in a second is the "
+                f"too many requests of user {quote_text(user)}: {self._limits.requests_per_s:g} per second is the "
                 "limit; wait, or send one execute_batch",
                 TOO_MANY_REQUESTS,
             )

@@ -1,7 +1,7 @@
-"""Transport of the ``yt`` protocol: all that lies between a socket and the commands (yt_protocol.md 3 to 8).
+"""Transport of the ``yt`` protocol: everything between a socket and the commands (yt_protocol.md 3 to 8).
 
 A request is checked, read and turned into a ``YtRequest``; a ``Backend`` answers with a plain value; the transport
-writes that in the format that was asked for. What the paths and operations mean is the backend's business.
+writes it in the requested format. Only the backend interprets paths and operations.
 
 The server needs a header limit above its default: ``X-YT-Parameters`` carries whole specifications.
 """
@@ -64,19 +64,20 @@ MAX_MESSAGE_HEADER_CHARS = 2 * 1024
 LARGE_ANSWERS = frozenset({"get", "list", "list_operations", "list_jobs", "execute_batch"})
 LARGE_ANSWERS_AT_ONCE = 4
 MAX_BATCH_BYTES = 32 * 2**20
-"""Of the answers to one execute_batch, in memory."""
+"""Maximum memory of the answers to one execute_batch, in bytes."""
 GIVE_WAY_S = 50e-6
-"""How long the thread that writes a large answer sleeps after each piece, which releases the interpreter's lock: beside
-a busy thread an update in the event loop's thread, and with it each heartbeat, would take twice as long."""
+"""Seconds for which the thread that writes a large answer sleeps after each piece, releasing the interpreter's lock.
+Otherwise an update in the event loop's thread, and with it each heartbeat, would take twice as long.
+"""
 READ_AT_ONCE_BYTES = 4096
-"""A longer request is read in a thread: in the event loop it would hold up heartbeats."""
+"""A longer request is parsed in a thread; in the event loop it would delay heartbeats."""
 
 
 Backend = Callable[[YtRequest], Awaitable[Any]]
 """Answers a command with its v4 value (section 6), ``{"value": v}`` for get, list and exists, bytes for binary ones.
 
-The answer must not change after it is given: large ones are written in another thread. It raises YtError or
-CpumondError for what is refused; the latter's ``code``, ``attributes`` and ``inner`` are taken over when it has them.
+The answer must not change after it is returned: large ones are written in another thread. It raises YtError or
+CpumondError for refusals; ``code``, ``attributes`` and ``inner`` of the latter are used if it has them.
 """
 
 
@@ -84,21 +85,21 @@ RecordRefusal = Callable[[Request, Exception], Awaitable[None]]
 
 
 async def _record_nothing(_: Request, __: Exception) -> None:
-    """Where no audit log is kept."""
+    """Used if no audit log is kept."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command as the client learns of it (section 3)."""
+    """A command as it is described to clients (section 3)."""
 
     name: str
     volatile: bool = False
     has_input: bool = False
     is_binary: bool = False
-    """The answer is bytes as they are, in no format."""
+    """The answer is unformatted bytes."""
 
     def view(self) -> dict[str, Any]:
-        """The descriptor, of exactly five keys: the client fails at a sixth."""
+        """The descriptor, with exactly five keys: the client fails at a sixth."""
         return {
             "name": self.name,
             "input_type": "structured" if self.has_input else "null",
@@ -135,7 +136,7 @@ def make_yt_routes(
     bodies: Bodies | None = None,
     make_refusal_event: RecordRefusal = _record_nothing,
 ) -> list[Route]:
-    """The routes of the protocol. ``authenticate`` names the user of a request or raises YtError 900.
+    """The routes of the protocol. ``authenticate`` returns the user of a request or raises YtError 900.
 
     ``make_refusal_event`` is called with requests that are refused.
     """
@@ -186,7 +187,7 @@ class _Transport:
         self._rates = Rates(self._limits)
 
     def handle(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        """The handler with its errors in the form of the protocol, and with the headers of every answer."""
+        """Wrap a handler: errors get the form of the protocol, and every response its headers."""
 
         async def answer(request: Request) -> Response:
             request_id = make_id()
@@ -203,8 +204,8 @@ class _Transport:
                 await self._record_refusal(request, error)
                 response = make_error_response(error)
             except asyncio.CancelledError:
-                # The server ends; the client asks again, with the same mutation id.
-                response = make_error_response(YtError("the scheduler is ending; ask again", UNAVAILABLE), 503)
+                # The server is stopping; the client sends it again, with the same mutation id.
+                response = make_error_response(YtError("the scheduler is stopping; send it again", UNAVAILABLE), 503)
             except ClientDisconnect:
                 return Response(status_code=400)
             except Exception:
@@ -233,7 +234,7 @@ class _Transport:
     async def refuse_version(self, request: Request, _: _Ids) -> Response:
         """Anything else below /api."""
         path = request.url.path
-        raise HttpError(404, f"there is no {path} here; the API is /api/v4 (unset YT_VERSION)")
+        raise HttpError(404, f"there is no {path} here; the API is at /api/v4 (unset YT_VERSION)")
 
     async def run(self, request: Request, ids: _Ids) -> Response:
         """A command: GET, POST or PUT /api/v4/<command>."""
@@ -290,7 +291,7 @@ class _Transport:
             return parameters, None
         form = _find_format(request, parameters, is_input=True)
         if not body.strip():
-            raise YtError(f"{command.name}: the body of the request, which is the value, is empty")
+            raise YtError(f"{command.name}: the body of the request must be the value, and is empty")
         try:
             value = read_value(body, form, depth)
         except ParseError as error:
@@ -318,7 +319,7 @@ class _Transport:
         return result
 
     async def _execute_batch(self, request: YtRequest) -> dict[str, Any]:
-        """Each request of a batch by itself, in order: ``{results=[{output=...} or {error=...}]}``."""
+        """Run each request of a batch by itself, in order: ``{results=[{output=...} or {error=...}]}``."""
         requests = strip_attributes(request.parameters.get("requests"))
         if not isinstance(requests, list):
             raise YtError('execute_batch: "requests" is a list of {command; parameters; input}')
@@ -346,7 +347,7 @@ class _Transport:
         return {"results": results}
 
     async def _weigh(self, result: dict[str, Any]) -> int:
-        """Bytes that a result takes; of one that may be large in a thread, since each of its values is looked at."""
+        """Bytes of a result; those of a large one are counted in a thread, because each of its values is examined."""
         output = result.get("output")
         value = output.get("value") if isinstance(output, dict) and len(output) == 1 else output
         if value and isinstance(value, Attributed | list | tuple | dict):
@@ -364,7 +365,7 @@ class _Transport:
 
 
 def _read_item(batch: YtRequest, item: Any, index: int) -> YtRequest:
-    """One request of a batch. A command that changes something gets a mutation id: a repeated batch repeats nothing."""
+    """One request of a batch. A change gets a mutation id, so that a repeated batch repeats nothing."""
     if not isinstance(item, dict):
         raise YtError(f"execute_batch: request {index} is not a map of command, parameters and input")
     name = strip_attributes(item.get("command"))
@@ -393,7 +394,7 @@ def _check_value(name: str, value: Any) -> Any:
 
 
 def _run_transaction_command(name: str) -> dict[str, Any] | None:
-    """Transactions are accepted and mean nothing: every command is by itself (section 8)."""
+    """Transactions are accepted without effect: every command is independent (section 8)."""
     if name == "start_transaction":
         return {"transaction_id": make_id()}
     return {} if name in ("ping_transaction", "commit_transaction", "abort_transaction") else None
@@ -417,14 +418,14 @@ def _require_method(request: Request, *allowed: str) -> None:
 
 
 def _check_method(request: Request, command: Command) -> None:
-    """A change is no GET, and no page of another site may send it: a token is not always asked for."""
+    """Refuse a change by GET or by a page of another site, because a token is not always required."""
     if not command.volatile:
         _require_method(request, "GET", "POST", "PUT")
         return
     _require_method(request, *(("PUT", "POST") if command.has_input else ("POST", "PUT")))
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise HttpError(403, f"{command.name}: pages of {quote_text(origin)} may not do this", ACCESS_DENIED)
+        raise HttpError(403, f"{command.name}: pages of {quote_text(origin)} may not send this request", ACCESS_DENIED)
 
 
 def _is_packed(request: Request) -> bool:
@@ -449,7 +450,7 @@ def _named_format(request: Request, header: str) -> Format | None:
 
 
 def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool) -> Format:
-    """MIME < header < parameters; where nothing is said, answers are pretty YSON, and values are taken for YSON."""
+    """The format: MIME < header < parameters; by default answers are pretty YSON, and values are read as YSON."""
     name = "input_format" if is_input else "output_format"
     if parameters.get(name) is not None:
         return format_of(parameters[name], name)
@@ -458,7 +459,7 @@ def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool
 
 
 def _write_and_free(holder: list[Any], form: Format) -> bytes:
-    """The one value in ``holder`` as text; in a thread, which frees it, too: that may take as long as a turn lasts."""
+    """Write the only value in ``holder`` as text and free it, in a thread, because freeing may take long."""
     value = holder.pop()
     return write_value(value, form, lambda: time.sleep(GIVE_WAY_S))
 
@@ -475,7 +476,7 @@ def _internal_error(ids: _Ids) -> YtError:
 
 
 def make_error_response(error: CpumondError, status: int | None = None) -> Response:
-    """An error as a JSON body and three headers (section 7). The headers are cut where they would be too long."""
+    """An error as a JSON body and three headers (section 7). Headers that would be too long are truncated."""
     value = error_value(error)
     bare = {**value, "attributes": {}, "inner_errors": []}
     try:
@@ -499,7 +500,7 @@ def make_error_response(error: CpumondError, status: int | None = None) -> Respo
 
 
 def _plain_json(value: Any) -> Any:
-    """An error as JSON, whose strings the client takes as they stand: no bytes as code points here."""
+    """An error as JSON, whose strings the client takes literally: no bytes as code points here."""
     if isinstance(value, Mapping) and not isinstance(value, Attributed):
         return {_plain_text(key): _plain_json(item) for key, item in value.items()}
     if isinstance(value, str):

@@ -16,17 +16,18 @@ from cpumond.scheduler.model import GENERIC, CommandError
 T = TypeVar("T", str, bytes)
 
 MAX_DEPTH = 64
-"""Maps, lists and attributes inside each other that a reader takes by default."""
+"""Nesting of maps, lists and attributes that a reader accepts by default."""
 MAX_WRITTEN_DEPTH = 256
-"""Nesting that the writers accept; no tree that is served is near it."""
+"""Nesting that the writers accept; no served tree comes near it."""
 MAX_VALUES = 20_000
-"""What one text may hold, maps and lists and what is in them: reading, checking and storing them takes time and memory
-by the value, not by the byte."""
+"""Maximum values of one text, including maps and lists: reading, checking and storing take time and memory per value,
+not per byte.
+"""
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 
 WRITTEN_BYTES = 4096
-"""Text between two calls of ``give_way``; written in some 0.2 ms."""
+"""Text between two calls of ``give_way``; written in about 0.2 ms."""
 
 
 class YtError(CommandError):
@@ -52,13 +53,13 @@ def error_value(error: CpumondError) -> dict[str, Any]:
 
 
 def error_of(value: Mapping[str, Any]) -> YtError:
-    """The inverse of ``error_value``; nothing of the first error's traceback is kept."""
+    """The inverse of ``error_value``; the first error's traceback is dropped."""
     inner = [error_of(each) for each in value["inner_errors"]]
     return YtError(value["message"], value["code"], value["attributes"], inner)
 
 
 class ParseError(YtError):
-    """Unreadable input. ``offset`` counts bytes from 0; None when only the reason is known."""
+    """Unreadable input. ``offset`` counts bytes from 0; None if only the reason is known."""
 
     def __init__(self, reason: str, offset: int | None, where: str = "") -> None:
         place = f"{where}: " if where else ""
@@ -75,7 +76,7 @@ class ParseError(YtError):
 
 
 class FormatError(YtError):
-    """A format that is not offered, or a value that it cannot express."""
+    """A format that is not supported, or a value that it cannot express."""
 
 
 class Attributed(NamedTuple):
@@ -92,7 +93,7 @@ class Uint(int):
 
 
 def strip_attributes(value: Any) -> Any:
-    """The value without attributes of its own (those of its items stay)."""
+    """The value without its own attributes (those of its items stay)."""
     return value.value if isinstance(value, Attributed) else value
 
 
@@ -104,7 +105,7 @@ def quote_text(value: object) -> str:
 
 
 def gather(pieces: list[T], give_way: Callable[[], object] | None) -> Callable[[T], None]:
-    """A function that appends to ``pieces`` of a text, and calls ``give_way`` after each WRITTEN_BYTES or so."""
+    """Return a function that appends to ``pieces`` of a text, and calls ``give_way`` about every WRITTEN_BYTES."""
     if give_way is None:
         return pieces.append
     left = WRITTEN_BYTES
@@ -121,7 +122,7 @@ def gather(pieces: list[T], give_way: Callable[[], object] | None) -> Callable[[
 
 
 def is_unsigned(value: int) -> bool:
-    """Whether an integer is written as uint64. Raises FormatError when it fits neither that nor int64."""
+    """Whether an integer is written as uint64. Raises FormatError if it fits neither that nor int64."""
     unsigned = isinstance(value, Uint) or value > INT64_MAX
     if value > UINT64_MAX or value < (0 if unsigned else INT64_MIN):
         raise FormatError(f"an integer of {value.bit_length()} bits is out of the range of YSON: -2^63 to 2^64-1")
@@ -129,7 +130,7 @@ def is_unsigned(value: int) -> bool:
 
 
 def to_bytes(text: str) -> bytes:
-    """The bytes of a string. Raises FormatError for what is not Unicode text."""
+    """The bytes of a string. Raises FormatError for text that is not Unicode."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -137,18 +138,18 @@ def to_bytes(text: str) -> bytes:
 
 
 def check_key(key: object) -> None:
-    """Raises FormatError, as the next two do."""
+    """Check the key of a map. Raises FormatError, as the next two functions do."""
     if not isinstance(key, str):
         raise FormatError(f"the key of a map is a string, not {quote_text(key)}")
 
 
 def check_attributed(value: Attributed) -> None:
-    """One value has its attributes once."""
+    """Check that a value has attributes only once."""
     if isinstance(value.value, Attributed):
         raise FormatError("a value with attributes cannot have attributes twice")
 
 
 def check_written_depth(depth: int) -> None:
-    """No value is nested deeper than the writers go."""
+    """Check that a value is not nested deeper than the writers go."""
     if depth >= MAX_WRITTEN_DEPTH:
         raise FormatError(f"the value is nested deeper than {MAX_WRITTEN_DEPTH} levels")

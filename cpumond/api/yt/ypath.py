@@ -10,7 +10,7 @@ from cpumond.api.yt.values import YtError, quote_text, strip_attributes
 
 
 class YPathError(YtError):
-    """A path that cannot be understood; code 1."""
+    """A path that cannot be parsed; code 1."""
 
     def __init__(self, text: object, reason: str, offset: int) -> None:
         super().__init__(f"path {quote_text(text)}: {reason} at offset {offset}", attributes={"offset": offset})
@@ -22,7 +22,7 @@ class YPath:
     """A path. ``root`` is "/" or "#<id>"; ``steps`` are the names below it, unescaped.
 
     ``attribute`` is None for a node, () for all of its attributes, else the attribute's name and the keys inside it.
-    ``suppress_link`` are the positions in ``steps`` that mean a link itself (``&``); -1 is the root.
+    ``suppress_link``: the positions in ``steps`` that refer to a link itself (``&``); -1 is the root.
     """
 
     root: str
@@ -45,7 +45,7 @@ class YPath:
 
 
 MAX_CHARS = 32_768
-"""More than the longest names there are need; a megabyte would hold up the event loop for a third of a second."""
+"""Longer than the longest names need; a megabyte would block the event loop for a third of a second."""
 
 _LITERAL = re.compile(r"(?:[^\\/@&*\[{]|\\(?:x[0-9A-Fa-f]{2}|[\\/@&*\[{]))+")
 _ESCAPE = re.compile(rb"\\(?:x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
@@ -54,12 +54,12 @@ _SPECIAL = re.compile(r"[\\/@&*\[{]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 _REFUSED = {
-    "[": "ranges of rows are not offered; a literal [ is written \\[",
-    "{": "column selectors are not offered; a literal { is written \\{",
-    "*": "wildcards are not offered; a literal * is written \\*",
+    "[": "ranges of rows are not supported; a literal [ is written \\[",
+    "{": "column selectors are not supported; a literal { is written \\{",
+    "*": "wildcards are not supported; a literal * is written \\*",
     "\\": "broken escape; use \\/ \\@ \\& \\* \\[ \\{ \\\\ or \\xHH",
     "@": 'an attribute follows "/"; a literal @ is written \\@',
-    "&": "misplaced &; it stands once, after the name of a link, and a literal & is written \\&",
+    "&": "misplaced &; it is written once, after the name of a link, and a literal & is written \\&",
 }
 
 
@@ -70,9 +70,9 @@ def escape_literal(name: str) -> str:
 
 
 def parse_ypath(text: Any) -> YPath:
-    """The path in a string, or in a string with attributes (a rich path), which are not looked at.
+    """The path in a string, or in a string with attributes (a rich path), which are ignored.
 
-    Raises YPathError for everything that is not understood, ranges and wildcards among it.
+    Raises YPathError for everything that cannot be parsed, including ranges and wildcards.
     """
     path = strip_attributes(text)
     if not isinstance(path, str):
@@ -107,7 +107,7 @@ def _parse_root(path: str) -> tuple[str, int]:
         return found[0], found.end()
     if not path.startswith("/"):
         raise YPathError(path, 'a path begins with "//" or "#"', 0)
-    # "/@name" is said for "//@name", the attributes of the root.
+    # "/@name" is accepted for "//@name", the attributes of the root.
     return "/", 0 if path.startswith("/@") else 1
 
 

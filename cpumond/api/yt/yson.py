@@ -64,8 +64,8 @@ _CLOSING = {0x7B: 0x7D, 0x5B: 0x5D, 0x3C: 0x3E}
 def read_yson(data: bytes, max_depth: int = MAX_DEPTH) -> Any:
     """The one value in YSON, text and binary mixed. A key given twice has its last value.
 
-    Takes 2 to 6 us for each value, and up to 0.3 s for a MB of escapes: what may be long is read in a thread. Raises
-    ParseError for anything else, for values nested deeper than ``max_depth``, and for more of them than MAX_VALUES.
+    Takes 2 to 6 us per value, and up to 0.3 s for a MB of escapes, so long texts are read in a thread. Raises
+    ParseError for anything else, for values nested deeper than ``max_depth``, and for more than MAX_VALUES values.
     """
     value, position = _YsonReader(data, max_depth).read(0, 0)
     end = _SPACE.match(data, position)
@@ -116,7 +116,7 @@ class _YsonReader:
         return self._read_text(found), found.end()
 
     def _read_text(self, found: re.Match[bytes]) -> str:
-        """A string that is not a binary one."""
+        """A string that is not binary."""
         text: bytes = found[3] if found.lastindex == 3 else found[2]
         if found.lastindex == 2 and b"\\" in text:
             start = found.start(2)
@@ -161,7 +161,7 @@ class _YsonReader:
         return signed
 
     def _read_simple(self, byte: int, start: int) -> tuple[Any, int]:
-        """A value that begins with one byte and is no container and no string."""
+        """A value that begins with one byte and is neither a container nor a string."""
         position = start + 1
         if byte == 0x02:
             number, position = self._read_varint(position)
@@ -243,7 +243,7 @@ class _YsonReader:
                 return pairs, position
 
     def _read_separator(self, position: int, closing: int) -> tuple[int, bool]:
-        """Past a semicolon, or past the end of the container."""
+        """Skip a semicolon, or the end of the container."""
         found = _TOKEN.match(self._data, position)
         if found is not None and found.lastindex == 1:
             byte = self._data[found.start(1)]
@@ -278,7 +278,7 @@ def write_yson(
     variant: Literal["binary", "text", "pretty"] = "text",
     give_way: Callable[[], object] | None = None,
 ) -> bytes:
-    """``value`` as YSON. ``pretty`` is indented by 4 spaces, with every item on a line of its own (section 5).
+    """``value`` as YSON. ``pretty`` is indented by 4 spaces, with every item on its own line (section 5).
 
     An integer above int64's range is written as uint64. Raises FormatError for what YSON cannot express. ``give_way``
     as in ``write_value``.
@@ -374,7 +374,7 @@ def _quote_yson(text: str | bytes) -> str:
 
 
 def _format_scalar(value: bool | float | None) -> str:
-    """A value that is no string and no container, as text YSON."""
+    """A value that is neither a string nor a container, as text YSON."""
     if value is None:
         return "#"
     if isinstance(value, bool):
@@ -389,7 +389,7 @@ def _format_scalar(value: bool | float | None) -> str:
 
 
 def _pack_scalar(value: bool | float | None) -> bytes:
-    """A value that is no string and no container, as binary YSON."""
+    """A value that is neither a string nor a container, as binary YSON."""
     if value is None:
         return b"#"
     if isinstance(value, bool):

@@ -88,7 +88,7 @@ async def test_who_goes_away_in_the_middle_leaves_nothing():
 
 async def test_a_body_that_does_not_come_is_not_waited_for():
     bodies = Bodies(read_s=0.01)
-    with pytest.raises(BodyError, match=r"not there within 0\.01 s") as refused:
+    with pytest.raises(BodyError, match=r"did not arrive within 0\.01 s") as refused:
         await read(bodies, Peer().send(b"a", more=True))
     assert refused.value.status == 408
 
@@ -102,7 +102,7 @@ async def test_the_oldest_unfinished_body_goes_first(limits: dict[str, int], use
     peers = [Peer().send(b"a" * 700, more=True) for _ in users]
     tasks = [asyncio.ensure_future(read(bodies, *each)) for each in zip(peers, users, strict=True)]
     await settle()
-    with pytest.raises(BodyError, match="others needed its room"):
+    with pytest.raises(BodyError, match="other requests needed its memory"):
         await tasks[0]
     for peer in peers:
         peer.send(b"b")

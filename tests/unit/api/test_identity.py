@@ -73,7 +73,7 @@ def test_a_token_of_the_file(scheduler: Scheduler) -> None:
     assert gate.find_user(make_request("alices")) == User(
         "alice", groups=frozenset({"ml"}), token_id=token_id, origin=f"10.0.0.7, token {token_id}"
     )
-    assert "the token is not known" in refuse(gate, make_request("other"))
+    assert "the token is unknown" in refuse(gate, make_request("other"))
     assert "a token is needed" in refuse(gate, make_request())
 
 
@@ -105,9 +105,9 @@ async def test_a_token_ends_with_the_one_it_was_made_with(scheduler: Scheduler) 
     assert gate.find_user(make_request("second")).name == "carol"
     assert gate.find_user(make_request("third")).name == "alice"
     await scheduler.execute(RevokeToken(first.id), ADMIN)
-    assert f"was made with the token {first.id}, which is not valid any more" in refuse(gate, make_request("second"))
+    assert f"was made with the token {first.id}, which is no longer valid" in refuse(gate, make_request("second"))
     gate.identities.take_over(Identities(parse_tokens("", "tokens")))
-    assert "which is not valid any more" in refuse(gate, make_request("third")), "its line is gone from the file"
+    assert "which is no longer valid" in refuse(gate, make_request("third")), "its line is gone from the file"
 
 
 @pytest.mark.parametrize("maker", ["alices", "boss", "account"])
@@ -268,10 +268,10 @@ def test_a_local_user_passes_for_no_proxy(scheduler: Scheduler) -> None:
     gate = make_gate(scheduler, None, trusted_proxy=("127.0.0.1",), socket="/run/s")
     for place in ("127.0.0.1", "unix"):
         forged = make_request(place=place, account=ALICE, x_remote_user="root")
-        assert "X-Remote-User is believed of a proxy alone" in refuse(gate, forged)
+        assert "X-Remote-User is only accepted from a proxy" in refuse(gate, forged)
     # A proxy that lost its token must not make everybody the account that it runs as.
     forwarded = make_request(place="127.0.0.1", account=User("root", admin=True), x_remote_user="dora")
-    assert "X-Remote-User is believed of a proxy alone" in refuse(gate, forwarded)
+    assert "X-Remote-User is only accepted from a proxy" in refuse(gate, forwarded)
 
 
 def test_with_an_own_token_the_header_says_nothing(scheduler: Scheduler) -> None:

@@ -1,4 +1,4 @@
-"""Requests about rights, and what answers leave out for want of them (semantics.md 12)."""
+"""Requests about rights, and filtering of answers by rights (semantics.md 12)."""
 
 from __future__ import annotations
 

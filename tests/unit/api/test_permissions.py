@@ -142,7 +142,7 @@ def test_the_first_that_is_missing_is_the_reason(asked):
     verdict = judge_action(asked.state, asked.rights(ANN), "remove", RightsTarget(TREE, "b"))
     assert verdict.because == 'no access list allows modify_children to ann, and pool "a" has one'
     verdict = judge_action(asked.state, asked.rights(ANN), "read", RightsTarget())
-    assert verdict.because == "every user may read what has no access list"
+    assert verdict.because == "every user may read an object without an access list"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_the_first_that_is_missing_is_the_reason(asked):
         ("b", "wirte", 'action "wirte" is unknown for pool "b"; did you mean "write"?'),
         ("*one", "abor", 'did you mean "abort"?'),
         ("*one", "use", " is unknown for operation "),
-        ("//sys", "xxxxx", 'action "xxxxx" is unknown for what has no access list; known: read, use,'),
+        ("//sys", "xxxxx", 'action "xxxxx" is unknown for an object without an access list; known: read, use,'),
     ],
 )
 def test_an_unknown_action_is_told(asked, name, action, sentence):

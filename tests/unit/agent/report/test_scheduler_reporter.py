@@ -312,8 +312,8 @@ def test_demands_that_registering_does_not_end_are_a_failure(server: PlayedServe
         (refuse(409, "another agent"), "answered 409: another agent"),
         (refuse(503, "the disk is full"), "answered 503: the disk is full"),
         (
-            refuse(401, "the token is not known"),
-            "answered 401: the token is not known; check scheduler.token and scheduler.token_file",
+            refuse(401, "the token is unknown"),
+            "answered 401: the token is unknown; check scheduler.token and scheduler.token_file",
         ),
         (reply(b"<html>", 403), "answered 403; check scheduler.token and scheduler.token_file"),
         (

@@ -265,7 +265,7 @@ async def test_2_3_without_a_default_tree_an_operation_must_name_its_trees(yt):
 async def test_an_empty_scheduler_has_no_default_tree_to_link_to(yt):
     await yt.remove("//sys/pool_trees/default")
     error = await error_of(yt.get("//sys/pools"), 500)
-    assert "there is none" in error.inner[0].message
+    assert "which does not exist" in error.inner[0].message
     assert await yt.get("//sys/pools&/@broken") is True
     assert not await yt.exists("//sys/pool_trees/@default_tree")
     await error_of(yt("create", type="scheduler_pool", attributes={"name": "a"}), said="there is no default tree")
@@ -420,7 +420,7 @@ async def test_a_pool_is_created_in_the_default_tree_under_the_root(yt):
 @pytest.mark.parametrize(
     ("parameters", "reason"),
     [
-        ({"type": "table", "path": "//tmp/t"}, "is not offered"),
+        ({"type": "table", "path": "//tmp/t"}, "is not supported"),
         ({"type": "scheduler_pool"}, 'needs the attribute "name"'),
         ({"type": "scheduler_pool", "attributes": {"name": "a", "pool_tree": 5}}, "pool_tree must be text"),
         ({"type": "scheduler_pool", "attributes": {"name": "a", "pool_tree": "x"}}, "does not exist"),
@@ -429,10 +429,10 @@ async def test_a_pool_is_created_in_the_default_tree_under_the_root(yt):
         ({"type": "scheduler_pool", "attributes": 7}, "must be a map"),
         ({"attributes": {"name": "a"}}, '"type" is missing'),
         ({"type": "map_node"}, '"path" is missing'),
-        ({"type": "map_node", "path": "//sys/a"}, "cannot be made"),
+        ({"type": "map_node", "path": "//sys/a"}, "cannot be created"),
         ({"type": "map_node", "path": "//sys/none/a"}, "Error resolving path"),
-        ({"type": "scheduler_pool_tree", "path": "//sys/pools/a"}, "cannot be made"),
-        ({"type": "map_node", "path": "//sys/pools/a/@b"}, "no place for a node"),
+        ({"type": "scheduler_pool_tree", "path": "//sys/pools/a"}, "cannot be created"),
+        ({"type": "map_node", "path": "//sys/pools/a/@b"}, "cannot hold a node"),
         ({"type": "map_node", "path": "//sys/pools/a", "attributes": {"name": "b"}}, "leave the attribute name out"),
     ],
 )
@@ -533,7 +533,7 @@ async def test_the_orchid_shows_what_lives(yt):
     assert not await yt.exists(f"{DEFAULT}/node_addresses/1")
     assert not await yt.exists(f"{DEFAULT}/node_addresses/x")
     assert (await yt.get(f"{DEFAULT}/pools"))["burst"]["specified_resource_flow_ratio"] == 0.1
-    await error_of(yt.list(f"{DEFAULT}/pool_count"), said="no map")
+    await error_of(yt.list(f"{DEFAULT}/pool_count"), said="not a map")
 
 
 async def test_a_get_from_above_does_not_bring_everything(yt):
@@ -708,7 +708,7 @@ async def test_pool_and_weight_of_an_operation_change(yt):
         ("list_operations", {"limit": "x"}, 1, "must be a whole number"),
         ("list_operations", {"from_time": "yesterday"}, 1, "must be a time"),
         ("list_operations", {"cursor_direction": "left"}, 1, "cursor_direction"),
-        ("no_such_command", {}, 1, "is not offered"),
+        ("no_such_command", {}, 1, "is not supported"),
     ],
 )
 async def test_what_is_wrong_with_a_command_is_said(yt, command, parameters, code, reason):

@@ -88,7 +88,7 @@ async def test_filters_and_counts(yt):
         ({"sort_field": "xyz"}, "sort_field is one of none, type"),
         ({"sort_order": "up"}, "sort_order is one of ascending, descending"),
         ({"with_stderr": "yes"}, "with_stderr is true or false"),
-        ({"continuation_token": "abc"}, "continuation_token is none that this scheduler gave"),
+        ({"continuation_token": "abc"}, "continuation_token was not issued by this scheduler"),
     ],
 )
 async def test_unknown_words_are_refused(yt, parameters, said):
