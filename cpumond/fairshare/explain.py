@@ -47,11 +47,9 @@ SHOWN_NAMES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """An element on the way from the root: absolute amounts of its dominant resource.
-
-    ``share`` is the sum of ``strong``, ``integral`` and ``by_weight``. ``cut``: why it ends below ``demand``, if that
-    is decided at this element; else "".
-    """
+    """An element on the way from the root: absolute amounts of its dominant resource. ``share`` is the sum of
+    ``strong``, ``integral`` and ``by_weight``. ``cut``: why it ends below ``demand``, if that is decided at this
+    element; else ""."""
 
     name: str
     resource: str
@@ -66,9 +64,7 @@ class PathStep:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """The rule that limits ``element``, and lines for people: that rule in a sentence, then the path from the root.
-
-    ``path``: the same path as figures, the root first.
-    """
+    ``path``: the same path as figures, the root first."""
 
     element: str
     rule: Rule
@@ -77,10 +73,8 @@ class Explanation:
 
 
 def explain(snapshot: Snapshot, result: UpdateResult, name: str) -> Explanation:
-    """Return the rule that gave the element ``name`` its share in ``result``, the update of ``snapshot``.
-
-    Raises KeyError for a name that is not in the tree.
-    """
+    """Return the rule that gave the element ``name`` its share in ``result``, the update of ``snapshot``. Raises
+    KeyError for a name that is not in the tree."""
     tree = _Tree(snapshot, result)
     binding = tree.find_binding(name)
     lines = [_describe_binding(tree, name, binding), "from the root down, in percent of the cluster:"]
@@ -151,10 +145,7 @@ class _Tree:
 
     def limit_in_force(self, name: str) -> int | None:
         """Return the resource in which an element is at its own limit and wants more; for the root, at the cluster's
-        (3).
-
-        Below the root, the cluster's total does not count as an element's own limit.
-        """
+        (3). Below the root, the cluster's total does not count as an element's own limit."""
         shares = self.shares(name)
         for r, (total, limit, demand) in enumerate(
             zip(shares.fair_share.total, shares.limits_share, shares.demand_share, strict=True)

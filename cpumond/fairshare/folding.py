@@ -17,10 +17,8 @@ DEFAULT_WEIGHT: Final = 1.0
 
 
 def limits_of_total(total: Vector, ratio: float) -> Vector:
-    """Return the limits of a ``max_share_ratio``, in [0, 1], that is a share of the cluster (18).
-
-    Quantised like all resources (17). A pool's ``resource_limits`` are the lesser of its own and these.
-    """
+    """Return the limits of a ``max_share_ratio``, in [0, 1], that is a share of the cluster (18). Quantised like all
+    resources (17). A pool's ``resource_limits`` are the lesser of its own and these."""
     return scale_resources(total, ratio)
 
 
@@ -37,11 +35,9 @@ def limits_of_parent(total: Vector, resource_limits: Vector, parent_limits: Vect
 
 
 def fold_weight(where: str, weight: float | None, inferred: float = DEFAULT_WEIGHT) -> float:
-    """Return the weight of an update, in [2^-26, 2^26], for the configured one (semantics.md 0.3 and 2.5).
-
-    Weights below the least weight, 0 included, become the least weight. None (not set) gives ``inferred``. ``where``
-    names the element. Raises FairShareInputError for a negative weight, one above 2^26 and NaN.
-    """
+    """Return the weight of an update, in [2^-26, 2^26], for the configured one (semantics.md 0.3 and 2.5). Weights
+    below the least weight, 0 included, become the least weight. None (not set) gives ``inferred``. ``where`` names the
+    element. Raises FairShareInputError for a negative weight, one above 2^26 and NaN."""
     if weight is None:
         return inferred
     if not 0.0 <= weight <= MAX_WEIGHT:

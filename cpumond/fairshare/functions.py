@@ -125,10 +125,8 @@ class ShareFunction:
         return self.value_in(self.segment_at(suggestion), suggestion)
 
     def position_at(self, segment: int, suggestion: float) -> tuple[float, Group, int]:
-        """Return the position of a pool's path at a suggestion within a segment (9.4).
-
-        That is the fit factor, the children that jump there, and how many of them have jumped.
-        """
+        """Return the position of a pool's path at a suggestion within a segment (9.4). That is the fit factor, the
+        children that jump there, and how many of them have jumped."""
         if segment < 0:
             x, _, _, group, jumped = self.zero_position
             return x, group, jumped
@@ -137,10 +135,8 @@ class ShareFunction:
 
     def slope_changes(self, factor: float, reach: float) -> list[SlopeChange]:
         """Return where and by how much the slope changes as a function of x, with suggestion ``x * factor``, for x in
-        [0, reach].
-
-        Ramps count as flat. The result is kept for the next sum if it is a pool's, which is longer than an operation's.
-        """
+        [0, reach]. Ramps count as flat. The result is kept for the next sum if it is a pool's, which is longer than an
+        operation's."""
         if not self.positions:
             return self._list_changes(factor, reach * factor)
         if self._changes[0] != factor:
@@ -191,11 +187,8 @@ def gang_function(demand: Vector, limits: Vector) -> ShareFunction:
 
 def operation_function(usage: Vector, demand: Vector, limits: Vector) -> ShareFunction:
     """Return ``B`` of an operation: its resources grow together to the usage, then from the usage to the demand (9.1,
-    9.4).
-
-    All three are shares, ``demand`` dominates ``usage``. Up to the greatest usage ``B_r(s) = min(s, usage_r)``; then
-    ``usage + g * (demand - usage)`` with the greatest ``g`` in [0, 1] that the suggestion and the limits allow.
-    """
+    9.4). All three are shares, ``demand`` dominates ``usage``. Up to the greatest usage ``B_r(s) = min(s, usage_r)``;
+    then ``usage + g * (demand - usage)`` with the greatest ``g`` in [0, 1] that the suggestion and the limits allow."""
     if max(demand) <= 0.0:
         return NOTHING
     starts: list[float] = []

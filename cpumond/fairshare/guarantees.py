@@ -30,11 +30,9 @@ from cpumond.fairshare.tree import UNSET
 
 
 def infer_guarantees(preorder: list[PoolNode], total: Vector, main_resource: str) -> None:
-    """Fill ``inferred_guarantee`` of every pool and its share ``strong``, from the root down (4).
-
-    A resource that a pool leaves unset follows its main resource: the same fraction of the parent's guarantee, scaled
-    to the rest that the configured siblings leave; at the first level it is not scaled.
-    """
+    """Fill ``inferred_guarantee`` of every pool and its share ``strong``, from the root down (4). A resource that a
+    pool leaves unset follows its main resource: the same fraction of the parent's guarantee, scaled to the rest that
+    the configured siblings leave; at the first level it is not scaled."""
     main = RESOURCES.index(main_resource)
     preorder[0].inferred_guarantee = total
     for node in preorder:

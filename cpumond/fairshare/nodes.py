@@ -235,9 +235,7 @@ def make_path(node: PoolNode, functions: list[ShareFunction], options: Options) 
 
 def first_reach(node: PoolNode) -> float:
     """Return the fit factor up to which a pool's path is first made (9): a little beyond the need of the last update.
-
-    The result does not depend on it. For the root B(1) is needed, so its last position is the best guess.
-    """
+    The result does not depend on it. For the root B(1) is needed, so its last position is the best guess."""
     last = node.memory.function
     reach = 0.0
     if node.parent is None:
@@ -251,11 +249,8 @@ def first_reach(node: PoolNode) -> float:
 
 def guess_reach(node: PoolNode) -> float:
     """Return a fit factor that probably suffices for the suggestion ``node.need``; the function is first made up to
-    there.
-
-    It assumes that each child, beyond its guarantee, grows straight to its demand. Too much costs time, too little a
-    second try; the result depends on neither.
-    """
+    there. It assumes that each child, beyond its guarantee, grows straight to its demand. Too much costs time, too
+    little a second try; the result depends on neither."""
     taken = [least(child.strong, child.demand_share) for child in node.pools]
     wanted = [
         subtract(least(child.demand_share, child.limits_share), guaranteed)

@@ -51,10 +51,7 @@ class Path:
 
     def places_at(self, x: float, group: Group = (), jumped: int = 0) -> tuple[list[int], list[float]]:
         """Return the places of the children at fit factor ``x``, the first ``jumped`` of ``group`` behind their jump
-        (12.1).
-
-        Two lists: the segment of each child's function, and its suggestion.
-        """
+        (12.1). Two lists: the segment of each child's function, and its suggestion."""
         functions = self.functions
         if self.factors is None:
             suggestions = [min(max(x - child, 0.0), 1.0) for child in range(len(functions))]
@@ -215,10 +212,8 @@ def _sweep(
     until: float | None,
     active: dict[tuple[int, int], Ramp],
 ) -> tuple[Vector, tuple[int, int, int, int, int]]:
-    """Append steps from the end of ``path`` through ``changes`` and on to ``until``.
-
-    ``value`` and ``slope`` are the sums so far without the ``active`` ramps; returns them as of ``until``.
-    """
+    """Append steps from the end of ``path`` through ``changes`` and on to ``until``. ``value`` and ``slope`` are the
+    sums so far without the ``active`` ramps; returns them as of ``until``."""
     if active:
         return _sweep_with_ramps(path, changes, value, slope, until, active)
     at = path.xs[-1]
@@ -287,10 +282,8 @@ def _sweep_with_ramps(
 
 
 def settle(path: Path) -> None:
-    """Replace the running sum by the children's own sum in resources that are constant.
-
-    For callers that compare such values with each other; worth it for small paths only.
-    """
+    """Replace the running sum by the children's own sum in resources that are constant. For callers that compare such
+    values with each other; worth it for small paths only."""
     for r in range(5):
         flat = [slope is not None and slope[r] == 0.0 for slope in path.slopes]
         flat.append(False)

@@ -27,11 +27,9 @@ BELOW_ONE: Final = 1.0 - 2.0**-53
 
 
 def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
-    """Return the farthest point of ``path`` with all values within ``bound``, which contains its start (9.4).
-
-    Returns (step, fit factor, value): within this linear step, at the start of this jump step that does not fit, or
-    (number of steps, fit factor of the end, last value). A jump counts as made only if the path gets beyond it.
-    """
+    """Return the farthest point of ``path`` with all values within ``bound``, which contains its start (9.4). Returns
+    (step, fit factor, value): within this linear step, at the start of this jump step that does not fit, or (number of
+    steps, fit factor of the end, last value). A jump counts as made only if the path gets beyond it."""
     values = path.values
     first_beyond = [
         _first_beyond(path, r, limit) if last > limit - TIE and last > 0.0 else len(values)
@@ -63,10 +61,7 @@ def stop_within(path: Path, bound: Vector) -> tuple[int, float, Vector]:
 
 def _first_beyond(path: Path, r: int, limit: float) -> int:
     """Return the first vertex whose value of resource ``r`` exceeds a limit that the start keeps; their number if none
-    does.
-
-    Near the limit the children's own sums decide.
-    """
+    does. Near the limit the children's own sums decide."""
     values, key = path.values, itemgetter(r)
     beyond = bisect_right(values, limit + TIE, key=key)
     near = max(bisect_right(values, limit - TIE, 0, beyond, key=key), 1)
@@ -110,11 +105,8 @@ class _Segments:
 
 class _Piece:
     """The piece of a path from where it leaves ``guarantee`` to where it meets ``limits``, which contain its start
-    (9.4).
-
-    ``first`` and ``last`` are the steps of the path that contain its ends; ``is_cut``: it ends before the path does.
-    Its vertices before ``exact_until`` are those of the path.
-    """
+    (9.4). ``first`` and ``last`` are the steps of the path that contain its ends; ``is_cut``: it ends before the path
+    does. Its vertices before ``exact_until`` are those of the path."""
 
     __slots__ = ("first", "last", "is_cut", "xs", "values", "slopes", "at_zero", "exact_until")
 

@@ -36,11 +36,9 @@ NO_SHARE: Final = FairShare()
 
 @dataclass(frozen=True, slots=True)
 class ElementShares:
-    """All results of an update for one element (2 to 14).
-
-    ``..._share`` are fractions of the cluster per resource, ``..._ratio`` scalar fractions, ``..._volume``
-    resource*seconds, ``..._resources`` absolute. Fields that only pools have are 0 for operations.
-    """
+    """All results of an update for one element (2 to 14). ``..._share`` are fractions of the cluster per resource,
+    ``..._ratio`` scalar fractions, ``..._volume`` resource*seconds, ``..._resources`` absolute. Fields that only pools
+    have are 0 for operations."""
 
     kind: str
     """root, pool or operation."""

@@ -56,9 +56,7 @@ class DemandEvent:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """A tree as of time 0, and the demand of its operations from then on. ``check_script`` defines which are valid.
-
-    Before its first event an operation has the ``demand`` that the tree gives it.
-    """
+    Before its first event an operation has the ``demand`` that the tree gives it."""
 
     snapshot: Snapshot
     script: tuple[DemandEvent, ...] = ()

@@ -43,11 +43,9 @@ SCHEDULER_OPTIONS: Final = Options(step_function_for_gang_operations=True)
 
 @dataclass(frozen=True, slots=True)
 class IntegralGuarantees:
-    """Integral guarantee of a pool and its state between updates (1, 5).
-
-    ``resource_flow`` and ``burst_guarantee_resources`` are absolute, ``accumulated_volume`` is in resource*seconds,
-    ``last_share_ratio`` is a fraction of the cluster. An update returns the last two as input of the next one.
-    """
+    """Integral guarantee of a pool and its state between updates (1, 5). ``resource_flow`` and
+    ``burst_guarantee_resources`` are absolute, ``accumulated_volume`` is in resource*seconds, ``last_share_ratio`` is a
+    fraction of the cluster. An update returns the last two as input of the next one."""
 
     guarantee_type: GuaranteeType = "none"
     resource_flow: Vector = ZERO
@@ -83,9 +81,7 @@ class Pool:
 @dataclass(frozen=True, slots=True)
 class Operation:
     """An operation, a leaf; ``demand`` dominates ``usage``, both absolute; ``max_share_ratio`` in [0, 1] (1).
-
-    ``start_time`` orders operations of equal weight in a FIFO pool, in seconds of any clock.
-    """
+    ``start_time`` orders operations of equal weight in a FIFO pool, in seconds of any clock."""
 
     name: str
     parent: str
@@ -100,11 +96,9 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One frozen pool tree: cluster totals (absolute), pools with parents before children, operations.
-
-    Children of a pool are ordered: pools in the order of ``pools``, then operations in the order of ``operations``.
-    ``root`` has the flags of the root; its guarantees, weight and guarantee type are ignored.
-    """
+    """One frozen pool tree: cluster totals (absolute), pools with parents before children, operations. Children of a
+    pool are ordered: pools in the order of ``pools``, then operations in the order of ``operations``. ``root`` has the
+    flags of the root; its guarantees, weight and guarantee type are ignored."""
 
     total_resources: Vector
     pools: tuple[Pool, ...] = ()

@@ -64,20 +64,16 @@ NO_OPERATIONS: Final[list[Operation]] = []
 
 
 def fair_share_update(snapshot: Snapshot, now: float, previous_update_time: float | None) -> UpdateResult:
-    """Update a tree that ``validate`` accepts once; times in seconds (2).
-
-    Errors in the tree's guarantees are worked around and listed in the result (15), nothing is raised. For a series of
-    updates a ``FairShareUpdater`` gives the same result, faster.
-    """
+    """Update a tree that ``validate`` accepts once; times in seconds (2). Errors in the tree's guarantees are worked
+    around and listed in the result (15), nothing is raised. For a series of updates a ``FairShareUpdater`` gives the
+    same result, faster."""
     return FairShareUpdater().update(snapshot, now, previous_update_time)
 
 
 class FairShareUpdater:
-    """A series of updates of a tree of which little changes from one to the next.
-
-    Functions of unchanged elements are kept; the result is the same, to the last bit, as without. Elements are
-    recognised by name and compared by value; those that are the same object cost least. Not thread-safe.
-    """
+    """A series of updates of a tree of which little changes from one to the next. Functions of unchanged elements are
+    kept; the result is the same, to the last bit, as without. Elements are recognised by name and compared by value;
+    those that are the same object cost least. Not thread-safe."""
 
     def __init__(self) -> None:
         self._memory: dict[str, PoolMemory] = {}
@@ -148,10 +144,7 @@ class FairShareUpdater:
 
     def _build(self, snapshot: Snapshot, former: list[PoolNode]) -> list[PoolNode]:
         """Return the pools in pre-order, with the records of their operations; unchanged ones are taken from memory
-        (1).
-
-        ``former``: the same pools in the last update; none if they changed.
-        """
+        (1). ``former``: the same pools in the last update; none if they changed."""
         total, options = snapshot.total_resources, snapshot.options
         full = share(total, total)
         given: dict[str, list[Operation]] = defaultdict(list)
@@ -221,10 +214,7 @@ class FairShareUpdater:
 
     def _share_remainders(self, preorder: list[PoolNode], options: Options) -> None:
         """Share out the remainders that steps of gangs cut off, without those gangs, one left out after the other
-        (12.3).
-
-        After ``MOST_ROUNDS`` of them all gangs that have nothing are left out at once.
-        """
+        (12.3). After ``MOST_ROUNDS`` of them all gangs that have nothing are left out at once."""
         root = preorder[0]
         if not any(record.gang for node in preorder for record in node.operations):
             return
@@ -294,11 +284,9 @@ def find_guarantees(
 
 
 def mark_whole(preorder: list[PoolNode], burst_pools: list[PoolNode], relaxed_pools: list[PoolNode]) -> bool:
-    """Mark the pools whose functions are made whole at once; return whether integral pools are nested.
-
-    These are relaxed pools and those below, whose shares are compared with free resources to the last bit (11). If
-    integral pools are nested, all: functions are then kept although their inputs have changed (11.1).
-    """
+    """Mark the pools whose functions are made whole at once; return whether integral pools are nested. These are
+    relaxed pools and those below, whose shares are compared with free resources to the last bit (11). If integral pools
+    are nested, all: functions are then kept although their inputs have changed (11.1)."""
     nested = any(
         above.guarantee_type != "none" for node in burst_pools + relaxed_pools for above in node.path_to_root()[1:]
     )

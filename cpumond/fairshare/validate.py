@@ -163,10 +163,8 @@ def _check_light_weights(snapshot: Snapshot, pools: dict[str, Pool]) -> None:
 
 
 def check_total_resources(total: Vector) -> None:
-    """Check cluster totals: finite, and either 0 or at least the least amount that exists (17).
-
-    Raises FairShareInputError.
-    """
+    """Check cluster totals: finite, and either 0 or at least the least amount that exists (17). Raises
+    FairShareInputError."""
     _check_amounts("total_resources", total)
     for resource, value in zip(RESOURCES, total, strict=True):
         if 0.0 < value < MIN_TOTAL:
@@ -227,11 +225,9 @@ def _check_choice(where: str, value: str, choices: Sequence[str]) -> None:
 
 
 def order_pools(pools: Iterable[Pool]) -> tuple[Pool, ...]:
-    """Return the pools with parents before children, otherwise in the given order; siblings keep their order (1).
-
-    A pool whose parent is not among them keeps its place: ``validate`` reports the error. Raises FairShareInputError
-    for a pool whose ancestors lead back to itself.
-    """
+    """Return the pools with parents before children, otherwise in the given order; siblings keep their order (1). A
+    pool whose parent is not among them keeps its place: ``validate`` reports the error. Raises FairShareInputError for
+    a pool whose ancestors lead back to itself."""
     pools = tuple(pools)
     names = {pool.name for pool in pools}
     placed: dict[str, None] = {}

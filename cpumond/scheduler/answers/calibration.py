@@ -40,10 +40,8 @@ class Interval(NamedTuple):
 
 
 class Calibration:
-    """The last actual starts of operations that had a forecast.
-
-    ``waiting``: operation that has not started -> its first forecast with a middle, before and after correction.
-    """
+    """The last actual starts of operations that had a forecast. ``waiting``: operation that has not started -> its
+    first forecast with a middle, before and after correction."""
 
     def __init__(self) -> None:
         scale = SUPPOSED_SPREAD / NormalDist().inv_cdf(PARTS[-1])
@@ -130,11 +128,9 @@ def _half_s(raw: Interval, is_first: bool) -> float | None:
 
 
 def quantile(sorted_values: Sequence[float], part: float) -> float | None:
-    """Return the value below which another one of the same distribution lies with probability ``part``.
-
-    The two or more values divide the range into parts of equal probability; beyond them the slope continues. None where
-    the result is infinite.
-    """
+    """Return the value below which another one of the same distribution lies with probability ``part``. The two or more
+    values divide the range into parts of equal probability; beyond them the slope continues. None where the result is
+    infinite."""
     place = part * (len(sorted_values) + 1) - 1.0
     low = min(max(int(place), 0), len(sorted_values) - 2)
     first, second = sorted_values[low], sorted_values[low + 1]

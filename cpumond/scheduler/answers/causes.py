@@ -42,10 +42,8 @@ _TEXTS: Final[dict[CauseKind, str]] = {
 
 
 class Cause(NamedTuple):
-    """Cause for which an operation waits.
-
-    ``pool``: the pool that is full or has the limit; "" for the operation's own limits and for causes of no pool.
-    """
+    """Cause for which an operation waits. ``pool``: the pool that is full or has the limit; "" for the operation's own
+    limits and for causes of no pool."""
 
     kind: CauseKind
     pool: str = ""
@@ -104,9 +102,7 @@ def find_excess(live: Operation | None) -> str:
 
 def find_shown_state(record: OperationRecord, live: Operation | None, excess: str | None = None) -> ShownState:
     """Return the state shown for an operation: the recorded one, or "waiting" where it is running without a job.
-
-    "cannot start" where no tree can hold its jobs. ``excess``: result of ``find_excess``, if known.
-    """
+    "cannot start" where no tree can hold its jobs. ``excess``: result of ``find_excess``, if known."""
     if live is None or live.active_job_count:
         return record.state
     if find_excess(live) if excess is None else excess:

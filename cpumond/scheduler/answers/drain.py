@@ -18,10 +18,8 @@ from cpumond.scheduler.trial.rounds import start_jobs
 
 class DrainedJob(msgspec.Struct, frozen=True):
     """A job that would end. ``lost_core_seconds``: work to be done again, since its start or last checkpoint (6.9).
-
     ``to_node``: where it would restart now; "" if it would wait. ``fails_operation``: its operation would fail, since
-    the job must not run twice (3.6), unless it completes in its time.
-    """
+    the job must not run twice (3.6), unless it completes in its time."""
 
     job_id: str
     operation_id: str

@@ -55,10 +55,8 @@ class Question:
 
 
 class Forecasts:
-    """The latest forecasts, used by the event loop's thread. ``pace``: see ``forward.Pace``.
-
-    A round begins ``period_s`` after the previous one, later if that took more than ``max_load`` of one core.
-    """
+    """The latest forecasts, used by the event loop's thread. ``pace``: see ``forward.Pace``. A round begins
+    ``period_s`` after the previous one, later if that took more than ``max_load`` of one core."""
 
     def __init__(
         self, state: State, now: Callable[[], float], pace: Callable[[], Pace], period_s: float, max_load: float,

@@ -83,10 +83,8 @@ def explain_operation(
     shares: Mapping[str, tuple[str, Sequence[str]]],
     rights: Rights | None = None,
 ) -> OperationAnswer:
-    """Return the answer for an operation, without other operations that the caller may not read.
-
-    ``shares``: tree -> rule and lines of ``fairshare.explain`` of its last update.
-    """
+    """Return the answer for an operation, without other operations that the caller may not read. ``shares``: tree ->
+    rule and lines of ``fairshare.explain`` of its last update."""
     live = state.operations.get(record.id)
     trees = []
     if live is not None:

@@ -37,9 +37,7 @@ from cpumond.scheduler.trial.rounds import settle
 
 class ElementShares(msgspec.Struct, frozen=True):
     """Shares of a pool or operation. ``pool``: its parent, or an operation's pool. A missing limit means no limit.
-
-    ``is_running``: for an operation, whether it holds a running slot; the counts are of pools.
-    """
+    ``is_running``: for an operation, whether it holds a running slot; the counts are of pools."""
 
     pool: str
     fair_share: Amounts
@@ -78,10 +76,8 @@ class ChangePlan(msgspec.Struct, frozen=True):
 
 
 def try_command(state: State, command: ConfigChanging, user: User, now: float) -> Transaction | ChangePlan:
-    """Return the change that a command would make, or the plan that says why it is refused. Changes nothing.
-
-    Raises ChangedSinceError, to which the log adds details.
-    """
+    """Return the change that a command would make, or the plan that says why it is refused. Changes nothing. Raises
+    ChangedSinceError, to which the log adds details."""
     numbers = itertools.count(1)
     try:
         check(state, command, user)
@@ -100,10 +96,8 @@ def refused_plan(refusal: CommandError) -> ChangePlan:
 def make_plan(
     state: State, change: Transaction, now: float, previous: Mapping[str, float | None], everything: bool
 ) -> ChangePlan:
-    """Return the effects of ``change`` on every pool and operation; it is applied to a copy of the state.
-
-    ``previous``: tree -> time of its last update. Elements without a difference are left out unless ``everything``.
-    """
+    """Return the effects of ``change`` on every pool and operation; it is applied to a copy of the state. ``previous``:
+    tree -> time of its last update. Elements without a difference are left out unless ``everything``."""
     config = state.config
     new = config if change.config is None else change.config
 

@@ -63,10 +63,7 @@ WAIT: Final = "wait until jobs end, or add a node"
 
 class Started(msgspec.Struct, frozen=True):
     """Everything that a trial started. ``usage``, ``running``: of pools; ``usage`` also of operations whose jobs it
-    started.
-
-    ``hidden``: the hindrance of most of the work that still waits then.
-    """
+    started. ``hidden``: the hindrance of most of the work that still waits then."""
 
     cores: dict[str, float] = {}
     """Operation -> cores of the jobs that started."""
@@ -281,10 +278,8 @@ def raise_count(tree: Tree, hindrance: Hindrance, running: Mapping[str, int]) ->
 
 def find_refusals(state: State, tree: Tree, now: float) -> Iterator[tuple[Remedy, int]]:
     """Yield for each pool whose ``max_operation_count`` refused starts recently its remedy and the number of refusals.
-
     Limits further up that as many more operations would reach are raised with it. So are those of running operations
-    where no more could run. ``cores`` counts the operations that may run at once then.
-    """
+    where no more could run. ``cores`` counts the operations that may run at once then."""
     for pool in (tree.root, *tree.pools.values()):
         refused, cores = state.refused_starts.count(tree.name, pool.name, pool.max_operation_count, now)
         if not refused:
@@ -442,10 +437,7 @@ def count_fitting(free: float, order: float, spare: float) -> int:
 
 def find_size(look: Look, order: float) -> float:
     """Return the largest CPU request with which jobs would use nearly as much of the free pieces as possible; 0 for
-    none.
-
-    At least ``LEAST_ORDER`` where one such exists. ``order``: the present request of a job.
-    """
+    none. At least ``LEAST_ORDER`` where one such exists. ``order``: the present request of a job."""
     spare = look.state.rules.spare
     rooms = [(node, positive_part(node.free)) for node in look.takers]
     pieces = [free[CPU] for node, free in rooms if has_spare(node, free, spare)]

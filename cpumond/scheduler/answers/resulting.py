@@ -44,9 +44,7 @@ _MONITOR_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def resulting_monitor(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return all options of ``job_cpu_monitor`` under YTsaurus' names, durations in milliseconds; null: no default.
-
-    ``given``: the section of the specification, checked (``OperationRecord.job_cpu_monitor``).
-    """
+    ``given``: the section of the specification, checked (``OperationRecord.job_cpu_monitor``)."""
     return {**_MONITOR_DEFAULTS[given.get("limit_rule", DEFAULT_SETTINGS.limit_rule)], **given}
 
 
@@ -56,12 +54,9 @@ def monitor_sources(given: Mapping[str, Any]) -> dict[str, Source]:
 
 
 def resulting_specification(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
-    """Return all options of an operation that have an effect, with defaults and later changes of parameters.
-
-    For a ``live`` operation starvation times are those that its pool's and tree's settings allow (6.2), in
-    milliseconds; for a finished one only the times that were set are known. Keys without an effect are returned as
-    given.
-    """
+    """Return all options of an operation that have an effect, with defaults and later changes of parameters. For a
+    ``live`` operation starvation times are those that its pool's and tree's settings allow (6.2), in milliseconds; for
+    a finished one only the times that were set are known. Keys without an effect are returned as given."""
     return {
         **{name: value for name, value in _given(record).items() if name not in _READ},
         "type": record.type,

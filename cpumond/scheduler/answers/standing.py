@@ -88,10 +88,8 @@ def _list_running(element: Element) -> Iterator[OperationElement]:
 
 def _describe_weight(step: float, at: OperationElement | PoolElement, parent: PoolElement, r: int) -> str:
     """Return that a gang's step is more than the weight of ``at`` gives, and the changes that help; "" where weights do
-    not.
-
-    ``step``: a fraction of the cluster. ``at``: the element with the gang, compared with its siblings that want more.
-    """
+    not. ``step``: a fraction of the cluster. ``at``: the element with the gang, compared with its siblings that want
+    more."""
     inside: list[OperationElement | PoolElement] = [*parent.children.values(), *parent.operations.values()]
     wanting = [each for each in inside if each is at or each.demand_share[r] > each.fair_share[r] + EPSILON]
     limit = min(share(parent.bounds, at.tree.total)[r], 1.0)

@@ -34,10 +34,7 @@ STARVATION_MS: Final = 30_000.0
 
 def find_unmet(state: State, tree: Tree, idle: float, now: float) -> list[Remedy]:
     """Return remedies for pools that have less than their guarantee though their operations want it, largest deficit
-    first.
-
-    ``idle``: cores that no job has.
-    """
+    first. ``idle``: cores that no job has."""
     missing = sorted((missed, pool.name) for pool in tree.pools.values() if (missed := _missing(pool)) > LEAST)
     found: dict[tuple[object, ...], Remedy] = {}
     for missed, name in missing[: -MAX_POOLS - 1 : -1]:
@@ -54,10 +51,7 @@ def _missing(pool: PoolElement) -> float:
 
 def _takeable(pool: PoolElement, by_shares: bool) -> float:
     """Return the cores that preemption could take from others in the long run, without jobs that the count rule
-    protects.
-
-    ``by_shares``: only jobs above their operation's fair share.
-    """
+    protects. ``by_shares``: only jobs above their operation's fair share."""
     total, cores = pool.tree.total[CPU], 0.0
     for element in pool.tree.operations.values():
         jobs = len(element.jobs)

@@ -85,10 +85,8 @@ def default_parent(tree: Tree) -> PoolElement:
 
 def choose_pool(tree: Tree, wanted: str, user: str, rules: Rules, moved: OperationElement | None = None) -> PoolChoice:
     """Choose the pool for an operation of ``user`` that asks for pool ``wanted``; "" means its user's name (2.8, 2.9).
-
     ``moved`` is the operation if it is live: an ephemeral pool that it would leave empty does not count. Raises
-    CommandError; changes nothing.
-    """
+    CommandError; changes nothing."""
     name = wanted or user
     if name == ROOT_POOL:
         if tree.config.settings.forbid_immediate_operations_in_root:
@@ -192,11 +190,9 @@ def operation_limits(settings: PoolSettings, tree: TreeSettings) -> tuple[int, i
 
 
 def operation_limits_of(pool: PoolElement) -> tuple[int, int]:
-    """Return ``operation_limits`` of a living pool below the root.
-
-    With ``per_pool_counts_for_leaves_only`` an inner pool that sets none has the limits of the tree. An inner pool has
-    explicit sub-pools, or is one in which ephemeral pools are created.
-    """
+    """Return ``operation_limits`` of a living pool below the root. With ``per_pool_counts_for_leaves_only`` an inner
+    pool that sets none has the limits of the tree. An inner pool has explicit sub-pools, or is one in which ephemeral
+    pools are created."""
     tree = pool.tree.config.settings
     if tree.per_pool_counts_for_leaves_only and is_inner(pool):
         own = pool.settings
@@ -270,11 +266,9 @@ def may_run(tree: Tree, choice: PoolChoice, user: str, ahead: Ahead) -> bool:
 
 
 def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:
-    """Return the operations of ``pending`` that are admitted now, in order of arrival: one scan of the queue (3.3).
-
-    A blocked operation keeps its place and does not block those behind it. The scan ends when the root is full. Changes
-    nothing.
-    """
+    """Return the operations of ``pending`` that are admitted now, in order of arrival: one scan of the queue (3.3). A
+    blocked operation keeps its place and does not block those behind it. The scan ends when the root is full. Changes
+    nothing."""
     added: dict[PoolElement, int] = {}
     found: list[OperationElement] = []
     of_users = count_running(tree)
@@ -293,10 +287,8 @@ def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[Oper
 
 
 def check_move(tree: Tree, element: OperationElement, choice: PoolChoice) -> None:
-    """Check that a live operation may move to another pool, by limits of the pools that are new for it (3.5).
-
-    Raises CommandError.
-    """
+    """Check that a live operation may move to another pool, by limits of the pools that are new for it (3.5). Raises
+    CommandError."""
     old = set(element.ancestors())
     if choice.pool is None:
         most, running = operation_limits(choice.settings, tree.config.settings)

@@ -46,10 +46,8 @@ Entry = tuple[float, float, int, int, Element]
 
 
 def satisfaction(element: Element) -> float:
-    """Return an element's usage over its fair share: lower is served earlier, 1 is exactly the fair share (7.2).
-
-    It counts the element's own usage; a pool's place in the order also depends on its children (``_key_of_pool``).
-    """
+    """Return an element's usage over its fair share: lower is served earlier, 1 is exactly the fair share (7.2). It
+    counts the element's own usage; a pool's place in the order also depends on its children (``_key_of_pool``)."""
     return satisfaction_of(element.usage, element.fair_share, element.demand_share, element.tree.total)
 
 
@@ -88,11 +86,9 @@ def wants_jobs(element: OperationElement) -> bool:
 
 
 class ServiceOrder:
-    """The order in which the operations of one tree are served, from one fair-share update to the next (7.1).
-
-    ``kind``: the kind of nodes that it serves, where filters leave out some (2.13), so that operations that may not use
-    them are not visited again and again; None: all operations. All orders of a tree follow each change together.
-    """
+    """The order in which the operations of one tree are served, from one fair-share update to the next (7.1). ``kind``:
+    the kind of nodes that it serves, where filters leave out some (2.13), so that operations that may not use them are
+    not visited again and again; None: all operations. All orders of a tree follow each change together."""
 
     def __init__(self, tree: Tree, kind: Kind | None = None) -> None:
         self.tree = tree
@@ -314,9 +310,7 @@ def list_alerts(live: Operation) -> list[tuple[str, str]]:
 
 def fits_orders(unordered_cores: float, cores: float) -> bool:
     """Whether another ordinary job of ``cores`` leaves the requests of such jobs within a node's CPU, up to rounding.
-
-    ``unordered_cores``: as ``Node.unordered_cores``.
-    """
+    ``unordered_cores``: as ``Node.unordered_cores``."""
     return cores <= unordered_cores or cores <= unordered_cores + ROUNDING * max(cores, 1.0)
 
 

@@ -23,10 +23,8 @@ from cpumond.scheduler.model import Task
 @dataclass(frozen=True, slots=True)
 class PreemptionPlan:
     """One job to start, and the jobs on its node that must end for it, in the order of the walk, each with its reason.
-
     When the victims' usage is gone and the job's is there, the node fits its capacity and no pool above the job exceeds
-    its limits (within ``ROUNDING``). Without any one of the victims that would not hold.
-    """
+    its limits (within ``ROUNDING``). Without any one of the victims that would not hold."""
 
     element: OperationElement
     task: Task
@@ -146,11 +144,9 @@ class _Budget:
 
 
 class _Search:
-    """The way through the pools to the first target for which victims are found, in the order of service.
-
-    A request that fails for one target fails for all whose path joins that of the candidates at the same pool, from a
-    side that is satisfied no less. So the cost depends on the pools near the candidates, not on all that starve.
-    """
+    """The way through the pools to the first target for which victims are found, in the order of service. A request
+    that fails for one target fails for all whose path joins that of the candidates at the same pool, from a side that
+    is satisfied no less. So the cost depends on the pools near the candidates, not on all that starve."""
 
     def __init__(
         self,

@@ -25,10 +25,7 @@ def make_record(
     priority: Literal["", "normal", "aggressive", "guarantee"] = "",
 ) -> PreemptionRecord:
     """Return the record of a decision about ``job``; ``now`` is seconds since 1970, ``why`` the reason without the
-    kind.
-
-    Call it while the job still has its usage. The record's ``why`` is the whole sentence.
-    """
+    kind. Call it while the job still has its usage. The record's ``why`` is the whole sentence."""
     element = job.element
     assert element.parent is not None
     head, tail = _HEADS[kind], _FAILS if kind != "aborted" and fails_operation(job) else ""

@@ -46,10 +46,8 @@ SHOWN: Final = 3
 
 
 class Protection(NamedTuple):
-    """``jobs`` jobs at or below ``element`` that an operation may not preempt, and the cause.
-
-    ``first_until``, ``until``: when the first and the last of them cease to be protected by ``min_run_time``.
-    """
+    """``jobs`` jobs at or below ``element`` that an operation may not preempt, and the cause. ``first_until``,
+    ``until``: when the first and the last of them cease to be protected by ``min_run_time``."""
 
     cause: Cause
     element: OperationElement | PoolElement

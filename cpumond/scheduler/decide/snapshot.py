@@ -127,11 +127,9 @@ class SnapshotMaker:
         )
 
     def accept(self, tree: Tree, result: UpdateResult) -> None:
-        """Copy shares and volumes of an update that was made from the last snapshot to the tree (9).
-
-        Elements that came since have no share yet, those that are gone are skipped; a pool that had no integral
-        guarantee then, or has none now, keeps its volume.
-        """
+        """Copy shares and volumes of an update that was made from the last snapshot to the tree (9). Elements that came
+        since have no share yet, those that are gone are skipped; a pool that had no integral guarantee then, or has
+        none now, keeps its volume."""
         elements = result.elements
         assert isinstance(elements, Elements)
         for element in tree.operations.values():
@@ -259,11 +257,9 @@ def has_guarantee(element: OperationElement) -> bool:
 
 
 def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Iterator[fairshare.Pool]:
-    """Yield the pools around the operations ``having`` a guarantee.
-
-    Together they get at most the pool's own guarantee less those of its child pools. If that is less than they request,
-    all get the same fraction of it, one factor for all resources as in fair_share_update.md 6.2.
-    """
+    """Yield the pools around the operations ``having`` a guarantee. Together they get at most the pool's own guarantee
+    less those of its child pools. If that is less than they request, all get the same fraction of it, one factor for
+    all resources as in fair_share_update.md 6.2."""
     own = pool.settings.strong_guarantee_resources if pool.parent else to_amounts(pool.tree.total)
     asked = [
         {name: amount for name, amount in element.options.min_share_resources.items() if name in own}

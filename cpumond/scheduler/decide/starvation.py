@@ -185,11 +185,8 @@ def starves_in_s(element: Element, now: float) -> float | None:
 
 
 def priority_of(element: OperationElement) -> Priority:
-    """Return the priority at which an operation preempts jobs of others (6.3).
-
-    Its own state counts, and that of the pools above with the tree's ``scheduling_preemption_priority_scope``
-    "operation_and_ancestors".
-    """
+    """Return the priority at which an operation preempts jobs of others (6.3). Its own state counts, and that of the
+    pools above with the tree's ``scheduling_preemption_priority_scope`` "operation_and_ancestors"."""
     starving = starving_element(element)
     if starving is None:
         return "none"
@@ -232,8 +229,6 @@ def still_starves(element: OperationElement, priority: TargetPriority) -> bool:
 
 
 def starving_operations(tree: Tree) -> list[OperationElement]:
-    """Return operations that may preempt: they run, need jobs, are not suspended, and have a priority (6.3).
-
-    Graceful ones, too: the mode is about how their own jobs are preempted (6.7). In the tree's own order.
-    """
+    """Return operations that may preempt: they run, need jobs, are not suspended, and have a priority (6.3). Graceful
+    ones, too: the mode is about how their own jobs are preempted (6.7). In the tree's own order."""
     return [element for element in tree.operations.values() if wants_jobs(element) and list_priorities(element)]

@@ -214,10 +214,8 @@ class Losses:
 
 
 class Swap:
-    """The search for victims for one request of one target.
-
-    ``before``: preemptions already planned for other jobs of the target.
-    """
+    """The search for victims for one request of one target. ``before``: preemptions already planned for other jobs of
+    the target."""
 
     def __init__(self, stage: SwapStage, target: OperationElement, order: Vector, before: Losses | None = None) -> None:
         self.stage = stage
@@ -299,10 +297,8 @@ class Swap:
         return victims
 
     def _find_cheapest(self, candidates: list[Candidate]) -> list[Candidate] | None:
-        """Return the victims that lose least work, of the least protected ranks that are enough.
-
-        Exact up to MOST_SETS sets; the result of the first walk is the bound.
-        """
+        """Return the victims that lose least work, of the least protected ranks that are enough. Exact up to MOST_SETS
+        sets; the result of the first walk is the bound."""
         for rank in sorted({each.rank for each in candidates}):
             some = sorted((each for each in candidates if each.rank <= rank), key=_cost_order)
             best = self._find_first(some)

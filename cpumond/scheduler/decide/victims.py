@@ -105,11 +105,9 @@ def _resources_that_count(element: Element) -> tuple[int, ...]:
 
 
 def is_protected_by_count(element: OperationElement, job_count: int) -> bool:
-    """Whether an operation with ``job_count`` active jobs is too small to lose one (6.4, old count rule).
-
-    The limit is the tree's ``max_unpreemptible_running_job_count``, or the operation's if that is less. Operations with
-    fewer jobs are protected; with as many, too, without ``strict_unpreemptible_running_job_count``.
-    """
+    """Whether an operation with ``job_count`` active jobs is too small to lose one (6.4, old count rule). The limit is
+    the tree's ``max_unpreemptible_running_job_count``, or the operation's if that is less. Operations with fewer jobs
+    are protected; with as many, too, without ``strict_unpreemptible_running_job_count``."""
     limit = unpreemptible_job_count(element)
     if limit is None:
         return False
@@ -126,10 +124,7 @@ def unpreemptible_job_count(element: OperationElement) -> int | None:
 
 def local_satisfaction(element: Element, lost: Vector = ZERO) -> float:
     """Return usage over fair share of the element itself, not the least of its children (7.2), without ``lost`` of its
-    usage.
-
-    1 is exactly the fair share; infinity: the element has no fair share.
-    """
+    usage. 1 is exactly the fair share; infinity: the element has no fair share."""
     usage = share(subtract(element.usage, lost), element.tree.total)
     return satisfaction_of(usage, element.fair_share, element.demand_share)
 
@@ -186,10 +181,7 @@ def start_order(job: Job) -> tuple[float, int]:
 
 def room_below_limits(element: Element, order: Vector, kept: Vector = ZERO) -> Vector:
     """Return what ``order`` leaves of the element's limits, without resources ``kept`` for pools that do not lend them
-    (2.17).
-
-    Includes the tolerance of pools and rounding.
-    """
+    (2.17). Includes the tolerance of pools and rounding."""
     tolerance = ZERO
     if isinstance(element, PoolElement) and element.settings.resource_limits_overcommit_tolerance:
         tolerance = to_vector(element.settings.resource_limits_overcommit_tolerance, 0.0)
@@ -329,9 +321,7 @@ def _has_candidates(element: Element, excess: Vector, taken: set[str], least_lis
 
 def find_graceful(node: Node, now: float) -> list[tuple[Job, str]]:
     """Return preemptible jobs on this node of operations with ``preemption_mode`` graceful, latest start first (6.7).
-
-    They are stopped whether or not another operation starves; the count rule and ``min_run_time`` protect them.
-    """
+    They are stopped whether or not another operation starves; the count rule and ``min_run_time`` protect them."""
     found: list[tuple[Job, str]] = []
     graceful = [job for job in node.jobs.values() if job.element.operation.record.preemption_mode == "graceful"]
     for job in sorted(graceful, key=start_order, reverse=True):

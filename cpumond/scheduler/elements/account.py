@@ -16,10 +16,8 @@ _LEVELS: Final[tuple[Literal["within", "low", "spent"], ...]] = ("within", "low"
 
 
 class Account:
-    """A budget of a pool or a user. ``tree`` and ``name`` are those that are shown.
-
-    ``live``: core-seconds of live jobs beyond their ``Job.settled``; they count for the newest day.
-    """
+    """A budget of a pool or a user. ``tree`` and ``name`` are those that are shown. ``live``: core-seconds of live jobs
+    beyond their ``Job.settled``; they count for the newest day."""
 
     __slots__ = ("_known", "_sum_s", "budget", "live", "name", "record", "tree")
 
@@ -56,11 +54,9 @@ class Account:
 
 
 class BudgetView(msgspec.Struct, frozen=True):
-    """A core-hour budget. ``level``: low from ``warn_ratio`` on, spent at the whole budget.
-
-    ``first_day``: of its present period, in its zone. ``forecast_day``: when it will be spent if usage continues as in
-    the last week; null: on no day of the period, or not known yet. ``text`` says all of it in a sentence.
-    """
+    """A core-hour budget. ``level``: low from ``warn_ratio`` on, spent at the whole budget. ``first_day``: of its
+    present period, in its zone. ``forecast_day``: when it will be spent if usage continues as in the last week; null:
+    on no day of the period, or not known yet. ``text`` says all of it in a sentence."""
 
     tree: str
     kind: Literal["pool", "user"]

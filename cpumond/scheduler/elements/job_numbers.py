@@ -36,10 +36,8 @@ class Returned:
 
 class TaskNumbers:
     """A cookie is a job's place in its ``task``, 0 .. job_count - 1: taken by one active job, done once that completed.
-
     A job that is being stopped has returned its cookie but may still work. Such a cookie goes to the next job only if
-    no other is left, and that job then waits for the end of the previous one. Each step has constant cost.
-    """
+    no other is left, and that job then waits for the end of the previous one. Each step has constant cost."""
 
     __slots__ = ("task", "next_index", "active_count", "_holders", "_done", "_returned")
 

@@ -25,9 +25,7 @@ def fits(room: Vector, wanted: Vector) -> bool:
 
 class NodeSizes:
     """The nodes' capacities, each with the number of nodes that have it. Made once for all operations of an update.
-
-    ``chosen_by``: why these are not all nodes of the tree, in words; set only if there are others.
-    """
+    ``chosen_by``: why these are not all nodes of the tree, in words; set only if there are others."""
 
     __slots__ = ("counts", "total", "chosen_by", "_largest", "_known")
 

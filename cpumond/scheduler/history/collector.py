@@ -94,10 +94,8 @@ _counters_of: Callable[[Element | TrialArm], _Five] = attrgetter(*CPU_COUNTERS)
 
 
 class Collector:
-    """Takes ticks of the state.
-
-    All counters begin at 0 with the state, at ``started_at``; so do those of every later element.
-    """
+    """Takes ticks of the state. All counters begin at 0 with the state, at ``started_at``; so do those of every later
+    element."""
 
     def __init__(self, started_at: float, max_series: int) -> None:
         self.previous_at = started_at

@@ -196,10 +196,8 @@ def add_up(parts: Iterable[tuple[Key, Amounts]], totals: dict[Key, Amounts]) -> 
 @dataclass(slots=True)
 class Tick:
     """One moment. ``names`` and ``values`` by kind: the values of series ``names[n]`` begin at ``n`` times its WIDTHS.
-
     ``left_out``: operations beyond the limit of series. ``totals``: amounts that it adds to its day, of all elements,
-    with or without a series.
-    """
+    with or without a series."""
 
     at: float
     interval_s: float

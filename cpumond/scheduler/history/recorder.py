@@ -161,10 +161,8 @@ class HistoryRecorder:
         return make_report(self._state, totals, since, now, self.period_s, tree)
 
     async def savings(self, since: float, now: float, tree: str | None = None) -> SavingsView:
-        """Return the value of reclaimed CPU between two moments, by week, in whole UTC days.
-
-        Raises as ``report``, and for an unknown tree.
-        """
+        """Return the value of reclaimed CPU between two moments, by week, in whole UTC days. Raises as ``report``, and
+        for an unknown tree."""
         if tree is not None:
             self._state.find_tree(tree)
         # The worker gets the needed parts of the state, which only this thread may access.
@@ -274,10 +272,8 @@ class HistoryRecorder:
         return answer
 
     async def close(self, now: float) -> None:
-        """Take a last tick, write pending data, close the file. Readers that still wait are refused.
-
-        A disk that does not respond delays this for ``close_timeout_s`` only. A second call does nothing.
-        """
+        """Take a last tick, write pending data, close the file. Readers that still wait are refused. A disk that does
+        not respond delays this for ``close_timeout_s`` only. A second call does nothing."""
         if self._is_closed:
             return
         self.take(now)
@@ -307,10 +303,8 @@ class _Reading:
 
 
 class _Worker:
-    """The history's thread: one task at a time, those of the lowest kind first.
-
-    A daemon thread: with a disk that hangs, the threads of an executor would keep the process from ending.
-    """
+    """The history's thread: one task at a time, those of the lowest kind first. A daemon thread: with a disk that
+    hangs, the threads of an executor would keep the process from ending."""
 
     def __init__(self) -> None:
         self._tasks: queue.PriorityQueue[tuple[int, int, Callable[[], Any], asyncio.Future[Any]]] = (

@@ -70,10 +70,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The control group, left in shadow, against the other jobs of the same hosts; ratios of requested core-hours.
-
     ``held_back``: time throttled by the limit; ``used``: CPU used. ``days``: on which both ran; ``sentence``: both in
-    words.
-    """
+    words."""
 
     control_ordered: float
     others_ordered: float
@@ -239,11 +237,9 @@ def _compare_arms(tree: str, days: Sequence[Mapping[Key, Amounts]]) -> Compariso
 
 
 def compare(days: Sequence[DaySums]) -> Difference:
-    """Return the ratios of both arms, and the 95 % interval of others less control.
-
-    A day's deviation is that of its difference from the one of the whole time, weighted by its requests. The interval
-    is Student's, of a mean, limited to the whole request.
-    """
+    """Return the ratios of both arms, and the 95 % interval of others less control. A day's deviation is that of its
+    difference from the one of the whole time, weighted by its requests. The interval is Student's, of a mean, limited
+    to the whole request."""
     control, others = _find_ratio([day[:2] for day in days]), _find_ratio([day[2:] for day in days])
     both = sum(day.control_ordered > 0.0 and day.others_ordered > 0.0 for day in days)
     if both < LEAST_DAYS:

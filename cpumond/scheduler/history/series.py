@@ -63,11 +63,9 @@ def places(
 def merge_columns(
     intervals: Sequence[float], groups: Sequence[tuple[int, int]], columns: Sequence[array[float]], has_rates: bool
 ) -> list[array[float]]:
-    """Return the columns with each group of points (from, to) merged into one point.
-
-    A gauge becomes its mean over the time for which it is known. A rate becomes its mean over all of the group's time,
-    with unknown values as 0: so the sum of rate times interval stays the same.
-    """
+    """Return the columns with each group of points (from, to) merged into one point. A gauge becomes its mean over the
+    time for which it is known. A rate becomes its mean over all of the group's time, with unknown values as 0: so the
+    sum of rate times interval stays the same."""
     totals = [sum(intervals[a:b]) for a, b in groups]
     merged: list[array[float]] = []
     for number, column in enumerate(columns):
@@ -132,10 +130,8 @@ def select(points: Points, since: float, until: float) -> Points:
 
 
 def combine(parts: Iterable[Points], kind: int) -> Points:
-    """Combine the points of several series, ordered by time: of an operation in its trees, or with several numbers.
-
-    Of points at the same moment, cores, jobs and counts are added; of shares, volumes and capacities the largest stays.
-    """
+    """Combine the points of several series, ordered by time: of an operation in its trees, or with several numbers. Of
+    points at the same moment, cores, jobs and counts are added; of shares, volumes and capacities the largest stays."""
     at: dict[float, tuple[float, list[float]]] = {}
     names = COLUMNS[KINDS[kind]]
     largest = [name.endswith("_ratio") or name in ("volume", "capacity") for name in names]

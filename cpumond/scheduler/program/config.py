@@ -222,10 +222,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def load_scheduler_config(path: str | None) -> SchedulerConfig:
-    """Read, check and merge ``path`` and its drop-ins; None gives the built-in defaults.
-
-    Raises ConfigError (file, key, allowed range) or AccessError.
-    """
+    """Read, check and merge ``path`` and its drop-ins; None gives the built-in defaults. Raises ConfigError (file, key,
+    allowed range) or AccessError."""
     if path is None:
         return finish_scheduler_config({}, "")
     folder = f"{os.path.splitext(os.path.abspath(path))[0]}.conf.d"

@@ -44,11 +44,8 @@ def make_door() -> Door:
 
 class Connection(Bounded, HttpToolsProtocol):
     """A connection whose parser processes everything that was read at once: many small requests, or a part of a large
-    one.
-
-    Data counts as unfinished until the application begins with the request, by calling ``take_turn`` of its scope; from
-    then on the application limits it. So the requests of thousands of connections may wait.
-    """
+    one. Data counts as unfinished until the application begins with the request, by calling ``take_turn`` of its scope;
+    from then on the application limits it. So the requests of thousands of connections may wait."""
 
     _in_head = False
     _head_bytes = 0

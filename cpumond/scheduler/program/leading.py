@@ -103,11 +103,8 @@ class Reign:
 
 class Leading:
     """Leads if no other scheduler does, as long as the lease is renewed. ``address``: where this scheduler takes
-    requests.
-
-    ``lease_s`` seconds; ``now`` is a clock as in ``lead``. ``ready`` is set when the arbiter has first responded, or
-    failed to.
-    """
+    requests. ``lease_s`` seconds; ``now`` is a clock as in ``lead``. ``ready`` is set when the arbiter has first
+    responded, or failed to."""
 
     def __init__(
         self,

@@ -25,10 +25,8 @@ def find_socket_path(api: Api, environment: Mapping[str, str]) -> str:
 
 
 def open_unix_socket(path: str, backlog: int) -> socket.socket:
-    """Open a unix socket to which every account may connect. A file that a dead process left is replaced.
-
-    Raises CreateError or AccessError.
-    """
+    """Open a unix socket to which every account may connect. A file that a dead process left is replaced. Raises
+    CreateError or AccessError."""
     advice = "set [api] socket to a path of this scheduler alone"
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -91,10 +91,8 @@ def open_history(scheduler: Scheduler, config: SchedulerConfig) -> HistoryRecord
 
 
 def read_monitor(raw: object) -> dict[str, object]:
-    """Check a section ``job-cpu-monitor`` of a specification as the agent will read it (semantics.md 1.1).
-
-    Durations are returned in milliseconds, as in YTsaurus. Raises CommandError.
-    """
+    """Check a section ``job-cpu-monitor`` of a specification as the agent will read it (semantics.md 1.1). Durations
+    are returned in milliseconds, as in YTsaurus. Raises CommandError."""
     try:
         layer = normalise_table(raw, MonitorSettings, "spec", "job_cpu_monitor")
     except ConfigError as error:
@@ -158,10 +156,8 @@ def run_scheduler(
     make_standby: StandbyMaker | None = None,
 ) -> int:
     """Run ``cpumond scheduler`` until SIGTERM or SIGINT. Raises CpumondError for errors that an administrator can fix.
-
     ``new_store`` sets the present database and history aside and begins with empty ones. ``time_scale`` is for tests
-    only. ``make_standby`` is needed if several schedulers share a store.
-    """
+    only. ``make_standby`` is needed if several schedulers share a store."""
     config = load_scheduler_config(config_path)
     configure_logging(config.log.level, config.log.format)
     identities, rules = load_identities(config), make_rules(config)

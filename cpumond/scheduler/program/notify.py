@@ -40,11 +40,9 @@ def vitals_of_one(leading: Leading, period_s: float) -> Vitals:
 
 
 async def notify_manager(manager: ServiceManager, vitals: Vitals, stopping: asyncio.Event) -> None:
-    """Send READY at once, then WATCHDOG as long as updates succeed, STATUS each STATUS_PERIOD_S, STOPPING at the end.
-
-    A blocked event loop, an update that does not end, or updates that all fail stop WATCHDOG, so that the service is
-    restarted. A store that refuses does not: a new process would find the same disk, and this one still answers.
-    """
+    """Send READY at once, then WATCHDOG as long as updates succeed, STATUS each STATUS_PERIOD_S, STOPPING at the end. A
+    blocked event loop, an update that does not end, or updates that all fail stop WATCHDOG, so that the service is
+    restarted. A store that refuses does not: a new process would find the same disk, and this one still answers."""
     if not manager.listens:
         return
     manager.notify("READY=1", status=vitals.describe())

@@ -42,11 +42,8 @@ class Accounts:
         self._thread: ThreadPoolExecutor | None = None
 
     async def find(self, uid: int | None) -> User | str:
-        """Return the user with this uid, or a text that says why there is none.
-
-        ``LOCAL_USERS`` may do everything. Other users are in the groups of their accounts, and have the rights that
-        access lists give them.
-        """
+        """Return the user with this uid, or a text that says why there is none. ``LOCAL_USERS`` may do everything.
+        Other users are in the groups of their accounts, and have the rights that access lists give them."""
         if uid is None:
             return "this is an unknown account"
         if uid == OVERFLOW_UID:
@@ -95,11 +92,8 @@ def _look_up(uid: int) -> User | str:
 
 def find_peer_uid(connection: socket.socket) -> int | None:
     """Return the uid that opened the other end of a unix socket, or of a TCP connection over IPv4 on this host; None:
-    unknown.
-
-    A closed end of TCP has no owner any more: a uid counts only if the connection is established before and after the
-    lookup, so that a later socket of another user is not mistaken for the closed one.
-    """
+    unknown. A closed end of TCP has no owner any more: a uid counts only if the connection is established before and
+    after the lookup, so that a later socket of another user is not mistaken for the closed one."""
     try:
         if connection.family == socket.AF_UNIX:
             # The uid at the moment of connecting.

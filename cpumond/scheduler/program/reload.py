@@ -29,9 +29,7 @@ def check_files(config: SchedulerConfig) -> None:
 
 class Reload:
     """Reloads everything or nothing: a wrong file leaves everything unchanged, and is reported in the log.
-
-    ``identities`` and ``certificate`` are changed in place; ``manager`` is notified of begin and end.
-    """
+    ``identities`` and ``certificate`` are changed in place; ``manager`` is notified of begin and end."""
 
     def __init__(
         self, config: SchedulerConfig, identities: Identities, certificate: Certificate | None, manager: ServiceManager

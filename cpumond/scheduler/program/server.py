@@ -124,10 +124,8 @@ class BoundedTls(sslproto.SSLProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to us and accepts ACCEPTED_AT_ONCE new connections at a time.
-
-    ``context``: TLS at the TCP sockets.
-    """
+    """A server that leaves signals to us and accepts ACCEPTED_AT_ONCE new connections at a time. ``context``: TLS at
+    the TCP sockets."""
 
     def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None = None) -> None:
         super().__init__(config)

@@ -63,10 +63,8 @@ def name_key(key: bytes) -> str:
 
 
 def load_keys(path: str) -> FileKeys:
-    """Load the keys of a file that only its owner can read, who must be root or the scheduler's own user.
-
-    Raises AccessError or ConfigError; the sentence contains nothing of the file.
-    """
+    """Load the keys of a file that only its owner can read, who must be root or the scheduler's own user. Raises
+    AccessError or ConfigError; the sentence contains nothing of the file."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             # The open file is checked, so that it cannot be exchanged between the check and the reading.

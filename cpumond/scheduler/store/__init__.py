@@ -25,10 +25,8 @@ class StoreError(CpumondError):
 
 class FencedError(StoreError):
     """The term of this store is over: another scheduler leads, or it is unknown whether the last changes were made.
-    Nothing of this term is written from now on.
-
-    The caller must give up the lead and its state in memory, and load the store again when it leads again.
-    """
+    Nothing of this term is written from now on. The caller must give up the lead and its state in memory, and load the
+    store again when it leads again."""
 
 
 class Change(NamedTuple):
@@ -40,11 +38,9 @@ class Change(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An entry of the store's append-only log. ``at``: seconds since 1970.
-
-    ``subjects``: index keys of the entry, for example "user:alice". ``value``: bytes that the store does not interpret.
-    ``number``: set by a copy, above all numbers that exist; 0: the next one.
-    """
+    """An entry of the store's append-only log. ``at``: seconds since 1970. ``subjects``: index keys of the entry, for
+    example "user:alice". ``value``: bytes that the store does not interpret. ``number``: set by a copy, above all
+    numbers that exist; 0: the next one."""
 
     at: float
     subjects: tuple[str, ...]
@@ -65,10 +61,7 @@ class Store(Protocol):
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """Yield all records as (kind, key, value), ordered by kind, then key (by code points). No write may run
-        meanwhile.
-
-        Raises StoreError, possibly after some records, which are then not a whole state.
-        """
+        meanwhile. Raises StoreError, possibly after some records, which are then not a whole state."""
         ...
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
@@ -110,11 +103,9 @@ class Lease(NamedTuple):
 
 
 class Arbiter(Protocol):
-    """Decides which of several schedulers on one store leads; each scheduler has its own arbiter.
-
-    Used by one thread at a time, never one that writes the store. Every method except ``close`` raises StoreError if
-    the store's engine does not respond within a few seconds, and may be called again after that.
-    """
+    """Decides which of several schedulers on one store leads; each scheduler has its own arbiter. Used by one thread at
+    a time, never one that writes the store. Every method except ``close`` raises StoreError if the store's engine does
+    not respond within a few seconds, and may be called again after that."""
 
     def look(self) -> Lease | None:
         """Return the present lease; None before the first one."""
@@ -122,10 +113,8 @@ class Arbiter(Protocol):
 
     def take(self, leader: str, lease_s: float) -> Lease | None:
         """Take the lead with the next term if no scheduler leads: the lease, or the session of its holder, has ended.
-
         Return None if another scheduler leads. The sessions of the previous leader are ended, so that none of its
-        writes is under way once this returns.
-        """
+        writes is under way once this returns."""
         ...
 
     def renew(self, term: int, lease_s: float) -> bool:

@@ -43,10 +43,7 @@ def describe_place(place: str) -> str:
 
 def open_place(place: str, above: int = 0, is_new: bool = True) -> tuple[Store, int]:
     """Open a store, locked against schedulers, and return it with the term to continue after; in PostgreSQL above
-    ``above``.
-
-    ``is_new``: a missing SQLite database is created. Raises StoreError, ConfigError, UnavailableError.
-    """
+    ``above``. ``is_new``: a missing SQLite database is created. Raises StoreError, ConfigError, UnavailableError."""
     if is_conninfo(place):
         alone = _import_postgresql().AloneStore(place, above)
         return alone, int(alone.term)

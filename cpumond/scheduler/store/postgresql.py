@@ -225,10 +225,8 @@ class PostgresArbiter:
     @contextlib.contextmanager
     def _ask(self, doing: str, keeps_lead: bool = False) -> Iterator[Session]:
         """Yield the session, reconnected if there is none; an error in it ends it, and the lead that it holds.
-
         ``keeps_lead``: not if the server merely refuses, as behind a long write of the leader's own: another scheduler
-        would lead before the lease is over.
-        """
+        would lead before the lease is over."""
         if self._is_closed:
             raise StoreError(f"{self.where}: cannot {doing}: the arbiter was closed")
         try:
@@ -497,10 +495,7 @@ def _columns(rows: Sequence[tuple[object, ...]], number: int) -> list[list[objec
 
 class AloneStore:
     """The store for a program that is no scheduler, such as a copy: until it is closed it leads without an address,
-    with a term above ``above``.
-
-    Raises StoreError: in use by a scheduler, unreachable, of a newer version.
-    """
+    with a term above ``above``. Raises StoreError: in use by a scheduler, unreachable, of a newer version."""
 
     lost_total = 0
     commit_s = 0.0

@@ -24,9 +24,7 @@ class LogRetention:
 
     async def cut_if_due(self, store: Store, writing: asyncio.Lock, now: float) -> None:
         """Do one step, in a thread; other writes, which take ``writing`` too, wait no longer. ``now``: scheduler time.
-
-        A step that the store refuses is tried again an hour later.
-        """
+        A step that the store refuses is tried again an hour later."""
         if now < self._due_at:
             return
         try:

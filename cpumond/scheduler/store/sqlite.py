@@ -82,11 +82,9 @@ MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, _note_untold_starts
 
 
 def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -> SqliteStore:
-    """Open the database at ``path``; a missing one is created, with its directory, for this user only.
-
-    An older schema is migrated after a copy was made. Raises StoreError: in use by another process, damaged, of a newer
-    version or another program, without permissions or space.
-    """
+    """Open the database at ``path``; a missing one is created, with its directory, for this user only. An older schema
+    is migrated after a copy was made. Raises StoreError: in use by another process, damaged, of a newer version or
+    another program, without permissions or space."""
     path = os.path.realpath(path)
     with contextlib.ExitStack() as undo:
         lock = _lock(path)
@@ -106,11 +104,9 @@ def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -
 
 
 def set_aside(path: str) -> str | None:
-    """Rename a database, whatever its content, to the first free ``PATH.aside-<n>``; return None if there is none.
-
-    Its log gets the new name, too, so that the database can still be opened. Raises StoreError: in use, or without
-    permissions.
-    """
+    """Rename a database, whatever its content, to the first free ``PATH.aside-<n>``; return None if there is none. Its
+    log gets the new name, too, so that the database can still be opened. Raises StoreError: in use, or without
+    permissions."""
     path = os.path.realpath(path)
     if not any(os.path.lexists(path + suffix) for suffix in ("", *COMPANIONS)):
         return None
@@ -162,9 +158,7 @@ class SqliteStore:
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
         """Make all changes and append all entries, or do nothing; it is on disk when this returns. Raises StoreError.
-
-        Files that were removed meanwhile are first rewritten with all records.
-        """
+        Files that were removed meanwhile are first rewritten with all records."""
         self._check_open()
         self._stay_in_place()
         if not (changes or entries):
@@ -228,11 +222,9 @@ class SqliteStore:
                 self._reader = None
 
     def _stay_in_place(self) -> None:
-        """Restore database and lock if they are not where the next process looks for them.
-
-        Open files survive the removal of their names, so they are copied back. Raises StoreError if that fails, or if
-        another database is there.
-        """
+        """Restore database and lock if they are not where the next process looks for them. Open files survive the
+        removal of their names, so they are copied back. Raises StoreError if that fails, or if another database is
+        there."""
         assert self._lock is not None
         held = os.fstat(self._lock)
         if _identify(f"{self.path}.lock") != (held.st_dev, held.st_ino):

@@ -64,10 +64,8 @@ def report_dropped_writes(path: str) -> None:
 
 def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
     """Count the frames of a log after the ``taken`` ones that are neither left from an older log nor of an uncommitted
-    write. Also return whether that is only the last one written, as after a kill or a loss of power.
-
-    See "Database File Format" of SQLite, 4.
-    """
+    write. Also return whether that is only the last one written, as after a kill or a loss of power. See "Database File
+    Format" of SQLite, 4."""
     size = os.fstat(file.fileno()).st_size
     head = file.read(WAL_HEADER.size)
     if len(head) < WAL_HEADER.size:

@@ -55,10 +55,7 @@ class ChildError(CommandError):
 
 async def ask(compute: Callable[[], T], answer: object) -> tuple[T, float]:
     """Compute in a copy of the process while the loop continues; return the result and its CPU seconds. Raises
-    CommandError.
-
-    ``answer``: the type of the result.
-    """
+    CommandError. ``answer``: the type of the result."""
     child = Child(lambda send: send(msgspec.msgpack.encode(compute())), ASKED_NICENESS)
     [message] = [each async for each in child.messages()]
     found: T = msgspec.msgpack.decode(message, type=answer)

@@ -55,11 +55,8 @@ def list_takers(tree: Tree) -> list[Node]:
 
 
 def _hear_nodes(state: State, tree: Tree, now: float) -> None:
-    """Process one heartbeat of each node that may start something.
-
-    Operations that can start nothing are out of the order of service meanwhile, since each heartbeat would check them
-    again.
-    """
+    """Process one heartbeat of each node that may start something. Operations that can start nothing are out of the
+    order of service meanwhile, since each heartbeat would check them again."""
     nodes = list_takers(tree)
     wanting = [each for each in tree.operations.values() if wants_jobs(each)]
     aside: dict[OperationElement, dict[str, int]] = {}
