@@ -319,7 +319,7 @@ def test_an_operation_of_two_trees_and_one_that_fits_nowhere(page, scheduler, no
     too_large = scheduler.get(f"operations/{huge}")["trees"]["default"]["why"]
     assert re.fullmatch(r"cannot start: 100 cores, largest node \S+", too_large)
     show(page, scheduler, f"#/operations/{huge}")
-    expect(page.locator("main")).to_contain_text(f"It {too_large}; start it again with smaller jobs")
+    expect(page.locator("main")).to_contain_text(f"It {too_large}. Remedy: start it again with smaller jobs")
     show(page, scheduler, "#/mine")
     row = page.get_by_role("row").filter(has_text="too large")
     for text in ("cannot start", too_large, "never, as things are"):

@@ -74,11 +74,17 @@ const readIdle = async (o) => Object.fromEntries(await Promise.all(Object.entrie
 function turn(o, idle, app, link = null) {
   const parts = Object.entries(o.trees).filter(([, part]) => part.cause !== "working");
   return h("section.card.turn", { key: "turn", "aria-labelledby": "turn" }, h("h2", { id: "turn" }, "Your turn"), h("p.flat", h("strong", turnText(o))),
-    parts.map(([tree, part], index) => {
-      const cause = idle[tree]?.causes.find(({ operations }) => operations.includes(o.id));
-      return h("p.flat", { key: tree }, `${parts.length > 1 ? `Tree ${tree}: ` : ""}${capital(part.why)}. `,
-        cause ? [`Remedy: ${cause.why}; ${withoutIds(cause.change.text)}. `, changeButton(tree, cause, app), " "] : null, index ? null : link);
-    }));
+    parts.map(([tree, part], index) => h("p.flat", { key: tree }, `${parts.length > 1 ? `Tree ${tree}: ` : ""}${capital(part.why.replace(/^cannot/, "it cannot"))}. `,
+      remedy(o, tree, part, idle, app), index ? null : link)));
+}
+
+function remedy(o, tree, part, idle, app) {
+  if (part.cause === "cannot_start") return "Remedy: start it again with smaller jobs, or add nodes that hold them. ";
+  const cause = idle[tree]?.causes.find(({ operations }) => operations.includes(o.id));
+  const why = cause?.why.startsWith("they ") ? "" : `${cause?.why}; `; // of the cores that are idle
+  if (cause) return [`Remedy: ${why}${withoutIds(cause.change.text)}. `, changeButton(tree, cause, app), " "];
+  const pool = /^(?:pool_full|limit):(.+)/.exec(part.cause)?.[1];
+  return pool ? ["Remedy: wait, or raise the limit of ", h("a", { href: to("pools", tree, pool) }, `pool ${pool}`), ". "] : null;
 }
 
 function turnText({ forecast, shown_state: state, suspended, jobs }) {
@@ -88,7 +94,7 @@ function turnText({ forecast, shown_state: state, suspended, jobs }) {
   if (!forecast || forecast.start_p10 === null) return "It waits; when it starts is not predicted yet.";
   if (isLate(forecast)) return "It is late: by the last prediction it should have started.";
   const { start_p10: first, start_p50: middle, start_p90: last } = forecast;
-  if (middle === null) return "It probably does not start soon: most simulations end before it does.";
+  if (middle === null) return "It does not start soon: most simulations end before it starts.";
   return `It starts at about ${time(middle)}, in ${duration(Math.max(middle - serverNow(), 0))} (${last === null ? `at ${time(first)} at the earliest` : `in eight of ten simulations from ${time(first)} to ${time(last)}`}).`;
 }
 
