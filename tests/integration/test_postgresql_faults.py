@@ -433,7 +433,7 @@ def test_a_database_that_is_missing_or_without_rights(postgresql: PostgresServer
     run_sql(database, "DROP ROLE IF EXISTS reader", "CREATE ROLE reader LOGIN")
     with pytest.raises(StoreError, match="permission denied for schema public; grant the scheduler's role"):
         AloneStore(postgresql.conninfo().replace("user=cpumond", "user=reader"))
-    with pytest.raises(StoreError, match="no schema has been selected to create in; make the schema"):
+    with pytest.raises(StoreError, match="no schema has been selected to create in; create the schema"):
         AloneStore(database.replace("user=cpumond", "user=reader"))
 
 

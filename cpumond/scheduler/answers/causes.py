@@ -121,7 +121,7 @@ class Causes:
         self._known: dict[str, Waiting] = {}
         self._running = count_running(tree)
         self.doubtful: list[Operation] = []
-        """Operations with jobs to start that may fit no node, among those requested."""
+        """Pool -> cause for which operations in it do not run; None: it is not full."""
 
     def of(self, element: OperationElement) -> Waiting:
         """Return the cause for which an operation waits in this tree, as of this object's moment."""

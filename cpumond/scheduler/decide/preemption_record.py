@@ -74,9 +74,9 @@ def describe_starvation(target: OperationElement, now: float) -> str:
     how = "aggressively starving" if element.starvation_status == "aggressively_starving" else "starving"
     below_s = max(0.0, now - element.below_since) if element.below_since is not None else 0.0
     return (
-        f"{format_name(element)} is {how}, it has been below its share for {below_s:.0f} s: "
-        f"{format_dominant(usage_share(element))} of the cluster is allocated to it, "
-        f"its fair share is {format_dominant(element.fair_share)}"
+        f"{format_name(element)} is {how}: it has been below its share for {below_s:.0f} s, with "
+        f"{format_dominant(usage_share(element))} of the cluster allocated to it and a fair share of "
+        f"{format_dominant(element.fair_share)}"
     )
 
 
@@ -86,15 +86,15 @@ def explain_claim(target: OperationElement, victim: OperationElement) -> str:
     losing = next((each for each in victim.ancestors() if max(each.strong_guarantee_share) > 0.0), victim)
     has = f"{format_dominant(usage_share(claiming))} of the cluster is allocated to {format_name(claiming)}"
     return (
-        f"{has}, its strong guarantee is {format_dominant(claiming.strong_guarantee_share)}; "
-        f"{format_dominant(usage_share(losing))} is allocated to {format_name(losing)}, and "
-        f"{format_dominant(losing.strong_guarantee_share)} is guaranteed to it"
+        f"{has}, whose strong guarantee is {format_dominant(claiming.strong_guarantee_share)}; "
+        f"{format_dominant(usage_share(losing))} is allocated to {format_name(losing)}, whose strong guarantee is "
+        f"{format_dominant(losing.strong_guarantee_share)}"
     )
 
 
 def describe_shares(element: Element) -> str:
     usage, fair_share = format_dominant(usage_share(element)), format_dominant(element.fair_share)
-    return f"{usage} is allocated to {format_name(element)}, its fair share is {fair_share}"
+    return f"{usage} is allocated to {format_name(element)}, whose fair share is {fair_share}"
 
 
 def format_name(element: Element) -> str:

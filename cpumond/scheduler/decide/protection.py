@@ -252,7 +252,7 @@ def _describe(each: Protection, target: OperationElement) -> str:
         return f"{_describe_forbidding(element)}: it keeps {jobs} within its fair share; set it to true to preempt them"
     if each.cause == "share":
         return (
-            f"{format_dominant(usage_share(element))} of the cluster is allocated to {name}, its fair share is "
+            f"{format_dominant(usage_share(element))} of the cluster is allocated to {name}, whose fair share is "
             f"{format_dominant(element.fair_share)}: it has no more than its share and keeps its {jobs} "
             f"(preemption_satisfaction_threshold of {tree} is {settings.preemption_satisfaction_threshold:g})"
             f"{_describe_aggression(target, element)}"

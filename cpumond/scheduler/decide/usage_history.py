@@ -63,7 +63,7 @@ def set_factors(pool: PoolElement) -> None:
 
 
 def factor(overuse: float) -> float:
-    """What a weight is multiplied with where so many times its due was used, between 1/16 and 2."""
+    """Return the factor of a weight for usage of ``overuse`` times its due, between 1/16 and 2."""
     return math.pow(2.0, math.floor((1.0 - min(overuse, MOST_OVERUSE)) * STEPS) / STEPS)
 
 

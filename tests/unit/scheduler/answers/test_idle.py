@@ -329,7 +329,7 @@ def test_nobody_is_advised_to_order_less_than_a_tenth_of_a_core(is_gang):
     world.settle_down()
     report = look(world)
     assert "wait until jobs end, or add a node" in report.sentence
-    assert "order at most" not in report.sentence
+    assert "request at most" not in report.sentence
     assert "jobs of at most" not in report.sentence
 
 

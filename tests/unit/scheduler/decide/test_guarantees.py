@@ -54,8 +54,9 @@ def test_6_10_beside_operations_of_one_large_job_a_guarantee_holds_with_the_opti
     (record,) = world.state.preemptions
     assert (record.priority, record.operation_id, record.preemptor_pool) == ("guarantee", ids[1], "b")
     assert record.why.endswith(
-        '0.0% of the cluster is allocated to pool "b", its strong guarantee is 50.0%; 100.0% is allocated to pool "a", '
-        "and 50.0% is guaranteed to it"
+        '0.0% of the cluster is allocated to pool "b", whose strong guarantee is 50.0%; 100.0% is allocated to pool '
+        '"a", '
+        "whose strong guarantee is 50.0%"
     )
     world.settle_down(100)
     assert len(world.state.preemptions) == 1, "nobody takes it back"

@@ -441,7 +441,8 @@ def test_6_7_graceful_operations_give_up_their_preemptible_jobs():
     found = find_graceful(node, 1000.0)
     assert [job for job, _ in found] == [jobs[5], jobs[4]]
     assert found[0][1] == (
-        'its operation ends jobs above its fair share: 60.0% is allocated to operation "calm", its fair share is 40.0%'
+        'its operation ends jobs above its fair share: 60.0% is allocated to operation "calm", whose fair share is '
+        "40.0%"
     )
     give(calm, 0.6)
     assert find_graceful(node, 1000.0) == []
@@ -691,9 +692,9 @@ def test_6_6_the_record_says_who_for_whom_and_why():
     victim, why = plan.victims[0]
     record = make_record(victim, "preempted", why, 1700.0, "new", plan.element, plan.priority)
     assert record.why == (
-        'preempted to start job new of operation "poor" in pool "<Root>": operation "poor" is starving, it has been '
-        "below its share for 42 s: 0.0% of the cluster is allocated to it, its fair share is 50.0%; "
-        '100.0% is allocated to operation "rich", its fair share is 10.0%'
+        'preempted to start job new of operation "poor" in pool "<Root>": operation "poor" is starving: it has been '
+        "below its share for 42 s, with 0.0% of the cluster allocated to it and a fair share of 50.0%; "
+        '100.0% is allocated to operation "rich", whose fair share is 10.0%'
     )
     assert (record.job_id, record.operation_id, record.tree, record.pool) == (victim.id, "rich", "default", "<Root>")
     assert (record.node_id, record.at, record.kind, record.priority) == ("n0", 1700.0, "preempted", "normal")
@@ -710,7 +711,7 @@ def test_6_6_the_reason_names_the_pool_that_starves():
     plan = plan_for(node, poor, priority="aggressive")
     assert plan is not None
     assert plan.victims[0][1].startswith(
-        'pool "poor_pool" is aggressively starving, it has been below its share for 5 s: '
+        'pool "poor_pool" is aggressively starving: it has been below its share for 5 s, with '
     )
 
 

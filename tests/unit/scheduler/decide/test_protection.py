@@ -92,7 +92,7 @@ def test_6_5_a_pool_at_its_share_is_named_with_usage_and_share():
     give(world.tree.pools["rich"], 1.0)
     assert causes(world) == {("share", "rich"): 10}
     assert explain(world) == (
-        '100.0% of the cluster is allocated to pool "rich", its fair share is 100.0%: it has no more than its '
+        '100.0% of the cluster is allocated to pool "rich", whose fair share is 100.0%: it has no more than its '
         "share and keeps its 10 jobs "
         '(preemption_satisfaction_threshold of tree "default" is 1); aggressive starvation could reduce '
         'it to 0.5 of that share, but enable_aggressive_starvation of pool "poor" is false'
