@@ -29,7 +29,7 @@ COMMAND_GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "agent": ("agent.service", "Run the agent: measure, decide, write, report, once per check_period."),
         "check-config": ("agent.service", "Check a configuration and print the resulting values."),
         "status": ("agent.control", "Print one line for each job of the running agent."),
-        "top": ("agent.control", "Show a live table of the running agent."),
+        "top": ("agent.top", "Show a live table of the running agent."),
         "explain": ("agent.control", "Explain why a job's limit has its value."),
         "job": ("agent.control", "Add, remove and list jobs of the running agent."),
         "pin": ("agent.control", "Hold a job's limit until `cpumond unpin`."),

@@ -71,6 +71,18 @@ sys.exit(f"imported {{loaded}}" if loaded else code)
     assert "cpumond" in done.stdout
 
 
+def test_asking_the_agent_loads_neither_the_scheduler_nor_what_takes_long():
+    program = f"""
+import sys
+from cpumond.cli import run
+code = run(["status", "--socket", "/nonexistent"])
+loaded = [name for name in sys.modules if name in {HEAVY!r} or name.startswith(("cpumond.scheduler", "cpumond.api"))]
+sys.exit(f"imported {{loaded}}" if loaded else code)
+"""
+    done = run_python(program)
+    assert (done.returncode, "no agent answers" in done.stderr) == (69, True), done.stderr
+
+
 def test_an_error_that_nobody_can_read_keeps_its_exit_code():
     if not os.path.exists("/dev/full"):
         pytest.skip("needs /dev/full")

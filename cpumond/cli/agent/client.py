@@ -60,7 +60,7 @@ class AgentClient:
         Raises UnavailableError if no agent runs, AccessError without the rights, UsageError for a name that is not
         UTF-8, AgentRefusedError for an error answer of the agent.
         """
-        import httpx2
+        from http.client import HTTPConnection, HTTPException
 
         try:
             content = None if body is None else msgspec.json.encode(body)
@@ -68,21 +68,23 @@ class AgentClient:
             raise UsageError(
                 "a name on the command line is not readable text (UTF-8); the agent accepts only UTF-8 names"
             ) from None
-        check_socket(self.socket_path, self.timeout_s)
-        # No TLS here: `verify=False` avoids loading certificates, which would take longer than the request.
-        transport = httpx2.HTTPTransport(uds=self.socket_path, verify=False, trust_env=False)
+        connection = HTTPConnection("agent")
+        connection.sock = connect(self.socket_path, self.timeout_s)
         try:
-            with httpx2.Client(transport=transport, timeout=self.timeout_s, trust_env=False) as client:
-                answer = client.request(method, f"http://agent{path}", content=content)
-        except httpx2.TimeoutException:
+            connection.request(method, path, content)
+            answer = connection.getresponse()
+            received = answer.read()
+        except TimeoutError:
             raise UnavailableError(
                 f"{self.socket_path}: the agent did not answer in {self.timeout_s:g} s; see its log"
             ) from None
-        except httpx2.TransportError:
+        except (OSError, HTTPException):
             raise UnavailableError(f"{self.socket_path}: the agent ended before it answered; see its log") from None
-        if answer.is_success:
-            return answer.content
-        raise read_refusal(self.socket_path, answer.status_code, answer.content)
+        finally:
+            connection.close()
+        if 200 <= answer.status < 300:
+            return received
+        raise read_refusal(self.socket_path, answer.status, received)
 
     def status(self) -> bytes:
         return self.request("GET", "/v1/status")
@@ -104,17 +106,16 @@ class AgentClient:
             ) from None
 
 
-def check_socket(path: str, timeout_s: float) -> None:
-    """Connect to a unix socket once, because the HTTP library hides why a connection failed.
-
-    Raises UnavailableError or AccessError.
-    """
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(timeout_s)
-        try:
-            probe.connect(path)
-        except OSError as error:
-            raise explain_failure(path, error) from None
+def connect(path: str, timeout_s: float) -> socket.socket:
+    """Connect to the agent's unix socket. Raises UnavailableError or AccessError."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        raise explain_failure(path, error) from None
+    return connection
 
 
 def explain_failure(socket_path: str, error: OSError) -> CpumondError:
