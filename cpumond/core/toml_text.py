@@ -39,7 +39,7 @@ DOTTED: Final = re.compile(r"(?<![\w-])[\w-]++(?:[ \t]*+\.[ \t]*+[\w-]++)++")
 
 BARE_PATH: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 SECRET: Final = re.compile(r"token|passw|secret|conninfo", re.IGNORECASE)
-"""Keys whose values no sentence shows, because it may end in a log."""
+"""Keys whose values never appear in a sentence, because sentences may be logged."""
 
 CURLY: Final = dict.fromkeys(map(ord, "“”„‟‘’‚«»"), '"')  # noqa: RUF001 - they are what people paste
 UNIT: Final = r"[-+]?[0-9._]+ ?([mun]?s|min|[mhdw]|[kKMGT]i?B?|%)"

@@ -451,7 +451,7 @@ _add_job_action(
     "abandon-job", "abandon", "counts as completed", "Stop a job and count it as completed: it is not started again."
 )
 _add_job_action(
-    "unpin", "unpin", "is the monitor's again",
+    "unpin", "unpin", "is managed by the monitor again",
     "Return a job to the monitor when it is pinned, contested, or overridden by another program's write.",
 )  # fmt: skip
 
