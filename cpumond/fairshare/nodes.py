@@ -32,7 +32,7 @@ MARGIN_OF_GUESS: Final = 1.15
 LEAST_GUESS: Final = 2.0**-20
 
 SETTLED: Final = 128
-"""Most vertices of a path whose sums are settled."""
+"""Maximum number of vertices of a path whose sums are settled."""
 
 
 _NOBODY: Final[frozenset[int]] = frozenset()

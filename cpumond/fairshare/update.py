@@ -59,7 +59,7 @@ from cpumond.fairshare.result import (
 from cpumond.fairshare.tree import ROOT, Operation, Options, Snapshot
 
 MOST_ROUNDS: Final = 16
-"""Most gangs that are passed over one by one."""
+"""Maximum number of gangs that are passed over one by one."""
 NO_OPERATIONS: Final[list[Operation]] = []
 
 

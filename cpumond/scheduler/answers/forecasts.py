@@ -38,7 +38,7 @@ log = structlog.get_logger("cpumond.scheduler")
 NOT_YET: Final = {"try_again": True}
 """Attributes of a refusal that the caller can retry a moment later."""
 MOST_SIMULATIONS: Final = 2
-"""Most simulations at a time; each takes a core of the host at the lowest priority."""
+"""Maximum number of simulations at a time; each takes a core of the host at the lowest priority."""
 TOO_MANY: Final = f"{MOST_SIMULATIONS} simulations are already running; try again in a moment"
 SIMULATION_S: Final = 120.0
 """Time after which a simulation is given up."""

@@ -51,18 +51,18 @@ from cpumond.scheduler.trial.rounds import start_jobs
 LEAST_CORES: Final = 1e-6
 """Smaller amounts count as nothing."""
 MAX_CANDIDATES: Final = 12
-"""Most hindrances that are tried, those that hold back most cores first."""
+"""Maximum number of hindrances that are tried, those that hold back most cores first."""
 MAX_TRIALS: Final = 40
 LARGE: Final = 1000
 MAX_TRIALS_OF_LARGE: Final = 8
-"""Most trials of a tree's candidates; the second for a tree with more than LARGE operations and nodes."""
+"""Maximum number of trials of a tree's candidates; the second for a tree with more than LARGE operations and nodes."""
 MAX_CHAIN: Final = 6
 ENOUGH: Final = 0.995
 """Fraction of the work held back by limits that must start with the advised values."""
 SINGLE: Final = 0.1
 """A single change that lets this fraction start is preferred to several that let more start."""
 MAX_VALUES: Final = 4
-"""Most values of a limit that are tried, the lowest sufficient one first; in a large tree one that is enough."""
+"""Maximum number of values of a limit that are tried, the lowest sufficient one first; in a large tree only one."""
 LATER_S: Final = 120.0
 """Time from the moment of the report to that of a trial: by then nothing is reserved for a gang."""
 

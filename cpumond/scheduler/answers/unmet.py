@@ -26,7 +26,7 @@ from cpumond.scheduler.trial.remedy import Remedy, join, set_pool, set_tree
 
 LEAST: Final = 0.01
 MAX_POOLS: Final = 5
-"""Most pools that are examined, those with the largest deficits."""
+"""Maximum number of pools that are examined, those with the largest deficits."""
 LONG_S: Final = 120.0
 """Who starves sooner than that needs no change for it."""
 STARVATION_MS: Final = 30_000.0

@@ -10,7 +10,7 @@ from typing import Final
 from cpumond.scheduler.elements import Job, Node
 
 CLOCK_SKEW_S: Final = 60.0
-"""Most seconds that the clock of a job's node may be ahead; later checkpoints are ignored."""
+"""Maximum seconds that the clock of a job's node may be ahead; later checkpoints are ignored."""
 
 
 def lost_core_seconds(job: Job, now: float) -> float:

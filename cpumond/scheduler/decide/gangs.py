@@ -19,9 +19,9 @@ from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.model import Task
 
 MOST_STEPS: Final = 2000
-"""Most ways to place a gang of several tasks that are tried beyond the simple ones."""
+"""Maximum number of ways to place a gang of several tasks that are tried beyond the simple ones."""
 MOST_GANG_SEARCHES: Final = 512
-"""Most searches for victims in one attempt for a gang; a gang that needs more preempts no job."""
+"""Maximum number of searches for victims in one attempt for a gang; a gang that needs more preempts no job."""
 
 
 class GangPlace(NamedTuple):

@@ -20,9 +20,9 @@ SHARE_EPS = 1e-9
 """Shares that differ by less count as equal: sums of floats are inexact."""
 NEVER = float("inf")
 MOST_KINDS = 16
-"""Most kinds of nodes with an order of service of their own."""
+"""Maximum number of kinds of nodes with an order of service of their own."""
 MAX_TOLD = 10
-"""Most tasks of one operation that are named in warnings."""
+"""Maximum number of tasks of one operation that are named in warnings."""
 
 ONLY_RECLAIMED = "only_reclaimed_cpu_left"
 """Reason of an operation with ``allow_reclaimed = false`` where other jobs requested the free CPU (1.10)."""

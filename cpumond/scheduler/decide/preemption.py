@@ -33,7 +33,7 @@ class PreemptionPlan:
 
 
 MOST_SEARCHES: Final = 64
-"""Most searches for victims in one attempt; the node's next attempt continues after them."""
+"""Maximum number of searches for victims in one attempt; the node's next attempt continues after them."""
 
 
 class Targets:

@@ -42,7 +42,7 @@ no more than its share; it would lose more if it did not forbid aggressive preem
 list; the list that aggressive preemption may take; ``min_run_time``; nothing."""
 
 SHOWN: Final = 3
-"""Most pools or operations that are named for one cause, those with most jobs first."""
+"""Maximum number of pools or operations that are named for one cause, those with most jobs first."""
 
 
 class Protection(NamedTuple):

@@ -43,7 +43,7 @@ ORDERS: Final = -2
 """Limits of the node: on its jobs' limits, and on their requests, for a target that refuses reclaimed CPU (1.10)."""
 
 MOST_SETS: Final = 200
-"""Most sets of victims that are compared for the one that loses least; the first sufficient set is the bound."""
+"""Maximum number of sets of victims that are compared for the least loss; the first sufficient set is the bound."""
 
 
 class Candidate:

@@ -11,7 +11,7 @@ from typing import Final
 from cpumond.scheduler.elements import PoolElement, Tree, usage_share
 
 MOST_S: Final = 60.0
-"""Most seconds that are counted between two updates, whatever the clock says."""
+"""Maximum seconds that are counted between two updates, whatever the clock says."""
 LEAST: Final = 1e-4
 """Mean share below which usage is forgotten."""
 MOST_OVERUSE: Final = 5.0

@@ -11,7 +11,7 @@ from cpumond.core.words import count
 from cpumond.scheduler.model import JobRecord
 
 MAX_OPERATIONS: Final = 100
-"""Most operations that are distinguished in one streak."""
+"""Maximum number of operations that are distinguished in one streak."""
 
 
 class Failed(NamedTuple):

@@ -15,7 +15,7 @@ from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, do
 
 ROUNDING: Final = 1e-9
 MOST_KEPT: Final = 10_000
-"""Most different requests whose answers are kept."""
+"""Maximum number of different requests whose answers are kept."""
 
 
 def fits(room: Vector, wanted: Vector) -> bool:

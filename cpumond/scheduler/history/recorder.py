@@ -43,12 +43,13 @@ T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
 
 MAX_WAITING_TICKS: Final = 30
-"""Most ticks that wait for a slow disk; beyond that no tick is taken, and the next one covers that time, too."""
+"""Maximum number of ticks that wait for a slow disk; beyond it none is taken, and the next one covers that time,
+too."""
 KEPT_ELEMENTS: Final = 20_000
 TICK, GRAPH, REPORT, END = range(4)
 """Kinds of work, highest priority first."""
 MAX_WAITING: Final = {GRAPH: 64, REPORT: 4}
-"""Most reads that wait, besides the running one; equal ones count once."""
+"""Maximum number of reads that wait, besides the running one; equal ones count once."""
 NAMES: Final = {GRAPH: "graphs", REPORT: "reports"}
 READ_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 10.0

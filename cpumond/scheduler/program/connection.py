@@ -14,24 +14,24 @@ from cpumond.scheduler.program.peer import find_peer_uid
 
 MAX_CONNECTIONS: Final = 10_000
 MAX_HELD_BYTES: Final = 64 * 2**20
-"""Most bytes of unfinished requests and unread answers of all connections."""
+"""Maximum bytes of unfinished requests and unread answers of all connections."""
 
 KEEP_ALIVE_S: Final = 75
 EXCHANGE_S: Final = 150.0
 """Time from the connection, or the previous answer, to the end of the next answer; longer than KEEP_ALIVE_S."""
 
 MAX_HEAD_BYTES: Final = 1024 * 1024
-"""Most bytes of the request line and the headers, which carry the parameters of `yt`."""
+"""Maximum bytes of the request line and the headers, which carry the parameters of `yt`."""
 MAX_TARGET_BYTES: Final = 64 * 1024
-"""Most bytes of the path and the query, and of the whole head of a request that is not for `yt`."""
+"""Maximum bytes of the path and the query, and of the whole head of a request that is not for `yt`."""
 MAX_TRAILER_BYTES: Final = 16 * 1024
-"""Most bytes that are neither head nor body, since the last byte of a body: trailers, which are dropped, and chunk
+"""Maximum bytes that are neither head nor body, since the last byte of a body: trailers, which are dropped, and chunk
 extensions."""
 TRAILERS_TOO_LARGE: Final = f"more than {MAX_TRAILER_BYTES} bytes follow the head of the request that are not its body"
 MAX_HEADERS: Final = 1000
 TOO_MANY_HEADERS: Final = f"the request has more than {MAX_HEADERS} headers"
 MAX_PIPELINED: Final = 16
-"""Most requests of one connection that wait while another one is answered."""
+"""Maximum number of requests of one connection that wait while another one is answered."""
 REQUEST_BYTES: Final = 4096
 """Bytes that a waiting request takes besides its content."""
 

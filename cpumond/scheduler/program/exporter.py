@@ -46,7 +46,7 @@ Families = dict[str, tuple[str, str]]
 M = TypeVar("M", CounterMetricFamily, GaugeMetricFamily)
 
 MAX_EXEMPLAR = 100
-"""Most characters of a name in an exemplar; all of its labels together may have 128."""
+"""Maximum characters of a name in an exemplar; all of its labels together may have 128."""
 
 TREE_GAUGES: Families = {
     "total_cores": ("capacity_cores", "CPU of the tree's nodes."),

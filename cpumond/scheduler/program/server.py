@@ -19,10 +19,10 @@ BACKLOG: Final = 1024
 ACCEPTED_AT_ONCE: Final = 64
 HANDSHAKE_S: Final = 10.0
 MAX_HANDSHAKES: Final = 4096
-"""Most TLS connections that are not established yet. Each takes 19 KiB, 50 KiB once its client has begun; an
-established one 27."""
+"""Maximum number of TLS connections that are not established yet. Each takes 19 KiB, 50 KiB once its client has begun;
+an established one takes 27."""
 MAX_HANDSHAKE_BYTES: Final = 16_384
-"""Most bytes that a client sends before its connection is established, usually 1 to 4 KiB. OpenSSL would keep 128
+"""Maximum bytes that a client sends before its connection is established, usually 1 to 4 KiB. OpenSSL would keep 128
 KiB."""
 TLS_BUFFER_BYTES: Final = 32_768
 """Bytes of one read of a TLS connection, into one buffer for all. Python's own has 256 KiB per connection, all the

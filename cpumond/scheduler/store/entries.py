@@ -10,7 +10,7 @@ import msgspec
 from cpumond.scheduler.store import Entry
 
 CUT_ENTRIES: Final = 500
-"""Most entries that one ``cut_log`` drops, which bounds the wait of other writes."""
+"""Maximum number of entries that one ``cut_log`` drops, which bounds the wait of other writes."""
 ENTRY_BYTES: Final = 64
 """Bytes that an entry takes besides its text: numbers, an index, a checksum."""
 SUBJECTS: Final = msgspec.json.Decoder(tuple[str, ...])

@@ -34,7 +34,7 @@ MADV_POPULATE_WRITE: Final = 23
 _madvise: Final = ctypes.CDLL(None).madvise
 _LOOKED_AT_BYTES: Final = 2**18
 _COPIED_BYTES: Final = 2**21
-"""Most bytes at a time: a thread that needs new memory meanwhile waits for it, about 2 ms."""
+"""Maximum bytes at a time: a thread that needs new memory meanwhile waits for it, about 2 ms."""
 NICENESS: Final = 19
 ASKED_NICENESS: Final = 5
 """Niceness of a copy with limited work for which a caller waits: on a busy host the lowest priority would take

@@ -21,7 +21,7 @@ from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.state import State, changes, dispatch, settling, updates
 
 MAX_ROUNDS: Final = 8
-"""Most rounds; each has an update and a heartbeat of every node with free resources for waiting work."""
+"""Maximum number of rounds; each has an update and a heartbeat of every node with free resources for waiting work."""
 LOOKED_EACH: Final = 16
 """Number of heartbeats after which operations that cannot start another job are determined again."""
 
