@@ -240,7 +240,7 @@ def test_the_own_work_says_what_holds_it(new_page, world):
     table = page.get_by_role("region", name="Your operations that run or wait")
     expect(table.get_by_role("row")).to_have_count(5)
     for title, why in (
-        ("Second", "pool queue is full"), ("Third", "number 2 in the queue"), ("First", "all jobs are started"),
+        ("Second", "pool queue is full"), ("Third", "number 2 in the queue"), ("First", "nothing"),
         ("Cut short", "resource limits of pool narrow"), ("Far too much", "for room on a node"),
     ):  # fmt: skip
         if title == "Far too much":

@@ -2,7 +2,7 @@
 
 import { get, path } from "./api.js";
 import { h } from "./dom.js";
-import { duration, fixed, number, showCores, showRatio, showSpan, showVotes } from "./format.js";
+import { duration, evenly, fixed, number, showRatio, showSpan, showVotes } from "./format.js";
 import { rangeButtons } from "./history.js";
 import { jobView } from "./job_view.js";
 import { to } from "./route.js";
@@ -15,13 +15,13 @@ export const agentJobs = {
   title: (_, data) => data?.node_id ?? "",
   load: (_, { signal }) => get("/status", { signal }),
   view(a) {
+    const [requested, limits, reclaimed, inShadow] = evenly([a.totals.cpu_limit, a.totals.current_cpu_limit, a.totals.reclaimed, watched(a)]);
     return [
       h("div.heading", h("h1", `Node ${a.node_id}`), a.paused ? badge("paused", "warn") : null, isStuck(a) ? badge("stuck", "bad") : null),
       notices(a),
       h("section.cards.totals", { key: "totals", "aria-label": "Totals" },
-        figure(number(a.jobs.length, 6), a.jobs.length === 1 ? "job" : "jobs"), figure(showCores(a.totals.cpu_limit), "cores requested"),
-        figure(showCores(a.totals.current_cpu_limit), "cores of limits now"), figure(showCores(a.totals.reclaimed), "cores reclaimed"),
-        watched(a) > 0.005 ? figure(showCores(watched(a)), "cores in shadow mode") : null),
+        figure(number(a.jobs.length, 6), a.jobs.length === 1 ? "job" : "jobs"), figure(requested, "cores requested"),
+        figure(limits, "cores of limits now"), figure(reclaimed, "cores reclaimed"), watched(a) > 0.005 ? figure(inShadow, "cores in shadow mode") : null),
       h("p.muted.plain-text", { key: "head" }, `Cgroups ${a.layout}, a check every ${duration(a.check_period_s)}, `
         + `the last took ${(1000 * a.tick_duration_s).toFixed(1)} ms. ${tellScheduler(a)}`),
       bigTable("jobs", {

@@ -3,7 +3,7 @@
 import { operationsActions } from "./actions.js";
 import { get, query } from "./api.js";
 import { h } from "./dom.js";
-import { cores, count, duration, number, time } from "./format.js";
+import { count, duration, evenly, number, time } from "./format.js";
 import { poolLinks, predicted, stateBadge, titleLink } from "./page_operations.js";
 import { readRights } from "./rights.js";
 import { to } from "./route.js";
@@ -26,14 +26,14 @@ export const mine = {
     return { me, live, states: groups.states, groups: groups.groups.filter(({ tree }) => tree), rights, waste, last };
   },
   view({ me, live, states, groups, rights, waste, last }, _, app) {
-    const sum = (name) => groups.reduce((all, group) => all + group[name], 0);
+    const [allocated, wanted] = evenly(["limit_cores", "wanted_cores"].map((name) => groups.reduce((all, group) => all + group[name], 0)));
     return [
       h("div.heading", h("h1", "My work"), h("span.muted", `of ${me.user}`), h("div.actions", operationsActions(app, rights))),
       live.total + last.length === 0
         ? h("p.note", `No operation of ${me.user} is known. Start one here, or with `, h("code", "cpumond run COMMAND"), ".")
         : h("div.cards.figures", figure(number(states.running ?? 0, 6), "running"), figure(number((states.pending ?? 0) + (states.waiting ?? 0), 6), "waiting to run"),
           states["cannot start"] ? figure(number(states["cannot start"], 6), "cannot start") : null,
-          figure(cores(sum("limit_cores")), "cores allocated"), figure(cores(sum("wanted_cores")), "more cores wanted")),
+          figure(allocated, "cores allocated"), figure(wanted, "more cores wanted")),
       h("section.part", { "aria-labelledby": "live-title" }, h("h2", { id: "live-title" }, "Running and waiting"),
         table({ caption: "Your operations that run or wait", columns: COLUMNS, rows: live.operations, rowKey: (o) => o.id, stacked: true, empty: "None." }),
         live.total > live.operations.length ? h("p.muted.flat", `The newest ${count(live.operations.length, "operation")} of ${number(live.total, 6)}; `,
@@ -45,7 +45,7 @@ export const mine = {
   },
 };
 
-const whys = (o) => Object.entries(o.trees).map(([tree, part], index, all) => [index ? "; " : "", all.length > 1 ? `${tree}: ` : "", part.why,
+const whys = (o) => Object.entries(o.trees).map(([tree, part], index, all) => [index ? "; " : "", all.length > 1 ? `${tree}: ` : "", part.cause === "working" ? "nothing" : part.why,
   part.queue_place ? `, number ${number(part.queue_place, 6)} in the queue` : ""]);
 
 const COLUMNS = [
