@@ -27,7 +27,7 @@ PURE = (
             "history.model", "history.collector", "history.series", "history.report",
             "history.chunks", "history.extras", "history.savings", "history.waste",
             "trial.forward", "trial.load", "trial.remedy", "trial.rounds", "answers.calibration",
-            "answers.causes", "answers.hindrances", "answers.idle", "answers.operation", "answers.pool",
+            "answers.causes", "answers.obstacles", "answers.idle", "answers.operation", "answers.pool",
             "answers.remedies", "answers.resulting", "answers.standing", "answers.unmet",
         )
     ),

@@ -17,7 +17,7 @@ import msgspec
 from cpumond.core.measures import count_cores, format_cores
 from cpumond.core.words import count
 from cpumond.scheduler.answers.causes import describe_cannot_start
-from cpumond.scheduler.answers.hindrances import CONFIGURED, CapacitySplit, Hindrance, Waiting
+from cpumond.scheduler.answers.obstacles import CONFIGURED, CapacitySplit, Obstacle, Waiting
 from cpumond.scheduler.answers.remedies import MOST
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.settings.nodes_filter import TAG_FILTER
@@ -98,12 +98,12 @@ class IdleReport(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class Found:
-    """Hindrances, the visible one first, and the remedy for all. ``placed``: operation -> cores that start then.
+    """Obstacles, the visible one first, and the remedy for all. ``placed``: operation -> cores that start then.
 
-    ``waits``: the operations that the first one holds back. ``idle``: the idle CPU assigned to these hindrances alone.
+    ``waits``: the operations that the first one holds back. ``idle``: the idle CPU assigned to these obstacles alone.
     """
 
-    hindrances: tuple[Hindrance, ...]
+    obstacles: tuple[Obstacle, ...]
     remedy: Remedy
     placed: Mapping[str, float]
     waits: frozenset[str] = frozenset()
@@ -116,7 +116,7 @@ class Found:
     @property
     def is_mixed(self) -> bool:
         """Whether the remedy needs more than configuration changes, or more than one resource that nodes lack."""
-        return len(self.hindrances) > 1 and any(each.kind not in CONFIGURED for each in self.hindrances)
+        return len(self.obstacles) > 1 and any(each.kind not in CONFIGURED for each in self.obstacles)
 
 
 @dataclass(slots=True, eq=False)
@@ -308,7 +308,7 @@ def in_pool(report: IdleReport, pool: str, above: frozenset[str], below: frozens
     shown = msgspec.structs.replace(report, pool=pool, causes=causes, held_by_pool={pool: held})
     if causes == report.causes:
         return shown
-    nothing = f"nothing holds back pool {pool}; in the whole tree {report.sentence}"
+    nothing = f"nothing blocks pool {pool}; in the whole tree {report.sentence}"
     return msgspec.structs.replace(shown, sentence=describe(shown) if causes else nothing)
 
 

@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from cpumond.fairshare.resources import CPU
-from cpumond.scheduler.answers.hindrances import (
+from cpumond.scheduler.answers.idle import Found, Idle, IdleReport, make_report
+from cpumond.scheduler.answers.obstacles import (
     CONFIGURED,
     CORDON,
     COUNTS,
@@ -20,7 +21,7 @@ from cpumond.scheduler.answers.hindrances import (
     GANG,
     TAGS,
     CapacitySplit,
-    Hindrance,
+    Obstacle,
     Waiting,
     count_limit,
     find_waiting,
@@ -29,7 +30,6 @@ from cpumond.scheduler.answers.hindrances import (
     split_capacity,
     waiting_cores,
 )
-from cpumond.scheduler.answers.idle import Found, Idle, IdleReport, make_report
 from cpumond.scheduler.answers.remedies import (
     Look,
     Started,
@@ -38,7 +38,7 @@ from cpumond.scheduler.answers.remedies import (
     list_counts_above,
     list_limited,
     make_remedy,
-    name_hindrance,
+    name_obstacle,
 )
 from cpumond.scheduler.answers.unmet import find_unmet
 from cpumond.scheduler.elements import OperationElement, PoolElement, Tree
@@ -51,7 +51,7 @@ from cpumond.scheduler.trial.rounds import start_jobs
 LEAST_CORES: Final = 1e-6
 """Smaller amounts count as nothing."""
 MAX_CANDIDATES: Final = 12
-"""Maximum number of hindrances that are tried, those that hold back most cores first."""
+"""Maximum number of obstacles that are tried, those that hold back most cores first."""
 MAX_TRIALS: Final = 40
 LARGE: Final = 1000
 MAX_TRIALS_OF_LARGE: Final = 8
@@ -83,7 +83,7 @@ def look_into_idle(state: State, tree: Tree, now: float) -> IdleReport:
 
 
 class _Search:
-    """Search for all hindrances and their remedies, those that hold back most first."""
+    """Search for all obstacles and their remedies, those that hold back most first."""
 
     def __init__(self, state: State, tree: Tree, now: float, split: CapacitySplit) -> None:
         self.state, self.tree, self.now = state, tree, now
@@ -101,34 +101,34 @@ class _Search:
         idle = self.idle
         if idle.held <= LEAST_CORES and min(idle.waiting_cores, idle.outside) <= LEAST_CORES:
             return
-        known: dict[frozenset[Hindrance], Found] = {}
+        known: dict[frozenset[Obstacle], Found] = {}
         for start in self._list_candidates():
             if self._trials_left <= 0:
                 break
             found = self._follow(start)
             if found is not None and found.cores > LEAST_CORES:
-                known.setdefault(frozenset(found.hindrances), found)
+                known.setdefault(frozenset(found.obstacles), found)
         single = _without_mixed(list(known.values()))
-        idle.found = sorted(single, key=lambda each: (-each.cores, FRAGMENTATION in each.hindrances))
+        idle.found = sorted(single, key=lambda each: (-each.cores, FRAGMENTATION in each.obstacles))
         left = idle.held
         for found in idle.found:
-            if TAGS not in found.hindrances:
+            if TAGS not in found.obstacles:
                 found.idle = min(found.cores, left)
                 left -= found.idle
 
-    def _list_candidates(self) -> list[Hindrance]:
-        cores: dict[Hindrance, float] = {}
+    def _list_candidates(self) -> list[Obstacle]:
+        cores: dict[Obstacle, float] = {}
         cordoned = any(node.cordoned and node.is_online for node in self.tree.nodes.values())
         for each in self.waiting.values():
             firsts = each.in_way[:1] if each.in_way and each.in_way[0].kind in CONFIGURED else each.in_way
             firsts = (*firsts, *([TAGS] if self.look.outside else ()), *([CORDON] if cordoned else ()))
-            for hindrance in firsts:
-                cores[hindrance] = cores.get(hindrance, 0.0) + each.cores
+            for obstacle in firsts:
+                cores[obstacle] = cores.get(obstacle, 0.0) + each.cores
         cores.pop(FULL, None)
         return sorted(cores, key=lambda each: -cores[each])[:MAX_CANDIDATES]
 
-    def _follow(self, start: Hindrance) -> Found | None:
-        """Lift ``start``, then each hindrance that it hid, until something starts."""
+    def _follow(self, start: Obstacle) -> Found | None:
+        """Lift ``start``, then each obstacle that it hid, until something starts."""
         waits = frozenset(name for name, each in self.waiting.items() if _is_in_way(start, each))
         chain = [start]
         while True:
@@ -147,20 +147,20 @@ class _Search:
             return self._make(chain, started, started, waits)
         return self._find_values(chain, started, waits)
 
-    def _make(self, chain: Sequence[Hindrance], values: Started, started: Started, waits: frozenset[str]) -> Found:
+    def _make(self, chain: Sequence[Obstacle], values: Started, started: Started, waits: frozenset[str]) -> Found:
         remedy = join(self._list_remedies(chain, values, waits))
-        kind, pool = name_hindrance(self.look, chain[0])
+        kind, pool = name_obstacle(self.look, chain[0])
         is_mixed = len(chain) > 1 and any(each.kind not in CONFIGURED for each in chain)
         commands = () if is_mixed else remedy.commands
         remedy = replace(remedy, kind=kind, pool=pool, cores=started.all_cores, commands=commands)
         return Found(tuple(chain), remedy, started.cores, waits)
 
-    def _list_remedies(self, chain: Sequence[Hindrance], values: Started, waits: frozenset[str]) -> list[Remedy]:
+    def _list_remedies(self, chain: Sequence[Obstacle], values: Started, waits: frozenset[str]) -> list[Remedy]:
         """Return the remedies of a chain; a gang and fragmentation share one."""
         told = [each for each in chain if each != FRAGMENTATION or GANG not in chain]
         return [make_remedy(self.look, each, values, waits) for each in told]
 
-    def _find_values(self, chain: list[Hindrance], lifted: Started, waits: frozenset[str]) -> Found | None:
+    def _find_values(self, chain: list[Obstacle], lifted: Started, waits: frozenset[str]) -> Found | None:
         """Return the remedy with the lowest values that are enough, as far as a few trials show."""
         counts = {each for each in chain if each.kind in COUNTS}
         if not counts:
@@ -185,17 +185,17 @@ class _Search:
             number = high if best is None or best.cores < ENOUGH * lifted.all_cores else (low + high) // 2
         return best
 
-    def _try_values(self, chain: list[Hindrance], values: Started, waits: frozenset[str]) -> Found | None:
+    def _try_values(self, chain: list[Obstacle], values: Started, waits: frozenset[str]) -> Found | None:
         """Return the remedy with these values and the work it starts, without limits that the values do not reach."""
         needed = [each for each in chain if each.kind not in COUNTS or self._reaches(each, values)]
         started = self._try(join(self._list_remedies(needed, values, waits)), waits, needed)
         return None if started is None else self._make(needed, values, started, waits)
 
-    def _reaches(self, hindrance: Hindrance, values: Started) -> bool:
-        pools = list_limited(self.tree, hindrance)
+    def _reaches(self, obstacle: Obstacle, values: Started) -> bool:
+        pools = list_limited(self.tree, obstacle)
         return any(values.running.get(pool.name, 0) > pool.max_running_operation_count for pool in pools)
 
-    def _try(self, remedy: Remedy, waits: Collection[str], chain: Sequence[Hindrance]) -> Started | None:
+    def _try(self, remedy: Remedy, waits: Collection[str], chain: Sequence[Obstacle]) -> Started | None:
         """Return the work that starts with a change; None where a command of it is refused."""
         self._trials_left -= 1
         state, tree, now = self.state, self.tree, self.now + LATER_S
@@ -203,7 +203,7 @@ class _Search:
 
 
 def _try_out(
-    state: State, tree: Tree, now: float, remedy: Remedy, waits: Collection[str], chain: Collection[Hindrance]
+    state: State, tree: Tree, now: float, remedy: Remedy, waits: Collection[str], chain: Collection[Obstacle]
 ) -> Started | None:
     try:
         remedy.apply(state, now)
@@ -219,7 +219,7 @@ def _try_out(
     pools = [tree.root, *tree.pools.values()]
     usage = {each.name: each.usage for each in (*pools, *(tree.operations[name] for name in cores))}
     running = {pool.name: pool.running_operation_count for pool in pools}
-    hidden: dict[Hindrance, float] = {}
+    hidden: dict[Obstacle, float] = {}
     for name, each in find_waiting(state, tree).items() if not jobs else ():
         in_way = [found for found in each.in_way if found not in chain and found != FULL]
         if name in waits and in_way:
@@ -228,14 +228,14 @@ def _try_out(
     return Started(cores, dict(on_node), dict(of_operation), usage, running, most)
 
 
-def _is_in_way(hindrance: Hindrance, waiting: Waiting) -> bool:
-    """Whether a hindrance holds an operation back; of configured ones only the nearest counts."""
-    if hindrance in (CORDON, TAGS):
+def _is_in_way(obstacle: Obstacle, waiting: Waiting) -> bool:
+    """Whether an obstacle holds an operation back; of configured ones only the nearest counts."""
+    if obstacle in (CORDON, TAGS):
         return True
-    return hindrance in (waiting.in_way[:1] if hindrance.kind in CONFIGURED else waiting.in_way)
+    return obstacle in (waiting.in_way[:1] if obstacle.kind in CONFIGURED else waiting.in_way)
 
 
-def _is_lifted(pool: PoolElement, counts: Collection[Hindrance]) -> bool:
+def _is_lifted(pool: PoolElement, counts: Collection[Obstacle]) -> bool:
     return count_limit(pool) in counts or not is_full(pool)
 
 

@@ -1,4 +1,4 @@
-"""The change that removes each hindrance, as a remedy with sufficient values. Pure: reads a living tree."""
+"""The change that removes each obstacle, as a remedy with sufficient values. Pure: reads a living tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cpumond.fairshare.resources import (
     least,
     positive_part,
 )
-from cpumond.scheduler.answers.hindrances import (
+from cpumond.scheduler.answers.obstacles import (
     CORDON,
     COUNTS,
     FILTER,
@@ -34,7 +34,7 @@ from cpumond.scheduler.answers.hindrances import (
     SCARCE,
     SPARE,
     TAGS,
-    Hindrance,
+    Obstacle,
     Waiting,
     count_limit,
 )
@@ -63,7 +63,7 @@ WAIT: Final = "wait until jobs end, or add a node"
 
 class Started(msgspec.Struct, frozen=True):
     """Everything that a trial started. ``usage``, ``running``: of pools; ``usage`` also of operations whose jobs it
-    started. ``hidden``: the hindrance of most of the work that still waits then."""
+    started. ``hidden``: the obstacle of most of the work that still waits then."""
 
     cores: dict[str, float] = {}
     """Operation -> cores of the jobs that started."""
@@ -73,7 +73,7 @@ class Started(msgspec.Struct, frozen=True):
     """Operation -> number of its jobs that started."""
     usage: dict[str, Vector] = {}
     running: dict[str, int] = {}
-    hidden: Hindrance | None = None
+    hidden: Obstacle | None = None
 
     @property
     def all_cores(self) -> float:
@@ -106,28 +106,28 @@ class Look:
 # --- lifted limits
 
 
-def lift(hindrance: Hindrance, look: Look, waits: Collection[str]) -> Remedy:
-    """Return a remedy that lifts a limit altogether; for other hindrances, the change itself."""
-    if hindrance.kind in COUNTS:
-        above = {hindrance, *list_counts_above(look, hindrance, waits)}
+def lift(obstacle: Obstacle, look: Look, waits: Collection[str]) -> Remedy:
+    """Return a remedy that lifts a limit altogether; for other obstacles, the change itself."""
+    if obstacle.kind in COUNTS:
+        above = {obstacle, *list_counts_above(look, obstacle, waits)}
         return Remedy("", "", tried=(lambda state: _lift_counts(state.trees[look.tree.name], above, state),))
-    if hindrance.kind == "limits":
-        return Remedy("", "", tried=(lambda state: _lift_limits(state.trees[look.tree.name], hindrance.name),))
-    return make_remedy(look, hindrance, Started(), waits)
+    if obstacle.kind == "limits":
+        return Remedy("", "", tried=(lambda state: _lift_limits(state.trees[look.tree.name], obstacle.name),))
+    return make_remedy(look, obstacle, Started(), waits)
 
 
-def list_counts_above(look: Look, hindrance: Hindrance, waits: Collection[str]) -> list[Hindrance]:
+def list_counts_above(look: Look, obstacle: Obstacle, waits: Collection[str]) -> list[Obstacle]:
     """Return the limits of running operations above this one that the operations below it reach next, the nearest
     first."""
-    found: dict[Hindrance, None] = {}
+    found: dict[Obstacle, None] = {}
     for each in waits:
         limits = [count_limit(pool) for pool in look.waiting[each].element.ancestors()]
-        if hindrance in limits:
-            found.update(dict.fromkeys(limits[limits.index(hindrance) + 1 :]))
+        if obstacle in limits:
+            found.update(dict.fromkeys(limits[limits.index(obstacle) + 1 :]))
     return list(found)
 
 
-def _lift_counts(tree: Tree, counts: set[Hindrance], state: State) -> None:
+def _lift_counts(tree: Tree, counts: set[Obstacle], state: State) -> None:
     for pool in (tree.root, *tree.pools.values()):
         if count_limit(pool) in counts:
             pool.max_running_operation_count = NO_LIMIT
@@ -144,50 +144,50 @@ def _lift_limits(tree: Tree, name: str) -> None:
     element.entry = None
 
 
-# --- the remedy of a hindrance
+# --- the remedy of an obstacle
 
 
-def make_remedy(look: Look, hindrance: Hindrance, started: Started, waits: Collection[str]) -> Remedy:
-    """Return the change for a hindrance; ``started``: everything that starts without the hindrance."""
-    if hindrance.kind in COUNTS:
-        return raise_count(look.tree, hindrance, started.running)
-    if hindrance.kind == "limits":
-        return _raise_limits(look, hindrance.name, started)
-    if hindrance == FRAGMENTATION:
+def make_remedy(look: Look, obstacle: Obstacle, started: Started, waits: Collection[str]) -> Remedy:
+    """Return the change for an obstacle; ``started``: everything that starts without the obstacle."""
+    if obstacle.kind in COUNTS:
+        return raise_count(look.tree, obstacle, started.running)
+    if obstacle.kind == "limits":
+        return _raise_limits(look, obstacle.name, started)
+    if obstacle == FRAGMENTATION:
         return _order_less_cpu(look, waits)
-    if hindrance == SPARE:
+    if obstacle == SPARE:
         return _lower_spare(look)
-    if hindrance == GRACEFUL:
+    if obstacle == GRACEFUL:
         return _restart(
             started, waits, "preemption_mode", "normal",
             "is graceful, so it starts no job beyond its fair share",
         )  # fmt: skip
-    if hindrance == REFUSED:
+    if obstacle == REFUSED:
         return _restart(
             started, waits, "allow_reclaimed", True, "is false, and other jobs requested the CPU that is free"
         )
-    if hindrance == GANG:
+    if obstacle == GANG:
         return _fit_gang(look, started, waits)
-    if hindrance == FILTER:
+    if obstacle == FILTER:
         return _widen_filters(look, started, waits)
-    if hindrance == CORDON:
+    if obstacle == CORDON:
         return _uncordon(look, started)
-    if hindrance == TAGS:
+    if obstacle == TAGS:
         return _fit_tags(look, started)
-    return _order_less(look, RESOURCES.index(hindrance.kind), started, waits)
+    return _order_less(look, RESOURCES.index(obstacle.kind), started, waits)
 
 
-def name_hindrance(look: Look, hindrance: Hindrance) -> tuple[str, str]:
+def name_obstacle(look: Look, obstacle: Obstacle) -> tuple[str, str]:
     """Return the kind of cause and the pool that it belongs to."""
-    if hindrance.kind in COUNTS:
-        return COUNT, hindrance.name
-    if hindrance.kind != "limits":
-        return hindrance.kind, ""
-    pool = look.find(hindrance.name)
+    if obstacle.kind in COUNTS:
+        return COUNT, obstacle.name
+    if obstacle.kind != "limits":
+        return obstacle.kind, ""
+    pool = look.find(obstacle.name)
     if pool is None:
-        parent = look.tree.operations[hindrance.name].parent
+        parent = look.tree.operations[obstacle.name].parent
         return "resource_limits", "" if parent is None else parent.name
-    return ("resource_limits" if _own_binds(pool) else "max_share_ratio"), hindrance.name
+    return ("resource_limits" if _own_binds(pool) else "max_share_ratio"), obstacle.name
 
 
 def _restart(started: Started, waits: Collection[str], option: str, value: object, why: str) -> Remedy:
@@ -256,22 +256,22 @@ def _of(pool: str, tree: str) -> str:
     return f"tree {tree}" if pool == ROOT_POOL else f"pool {pool}"
 
 
-def list_limited(tree: Tree, hindrance: Hindrance) -> list[PoolElement]:
+def list_limited(tree: Tree, obstacle: Obstacle) -> list[PoolElement]:
     """Return the pools to which a limit of running operations applies."""
-    if hindrance.kind == "count" and hindrance.name in tree.pools:
-        return [tree.pools[hindrance.name]]
-    return [pool for pool in (tree.root, *tree.pools.values()) if count_limit(pool) == hindrance]
+    if obstacle.kind == "count" and obstacle.name in tree.pools:
+        return [tree.pools[obstacle.name]]
+    return [pool for pool in (tree.root, *tree.pools.values()) if count_limit(pool) == obstacle]
 
 
-def raise_count(tree: Tree, hindrance: Hindrance, running: Mapping[str, int]) -> Remedy:
+def raise_count(tree: Tree, obstacle: Obstacle, running: Mapping[str, int]) -> Remedy:
     """Remedy that raises a limit of running operations so that each of its pools can run ``running`` operations."""
-    pools = list_limited(tree, hindrance)
+    pools = list_limited(tree, obstacle)
     limit = max(max(running.get(pool.name, 0), pool.max_running_operation_count) for pool in pools)
-    if hindrance.kind == "subpool_count":
+    if obstacle.kind == "subpool_count":
         now = max(pool.max_running_operation_count for pool in pools)
         return set_pool(
-            tree.name, hindrance.name, [((SUBPOOL, COUNT), limit)],
-            f"{COUNT} of each user's sub-pool of pool {hindrance.name} is {now}", f"raise it to {limit}",
+            tree.name, obstacle.name, [((SUBPOOL, COUNT), limit)],
+            f"{COUNT} of each user's sub-pool of pool {obstacle.name} is {now}", f"raise it to {limit}",
         )  # fmt: skip
     return _raise_options(pools[0], {COUNT: limit})
 

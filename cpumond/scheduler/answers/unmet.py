@@ -14,7 +14,7 @@ from typing import Final
 from cpumond.core.measures import format_cores
 from cpumond.core.words import count
 from cpumond.fairshare.resources import CPU
-from cpumond.scheduler.answers.hindrances import count_limit
+from cpumond.scheduler.answers.obstacles import count_limit
 from cpumond.scheduler.answers.remedies import raise_count
 from cpumond.scheduler.decide.placement import wants_jobs
 from cpumond.scheduler.decide.protection import describe_cause, find_protections
@@ -28,7 +28,7 @@ LEAST: Final = 0.01
 MAX_POOLS: Final = 5
 """Maximum number of pools that are examined, those with the largest deficits."""
 LONG_S: Final = 120.0
-"""Who starves sooner than that needs no change for it."""
+"""An operation that starves within this time needs no change for it."""
 STARVATION_MS: Final = 30_000.0
 
 

@@ -87,7 +87,7 @@ class Timings:
     store_losses: int = 0
     """How often the store was removed and rewritten."""
     store_lost_at: float | None = None
-    """``..._at``: scheduler time of the last loss."""
+    """``..._at`` here and above: scheduler time of the last one."""
 
     @property
     def updates(self) -> int:

@@ -381,7 +381,7 @@ def test_a_pool_is_told_what_holds_back_its_own_operations():
         assert (of_pool.causes, of_pool.sentence) == ([cause], report.sentence)
     of_none = in_pool(report, "none", above, frozenset({"none"}))
     assert of_none.causes == []
-    assert of_none.sentence == f"nothing holds back pool none; in the whole tree {report.sentence}"
+    assert of_none.sentence == f"nothing blocks pool none; in the whole tree {report.sentence}"
 
 
 def make_owners(jobs: int) -> World:

@@ -8,7 +8,7 @@ import pytest
 from scheduler_world import World, assert_consistent
 
 from cpumond.api.views import view_job
-from cpumond.scheduler.answers.hindrances import split_capacity
+from cpumond.scheduler.answers.obstacles import split_capacity
 from cpumond.scheduler.answers.operation import explain_operation
 from cpumond.scheduler.decide.backfill import list_returns
 from cpumond.scheduler.elements.figures import TREE

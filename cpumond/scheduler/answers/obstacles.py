@@ -1,4 +1,4 @@
-"""Hindrances of waiting jobs, by the checks of the pass that starts jobs; and the split of a tree's capacity. Pure.
+"""Obstacles of waiting jobs, by the checks of the pass that starts jobs; and the split of a tree's capacity. Pure.
 
 Amounts are absolute vectors in the order of RESOURCES, cores where a name says so.
 """
@@ -26,22 +26,22 @@ SCARCE: Final = ("user_slots", "gpu", "memory", "network")
 """Resources that a node may lack while some of its CPU is free."""
 
 
-class Hindrance(NamedTuple):
+class Obstacle(NamedTuple):
     """A reason that keeps waiting jobs from starting. ``name``: the pool or operation that has it, "" if none."""
 
     kind: str
     name: str = ""
 
 
-SPARE: Final = Hindrance("spare")
-FRAGMENTATION: Final = Hindrance("fragmentation")
-GRACEFUL: Final = Hindrance("graceful")
-GANG: Final = Hindrance("gang")
-REFUSED: Final = Hindrance("allow_reclaimed")
-FILTER: Final = Hindrance(TAG_FILTER)
-CORDON: Final = Hindrance("cordon")
-TAGS: Final = Hindrance("tags")
-FULL: Final = Hindrance("full")
+SPARE: Final = Obstacle("spare")
+FRAGMENTATION: Final = Obstacle("fragmentation")
+GRACEFUL: Final = Obstacle("graceful")
+GANG: Final = Obstacle("gang")
+REFUSED: Final = Obstacle("allow_reclaimed")
+FILTER: Final = Obstacle(TAG_FILTER)
+CORDON: Final = Obstacle("cordon")
+TAGS: Final = Obstacle("tags")
+FULL: Final = Obstacle("full")
 
 COUNTS: Final = ("count", "subpool_count")
 CONFIGURED: Final = (*COUNTS, "limits")
@@ -52,11 +52,11 @@ def is_subpool(pool: PoolElement) -> bool:
     return pool.is_ephemeral and not getattr(pool.parent, "is_root", True) and SUBPOOL_DELIMITER in pool.name
 
 
-def count_limit(pool: PoolElement) -> Hindrance:
-    """Return the limit of running operations of a pool; all ephemeral sub-pools of one pool share a hindrance."""
+def count_limit(pool: PoolElement) -> Obstacle:
+    """Return the limit of running operations of a pool; all ephemeral sub-pools of one pool share an obstacle."""
     if is_subpool(pool) and pool.parent is not None:
-        return Hindrance("subpool_count", pool.parent.name)
-    return Hindrance("count", pool.name)
+        return Obstacle("subpool_count", pool.parent.name)
+    return Obstacle("count", pool.name)
 
 
 def is_full(pool: PoolElement) -> bool:
@@ -73,11 +73,11 @@ def waiting_cores(element: OperationElement) -> float:
 
 @dataclass(slots=True)
 class Waiting:
-    """An operation with jobs to start: the cores that they request, and their hindrances, the nearest first."""
+    """An operation with jobs to start: the cores that they request, and their obstacles, the nearest first."""
 
     element: OperationElement
     cores: float
-    in_way: tuple[Hindrance, ...]
+    in_way: tuple[Obstacle, ...]
 
 
 def find_waiting(state: State, tree: Tree) -> dict[str, Waiting]:
@@ -95,15 +95,15 @@ Rooms = list[tuple[Node, Vector]]
 
 
 class _Look:
-    """A tree's nodes at one moment; hindrances are kept by request, since equal requests have the same ones."""
+    """A tree's nodes at one moment; obstacles are kept by request, since equal requests have the same ones."""
 
     def __init__(self, state: State, tree: Tree) -> None:
         self.spare = state.rules.spare
         self.nodes: Rooms = [(node, positive_part(node.free)) for node in list_takers(tree)]
-        self._known: dict[tuple[Fitting | None, bool, Vector], tuple[Hindrance, ...]] = {}
+        self._known: dict[tuple[Fitting | None, bool, Vector], tuple[Obstacle, ...]] = {}
 
-    def find_in_way(self, element: OperationElement) -> tuple[Hindrance, ...]:
-        """Return the hindrances of an operation's next job, or of all jobs of a gang."""
+    def find_in_way(self, element: OperationElement) -> tuple[Obstacle, ...]:
+        """Return the obstacles of an operation's next job, or of all jobs of a gang."""
         if not element.is_running:
             return tuple(dict.fromkeys(count_limit(pool) for pool in element.ancestors() if is_full(pool)))
         record = element.operation.record
@@ -132,7 +132,7 @@ class _Look:
     def _has_room(self, free: Vector, node: Node, order: Vector) -> bool:
         return fits(free, order) and has_spare(node, free, self.spare)
 
-    def _of_order(self, element: OperationElement, order: Vector) -> tuple[Hindrance, ...]:
+    def _of_order(self, element: OperationElement, order: Vector) -> tuple[Obstacle, ...]:
         key = (element.fitting, bool(element.operation.record.vault_bytes), order)
         if key not in self._known:
             rooms = [(node, free) for node, free in self.nodes if element.may_use(node)]
@@ -143,15 +143,15 @@ class _Look:
         return self._known[key]
 
 
-def _find_of_order(rooms: Rooms, order: Vector) -> Iterator[Hindrance]:
+def _find_of_order(rooms: Rooms, order: Vector) -> Iterator[Obstacle]:
     """Yield why no node takes a job of this request, the reason that concerns most cores first."""
-    cores: dict[Hindrance, float] = {}
+    cores: dict[Obstacle, float] = {}
     for _, free in rooms:
         if free[CPU] < order[CPU] - ROUNDING or free[CPU] <= ROUNDING:
             continue
         lacking = [RESOURCES[r] for r, wanted in enumerate(order) if wanted > free[r] + ROUNDING]
         for kind in lacking or ["spare"]:
-            cores[Hindrance(kind)] = cores.get(Hindrance(kind), 0.0) + free[CPU]
+            cores[Obstacle(kind)] = cores.get(Obstacle(kind), 0.0) + free[CPU]
     if not cores:
         largest = max((node.capacity[CPU] for node, _ in rooms), default=math.inf)
         whole = sum(free[CPU] for _, free in rooms)
@@ -161,7 +161,7 @@ def _find_of_order(rooms: Rooms, order: Vector) -> Iterator[Hindrance]:
     yield from sorted(cores, key=lambda each: -cores[each])
 
 
-def _find_limits(element: OperationElement, orders: list[Vector]) -> tuple[Hindrance, ...]:
+def _find_limits(element: OperationElement, orders: list[Vector]) -> tuple[Obstacle, ...]:
     """Return the elements on its path that limit an operation's first request, where limits allow none of the
     requests."""
     path: list[OperationElement | PoolElement] = [element, *element.ancestors()]
@@ -169,7 +169,7 @@ def _find_limits(element: OperationElement, orders: list[Vector]) -> tuple[Hindr
     in_way = [
         tuple(each.name for each in limited if not fits(subtract(each.limits, each.usage), order)) for order in orders
     ]
-    return tuple(Hindrance("limits", name) for name in in_way[0]) if in_way and all(in_way) else ()
+    return tuple(Obstacle("limits", name) for name in in_way[0]) if in_way and all(in_way) else ()
 
 
 def list_outside(state: State, tree: Tree) -> list[Node]:
