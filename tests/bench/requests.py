@@ -118,14 +118,14 @@ async def measure_pages(folder: Path, rounds: int) -> dict[str, dict[str, list[f
 
     found: dict[str, dict[str, list[float]]] = {}
     for page, (regular, seldom) in PAGES.items():
-        times: dict[str, list[float]] = {"opened": [], "asked again": [], "of it a bare request": []}
+        times: dict[str, list[float]] = {"opened": [], "asked again": [], "bare": []}
         viewer = Viewer(cluster.application)
         times["opened"].append(await look(viewer, [*regular, *seldom, "/healthz"]))
         for _ in range(rounds):
             cluster.clock.at += PERIOD_S
             await cluster.scheduler.update_all()
             times["asked again"].append(await look(viewer, [*regular, "/healthz"]))
-            times["of it a bare request"].append(await look(viewer, ["/healthz"]))
+            times["bare"].append(await look(viewer, ["/healthz"]))
         found[page] = times
     await cluster.close()
     return found
@@ -135,8 +135,11 @@ async def show_pages(rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = await measure_pages(Path(folder), rounds)
     for page, times in found.items():
+        bare = statistics.mean(times.pop("bare"))
         for name, values in times.items():
-            print(f"{page + ', ' + name:<44} {statistics.mean(values):7.2f} ms ({min(values):.2f}-{max(values):.2f})")
+            mean = statistics.mean(values)
+            spread = f"{min(values):.2f} to {max(values):.2f} ms"
+            print(f"{page}, {name}: {mean:.2f} ms = {mean / bare:.1f} bare requests ({spread})")
 
 
 async def show_longest_turns() -> None:

@@ -107,7 +107,9 @@ class Bench:
                 )
                 weight = dict(wire.bytes)
         data = sum(size for path, size in weight.items() if path.startswith(("/api", "/healthz")))
-        show(f"{name}: first row painted", f"{spread(rows)} ms", f"a page without anything: {spread(bare)} ms")
+        ratio = statistics.median(rows) / statistics.median(bare)
+        more = f"= {ratio:.1f} times a page without anything: {spread(bare)} ms"
+        show(f"{name}: first row painted", f"{spread(rows)} ms", more)
         show("  first contentful paint", f"{spread(contentful)} ms", "")
         show(
             "  over the wire",

@@ -1,0 +1,56 @@
+"""``tests/bench/check.py``: which figures it finds, how it compares them, and that every bench has a way to be run."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from bench.check import Figure, Run, judge, list_known, load_gates, load_runs, read_figures, show_run
+
+BENCH = Path(__file__).parents[1] / "bench"
+
+LESS = Figure(r"took ([\d.]+)", "bare requests", "less")
+MORE = Figure(r"made ([\d.]+)/s", "of the bare application", "more")
+
+
+def test_figures_are_read_from_what_a_bench_prints():
+    assert read_figures("it took 3.5 s and took 9", {"took": LESS, "made": MORE}) == {"took": 3.5}
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "known", "text", "is_good"),
+    [
+        (LESS, 12.0, [10.0] * 10, "b f: 12 bare requests (at most 12)", True),
+        (LESS, 12.1, [10.0] * 10, "b f: 12.1 bare requests (at most 12)", False),
+        (LESS, 13.0, [9.0, 11.0], "b f: 13 bare requests (at most 12 of 2 runs)", False),
+        (MORE, 1.0, [1.2] * 10, "b f: 1 of the bare application (at least 1)", True),
+        (MORE, 0.9, [1.2] * 10, "b f: 0.9 of the bare application (at least 1)", False),
+        (LESS, 99.0, [], "b f: 99 bare requests (no run to compare with)", True),
+        (LESS, None, [10.0], "b f: not printed", False),
+    ],
+)
+def test_a_figure_is_compared_with_the_mean_of_its_runs(figure, value, known, text, is_good):
+    assert judge("b f", figure, value, known) == (text, is_good)
+
+
+def test_a_run_that_is_recorded_is_read_again():
+    run = Run("quiet machine", "2026-01-01 00:00", {"a": {"x": 1.5}, "b": {}})
+    [again] = msgspec.convert(tomllib.loads(show_run(run))["run"], list[Run])
+    assert again == run
+    assert (list_known([run, run], "a", "x"), list_known([run], "b", "x"), list_known([run], "c", "x")) == (
+        [1.5, 1.5], [], [],
+    )  # fmt: skip
+
+
+def test_gates_name_programs_that_are_there_and_runs_are_of_gates():
+    gates = load_gates()
+    for name, bench in gates.items():
+        assert (BENCH / bench.command[0]).is_file(), name
+        assert all(re.compile(figure.read).groups == 1 for figure in bench.figures.values()), name
+    for run in load_runs():
+        assert {name: set(values) - set(gates[name].figures) for name, values in run.figures.items() if values} == {
+            name: set() for name, values in run.figures.items() if values
+        }, run.name
