@@ -2,8 +2,7 @@
 
 It serves metrics and health on TCP, the page on a loopback address, and everything else on the unix socket.
 
-Handlers read the published snapshot. Requests that need the live records run in the tick's thread (``Agent.call``).
-"""
+Handlers read the published snapshot. Requests that need the live records run in the tick's thread (``Agent.call``)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Each file is checked by itself, so that a message names the file and the key. Then tables are merged (a later file wins,
 ``[[source]]`` entries add up) and rules between keys are checked. Keys may be written with hyphens or underscores; two
-spellings of one key in one table are an error.
-"""
+spellings of one key in one table are an error."""
 
 from __future__ import annotations
 

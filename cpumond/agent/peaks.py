@@ -2,8 +2,7 @@
 
 It is a file in ``state_dir``, written by another thread at most every STORE_S and at the end, so that a slow or full
 disk delays no limit. It is not synced to disk, since cgroups do not outlive the machine either. If it is missing or
-damaged, jobs start like new ones.
-"""
+damaged, jobs start like new ones."""
 
 from __future__ import annotations
 
@@ -119,8 +118,7 @@ class PeakFile:
 
     ``problem`` says why it cannot be written, "" if it can.
 
-    Everything but the writing is done by the tick's thread.
-    """
+    Everything but the writing is done by the tick's thread."""
 
     def __init__(self, state_dir: str, root: str, root_id: tuple[int, int], clock: type[HostClock] = HostClock) -> None:
         self.path = os.path.join(state_dir, PEAKS_FILE)

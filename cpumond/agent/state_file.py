@@ -2,8 +2,7 @@
 
 A file is one header line with version and SHA-256, then JSON. It is written to a temporary name, synced, renamed, and
 the directory synced, so that a crash leaves the old or the new content. A cgroup's original settings are stored before
-its first change, so that ``cpumond restore`` can restore them whatever happens to the agent.
-"""
+its first change, so that ``cpumond restore`` can restore them whatever happens to the agent."""
 
 from __future__ import annotations
 

@@ -456,8 +456,7 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
     Reasons: its cgroup is outside ``managed_roots``, not a leaf, the agent's own, or one whose weight has no effect (no
     reason if nothing is written).
 
-    A whole job has one limit, whatever cgroups are below its own.
-    """
+    A whole job has one limit, whatever cgroups are below its own."""
     path, engine = found.path, found.engine
     if not path:
         return "the root cgroup is never changed"

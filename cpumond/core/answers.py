@@ -264,8 +264,7 @@ class DecisionAnswer(msgspec.Struct, frozen=True):
     ``kind``: grow, shrink, restore: a decision of the rule; foreign-raise, foreign-lower: another program wrote; order:
     the job's engine wrote; reapply: cpumond wrote again after that; adopt: found at the start; pin; mode: the job's
     mode changed. ``result`` is the outcome. ``throttled_ratio``, ``pressure_ratio`` and ``by_look`` are those of
-    ``Decision``; ``reason`` is in words.
-    """
+    ``Decision``; ``reason`` is in words."""
 
     at: float
     kind: str

@@ -2,8 +2,7 @@
 
 The decoders also raise other errors than their own: UnicodeDecodeError for bytes that are not UTF-8, RecursionError for
 brackets nested by thousands, plain ValueError for numbers of thousands of digits. Code that reads a file that may be
-damaged calls these functions.
-"""
+damaged calls these functions."""
 
 from __future__ import annotations
 

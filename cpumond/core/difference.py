@@ -2,8 +2,7 @@
 
 A difference saves bytes and the work of reading them: most jobs of a node have not changed since a second ago. The full
 state is sent first, again every FULL_EVERY heartbeats, and whenever the previous heartbeat was not answered or not
-accepted.
-"""
+accepted."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 One scheduler leads; the others are standbys, which answer 503 and name the leader. A client stays with the address that
 accepted its last request. Each other address has a time from which it is asked again, drawn at random, so that a
 thousand clients that lose their scheduler at the same moment do not reach the next one at the same moment. Pure: time
-and random numbers are arguments.
-"""
+and random numbers are arguments."""
 
 from __future__ import annotations
 

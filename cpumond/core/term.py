@@ -2,8 +2,7 @@
 
 Each take-over begins a term, larger than all before it. Every answer of a leader has its term in the header
 ``TERM_HEADER``; an answer without it is from a scheduler that is alone on its store. A client that has seen a term
-refuses answers with a lower one: they are from a scheduler that lost the lead and has not noticed.
-"""
+refuses answers with a lower one: they are from a scheduler that lost the lead and has not noticed."""
 
 from __future__ import annotations
 

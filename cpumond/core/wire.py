@@ -143,8 +143,7 @@ class Heartbeat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``cpu_capacity`` is the node's CPUs in cores. ``sent_at`` is in seconds since 1970, for people only, never compared.
     ``jobs`` holds every live job, including those that are stopping. The heartbeat of a node that is not registered is
-    dropped.
-    """
+    dropped."""
 
     node_id: _Name
     incarnation: _Name
@@ -198,8 +197,7 @@ class NodeHeartbeat(Heartbeat, frozen=True, forbid_unknown_fields=True):
     that ended, ``job_count`` the number of live ones. Differences are sent only if the scheduler's last answer said
     ``differences``. A scheduler that does not know the base, or counts another number of jobs, drops the heartbeat and
     asks for the ``full`` state. ``about`` holds changes of the agent itself, sent only if the last answer had
-    ``knows_about``.
-    """
+    ``knows_about``."""
 
     base: Annotated[int, msgspec.Meta(ge=0)] | None = None
     gone: Annotated[list[_Name], msgspec.Meta(max_length=MAX_HEARTBEAT_JOBS)] = []
@@ -245,20 +243,24 @@ class RegistrationAnswer(msgspec.Struct, frozen=True):
 
 
 class JobOrder(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A job to start: ``command`` is a shell command or argument list, ``job_cpu_monitor`` the operation's section.
+    """A job to start; fields with their default value are omitted, because most jobs use few of them.
 
-    ``wait_s``: how long the job may wait on the node for resources that other jobs still hold. ``working_directory``
-    "": a new directory of the job's own, removed with it. ``checkpoints``: it reports checkpoints by touching the file
-    named by CPUMOND_CHECKPOINT. ``reclaimed``: it runs on reclaimed CPU (1.10), in the node's idle class.
-    ``variables``: further environment variables set by the system, after the task's ``environment``.
-    ``set_container_cpu_limit``: whether ``cpu_limit`` is also its ceiling; null: the default of its class (jobs on
-    reclaimed CPU have no ceiling). ``interruption_signal``: the name of the signal that interrupts it, "" for SIGTERM;
-    all of its processes receive it, or only the first with ``signal_root_process_only``. ``max_stderr_bytes``: bytes
-    kept of its stderr, 0 for the node's own bound. ``cpu_monitor_moves`` "weight": its ceiling stays while its
-    guarantee moves; otherwise the actuator of its node decides (1.6). ``secrets``: variables that override all others;
-    the node keeps them in no file that others can read, nor in one that outlives the job's start (12.6).
-    ``memory_reserve``: the memory reserved for it, at most ``memory_limit``, at which it fails; 0: all of that. Fields
-    with their default value are omitted: most jobs use few of these.
+    - ``command``: a shell command or an argument list; ``job_cpu_monitor``: the operation's section.
+    - ``wait_s``: how long the job may wait on the node for resources that other jobs still hold.
+    - ``working_directory``: "" for a new directory of the job's own, removed with it.
+    - ``checkpoints``: it reports checkpoints by touching the file named by CPUMOND_CHECKPOINT.
+    - ``reclaimed``: it runs on reclaimed CPU (1.10), in the node's idle class.
+    - ``variables``: further environment variables set by the system, after the task's ``environment``.
+    - ``secrets``: variables that override all others; the node keeps them in no file that others can read, nor in one
+      that outlives the job's start (12.6).
+    - ``set_container_cpu_limit``: whether ``cpu_limit`` is also its ceiling; null: the default of its class (jobs on
+      reclaimed CPU have no ceiling).
+    - ``cpu_monitor_moves``: "weight": its ceiling stays while its guarantee moves; else the actuator of its node
+      decides (1.6).
+    - ``interruption_signal``: the name of the signal that interrupts it, "" for SIGTERM; all of its processes receive
+      it, or only the first with ``signal_root_process_only``.
+    - ``max_stderr_bytes``: bytes kept of its stderr, 0 for the node's own bound.
+    - ``memory_reserve``: the memory reserved for it, at most ``memory_limit``, at which it fails; 0: all of that.
     """
 
     job_id: str
@@ -334,8 +336,7 @@ class JobLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``content`` (base64 in JSON) is the end of ``total_bytes`` bytes or, for a request with an ``offset``, begins at
     ``first_byte``: later than requested if older output is gone. ``error`` is "" or why there is no content: the job is
-    unknown here, or its log was removed.
-    """
+    unknown here, or its log was removed."""
 
     node_id: _Name
     request_id: _Name
@@ -377,15 +378,18 @@ class JobReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HeartbeatAnswer(msgspec.Struct, frozen=True):
-    """Instructions for the node. ``accepted`` false: the heartbeat was dropped; ``reason`` says why.
+    """Instructions for the node in the response to a heartbeat.
 
-    ``register``: the node must register again. ``acknowledged``: finished jobs that need not be repeated. ``logs``:
-    logs that clients wait for. ``requests``: requests of clients. ``differences``: the next heartbeat may be a
-    difference (``NodeHeartbeat``). ``full``: the difference was dropped; send the full state at once. ``period_s``: the
-    heartbeat period, null for the node's own. ``knows_about``: whether the scheduler has this agent's ``AgentAbout``;
-    null if it does not use it. ``level``: the agent's highest level if its configuration says ``may_set_mode``; "" for
-    no stage. ``knows_stderr_size``: whether the scheduler reads that field of a finished job; one that does not would
-    drop the whole heartbeat.
+    - ``accepted``: false if the heartbeat was dropped; ``reason`` says why. ``register``: the node must register again.
+    - ``acknowledged``: finished jobs that need not be repeated.
+    - ``logs``: logs that clients wait for; ``requests``: requests of clients.
+    - ``differences``: the next heartbeat may be a difference (``NodeHeartbeat``); ``full``: the difference was dropped;
+      send the full state at once.
+    - ``period_s``: the heartbeat period, null for the node's own.
+    - ``knows_about``: whether the scheduler has this agent's ``AgentAbout``; null if it does not use it.
+    - ``level``: the agent's highest level if its configuration says ``may_set_mode``; "" for no stage.
+    - ``knows_stderr_size``: whether the scheduler reads that field of a finished job; one that does not would drop the
+      whole heartbeat.
     """
 
     accepted: bool

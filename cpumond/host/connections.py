@@ -3,8 +3,7 @@
 Any client can send half a request, many requests at once, or read no response, before it must show a token. At a bound,
 the connection whose last response is oldest is closed: honest clients get responses all the time, so their connections
 stay. At the bound on bytes it is one of those that hold at least the mean, because a small waiting request is not what
-fills the memory. A connection whose complete request is being processed is never closed.
-"""
+fills the memory. A connection whose complete request is being processed is never closed."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class Door:
     ``max_connections`` bounds their number, ``max_bytes`` their unfinished requests and unread responses together.
     ``exchange_s`` are the seconds from the connection, or the previous response, to the end of the next response.
     ``counted`` is their name in the log. ``by_source``: above the bound, a connection of the address with the most
-    connections is closed.
-    """
+    connections is closed."""
 
     def __init__(
         self,

@@ -3,8 +3,7 @@
 The rules themselves decide (``rules.check``) over the kernel's counters, so the result is that of shadow mode, with one
 addition. No limit was lowered during the observation, so usage may exceed the limit that a rule would have set. Under
 that limit the workload would have been throttled once the kernel's burst was spent. The rule therefore gets additional
-throttled periods: as many as its looks need to notice, or for all of the excess if it has no looks.
-"""
+throttled periods: as many as its looks need to notice, or for all of the excess if it has no looks."""
 
 from __future__ import annotations
 

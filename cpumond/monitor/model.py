@@ -44,8 +44,7 @@ class RuleDefaults(msgspec.Struct, frozen=True):
     ``throttle_poll_s`` is in seconds, 0 for no looks between checks. ``burst_ratio`` None keeps the burst that was
     found. ``weight_pressure_ratio`` is the default of ``pressure_restore_ratio`` with ``actuator = "weight"``, which is
     0 otherwise. ``use_restore_ratio`` applies if the limit does not prevent higher usage, and is 0 otherwise.
-    ``early_restore`` applies with a burst.
-    """
+    ``early_restore`` applies with a burst."""
 
     throttle_poll_s: float
     burst_ratio: float | None
@@ -274,8 +273,7 @@ class HeldBack(msgspec.Struct, frozen=True, gc=False):
 
     ``count`` is the number of times, ``held_s`` the seconds of throttled periods in all. About the last time: ``at_s``
     is on the monotonic clock, ``from_cores`` the limit responsible, ``after_s`` the time until the full request was
-    restored.
-    """
+    restored."""
 
     count: int = 0
     held_s: float = 0.0
@@ -292,23 +290,29 @@ FIRST_CAUTION: Final = 2.0
 class JobState(msgspec.Struct, frozen=True, gc=False):
     """State of one job between two checks (1.2).
 
-    ``hard_cores`` is the job's CPU, never moved by the monitor. ``limit_cores`` is the current limit, 0 <= it <= hard.
-    ``smoothed_cores`` is None before the second good sample. ``window`` holds the last smoothed values (document form)
-    or votes (ytsaurus form), oldest first; ``usages`` the usage values of the same checks, for ``headroom_ratio``.
-    ``base`` is the sample that the next one is compared with. The limit does not shrink before ``hold_until_s``.
-    ``smoothed_cpu_s``, ``preemptible_cpu_s`` and ``max_cpu_s`` are the sums of section 1.7 in core-seconds; the last
-    one counts ``hard_cores``. ``throttled_cpu_s`` is the time for which a quota throttled threads in the checked
-    intervals, summed over CPUs; the kernel counts each throttling when it ends. ``late_cpu_s`` is its part in intervals
-    that began with the limit below ``hard_cores``: CPU that was restored too late. A limit that is only a weight does
-    not throttle. ``seen`` is the newest reading, of a check or look, whose throttling is accounted for; None if
-    throttling before the next reading must not count.
+    - ``hard_cores``: the job's CPU, never moved by the monitor; ``limit_cores``: the current limit, 0 <= it <= hard.
+    - ``smoothed_cores``: None before the second good sample.
+    - ``window``: the last smoothed values (document form) or votes (ytsaurus form), oldest first; ``usages``: the usage
+      values of the same checks, for ``headroom_ratio``.
+    - ``base``: the sample that the next one is compared with. The limit does not shrink before ``hold_until_s``.
+    - ``smoothed_cpu_s``, ``preemptible_cpu_s``, ``max_cpu_s``: the sums of section 1.7 in core-seconds; the last one
+      counts ``hard_cores``.
+    - ``throttled_cpu_s``: the time for which a quota throttled threads in the checked intervals, summed over CPUs; the
+      kernel counts each throttling when it ends. A limit that is only a weight does not throttle.
+    - ``late_cpu_s``: its part in intervals that began with the limit below ``hard_cores``: CPU that was restored too
+      late.
+    - ``seen``: the newest reading, of a check or look, whose throttling is accounted for; None if throttling before the
+      next reading must not count.
+    - ``cfs_period_s``: one enforcement period.
+    - ``no_cut_until_s``: a cut had no effect because of a bound of the kernel or of the job's threads; no cut is
+      decided before this time.
+    - ``is_written``: the limit is in force. Otherwise it is hypothetical (mode shadow): it causes no throttled periods,
+      and usage above it counts as held back.
 
-    Fields of rule ``peak`` (limit_rules.md 2): ``peak_cores`` is the recent maximum of usage, fading, None before its
-    first check; ``peak_at_s`` its time. ``caution`` is in [0, 7]; the half-life is ``peak_memory`` * 2 ^ caution.
-    ``watched_s`` is how long the rule has followed the job, ``held`` how often the job was held back since.
-    ``cfs_period_s`` is one enforcement period. ``no_cut_until_s``: a cut had no effect because of a bound of the kernel
-    or of the job's threads; no cut is decided before this time. ``is_written``: the limit is in force. Otherwise it is
-    hypothetical (mode shadow): it causes no throttled periods, and usage above it counts as held back.
+    Fields of rule ``peak`` (limit_rules.md 2):
+    - ``peak_cores``: the recent maximum of usage, fading, None before its first check; ``peak_at_s``: its time.
+    - ``caution``: in [0, 7]; the half-life is ``peak_memory`` * 2 ^ caution.
+    - ``watched_s``: how long the rule has followed the job; ``held``: how often the job was held back since.
     """
 
     hard_cores: float

@@ -2,8 +2,7 @@
 
 The limit is the recent maximum of usage plus ``reserve_ratio``; the remembered peak fades. If a lowered limit holds the
 job back at all, the full request is restored at once and the peak is remembered longer from then on. This memory is
-adjusted for each job so that it is held back for at most ``throttle_budget`` of its time.
-"""
+adjusted for each job so that it is held back for at most ``throttle_budget`` of its time."""
 
 from __future__ import annotations
 

@@ -27,14 +27,16 @@ PROGRESS_PERIODS: Final = 4096
 class SimulationResult(msgspec.Struct, frozen=True):
     """CPU that a rule reclaims, and its cost for the job.
 
-    ``reclaimed_ratio`` is sum(request - limit) / sum(request - demand): 0 if nothing could be reclaimed, above 1 if
-    work is kept waiting. ``held_back_ratio`` is the share of enforcement periods in which a lowered limit gave the job
-    less than its request would have, ``held_back_seconds_ratio`` the share of seconds with such a period.
-    ``late_ratio`` is the share of work not done in the period of its demand. ``delay_s`` is the mean wait of a
-    core-second of work because of the limit or, for a program, its total delay. ``p99_stretch_s`` is the 99th
-    percentile of the lengths of stretches of held-back periods; ``writes_per_hour`` counts changes of the limit.
-    ``kept_work_ratio`` is the work of jobs on the reclaimed CPU that was kept, as a share of sum(request - demand);
-    ``lost_work_ratio`` is the share of their work that was lost.
+    - ``reclaimed_ratio``: sum(request - limit) / sum(request - demand); 0 if nothing could be reclaimed, above 1 if
+      work is kept waiting.
+    - ``held_back_ratio``: share of enforcement periods in which a lowered limit gave the job less than its request
+      would have; ``held_back_seconds_ratio``: share of seconds with such a period.
+    - ``late_ratio``: share of work not done in the period of its demand.
+    - ``delay_s``: mean wait of a core-second of work because of the limit or, for a program, its total delay.
+    - ``p99_stretch_s``: 99th percentile of the lengths of stretches of held-back periods.
+    - ``writes_per_hour``: changes of the limit.
+    - ``kept_work_ratio``: work of jobs on the reclaimed CPU that was kept, as a share of sum(request - demand);
+      ``lost_work_ratio``: share of their work that was lost.
     """
 
     rule: LimitRule
@@ -230,8 +232,7 @@ def simulate(
 
     ``work_cpu_s`` is not empty and >= 0 in each period.
     ``reclaimed_jobs`` run on the CPU that it leaves. ``on_progress`` is called now and then with the number of further
-    periods done.
-    """
+    periods done."""
     order_cpu_s = order_cores * period_s
     job = Program(work_cpu_s, order_cpu_s) if is_program else Arrivals(work_cpu_s, order_cpu_s)
     periods, per_second = len(work_cpu_s), max(round(1.0 / period_s), 1)

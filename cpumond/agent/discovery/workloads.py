@@ -25,8 +25,7 @@ class Workload(msgspec.Struct, frozen=True):
 
     ``path`` is relative to the root of the hierarchy. ``name`` comes from the path: 12 digits of a container's id, a
     pod's uid and those, "job 7", a unit, or the last component. ``detail`` adds to it in words ("uid 1000",
-    "burstable").
-    """
+    "burstable")."""
 
     path: str
     kind: Kind
@@ -164,8 +163,7 @@ def pick_workloads(
 
     Chosen are the outermost container, Slurm job or virtual machine; else the outermost unit or pod that contains none
     of them; else a leaf cgroup with processes (``is_populated`` is only called for leaves). ``left_out`` are never
-    workloads.
-    """
+    workloads."""
     every = sorted(set(paths) - {""})
     inner = {above for path in every for above in list_above(path)}
     chosen: dict[str, Workload] = {}

@@ -2,8 +2,7 @@
 
 ``jobs_dir/JOB/job.json`` is replaced before each step that it records, and the previous version is kept. Beside it are
 the executor's logs and the job's own working directory. Nothing here is synced to disk: the files must outlive the
-agent, not the machine, after whose crash the jobs are lost anyway.
-"""
+agent, not the machine, after whose crash the jobs are lost anyway."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class JobFile(msgspec.Struct, frozen=True):
 
     ``boot_id`` is the boot of the host on which it ran; ``start_time`` is in seconds since 1970. The sums of
     core-seconds are those of ``JobReport`` at the time of writing: at each step and at the agent's end. SUMS_FILE may
-    have newer ones.
-    """
+    have newer ones."""
 
     order: JobOrder
     boot_id: str

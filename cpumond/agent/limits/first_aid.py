@@ -3,8 +3,7 @@
 ``cpumond restore`` restores everything, but its imports take 70 ms, and ten times as long on a slow machine: too long
 for a throttled job. This module needs only the interpreter's own modules, and does less: it raises a lowered quota to
 the original, and only if that is a single write. Everything else, including all messages about failures, is left to
-``restore``, which runs right after it.
-"""
+``restore``, which runs right after it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 systemd keeps its own value beside the kernel's file. It applies values that the agent submitted (at once or late),
 stored values that it re-applies (daemon-reload), or values of an operator (``systemctl set-property``). Any other value
-was written only to the file.
-"""
+was written only to the file."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 systemd itself lowers the limits of units: it gets the property and writes the kernel's file. More CPU must be available
 at once: ``writer`` first writes the file, then sends systemd the same value, so that ``daemon-reload`` and a restart of
-the unit keep it. Without units there is no thread: the bus is opened when a unit is first set.
-"""
+the unit keep it. Without units there is no thread: the bus is opened when a unit is first set."""
 
 from __future__ import annotations
 

@@ -573,8 +573,7 @@ class LimitWriter:
         A job that begins to be written continues from the limit in force, or from its guarantee, which is then written.
         ``wrote``: whether it was written before.
 
-        A failure is retried at each look. Raises CgroupError.
-        """
+        A failure is retried at each look. Raises CgroupError."""
         moved = set(self.list_moved(job.cgroup))
         restored = job.touched and (not job.writes or not moved <= set(job.actuators))
         if restored:

@@ -2,8 +2,7 @@
 
 The next process needs it even after a kill. So each change is appended to a file in ``runtime_dir`` before the cgroup
 is written. It is not synced, since cgroups do not outlive the machine either. If nothing is known of a cgroup, every
-limit below its original counts as the agent's, so that no job keeps a lowered limit.
-"""
+limit below its original counts as the agent's, so that no job keeps a lowered limit."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The newest heartbeat wins: a waiting one is replaced by the next, also during the wait after a failure. So memory stays
 bounded, and a retry carries the newest state. Waits grow with the failures in a row and are drawn from [0, bound]
-("full jitter"), so that the nodes of a cluster do not reconnect to a restarted scheduler in step.
-"""
+("full jitter"), so that the nodes of a cluster do not reconnect to a restarted scheduler in step."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 There is one thread and one request at a time, so a response never overtakes a later one. Whatever fails, the newest
 heartbeat is retried. Orders are repeated in each response until they are carried out, so a lost response loses nothing.
-Of several addresses it finds the leader's (``core/route.py``), and it does not carry out responses of a lower term.
-"""
+Of several addresses it finds the leader's (``core/route.py``), and it does not carry out responses of a lower term."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 ``cpu.idle`` only counts among siblings, so this cgroup is a child of the hierarchy's root; the jobs below it share by
 their weights as usual. A kernel without ``cpu.idle`` (before 5.15) gives it the lowest weight instead. The kernel
-refuses to write a weight to an idle cgroup (EINVAL), so neither systemd nor an operator moves it out by a weight.
-"""
+refuses to write a weight to an idle cgroup (EINVAL), so neither systemd nor an operator moves it out by a weight."""
 
 from __future__ import annotations
 

@@ -88,8 +88,7 @@ def compute_quota_target(
 
     They never exceed the quota found, nor ``ancestor``. Below 1000 us the period is lengthened up to 1 s before the
     limit is raised. The original burst is kept as far as it fits under the quota, unless ``burst_ratio`` asks for
-    another.
-    """
+    another."""
     notes = []
     if cores > original.cores:
         cores = original.cores

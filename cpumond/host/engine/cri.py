@@ -2,8 +2,7 @@
 
 It uses three calls of ``runtime.v1.RuntimeService``, whose messages are parsed here field by field: generated code
 would be larger and bound to one version of protobuf. Field numbers are those of the published ``api.proto`` and never
-change.
-"""
+change."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ async def get_json(
     ``where``: its kind and address, for sentences; ``more``: arguments of ``client.stream``.
 
     Raises StatusError for any status but 200, EngineError for a response that is too large or invalid, TimeoutError
-    after ANSWER_TIMEOUT_S, httpx2.HTTPError or OSError if it does not respond.
-    """
+    after ANSWER_TIMEOUT_S, httpx2.HTTPError or OSError if it does not respond."""
     body = bytearray()
     async with asyncio.timeout(ANSWER_TIMEOUT_S), client.stream("GET", path, **more) as answer:
         check_status(answer, where, path)

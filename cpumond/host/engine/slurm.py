@@ -3,8 +3,7 @@
 Jobs are found in cgroupfs, where Slurm names them by their numbers or, from 26.05 on, by their SLUIDs
 (``CgroupJobIdPaths``); numbers are shown. ``squeue`` is called once about each job, and again if it has another cgroup
 (``scontrol requeue``). With ``--json`` it always returns all jobs of the cluster, which a thousand nodes must not do to
-the controller.
-"""
+the controller."""
 
 from __future__ import annotations
 

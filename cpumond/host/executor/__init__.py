@@ -2,8 +2,7 @@
 
 An executor starts processes, each job in its own cgroup, and reports their ends. It decides nothing: the agent decides
 when a job is interrupted and killed. Nothing here waits for a job: events come from ``poll``, and ``fileno`` is
-readable if there are any. Jobs outlive the agent; ``recover`` finds them again.
-"""
+readable if there are any. Jobs outlive the agent; ``recover`` finds them again."""
 
 from __future__ import annotations
 

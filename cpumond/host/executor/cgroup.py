@@ -2,8 +2,7 @@
 
 ``runtime_dir`` contains the keeper's socket, lock and log, and ``cgroup-jobs/<job_id>.json`` for each unfinished job,
 by which the next run of the agent finds it again. ``executor.keeper`` describes a job's directory. Jobs on reclaimed
-CPU are in the idle class (``host.cgroup.job_tree``), and the kernel kills them first for lack of memory.
-"""
+CPU are in the idle class (``host.cgroup.job_tree``), and the kernel kills them first for lack of memory."""
 
 from __future__ import annotations
 

@@ -22,13 +22,16 @@ KILLED_BEFORE: Final = "it was killed before it was started"
 class Launch(msgspec.Struct, frozen=True):
     """All data to start one job.
 
-    ``argv`` runs as ``user`` (a name of this host; "" = the agent's own) in ``working_directory`` (absolute). Its
-    cgroup has a weight in proportion to ``cpu_limit`` (cores), with ``has_ceiling`` also a quota of that,
-    ``memory_limit`` bytes, and ``max_tasks`` processes and threads (0 = no limit). No program gives it rights that the
-    user does not have. ``reclaimed``: the cgroup is in the idle class. ``directory`` exists, belongs to the agent's
-    user, and holds the executor's files about the job; the executor removes only its own files there. ``max_log_bytes``
-    bounds each of stdout and stderr on disk at any time; ``max_stderr_bytes`` bounds stderr, 0 = the former.
-    ``secrets``: further environment variables, which override others; no file, unit, log or command line shows them.
+    - ``argv`` runs as ``user`` (a name of this host; "" = the agent's own) in ``working_directory`` (absolute). No
+      program gives it rights that the user does not have.
+    - Its cgroup has a weight in proportion to ``cpu_limit`` (cores), with ``has_ceiling`` also a quota of that,
+      ``memory_limit`` bytes, and ``max_tasks`` processes and threads (0 = no limit). ``reclaimed``: it is in the idle
+      class.
+    - ``directory`` exists, belongs to the agent's user, and holds the executor's files about the job; the executor
+      removes only its own files there.
+    - ``max_log_bytes`` bounds each of stdout and stderr on disk at any time; ``max_stderr_bytes`` bounds stderr, 0 =
+      the former.
+    - ``secrets``: further environment variables, which override others; no file, unit, log or command line shows them.
     """
 
     job_id: str

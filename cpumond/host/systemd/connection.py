@@ -59,8 +59,7 @@ class BusConnection:
 
     ``on_signal`` gets member, path and body of each signal; ``address`` "" is the system bus.
 
-    Raises ImportError if the library is missing.
-    """
+    Raises ImportError if the library is missing."""
 
     def __init__(self, on_signal: Callable[[str, str, list[Any]], None], address: str = "") -> None:
         if MISSING:

@@ -2,8 +2,7 @@
 
 systemd stores CPUQuota= twice: in memory to the microsecond per second, and in the drop-in that survives
 ``daemon-reload`` in whole percents of a core, rounded down. Limits of units are therefore set in whole percents, so
-that memory, drop-in and the kernel's file agree before and after a reload. ``host.systemd.bus`` talks to systemd.
-"""
+that memory, drop-in and the kernel's file agree before and after a reload. ``host.systemd.bus`` talks to systemd."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 On v2, systemd from 252 on writes ``cpu.idle`` itself because of ``CPUWeight=idle``. On v1, and before 252, only this
 module does. There systemd only writes a weight, also at ``daemon-reload``, which the kernel refuses for an idle cgroup:
-the class persists, and systemd's log says "Failed to set 'cpu.shares' attribute".
-"""
+the class persists, and systemd's log says "Failed to set 'cpu.shares' attribute"."""
 
 from __future__ import annotations
 
