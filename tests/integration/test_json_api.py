@@ -244,7 +244,7 @@ def test_a_log_that_cannot_be_given_is_an_error_in_json(server):
     server.call(lambda scheduler: setattr(scheduler.logs, "timeout_s", 0.05))
     assert "did not send the log within 0.05 s: is its agent running?" in server.get(path, 504)["error"]
     server.call(lambda scheduler: setattr(scheduler.state.nodes["n1"], "is_online", False))
-    assert "was last heard of" in server.get(path, 503)["error"]
+    assert "sent its last heartbeat" in server.get(path, 503)["error"]
 
 
 def test_a_job_is_explained_by_its_node(server):

@@ -73,12 +73,12 @@ def test_the_exit_code_says_why_a_token_is_not_made_or_revoked(scheduler: Schedu
     start_with_tokens(scheduler, "admin", "user")
     [of_file, _] = list_ids(scheduler, "admin")
     done = run(scheduler, "user", "token", "create", "carol", code=77)
-    assert "me may make tokens of me alone" in done.stderr
+    assert "me may create tokens only for me" in done.stderr
     done = run(scheduler, "admin", "token", "revoke", of_file, code=78)
     assert "is in the scheduler's [api] tokens_file" in done.stderr
     status, text = ask(scheduler, "admin", "POST", "tokens", {"user": "everyone"})
     assert status == 422
-    assert "access lists have a meaning of their own for it" in text
+    assert "access lists use it as a special word" in text
     assert len(scheduler.get("tokens")["tokens"]) == 2
 
 

@@ -85,7 +85,7 @@ def test_a_stage_is_planned_set_advanced_and_stopped(sign, scheduler):
     expect(stages).to_contain_text("canary: host-")
     press(page, "Advance")
     page.get_by_role("dialog").get_by_role("button", name="Advance", exact=True).click()
-    expect(page.get_by_text("2 hosts may do more now, without a canary")).to_be_visible()
+    expect(page.get_by_text("2 hosts may now do more, without a canary")).to_be_visible()
     page.get_by_role("dialog").get_by_role("button", name="Close", exact=True).last.click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(stages).to_contain_text("everywhere")

@@ -124,7 +124,7 @@ class Cluster(World):
             jobs = self.jobs_of(operation.id)
             assert not jobs or not operation.needed, f"gang {operation.id} runs in part"
             began = {job.start_time for job in jobs}
-            # One of the same run is told to stop where the job that it replaced has completed after all (7.4).
+            # One of the same run is told to stop where the job that it replaced completed after all (7.4).
             known = [
                 job
                 for job in self.state.jobs.values()

@@ -95,7 +95,7 @@ class Need:
         if user.admin:
             return Verdict(True, f"{user.name} is an administrator")
         if self.was_open and not user.needs_entry and rights.is_open:
-            return Verdict(True, "there is no access list on any tree, and none says acl_required")
+            return Verdict(True, "no tree has an access list or sets acl_required")
         return Verdict(False, "that is for administrators of the scheduler")
 
     def describe(self) -> str:
@@ -236,7 +236,7 @@ def _raised(pool: PoolConfig, edits: list[Edit]) -> list[str]:
         attributes, _, _ = edit("pool", pool.attributes, pool.spelled, edits)
         new = read_pool(attributes)
     except CommandError:
-        return ["a value that is refused"]  # for missing rights first
+        return ["a refused value"]  # for missing rights first
     return [name for name in sorted(GUARANTEES) if _gets_more(name, pool.settings, new)]
 
 

@@ -151,7 +151,7 @@ class EventLog:
             raise CommandError(f"there is no change {command.number}; `cpumond events` lists them", RESOLVE)
         if not event.changes:
             # The user's rights were not checked yet, so the refusal does not reveal the event.
-            raise CommandError(f"change {number} changed no tree and no pool; only such changes can be taken back")
+            raise CommandError(f"change {number} changed no tree or pool; only such changes can be undone")
         changes = (ConfigChange(each.tree, each.pool, each.attribute, each.old, each.new) for each in event.changes)
         return Undo(number, tuple(changes))
 
@@ -170,7 +170,7 @@ class EventLog:
             if len(later) < PAGE:
                 break
             before, searched = later[-1][0], searched + PAGE
-        return CommandError(f"change {undo.number} cannot be taken back: {refusal}{to_blame}")
+        return CommandError(f"change {undo.number} cannot be undone: {refusal}{to_blame}")
 
 
 def _is_about(event: Event, refusal: ChangedSinceError) -> bool:

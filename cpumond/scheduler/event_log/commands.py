@@ -301,7 +301,7 @@ _DESCRIPTIONS: Final[Mapping[type[Any], Callable[[Any, list[ConfigChange]], str]
     commands.ChangeTree: lambda c, found: f"changed pool tree {quoted(c.tree)}{_describe_attributes(found)}",
     commands.RemoveTree: lambda c, found: _describe_removal(f"pool tree {quoted(c.tree)}", found, True),
     commands.SetDefaultTree: lambda c, _: (
-        "left no tree the default" if c.tree is None else f"made pool tree {quoted(c.tree)} the default one"
+        "unset the default tree" if c.tree is None else f"made pool tree {quoted(c.tree)} the default one"
     ),
     commands.CreatePool: lambda c, _: f"made pool {quoted(c.name)} under {quoted(c.parent)}",
     commands.ChangePool: lambda c, found: f"changed pool {quoted(c.pool)}{_describe_attributes(found)}",

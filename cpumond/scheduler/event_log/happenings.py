@@ -54,7 +54,9 @@ def make_change_events(state: State, change: Transaction, now: float) -> Iterato
     for name, jobs in jobs_of.items():
         node = state.nodes[name]
         lost = sum(job.state == "lost" for job in jobs)
-        text = f"node {quoted(name)} was given up, silent for {now - node.last_seen:.0f} s, with {count(lost, 'job')}"
+        text = (
+            f"node {quoted(name)} was declared lost, silent for {now - node.last_seen:.0f} s, with {count(lost, 'job')}"
+        )
         event = Event(at=now, kind="node_lost", text=text, node=name, tree=node.tree or "")
         yield Subjects(event).add("operation", {job.operation_id for job in jobs}).index()
     for record in change.operations:
@@ -76,7 +78,7 @@ def _describe_budget(account: Account, record: BudgetRecord, now: float) -> str:
     if before.period and before.period != record.period and before.budget.period == budget.period != "rolling":
         spent = before.budget.sum_from(before.period, account.grow(*account.live)) / HOUR_S
         limit = before.budget.core_hours or 0.0
-        return f"{what} is counted anew from {record.period}; {spent:.6g} of {limit:.6g} core-hours were spent before"
+        return f"{what} starts again on {record.period}; {spent:.6g} of {limit:.6g} core-hours were spent before"
     amounts = f"{account.spent_s(now) / HOUR_S:.6g} of {budget.core_hours or 0.0:.6g} core-hours {budget.counts}"
     if record.level == before.level:
         return ""
@@ -91,7 +93,7 @@ def _make_registration_event(state: State, record: NodeRecord, now: float) -> Ev
     if known is None:
         lost = state.lost_nodes.get(record.id)
         if lost is not None:
-            text = f"node {quoted(record.id)} is back, {now - lost.lost_at:.0f} s after it was given up"
+            text = f"node {quoted(record.id)} is back, {now - lost.lost_at:.0f} s after it was declared lost"
             return Event(at=now, kind="node_returned", text=text, node=record.id, tree=tree)
         cores = record.capacity.get("cpu", 0.0)
         where = f"tree {quoted(tree)}" if tree else "no tree, none fits its tags"

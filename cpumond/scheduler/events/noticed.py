@@ -32,13 +32,13 @@ def make_failing_event(node: Node, held: int, nodes: int, most: int, now: float)
 
 
 def make_works_event(node: Node, why: str, now: float) -> Event:
-    text = f"node {quoted(node.id)} is not held off any more: {why}"
+    text = f"node {quoted(node.id)} is no longer held off: {why}"
     return Event(at=now, kind="node_works", text=text, node=node.id, tree=node.tree or "")
 
 
 def make_contested_event(job: Job, now: float) -> Event:
     """The agent reports that another program sets the limit of a job."""
-    how = "is contested: another program changed it back again and again, and the agent let go of it"
+    how = "is contested: another program kept changing it back, and the agent gave it up"
     if job.report.mode != "contested":
         how = "is overridden by another program"
     pool = job.element.parent

@@ -818,5 +818,5 @@ def encode_record(record: Any) -> bytes:
         return msgspec.json.encode(record)
     except (UnicodeEncodeError, TypeError, RecursionError):
         raise CommandError(
-            "the command holds text that is not valid UTF-8, or a value that cannot be stored; nothing was changed"
+            "the command contains text that is not valid UTF-8, or a value that cannot be stored; nothing was changed"
         ) from None

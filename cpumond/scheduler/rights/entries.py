@@ -108,10 +108,10 @@ def judge(user: User, permission: Permission, access: Access) -> Verdict:
     if allowing is not None:
         return Verdict(True, _describe_decision(allowing, permission, user, access))
     if permission == "read":
-        return Verdict(True, "every user may read what no access list denies")
+        return Verdict(True, "every user may read objects that no access list denies")
     is_given = access.is_open and not user.needs_entry
     if is_given and permission not in NEVER_OPEN:
-        return Verdict(True, "there is no access list on the way to the tree, and the tree does not say acl_required")
+        return Verdict(True, "there is no access list up to the tree, and the tree does not set acl_required")
     alone = "without one only administrators may" if is_given else f"{user.name} may do only what an access list allows"
     closed = access.closed_by or alone
     return Verdict(False, f"no access list allows {permission} to {user.name}, and {closed}")

@@ -97,7 +97,7 @@ def load_tokens(path: str) -> Tokens:
             f"{path}: cannot be read: {describe(error)}; set `api.tokens_file` to a file of tokens"
         ) from error
     if len(content) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes, which no file of tokens is")
+        raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes, the limit of a file of tokens")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -118,7 +118,7 @@ def parse_tokens(text: str, where: str) -> Tokens:
         if digest in lines:
             raise ConfigError(
                 f"{where}: line {number}: the hash is that of line {lines[digest]} again; "
-                "a token belongs to one line: make another one"
+                "each token has one line: create another one"
             )
         lines[digest] = number
         users[digest] = user
@@ -160,4 +160,4 @@ def _check_file(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise ConfigError(f"{path}: is not a regular file; set `api.tokens_file` to a file of tokens")
     if problem := find_rights_of_others(path, status):
-        raise ConfigError(f"{path}: {problem}, and make new tokens if somebody may have changed it")
+        raise ConfigError(f"{path}: {problem}, and create new tokens if others may have changed it")

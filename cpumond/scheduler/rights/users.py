@@ -26,7 +26,7 @@ def find_wrong_name(name: str) -> str:
     """Return why no user or group may have this name, as the end of a sentence; "" for a valid name."""
     if not 0 < len(name) <= MAX_NAME or not name.isprintable() or name != name.strip():
         return f"expected 1 to {MAX_NAME} printable characters"
-    return "access lists have a meaning of their own for it" if name in _WORDS else ""
+    return "access lists use it as a special word" if name in _WORDS else ""
 
 
 @dataclass(frozen=True, slots=True)

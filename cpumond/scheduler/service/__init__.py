@@ -473,8 +473,8 @@ class Scheduler:
         node = self.state.nodes.get(node_id)
         if node is None:
             raise CommandError(
-                f"job {job_id} ran on node {node_id}, which is not known any more; its log is there as long as the "
-                "node's agent keeps it",
+                f"job {job_id} ran on node {node_id}, which is no longer known; the node's agent still "
+                "has its log for a while",
                 NODE_OFFLINE,
             )
         record = self.state.find_record(operation_id)
@@ -507,7 +507,7 @@ class Scheduler:
         job = self.state.jobs.get(job_id)
         if job is None:
             raise CommandError(
-                f"job {job_id} has ended; its log and its counters are left, nothing of it can be explained or changed",
+                f"job {job_id} has ended; only its log and counters remain, it can no longer be explained or changed",
                 NO_SUCH_JOB,
             )
         is_change = kind != "explain"
@@ -517,7 +517,7 @@ class Scheduler:
             reply = await self._ask(self.requests, job.node, question, f"{kind} it again", share=not is_change)
         except CommandError as error:
             if is_change and error.code == TIMEOUT:
-                text = f"{error}. Whether the {kind} was carried out is not known; explain the job to see"
+                text = f"{error}. It is not known whether the {kind} was carried out; explain the job to find out"
                 raise CommandError(text, TIMEOUT) from None
             raise
         if reply.error or reply.value is None:
@@ -536,8 +536,8 @@ class Scheduler:
         if not node.is_online:
             silent_s = self.clock.now() - node.last_seen
             raise CommandError(
-                f"job {question.job_id} is on node {node.id}, which was last heard of {silent_s:.0f} s ago; {later} "
-                "when the node's agent is back",
+                f"job {question.job_id} is on node {node.id}, which sent its last heartbeat {silent_s:.0f} s ago; "
+                f"{later} when the node's agent is back",
                 NODE_OFFLINE,
             )
         try:
@@ -547,7 +547,7 @@ class Scheduler:
                 raise
             silent_s = self.clock.now() - node.last_seen
             raise CommandError(
-                f"{error}: is its agent running? It was last heard of {silent_s:.0f} s ago", TIMEOUT
+                f"{error}: is its agent running? Its last heartbeat was {silent_s:.0f} s ago", TIMEOUT
             ) from None
 
     async def _end_jobs(self, change: Transaction) -> None:
@@ -721,7 +721,7 @@ def _log_unreadable(state: State) -> None:
         keys = sorted({state.vaults[each].key for each in held if each in state.vaults})
         log.error(
             "secrets_not_readable",
-            error=f"secrets of {count(len(held), 'operation')} are sealed with keys that this scheduler has not",
+            error=f"secrets of {count(len(held), 'operation')} need keys that this scheduler does not have",
             operations=held[:MAX_HELD_TOLD],
             keys=keys,
             advice="their jobs are not started; put the keys back into secrets_key_file and start it again",

@@ -79,7 +79,7 @@ class NodeQuestions(Generic[Question, Answer]):
         if of_node >= MAX_PER_NODE or len(self._waiting) >= MAX_WAITING:
             where, number = (f" from node {node_id}", of_node) if of_node >= MAX_PER_NODE else ("", len(self._waiting))
             raise CommandError(
-                f"{number} {self._what}s{where} are being waited for, which is the limit; ask again in a moment",
+                f"{number} {self._what}s{where} are already waiting, which is the limit; ask again in a moment",
                 TOO_MANY_REQUESTS,
             )
         request_id = self._new_id()

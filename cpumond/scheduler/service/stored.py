@@ -67,7 +67,7 @@ def load_state(
         except ContentError as error:
             raise _unreadable(kind, error) from None
     if UNFINISHED in tables:
-        raise StoreError("the store holds a copy that was broken off: run `cpumond store copy` into it again")
+        raise StoreError("the store contains an incomplete copy: run `cpumond store copy` into it again")
     if not tables.keys() - {TERM}:
         config = _make_default_tree(new_id)
         store.write(encode(Transaction(config=config), Config({})))
@@ -128,7 +128,7 @@ def _read_all(tables: dict[str, dict[str, Any]], kind: str, cls: type[Any]) -> l
 
 
 def _unreadable(kind: str, error: Exception) -> StoreError:
-    return StoreError(f"the store holds a {kind} that this version cannot read: {error}")
+    return StoreError(f"the store contains a {kind} that this version cannot read: {error}")
 
 
 def encode(change: Transaction, config: Config) -> list[Change]:

@@ -298,7 +298,7 @@ class _Editor:
 
     def _too_many(self, count: str) -> CommandError:
         return CommandError(
-            f"a {self.kind} keeps at most {MAX_CUSTOM_ATTRIBUTES} attributes that are no options, this would be "
+            f"a {self.kind} can have at most {MAX_CUSTOM_ATTRIBUTES} attributes that are no options, this would make "
             f"{count}; remove some"
         )
 
@@ -439,7 +439,7 @@ def _edit_custom(current: Any, path: Sequence[str], value: Any, where: str, recu
 
 def _missing(where: str) -> CommandError:
     """Return the refusal of a path into a missing attribute or dictionary."""
-    what = "is not found and is no option; check the name; to make it, set it as a whole ({...}) or use recursive"
+    what = "is not found and is no option; check the name; to create it, set it as a whole ({...}) or use recursive"
     return CommandError(f'Attribute "{cut(where)}" {what}', RESOLVE, {FIELD: cut(where)})
 
 

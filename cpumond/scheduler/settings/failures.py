@@ -133,7 +133,7 @@ def would_restart(job: JobRecord) -> tuple[EndError, str]:
 def lost_by_restart(missing: int) -> tuple[EndError, str]:
     """Return the error, and its sentence, of an operation some of whose jobs were neither running nor completed after a
     restart of the scheduler."""
-    text = f"{count(missing, 'job')} had not been started when the scheduler was started anew"
+    text = f"{count(missing, 'job')} had not been started when the scheduler was restarted"
     told: dict[str, str | int | float] = {"reason": "job_count_mismatch_after_revival"}
     return EndError(f"{_MUST_NOT_RESTART}: {text}", FAILED_ON_JOB_RESTART, told), f"{_MUST_NOT_RESTART}: {text}"
 

@@ -45,7 +45,7 @@ def _find_privileges(rules: PreemptionRules, options: OperationTreeOptions) -> I
     """Find options that would make an operation more privileged than its pool (6.2)."""
     for option, own, effective in list_own(options, operation_rules(rules, options)):
         if option == "min_run_time" and own > effective:
-            yield f"min_run_time {own:.10g} is cut to {effective:.10g} by max_min_run_time of the tree"
+            yield f"min_run_time {own:.10g} is limited to {effective:.10g} by max_min_run_time of the tree"
         elif not math.isclose(own, effective):
             yield (
                 f"{option} {own:g} has no effect: an operation may not be more privileged than its pool, "
@@ -90,7 +90,7 @@ def _find_min_share(name: str, pool: PoolSettings, options: OperationTreeOptions
         yield "min_share_preemption_timeout has no effect: the operation has no min_share_resources"
     for resource, amount in asked.items() if name != ROOT_POOL else ():
         if resource not in of_pool:
-            yield f'min_share_resources/{resource} has no effect: pool "{name}" has no min_share_resources of it'
+            yield f'min_share_resources/{resource} has no effect: pool "{name}" has no min_share_resources for it'
         elif amount > of_pool[resource]:
             yield (
                 f'min_share_resources/{resource} {amount:g} is more than the {of_pool[resource]:g} of pool "{name}", '
@@ -106,7 +106,7 @@ def _find_protection(
     if threshold:
         option = "non_preemptible_resource_usage_threshold"
         if rules.non_preemptible_threshold is None:
-            yield f'{option} has no effect: none holds for pool "{name}", and an operation can only lessen it'
+            yield f'{option} has no effect: pool "{name}" has none, and an operation can only lower it'
         else:
             of_pool = to_amounts(rules.non_preemptible_threshold)
             for resource, amount in threshold.items():

@@ -17,7 +17,7 @@ REASONS: Final[dict[SwitchReason, str]] = {
     "job_failed": "job {job} failed",
     "job_aborted": "job {job} was aborted",
     "job_interrupted": "job {job} ended to be started again",
-    "job_lack_after_revival": "the scheduler was started anew while some of its jobs were not running",
+    "job_lack_after_revival": "the scheduler was restarted while some of its jobs were not running",
 }
 
 

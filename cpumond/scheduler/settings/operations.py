@@ -205,7 +205,7 @@ def read_spec(
     allows = _flag(table.get("allow_reclaimed", True), "spec/allow_reclaimed")
     requires = _flag(table.get("require_reclaimed", False), "spec/require_reclaimed")
     if requires and not allows:
-        what = "jobs that run on reclaimed CPU only could never start with allow_reclaimed = false; set one of the two"
+        what = "with allow_reclaimed = false jobs that run only on reclaimed CPU could never start; set one of the two"
         raise _refuse("spec/require_reclaimed", what)
     in_one = _flag(table.get("schedule_in_single_tree", False), "spec/schedule_in_single_tree")
     if in_one and table.get("tentative_pool_trees"):
@@ -260,7 +260,7 @@ def _read_places(table: Mapping[str, Any]) -> Places:
     if trees is not None:
         trees = tuple(_text(name, "spec/pool_trees", 100) for name in _list(trees, "spec/pool_trees"))
         if not trees:
-            raise _refuse("spec/pool_trees", "no pool tree is specified; name at least one or leave the option out")
+            raise _refuse("spec/pool_trees", "no pool tree is specified; name at least one or omit the option")
         if len(set(trees)) != len(trees):
             raise _refuse("spec/pool_trees", "a tree is named twice")
         stray = [tree for tree in per_tree if tree not in trees]
@@ -356,7 +356,7 @@ def _check_annotations(value: object) -> None:
 def _read_alias(value: object) -> str:
     alias = _text(value, "spec/alias", 1000)
     if alias and not alias.startswith("*"):
-        what = f'an alias begins with an asterisk, which tells it from an id; write "*{alias[:MAX_SHOWN]}"'
+        what = f'an alias begins with an asterisk, unlike an id; write "*{alias[:MAX_SHOWN]}"'
         raise _refuse("spec/alias", what)
     return alias
 
@@ -398,7 +398,7 @@ def _field_of(where: str) -> str:
 def _normalise(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return names with underscores and without aliases; two spellings of one option are an error (0.2)."""
     if len(table) > MAX_OPTIONS:
-        what = f"{len(table)} options, at most {MAX_OPTIONS} are read; what is your own belongs into annotations"
+        what = f"{len(table)} options, at most {MAX_OPTIONS} are allowed; put your own data into annotations"
         raise _refuse(where, what)
     result: dict[str, Any] = {}
     for key, value in table.items():
@@ -479,7 +479,7 @@ def _read_tasks(table: Mapping[str, Any], secrets: Mapping[str, str], default_me
     if incarnations.is_gang(result):
         strict = next((task for task in result if task.fail_on_job_restart), None)
         if strict is not None:
-            what = "a gang is started again as a whole, so that it could not be honoured; leave it out, or gang_options"
+            what = "it cannot be honoured, since a gang is started again as a whole; omit it, or gang_options"
             where = "spec" if table.get("fail_on_job_restart") else f"spec/tasks/{strict.name}"
             raise _refuse(f"{where}/fail_on_job_restart", what)
     result = _share_retries(table, result)
@@ -539,7 +539,7 @@ def _share_retries(table: Mapping[str, Any], tasks: tuple[Task, ...]) -> tuple[T
         policy = task.retry_policy or ()
         where = f"spec/{'' if policy == shared else f'tasks/{task.name}/'}{retries.RETRY_POLICY}"
         if policy and task.fail_on_job_restart:
-            what = "with fail_on_job_restart no job of the task is ever started again; leave one of the two out"
+            what = "with fail_on_job_restart no job of the task is ever started again; omit one of the two"
             raise _refuse(where, what)
         if retries.is_for_preempted(policy) and (table.get("is_gang") or incarnations.is_gang(tasks)):
             what = "a gang that is preempted starts again as a whole, without a rule; leave the kind preempted out"
@@ -556,13 +556,13 @@ def _read_gang(task: Mapping[str, Any], inside: str) -> GangOptions | None:
     _refuse_unknown(options, frozenset(GangOptions.__struct_fields__), where)
     size, most = options.get("size"), task.get("job_count")
     if task.get("restart_completed_jobs"):
-        what = "what is completed would start again for ever, and the gang never be complete; leave one of the two out"
+        what = "completed jobs would start again for ever, and the gang would never be complete; omit one of the two"
         raise _refuse(f"{inside}/restart_completed_jobs", what)
     if size is None:
         return GangOptions()
     number = _integer(size, f"{where}/size", 1, MAX_JOB_COUNT)
     if isinstance(most, int | float) and number > most:
-        raise _refuse(f"{where}/size", f"{number} jobs are to have a rank, but job_count is {most:g}; lower it")
+        raise _refuse(f"{where}/size", f"{number} jobs must have a rank, but job_count is {most:g}; lower it")
     return GangOptions(number)
 
 
@@ -607,7 +607,7 @@ def _word(value: object, where: str, most: int) -> str:
     """Read text that can be passed to a process. Raises CommandError."""
     text = _text(value, where, most)
     if "\0" in text:
-        raise _refuse(where, "a character with the code 0 cannot be given to a process")
+        raise _refuse(where, "a character with the code 0 cannot be passed to a process")
     return text
 
 

@@ -151,8 +151,8 @@ def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRule
 def find_cut_settings(where: str, settings: PoolSettings, rules: PreemptionRules) -> list[str]:
     """Describe a pool's own options that a limit of its path restricts; ``rules`` are the pool's (6.2)."""
     return [
-        f"{where}: {name} {own:.10g} is cut to {effective:.10g} by a limit above it; change {LIMIT_OF[name]} of the "
-        "tree or of the pool that sets it"
+        f"{where}: {name} {own:.10g} is limited to {effective:.10g} by a pool or the tree above it; "
+        f"change {LIMIT_OF[name]} there"
         for name, own, effective in list_own(settings, rules)
         if not math.isclose(own, effective)
     ]

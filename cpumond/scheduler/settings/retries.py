@@ -238,7 +238,9 @@ def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, no
             why = f"a job cannot get more memory than {memory} bytes: {terms.bound}"
         memory = max(grown, memory)
     if why:
-        return msgspec.structs.replace(note, outcome="used_up", why=f"retry rule {rule.text} is used up: {why}")
+        return msgspec.structs.replace(
+            note, outcome="used_up", why=f"retry rule {rule.text} allows no more retries: {why}"
+        )
     return msgspec.structs.replace(
         note,
         outcome="retried",

@@ -117,7 +117,7 @@ def describe_rollout(command: RolloutCommand) -> str:
     elif isinstance(command, AdvanceStage):
         text = f"advanced the stage of {nodes} from its canary to all of them"
     elif isinstance(command, StopStage):
-        text = f"stopped the stage of {nodes}, which go back to what was before"
+        text = f"stopped the stage of {nodes}, which return to the level before it"
     else:
         text = f"removed the stage of {nodes}"
     return f"{text}: {command.why}" if command.why else text
@@ -213,9 +213,9 @@ def warn_of_raised(
             unknown += not proven
         elif effect is not None and effect not in proven and is_above(effect, _find_obeyed(host.told, host.about)):
             raised += 1
-    sentences = [f"{count(raised, 'host')} may do more now, without a canary"] if raised else []
+    sentences = [f"{count(raised, 'host')} may now do more, without a canary"] if raised else []
     if unknown:
-        sentences.append(f"{count(unknown, 'host')} of which nothing is known now may do more, too, without a canary")
+        sentences.append(f"{count(unknown, 'host')} without a report may do more, too, without a canary")
     return tuple(sentences)
 
 
@@ -223,7 +223,7 @@ def _find_said(stage: Stage | None, host: Host) -> Level | None:
     return None if stage is None else stage.find_level(host.node_id)
 
 
-NO_CANARY: Final = "no host can go first now: nothing is proven before the stage is advanced"
+NO_CANARY: Final = "no host can go first now, so nothing is proven before the stage is advanced"
 
 
 class StagePlan(msgspec.Struct, frozen=True):
@@ -236,11 +236,11 @@ class StagePlan(msgspec.Struct, frozen=True):
 LATER, SAME, HELD, BOUND, OLD, FORBIDDEN, UNKNOWN = _STAYS = (
     "would stay until the canary is advanced",
     "would not change",
-    "may not do more than now: another stage says less",
-    "may not do more than now: the host's own configuration is the upper bound",
+    "no more than now: another stage has a lower level",
+    "no more than now: the host's own configuration is the upper bound",
     "would stay in shadow: the agent is older than the level guarantee, upgrade it",
     "may not: may_set_mode off",
-    "unknown: the agent has told nothing of itself, as older ones never do",
+    "unknown: the agent has not described itself; older versions never do",
 )
 
 
@@ -407,7 +407,7 @@ def _judge(stage: Stage, seen: Watch, now: float) -> CanaryVerdict:
     if seen.late_checks >= LATE_CHECKS:
         return CanaryVerdict(
             "stop",
-            f"the canary's hosts held {seen.late_cores:.2f} cores of work back on average in {seen.late_checks} checks "
+            f"the canary's hosts throttled {seen.late_cores:.2f} cores of work on average in {seen.late_checks} checks "
             f"in a row, its budget is {budget.max_late_cores:g}",
         )
     period_s, since = stage.canary_period_s, seen.proves_since

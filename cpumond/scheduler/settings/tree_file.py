@@ -172,8 +172,8 @@ def _new_tree(config: Config, command: ApplyTree, new_id: Callable[[], str]) -> 
     if default is not None and default.settings.acl_required and "acl_required" not in tree.attributes:
         raise refuse(
             "acl_required",
-            f"pool tree {quoted(command.tree)} would be open to everybody, and the default one is not; say in its "
-            "options whether it is true or false",
+            f"pool tree {quoted(command.tree)} would be open to all users, unlike the default tree; set it "
+            "to true or false in its options",
         )
     return tree
 
@@ -213,11 +213,11 @@ def check_names(kind: Kind, table: Table) -> None:
         if not _is_option(kind, name):
             struct = TreeSettings if kind == "tree" else PoolSettings
             near = quote_near(name.replace("-", "_"), struct.__struct_fields__)
-            hint = f"did you mean {near}?" if near else "what is to be kept all the same stands below `attributes`"
+            hint = f"did you mean {near}?" if near else "put attributes that are no options below `attributes`"
             raise refuse(name, f"is no option of a {kind}; {hint}")
     for name in table.attributes:
         if _is_option(kind, name):
-            raise refuse(f"attributes/{name}", "is an option; let it stand beside `attributes`, not below")
+            raise refuse(f"attributes/{name}", "is an option; put it beside `attributes`, not below")
 
 
 def _with_pool_tables(
@@ -229,7 +229,7 @@ def _with_pool_tables(
 ) -> TreeConfig:
     twice = next((name for name, number in Counter(table.name for table in tables).items() if number > 1), None)
     if twice is not None:
-        text = f"pool {quoted(twice)}: is there twice; the names of pools are unique in a tree"
+        text = f"pool {quoted(twice)}: appears twice; names of pools are unique in a tree"
         raise CommandError(text, attributes={FIELD: "name"})
     matched = _match(tree, tables, warnings)
     pools: dict[str, PoolConfig] = {}
@@ -238,7 +238,7 @@ def _with_pool_tables(
         pools[table.name] = _make_pool(present or PoolConfig(new_id(), table.name, ""), table, warnings)
     for table in tables:
         if table.parent != ROOT_POOL and table.parent not in pools:
-            raise CommandError(f"pool {quoted(table.name)}: its parent {quoted(table.parent)} is not among the pools")
+            raise CommandError(f"pool {quoted(table.name)}: its parent {quoted(table.parent)} is not in the file")
     gone = set(tree.pools) - {pool.name for pool in matched.values()}
     renamed = {pool.name: name for name, pool in matched.items()}
     kept = [] if prune else [pool for name, pool in tree.pools.items() if name in gone]
@@ -265,7 +265,7 @@ def _match(tree: TreeConfig, tables: Collection[PoolTable], warnings: list[str])
     named: dict[str, str] = {}
     for table in tables:
         if table.id and table.id not in by_id:
-            warnings.append(f"pool {quoted(table.name)}: no pool of the tree has its id; it is known by its name")
+            warnings.append(f"pool {quoted(table.name)}: no pool of the tree has its id; it is matched by its name")
         pool = by_id.get(table.id) or tree.pools.get(table.name)
         if pool is None:
             continue
@@ -300,8 +300,8 @@ def _describe_others(kept: list[PoolConfig], removed: int, made: int) -> Iterato
         yield f"{count(len(kept), 'pool')} {is_} not in the file and {stay} (prune removes what is not): {names}{more}"
     if removed and made:
         yield (
-            f"{count(removed, 'pool')} would go and {made} be made: a pool that is only renamed keeps its operations "
-            "and volume where the file has its id"
+            f"{count(removed, 'pool')} would be removed and {made} created: a pool that is only renamed keeps its "
+            "operations and volume where the file has its id"
         )
 
 

@@ -138,7 +138,7 @@ def _reverse_tree(
     else:
         tree = present
         if whole is not None and not is_same(tree.attributes, whole.new):
-            raise ChangedSinceError(name, "", "its options are not those with which it was made")
+            raise ChangedSinceError(name, "", "its options have changed since it was created")
     own = [each for each in changes if not each.pool and each.attribute]
     if own:
         attributes = _reverse_attributes(tree.attributes, own)
@@ -149,7 +149,7 @@ def _reverse_tree(
         pools = _reverse_pools(tree, of_pools, new_id)
         if whole is not None and whole.old is None:
             if pools:
-                raise ChangedSinceError(name, next(iter(pools)), "was made there since")
+                raise ChangedSinceError(name, next(iter(pools)), "was created there since")
             return None
         tree = _arrange(tree, pools)
     return tree
@@ -196,15 +196,15 @@ def _reverse_pools(tree: TreeConfig, changes: list[ConfigChange], new_id: Callab
         elif change.old is None:
             present = pools.pop(change.pool, None)
             if present is None:
-                raise ChangedSinceError(tree.name, change.pool, "is not there any more")
+                raise ChangedSinceError(tree.name, change.pool, "no longer exists")
             if not is_same(with_parent(present), change.new):
-                raise ChangedSinceError(tree.name, change.pool, "is not as it was made")
+                raise ChangedSinceError(tree.name, change.pool, "has changed since it was created")
     names: dict[str, str] = {}
     placed: set[str] = set()
     for name, own in edited.items():
         present = pools.get(name)
         if present is None:
-            raise ChangedSinceError(tree.name, name, "is not there any more")
+            raise ChangedSinceError(tree.name, name, "no longer exists")
         pools[name] = before = _reverse_pool(present, own)
         names[name] = before.name
         if any(each.attribute == "parent_name" for each in own):
@@ -213,7 +213,7 @@ def _reverse_pools(tree: TreeConfig, changes: list[ConfigChange], new_id: Callab
     for name, pool in pools.items():
         parent = pool.parent if name in placed else names.get(pool.parent, pool.parent)
         if pool.name in result:
-            raise ChangedSinceError(tree.name, pool.name, "has the name that is to come back")
+            raise ChangedSinceError(tree.name, pool.name, "has the name of the pool to restore")
         result[pool.name] = pool if parent == pool.parent else replace(pool, parent=parent)
     for change in gone:
         if change.pool in result:
@@ -247,7 +247,7 @@ def _arrange(tree: TreeConfig, pools: Mapping[str, PoolConfig]) -> TreeConfig:
         if pool.parent != ROOT_POOL and pool.parent not in pools:
             if pool.parent in tree.pools and pool.name in tree.pools:
                 raise ChangedSinceError(tree.name, pool.name, f"is below {quoted(pool.parent)}, which would be removed")
-            raise ChangedSinceError(tree.name, pool.parent, f"is not there any more; {quoted(pool.name)} was below it")
+            raise ChangedSinceError(tree.name, pool.parent, f"no longer exists; {quoted(pool.name)} was below it")
     changed = with_pools(tree, pools.values())
     lost = [name for name in pools if name not in changed.pools]
     if lost:

@@ -88,7 +88,7 @@ def find_warnings(tree: TreeConfig) -> list[str]:
             what = "does not exist" if pool is None else "has mode fifo"
             warnings.append(
                 f"{named('pool tree', tree.name)}: InvalidDefaultParentPool: {quoted(name)} {what}; "
-                f"new pools of users are made under {ROOT_POOL}"
+                f"new pools of users are created under {ROOT_POOL}"
             )
     for pool in tree.pools.values():
         if pool.settings.integral_guarantees.guarantee_type == "burst":
@@ -149,18 +149,18 @@ def find_late_guarantees(tree: TreeConfig, total: Vector) -> str | None:
     few = f"at most {jobs} jobs" if jobs != 1 else "one job"
     rest = f"{number(total[CPU] - cores)} of {number(total[CPU])} cores"
     return (
-        f"{named('pool tree', tree.name)}: the guarantee of pool {quoted(name)}{more} may have to wait until jobs of "
-        f"others end: an operation of {few} loses none (max_unpreemptible_running_job_count), and that many of one "
-        f"core take more than the {rest} beside it; lower that option, 0 protects nobody"
+        f"{named('pool tree', tree.name)}: the guarantee of pool {quoted(name)}{more} may have to wait for jobs of "
+        f"others to end: an operation of {few} loses none (max_unpreemptible_running_job_count), and that many of one "
+        f"core take more than the {rest} beside it; lower that option, 0 protects no jobs"
     )
 
 
 def check_name(kind: str, name: str, name_pattern: str = NAME_REGEX) -> None:
     """Check that ``name`` may be that of an explicit pool or a tree (2.7). Raises CommandError."""
     if name == ROOT_POOL:
-        raise _refuse(kind, name, "name", "this name is the root's; give another name")
+        raise _refuse(kind, name, "name", "this name is the root's; choose another name")
     if SUBPOOL_DELIMITER in name:
-        what = f'a name must not contain "{SUBPOOL_DELIMITER}", it stands in the names of ephemeral sub-pools'
+        what = f'a name must not contain "{SUBPOOL_DELIMITER}", which names of ephemeral sub-pools contain'
         raise _refuse(kind, name, "name", what)
     if not 1 <= len(name) <= MAX_NAME:
         raise _refuse(kind, name, "name", f"a name has 1 to {MAX_NAME} characters, this has {len(name)}")
@@ -272,10 +272,10 @@ def _check_share(pool: PoolConfig) -> None:
         what = f"a pool whose children share as its parent's own has no share itself: leave {said[0]} out"
         raise _refuse("pool", pool.name, "flatten", what)
     if settings.flatten and settings.budget is not None and settings.budget.when_spent == "leftover":
-        what = 'it has no share that it could leave to others: budget/when_spent must be "warn" or "stop"'
+        what = 'it has no share that others could use: budget/when_spent must be "warn" or "stop"'
         raise _refuse("pool", pool.name, "flatten", what)
     if beside := [name for name in settings.lending_limit if name not in settings.strong_guarantee_resources]:
-        what = f"lends of what is guaranteed, and strong_guarantee_resources has no {beside[0]}"
+        what = f"limits the lending of a guarantee, and strong_guarantee_resources has no {beside[0]}"
         raise _refuse("pool", pool.name, "lending_limit", what)
 
 
@@ -318,7 +318,7 @@ def _check_pool(pool: PoolConfig, main_resource: str) -> None:
 
 def _check_budget(kind: str, name: str, option: str, budget: Budget) -> None:
     if find_zone(budget.zone) is None:
-        what = f'must be a time zone that this machine knows, such as "UTC" or "Europe/Paris"; got "{budget.zone}"'
+        what = f'must be a time zone known to this machine, such as "UTC" or "Europe/Paris"; got "{budget.zone}"'
         raise _refuse(kind, name, f"{option}/zone", f"{option}/zone: {what}")
     if budget.core_hours is None and budget != NO_BUDGET:
         what = "must be given, since other keys of the budget are; remove the budget as a whole to have none"
@@ -386,8 +386,8 @@ def _burst_warnings(pool: PoolConfig) -> Iterator[str]:
         flow = integral.resource_flow.get(resource, 0.0)
         if burst < flow:
             yield (
-                f"{where}: {BURST}/{resource}: {number(burst)} is less than the resource_flow of {number(flow)}, which "
-                "cannot all be used"
+                f"{where}: {BURST}/{resource}: {number(burst)} is less than the resource_flow of {number(flow)}, so "
+                "part of the flow cannot be used"
             )
 
 

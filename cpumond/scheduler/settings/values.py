@@ -186,7 +186,7 @@ def _to_words(value: Any, kind: inspect.VarTupleType, where: str) -> list[str] |
     if len(words) < len(value):
         return None
     if len(set(words)) < len(words):
-        raise refuse(where, f"names one of its values twice, got {format_value(value)}")
+        raise refuse(where, f"contains one of its values twice, got {format_value(value)}")
     return words
 
 

@@ -80,7 +80,7 @@ def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:
     variables: dict[str, str] = {}
     for number, (key, value) in enumerate(vault.items(), 1):
         if not isinstance(key, str) or not _NAME.fullmatch(key):
-            what = f"key {number} of {len(vault)} is no name of a variable: letters, digits and _ of ASCII"
+            what = f"key {number} of {len(vault)} is no name of a variable: use letters, digits and _ (ASCII)"
             raise _refuse(where, what)
         if problem := _find_problem(value, 0):
             raise _refuse(where, f"the value of key {number} of {len(vault)} {problem}")
@@ -91,8 +91,8 @@ def read_vault(spec: Mapping[str, Any]) -> dict[str, str]:
     whole = write_yson(vault)
     if len(whole) > MAX_VAULT_BYTES:
         what = (
-            f"takes {len(whole)} bytes as text, at most {MAX_VAULT_BYTES} are given to a job; keep long secrets where "
-            "jobs can fetch them with a short one"
+            f"takes {len(whole)} bytes as text, at most {MAX_VAULT_BYTES} are passed to a job; store long secrets "
+            "where jobs can fetch them with a short one"
         )
         raise _refuse(where, what)
     return {VARIABLE: whole, **variables}
@@ -121,7 +121,7 @@ def _find_problem(value: object, depth: int) -> str:
         return ""
     if isinstance(value, str):
         if "\0" in value:
-            return "holds a character with the code 0, which cannot be given to a process"
+            return "contains a character with the code 0, which cannot be passed to a process"
         return "" if _is_unicode(value) else "is no valid UTF-8; give it in base64, which the job decodes"
     if depth >= MAX_DEPTH:
         return f"is nested deeper than {MAX_DEPTH} levels"

@@ -100,7 +100,7 @@ def prepare(
         return _prepare_job(state, command, user, now)
     record = state.find_record(command.operation_id)
     if record.is_finished:
-        raise CommandError(f"Operation {record.id} is in state {record.state}; nothing can be changed any more")
+        raise CommandError(f"Operation {record.id} is in state {record.state}; it can no longer be changed")
     active = state.operations[record.id].active
     if isinstance(command, operations.AbortOperation):
         message = command.message[:MAX_MESSAGE] or f"Operation aborted by user {user}"
@@ -124,7 +124,7 @@ def _prepare_job(state: State, command: operations.JobCommand, user: str, now: f
     about it."""
     job = state.find_live_job(command.job_id, command.operation_id)
     if not job.is_active:
-        raise CommandError(f"No such job {job.id}: it was told to stop already", NO_SUCH_JOB)
+        raise CommandError(f"No such job {job.id}: it was already asked to stop", NO_SUCH_JOB)
     if isinstance(command, operations.AbandonJob):
         ended = job_record(job, "completed", now, reason=f"abandoned by user {user}")
         return Transaction(operations=lifecycle.count_ended(state, [ended], now), jobs=(ended,))
@@ -147,7 +147,7 @@ def _prepare_patch(state: State, record: OperationRecord, patches: Sequence[Any]
     if operations.is_complete(changed):
         return Transaction(operations=(operations.finish(changed, "completed", now, "", active),))
     most = {task.name: task.job_count for task in changed.tasks}
-    stops = Stops(record.id, "its task has fewer jobs now", CHANGED_COUNT, most=most)
+    stops = Stops(record.id, "its task now has fewer jobs", CHANGED_COUNT, most=most)
     return Transaction(operations=(changed,), stops=stops if changed.tasks != record.tasks else None)
 
 
@@ -268,7 +268,7 @@ def _prepare_start(
     spec = without_vault(command.spec)
     asked = operations.read_spec(command.spec, state.rules.read_monitor, partial(_find_memory_limit, state))
     if asked.secrets and state.rules.vault_keys is None:
-        what = "this scheduler keeps no secrets; an administrator sets secrets_key_file in its configuration"
+        what = "this scheduler stores no secrets; an administrator can set secrets_key_file in its configuration"
         raise CommandError(f"spec/{SECURE_VAULT}: {what}", attributes={FIELD: SECURE_VAULT})
     _check_room(state, asked, spec, user, ahead)
     names = asked.trees
@@ -316,7 +316,7 @@ def _prepare_start(
     if ahead.count and (
         asked.alias or asked.schedule_in_single_tree or any(not each.pool for _, each, _ in choices.values())
     ):
-        raise CommandError("it is decided when the starts ahead of it are stored")
+        raise CommandError("it will be decided when the earlier starts are stored")
     operation_id, keys = new_id(), state.rules.vault_keys
     vaults = (keys.seal(operation_id, asked.secrets),) if keys is not None and asked.secrets else ()
     record = OperationRecord(

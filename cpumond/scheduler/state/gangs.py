@@ -123,7 +123,7 @@ def _take_back(state: State, jobs: list[Job], now: float) -> None:
     for node, starting in on_nodes.items():
         for victim in backfill.list_returns(node, sum_vectors([job.limits for job in starting]), now):
             late = " and ran for longer than expected" if now > (victim.backfill_until or now) else ""
-            why = f"it used room that is kept for that gang until it is needed (enable_backfill){late}"
+            why = f"it used resources reserved for that gang until they are needed (enable_backfill){late}"
             first = starting[0]
             record = preemption_record.make_record(victim, "preempted", why, now, first.id, first.element)
             lifecycle.stop(state, victim, "preempted", why, now, record)

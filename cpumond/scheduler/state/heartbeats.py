@@ -73,7 +73,7 @@ def receive(state: State, heartbeat: Heartbeat, now: float) -> Receipt:
         return Receipt(False, f"sequence {heartbeat.sequence} is not newer than {node.sequence}")
     told = _merge(node, heartbeat)
     if told is None:
-        return Receipt(False, f"the heartbeat that it differs from is not {node.sequence}, the last one", full=True)
+        return Receipt(False, f"it is a difference to a heartbeat other than {node.sequence}, the last one", full=True)
     reports, reported = told
     if node.sequence < 0:
         _meet(state, node, heartbeat, now)
@@ -151,7 +151,7 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
             if is_over(known.task, report.start_time, now):
                 continue  # asked to stop for that once more, and replaced after its end
             # The run that stopped it may not have stored that. The next run must not take it for active.
-            lifecycle.stop(state, known, "aborted", "an earlier run of the scheduler told it to stop", now, alone=True)
+            lifecycle.stop(state, known, "aborted", "an earlier run of the scheduler stopped it", now, alone=True)
             _let_go(state, known)
             lifecycle.note_broken(state, known)
     lifecycle.stop_broken_gangs(state, now)
@@ -181,9 +181,9 @@ def _find_ended(
             ended.append(job_record(job, "lost", now, reason=f"it vanished from node {node.id}"))
         elif _is_overdue(state, job, now):
             if job.element.operation.record.vault_bytes and not node.takes_secrets:
-                reason = f"the agent of node {node.id} is of a version that gives no secrets to jobs: upgrade it"
+                reason = f"the agent of node {node.id} is of a version that passes no secrets to jobs: upgrade it"
             elif job.first_sent_at is None:
-                reason = f"no answer to node {node.id} had room for its order within {now - job.start_time:.0f} s"
+                reason = f"no answer to node {node.id} had space for its start within {now - job.start_time:.0f} s"
             else:
                 waited = now - job.first_sent_at
                 reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
@@ -305,19 +305,19 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     run = None if operation is None or known is None else operation.retries
     why, is_awaited = "", run is not None and known is not None and run.has((report.task, known.cookie))
     if operation is None or task is None:
-        why = "its operation is not known or has ended"
+        why = "its operation is unknown or has ended"
     elif counted is not None and counted.state not in GIVEN_UP:
         why = f"it was reported as {counted.state} before"
     elif _was_aborted(known):
-        why = "it was aborted, and has not ended yet"
+        why = "it was aborted, but has not ended yet"
     elif element is None or not element.is_running:
         why = f"its operation does not run in the node's tree {node.tree!r}"
     elif report.job_id in state.jobs or (operation.needed.get(task.name, 0) <= 0 and not is_awaited):
         why = "it was replaced while its node was away"
     elif known is not None and not is_awaited and not operation.numbers_of(task.name).is_free(known.cookie):
-        why = "another job has its cookie by now"
+        why = "another job has its cookie now"
     elif operation.record.incarnation != ("" if known is None else known.incarnation):
-        why = "its gang is in another incarnation by now"
+        why = "its gang is in another incarnation now"
     elif operation.record.is_gang:
         why = "its gang starts again as a whole"
     if why or element is None or task is None:

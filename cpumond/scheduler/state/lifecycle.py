@@ -45,7 +45,7 @@ def recall_ceiling(job: Job, record: StartRecord | JobRecord | None) -> bool:
     return not job.reclaimed if told is None else told
 
 
-NEEDLESS: Final = "the job that it replaced has completed after all"
+NEEDLESS: Final = "the job that it replaced completed after all"
 
 
 def start(state: State, job: Job) -> None:

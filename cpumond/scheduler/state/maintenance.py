@@ -45,7 +45,7 @@ def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> T
             warnings = _check_trees(state, known, changed)
     is_released = isinstance(command, UncordonNode) and isinstance(known, Node) and known.is_held_off
     if changed == record and not is_released:
-        return Transaction(id=known.id, warnings=(f"node {quoted(known.id)} is {what} already; nothing is changed",))
+        return Transaction(id=known.id, warnings=(f"node {quoted(known.id)} is already {what}; nothing changed",))
     if isinstance(changed, LostNode):
         return Transaction(lost_nodes=(changed,), id=known.id)
     return Transaction(kept_nodes=(changed,), id=known.id, warnings=tuple(warnings))
@@ -61,7 +61,11 @@ def _read_tags(command: SetNodeTags | ChangeNodeTags, record: LostNode | NodeRec
     for tag in command.remove if isinstance(command, ChangeNodeTags) else ():
         if tag not in tags:
             own = isinstance(record, NodeRecord) and tag in record.all_tags
-            what = "its agent's own; change [scheduler] tags there" if own else f"not one of {sorted(record.user_tags)}"
+            what = (
+                "one of its agent's own tags; change [scheduler] tags there"
+                if own
+                else f"not one of {sorted(record.user_tags)}"
+            )
             raise CommandError(f"user_tags: {quoted(tag)} is {what}", attributes={FIELD: "user_tags"})
         tags.discard(tag)
     return tuple(sorted(tags))

@@ -60,7 +60,7 @@ def register_node(state: State, registration: NodeRegistration, may_replace: boo
     if registration.node_id not in state.nodes and len(state.nodes) >= MAX_NODES:
         raise CommandError(
             f"node {registration.node_id}: there are {MAX_NODES} nodes already, which is the limit; "
-            "one that is silent makes room after node_reconnection_timeout of its tree",
+            "a silent one is removed after node_reconnection_timeout of its tree",
             TOO_MANY_REQUESTS,
         )
     known = state.nodes.get(registration.node_id)

@@ -56,7 +56,7 @@ def is_wanted_again(task: Task, end: JobState, exit_code: int | None, reason: st
 
 
 def explain_restart(exit_code: int | None) -> str:
-    return f"exit code {exit_code} is its restart_exit_code: its work is begun again"
+    return f"exit code {exit_code} is its restart_exit_code: its work is started again"
 
 
 def overrules(state: JobState, counted: JobRecord) -> bool:

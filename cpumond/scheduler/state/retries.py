@@ -40,7 +40,7 @@ def _find_bound(operation: Operation, task: Task) -> tuple[float, str]:
     of its request, within the limits of the pools above."""
     elements = operation.elements.values()
     most = max((each.sizes.find_most_memory(task.resources) for each in elements), default=0.0)
-    told = f"so much has the largest node that can hold it, {format_amount(MEMORY, most)}"
+    told = f"the memory of the largest node that can hold it, {format_amount(MEMORY, most)}"
     for element in elements:
         for pool in element.ancestors():
             bound = pool.settings.max_retry_memory

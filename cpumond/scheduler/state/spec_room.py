@@ -96,7 +96,7 @@ def check_config(old: Config, new: Config, old_bytes: int) -> None:
     if more > 0 and old_bytes + more > MAX_CONFIG_BYTES:
         raise CommandError(
             f"trees and pools would take {old_bytes + more} bytes of memory, at most {MAX_CONFIG_BYTES} are allowed: "
-            f"{POOL_BYTES} of each one, and what its attributes take; remove pools or attributes that nobody needs",
+            f"{POOL_BYTES} of each one, and what its attributes take; remove unused pools or attributes",
             TOO_MANY_REQUESTS,
         )
 

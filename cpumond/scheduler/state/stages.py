@@ -68,14 +68,14 @@ def prepare_stage(state: State, command: RolloutCommand, user: str, now: float) 
         warnings = warn_of_raised(None, list_hosts(state, name))
         return Transaction(removed_stages=(name,), id=name, warnings=warnings)
     if command.set_at is not None and command.set_at != before.at:
-        raise CommandError(f"the stage of nodes {quoted(name)} was set anew meanwhile")
+        raise CommandError(f"the stage of nodes {quoted(name)} was set again meanwhile")
     if isinstance(command, AdvanceStage):
         if before.state != "canary":
-            raise CommandError(f"the stage of nodes {quoted(name)} has no canary, it is {before.state}: set it anew")
+            raise CommandError(f"the stage of nodes {quoted(name)} has no canary, it is {before.state}: set it again")
         stage = msgspec.structs.replace(before, state="everywhere")
         return Transaction(stages=(stage,), id=name, warnings=warn_of_advance(state, before))
     if before.state == "stopped":
-        raise CommandError(f"the stage of nodes {quoted(name)} is stopped already")
+        raise CommandError(f"the stage of nodes {quoted(name)} is already stopped")
     stage = msgspec.structs.replace(before, state="stopped", stopped=command.why or f"by {user}")
     return Transaction(stages=(stage,), id=name, warnings=warn_of_raised(stage, list_hosts(state, name)))
 

@@ -64,15 +64,15 @@ def decide_token(tokens: TokenTable, command: TokenCommand, user: User) -> Verdi
         return Verdict(True, f"it is {user.name}'s own token")
     maker = tokens.find_id(user.token_id)
     if command.user != user.name:
-        why = f"{user.name} may make tokens of {user.name} alone, not of {_quote(command.user)}"
+        why = f"{user.name} may create tokens only for {user.name}, not for {_quote(command.user)}"
     elif command.role != "user":
-        why = f'only an administrator may make a token of role "{command.role}"'
+        why = f'only an administrator may create a token of role "{command.role}"'
     elif strange := sorted(set(command.groups) - user.groups):
         why = f"{user.name} is not in group {_quote(strange[0])}"
     elif maker is not None and maker.made_with:
-        why = f"{user.name} made the token {maker.id} with another one, and it makes none; use that one"
+        why = f"{user.name} made the token {maker.id} with another one, and cannot create more with it; use that one"
     else:
-        return Verdict(True, f"{user.name} may make tokens of {user.name}, with no more rights")
+        return Verdict(True, f"{user.name} may create tokens for {user.name}, without more rights")
     return Verdict(False, f"{why}; ask an administrator")
 
 
@@ -85,7 +85,7 @@ def prepare_token(tokens: TokenTable, command: TokenCommand, user: User, now: fl
         return _prepare_revocation(tokens, command, user, now)
     _check(command)
     if tokens.find_id(command.hash[:ID_DIGITS]) is not None:
-        raise CommandError("there is a token with this id; make another one")
+        raise CommandError("a token with this id exists; create another one")
     maker = None if user.admin else tokens.find_id(user.token_id)
     record = TokenRecord(
         hash=command.hash,
@@ -132,7 +132,7 @@ def _find_forgotten(tokens: TokenTable, new: TokenRecord, is_admin: bool, now: f
             continue
         ended = next((each for each in records if each.find_end(now)), None)
         if ended is None:
-            raise CommandError(f"{who} {most} tokens, and no more may be; revoke one that is not needed")
+            raise CommandError(f"{who} {most} tokens, which is the limit; revoke one that is not needed")
         yield ended.hash
         return
 

@@ -111,7 +111,7 @@ YAML = "pools:\n  a:\n    weight: 1\n    pools:\n      b:\n"
     [
         (f"{TOML}weihgt = 1\n", "toml", 'f:7: pool "b": weihgt: is no option of a pool; did you mean "weight"?'),
         (f"{YAML}        weihgt: 1\n", "yaml", 'f:6: pool "b": weihgt: is no option of a pool; did you mean "weight"?'),
-        (f"{TOML}label = 1\n", "toml", "what is to be kept all the same stands below `attributes`"),
+        (f"{TOML}label = 1\n", "toml", "put attributes that are no options below `attributes`"),
         (f"{TOML}weight = -1\n", "toml", 'f:7: pool "b": weight: must be a number in [0, 67108864], got -1'),
         (f"{TOML}resource_limits = {{ cpus = 1 }}\n", "toml", "f:7:"),
         (f"{TOML}strong_guarantee_resources.cpus = 1\n", "toml", "f:7:"),

@@ -804,7 +804,7 @@ async def test_small_commands_answer(yt):
     assert await yt("get_version") == {"version": "1.2.3"}
     assert "features" in await yt("get_supported_features")
     answer = await yt("check_permission", user="x", permission="read", path="//sys/pools")
-    assert answer == {"action": "allow", "because": "every user may read what no access list denies"}
+    assert answer == {"action": "allow", "because": "every user may read objects that no access list denies"}
     await error_of(yt("check_permission", user="x", permission="read", path="//tmp/x"), 500)
 
 

@@ -460,7 +460,8 @@ def test_a_guarantee_that_one_small_operation_can_hold_up_comes_with_a_warning(s
     assert service.plan(small).warnings == []
     (warning,) = service.plan(large).warnings
     assert (
-        'the guarantee of pool "a" may have to wait until jobs of others end: an operation of at most 9 jobs' in warning
+        'the guarantee of pool "a" may have to wait for jobs of others to end: an operation of at most 9 jobs'
+        in warning
     )
     service.do(large)
     assert service.plan(service.set("a", weight=2)).warnings == []

@@ -124,9 +124,9 @@ def test_6_4_a_pools_min_run_time_holds_for_operations_without_their_own_and_the
         StartOperation({"tasks": {"t": {"command": "true", "job_count": 1}}, "pool": "p", "min_run_time": 3_600_000})
     )
     assert [world.element(each).rules.min_run_time_s for each in (plain, own, done.id)] == [20.0, 5.0, 60.0]  # type: ignore[union-attr]
-    assert done.warnings == ("min_run_time 3600000 is cut to 60000 by max_min_run_time of the tree",)
+    assert done.warnings == ("min_run_time 3600000 is limited to 60000 by max_min_run_time of the tree",)
     changed = world.do(ChangePool("default", "top", (Edit(("min_run_time",), 70_000),)))
-    assert any("min_run_time 70000 is cut to 60000" in text for text in changed.warnings)
+    assert any("min_run_time 70000 is limited to 60000" in text for text in changed.warnings)
     with pytest.raises(CommandError, match="min_run_time"):
         world.start("p", min_run_time=-1)
 

@@ -140,7 +140,7 @@ IDLE: dict[str, tuple[str, dict[str, Any], list[str]]] = {
         "p", {"min_share_preemption_timeout": 5000}, ["the operation has no min_share_resources"],
     ),
     "a threshold without the pool's": (
-        "p", {"non_preemptible_resource_usage_threshold": {"cpu": 4}}, ['none holds for pool "p"'],
+        "p", {"non_preemptible_resource_usage_threshold": {"cpu": 4}}, ['pool "p" has none'],
     ),
     "a higher count": ("p", {"max_unpreemptable_running_job_count": 11}, ["11 has no effect", "at most 10"]),
     "a weight nobody sorts by": ("sorted", {"weight": 3}, ["does not sort by it"]),

@@ -247,14 +247,14 @@ async def test_the_life_of_a_node(scheduler: Scheduler, store: Watched) -> None:
     kinds = [event.kind for event in await find(scheduler, "node:n1")]
     assert kinds == ["node_registered", "node_silent", "node_returned", "node_silent", "node_lost"]
     lost = (await find(scheduler, f"operation:{reply.id}", "kind:node_lost"))[0]
-    assert lost.text == 'node "n1" was given up, silent for 370 s, with 1 job'
+    assert lost.text == 'node "n1" was declared lost, silent for 370 s, with 1 job'
     # It stays to be seen, also after a restart, with the jobs that it had.
     for each in (scheduler, make_scheduler(store, scheduler.clock)):
         known = each.state.lost_nodes["n1"]
         assert (known.lost_at, [each.id for each in known.jobs]) == (scheduler.clock.at, [job])
     node.incarnation, node.sequence = "i2", 0
     await node.register()
-    assert (await find(scheduler, "node:n1"))[-1].text == 'node "n1" is back, 0 s after it was given up'
+    assert (await find(scheduler, "node:n1"))[-1].text == 'node "n1" is back, 0 s after it was declared lost'
     assert not scheduler.state.lost_nodes
     assert not make_scheduler(store, scheduler.clock).state.lost_nodes
 
@@ -387,7 +387,7 @@ async def test_an_undo_says_which_later_change_is_in_its_way(scheduler: Schedule
     later = await number_of_last(scheduler, "audit")
     error = await refusal(scheduler, UndoChange(number), ROOT)
     assert str(error) == (
-        f'change {number} cannot be taken back: pool "a" in tree "default": weight is 3.0 now, not 2.0 as that '
+        f'change {number} cannot be undone: pool "a" in tree "default": weight is 3.0 now, not 2.0 as that '
         f'change left it; since then ann changed pool "a": weight 2.0 -> 3.0 (change {later})'
     )
     await scheduler.execute(MovePool("default", "a", "<Root>", "z"), ROOT)
@@ -416,7 +416,7 @@ async def test_what_cannot_be_undone(scheduler: Scheduler) -> None:
     await scheduler.execute(start(), ROOT)
     number = await number_of_last(scheduler)
     for user in (ROOT, ALICE):  # who may not read the log learns nothing of it either
-        text = f"change {number} changed no tree and no pool; only such changes can be taken back"
+        text = f"change {number} changed no tree or pool; only such changes can be undone"
         assert str(await refusal(scheduler, UndoChange(number), user)) == text
     for none in (number + 1, 0, -3):
         error = await refusal(scheduler, UndoChange(none), ROOT)

@@ -66,7 +66,7 @@ def test_12_2_what_may_not_be_read_may_not_be_managed():
 def test_12_2_4_without_lists_it_is_as_it_was_before_for_those_who_had_rights():
     assert may(ANN, "write", closed_by="")
     assert not may(LOCAL, "write", closed_by="")
-    text = "there is no access list on the way to the tree, and the tree does not say acl_required"
+    text = "there is no access list up to the tree, and the tree does not set acl_required"
     assert judge(ANN, "write", access(closed_by="")).because == text
 
 

@@ -204,7 +204,7 @@ async def test_a_new_month_is_counted_anew_and_a_clock_that_was_set_back_begins_
     await cluster.run((first - cluster.clock.at) / HOUR_S - 1)
     assert cluster.account().spent_s(cluster.clock.at) == pytest.approx(12 * HOUR_S)
     await cluster.run(1.5)
-    assert (await cluster.events())[-1].endswith("counted anew from 2026-12-01; 12 of 10 core-hours were spent before")
+    assert (await cluster.events())[-1].endswith("starts again on 2026-12-01; 12 of 10 core-hours were spent before")
     assert (cluster.account().record.level, cluster.alerts()) == (0, [])
     told = len(await cluster.events())
     cluster.restart(-2 * HOUR_S)
@@ -256,7 +256,7 @@ def test_the_forecast_is_the_day_on_which_constant_use_reaches_the_budget(period
 
 
 REFUSED = {
-    "zone": ({"core_hours": 1, "zone": "Mars/Olympus"}, "budget/zone: must be a time zone that this machine knows"),
+    "zone": ({"core_hours": 1, "zone": "Mars/Olympus"}, "budget/zone: must be a time zone known to this machine"),
     "hours": ({"when_spent": "stop"}, "budget/core_hours: must be given"),
     "word": ({"core_hours": 1, "when_spent": "kill"}, 'must be one of "leftover", "stop", "warn"'),
     "key": ({"core_hour": 1}, 'unknown key; did you mean "core_hours"?'),

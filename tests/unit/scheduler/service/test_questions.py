@@ -115,7 +115,7 @@ async def test_a_node_that_does_not_send_it_in_time_is_an_error(questions):
 async def test_requests_are_bounded_per_answer_and_a_silent_node_keeps_nobody_from_the_others(questions):
     readings = [await begin(questions.ask("n1", wanted(f"j{i}"))) for i in range(MAX_PER_NODE)]
     assert [each.job_id for each in questions.questions_for("n1")] == [f"j{i}" for i in range(MAX_PER_ANSWER)]
-    with pytest.raises(CommandError, match=f"{MAX_PER_NODE} logs from node n1 are being waited for") as caught:
+    with pytest.raises(CommandError, match=f"{MAX_PER_NODE} logs from node n1 are already waiting") as caught:
         await questions.ask("n1", wanted("one too many"))
     assert caught.value.code == TOO_MANY_REQUESTS
     again = await begin(questions.ask("n1", wanted("j0")))  # shares one that is there
@@ -129,7 +129,7 @@ async def test_requests_are_bounded_per_answer_and_a_silent_node_keeps_nobody_fr
 
 async def test_requests_are_bounded_in_all(questions):
     readings = [await begin(questions.ask(f"n{i // MAX_PER_NODE}", wanted(f"j{i}"))) for i in range(MAX_WAITING)]
-    with pytest.raises(CommandError, match=f"{MAX_WAITING} logs are being waited for") as caught:
+    with pytest.raises(CommandError, match=f"{MAX_WAITING} logs are already waiting") as caught:
         await questions.ask("another", wanted("one too many"))
     assert caught.value.code == TOO_MANY_REQUESTS
     for reading in readings:
@@ -188,7 +188,7 @@ async def test_what_cannot_be_asked_is_said_at_once(store, what):
     error = await refusal_of(ask(scheduler, what, operation, job))
     assert error.code == NODE_OFFLINE
     again = "" if what == "log" else "; pin it again when the node's agent is back"
-    assert f"was last heard of 70 s ago{again}" in str(error)
+    assert f"sent its last heartbeat 70 s ago{again}" in str(error)
     node.finish(job)
     await node.beat()
     if what == "pin":
@@ -202,7 +202,7 @@ async def test_what_cannot_be_asked_is_said_at_once(store, what):
     assert not scheduler.state.nodes
     error = await refusal_of(ask(scheduler, what, operation, job))
     assert error.code == NODE_OFFLINE
-    assert "which is not known any more" in str(error)
+    assert "which is no longer known" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ async def test_what_cannot_be_asked_is_said_at_once(store, what):
     [
         ("log", ""),
         ("explain", ""),
-        ("unpin", ". Whether the unpin was carried out is not known; explain the job to see"),
+        ("unpin", ". It is not known whether the unpin was carried out; explain the job to find out"),
     ],
 )
 async def test_a_node_that_does_not_answer_is_named_with_its_silence(store, what, more):
@@ -219,7 +219,7 @@ async def test_a_node_that_does_not_answer_is_named_with_its_silence(store, what
     scheduler.logs.timeout_s = scheduler.requests.timeout_s = 0.0
     error = await refusal_of(ask(scheduler, what, operation, job))
     thing = "log" if what == "log" else "answer"
-    told = f"node n1 did not send the {thing} within 0 s: is its agent running? It was last heard of 8 s ago"
+    told = f"node n1 did not send the {thing} within 0 s: is its agent running? Its last heartbeat was 8 s ago"
     assert (str(error), error.code) == (told + more, TIMEOUT)
     assert (await node.beat()).requests == []
 
@@ -276,7 +276,7 @@ async def test_logs_and_requests_are_bounded_apart(store):
     pins = [await begin(scheduler.ask_job(operation, job, "pin")) for _ in range(MAX_PER_NODE)]
     error = await refusal_of(scheduler.ask_job(operation, job, "explain"))
     assert (str(error), error.code) == (
-        "16 answers from node n1 are being waited for, which is the limit; ask again in a moment", TOO_MANY_REQUESTS
+        "16 answers from node n1 are already waiting, which is the limit; ask again in a moment", TOO_MANY_REQUESTS
     )  # fmt: skip
     reading = await begin(scheduler.read_log(operation, job, "stdout", 10))
     answer = await node.beat()

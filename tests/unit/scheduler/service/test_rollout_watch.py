@@ -103,15 +103,15 @@ def test_the_first_stage_of_a_part_leaves_the_rest_what_the_stage_of_all_says(fl
     assert (stopped.warnings, fleet.told) == ((), ["weight"])
     fleet.live(2)
     removed = fleet.world.do(RemoveStage(nodes_filter="a"))
-    assert removed.warnings == ("10 hosts may do more now, without a canary",)
+    assert removed.warnings == ("10 hosts may now do more, without a canary",)
     assert fleet.told == ["quota"]
 
 
 def test_who_advances_what_no_canary_has_shown_is_told_so(fleet):
     fleet.set("a", "quota")
     told_nothing = fleet.world.do(AdvanceStage(nodes_filter="a"))
-    assert (told_nothing.warnings, fleet.told) == (("9 hosts may do more now, without a canary",), ["quota"])
-    with pytest.raises(CommandError, match='the stage of nodes "a" has no canary, it is everywhere: set it anew'):
+    assert (told_nothing.warnings, fleet.told) == (("9 hosts may now do more, without a canary",), ["quota"])
+    with pytest.raises(CommandError, match='the stage of nodes "a" has no canary, it is everywhere: set it again'):
         fleet.world.do(AdvanceStage(nodes_filter="a"))
     fleet.world.do(RemoveStage(nodes_filter="a"))
     fleet.live(2)
@@ -123,16 +123,16 @@ def test_who_advances_what_no_canary_has_shown_is_told_so(fleet):
     fleet.live(3)
     assert fleet.world.state.nodes["late"].level == "shadow", "who joins while a canary runs is one of the others"
     shown = fleet.world.do(AdvanceStage(nodes_filter="a"))
-    assert shown.warnings == ("1 host may do more now, without a canary",), "no canary has shown reclaim by weight"
+    assert shown.warnings == ("1 host may now do more, without a canary",), "no canary has shown reclaim by weight"
 
 
 def test_all_at_once_and_nobody_to_go_first_is_said(fleet):
-    assert fleet.set("a", "weight", canary_ratio=1.0).warnings == ("10 hosts may do more now, without a canary",)
+    assert fleet.set("a", "weight", canary_ratio=1.0).warnings == ("10 hosts may now do more, without a canary",)
     for host in fleet.hosts:
         fleet.world.state.nodes[host.id].is_online = False
     done = fleet.set("a", "quota")
     assert (fleet.stage().state, fleet.stage().canaries) == ("canary", [])
-    assert done.warnings == ("no host can go first now: nothing is proven before the stage is advanced",)
+    assert done.warnings == ("no host can go first now, so nothing is proven before the stage is advanced",)
 
 
 def test_a_late_canary_is_taken_back_though_another_one_is_now_an_agent_that_tells_nothing(fleet):
@@ -157,7 +157,7 @@ def test_who_goes_on_by_itself_says_which_hosts_no_canary_was_like(fleet):
     fleet.live(30)
     assert fleet.stage().state == "everywhere"
     assert fleet.said == [
-        "the canary was within its budget for 20 s; 1 host may do more now, without a canary"
+        "the canary was within its budget for 20 s; 1 host may now do more, without a canary"
     ]  # fmt: skip
 
 

@@ -208,7 +208,7 @@ def test_the_range_of_weights() -> None:
         ("pool", "fifo_sort_parameters", "weight", 'got "weight"'),
         ("pool", "fifo_sort_parameters", ["weight", 3], 'got ["weight", 3]'),
         ("pool", "fifo_sort_parameters", [["weight"]], "got a list"),
-        ("pool", "fifo_sort_parameters", ["weight", "weight"], "names one of its values twice"),
+        ("pool", "fifo_sort_parameters", ["weight", "weight"], "contains one of its values twice"),
         ("pool", "strong_guarantee_resources", 5, "strong_guarantee_resources: must be a dictionary, got 5"),
         ("pool", "strong_guarantee_resources", {"cpu": -1}, "_resources/cpu: must be a number in [0, 9.22337e+18]"),
         ("pool", "strong_guarantee_resources", {"cpu": 1e20}, "in [0, 9.22337e+18], got 1e+20"),
@@ -296,8 +296,8 @@ def test_bounds_of_what_is_kept() -> None:
     assert f"at most {MAX_DEPTH} names" in refused("pool", {}, Edit(("a",) * (MAX_DEPTH + 1), 1))
     full = {f"x{number}": 1 for number in range(MAX_CUSTOM_ATTRIBUTES)}
     assert len(edit("pool", full, {}, [put("weight", 1)])[0]) == MAX_CUSTOM_ATTRIBUTES + 1
-    assert "this would be 201" in refused("pool", full, put("y", 1))
-    assert "this would be 201" in refused("tree", full, put("config/y", 1))
+    assert "this would make 201" in refused("pool", full, put("y", 1))
+    assert "this would make 201" in refused("tree", full, put("config/y", 1))
 
 
 @pytest.mark.parametrize("path", [(), ("",), ("a", ""), ("a\n",), ("a", "\ud800")])
@@ -616,7 +616,7 @@ def test_many_unknown_attributes_are_refused_before_they_cost_much(kind: Kind):
     edits = [Edit((f"weigh{number}",), 1) for number in range(9000)]
     config = {f"weigh{number}": 1 for number in range(9000)}
     for given in (edits, [Edit(("config",), config)]) if kind == "tree" else (edits,):
-        with pytest.raises(CommandError, match=r"keeps at most 200 attributes .* more than twice as many; remove some"):
+        with pytest.raises(CommandError, match=r"at most 200 attributes .* more than twice as many; remove some"):
             edit(kind, {}, {}, given)
 
 

@@ -125,7 +125,7 @@ def test_memory_is_at_most_16_tib():
 
 
 def test_an_alias_without_an_asterisk_is_told_how_it_is_written():
-    assert 'which tells it from an id; write "*nightly"' in refusal(alias="nightly")
+    assert 'unlike an id; write "*nightly"' in refusal(alias="nightly")
 
 
 def test_names_of_variables_are_letters_digits_and_underscores():
@@ -301,7 +301,7 @@ def test_what_a_task_sends_with_each_job_is_bounded_in_bytes(given, size):
 
 @pytest.mark.parametrize(("read_with", "where"), [(wish, "spec: 501"), (task, "spec/tasks/t: 502")])
 def test_options_are_bounded_in_number(read_with, where):
-    with pytest.raises(CommandError, match=f"^{where} options, at most 500 are read"):
+    with pytest.raises(CommandError, match=f"^{where} options, at most 500 are allowed"):
         read_with(**{f"x{number}": 1 for number in range(500)})
 
 

@@ -124,7 +124,7 @@ def test_the_first_rule_that_fits_decides_even_when_it_is_used_up():
     assert (note.rule, note.outcome, note.why) == (
         "exit=1:1",
         "used_up",
-        "retry rule exit=1:1 is used up: the job was started again 1 of 1 times",
+        "retry rule exit=1:1 allows no more retries: the job was started again 1 of 1 times",
     )
     other = decide(terms("exit=1:1", "exit:9"), record(), TASK, job("exit 66"), 5.0)
     assert (other.rule, other.left) == ("exit:9", 8)
@@ -142,7 +142,7 @@ def test_memory_grows_from_what_the_job_had_up_to_the_bound(ordered, memory, out
     note = decide(terms("oom:9,memory_growth=2"), record(), TASK, job("oom", memory_limit=ordered), 5.0)
     assert (note.memory, note.outcome) == (memory, outcome)
     assert note.why.endswith(
-        "" if memory else f"up: a job cannot get more memory than {5 * GIB} bytes: that is the bound"
+        "" if memory else f"retries: a job cannot get more memory than {5 * GIB} bytes: that is the bound"
     )
 
 
@@ -157,7 +157,7 @@ def test_retries_of_an_operation_are_bounded_besides_those_of_each_job():
     )
     ended = count_job(seen, job("exit 1", 2), 5.0, now)
     assert ended.state == "failed"
-    assert ended.error.endswith("is used up: its jobs were started again 2 of 2 times (per_operation)")
+    assert ended.error.endswith("allows no more retries: its jobs were started again 2 of 2 times (per_operation)")
 
 
 def test_what_a_job_was_allowed_is_forgotten_once_it_completes_and_kept_otherwise():
@@ -185,5 +185,6 @@ def test_ends_of_jobs_of_one_run_of_a_gang_are_one_retry_however_late_they_are_w
         gang = count_job(gang, job("lost", index % 3, job_index=index), now, terms("node_lost:2", started=started))
         assert gang.retried.counts == {"node_lost:2": retries}
     gang = count_job(gang, job("lost", 2, job_index=8), 7.0, terms("node_lost:2", started=9))
-    assert gang.retried.notes[-1].why == "retry rule node_lost:2 is used up: its gang was started again 2 of 2 times"
+    why = gang.retried.notes[-1].why
+    assert why == "retry rule node_lost:2 allows no more retries: its gang was started again 2 of 2 times"
     assert decide(terms("preempted:1"), gang, TASK, job("preempted"), 8.0) is NO_NOTE

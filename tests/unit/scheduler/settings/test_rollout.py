@@ -139,7 +139,7 @@ def test_hosts_that_another_stage_holds_down_are_no_canaries_and_the_plan_says_s
     assert stage.canaries == ["n2"]
     assert plan_stage(stage, hosts).sentences == (
         "1 host would go as canary from shadow to reclaim by quota",
-        "1 host may not do more than now: another stage says less",
+        "1 host no more than now: another stage has a lower level",
     )
 
 
@@ -154,13 +154,13 @@ def test_a_canary_that_is_set_anew_has_the_hosts_that_it_had():
 def test_what_a_stage_held_down_is_counted_when_it_goes():
     stage = canary(level="weight", previous="quota", state="everywhere")
     hosts = [host(1, level="weight", others="quota"), host(2, level="weight", others="weight"), host(3, may=False)]
-    raised = ("1 host may do more now, without a canary",)
+    raised = ("1 host may now do more, without a canary",)
     assert warn_of_raised(None, hosts) == raised
     assert warn_of_raised(msgspec.structs.replace(stage, state="stopped"), hosts) == raised
     assert warn_of_raised(stage, hosts) == ()
     unknown = [host(1, level="weight", others="quota"), Host("n2", None, True, "weight", "quota")]
     assert warn_of_raised(None, unknown) == (
-        *raised, "1 host of which nothing is known now may do more, too, without a canary",
+        *raised, "1 host without a report may do more, too, without a canary",
     )  # fmt: skip
 
 
@@ -193,9 +193,9 @@ def test_a_plan_counts_what_would_change():
     assert plan.sentences == (
         "1 host would go as canary from shadow to reclaim by weight",
         "3 hosts would stay until the canary is advanced",
-        "1 host may not do more than now: the host's own configuration is the upper bound",
+        "1 host no more than now: the host's own configuration is the upper bound",
         "1 host may not: may_set_mode off",
-        "1 host unknown: the agent has told nothing of itself, as older ones never do",
+        "1 host unknown: the agent has not described itself; older versions never do",
     )
 
 

@@ -55,7 +55,7 @@ def test_prune_removes_them_and_their_operations_go_on(world: World) -> None:
     assert set(pools_of(world)) == {"a", "d"}
     assert world.pool("c").is_ephemeral
     assert world.record(operation).state == "running"
-    assert any("2 pools would go and 1 be made: a pool that is only renamed" in text for text in change.warnings)
+    assert any("pools would be removed and 1 created: a pool that is only renamed" in text for text in change.warnings)
 
 
 def test_nothing_is_pruned_by_a_file_that_does_not_speak_of_pools(world: World) -> None:
@@ -96,7 +96,7 @@ def test_the_name_of_a_renamed_pool_may_be_that_of_a_new_one(world: World) -> No
 
 def test_an_id_of_another_tree_is_told_and_the_name_counts(world: World) -> None:
     change = do(world, PoolTable(name="a", id="1-2-3-4", options={"weight": 5}))
-    assert change.warnings[0] == 'pool "a": no pool of the tree has its id; it is known by its name'
+    assert change.warnings[0] == 'pool "a": no pool of the tree has its id; it is matched by its name'
     assert pools_of(world)["a"].settings.weight == 5
 
 
@@ -127,7 +127,7 @@ def test_a_tree_that_there_is_not_is_made(world: World) -> None:
 
 def test_a_new_tree_is_not_open_where_the_default_one_is_closed() -> None:
     world = World(acl_required=True)
-    with pytest.raises(CommandError, match=r"gpu.*would be open to everybody, and the default one is not; say"):
+    with pytest.raises(CommandError, match=r"gpu.*would be open to all users, unlike the default tree; set"):
         do(world, tree="gpu", own=Table(options={"nodes_filter": "gpu"}))
     do(world, tree="gpu", own=Table(options={"nodes_filter": "gpu", "acl_required": True}))
     assert do(world, tree="gpu", own=Table(options={"nodes_filter": "gpu", "acl_required": True})).is_empty
@@ -148,8 +148,8 @@ def test_a_tree_that_changed_since_the_plan_is_left_alone(world: World) -> None:
         ([PoolTable(name="a", options={"weihgt": 1})], 'pool "a": weihgt: is no option of a pool; did you'),
         ([PoolTable(name="a", options={"acl_required": True})], "acl_required: is no option of a pool"),
         ([PoolTable(name="a", attributes={"weight": 1})], "attributes/weight: is an option"),
-        ([PoolTable(name="a"), PoolTable(name="a")], 'pool "a": is there twice'),
-        ([PoolTable(name="x", parent="c")], 'its parent "c" is not among the pools'),
+        ([PoolTable(name="a"), PoolTable(name="a")], 'pool "a": appears twice'),
+        ([PoolTable(name="x", parent="c")], 'its parent "c" is not in the file'),
         ([PoolTable(name="x", parent="y"), PoolTable(name="y", parent="x")], "would be one of its own sub-pools"),
         ([PoolTable(name="a/b")], "a name must match"),
         ([PoolTable(name="a", options={"strong_guarantee_resources": {"cpu": 1}}),

@@ -96,13 +96,13 @@ def test_the_text_of_a_vault_is_read_back_as_it_was(value):
 @pytest.mark.parametrize(
     ("vault", "sentence"),
     [
-        ({"good": 1, f"{KEY}-b": SECRET}, "key 2 of 2 is no name of a variable: letters, digits and _ of ASCII"),
+        ({"good": 1, f"{KEY}-b": SECRET}, "key 2 of 2 is no name of a variable: use letters, digits and _ (ASCII)"),
         ({"": SECRET}, "key 1 of 1 is no name of a variable"),
         ({"é": SECRET}, "key 1 of 1 is no name of a variable"),
-        ({KEY: f"{SECRET}\0"}, "the value of key 1 of 1 holds a character with the code 0"),
+        ({KEY: f"{SECRET}\0"}, "the value of key 1 of 1 contains a character with the code 0"),
         ({KEY: {"a": [f"{SECRET}\udcff"]}}, "the value of key 1 of 1 is no valid UTF-8; give it in base64"),
         ({KEY: (SECRET, 1)}, "the value of key 1 of 1 is neither text, a number,"),
-        ({KEY: SECRET * MAX_VAULT_BYTES}, "bytes as text, at most 65536 are given to a job"),
+        ({KEY: SECRET * MAX_VAULT_BYTES}, "bytes as text, at most 65536 are passed to a job"),
         ([KEY, SECRET], "expected a map of names to secrets"),
     ],
 )
@@ -135,7 +135,7 @@ def test_without_a_key_a_vault_is_refused():
     before = describe(world.state)
     with pytest.raises(CommandError) as caught:
         start(world)
-    text = "spec/secure_vault: this scheduler keeps no secrets; an administrator sets secrets_key_file in its"
+    text = "spec/secure_vault: this scheduler stores no secrets; an administrator can set secrets_key_file in its"
     assert str(caught.value).startswith(text)
     assert describe(world.state) == before
 
@@ -306,7 +306,7 @@ def test_an_agent_that_would_leave_it_out_gets_no_order():
     (ended,) = world.state.finished_jobs[operation].values()
     assert (ended.state, ended.reason) == (
         "aborted",
-        "the agent of node n is of a version that gives no secrets to jobs: upgrade it",
+        "the agent of node n is of a version that passes no secrets to jobs: upgrade it",
     )
 
 

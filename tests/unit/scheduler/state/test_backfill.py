@@ -117,7 +117,7 @@ def test_the_gang_starts_as_soon_as_it_fits_whatever_uses_its_room(backfills):
     assert len(records) == before
     for each in records:
         assert each.preemptor_operation_id == gang
-        assert "used room that is kept for that gang until it is needed" in each.why
+        assert "used resources reserved for that gang until they are needed" in each.why
     world.settle_down()
     assert {job.order.operation_id for node in world.nodes.values() for job in node.jobs.values()} == {gang}
 

@@ -213,7 +213,7 @@ def test_drain_after_cordon_and_the_other_way_round(world):
 def test_what_is_so_already_is_said_and_stored_no_second_time(world, first, second, what):
     world.do(first, "alice")
     change = world.do(second, "bob")
-    assert change == Transaction(id="n1", warnings=(f'node "n1" is {what} already; nothing is changed',))
+    assert change == Transaction(id="n1", warnings=(f'node "n1" is already {what}; nothing changed',))
     assert change.is_empty
     assert world.do(CordonNode("n1", "another reason")).kept_nodes
 

@@ -369,7 +369,7 @@ def test_a_job_that_ends_with_its_restart_exit_code_is_lost_and_started_again(wo
     assert (world.job_counts(operation), len(world.jobs_of(operation))) == (JobCounts(lost=1), 1)
     record = world.state.finished_jobs[operation][job]
     assert (record.state, record.exit_code, record.failure) == ("completed", 17, None)
-    assert record.reason == "exit code 17 is its restart_exit_code: its work is begun again"
+    assert record.reason == "exit code 17 is its restart_exit_code: its work is started again"
 
 
 def test_a_restart_exit_code_needs_no_interruption(world):

@@ -142,7 +142,7 @@ def test_an_order_that_no_answer_has_room_for_is_given_up_at_last(world):
     world.now += 0.5
     world.carry_out(heartbeats.receive(world.state, node.heartbeat(), world.now).transaction)
     record = world.state.finished_jobs[operation][unsent.id]
-    assert (record.state, record.reason) == ("aborted", "no answer to node n1 had room for its order within 300 s")
+    assert (record.state, record.reason) == ("aborted", "no answer to node n1 had space for its start within 300 s")
     assert world.record(operation).counts == {"t": JobCounts(aborted=1)}
 
 

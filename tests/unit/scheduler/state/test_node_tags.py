@@ -38,7 +38,7 @@ def test_some_are_given_and_taken_back_beside_the_others(world):
     told = make_command_event(world.state, command, Asked(User("ann")), world.do(command), world.now)
     assert told.event.text == 'ann changed the tags of node "n1": +ssd +fast -hdd: new disks'
     assert world.state.nodes["n1"].user_tags == ("fast", "ssd")
-    for tag, what in (("agent", "is its agent's own; change"), ("hdd", r"is not one of \['fast', 'ssd'\]")):
+    for tag, what in (("agent", "is one of its agent's own tags; change"), ("hdd", r"is not one of \['fast', 'ssd'\]")):
         with pytest.raises(CommandError, match=f'user_tags: "{tag}" {what}'):
             world.do(ChangeNodeTags("n1", add=("new",), remove=("ssd", tag)))
     assert world.state.nodes["n1"].user_tags == ("fast", "ssd")
@@ -95,4 +95,4 @@ def test_who_may_give_them_is_who_may_cordon_the_node_and_it_is_told(world):
     told = make_command_event(world.state, command, Asked(User("ann")), world.do(command), world.now)
     assert told.event.text == 'ann gave node "n1" the tags ssd'
     assert (told.event.node, told.event.tree) == ("n1", TREE)
-    assert world.do(command).warnings == ('node "n1" is tagged so already; nothing is changed',)
+    assert world.do(command).warnings == ('node "n1" is already tagged so; nothing changed',)

@@ -416,7 +416,7 @@ def test_a_job_that_a_command_aborted_while_its_node_was_away_is_told_to_stop_wh
     lose(world)
     node.register()
     node.beat()
-    assert [(each.job_id, each.why) for each in node.heard.stop] == [(job, "it was aborted, and has not ended yet")]
+    assert [(each.job_id, each.why) for each in node.heard.stop] == [(job, "it was aborted, but has not ended yet")]
     world.settle_down(6)
     assert [each.id != job for each in world.jobs_of(operation)] == [True], "another one does its work"
     assert_consistent(world.state)
@@ -454,5 +454,5 @@ def test_6_7_a_job_that_nobody_claims_is_interrupted_before_it_is_killed(world, 
     world.restart()
     (stop,) = node.beat().stop
     assert (stop.job_id, stop.timeout_s, stop.kind) == (job, timeout_s, "aborted")
-    assert stop.why == "its operation is not known or has ended"
+    assert stop.why == "its operation is unknown or has ended"
     assert world.state.nodes["n1"].foreign_usage == (1.0, 1.0, 0.0, 0.0, 0.0)

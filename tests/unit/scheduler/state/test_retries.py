@@ -90,7 +90,7 @@ def test_a_retry_that_a_rule_allows_does_not_count_and_its_growing_wait_is_bound
     record = world.record(operation)
     assert record.state == "failed"
     assert record.error.endswith(
-        "; retry rule exit=3:4,delay=10s,delay_growth=3,max_delay=50s is used up: "
+        "; retry rule exit=3:4,delay=10s,delay_growth=3,max_delay=50s allows no more retries: "
         "the job was started again 4 of 4 times"
     )
 
@@ -98,7 +98,7 @@ def test_a_retry_that_a_rule_allows_does_not_count_and_its_growing_wait_is_bound
 @pytest.mark.parametrize(
     ("bound", "grown", "why"),
     [
-        (None, [2, 4, 8], "so much has the largest node that can hold it, 8 GiB"),
+        (None, [2, 4, 8], "the memory of the largest node that can hold it, 8 GiB"),
         (3 * GIB, [2, 3], 'max_retry_memory of pool "p"'),
     ],
 )

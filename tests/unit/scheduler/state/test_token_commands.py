@@ -54,10 +54,16 @@ def known(tokens: TokenTable, token: str) -> User:
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (CreateToken(hash_token("t"), "bob"), "alice may make tokens of alice alone, not of 'bob'"),
-        (CreateToken(hash_token("t"), "alice", role="admin"), 'only an administrator may make a token of role "admin"'),
-        (CreateToken(hash_token("t"), "alice", role="node"), 'only an administrator may make a token of role "node"'),
-        (CreateToken(hash_token("t"), "alice", role="proxy"), 'only an administrator may make a token of role "proxy"'),
+        (CreateToken(hash_token("t"), "bob"), "alice may create tokens only for alice, not for 'bob'"),
+        (
+            CreateToken(hash_token("t"), "alice", role="admin"),
+            'only an administrator may create a token of role "admin"',
+        ),
+        (CreateToken(hash_token("t"), "alice", role="node"), 'only an administrator may create a token of role "node"'),
+        (
+            CreateToken(hash_token("t"), "alice", role="proxy"),
+            'only an administrator may create a token of role "proxy"',
+        ),
         (CreateToken(hash_token("t"), "alice", groups=("ml", "web")), "alice is not in group 'web'"),
     ],
 )
@@ -129,7 +135,7 @@ def test_a_token_made_with_another_one_does_not_outlive_it() -> None:
     do(tokens, CreateToken(hash_token("4"), "alice", expires_s=500.0), alice)
     assert [record.expires_at for record in tokens] == [150.0, 150.0, 110.0, 150.0]
     assert [record.made_with for record in tokens] == ["", first, first, first]
-    assert "and it makes none" in refuse(tokens, CreateToken(hash_token("5"), "alice"), known(tokens, "2"))
+    assert "and cannot create more with it" in refuse(tokens, CreateToken(hash_token("5"), "alice"), known(tokens, "2"))
 
 
 def test_an_administrators_token_leaves_no_mark() -> None:
@@ -149,7 +155,7 @@ def test_an_administrators_token_leaves_no_mark() -> None:
         (CreateToken(hash_token("t"), ""), "user: '' cannot be used: expected 1 to 256 printable characters"),
         (CreateToken(hash_token("t"), " a"), "expected 1 to 256 printable characters"),
         (CreateToken(hash_token("t"), "a\nb"), "expected 1 to 256 printable characters"),
-        (CreateToken(hash_token("t"), "everyone"), "access lists have a meaning of their own for it"),
+        (CreateToken(hash_token("t"), "everyone"), "access lists use it as a special word"),
         (CreateToken(hash_token("t"), "a", groups=("owner",)), "group: 'owner' cannot be used"),
         (CreateToken(hash_token("t"), "a", role="node", groups=("b",)), 'a token of role "node" has none'),
         (CreateToken(hash_token("t"), "a", pattern="n*"), 'only a token of role "node" has a pattern'),

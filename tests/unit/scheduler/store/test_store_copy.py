@@ -196,7 +196,7 @@ def test_a_psycopg_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -
 def test_a_scheduler_does_not_begin_with_half_a_copy(target: str) -> None:
     with contextlib.closing(open_sqlite_store(target)) as store:
         store.write([Change(UNFINISHED, UNFINISHED, b"{}")])
-        with pytest.raises(StoreError, match="a copy that was broken off: run `cpumond store copy` into it again"):
+        with pytest.raises(StoreError, match="an incomplete copy: run `cpumond store copy` into it again"):
             load_state(store, Rules(), 0.0, lambda: "id")
 
 
