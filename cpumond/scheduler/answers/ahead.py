@@ -378,7 +378,7 @@ def _is_same(one: float | None, other: float | None) -> bool:
 
 def _compare_shares(before: RunResult, after: RunResult, now: float) -> list[ForetoldShare]:
     was = {(tree, pool): (share, used) for tree, pool, share, used in before.core_seconds}
-    # A run that ended early because no work was left would go on with nothing.
+    # A run that ended early because no work was left would continue without usage.
     span_s = max(before.until - now, after.until - now, 1e-9)
     found = []
     for tree, pool, share, used in after.core_seconds:

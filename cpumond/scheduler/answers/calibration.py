@@ -71,7 +71,7 @@ class Calibration:
         """Correct a simulated interval; none of its moments is before ``now``."""
         if raw.first is None or raw.middle is None:
             return raw
-        # An end that is unknown gives nothing to measure by: it stays as it is.
+        # If the interval has no known end on that side, the moment stays uncorrected.
         moved = [at if (new := _at(raw, place)) is None else new for at, place in zip(raw, self._now_at, strict=True)]
         return Interval(*(None if at is None else max(at, now) for at in moved))
 

@@ -105,7 +105,7 @@ def _describe_weight(step: float, at: OperationElement | PoolElement, parent: Po
     if isinstance(at, PoolElement) and needed < 1.0:
         changes.append(f"guarantee it {needed:.1%}")
     if isinstance(at, PoolElement) and len(wanting) > 1 and not usage_history.half_life_s(parent):
-        # At its best it has used nothing of late, and its siblings have used all.
+        # Best case: it has used nothing recently, and its siblings have used everything.
         others = (weights - own) * usage_history.factor(weights / (weights - own))
         most = own * usage_history.factor(0.0)
         if strong + room * most / (most + others) > needed + EPSILON:

@@ -337,7 +337,7 @@ def kept_from(element: OperationElement, lost: Mapping[Element, Vector] = NOTHIN
     """Return pools above an operation -> what pools below them, except its own, do not lend, and do not use once
     ``lost`` is gone there (2.17)."""
     path, kept, lenders = set(element.ancestors()), dict[PoolElement, Vector](), element.tree.lenders
-    for lender, unlent in lenders.items():  # those below others first: it is part of theirs
+    for lender, unlent in lenders.items():  # lower pools first: their part is included in that of pools above
         if lender not in path:
             own = subtract(unlent, subtract(lender.usage, lost.get(lender, ZERO)))
             joint = next(above for above in lender.ancestors() if above in path or above in lenders)

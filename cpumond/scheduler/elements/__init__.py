@@ -263,7 +263,7 @@ class OperationElement(Element):
     def has_room(self) -> bool:
         """Whether some node, if empty, holds a job of each task; False also where this is expensive to know."""
         operation = self.operation
-        if operation.retries is not None:  # they may order more than their tasks
+        if operation.retries is not None:  # retries may request more than their tasks
             return False
         tasks, sizes, known = operation.record.tasks, self.sizes, self._room
         if known is None or known[0] is not tasks or known[1] is not sizes:

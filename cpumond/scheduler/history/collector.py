@@ -276,7 +276,7 @@ class Collector:
             rows.values.extend(gauges)
             rows.values.extend(rates)
             return
-        # One that is gone, and another one with its name.
+        # An element that is gone, and another one with the same name.
         for number, rate in enumerate(rates, (place + 1) * width - RATES):
             rows.values[number] += rate
 

@@ -73,7 +73,7 @@ class Extras:
                 continue
             if job.start_time > since:
                 _add(found, job, Extra(part * _grown(0.0, _used(job)), part * _grown(0.0, _ordered(job)), 1.0))
-            elif self._has_looked:  # else an earlier run of the scheduler has counted its begin
+            elif self._has_looked:  # else an earlier run of the scheduler has counted its start
                 _add(found, job, Extra(started=1.0))
         self._watched = {job_id: (job, part, _used(job), _ordered(job)) for job_id, (job, part) in now.items()}
         self._has_looked = True

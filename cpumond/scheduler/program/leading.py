@@ -199,7 +199,7 @@ class Leading:
                 return
         if self._asking is not None and self._asking.done():
             asked, self._asking = self._asking, None
-            asked.result()  # the same
+            asked.result()  # raises unexpected errors, too
         if step in (LeadStep.TAKE, LeadStep.RENEW) and self._asking is None:
             self._asking = asyncio.ensure_future(self._take() if step is LeadStep.TAKE else self._renew())
             self._asking.add_done_callback(self._wake)
@@ -232,7 +232,7 @@ class Leading:
             return
         self._rounds += 1
         if not self.lead.is_own:
-            return  # the reign ended meanwhile, and its end gives up what was renewed
+            return  # the reign ended meanwhile, which also gives up the renewed lease
         if is_renewed:
             self.lead = self.lead.renewed(sent_s, self._now())
         else:
@@ -273,7 +273,7 @@ class Leading:
             return
         except StoreError as error:
             log.error("cannot_lead", term=reign.term, error=str(error))
-            # Another scheduler, perhaps of another version, may be able to.
+            # Another scheduler, perhaps of another version, may be able to open the store.
             self._lose_reign(reign, str(error), self.lead.lease_s)
             return
         if reign.stopping.is_set() or not self.may_answer(reign):
