@@ -48,7 +48,7 @@ def read_layers(
                 problem = find_rights_of_others(name, status) if table.get("scheduler", {}).get("token") else ""
                 if problem:
                     raise ConfigError(
-                        f"{name}: scheduler.token: {problem}, or put the token into a file of its own (token_file)"
+                        f"{name}: scheduler.token: {problem}, or put the token into a separate file (token_file)"
                     )
                 merged = _merge(merged, table)
     with _naming_lines(path, texts):

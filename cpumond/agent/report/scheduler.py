@@ -290,7 +290,7 @@ class SchedulerLink:
         asks, self._asks_about = self._asks_about, False
         is_news = about is not None and asks and about != self._told_about
         if is_news:
-            # An older scheduler, possible after a failover, refuses unknown fields: this is decided anew each time.
+            # An older scheduler, possible after a take-over, refuses unknown fields: decide this each time.
             told = NodeHeartbeat(**{**msgspec.structs.asdict(told), "about": about})
             # Until the scheduler has answered, its knowledge is unknown.
             self._told_about = None
