@@ -329,8 +329,8 @@ def check_flags(preorder: list[PoolNode]) -> tuple[list[UpdateError], set[PoolNo
         errors.append(
             UpdateError(
                 PRIORITY_WITHOUT_DONOR,
-                "priority_strong_guarantee_adjustment needs a donor (priority_strong_guarantee_adjustment_donorship) "
-                f"above, which pool {alone[0]!r} has not",
+                f"pool {alone[0]!r} has priority_strong_guarantee_adjustment but no donor above it "
+                "(priority_strong_guarantee_adjustment_donorship)",
             )
         )
     return errors, priority_pools

@@ -314,7 +314,7 @@ def test_jobs_reserve_less_memory_than_they_may_use_until_their_node_comes_short
     assert (details["over_reserve_count"], counts(own, operation)) == (1, {"active": 2, "aborted": 2})
     why = own.run("operation", "why", operation).stdout
     assert "it waits for memory: 128 MiB of memory_limit 128 MiB are reserved" in why
-    assert "1 job of it uses more memory than reserved" in why
+    assert "1 job uses more memory than reserved" in why
     gate.touch()
     own.await_state(operation, "completed")
     assert counts(own, operation) == {"completed": 3, "aborted": 2}

@@ -285,7 +285,7 @@ def _describe_idle(report: IdleReport) -> str:
         return f"{lead}: {first.why}; {first.change.text} and {work}{' for it' if first.lead else ''}"
     idle = parts.held_back + parts.without_work
     if parts.held_back > LEAST:
-        return f"{count_cores(idle)} {_stand(idle)} idle while {waiting} {wait}, and no single limit is in the way"
+        return f"{count_cores(idle)} {_stand(idle)} idle while {waiting} {wait}, and no single change lets them start"
     if parts.starting > LEAST:
         return f"no CPU stands idle for long: waiting jobs are about to get {count_cores(parts.starting)}"
     if idle > LEAST:

@@ -177,7 +177,7 @@ def _describe_retries(live: Operation, now: float) -> Iterator[str]:
     for rule, dues in waits.items():
         number, first = len(dues), min(dues)
         yield (
-            f"{count(number, 'job')} of it {'waits' if number == 1 else 'wait'} until {format_utc(first)} (for "
+            f"{count(number, 'job')} {'waits' if number == 1 else 'wait'} until {format_utc(first)} (for "
             f"{format_span(max(first - now, 0.0))} more){' or later' * (number > 1)} because of retry rule {rule}"
         )
     if live.waits_whole:
@@ -253,7 +253,7 @@ def _explain_in_tree(
     lines += [f"budget of {each.record.kind} {quoted(each.name)}: {view_budget(each, now).text}" for each in spent]
     if above := sum(job.report.over_reserve for job in element.jobs.values()):
         lines.append(
-            f"{count(above, 'job')} of it {'uses' if above == 1 else 'use'} more memory than reserved: if a node runs "
+            f"{count(above, 'job')} {'uses' if above == 1 else 'use'} more memory than reserved: if a node runs "
             "short of memory, the job that started last is aborted and restarted with its whole memory_limit reserved"
         )
     return TreeAnswer(element.tree.name, pool.name, True, rule, lines)
@@ -394,7 +394,7 @@ def _describe_placement(element: OperationElement) -> Iterator[str]:
         return
     if operation.is_held or element.spent is not None:
         return
-    yield f"{count(needed, 'job')} of it {'is' if needed == 1 else 'are'} still to be started"
+    yield f"it still has {count(needed, 'job')} to start"
     tree = element.tree
     online = [node for node in tree.nodes.values() if node.is_online and not node.cordoned]
     if not online:
@@ -443,7 +443,7 @@ def _describe_reservation(element: OperationElement, table: GangTable, now: floa
     ends = [job.backfill_until for job in element.jobs.values() if job.backfill_until is not None]
     if ends:
         yield (
-            f"{count(len(ends), 'job')} of it started on resources that are reserved for a gang (backfilled): expected "
+            f"{count(len(ends), 'job')} started on resources that are reserved for a gang (backfilled): expected "
             "to end "
             f"within {format_span(max(ends) - now)}, stopped earlier if the gang needs them"
         )

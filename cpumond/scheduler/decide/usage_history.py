@@ -80,6 +80,6 @@ def describe_factor(pool: PoolElement) -> str:
         return ""
     part = history.get(key_of(pool), 0.0) / sum(history.values())
     return (
-        f"its weight counts {pool.weight_factor:.2f} times because it had {part:.0%} of what it and its siblings used "
-        "lately (usage_half_life)"
+        f"its weight is multiplied by {pool.weight_factor:.2f} because it had {part:.0%} of the recent usage of all "
+        "siblings (usage_half_life)"
     )

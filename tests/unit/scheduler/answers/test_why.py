@@ -91,7 +91,7 @@ def test_a_running_operation_tells_its_share_usage_and_demand_in_cores(service):
     assert lines[0] == "its fair share is 2 cores; 2 cores allocated to its 2 jobs; it demands 10 cores"
     assert answer.trees[0].rule == "weight"
     assert any(f"operation {first} gets 50.0 % of the cluster (2 of 4 cpu): limited by" in line for line in lines)
-    assert "8 jobs of it are still to be started" in lines
+    assert "it still has 8 jobs to start" in lines
     assert not any(f"#{second}" in line for line in lines)
 
 
@@ -165,7 +165,7 @@ def test_a_suspended_operation_says_so_and_does_not_complain(service):
     service.update()
     text = service.lines(operation_id)
     assert "it is suspended: no job of it starts until it is resumed" in text
-    assert "still to be started" not in text
+    assert "to start" not in text
 
 
 def make_starving(service: Service) -> tuple[str, str]:

@@ -194,7 +194,7 @@ def test_it_is_seen_who_has_the_room_and_until_when():
     assert "resources on 2 nodes (n0, n1) have been reserved for it for" in told
     assert "are expected to be free in 1 min" in told
     assert "until then backfilled jobs use 4 cores of them" in told
-    assert "4 jobs of it started on resources that are reserved for a gang (backfilled)" in why(world, short)
+    assert "4 jobs started on resources that are reserved for a gang (backfilled)" in why(world, short)
     (first, *_), tree = world.jobs_of(short), world.tree()
     assert view_job(first).backfill_until == first.backfill_until
     assert TREE["backfilled_cores"](tree) == split_capacity(tree).backfilled == 4.0

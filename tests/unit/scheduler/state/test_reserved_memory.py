@@ -216,7 +216,7 @@ def test_jobs_above_their_reserve_are_counted_and_told_of():
     details = view_operation_details(Rights(world.state, User("u")), world.record(operation_id), world.now)
     assert details.over_reserve_count == 1
     told = explain_operation(world.state, world.record(operation_id), world.now, {}).trees[0].lines
-    assert any(line.startswith("1 job of it uses more memory than reserved") for line in told)
+    assert any(line.startswith("1 job uses more memory than reserved") for line in told)
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_it_is_said_what_waits_how_long_and_because_of_which_rule(world):
     first, now = min(note.due for note in live.record.retried.notes), world.now
     answer = explain_operation(world.state, live.record, now, {})
     assert (
-        f"2 jobs of it wait until {format_utc(first)} (for {format_span(first - now)} more) or later because of retry "
+        f"2 jobs wait until {format_utc(first)} (for {format_span(first - now)} more) or later because of retry "
         "rule exit:2,delay=100s"
     ) in answer.lines
     assert answer.lines[0].endswith(
