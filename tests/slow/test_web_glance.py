@@ -123,7 +123,7 @@ def test_a_pool_is_one_bar_whose_numbers_are_told_in_cores_or_percent(desk, worl
     # Of operations that do not run nothing is demanded yet.
     page.get_by_role("searchbox", name="Find a pool").fill("queue")
     expect(page.get_by_role("button", name="CPU of queue")).to_have_attribute(
-        "aria-description", re.compile("demands 1, waiting 3,")
+        "aria-description", re.compile("demanded 1, waiting 3,")
     )
     expect(page.get_by_role("button", name="CPU of queue").locator(".waits")).to_have_count(1)
 
@@ -236,6 +236,7 @@ def test_operations_are_one_line_for_each_cause(desk, world):
 def test_the_own_work_says_what_holds_it(new_page, world):
     page = new_page(viewport=TELEPHONE)
     world.open(page, "#/")
+    page.get_by_role("button", name="Menu").click()
     page.get_by_role("link", name="My work", exact=True).click()
     table = page.get_by_role("region", name="Your operations that run or wait")
     expect(table.get_by_role("row")).to_have_count(5)
