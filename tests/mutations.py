@@ -142,7 +142,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ('if method != "GET" and not isinstance(error, _UnreachedError):', "if False:"),
     ],
     "test_judge.py": [
-        ("if is_as_found and is_told and seen.is_reloaded:", "if is_as_found and is_told:"),
+        ("if is_as_found and is_sent and seen.is_reloaded:", "if is_as_found and is_sent:"),
         ("(seen.is_inherited or not is_known) and (is_same", "not is_known and (is_same"),
     ],
     "test_unit_limits.py": [
@@ -342,7 +342,7 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
         ("(live.is_active or live.keeps_place)", "live.is_active"),
         ('job.state == "starting" and job.is_stored and', 'job.state == "starting" and'),
         ("start.cookie < 0):\n        resume(state, start, now)\n", "start.cookie < 0):\n        pass\n"),
-        ("        if has_untold_starts:\n            state.awaited[node.id] = None\n", ""),
+        ("        if has_unstored_starts:\n            state.awaited[node.id] = None\n", ""),
     ],
     "test_cpu_time.py": [
         ("if value and value > most:", "if value and value > 1e300:"),
@@ -434,8 +434,8 @@ MUTATIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "test_scheduler_reporter.py": [
         (
-            "self._told_about = (about if is_news else self._told_about) if answer.knows_about else None",
-            "self._told_about = about if answer.knows_about else None",
+            "self._sent_about = (about if is_news else self._sent_about) if answer.knows_about else None",
+            "self._sent_about = about if answer.knows_about else None",
         ),
     ],
     "test_distribution.py": [

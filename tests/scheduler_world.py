@@ -36,7 +36,7 @@ from cpumond.scheduler.access import Rights
 from cpumond.scheduler.elements import Element, Job, Operation, OperationElement, PoolElement, Tree
 from cpumond.scheduler.model import (
     ROOT_POOL,
-    UNTOLD_STARTS,
+    UNSTORED_STARTS,
     Config,
     JobCounts,
     OperationRecord,
@@ -388,7 +388,7 @@ class World:
         """Let the store be one of a version that stored no starts."""
         for place in [place for place in self.stored if place[0] == "start"]:
             del self.stored[place]
-        self.stored[UNTOLD_STARTS] = b"{}"
+        self.stored[UNSTORED_STARTS] = b"{}"
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
         """The records, for ``load_state``."""

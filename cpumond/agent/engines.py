@@ -88,7 +88,7 @@ class Engines:
         One may have changed a request since the last query. Return whether there is such an engine: its views must
         be read then."""
         since_s = time.monotonic()
-        telling = (found for found in jobs if found.engine is not None and found.engine.tells_order)
+        telling = (found for found in jobs if found.engine is not None and found.engine.reports_request)
         keys = {key for found in telling for key in self._find_views(found)}
         if self._thread is not None and keys:
             self._thread.nudge(keys)

@@ -10,7 +10,7 @@ from cpumond.core.errors import CpumondError, UnavailableError
 
 log = structlog.get_logger("cpumond.agent")
 
-TOLD_S = 600.0
+LOG_AGAIN_S = 600.0
 """Seconds for which `status` shows files that were removed and rewritten."""
 PATIENCE = 3
 """Looks in a row that find the lock owned by another agent before this one gives way."""
@@ -30,7 +30,7 @@ class Places:
         self.lost_total = 0
         self.is_ousted = False
         self._blocked = 0
-        self._told_until_s = 0.0
+        self._logged_until_s = 0.0
         self._error = ""
 
     def look(self, now_s: float) -> None:
@@ -50,15 +50,15 @@ class Places:
                     break
         if lost:
             self.lost_total += len(lost)
-            self._told_until_s = now_s + TOLD_S
+            self._logged_until_s = now_s + LOG_AGAIN_S
             self.problem = (
                 f"{', '.join(lost)}: removed or replaced while the agent ran, and rewritten; find out who did it"
             )
             log.error("files_lost", paths=lost, advice="they were rewritten; find out who removed or replaced them")
-        elif now_s >= self._told_until_s:
+        elif now_s >= self._logged_until_s:
             self.problem = ""
         if errors:
-            self._told_until_s = now_s
+            self._logged_until_s = now_s
             self.problem = "; ".join(errors)
         if errors and self.problem != self._error:
             log.error("files_lost", error=self.problem)

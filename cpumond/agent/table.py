@@ -280,7 +280,7 @@ class JobTable:
         actuator = job.actuator
         self.writer.claim_unit(job)
         engine = job.found.engine
-        tells = engine is not None and engine.tells_order and engine.sets_quota
+        tells = engine is not None and engine.reports_request and engine.sets_quota
         cores = engine.ordered_cores if engine is not None and tells else None
         if cores is not None and cores < known.settings.cores - EQUAL_CORES:
             # It was requested while no agent ran, and may be exactly the limit in force.
@@ -341,7 +341,12 @@ class JobTable:
         """Make the present request of the job's engine the original if the agent changed its cgroup: the engine's
         own write may have equalled the limit in force, or been overwritten."""
         engine, former = job.found.engine, before.engine
-        if engine is None or former is None or not engine.tells_order or engine.ordered_cores == former.ordered_cores:
+        if (
+            engine is None
+            or former is None
+            or not engine.reports_request
+            or engine.ordered_cores == former.ordered_cores
+        ):
             return
         log.info("limit_ordered", job_id=job.found.job_id, engine=engine.kind, old_cores=former.ordered_cores,
                  new_cores=engine.ordered_cores)  # fmt: skip

@@ -482,17 +482,17 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
 def is_order(job: Tracked, found: CpuSettings, is_up: bool = True) -> bool:
     """Return whether a limit that another program set is the request of the job's engine.
 
-    The engine reports it. If it does not report new requests (``tells_order``), each such write counts as one while it
-    runs (``is_up``).
+    The engine reports it. If it does not report new requests (``reports_request``), each such write counts as one
+    while it runs (``is_up``).
     """
     engine = job.found.engine
     if engine is None or not engine.is_named or job.actuator != "quota":
         return False
-    if engine.ordered_cores is None and engine.tells_order:
+    if engine.ordered_cores is None and engine.reports_request:
         return found.quota_us is None
     if engine.ordered_cores is not None and abs(found.cores - engine.ordered_cores) < EQUAL_CORES / 2:
         return True
-    return not engine.tells_order and is_up
+    return not engine.reports_request and is_up
 
 
 def compute_hard(hierarchies: Hierarchies, found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:

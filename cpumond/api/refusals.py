@@ -23,10 +23,10 @@ async def record_refusal(scheduler: Scheduler, user: User, what: str, error: Exc
 
     ``facts``: fields of Event about the subject.
     """
-    if not is_denied(error) or getattr(error, "is_told", False):
+    if not is_denied(error) or getattr(error, "is_recorded", False):
         return
     if isinstance(error, CpumondError):
-        error.is_told = True
+        error.is_recorded = True
     asked, text = Asked(user, term=scheduler.term), f"{'was ' if user.name else ''}refused {what}: {error}"
     event = make_request_event(what, asked, text, scheduler.clock.now(), "refused", refused=str(error), **facts)
     trees = scheduler.state.trees

@@ -330,7 +330,7 @@ def _view_record(
 
 def view_forecast(state: State, operation_id: str) -> ForecastTimes | None:
     """Latest forecast of a live operation."""
-    live, found = state.operations.get(operation_id), state.foretold.get(operation_id)
+    live, found = state.operations.get(operation_id), state.forecasts.get(operation_id)
     if live is None or found is None:
         return None
     # The forecast may be older than its first job.

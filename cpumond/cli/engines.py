@@ -39,7 +39,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     ``daemon``: its name; ``noun``: its jobs; ``start``: advice if it does not answer. ``programs``: services of which
     one runs where there is such an engine; Podman needs none. ``writes``: processes that change quotas for it.
     ``workloads``: kinds of cgroups that may belong to it. For the drop-in that lets the agent reach it: ``units`` start
-    before the agent; ``opened`` is opened in addition to its sockets, for the reason ``why``; ``tells_processes``: it
+    before the agent; ``opened`` is opened in addition to its sockets, for the reason ``why``; ``reports_processes``: it
     reports the first process of a container, which leads to its cgroup.
     """
 
@@ -52,7 +52,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     programs: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
-    tells_processes: bool = False
+    reports_processes: bool = False
 
 
 FACTS: Final[dict[str, EngineFacts]] = {
@@ -61,13 +61,13 @@ FACTS: Final[dict[str, EngineFacts]] = {
         "Access to Docker's socket is full control of this host. The agent only reads from it: lists, "
         "descriptions and events of containers.",
         ("docker", "container"), ("docker.socket", "docker.service"), ("dockerd",), ("dockerd", "containerd"),
-        tells_processes=True,
+        reports_processes=True,
     ),
     "podman": EngineFacts(
         "podman", "container", "systemctl enable --now podman.socket",
         "The directory, not the socket in it, so that a recreated socket is seen, too. Nothing is started or changed "
         "through it.",
-        ("podman",), ("podman.socket",), (), ("podman", "conmon"), tells_processes=True,
+        ("podman",), ("podman.socket",), (), ("podman", "conmon"), reports_processes=True,
     ),
     # munge identifies the caller; a node without its own configuration keeps that of slurmctld in /run/slurm.
     "slurm": EngineFacts(

@@ -52,7 +52,7 @@ class CpumondError(Exception):
     """
 
     exit_code = EXIT_UNAVAILABLE
-    is_told = False
+    is_recorded = False
     """Whether the error is in the scheduler's audit log already."""
 
     def __init__(self, *arguments: object) -> None:

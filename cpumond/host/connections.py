@@ -60,7 +60,7 @@ class Door:
         self.held_bytes = 0
         self._connections: OrderedDict[Member, None] = OrderedDict()
         self._ended = 0
-        self._told_at_s = -LOG_PERIOD_S
+        self._logged_at_s = -LOG_PERIOD_S
 
     def enter(self, connection: Member) -> None:
         """Add a new connection; an old one may be closed for it."""
@@ -112,8 +112,8 @@ class Door:
         oldest.end()
         self._ended += 1
         now_s = time.monotonic()
-        if now_s - self._told_at_s >= LOG_PERIOD_S:
-            self._told_at_s = now_s
+        if now_s - self._logged_at_s >= LOG_PERIOD_S:
+            self._logged_at_s = now_s
             most = self.max_bytes if bound == "bytes" else self.max_connections
             log.warning(
                 "connections_ended", ended=self._ended, bound=bound, limit=most,

@@ -178,14 +178,14 @@ def _read_recorded(lines: Iterable[str], name: str) -> Iterator[DemandStep]:
             yield DemandStep(row.time_s - begin_s, row.usage_cores, row.throttled_ratio > 0.0)
 
 
-def _describe_doubts(held: int, rows: int, tells_throttling: bool, end_s: float) -> tuple[str, ...]:
+def _describe_doubts(held: int, rows: int, reports_throttling: bool, end_s: float) -> tuple[str, ...]:
     if held:
         first = (
             f"A recorded trace is not demand: in {held} of {rows} row{'s' * (rows > 1)} the job was throttled, and "
             "its demand then is unknown: between the recorded usage and the full request in "
             "these rows."
         )
-    elif tells_throttling:
+    elif reports_throttling:
         first = "A recorded trace is not demand; no row was throttled, so the usage in each row is the demand."
     else:
         first = (

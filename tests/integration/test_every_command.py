@@ -224,7 +224,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         open_sqlite_store(str(directory / "store.db")).close()
         (directory / "agent.toml").write_text(f'state_dir = "{directory}/agent"\nruntime_dir = "{directory}/run"\n')
         token = server.post("/tokens", {"user": "bob-with-a-long-name", "note": WIDE_TITLE[:100]}, 201)["id"]
-        wait_until(lambda: server.call(lambda scheduler: scheduler.state.foretold.get(operation)), "a forecast")
+        wait_until(lambda: server.call(lambda scheduler: scheduler.state.forecasts.get(operation)), "a forecast")
         change = next(e["number"] for e in server.get("/events", kind="command")["events"] if e["can_undo"])
         yield {
             "url": server.url, "operation": operation, "spare": spare, "spare2": spare2,

@@ -22,7 +22,7 @@ from cpumond.agent.jobs import assigned as assigned_module
 from cpumond.agent.jobs import files
 from cpumond.agent.jobs.assigned import AssignedJobs
 from cpumond.agent.jobs.job import Usage
-from cpumond.agent.report.scheduler import MAX_TOLD_PERIOD_S
+from cpumond.agent.report.scheduler import MAX_ASKED_PERIOD_S
 from cpumond.core.difference import Differences
 from cpumond.core.route import Route, Terms, is_standby, standby_period_s
 from cpumond.core.term import LEADER_HEADER, TERM_HEADER, parse_term
@@ -343,7 +343,7 @@ class Agent:
         if answer.accepted:
             self.differences.taken(heartbeat, answer)
             self._asks_about = answer.knows_about is False
-            self.period_s = min(answer.period_s or 0.0, MAX_TOLD_PERIOD_S)
+            self.period_s = min(answer.period_s or 0.0, MAX_ASKED_PERIOD_S)
             self.taken_at_s = self.events.now
             self.host.watch.answered(self.host, answer)
             self.answers.append((answer, sent_at_s))

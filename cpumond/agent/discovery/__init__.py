@@ -166,7 +166,7 @@ def _take_engine_jobs(
         # A job named by a second engine of this kind belongs to the source of that engine.
         if path in taken or not is_ours or (job.is_named and path not in named):
             continue
-        ordered = given if given is not None else job.ordered_cores if job.tells_order else None
+        ordered = given if given is not None else job.ordered_cores if job.reports_request else None
         found = FoundJob(
             choose_id(job, ids), source.operation or job.group, path, ordered, source, engine=job, is_whole=True
         )

@@ -106,7 +106,7 @@ class ExternalWrites:
         """Return whether an engine that does not report its requests has requested the limit in force, by writing it
         again."""
         engine = job.found.engine
-        if engine is None or engine.tells_order or job.unit or not job.touched or job.hold.is_contested:
+        if engine is None or engine.reports_request or job.unit or not job.touched or job.hold.is_contested:
             return False
         is_lower = found.cores < job.original.cores
         return is_lower and _classify(job, found) == "same" and is_order(job, found, self.engines.is_up(job.found))
@@ -138,7 +138,7 @@ class ExternalWrites:
     def _may_be_ordered(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
         """Return whether the job's engine may be about to report the limit ``found`` as a request."""
         engine = job.found.engine
-        if engine is None or not engine.tells_order or is_order(job, found) or _classify(job, found) == "same":
+        if engine is None or not engine.reports_request or is_order(job, found) or _classify(job, found) == "same":
             return False
         return now_s < self._waits_until_s.get(job.found.path, math.inf) and self.engines.is_up(job.found)
 
@@ -178,7 +178,7 @@ class ExternalWrites:
         that, since on v2 there is no file to watch until then."""
         if not job.unit or job.hold.is_contested:
             return False
-        return not (self.units.has_told(job.unit) or self.writer.is_inherited(job.cgroup.path))
+        return not (self.units.has_set(job.unit) or self.writer.is_inherited(job.cgroup.path))
 
     def _take_unit_write(
         self,

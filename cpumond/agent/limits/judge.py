@@ -82,15 +82,15 @@ def judge(record: UnitTarget, seen: Observation) -> WriteVerdict:
     if not seen.is_asked:
         return WriteVerdict.UNKNOWN
     is_known = seen.told is not None
-    is_told = is_known and record.acknowledged
+    is_sent = is_known and record.acknowledged
     is_systemds = seen.told is None or is_same_value(seen.name, seen.told, seen.found)
     is_same = is_same_value(seen.name, seen.original, seen.found)
     is_as_found = is_systemds and is_same
-    if is_as_found and is_told and seen.is_reloaded:
+    if is_as_found and is_sent and seen.is_reloaded:
         return WriteVerdict.OUTRANKED
-    if is_as_found and not is_told:
+    if is_as_found and not is_sent:
         return WriteVerdict.STORED
-    if not is_told and (seen.is_inherited or not is_known) and (is_same or seen.found < seen.original):
+    if not is_sent and (seen.is_inherited or not is_known) and (is_same or seen.found < seen.original):
         # It may be the agent's limit from an earlier run: no reason to change the original.
         return WriteVerdict.FILE
     return WriteVerdict.OPERATOR if is_systemds else WriteVerdict.FILE

@@ -163,11 +163,11 @@ class UnitLimits:
         """Return the record of values sent for a unit; an empty one if none was sent."""
         return self._targets.get(unit) or UnitTarget()
 
-    def has_told(self, unit: str) -> bool:
+    def has_set(self, unit: str) -> bool:
         """Return whether systemd was sent anything for a unit, which begins with its first limit."""
         return unit in self._targets
 
-    def may_be_told(self, unit: str) -> bool:
+    def takes_limits(self, unit: str) -> bool:
         """Return whether systemd may have accepted a value of this run although its answer is unknown."""
         record = self.read(unit)
         return record.acknowledged or (record.submitted and not (self._denied or self._missing))

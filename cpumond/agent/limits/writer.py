@@ -360,7 +360,7 @@ class LimitWriter:
     def reap_acknowledged(self, final: bool = False) -> None:
         """Forget units whose originals systemd has accepted, and those of which it never accepted a lower limit."""
         for path, original in list(self.returning.items()):
-            never = not (self.units.may_be_told(original.unit) or path in self._inherited)
+            never = not (self.units.takes_limits(original.unit) or path in self._inherited)
             if path in self.originals or self.units.read(original.unit).is_settled or never:
                 del self.returning[path]
                 self._stale, self._untidy = self._stale or final, True

@@ -144,8 +144,8 @@ class Mailbox:
                 pause_s = 0.0
                 continue
             failures = failures + 1 if result is not None and result.retry else 0
-            told_s = None if result is None else result.pause_s
-            pause_s = backoff_s(failures, self._retry_max_s, self._rng) if told_s is None else told_s
+            asked_s = None if result is None else result.pause_s
+            pause_s = backoff_s(failures, self._retry_max_s, self._rng) if asked_s is None else asked_s
         self._attempt_last()
         with suppress(OSError, httpx2.HTTPError):  # unsent data is counted already
             self._carrier.end()

@@ -72,9 +72,9 @@ EARLIER_RUN: Final = NodeRegistration("earlier run", "earlier run", NodeResource
 
 REQUEST_ATTEMPTS: Final = 5
 REMEMBERED_REQUESTS: Final = 1000
-MAX_TOLD_TERMS: Final = 100
+MAX_LOGGED_TERMS: Final = 100
 
-MAX_TOLD_PERIOD_S: Final = 10.0
+MAX_ASKED_PERIOD_S: Final = 10.0
 """A busy scheduler may ask for heartbeats at most this rare; the time until a node counts as silent is its own
 setting, 60 s by default."""
 
@@ -148,12 +148,12 @@ class SchedulerLink:
         self._term: int | None = None
         self._followed: tuple[str, int | None] | None = None
         """Address and term of the last accepted response."""
-        self._told_terms: set[tuple[str, int | None]] = set()
+        self._logged_terms: set[tuple[str, int | None]] = set()
         self._period_s = 0.0
         self._differences = Differences()
         self.about: AgentAbout | None = None
         """Facts about the agent; the thread sends them if the scheduler asks for them and does not have them."""
-        self._told_about: AgentAbout | None = None
+        self._sent_about: AgentAbout | None = None
         self._asks_about = self._knows_stderr_size = False
         self._asked_at_s = 0.0
         self._refused_change: NodeRegistration | None = None
@@ -161,7 +161,7 @@ class SchedulerLink:
         self._change_at_s = 0.0
         self._demand = ""
         self._taken_since_demand = True
-        self._told_dropped = self._told_broken = False
+        self._logged_dropped = self._logged_broken = False
         self._attempts: dict[str, int] = {}
         """Request -> number of failed attempts to send its reply; REQUEST_ATTEMPTS once it is done with."""
         self.shown_url = addresses[0]
@@ -201,7 +201,7 @@ class SchedulerLink:
 
     @property
     def period_s(self) -> float:
-        """Seconds between heartbeats requested by the scheduler, at most ``MAX_TOLD_PERIOD_S``; 0 if it requests
+        """Seconds between heartbeats requested by the scheduler, at most ``MAX_ASKED_PERIOD_S``; 0 if it requests
         none."""
         with self._lock:
             return self._period_s
@@ -288,12 +288,12 @@ class SchedulerLink:
             heartbeat = msgspec.structs.replace(heartbeat, finished_jobs=finished)
         told, about = self._differences.make(heartbeat), self.about
         asks, self._asks_about = self._asks_about, False
-        is_news = about is not None and asks and about != self._told_about
+        is_news = about is not None and asks and about != self._sent_about
         if is_news:
             # An older scheduler, possible after a take-over, refuses unknown fields: decide this each time.
             told = NodeHeartbeat(**{**msgspec.structs.asdict(told), "about": about})
             # Until the scheduler has answered, its knowledge is unknown.
-            self._told_about = None
+            self._sent_about = None
         reply = self._ask(HEARTBEATS, msgspec.json.encode(told), timeout_s)
         if not reply.is_good and reply.status != 409:
             return self._make_failure(reply)
@@ -309,11 +309,11 @@ class SchedulerLink:
         self._asks_about, self._knows_stderr_size = answer.knows_about is not None, answer.knows_stderr_size
         if not answer.accepted:
             return self._give_up(f"{reply.url}: the heartbeat was dropped: {self._sanitize(answer.reason)}")
-        self._taken_since_demand, self._told_dropped = True, False
+        self._taken_since_demand, self._logged_dropped = True, False
         self._differences.taken(heartbeat, answer)
-        self._told_about = (about if is_news else self._told_about) if answer.knows_about else None
+        self._sent_about = (about if is_news else self._sent_about) if answer.knows_about else None
         with self._lock:
-            self._period_s = min(answer.period_s or 0.0, MAX_TOLD_PERIOD_S)
+            self._period_s = min(answer.period_s or 0.0, MAX_ASKED_PERIOD_S)
         self._hand_over(answer, sent_at_s)
         if (answer.requests or answer.logs) and not self._mailbox.is_closing():
             # Requests, for which a user waits, go before logs, which may be long.
@@ -324,14 +324,14 @@ class SchedulerLink:
         try:
             self._on_answer(answer, sent_at_s)
         except Exception as error:  # the next response repeats it
-            if not self._told_broken:
-                self._told_broken = True
+            if not self._logged_broken:
+                self._logged_broken = True
                 _log_safely(_log.error, "answer_not_obeyed", exc_info=error)
 
     def _give_up(self, sentence: str) -> SendFailure:
         """Drop a heartbeat that the scheduler has already: it accepted it before, and the response was lost."""
-        if not self._told_dropped:
-            self._told_dropped = True
+        if not self._logged_dropped:
+            self._logged_dropped = True
             _log_safely(_log.warning, "heartbeat_dropped", error=sentence)
         return SendFailure("dropped", sentence, retry=False)
 
@@ -440,8 +440,8 @@ class SchedulerLink:
             f"{reply.url}: answered in term {reply.term}, but term {self._terms.highest} has begun: it lost the lead, "
             "so its response is ignored"
         )
-        if (self.shown_url, reply.term) not in self._told_terms and len(self._told_terms) < MAX_TOLD_TERMS:
-            self._told_terms.add((self.shown_url, reply.term))
+        if (self.shown_url, reply.term) not in self._logged_terms and len(self._logged_terms) < MAX_LOGGED_TERMS:
+            self._logged_terms.add((self.shown_url, reply.term))
             advice = "if an older state of the schedulers was restored on purpose, restart this agent"
             _log_safely(_log.warning, "term_refused", error=sentence, advice=advice)
         return sentence

@@ -168,7 +168,7 @@ def render_drop_in(sockets: Mapping[str, Iterable[str]]) -> str:
     kinds = [kind for kind in FACTS if kind in sockets]
     opened = {kind: list_opened(kind, sockets[kind]) for kind in kinds}
     service: list[str] = []
-    if any(FACTS[kind].tells_processes for kind in kinds):
+    if any(FACTS[kind].reports_processes for kind in kinds):
         service += [
             *_comment("An engine reports the first process of a container; /proc shows the cgroup of that process."),
             "ProtectProc=default",

@@ -100,7 +100,7 @@ class Follower:
         self._poll_at_s = 0.0
         self._heard_at_s = time.monotonic()
         self._is_away = False
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.client = self.client.clone(PATIENCE_S)
         for _ in range(WORKERS):
             # A daemon thread: a request in progress does not keep the command from ending.
@@ -172,8 +172,8 @@ class Follower:
             return
         ended = job.state not in LIVING
         is_taken = job.state == "lost" or (job.state == "aborted" and (job.preemption or not self.is_final))
-        if is_taken and job.id not in self._told:
-            self._told.add(job.id)
+        if is_taken and job.id not in self._reported:
+            self._reported.add(job.id)
             anew = "" if self.is_final else "; it is started again"
             self.report(f"job {job.id} on node {escape(job.node_id)} is {job.state}: {job.reason}{anew}")
         for stream in self.streams:

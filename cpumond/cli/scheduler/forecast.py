@@ -21,7 +21,14 @@ from cpumond.cli.scheduler.spec import spec_options
 from cpumond.core.errors import UnavailableError
 from cpumond.core.measures import format_cores, format_span
 from cpumond.core.words import count, escape
-from cpumond.scheduler.model.forecast import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Progress, Simulation
+from cpumond.scheduler.model.forecast import (
+    Forecast,
+    PredictedShare,
+    PredictedStart,
+    PredictedStop,
+    Progress,
+    Simulation,
+)
 
 SHOWN: Final = 20
 simulate_option = click.option(
@@ -94,7 +101,7 @@ def simulate_command(client: SchedulerClient, spec: dict[str, Any]) -> None:
     print_simulation(client, {"spec": spec})
 
 
-SHARES: Final[tuple[Column[ForetoldShare], ...]] = (
+SHARES: Final[tuple[Column[PredictedShare], ...]] = (
     column("pool", 0, lambda each: escape(each.pool)),
     column(">share", 1, lambda each: format_cores(each.fair_share_before)),
     column(">would be", 0, lambda each: format_cores(each.fair_share_after)),
@@ -115,7 +122,7 @@ def print_simulation(client: SchedulerClient, body: dict[str, Any]) -> None:
     def after(at: float | None) -> str:
         return "-" if at is None else format_span(round(max(at - found.as_of, 0.0)))
 
-    starts: tuple[Column[ForetoldStart], ...] = (
+    starts: tuple[Column[PredictedStart], ...] = (
         column("operation", 0, lambda each: escape(each.operation_id)),
         column("pool", 2, lambda each: escape(each.pool)),
         column(">starts in", 1, lambda each: after(each.start_before)),
@@ -124,7 +131,7 @@ def print_simulation(client: SchedulerClient, body: dict[str, Any]) -> None:
         column(">would end", 3, lambda each: after(each.end_after)),
         column("title", 5, lambda each: escape(each.title)),
     )
-    stops: tuple[Column[ForetoldStop], ...] = (
+    stops: tuple[Column[PredictedStop], ...] = (
         column("stopped job", 0, lambda each: escape(each.job_id or "-")),
         column("operation", 2, lambda each: escape(each.operation_id or "-")),
         column("pool", 1, lambda each: escape(each.pool)),

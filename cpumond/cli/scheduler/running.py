@@ -32,7 +32,7 @@ EXIT_OF_STATE: Final = {"completed": 0, "failed": EXIT_FAILED, "aborted": EXIT_A
 POLL_S: Final = 1.0
 STOP_S: Final = 60.0
 """Seconds that jobs are given to end after Ctrl-C."""
-TOLD_AFTER_S: Final = 5.0
+REPORT_AFTER_S: Final = 5.0
 """A wait shorter than this is not reported."""
 
 
@@ -65,11 +65,11 @@ def run_command(client: SchedulerClient, spec: dict[str, Any], waits: bool) -> N
     click.get_current_context().exit(code)
 
 
-class WaitTold:
-    """The reason why an operation without a job waits, reported once it has been the same for TOLD_AFTER_S."""
+class WaitReport:
+    """The reason why an operation without a job waits, reported once it has been the same for REPORT_AFTER_S."""
 
     def __init__(self) -> None:
-        self._why = self._told = ""
+        self._why = self._printed = ""
         self._since_s = 0.0
 
     def note(self, details: OperationDetails, now_s: float) -> str:
@@ -80,10 +80,10 @@ class WaitTold:
         if why != self._why:
             self._why, self._since_s = why, now_s
         if not is_idle:
-            self._told = ""
-        if why in ("", self._told) or now_s - self._since_s < TOLD_AFTER_S:
+            self._printed = ""
+        if why in ("", self._printed) or now_s - self._since_s < REPORT_AFTER_S:
             return ""
-        self._told = why
+        self._printed = why
         return why
 
 
@@ -106,7 +106,7 @@ class _Run:
                 warn(warning)
         _print_aside(f"operation {answer.id} is started; Ctrl-C aborts it")
         follower = Follower(self._client, answer.id, ("stdout", "stderr"), _write_raw, _print_aside)
-        told, seen = WaitTold(), None
+        told, seen = WaitReport(), None
         try:
             while not follower.step():
                 if self._ending.wait(0.05):

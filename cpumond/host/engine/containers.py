@@ -285,7 +285,7 @@ class ContainerEngine:
             project or clean(pod),
             ordered_cores,
             # `podman update` did not change the reported limits before 5.1, nor with all of its databases.
-            tells_order=not self._is_podman,
+            reports_request=not self._is_podman,
         )
 
 

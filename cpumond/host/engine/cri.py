@@ -123,7 +123,7 @@ def read_container(listed: Message, status: Message) -> RunningContainer | None:
         listed.message(4).text(18) or listed.message(4).text(1),
         ordered_cores=quota_us / (period_us if period_us > 0 else DEFAULT_PERIOD_US) if quota_us > 0 else None,
         # Runtimes before CRI 1.26 do not report it: then the request is the limit found in the cgroup.
-        tells_order=resources.has(1),
+        reports_request=resources.has(1),
     )
 
 

@@ -55,7 +55,7 @@ FindCgroups = Callable[[], Iterable[str]]
 
 
 class RunningContainer(msgspec.Struct, frozen=True):
-    """A running container as its node reports it; ``ordered_cores`` and ``tells_order`` are those of ``EngineJob``.
+    """A running container as its node reports it; ``ordered_cores`` and ``reports_request`` are those of ``EngineJob``.
 
     ``qos`` is "Guaranteed", "Burstable", "BestEffort" or "" (unknown); ``reclaimed`` is that of RECLAIMED_LABEL.
     ``pod_cores`` is the limit of its pod as a whole, None = it has none. It is one request for all of the pod's
@@ -70,7 +70,7 @@ class RunningContainer(msgspec.Struct, frozen=True):
     image: str = ""
     qos: str = ""
     ordered_cores: float | None = None
-    tells_order: bool = True
+    reports_request: bool = True
     reclaimed: str = ""
     pod_cores: float | None = None
 
@@ -283,7 +283,7 @@ def _make_job(each: RunningContainer, path: str) -> EngineJob:
         labels,
         clean(pod),
         each.pod_cores if is_whole else each.ordered_cores,
-        tells_order=each.tells_order,
+        reports_request=each.reports_request,
         left_out=GUARANTEED if "Guaranteed" in (each.qos, qos) else "",
     )
 

@@ -29,7 +29,7 @@ class EngineJob(msgspec.Struct, frozen=True):
 
     ``path`` is the cgroup of the whole job, relative to the hierarchy of the cpu controller; cgroups below belong to
     the job. ``labels``: name -> text for people; ``group`` names its group (compose project, pod, "").
-    ``ordered_cores`` is its request, None = none, or the engine does not report it. ``tells_order``: the engine reports
+    ``ordered_cores`` is its request, None = none, or the engine does not report it. ``reports_request``: it reports
     each new request, so that ``ordered_cores`` is the newest. ``sets_quota``: the request is also the quota of the
     job's cgroup. ``left_out``: why its limit must never be moved, "" if it may be. ``is_named`` False: only its cgroup
     is known. ``is_job`` False: a cgroup of the engine itself, for example one that holds a pod together; it is not
@@ -43,7 +43,7 @@ class EngineJob(msgspec.Struct, frozen=True):
     labels: Mapping[str, str] = NO_ENTRIES
     group: str = ""
     ordered_cores: float | None = None
-    tells_order: bool = False
+    reports_request: bool = False
     sets_quota: bool = True
     left_out: str = ""
     is_named: bool = True

@@ -116,7 +116,7 @@ class SlurmEngine:
             place.path,
             labels,
             ordered_cores=float(cpus),
-            tells_order=True,
+            reports_request=True,
             sets_quota=False,
         )
 

@@ -21,7 +21,7 @@ from cpumond.core.words import count
 from cpumond.scheduler.answers.calibration import PARTS, quantile
 from cpumond.scheduler.decide.run_times import UNKNOWN_S
 from cpumond.scheduler.model import CommandError, OperationRecord, PreemptionRecord
-from cpumond.scheduler.model.forecast import Forecast, ForetoldShare, ForetoldStart, ForetoldStop, Simulation
+from cpumond.scheduler.model.forecast import Forecast, PredictedShare, PredictedStart, PredictedStop, Simulation
 from cpumond.scheduler.state import State, changes
 from cpumond.scheduler.state.commands import Command, prepare
 from cpumond.scheduler.trial.at_once import describe_starts
@@ -66,7 +66,7 @@ class RunResult(msgspec.Struct):
     """Result of a run: the needed part of a ``Course``, or the reason why a command was refused."""
 
     moments: Moments = {}
-    stops: list[ForetoldStop] = []
+    stops: list[PredictedStop] = []
     core_seconds: list[tuple[str, str, float, float]] = []
     began: float = 0.0
     until: float = 0.0
@@ -326,8 +326,8 @@ def _name(state: State, operation_id: str) -> tuple[str, str, str]:
     return record.title, tree, "" if options is None else options.pool
 
 
-def _stop_of(record: PreemptionRecord) -> ForetoldStop:
-    return ForetoldStop(
+def _stop_of(record: PreemptionRecord) -> PredictedStop:
+    return PredictedStop(
         record.job_id, record.operation_id, record.tree, record.pool, record.node_id, record.at, record.kind,
         record.lost_core_seconds / 3600.0, record.preemptor_operation_id, record.why,
     )  # fmt: skip
@@ -338,7 +338,7 @@ def make_simulation(
     is_over: bool = False,
 ) -> Simulation:  # fmt: skip
     """Return the differences of two runs. ``is_over``: no job was left before the horizon. Pure."""
-    starts: list[ForetoldStart] = []
+    starts: list[PredictedStart] = []
     left_out = 0
     for operation_id in {**dict.fromkeys(after.ids), **dict.fromkeys(before.moments), **dict.fromkeys(after.moments)}:
         was = before.moments.get(operation_id, (None, None))
@@ -356,7 +356,7 @@ def make_simulation(
         if len(starts) == MOST_LISTED:
             left_out += 1
             continue
-        starts.append(ForetoldStart(operation_id, *name, was[0], will[0], was[1], will[1]))
+        starts.append(PredictedStart(operation_id, *name, was[0], will[0], was[1], will[1]))
     then = {(stop.job_id, stop.kind) for stop in before.stops}
     stops = [stop for stop in after.stops if (stop.job_id, stop.kind) not in then]
     shares = _compare_shares(before, after, now)
@@ -376,14 +376,14 @@ def _is_same(one: float | None, other: float | None) -> bool:
     return one == other or (one is not None and other is not None and abs(one - other) < SAME_S)
 
 
-def _compare_shares(before: RunResult, after: RunResult, now: float) -> list[ForetoldShare]:
+def _compare_shares(before: RunResult, after: RunResult, now: float) -> list[PredictedShare]:
     was = {(tree, pool): (share, used) for tree, pool, share, used in before.core_seconds}
     # A run that ended early because no work was left would continue without usage.
     span_s = max(before.until - now, after.until - now, 1e-9)
     found = []
     for tree, pool, share, used in after.core_seconds:
         share_before, used_before = was.get((tree, pool), (0.0, 0.0))
-        each = ForetoldShare(tree, pool, share_before / span_s, share / span_s, used_before / span_s, used / span_s)
+        each = PredictedShare(tree, pool, share_before / span_s, share / span_s, used_before / span_s, used / span_s)
         moved = max(abs(each.fair_share_after - each.fair_share_before), abs(each.used_after - each.used_before))
         if moved > 0.01:
             found.append(each)
@@ -422,7 +422,7 @@ def _describe_simulation(found: Simulation, starts_at_once: str, is_over: bool) 
         yield "nothing would change until all jobs have ended" if is_over else f"nothing would change within {looked}"
 
 
-def _moves(each: ForetoldStart) -> float:
+def _moves(each: PredictedStart) -> float:
     """Return by how many seconds it starts later."""
     if each.start_before is None and each.start_after is None:
         return 0.0

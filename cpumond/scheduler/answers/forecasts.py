@@ -42,7 +42,7 @@ MOST_SIMULATIONS: Final = 2
 TOO_MANY: Final = f"{MOST_SIMULATIONS} simulations are already running; try again in a moment"
 SIMULATION_S: Final = 120.0
 """Time after which a simulation is given up."""
-TELLS_EACH_S: Final = 5.0
+REPORT_PERIOD_S: Final = 5.0
 """Interval of progress reports to the caller, with or without progress: a copy has the lowest priority."""
 
 
@@ -108,7 +108,7 @@ class Forecasts:
                 for forecast in msgspec.msgpack.decode(message, type=list[Forecast]):
                     found[forecast.operation_id] = self.calibration.correct(forecast)
                 await asyncio.sleep(0)
-            self._state.foretold, self.as_of = found, now
+            self._state.forecasts, self.as_of = found, now
             self.runs += next((each.runs for each in found.values()), 0)
         except ChildError as error:
             self.failures += 1
@@ -130,7 +130,7 @@ class Forecasts:
 
     def read(self, operation_id: str) -> Forecast | None:
         """Return the last round's forecast of a live operation; None if that round did not know it."""
-        return self._state.foretold.get(operation_id)
+        return self._state.forecasts.get(operation_id)
 
     def when(self, record: OperationRecord) -> Forecast:
         """Return the forecast of an operation. Raises CommandError if it has ended or has no forecast yet."""
@@ -191,7 +191,7 @@ class Forecasts:
             state, now, pace, horizon_s = self._state, self._now(), self._pace(), self._horizon_s
             child = Child(work, ASKED_NICENESS)
             async with asyncio.timeout(SIMULATION_S):
-                async for message in child.messages(TELLS_EACH_S):
+                async for message in child.messages(REPORT_PERIOD_S):
                     progress = msgspec.msgpack.decode(message, type=Progress) if message else Progress(progress.done)
                     yield progress
         except (ChildError, TimeoutError) as error:
@@ -205,7 +205,7 @@ class Forecasts:
         """Wait until an update has just ended: the next one, which needs most of the memory, then finds its pages
         copied."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TELLS_EACH_S):
+            async with asyncio.timeout(REPORT_PERIOD_S):
                 await self._updated.wait()
 
     def _first_lines(self, question: Question) -> list[str]:

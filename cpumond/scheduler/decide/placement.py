@@ -21,7 +21,7 @@ SHARE_EPS = 1e-9
 NEVER = float("inf")
 MOST_KINDS = 16
 """Maximum number of kinds of nodes with an order of service of their own."""
-MAX_TOLD = 10
+MAX_NAMED = 10
 """Maximum number of tasks of one operation that are named in warnings."""
 
 ONLY_RECLAIMED = "only_reclaimed_cpu_left"
@@ -280,7 +280,7 @@ def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Col
     needed, found = list(jobs), list[str]()
     for task, _ in needed:
         excess = find_first([sizes.explain_excess(task.resources) for sizes in trees])
-        if excess and len(found) == MAX_TOLD:
+        if excess and len(found) == MAX_NAMED:
             return [*found, "and others"]
         found += [f'no job of task "{task.name}" can start: {excess}'] if excess else []
     if is_gang and not found:
@@ -303,7 +303,7 @@ def list_alerts(live: Operation) -> list[tuple[str, str]]:
     """Return the alerts, as code and sentence, of a live operation of which nothing can start."""
     if live.lacks_secrets:
         return [("secrets_not_readable", f"it {NO_KEY}")]
-    if live.stuck is not None and live.stuck.is_told and not live.active_job_count:
+    if live.stuck is not None and live.stuck.is_reported and not live.active_job_count:
         return [("operation_stuck", f"it is stuck: {live.stuck.why}")]
     return [("job_fits_no_node", sentence) for sentence in find_stuck_tasks(live)]
 

@@ -286,7 +286,7 @@ class Stuck:
 
     why: str
     since: float
-    is_told: bool = False
+    is_reported: bool = False
 
 
 class Operation:

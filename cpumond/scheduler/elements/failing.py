@@ -74,7 +74,7 @@ class Failing:
     is_spared: bool = False
 
     @property
-    def is_told(self) -> bool:
+    def is_reported(self) -> bool:
         return self.holds > 0 or self.is_spared
 
     def describe(self, now: float) -> str:
@@ -84,4 +84,4 @@ class Failing:
             follows = f"it gets no new jobs for {format_span(self.until - now)}"
         elif self.is_spared:
             follows = "it is not held off because too many nodes are: the operations themselves may be at fault"
-        return f"{self.streak.describe()}; {follows}" if self.is_told else ""
+        return f"{self.streak.describe()}; {follows}" if self.is_reported else ""

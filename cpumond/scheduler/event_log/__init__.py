@@ -17,7 +17,7 @@ import structlog
 
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.scheduler.event_log.happenings import make_noticed_events
-from cpumond.scheduler.events import AUDIT, AUDITED, Event, Subjects, Told
+from cpumond.scheduler.events import AUDIT, AUDITED, Event, IndexedEvent, Subjects
 from cpumond.scheduler.model import ACCESS_DENIED, AUTHENTICATION, RESOLVE, CommandError, encode_record
 from cpumond.scheduler.settings.changes import ConfigChange
 from cpumond.scheduler.settings.undo import ChangedSinceError, Undo, UndoChange
@@ -51,7 +51,7 @@ class _Refused:
     last: Event | None = None
     """The last refusal that was written, without its time."""
     last_at: float = 0.0
-    waiting: Told | None = None
+    waiting: IndexedEvent | None = None
     """The last refusal that was only counted."""
     count: int = 0
 
@@ -77,7 +77,7 @@ class EventLog:
     def note(self, event: Event) -> None:
         self._waiting.append(self.encode(Subjects(event).index()))
 
-    def encode(self, told: Told) -> Entry:
+    def encode(self, told: IndexedEvent) -> Entry:
         """Encode the entry of an event. Raises CommandError for text that cannot be stored."""
         self.totals[told.event.kind] += 1
         return Entry(told.event.at, told.subjects, encode_record(told.event))
@@ -96,7 +96,7 @@ class EventLog:
         """Take back entries that could not be written; the next period tries again."""
         self._waiting.extendleft(reversed([*entries]))
 
-    async def record(self, told: Told) -> None:
+    async def record(self, told: IndexedEvent) -> None:
         """Write an event at once; if the store refuses, it is written later."""
         log_event(told.event)
         entries = [self.encode(told)]
@@ -105,7 +105,7 @@ class EventLog:
         except StoreError:  # logged
             self.give_back(entries)
 
-    async def record_refusal(self, told: Told) -> None:
+    async def record_refusal(self, told: IndexedEvent) -> None:
         """Write a refusal at once; if there are too many, or it repeats the last one, it is only counted and written
         later."""
         event, now = told.event, self._now()
@@ -120,7 +120,7 @@ class EventLog:
         known.left, known.last, known.last_at = known.left - 1.0, same, now
         await self.record(told)
 
-    def _take_counted(self) -> list[Told]:
+    def _take_counted(self) -> list[IndexedEvent]:
         """Return counted refusals whose time has come, and drop users without refusals."""
         now, found = self._now(), []
         for user, known in list(self._refused.items()):
@@ -130,7 +130,7 @@ class EventLog:
                 del self._refused[user]
                 continue
             event = msgspec.structs.replace(known.waiting.event, count=known.count)
-            found.append(Told(event, known.waiting.subjects))
+            found.append(IndexedEvent(event, known.waiting.subjects))
             known.last_at, known.waiting, known.count = now, None, 0
         return found
 

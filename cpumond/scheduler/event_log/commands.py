@@ -16,7 +16,7 @@ from cpumond.core.measures import count_cores
 from cpumond.core.wire import JobRequest
 from cpumond.core.words import count, printable, quoted
 from cpumond.scheduler.elements import Job, Tree
-from cpumond.scheduler.events import Event, EventChange, EventKind, Subjects, Told
+from cpumond.scheduler.events import Event, EventChange, EventKind, IndexedEvent, Subjects
 from cpumond.scheduler.model import ROOT_POOL, CommandError, OperationRecord
 from cpumond.scheduler.rights.users import User
 from cpumond.scheduler.settings import commands, operations
@@ -35,7 +35,7 @@ from cpumond.scheduler.state.transaction import Transaction
 
 MAX_SHOWN: Final = 300
 """Most characters of a value in a request."""
-MAX_TOLD: Final = 3
+MAX_NAMED: Final = 3
 """Most changed attributes, or tasks, that a sentence names."""
 MAX_PLAN: Final = 1000
 MAX_TASKS: Final = 20
@@ -61,7 +61,7 @@ class Asked:
 
 def make_command_event(
     state: State, command: Command | TokenCommand, asked: Asked, change: Transaction, now: float
-) -> Told:
+) -> IndexedEvent:
     """Make the event of a command that is about to be stored with ``change``; ``state`` is the state before it."""
     if isinstance(command, TokenCommand):
         return _make_token_event(command, asked, change, now)
@@ -91,7 +91,7 @@ def make_command_event(
 
 def make_refusal_event(
     trees: Mapping[str, Tree], command: AnyCommand, asked: Asked, refusal: CommandError, now: float
-) -> Told:
+) -> IndexedEvent:
     event = _begin(command, asked, now, f"was refused {_name_of(command)}: {refusal}", "refused")
     tree, pool = getattr(command, "tree", None) or "", _pool_of(command)
     event = msgspec.structs.replace(
@@ -122,7 +122,7 @@ def make_request_event(
     )
 
 
-def make_pin_event(trees: Mapping[str, Tree], job: Job, request: JobRequest, asked: Asked, now: float) -> Told:
+def make_pin_event(trees: Mapping[str, Tree], job: Job, request: JobRequest, asked: Asked, now: float) -> IndexedEvent:
     """Make the event of a pin, or its end, that the job's node has carried out."""
     limit = "all that it may have" if request.cpu_limit is None else count_cores(request.cpu_limit)
     how = f"pinned job {printable(job.id)} to {limit}" if request.kind == "pin" else f"unpinned job {printable(job.id)}"
@@ -221,7 +221,7 @@ def _places_of(changes: Iterable[ConfigChange]) -> Iterator[tuple[str, str]]:
                 yield each.tree, value["parent_name"]
 
 
-def _make_token_event(command: TokenCommand, asked: Asked, change: Transaction, now: float) -> Told:
+def _make_token_event(command: TokenCommand, asked: Asked, change: Transaction, now: float) -> IndexedEvent:
     """Make the event of a token command; a token is named by its id, the first digits of its hash."""
     users = [record.user for record in change.tokens]
     of_user = f" of {printable(users[0])}" if users else ""
@@ -230,10 +230,10 @@ def _make_token_event(command: TokenCommand, asked: Asked, change: Transaction, 
     else:
         text = f"revoked the token {change.id}{of_user}"
     told = Subjects(_begin(command, asked, now, text)).index()
-    return Told(told.event, tuple(dict.fromkeys((*told.subjects, *(f"user:{name}" for name in users)))))
+    return IndexedEvent(told.event, tuple(dict.fromkeys((*told.subjects, *(f"user:{name}" for name in users)))))
 
 
-def _make_node_event(state: State, command: NodeCommand, asked: Asked, now: float) -> Told:
+def _make_node_event(state: State, command: NodeCommand, asked: Asked, now: float) -> IndexedEvent:
     node = state.nodes.get(command.node)
     event = msgspec.structs.replace(_begin(command, asked, now, describe_node_command(command)), node=command.node)
     if node is None:
@@ -263,9 +263,9 @@ def _describe_changes(changes: list[ConfigChange]) -> str:
 
 def _list_changes(changes: list[ConfigChange], describe: Callable[[ConfigChange], str]) -> str:
     unfolded = [inner for each in changes for inner in unfold(each)]
-    sentences = [describe(each) for each in unfolded[:MAX_TOLD]]
-    if len(unfolded) > MAX_TOLD:
-        sentences.append(f"{len(unfolded) - MAX_TOLD} more")
+    sentences = [describe(each) for each in unfolded[:MAX_NAMED]]
+    if len(unfolded) > MAX_NAMED:
+        sentences.append(f"{len(unfolded) - MAX_NAMED} more")
     return ", ".join(sentences)
 
 
@@ -316,7 +316,9 @@ _DESCRIPTIONS: Final[Mapping[type[Any], Callable[[Any, list[ConfigChange]], str]
 # --- sentences about operations
 
 
-def _make_operation_event(state: State, command: Any, asked: Asked, record: OperationRecord | None, now: float) -> Told:
+def _make_operation_event(
+    state: State, command: Any, asked: Asked, record: OperationRecord | None, now: float
+) -> IndexedEvent:
     event = _begin(command, asked, now, _describe_operation(command, record))
     if record is None:
         return Subjects(event).index()
@@ -329,7 +331,7 @@ def _make_operation_event(state: State, command: Any, asked: Asked, record: Oper
     return Subjects(event).add_pools(state.trees, places).index()
 
 
-def _make_job_event(state: State, command: operations.JobCommand, asked: Asked, now: float) -> Told:
+def _make_job_event(state: State, command: operations.JobCommand, asked: Asked, now: float) -> IndexedEvent:
     job = state.find_live_job(command.job_id)
     record, pool = job.element.operation.record, (job.element.tree.name, job.element.options.pool)
     verb = "aborted" if isinstance(command, operations.AbortJob) else "abandoned"
@@ -351,10 +353,10 @@ def _describe_operation(command: Any, record: OperationRecord | None) -> str:
         return f"suspended {name}" + (" and aborted its running jobs" if command.abort_running_jobs else "")
     if isinstance(command, operations.UpdateOperation):
         names = sorted(key for key in command.parameters if _is_parameter(key) or key == operations.ANNOTATIONS)
-        return f"changed {name}: {', '.join(names[:MAX_TOLD])}" + (" ..." if len(names) > MAX_TOLD else "")
+        return f"changed {name}: {', '.join(names[:MAX_NAMED])}" + (" ..." if len(names) > MAX_NAMED else "")
     if isinstance(command, operations.PatchOperation):
         known = [f"{path} = {value}" for path, value in list_known(command.patches).items()]
-        return f"patched {name}: {', '.join(known[:MAX_TOLD])}" + (" ..." if len(known) > MAX_TOLD else "")
+        return f"patched {name}: {', '.join(known[:MAX_NAMED])}" + (" ..." if len(known) > MAX_NAMED else "")
     verb = {operations.CompleteOperation: "completed", operations.ResumeOperation: "resumed"}.get(type(command))
     return f"{verb or 'changed'} {name}"
 

@@ -15,7 +15,7 @@ from cpumond.core.words import count, printable, quoted
 from cpumond.scheduler.elements import Tree
 from cpumond.scheduler.elements.account import CONSEQUENCES, Account
 from cpumond.scheduler.event_log.commands import name_operation
-from cpumond.scheduler.events import Event, Subjects, Told
+from cpumond.scheduler.events import Event, IndexedEvent, Subjects
 from cpumond.scheduler.events.noticed import make_returned_event
 from cpumond.scheduler.model import CommandError, NodeRecord, OperationRecord, PreemptionRecord
 from cpumond.scheduler.model.budget import HOUR_S, SPENT, BudgetRecord
@@ -35,7 +35,7 @@ def make_start_event(now: float, version: str, term: int) -> Event:
     return Event(at=now, kind="started", text=f"the scheduler, version {version}, started")
 
 
-def make_refused_node_event(registration: NodeRegistration, refusal: CommandError, now: float) -> Told:
+def make_refused_node_event(registration: NodeRegistration, refusal: CommandError, now: float) -> IndexedEvent:
     text = f"node {quoted(registration.node_id)} may not register: {refusal}"
     event = Event(
         at=now, kind="refused", text=text, node=registration.node_id, command="register_node", refused=str(refusal)
@@ -43,7 +43,7 @@ def make_refused_node_event(registration: NodeRegistration, refusal: CommandErro
     return Subjects(event).index()
 
 
-def make_change_events(state: State, change: Transaction, now: float) -> Iterator[Told]:
+def make_change_events(state: State, change: Transaction, now: float) -> Iterator[IndexedEvent]:
     """Make the events of what a transaction that is about to be stored changes without a command; ``state`` is the
     state before it."""
     for node_record in change.nodes:
@@ -68,7 +68,7 @@ def make_change_events(state: State, change: Transaction, now: float) -> Iterato
             pool = account.name if budget.kind == "pool" else ""
             event = Event(at=now, kind="budget", text=text, tree=account.tree, pool=pool)
             told = Subjects(event).add_pools(state.trees, [(account.tree, pool)] if pool else ()).index()
-            yield told if pool else Told(event, (*told.subjects, f"user:{account.name}"))
+            yield told if pool else IndexedEvent(event, (*told.subjects, f"user:{account.name}"))
 
 
 def _describe_budget(account: Account, record: BudgetRecord, now: float) -> str:
@@ -102,17 +102,19 @@ def _make_registration_event(state: State, record: NodeRecord, now: float) -> Ev
     return None if known.is_online else make_returned_event(known, now)
 
 
-def _make_failure_event(trees: Mapping[str, Tree], record: OperationRecord, now: float) -> Told:
+def _make_failure_event(trees: Mapping[str, Tree], record: OperationRecord, now: float) -> IndexedEvent:
     places = [(tree, options.pool) for tree, options in record.trees.items()]
     tree, pool = places[0] if places else ("", "")
     text = f"{name_operation(record)} of {printable(record.user)} failed: {record.error}"
     # ``user`` is the sender of a request; the operation's user is only in the subjects.
     event = Event(at=now, kind="operation_failed", text=text, operation=record.id, tree=tree, pool=pool)
     told = Subjects(event).add_pools(trees, places).index()
-    return Told(event, (*told.subjects, f"user:{record.user}"))
+    return IndexedEvent(event, (*told.subjects, f"user:{record.user}"))
 
 
-def make_noticed_events(trees: Mapping[str, Tree], happened: Iterable[Event | PreemptionRecord]) -> Iterator[Told]:
+def make_noticed_events(
+    trees: Mapping[str, Tree], happened: Iterable[Event | PreemptionRecord]
+) -> Iterator[IndexedEvent]:
     """Make the events of observations since the last time; preemptions of one operation, for one operation and of one
     kind are one event."""
     groups: dict[tuple[str, str, str, str], list[PreemptionRecord]] = {}
@@ -126,7 +128,7 @@ def make_noticed_events(trees: Mapping[str, Tree], happened: Iterable[Event | Pr
         yield _make_preemption_event(trees, records)
 
 
-def _make_preemption_event(trees: Mapping[str, Tree], records: list[PreemptionRecord]) -> Told:
+def _make_preemption_event(trees: Mapping[str, Tree], records: list[PreemptionRecord]) -> IndexedEvent:
     first, number = records[0], len(records)
     what = f"job {printable(first.job_id)}" if number == 1 else f"{number} jobs"
     nodes = dict.fromkeys(record.node_id for record in records)

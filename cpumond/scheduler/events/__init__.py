@@ -130,11 +130,11 @@ class Subjects:
                 self._found[f"tree:{tree_name}"] = None
         return self
 
-    def index(self) -> Told:
-        return Told(self._event, tuple(self._found))
+    def index(self) -> IndexedEvent:
+        return IndexedEvent(self._event, tuple(self._found))
 
 
-class Told(NamedTuple):
+class IndexedEvent(NamedTuple):
     """An event and the subjects that it is indexed under, ready to be stored."""
 
     event: Event

@@ -672,7 +672,7 @@ class NodeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return frozenset([*self.tags, *self.user_tags, self.address])
 
 
-UNTOLD_STARTS: Final = ("system", "untold_starts")
+UNSTORED_STARTS: Final = ("system", "untold_starts")
 """Kind and key of a record of an older version that started jobs without storing their starts: such jobs may run."""
 
 

@@ -30,7 +30,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[str] = []
 
 
-class ForetoldStart(msgspec.Struct, frozen=True):
+class PredictedStart(msgspec.Struct, frozen=True):
     """First start and end of an operation, without and with the change; None: beyond the horizon, or the operation does
     not exist."""
 
@@ -44,7 +44,7 @@ class ForetoldStart(msgspec.Struct, frozen=True):
     end_after: float | None
 
 
-class ForetoldStop(msgspec.Struct, frozen=True):
+class PredictedStop(msgspec.Struct, frozen=True):
     """A job that the change would stop, and the work that it would lose."""
 
     job_id: str
@@ -59,7 +59,7 @@ class ForetoldStop(msgspec.Struct, frozen=True):
     why: str
 
 
-class ForetoldShare(msgspec.Struct, frozen=True):
+class PredictedShare(msgspec.Struct, frozen=True):
     """Fair share of a pool and its allocated cores (``used``), each the mean over the simulated time, without and with
     the change."""
 
@@ -78,9 +78,9 @@ class Simulation(msgspec.Struct, frozen=True):
     as_of: float
     horizon: float
     operation_id: str
-    starts: list[ForetoldStart]
-    stops: list[ForetoldStop]
-    shares: list[ForetoldShare]
+    starts: list[PredictedStart]
+    stops: list[PredictedStop]
+    shares: list[PredictedShare]
     lines: list[str]
     left_out: int = 0
     """Number of differing operations that are not listed: too many, or hidden from the caller."""

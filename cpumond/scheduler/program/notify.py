@@ -48,7 +48,7 @@ async def notify_manager(manager: ServiceManager, vitals: Vitals, stopping: asyn
     manager.notify("READY=1", status=vitals.describe())
     clock = asyncio.get_running_loop().time
     ping_s = min(manager.watchdog_s / 3, STATUS_PERIOD_S)
-    seen, seen_s, told_s = object(), -math.inf, clock()
+    seen, seen_s, sent_s = object(), -math.inf, clock()
     while not stopping.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), ping_s)
@@ -59,8 +59,8 @@ async def notify_manager(manager: ServiceManager, vitals: Vitals, stopping: asyn
         # Updates may be further apart than the watchdog's timeout: one counts for a whole period.
         lines = ["WATCHDOG=1"] if now_s - seen_s <= vitals.period_s else []
         status = ""
-        if now_s - told_s >= STATUS_PERIOD_S:
-            status, told_s = vitals.describe(), now_s
+        if now_s - sent_s >= STATUS_PERIOD_S:
+            status, sent_s = vitals.describe(), now_s
         if lines or status:
             manager.notify(*lines, status=status)
     manager.notify("STOPPING=1", status="answering the last requests")

@@ -48,7 +48,7 @@ from cpumond.scheduler.elements import Node, Tree
 from cpumond.scheduler.event_log import EventLog, is_denied, log_event
 from cpumond.scheduler.event_log.commands import Asked, make_command_event, make_pin_event, make_refusal_event
 from cpumond.scheduler.event_log.happenings import make_change_events, make_refused_node_event, make_start_event
-from cpumond.scheduler.events import Told
+from cpumond.scheduler.events import IndexedEvent
 from cpumond.scheduler.history.recorder import HistoryRecorder
 from cpumond.scheduler.model import NO_SUCH_JOB, NODE_OFFLINE, TIMEOUT, CommandError, Rules
 from cpumond.scheduler.model.node_failures import GUARD
@@ -87,7 +87,7 @@ MUTATION_AGE_S = 900.0
 MAX_MUTATIONS = 20_000
 MAX_GROUP = 64
 """Most starts of operations that share a write; preparing them delays heartbeats by a few milliseconds."""
-MAX_HELD_TOLD = 20
+MAX_HELD_NAMED = 20
 """Most operations that an error names whose secrets cannot be read."""
 _NUMBERS = chain.from_iterable(map(partial(struct.iter_unpack, "4I"), iter(partial(os.urandom, 4096), b"")))
 """Prefetched random numbers: each system call could let another thread take the interpreter for a while."""
@@ -238,7 +238,7 @@ class Scheduler:
             note_refused(self.state, asked_for, error, self.clock.now())
             if isinstance(error, CommandError) and is_denied(error):
                 told = make_refusal_event(self.state.trees, asked_for, asked, error, self.clock.now())
-                error.is_told = True
+                error.is_recorded = True
                 await self.event_log.record_refusal(told)
             if isinstance(error, ChangedSinceError) and isinstance(command, Undo):
                 raise await self.event_log.explain(command, error) from None
@@ -296,7 +296,7 @@ class Scheduler:
         """Execute the first of ``waiting`` in one write and move them to ``group``: up to ``most``, or up to one that
         may be refused because of those before it, which is tried again after them."""
         now, ahead, made = self.clock.now(), Ahead(), list[Transaction]()
-        told, kept, is_open = list[Told](), list[Change](), True
+        told, kept, is_open = list[IndexedEvent](), list[Change](), True
         while waiting and is_open and len(group) < most:
             each = waiting[0]
             try:
@@ -343,7 +343,9 @@ class Scheduler:
         self._mutations.append((now, mutation.key))
         return changes
 
-    async def _commit(self, change: Transaction, also: Iterable[Change] = (), told: Iterable[Told] = ()) -> None:
+    async def _commit(
+        self, change: Transaction, also: Iterable[Change] = (), told: Iterable[IndexedEvent] = ()
+    ) -> None:
         """Store a change with its events, then apply it. If the store refuses, nothing changes."""
         change = budgets.settle(self.state, change)
         changes = [*encode(change, self.state.config), *also]
@@ -722,7 +724,7 @@ def _log_unreadable(state: State) -> None:
         log.error(
             "secrets_not_readable",
             error=f"secrets of {count(len(held), 'operation')} need keys that this scheduler does not have",
-            operations=held[:MAX_HELD_TOLD],
+            operations=held[:MAX_HELD_NAMED],
             keys=keys,
             advice="their jobs are not started; put the keys back into secrets_key_file and start it again",
         )

@@ -12,7 +12,7 @@ import msgspec
 
 from cpumond.core.decode import ContentError, decode_json
 from cpumond.scheduler.model import (
-    UNTOLD_STARTS,
+    UNSTORED_STARTS,
     Config,
     JobRecord,
     LostNode,
@@ -80,7 +80,7 @@ def load_state(
     read = partial(_read_all, tables)
     records = sorted(read("operation", OperationRecord), key=lambda record: record.sequence)
     records.sort(key=lambda record: record.finish_time or 0.0)
-    kind, key = UNTOLD_STARTS
+    kind, key = UNSTORED_STARTS
     changes.load(
         state,
         now,
@@ -89,7 +89,7 @@ def load_state(
         jobs=sorted(read("job", JobRecord), key=lambda record: record.finish_time),
         nodes=read("node", NodeRecord),
         starts=sorted(read("start", StartRecord), key=lambda record: record.sequence),
-        has_untold_starts=key in tables.get(kind, {}),
+        has_unstored_starts=key in tables.get(kind, {}),
         tokens=sorted(read("token", TokenRecord), key=lambda record: record.created_at),
         lost_nodes=sorted(read("lost_node", LostNode), key=lambda lost: lost.lost_at),
         stages=read("stage", Stage),

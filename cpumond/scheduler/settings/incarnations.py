@@ -11,7 +11,7 @@ from cpumond.core.words import count
 from cpumond.scheduler.model import Incarnation, JobCounts, JobRecord, OperationRecord, SwitchReason, Task
 from cpumond.scheduler.settings import failures
 
-MAX_TOLD: Final = 50
+MAX_KEPT: Final = 50
 """Number of incarnations of an operation that are kept, the first and the latest."""
 REASONS: Final[dict[SwitchReason, str]] = {
     "job_failed": "job {job} failed",
@@ -81,7 +81,7 @@ def _follow(record: OperationRecord, new: Incarnation) -> OperationRecord:
         for name, each in record.counts.items()
     }
     return msgspec.structs.replace(
-        record, incarnations=(first, *later[-(MAX_TOLD - 2) :], new), counts=counts, reserved_done={}
+        record, incarnations=(first, *later[-(MAX_KEPT - 2) :], new), counts=counts, reserved_done={}
     )
 
 

@@ -61,7 +61,7 @@ MAX_TEXT: Final = 65_536
 LEAST_SHARE: Final = 1e-6
 """Smallest fraction of ``memory_limit`` that an option may set."""
 MAX_PATH: Final = 4095
-MAX_TOLD: Final = 20
+MAX_NAMED: Final = 20
 MAX_SHOWN: Final = 80
 """Most unknown options that warnings name, and most characters of each."""
 MAX_COUNTED: Final = 1000
@@ -305,10 +305,10 @@ def unrecognized_warnings(spec: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each of ``find_unrecognized``, with the reason or a similar option."""
     found = ((place, key, reason) for place, key, _, reason in _list_idle(spec))
     idle = list(itertools.islice(found, MAX_COUNTED))
-    sentences = [_describe_idle(*each) for each in sorted(idle)[:MAX_TOLD]]
-    if len(idle) > MAX_TOLD:
+    sentences = [_describe_idle(*each) for each in sorted(idle)[:MAX_NAMED]]
+    if len(idle) > MAX_NAMED:
         least = "at least " * (len(idle) == MAX_COUNTED)
-        sentences.append(f"{least}{len(idle) - MAX_TOLD} more spec options are not recognized")
+        sentences.append(f"{least}{len(idle) - MAX_NAMED} more spec options are not recognized")
     return sentences
 
 

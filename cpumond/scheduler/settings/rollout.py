@@ -157,7 +157,7 @@ def find_least(levels: Iterable[Level | None]) -> Level | None:
     return min((level for level in levels if level is not None), key=LEVELS.index, default=None)
 
 
-def does_as_told(stage: Stage, about: AgentAbout) -> bool:
+def follows_stage(stage: Stage, about: AgentAbout) -> bool:
     """Return whether an agent writes limits by its stage, and more than before it: not restricted by another stage or
     by its own configuration since it was chosen, not paused, and not yet to receive the level."""
     obeys = about.may_set_mode and not about.is_paused and about.level == _find_obeyed(stage.level, about)

@@ -112,7 +112,7 @@ class State:
         self.ended_elements: deque[OperationElement] = deque(maxlen=0)
         """Operations that left a tree; a history replaces this deque by a bounded one, and empties it."""
         self.refused_starts = RefusedStarts()
-        self.foretold: Mapping[str, Forecast] = {}
+        self.forecasts: Mapping[str, Forecast] = {}
         """Latest forecast by operation; replaced as a whole by the forecaster. Some operations may have ended since."""
         self.sequence = 0
         self.job_sequence = 0
@@ -138,7 +138,7 @@ class State:
         """Jobs whose start is not stored yet; some of them may have ended."""
         self.unstored_stops: dict[str, Job] = {}
         """Jobs whose start is stored, but not yet the request to stop; no replacement is stored before that."""
-        self.has_untold_starts = False
+        self.has_unstored_starts = False
         self.awaited: dict[str, None] = {}
         self.await_until = 0.0
         """Whether a version that stored no starts may have started jobs; then the nodes without a heartbeat so far, and

@@ -115,7 +115,7 @@ def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[Oper
     for node_id in sorted({node_id for record in found for node_id in record.failed_on} & state.nodes.keys()):
         node = state.nodes[node_id]
         # The operation failed on a second node, so it may itself be the cause of what counted against the first.
-        if node.failing is not None and node.failing.is_told and not judge.is_suspect(node.failing.streak):
+        if node.failing is not None and node.failing.is_reported and not judge.is_suspect(node.failing.streak):
             forget(state, node, "the same operations fail on other nodes, too", now)
 
 
@@ -144,7 +144,7 @@ def _judge_node(judge: _Judge, node: Node, operations: Collection[str], now: flo
 
 def forget(state: State, node: Node, why: str = "", now: float = 0.0) -> None:
     """Clear all evidence against a node: it gets jobs unless it is cordoned; ``why``, if this is an event."""
-    if why and node.failing is not None and node.failing.is_told:
+    if why and node.failing is not None and node.failing.is_reported:
         state.happened.append(make_works_event(node, why, now))
     node.failing = None
     _release(state, node)

@@ -76,7 +76,7 @@ def load(
     jobs: Iterable[JobRecord],
     nodes: Iterable[NodeRecord],
     starts: Iterable[StartRecord],
-    has_untold_starts: bool,
+    has_unstored_starts: bool,
     tokens: Iterable[TokenRecord],
     lost_nodes: Iterable[LostNode],
     stages: Iterable[Stage],
@@ -84,18 +84,18 @@ def load(
 ) -> None:
     """Load the stored data of an earlier run besides the configuration, each kind in its original order.
 
-    Started jobs are on their nodes at once. With ``has_untold_starts`` some starts may not be stored: a tree starts
+    Started jobs are on their nodes at once. With ``has_unstored_starts`` some starts may not be stored: a tree starts
     nothing until its stored nodes have reported their jobs or time out.
     """
     _change_stages(state, stages)
     budgets.restore(state, of_budgets)
     for node in nodes:
         install.install_node(state, node, now)
-        if has_untold_starts:
+        if has_unstored_starts:
             state.awaited[node.id] = None
     keep_lost(state, lost_nodes)
     install.sum_totals(state)
-    state.has_untold_starts = has_untold_starts
+    state.has_unstored_starts = has_unstored_starts
     state.await_until = now + state.rules.node_heartbeat_timeout_s
     state.vaults = {vault.operation_id: vault for vault in vaults}
     for record in operations:

@@ -12,7 +12,7 @@ from cpumond.scheduler.elements import Job, Node, change_usage, count_cpu_time, 
 from cpumond.scheduler.model import JobRecord, JobState, OperationRecord, Task
 from cpumond.scheduler.settings import failures
 
-Told = TypeVar("Told", JobReport, FinishedJob)
+Reported = TypeVar("Reported", JobReport, FinishedJob)
 MAX_NODE_FAILURE_REASON = 1000
 MOST_CORES, MOST_OF_CAPACITY, LATE_S = 1024.0, 16.0, 60.0
 """Plausible usage or throttled CPU of a job: at most MOST_CORES cores, or MOST_OF_CAPACITY times its node's if that is
@@ -64,7 +64,7 @@ def overrules(state: JobState, counted: JobRecord) -> bool:
     return state == "completed" and counted.state in GIVEN_UP
 
 
-def drop_implausible(told: Told, node: Node, start_time: float, now: float, is_resumed: bool = False) -> Told:
+def drop_implausible(told: Reported, node: Node, start_time: float, now: float, is_resumed: bool = False) -> Reported:
     """Drop times and usage from a node's report of a job that no host can have had: one wrong number would distort all
     graphs and sums of its pools for as long as they are kept. ``is_resumed``: another clock gave ``start_time``."""
     # Called for each job of each heartbeat: no calls, and one plain loop.
@@ -83,7 +83,7 @@ def drop_implausible(told: Told, node: Node, start_time: float, now: float, is_r
     return msgspec.structs.replace(told, **dict.fromkeys(wrong)) if wrong else told
 
 
-def _keep_known(before: CpuUse, told: Told, times: CpuTimes) -> Told:
+def _keep_known(before: CpuUse, told: Reported, times: CpuTimes) -> Reported:
     """Return ``told`` with missing counters filled in from ``before``; ``times`` are the counters of ``told``."""
     if None not in times or (earlier := cpu_times(before)) == NO_CPU_TIMES:
         return told

@@ -14,7 +14,7 @@ from cpumond.scheduler.elements import Job, Operation, OperationElement
 from cpumond.scheduler.events.noticed import make_silent_event
 from cpumond.scheduler.model import (
     SUBPOOL_DELIMITER,
-    UNTOLD_STARTS,
+    UNSTORED_STARTS,
     JobRecord,
     JobState,
     OperationRecord,
@@ -115,9 +115,9 @@ def _without_closed_subpools(state: State, record: OperationRecord) -> Operation
 def expire(state: State, now: float) -> Transaction:
     """Set silent nodes offline after the heartbeat time-out; after the tree's reconnection time-out the transaction
     removes them with their jobs (2.4)."""
-    if state.has_untold_starts and (not state.awaited or now >= state.await_until) and not state.unstored:
-        state.has_untold_starts = False
-        state.expired[UNTOLD_STARTS] = None
+    if state.has_unstored_starts and (not state.awaited or now >= state.await_until) and not state.unstored:
+        state.has_unstored_starts = False
+        state.expired[UNSTORED_STARTS] = None
     retries.end_waits(state, now)
     stuck.look(state, now)
     blame.end_pauses(state, now)

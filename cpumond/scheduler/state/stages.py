@@ -22,7 +22,7 @@ from cpumond.scheduler.settings.rollout import (
     RolloutCommand,
     SetStage,
     Stage,
-    does_as_told,
+    follows_stage,
     make_stage,
     warn_of_raised,
 )
@@ -97,7 +97,7 @@ def _find_proven(state: State, stage: Stage) -> set[Level]:
     """Return what canaries do now according to the stage."""
     nodes = (state.nodes.get(each) for each in stage.canaries)
     abouts = (node.about for node in nodes if node is not None and node.is_online and node.about is not None)
-    return {about.level for about in abouts if does_as_told(stage, about)}
+    return {about.level for about in abouts if follows_stage(stage, about)}
 
 
 def list_counts(state: State, stage: Stage) -> dict[str, CanaryCounts | None]:
@@ -111,6 +111,6 @@ def list_counts(state: State, stage: Stage) -> dict[str, CanaryCounts | None]:
         elif (about := node.about) is not None:
             found[node_id] = CanaryCounts(
                 node.incarnation, about.late_core_seconds, about.foreign_writes, about.errors, node.last_seen,
-                does_as_told(stage, about),
+                follows_stage(stage, about),
             )  # fmt: skip
     return found

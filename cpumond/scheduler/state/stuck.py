@@ -83,8 +83,8 @@ def _note(state: State, operation: Operation, why: str, timeout_s: float, now: f
         operation.stuck = Stuck(why, now)
     stuck = operation.stuck
     stuck.why = why
-    if not stuck.is_told and now - stuck.since >= timeout_s:
-        stuck.is_told = True
+    if not stuck.is_reported and now - stuck.since >= timeout_s:
+        stuck.is_reported = True
         state.happened.append(make_stuck_event(operation, why, now))
 
 

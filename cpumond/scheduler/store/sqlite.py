@@ -27,7 +27,7 @@ from urllib.parse import quote
 import structlog
 
 from cpumond.core.errors import describe
-from cpumond.scheduler.model import UNTOLD_STARTS
+from cpumond.scheduler.model import UNSTORED_STARTS
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.entries import LogEnd, make_rows
 from cpumond.scheduler.store.sqlite_log import SqliteLogReader, add_rows, create_log, cut_rows, find_end
@@ -70,14 +70,14 @@ def _create_records(connection: sqlite3.Connection) -> None:
     )
 
 
-def _note_untold_starts(connection: sqlite3.Connection) -> None:
+def _note_unstored_starts(connection: sqlite3.Connection) -> None:
     """Migrate to schema 2, which stores starts of jobs: mark that earlier starts are not stored."""
     if connection.execute("SELECT 1 FROM records LIMIT 1").fetchone() is not None:
-        row = (*UNTOLD_STARTS, b"{}", _checksum(*UNTOLD_STARTS, b"{}"))
+        row = (*UNSTORED_STARTS, b"{}", _checksum(*UNSTORED_STARTS, b"{}"))
         connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row)
 
 
-MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, _note_untold_starts, create_log)
+MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, _note_unstored_starts, create_log)
 """The migration at index N changes schema N to N + 1; 0 is an empty file. Their number is the newest schema."""
 
 

@@ -73,7 +73,7 @@ class SqliteLogReader:
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self.connection = connection
         self._path = path
-        self._told: set[int] = set()
+        self._logged: set[int] = set()
 
     def read(self, subjects: Sequence[str], before: int | None, since: float, limit: int) -> list[tuple[int, Entry]]:
         """See ``Store.read_log``; a damaged entry is reported once and left out. Raises sqlite3.Error."""
@@ -117,8 +117,8 @@ class SqliteLogReader:
             is_sound = tuple(map(type, row[:-1])) == (int, float, bytes, bytes)
             if is_sound and crc == _checksum(number, position, at, subjects, value):
                 return Entry(at, list_subjects(subjects), value)
-        if number not in self._told:
-            self._told.add(number)
+        if number not in self._logged:
+            self._logged.add(number)
             what = "is missing" if row is None else "does not match its checksum"
             log.error(
                 "store_entry_damaged",

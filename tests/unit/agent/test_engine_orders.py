@@ -22,7 +22,7 @@ KEY: Key = ("docker", "/run/docker.sock")
 SOURCE = QUICK + '[[source]]\nkind = "docker"\n'
 TWO = v2_cgroup(quota="200000 100000")
 LABELS = {"name": "web", "image": "nginx"}
-WEB = EngineJob("docker", "4f" * 32, "web", "docker/web", LABELS, "shop", ordered_cores=2.0, tells_order=True)
+WEB = EngineJob("docker", "4f" * 32, "web", "docker/web", LABELS, "shop", ordered_cores=2.0, reports_request=True)
 
 
 class Thread:
@@ -168,7 +168,7 @@ def test_a_write_of_another_program_is_respected_for_a_time(node):
 
 @pytest.mark.parametrize(("quota", "cores"), [("110000", 1.1), ("260000", 2.6)])
 def test_an_engine_that_does_not_tell_orders_is_taken_at_its_writes(node, quota, cores):
-    mute = msgspec.structs.replace(WEB, tells_order=False)
+    mute = msgspec.structs.replace(WEB, reports_request=False)
     node.answer(mute)
     node.tick()
     for usage in (0.0, 1.9, 0.0, 1.9):
@@ -186,7 +186,7 @@ def test_an_engine_that_does_not_tell_orders_is_taken_at_its_writes(node, quota,
 
 @pytest.mark.parametrize("is_up", [True, False])
 def test_one_that_writes_just_the_limit_in_force_has_ordered_that(node, is_up):
-    node.answer(msgspec.structs.replace(WEB, tells_order=False), problem="" if is_up else "podman: no answer")
+    node.answer(msgspec.structs.replace(WEB, reports_request=False), problem="" if is_up else "podman: no answer")
     node.ticks(2)
     node.write("web", "cpu.max", "50000 100000")
     node.ticks(3, 1.9)
@@ -231,7 +231,7 @@ def test_one_without_a_limit_counts_as_its_use_from_its_first_check_on(tmp_path,
 @pytest.mark.parametrize("tells", [True, False])
 @pytest.mark.parametrize("first", ["engine", "cgroup"])
 def test_one_that_orders_its_first_limit_is_managed_from_then_on(tmp_path, logs, tells, first):
-    free = msgspec.structs.replace(WEB, ordered_cores=None, tells_order=tells)
+    free = msgspec.structs.replace(WEB, ordered_cores=None, reports_request=tells)
     node = Node(tmp_path, {"web": v2_cgroup(quota="max 100000")}, config=SOURCE)
     node.answer(free)
     node.start()
@@ -267,13 +267,13 @@ def test_one_that_is_left_alone_or_no_longer_named_gets_its_limit_back(node):
 
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_pin_stays_below_a_new_order(node, tells):
-    node.answer(msgspec.structs.replace(WEB, tells_order=tells))
+    node.answer(msgspec.structs.replace(WEB, reports_request=tells))
     node.tick()
     control.pin_job(node.agent, "web", {"cpu_limit": 0.8})
     assert node.cores("web") == 0.8
     for cores in (1.2, 0.6, 1.8):
         node.write("web", "cpu.max", f"{round(cores * 100_000)} 100000")
-        node.answer(msgspec.structs.replace(order(cores), tells_order=tells))
+        node.answer(msgspec.structs.replace(order(cores), reports_request=tells))
         node.ticks(3)
         assert (node.cores("web"), node.job("web").status) == (min(cores, 0.8), "pinned")
     node.agent.close()

@@ -54,7 +54,7 @@ def asked() -> Iterator[Engines]:
     found.close()
 
 
-JOB = EngineJob("kubernetes", "a" * 64, "web", "kubepods/web", ordered_cores=1.5, tells_order=True)
+JOB = EngineJob("kubernetes", "a" * 64, "web", "kubepods/web", ordered_cores=1.5, reports_request=True)
 FOUND = FoundJob("web", "", JOB.path, 1.5, engine=JOB, is_whole=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from cpumond.agent.limits import first_aid
 from cpumond.agent.limits.restore import LOCK_FILE, RunLock
-from cpumond.agent.places import PATIENCE, TOLD_S, Places
+from cpumond.agent.places import LOG_AGAIN_S, PATIENCE, Places
 from cpumond.agent.state_file import Original, Originals, load_newest, overwrite, read_boot_id, save
 from cpumond.core.errors import AccessError, CreateError, UnavailableError
 from cpumond.host.cgroup.settings import CpuSettings
@@ -23,7 +23,7 @@ FULL = CpuSettings(200_000, 100_000)
 def test_a_loss_is_told_for_a_while() -> None:
     lost = [["/state/x"], [], []]
     places = Places(lambda: lost.pop(0))
-    for now_s, told in ((10.0, True), (10.0 + TOLD_S - 1, True), (10.0 + TOLD_S, False)):
+    for now_s, told in ((10.0, True), (10.0 + LOG_AGAIN_S - 1, True), (10.0 + LOG_AGAIN_S, False)):
         places.look(now_s)
         assert bool(places.problem) == told
     assert places.lost_total == 1

@@ -17,7 +17,7 @@ from cpumond.scheduler.answers.plan import ChangePlan, Effect
 from cpumond.scheduler.events import Event
 from cpumond.scheduler.history.model import ReportRow, ReportTree, ReportView
 from cpumond.scheduler.model import PreemptionRecord
-from cpumond.scheduler.model.forecast import ForetoldStart, ForetoldStop, Simulation
+from cpumond.scheduler.model.forecast import PredictedStart, PredictedStop, Simulation
 from cpumond.scheduler.rights.users import User
 
 DENY = [{"action": "deny", "subjects": ["spy"], "permissions": ["read"]}]
@@ -122,9 +122,9 @@ def test_plans_and_reports_leave_out_what_is_hidden(world):
 def test_a_simulation_leaves_out_and_counts_what_is_hidden_or_gone(world):
     seen, hidden = world.own, world.hidden
     ids = [seen, hidden, "1-2-3-4", "foretold-1"]  # the third was forgotten since the run began
-    starts = [ForetoldStart(each, "title", "default", "p", 1.0, 2.0, None, None) for each in ids]
+    starts = [PredictedStart(each, "title", "default", "p", 1.0, 2.0, None, None) for each in ids]
     stops = [
-        ForetoldStop("job", each, "default", "p", "n0", 1.0, "preempted", 0.5, victim, f"for {each}")
+        PredictedStop("job", each, "default", "p", "n0", 1.0, "preempted", 0.5, victim, f"for {each}")
         for each in ids for victim in ("", hidden)
     ]  # fmt: skip
     whole = Simulation(0.0, 9.0, "foretold-1", starts, stops, [], [], 3)

@@ -366,7 +366,7 @@ def test_what_has_started_since_it_was_foretold_does_not_start_again():
     operation = world.begin("p")
     times = dict.fromkeys(("start_p10", "start_p50", "start_p90", "end_p10", "end_p50", "end_p90"), NOW + 60.0)
     told = Forecast(operation_id=operation, as_of=NOW, horizon=NOW + 100.0, runs=5, **times)
-    world.state.foretold = {operation: told}
+    world.state.forecasts = {operation: told}
     outlook = views.view_forecast(world.state, operation)
     assert outlook is not None
     assert (outlook.start_p50, outlook.end_p50) == (NOW + 60.0, NOW + 60.0)

@@ -75,7 +75,7 @@ def test_what_becomes_of_jobs(tmp_path):
     )
     source, host = Source(kind="docker"), Source(kind="docker", unlimited="host")
     jobs = [
-        job("limited", "docker/a", ordered_cores=1.5, tells_order=True),
+        job("limited", "docker/a", ordered_cores=1.5, reports_request=True),
         job("free", "docker/b"),
         job("by-cgroup", "docker/c"),
         job("reserved", "docker/d", ordered_cores=2.0, left_out="its CPUs are its own"),

@@ -85,7 +85,7 @@ def test_one_without_a_cgroup_is_not_there(root):
     ("tells", "given", "cores"), [(True, "from-cgroup", 1.5), (False, "from-cgroup", None), (False, 2.0, 2.0)]
 )
 def test_the_order_is_the_engines_where_it_tells_each_new_one(root, tells, given, cores):
-    views = view(job("docker", "web", f"docker/{A}", ordered_cores=1.5, tells_order=tells, group="shop"))
+    views = view(job("docker", "web", f"docker/{A}", ordered_cores=1.5, reports_request=tells, group="shop"))
     found = list_jobs([source("docker", cpu_limit=given)], [], root, views).jobs
     web = next(each for each in found if each.job_id == "web")
     assert (web.cpu_limit_cores, web.operation_id) == (cores, "shop")

@@ -12,7 +12,7 @@ def quota(cores: float) -> tuple[tuple[str, int], ...]:
     return ((QUOTA, round(cores * 1e6)),)
 
 
-UNTOLD = UnitTarget()
+UNASKED = UnitTarget()
 LOWERED = UnitTarget(quota(0.5), (), quota(0.5), acknowledged=True)
 """From 4 cores to a half; systemd has taken it."""
 ON_ITS_WAY = UnitTarget(quota(4.0), (quota(0.5),), quota(1.0), acknowledged=True)
@@ -33,7 +33,7 @@ CASES = {
     "the one it took last": (ON_ITS_WAY, seen(1.0, is_asked=False), WriteVerdict.OWN),
     "one that it has rounded": (ON_ITS_WAY, seen(0.505, is_asked=False), WriteVerdict.OWN),
     "one that it has written meanwhile": (ON_ITS_WAY, seen(0.5, 4.0), WriteVerdict.OWN),
-    "nothing was told": (UNTOLD, seen(4.0, is_asked=False), WriteVerdict.UNKNOWN),
+    "nothing was told": (UNASKED, seen(4.0, is_asked=False), WriteVerdict.UNKNOWN),
     "set-property up": (LOWERED, seen(2.0, 2.0), WriteVerdict.OPERATOR),
     "set-property down": (LOWERED, seen(0.2, 0.2), WriteVerdict.OPERATOR),
     "set-property above what was found": (LOWERED, seen(8.0, 8.0), WriteVerdict.OPERATOR),
@@ -44,13 +44,13 @@ CASES = {
     "the file alone, down": (LOWERED, seen(0.1, 0.5), WriteVerdict.FILE),
     "the file alone, to what was found": (LOWERED, seen(4.0, 0.5), WriteVerdict.FILE),
     "a reload of what it was never told": (BY_FILE, seen(4.0, 4.0, is_reloaded=True), WriteVerdict.STORED),
-    "the same without a word of a reload": (UNTOLD, seen(4.0, 4.0), WriteVerdict.STORED),
+    "the same without a word of a reload": (UNASKED, seen(4.0, 4.0), WriteVerdict.STORED),
     "set-property where nothing was taken": (BY_FILE, seen(2.0, 2.0), WriteVerdict.OPERATOR),
     "systemd away, less than found": (LOWERED, seen(2.0), WriteVerdict.FILE),
     "systemd away, as found": (LOWERED, seen(4.0), WriteVerdict.STORED),
     "systemd away, more than found": (LOWERED, seen(8.0), WriteVerdict.OPERATOR),
-    "perhaps the run before": (UNTOLD, seen(2.0, 2.0, is_inherited=True), WriteVerdict.FILE),
-    "more than the run before would": (UNTOLD, seen(8.0, 8.0, is_inherited=True), WriteVerdict.OPERATOR),
+    "perhaps the run before": (UNASKED, seen(2.0, 2.0, is_inherited=True), WriteVerdict.FILE),
+    "more than the run before would": (UNASKED, seen(8.0, 8.0, is_inherited=True), WriteVerdict.OPERATOR),
     "a run before that this one followed": (LOWERED, seen(2.0, 2.0, is_inherited=True), WriteVerdict.OPERATOR),
     "a conflict": (LOWERED, seen(2.0, 2.0, is_conflict=True), WriteVerdict.OPERATOR),
     "a conflict over nearly ours": (LOWERED, seen(0.505, 0.505, is_conflict=True), WriteVerdict.OPERATOR),

@@ -26,7 +26,7 @@ from played_server import Handler, PlayedServer, Turn, not_before_close, reply, 
 
 from cpumond.agent.config import SchedulerOptions as LinkOptions
 from cpumond.agent.report import scheduler as link_module
-from cpumond.agent.report.scheduler import MAX_ANSWER_BYTES, MAX_TOLD_PERIOD_S
+from cpumond.agent.report.scheduler import MAX_ANSWER_BYTES, MAX_ASKED_PERIOD_S
 from cpumond.core.errors import ConfigError
 from cpumond.core.wire import (
     AgentAbout,
@@ -213,7 +213,7 @@ def test_a_busy_scheduler_tells_how_often_it_wants_heartbeats(server: PlayedServ
         for sequence in range(1, 4):
             node.beat(sequence)
             seen.append(node.link.period_s)
-    assert seen == [0.0, 3.0, MAX_TOLD_PERIOD_S, 0.0]
+    assert seen == [0.0, 3.0, MAX_ASKED_PERIOD_S, 0.0]
 
 
 def test_a_node_that_fits_no_tree_is_told_so_in_the_log(server: PlayedServer, logs: list[Any]):

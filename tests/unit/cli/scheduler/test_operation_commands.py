@@ -15,7 +15,7 @@ from cpumond.cli.scheduler.finding import shorten_ids
 from cpumond.cli.scheduler.follow import make_visible
 from cpumond.cli.scheduler.forecast import describe_forecast, format_start
 from cpumond.cli.scheduler.operations import OPERATIONS
-from cpumond.cli.scheduler.running import WaitTold
+from cpumond.cli.scheduler.running import WaitReport
 from cpumond.cli.scheduler.spec import read_document
 from cpumond.core.errors import ConfigError, UnavailableError
 from cpumond.scheduler.access import Rights
@@ -56,7 +56,7 @@ def test_nothing_of_a_log_moves_the_cursor(content, shown):
 
 
 def test_what_is_waited_for_is_told_after_a_while_and_when_it_changes():
-    world, told = World(), WaitTold()
+    world, told = World(), WaitReport()
     world.create_pool("p")
     operation = world.start("p")
 

@@ -155,7 +155,7 @@ def test_a_container_as_a_job(server):
     assert (answer.title, answer.notes) == ("docker 20.10", ())
     job = answer.jobs[0]
     assert (job.job_id, job.name, job.path, job.group) == (ID, "web", f"docker/{ID}", "shop")
-    assert (job.ordered_cores, job.tells_order) == (1.5, True)
+    assert (job.ordered_cores, job.reports_request) == (1.5, True)
     assert job.labels == {"name": "web", "image": "nginx:1", "project": "shop", "service": "web"}
 
 

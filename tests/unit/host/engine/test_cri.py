@@ -94,7 +94,7 @@ def test_the_order_of_a_container(linux, cores, tells):
     found = read_container(entry(LABELS), status(*linux))
     assert found is not None
     assert (found.name, found.container_id, found.image) == ("shop/web-1/app", ID, "sha256:1")
-    assert (found.ordered_cores, found.tells_order) == (cores, tells)
+    assert (found.ordered_cores, found.reports_request) == (cores, tells)
 
 
 def test_a_container_of_no_pod_is_none():

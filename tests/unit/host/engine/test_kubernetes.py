@@ -192,7 +192,7 @@ def test_a_job_by_its_cgroup():
     answer = make_jobs([container(image="a/b:1", ordered_cores=1.5)], [path], "kubelet", ["b", "a", "b"])
     [job] = answer.jobs
     assert (job.job_id, job.name, job.path, job.group) == (ONE, "shop/web-1/app", path, "shop/web-1")
-    assert (job.ordered_cores, job.tells_order, job.left_out, job.is_job) == (1.5, True, "", True)
+    assert (job.ordered_cores, job.reports_request, job.left_out, job.is_job) == (1.5, True, "", True)
     assert (answer.title, answer.notes) == ("kubelet", ("a", "b"))
 
 

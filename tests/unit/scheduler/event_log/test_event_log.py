@@ -197,7 +197,7 @@ async def test_a_command_refused_for_rights_is_told_and_another_refusal_is_not(
     await scheduler.execute(CreatePool("default", "a"), ROOT)
     error = await refusal(scheduler, set_weight("a", 2))
     assert error.code == ACCESS_DENIED
-    assert error.is_told
+    assert error.is_recorded
     (event,) = await find(scheduler, "user:alice")
     assert (event.kind, event.pool, event.origin) == ("refused", "a", ALICE.origin)
     assert event.text == f'alice was refused change pool "a": {error}'

@@ -18,8 +18,8 @@ from cpumond.scheduler.settings.rollout import (
     Watch,
     check,
     choose_canaries,
-    does_as_told,
     find_level,
+    follows_stage,
     make_stage,
     plan_stage,
     warn_of_raised,
@@ -42,8 +42,8 @@ def test_an_agent_that_does_not_know_the_level_guarantee_stays_in_shadow():
         "1 host would stay in shadow: the agent is older than the level guarantee, upgrade it",
     )
     obeys = msgspec.structs.replace(new.about, level="guarantee")
-    assert does_as_told(stage, obeys)
-    assert not does_as_told(stage, msgspec.structs.replace(obeys, level="shadow"))
+    assert follows_stage(stage, obeys)
+    assert not follows_stage(stage, msgspec.structs.replace(obeys, level="shadow"))
     assert choose_canaries("a", [old, new], "guarantee", "shadow", 0.5) == ("new",)
 
 
@@ -280,17 +280,17 @@ def test_what_takes_a_canary_back_is_said_until_it_is():
 
 def test_only_what_writes_limits_as_the_stage_says_proves_something():
     about = AgentAbout("1", "quota", "quota", may_set_mode=True)
-    assert does_as_told(canary(), about)
+    assert follows_stage(canary(), about)
     for other in (
         {"level": "weight"},
         {"is_paused": True},
         {"may_set_mode": False},
         {"level": "shadow", "bound": "shadow"},
     ):
-        assert not does_as_told(canary(), msgspec.structs.replace(about, **other))
+        assert not follows_stage(canary(), msgspec.structs.replace(about, **other))
     held = msgspec.structs.replace(about, level="weight", bound="weight")
-    assert does_as_told(canary(), held)
-    assert not does_as_told(canary(previous="weight"), held), "its own configuration was changed: it does what it did"
+    assert follows_stage(canary(), held)
+    assert not follows_stage(canary(previous="weight"), held), "its own configuration was changed: it does what it did"
 
 
 @pytest.mark.parametrize("period_s", [-5.0, 0.0, 1e12])

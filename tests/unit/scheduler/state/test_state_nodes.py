@@ -13,7 +13,7 @@ from scheduler_world import EASY, PlayedNode, World, assert_consistent, describe
 
 from cpumond.api import overview
 from cpumond.fairshare.resources import CPU
-from cpumond.scheduler.model import UNTOLD_STARTS, CommandError, JobCounts, Rules
+from cpumond.scheduler.model import UNSTORED_STARTS, CommandError, JobCounts, Rules
 from cpumond.scheduler.model.failures import EndError
 from cpumond.scheduler.settings.commands import RemoveTree
 from cpumond.scheduler.settings.operations import StartOperation
@@ -793,14 +793,14 @@ def test_the_first_start_on_a_store_without_starts_waits_for_all_nodes_and_store
     world.forget_starts()
     world.restart()
     world.step(1.0, one)
-    assert UNTOLD_STARTS in world.stored
+    assert UNSTORED_STARTS in world.stored
     world.restart()  # what was told so far is stored; the other node is waited for
     more = world.start("p", jobs=20)
     world.step(1.0, one)
     assert world.jobs_of(more) == []
     world.step(1.0, one, two)
     world.step(1.0, one, two)
-    assert UNTOLD_STARTS not in world.stored
+    assert UNSTORED_STARTS not in world.stored
     assert len(world.jobs_of(more)) > 0
     assert {job.id for job in world.jobs_of(operation)} <= {key for kind, key in world.stored if kind == "start"}
     assert world.job_counts(operation) == JobCounts()
@@ -816,7 +816,7 @@ def test_a_store_without_starts_whose_nodes_are_silent_is_not_waited_for_forever
     assert world.jobs_of(operation) == []
     world.step(SILENCE_S, two)
     assert len(world.jobs_of(operation)) == 1
-    assert UNTOLD_STARTS not in world.stored
+    assert UNSTORED_STARTS not in world.stored
 
 
 def test_after_a_restart_a_jobs_end_is_counted_once_however_often_it_is_told(world):

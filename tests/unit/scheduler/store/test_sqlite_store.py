@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cpumond.scheduler.model import UNTOLD_STARTS
+from cpumond.scheduler.model import UNSTORED_STARTS
 from cpumond.scheduler.store import Change, Entry, StoreError
 from cpumond.scheduler.store.sqlite import (
     MIGRATIONS,
@@ -393,7 +393,7 @@ def test_an_empty_database_of_before_holds_no_job(path: str) -> None:
 def test_a_database_of_before_there_was_a_log_gets_one_and_keeps_all(path: str, schema: int) -> None:
     with contextlib.closing(open_sqlite_store(path, MIGRATIONS[:schema])) as store:
         store.write(RECORDS)
-    noted = [Change(*UNTOLD_STARTS, b"{}")] if schema == 1 else []
+    noted = [Change(*UNSTORED_STARTS, b"{}")] if schema == 1 else []
     for number in (1, 2):
         with contextlib.closing(open_sqlite_store(path)) as store:
             assert [Change(*record) for record in store.load()] == RECORDS + noted
