@@ -145,10 +145,12 @@ class V1Cgroup(Cgroup):
 
     def read_settings(self) -> CpuSettings | None:
         try:
-            quota_us, period_us = -1, DEFAULT_PERIOD_US
-            if not find_missing_quota(self.place):
-                quota_us = int(self.read_file(FILES["quota"]))
-                period_us = int(self.read_file(FILES["period"]))
+            try:
+                quota_us, period_us = int(self.read_file(FILES["quota"])), int(self.read_file(FILES["period"]))
+            except FileNotFoundError:
+                if not find_missing_quota(self.place):
+                    raise
+                quota_us, period_us = -1, DEFAULT_PERIOD_US
             weight = int(self.read_file(FILES["weight"]))
             burst_us = self.read_number(FILES["burst"])  # None on kernels before 5.14
         except OSError as error:
