@@ -227,7 +227,7 @@ def _edit_orders(waits: Collection[str], r: int, size: float) -> Callable[[State
                 order, needed = task.resources[r], operation.needed.get(task.name, 0)
                 if needed and order > size:
                     more = max(math.floor(needed * order / size + 1e-6), 1) - needed if r == CPU else 0
-                    operation.needed[task.name] = needed + more
+                    operation.needed = {**operation.needed, task.name: needed + more}
                     less = {_OPTIONS[r]: _whole(r, size), "job_count": task.job_count + more}
                     if r == MEMORY:
                         less["memory_reserve"] = 0

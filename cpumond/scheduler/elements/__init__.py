@@ -213,7 +213,7 @@ class PoolElement(Element):
 NO_DEACTIVATIONS: Final[dict[str, int]] = {}
 NO_SHUNS: Final[dict[str, tuple[int, float]]] = {}
 NO_LATER: Final[Mapping[Place, float]] = {}
-NONE_NEEDED: Final[dict[str, int]] = {}
+NONE_NEEDED: Final[Mapping[str, int]] = {}
 """Shared and never changed: most operations have none of these."""
 
 
@@ -280,6 +280,16 @@ class OperationElement(Element):
         return self.sizes.explain_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
 
 
+def share_needed(needed: Mapping[str, int]) -> Mapping[str, int]:
+    """Return one map for all operations that need as many jobs of one task of the same name."""
+    return _one_needed(*next(iter(needed.items()))) if len(needed) == 1 else needed or NONE_NEEDED
+
+
+@lru_cache(maxsize=4096)
+def _one_needed(task: str, number: int) -> Mapping[str, int]:
+    return {task: number}
+
+
 @dataclass(slots=True, eq=False)
 class Stuck:
     """Why no job of an operation can start, whichever jobs end, and since when that is known (3.7)."""
@@ -302,8 +312,8 @@ class Operation:
         self.lacks_secrets = False
         """Whether it has secrets for which this scheduler has no key (12.6): no job of it starts, as if it was
         suspended."""
-        self.needed: dict[str, int] = {}
-        """Task -> number of jobs still to be started."""
+        self.needed = NONE_NEEDED
+        """Task -> number of jobs still to be started; operations share equal ones."""
         self.elements: dict[str, OperationElement] = {}
         self.stuck: Stuck | None = None
         self.restarted: list[str] | None = None

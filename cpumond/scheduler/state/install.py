@@ -7,7 +7,17 @@ from heapq import heappush
 from cpumond.core.wire import cpu_times
 from cpumond.fairshare.resources import ZERO
 from cpumond.scheduler.decide.snapshot import SnapshotMaker
-from cpumond.scheduler.elements import Node, Operation, OperationElement, Tree, add_cpu_time, count_cpu_time, end_job
+from cpumond.scheduler.elements import (
+    NONE_NEEDED,
+    Node,
+    Operation,
+    OperationElement,
+    Tree,
+    add_cpu_time,
+    count_cpu_time,
+    end_job,
+    share_needed,
+)
 from cpumond.scheduler.elements.retry_run import grow
 from cpumond.scheduler.model import Config, JobRecord, NodeRecord, OperationRecord, OperationTreeOptions, to_vector
 from cpumond.scheduler.rights.vaults import VaultError
@@ -77,7 +87,7 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
             if len(state.deadlines) > 2 * len(state.operations) + SPARE_DEADLINES:
                 state.deadlines = sorted(each for each in state.deadlines if each[1] in state.operations)
         operation.lacks_secrets = bool(record.vault_bytes) and open_vault(state, record) is None
-        operation.needed = operations.needed_jobs(record, {})
+        operation.needed = share_needed(operations.needed_jobs(record, {}))
     else:
         _change_tasks(state, operation, record)
     old = operation.record
@@ -173,7 +183,7 @@ def _leave_tree(state: State, element: OperationElement, why: str, now: float) -
 
 def _end_operation(state: State, operation: Operation, record: OperationRecord, now: float) -> None:
     operation.record = record
-    operation.needed = {}
+    operation.needed = NONE_NEEDED
     for element in operation.elements.values():
         _leave_tree(state, element, f"the operation is {record.state}", now)
     del state.operations[record.id]

@@ -10,7 +10,7 @@ import msgspec
 from cpumond.core.wire import JobReport
 from cpumond.scheduler.decide import preemption_record
 from cpumond.scheduler.decide.placement import has_ceiling, is_on_reclaimed
-from cpumond.scheduler.elements import NONE_NEEDED, Job, Node, Operation, Stop, count_loss, end_job, start_job
+from cpumond.scheduler.elements import Job, Node, Operation, Stop, count_loss, end_job, share_needed, start_job
 from cpumond.scheduler.elements.job_numbers import UNKNOWN, EndingJob
 from cpumond.scheduler.model import JobRecord, OperationRecord, PreemptionRecord, StartRecord, Task
 from cpumond.scheduler.settings import failures, incarnations, operations
@@ -205,11 +205,9 @@ def renew_needed(job: Job) -> None:
     taken = operation.numbers_of(task.name).active_count if is_plain else operation.taken.get(task.name, 0)
     left = operations.count_left(operation.record, task, taken)
     if left > 0 and not operation.record.is_finished and (is_plain or not operation.waits_whole):
-        operation.needed = operation.needed or {}
-        operation.needed[task.name] = left
-    else:
-        operation.needed.pop(task.name, None)
-        operation.needed = operation.needed or NONE_NEEDED
+        operation.needed = share_needed({**operation.needed, task.name: left})
+    elif task.name in operation.needed:
+        operation.needed = share_needed({name: n for name, n in operation.needed.items() if name != task.name})
     memory = operation.record.memory.get(task.name)
     if memory is not None and memory.overdrafts:
         renew_reserves(operation)  # whether the place waits for memory has changed

@@ -6,7 +6,7 @@ from heapq import heappop
 
 from cpumond.core.words import quoted
 from cpumond.fairshare.resources import MEMORY, format_amount
-from cpumond.scheduler.elements import NONE_NEEDED, Job, Operation, PoolElement
+from cpumond.scheduler.elements import Job, Operation, PoolElement, share_needed
 from cpumond.scheduler.elements.retry_run import RetryRun
 from cpumond.scheduler.model import JobRecord, PreemptionRecord, Task
 from cpumond.scheduler.settings import failures, operations
@@ -78,7 +78,7 @@ def follow(state: State, operation: Operation, now: float) -> None:
 def renew_needed(operation: Operation) -> None:
     """Set how many jobs of each task are still to be started now."""
     needed = {} if operation.waits_whole else operations.needed_jobs(operation.record, operation.taken)
-    operation.needed = needed or NONE_NEEDED
+    operation.needed = share_needed(needed)
     operation.touch()
 
 

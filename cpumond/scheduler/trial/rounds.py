@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from cpumond.fairshare.resources import Vector, dominates
@@ -59,7 +59,7 @@ def _hear_nodes(state: State, tree: Tree, now: float) -> None:
     order of service meanwhile, since each heartbeat would check them again."""
     nodes = list_takers(tree)
     wanting = [each for each in tree.operations.values() if wants_jobs(each)]
-    aside: dict[OperationElement, dict[str, int]] = {}
+    aside: dict[OperationElement, Mapping[str, int]] = {}
     orders: set[Vector] = set()
     heard = due = 0
     for node in nodes:
