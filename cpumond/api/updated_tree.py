@@ -189,7 +189,7 @@ class UpdatedTree:
 
 
 def _divide_by_weight(amount: float, weights: Sequence[float], rooms: Sequence[float]) -> list[float]:
-    """``amount`` divided by weight, no part larger than its room; what one cannot take goes to the others."""
+    """``amount`` divided by weight, no part larger than its room; the rest goes to the others."""
     parts = [0.0] * len(weights)
     left = sum(weights)
     for n in sorted(range(len(weights)), key=lambda n: rooms[n] / weights[n]):

@@ -183,7 +183,7 @@ def print_line(value: dict[str, Any], header: list[str] | None = None) -> list[s
 
 
 def guard_cell(text: str) -> str:
-    """A user's text as a cell; in each line an apostrophe precedes what a spreadsheet would read as a formula."""
+    """A user's text as a cell; in each line an apostrophe precedes text that a spreadsheet would read as a formula."""
     return _FORMULA.sub("'", text)
 
 

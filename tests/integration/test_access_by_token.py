@@ -295,7 +295,7 @@ def test_the_commands_of_the_readme_and_jobs_at_the_default_address(place: Path,
 def test_a_loopback_address_that_is_set_is_open_and_says_so(scheduler: SchedulerProcess) -> None:
     scheduler.start()
     [warning] = scheduler.events("open_to_every_local_user")
-    assert "may do everything" in warning["error"]
+    assert "do everything" in warning["error"]
     assert "tokens_file" in warning["advice"]
     assert scheduler.get("me")["is_open"] is True
     PlayedNode(scheduler, "n1").register()

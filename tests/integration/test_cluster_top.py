@@ -36,7 +36,7 @@ def terminal(url: str) -> Iterator[Terminal]:
 
 
 def test_each_key_shows_another_table_or_order(terminal):
-    first = terminal.wait("pools by allotted.")
+    first = terminal.wait("pools by allocated.")
     assert first.index("big") < first.index("small")
     assert terminal.settings() != terminal.before
     for key, title in (("d", "pools by demand."), ("o", "operations by demand."), ("n", "nodes by demand.")):
@@ -47,12 +47,12 @@ def test_each_key_shows_another_table_or_order(terminal):
     assert "host-1" in shown
     terminal.press("o")
     assert "of small" in terminal.wait("operations by demand.")
-    for key, title in (("s", "operations by share."), ("a", "operations by name."), ("u", "operations by allotted.")):
+    for key, title in (("s", "operations by share."), ("a", "operations by name."), ("u", "operations by allocated.")):
         terminal.press(key)
         terminal.wait(title)
     terminal.press("\x1b[Ax?")  # an arrow and what has no meaning
     terminal.press("p")
-    terminal.wait("pools by allotted.")
+    terminal.wait("pools by allocated.")
     terminal.press("q")
     assert terminal.wait_end() == 0
     assert MAIN in terminal.text
@@ -61,7 +61,7 @@ def test_each_key_shows_another_table_or_order(terminal):
 
 @pytest.mark.parametrize("key", ["\x03", "\x04"], ids=["ctrl-c", "ctrl-d"])
 def test_other_ends_leave_the_terminal_as_it_was(terminal, key):
-    terminal.wait("pools by allotted.")
+    terminal.wait("pools by allocated.")
     terminal.press(key)
     assert terminal.wait_end() == 0
     assert MAIN in terminal.text
@@ -70,11 +70,11 @@ def test_other_ends_leave_the_terminal_as_it_was(terminal, key):
 
 
 def test_a_narrower_terminal_is_filled_anew(terminal):
-    terminal.wait("pools by allotted.")
+    terminal.wait("pools by allocated.")
     terminal.resize(40)
     terminal.press("n")
-    terminal.wait("nodes by allotted.")
+    terminal.wait("nodes by allocated.")
     terminal.press("p")  # what it had drawn before, and was not read yet, is behind it now
-    terminal.wait("pools by allotted.")
+    terminal.wait("pools by allocated.")
     lines = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", terminal.text).replace("\r", "").split("\n")
     assert max(map(len, lines)) <= 40

@@ -202,7 +202,7 @@ def test_a_job_is_added_listed_explained_and_removed(running, cgroups):
         agent, "job", "add", "--cgroup", path, "--cpu-limit", "2", "--id", "a/b c", "--operation", "op",
         "--mode", "reclaim", "--set", "check-period=200", "--set", 'start_delay="10ms"',
     )  # fmt: skip
-    assert text == f"job a/b c ({path}): mode reclaim, 2 cores ordered, limit 2\n"
+    assert text == f"job a/b c ({path}): mode reclaim, 2 cores requested, limit 2\n"
     wait_until(lambda: "a/b c" in run_quietly(agent, "status"), "the next check shows it")
     assert agent.job("a/b c")["operation_id"] == "op"
     section = answered(agent, "explain", "a/b c")["job_cpu_monitor"]
@@ -238,7 +238,7 @@ def test_a_job_without_an_order_takes_it_from_its_cgroup(running, cgroups):
     cgroups.write("other", name, 50000)
     text = run_quietly(agent, "job", "add", "--cgroup", cgroups.path("other"))
     assert text == (
-        f"job other ({path}): mode shadow, 0.5 cores ordered, limit 0.5; its limit is not changed; "
+        f"job other ({path}): mode shadow, 0.5 cores requested, limit 0.5; its limit is not changed; "
         "--mode reclaim changes that\n"
     )
     assert answered(agent, "job", "remove", "other") == {"job_id": "other", "removed": True}

@@ -147,7 +147,7 @@ def test_the_commands(server: LiveScheduler, cpumond: Shell):
     assert "weight: 2 -> 1" in cpumond("undo", number, "--plan")
     cpumond("undo", number, code=64)
     assert f"change {number} is not undone, because there is no terminal to ask at; give --yes" in cpumond.err
-    assert cpumond("undo", number, "--yes") == f"change {number} is taken back\n"
+    assert cpumond("undo", number, "--yes") == f"change {number} is undone\n"
     assert cpumond.json("pool", "show", "p")["attributes"] == {"weight": 1.0}
     cpumond("undo", number, "--plan", code=78)
     assert "weight is 1.0 now, not 2.0 as that change left it; since then" in cpumond.err

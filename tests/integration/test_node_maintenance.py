@@ -97,7 +97,7 @@ def test_a_cordoned_node_gets_no_job_before_and_after_a_restart(scheduler: Sched
     listed, _ = cpumond(scheduler.url, "node", "list")
     assert [line.endswith("ssd") for line in listed.splitlines()[1:]] == [True, False]
     page, _ = cpumond(scheduler.url, "node", "show", "n1")
-    assert re.search(r"given by hand:\s+ssd\n", page)
+    assert re.search(r"set by a user:\s+ssd\n", page)
     told_of = {each["command"]: each["text"].partition(" ")[2] for each in events(scheduler, node="n1", kind="command")}
     assert told_of == {
         "CordonNode": 'cordoned node "n1": bad fan', "UncordonNode": 'uncordoned node "n1"',
@@ -139,7 +139,7 @@ def test_a_drain_that_takes_too_long_says_so_and_goes_on(scheduler: SchedulerPro
     node.beat_until(lambda: node.jobs, "it runs")
     node.beat()
     _, told = cpumond(scheduler.url, "node", "drain", "n1", "--timeout", "0.1s", code=EXIT_TRY_AGAIN)
-    assert "node n1 has 1 job left after 0.1 s; the drain goes on" in told
+    assert "node n1 has 1 job left after 0.1 s; the drain continues" in told
     _, refused = cpumond(scheduler.url, "node", "drain", "n1", "--plan", "--graceful", code=64)
     assert "--plan changes nothing" in refused
     _, refused = cpumond(scheduler.url, "node", "drain", "n1", "--no-wait", "--timeout", "1s", code=64)

@@ -52,7 +52,7 @@ def cpumond() -> Shell:
 
 def test_pools_are_made_shown_changed_and_removed(server, cpumond):
     assert cpumond("pool", "create", "research", "weight=2", "strong_guarantee_resources={cpu=4}") == (
-        "pool research is made\n"
+        "pool research is created\n"
     )
     cpumond("pool", "create", "nightly", "--parent", "research")
     listed = cpumond("pool", "list").splitlines()
@@ -189,10 +189,10 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveScheduler
         (("operation", "abort", "1-2-3-4"), 67, "No such operation"),
         (("operation", "start", "--memory", "much", "--", "true"), 64, "expected bytes"),
         (("operation", "start", "--memory", f"{'9' * 400}P", "--", "true"), 64, "expected bytes"),
-        (("operation", "abort", ""), 64, "expected the name of an operation, got an empty word"),
-        (("operation", "wait", ""), 64, "expected the name of an operation, got an empty word"),
-        (("node", "drain", ""), 64, "expected the name of a node, got an empty word"),
-        (("pool", "remove", ""), 64, "expected the name of a pool, got an empty word"),
+        (("operation", "abort", ""), 64, "expected the name of an operation, got an empty one"),
+        (("operation", "wait", ""), 64, "expected the name of an operation, got an empty one"),
+        (("node", "drain", ""), 64, "expected the name of a node, got an empty one"),
+        (("pool", "remove", ""), 64, "expected the name of a pool, got an empty one"),
         (("pool", "plan", "a", "weight=2", "--recursive"), 64, "--recursive goes with --remove"),
         (("pool", "plan", "a", "weight=2", "--simulate", "--all"), 64, "--all has no effect"),
         (("fleet", "--loopback"), 64, "--loopback goes with --prometheus-sd"),

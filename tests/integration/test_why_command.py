@@ -40,13 +40,13 @@ def test_the_first_line_says_it_all_and_the_last_one_is_what_to_type(choked):
         "capacity:  8 cores",
         "used:      2 cores",
         "no work:   2 cores, idle, nothing waits for it",
-        "held back: 4 cores, idle while work waits for it",
+        "blocked:   4 cores, idle while work waits for it",
     ]
-    assert lines[7].split() == ["cores", "held", "back", "by", "pool", "change"]
+    assert lines[7].split() == ["cores", "blocked", "by", "pool", "change"]
     assert lines[8].split() == ["4", "max_running_operation_count", "research", "raise", "it", "to", "3"]
     assert lines[9].startswith("$ cpumond pool set research max_running_operation_count=3")
     choked(*shlex.split(lines[9])[2:])
-    assert "held back: 0 cores" in choked("why")
+    assert "blocked:   0 cores" in choked("why")
 
 
 def test_json_has_the_causes_most_cores_first(choked, server):

@@ -55,9 +55,9 @@ class Shared:
     texts: views.SearchTexts = field(default_factory=views.SearchTexts)
     looks: Looks = field(init=False)
     groups: Kept[tuple[User, Any], OperationGroups] = field(init=False)
-    """Operations by what they wait for, by who asked and which ones."""
+    """Groups of operations by cause, cached by user and filters."""
     readable: dict[User, tuple[Config, dict[tuple[Any, ...], bool]]] = field(default_factory=dict)
-    """Verdicts about operations that the last users asked for, and the configuration of which they are."""
+    """Verdicts about operations for the last users, and the configuration that they are based on."""
     document: Prepared | None = None
     plan_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Plans and explanations are made one at a time, because the threads are needed for updates and the store."""

@@ -1,4 +1,4 @@
-"""Values that take long to make, kept: shared by all who ask, and made anew so rarely that the loop hardly notices."""
+"""Cache of values that are slow to compute: shared by all requests, computed rarely enough for the event loop."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 PAUSE: Final = 400.0
-"""A value is kept for so many times what it took: it may take 0.25 % of the loop's time."""
+"""Factor: a value is kept for this many times the time that it took, so it takes at most 0.25 % of the loop's time."""
 FREE_S: Final = 0.0005
-"""What does not count: small clusters are looked at anew each time."""
+"""Computing time that does not count, so small clusters are examined again each time."""
 MAX_KEPT_S: Final = 10.0
 
 
 class Kept(Generic[K, T]):
-    """A value by key. One that could not be made is made again."""
+    """Cached values by key. A value whose computation failed is computed again."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._made: dict[K, _Made[T]] = {}
 
     async def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]], *made_of: Any, version: object = None) -> T:
-        """The value, made anew where ``made_of`` differs from the last time. Where ``version`` alone differs, or is
-        None, the value is kept for a while."""
+        """Return the value, computed again if ``made_of`` differs from the last time. If only ``version`` differs, or
+        is None, the value is kept for a while."""
         now, made = self._clock(), self._made.get(key)
         is_old = made is not None and now >= made.until and (version is None or version != made.version)
         if made is None or is_old or made.made_of != made_of:
@@ -37,7 +37,7 @@ class Kept(Generic[K, T]):
 
 
 class _Made(Generic[T]):
-    """A value that is being made, or was: ``until`` says how long it is kept."""
+    """A value that is being computed, or was; it is kept until ``until``."""
 
     def __init__(
         self, made_of: object, version: object, making: Coroutine[Any, Any, T], clock: Callable[[], float]
@@ -60,7 +60,7 @@ class _Made(Generic[T]):
         return value
 
     def __await__(self) -> Generator[Any, None, T]:
-        """Let it be made, and count the seconds that this takes the thread."""
+        """Run the computation, and count the thread's seconds."""
         error: BaseException | None = None
         while True:
             begun = time.thread_time()

@@ -1,4 +1,4 @@
-"""Looks at all operations, in parts beside the heartbeats: what they wait for, how many there are, who needs help."""
+"""Survey of all operations, in parts between heartbeats: causes for which they wait, counts, and possible alerts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpumond.scheduler.state import State
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen of all operations. ``doubtful``: those live ones that may have an alert, few."""
+    """Result of a survey of all operations. ``doubtful``: the few live operations that may have an alert."""
 
     causes: Mapping[str, Causes]
     counts: OperationCounts
@@ -24,7 +24,7 @@ class Look:
 
 
 class Looks:
-    """The last look, shared by all who ask, and kept for a while."""
+    """The last survey, shared by all requests, and kept for a while."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -353,7 +353,7 @@ class Cypress:
         """At most one entry; copies made by ``seen_by`` share it."""
 
     def seen_by(self, user: User) -> Cypress:
-        """This object with only what the user may see."""
+        """A copy that only contains objects that the user may see."""
         seen = copy.copy(self)
         seen.user = user
         return seen

@@ -102,7 +102,7 @@ def read_value(data: bytes, form: Format, max_depth: int = MAX_DEPTH) -> Any:
 
 
 def write_value(value: Any, form: Format, give_way: Callable[[], object] | None = None) -> bytes:
-    """``value`` in the format. Raises FormatError for what the format cannot express.
+    """``value`` in the format. Raises FormatError for values that the format cannot express.
 
     ``give_way`` is called about every WRITTEN_BYTES, for threads that write large values.
     """

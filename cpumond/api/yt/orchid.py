@@ -217,7 +217,7 @@ def _result(record: OperationRecord) -> Any:
 
 
 def _alerts(record: OperationRecord, live: Operation | None, told: list[str]) -> dict[str, Any]:
-    """3.2: which pool is full, of an operation that waits; why nothing can start (3.7); ``told`` of its options."""
+    """Alerts: the full pool of a waiting operation (3.2), why nothing can start (3.7), and ``told`` of its options."""
     alerts: dict[str, Any] = {}
     for element in live.elements.values() if live is not None and not record.running_in else ():
         full = admission.find_full(element)

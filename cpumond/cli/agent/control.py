@@ -91,7 +91,7 @@ def job_add_command(
     job = client.fetch(content, AddedJob)
     hint = "; its limit is not changed; --mode reclaim changes that" if is_only_watched(job) else ""
     print_text(
-        f"job {escape(job.job_id)} ({job.cgroup}): mode {job.mode}, {count_cores(job.cpu_limit)} ordered, "
+        f"job {escape(job.job_id)} ({job.cgroup}): mode {job.mode}, {count_cores(job.cpu_limit)} requested, "
         f"limit {format_cores(job.current_cpu_limit)}{hint}"
     )
     for warning in job.warnings:

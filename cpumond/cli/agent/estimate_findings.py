@@ -202,7 +202,7 @@ def list_rows(findings: Findings, rows: list[WorkloadRow]) -> list[list[Cell]]:
 
 def list_headings() -> list[str]:
     of_rules = (f"{rule}: {word}" for rule in RULES for word in ("reclaimable", "held back"))
-    return ["workload", "kind", "ordered", "used", *of_rules, "sure"]
+    return ["workload", "kind", "requested", "used", *of_rules, "sure"]
 
 
 def list_cells(findings: Findings, row: WorkloadRow) -> Iterator[str]:

@@ -141,30 +141,30 @@ def simulate_command(
 ) -> None:
     """Simulate a job under a limit that the monitor moves, period by period of the kernel, as a closed loop.
 
-    TRACE, or - for standard input, is the demand as CSV: rows of seconds,cores (with or without this header), in which
-    cores are wanted from then until the next row, at any spacing. Or it is a recorded trace, as for 'cpumond replay'.
-    That is no demand: where throttled_ratio is above 0 nobody knows what the job wanted, so the rows are taken once as
-    recorded and once as if all that was ordered had been wanted in them.
+    TRACE, or - for standard input, is the demand as CSV: rows of seconds,cores (the header is optional). Each row holds
+    until the next one, at any spacing. TRACE may also be a recorded trace, as for 'cpumond replay', which is not
+    demand: if throttled_ratio is above 0, the demand is unknown. Such rows are simulated twice, once as recorded and
+    once as if the job had wanted its whole request.
 
-    The checks each check_period and the looks each throttle_poll are the agent's own code; the kernel is simulated,
-    with enforcement periods of 100 ms. Nothing is written anywhere, and nothing is measured.
+    The checks every check_period and the looks every throttle_poll run the agent's own code; the kernel is simulated,
+    with enforcement periods of 100 ms. Nothing is written, and nothing is measured.
 
     \b
-    Printed is for each rule:
-      reclaimed    sum(order - limit) / sum(order - demand), of all that could have been freed
-      held back    share of the 100 ms periods in which the limit gave less than the order would have
-      seconds      share of the seconds with such a period
-      work late    share of the work that was not done in the period it was wanted in
-      delay        how long a core-second of work waited because of the limit, on average; with
-                   --program, how far it fell behind in all
-      p99 stretch  99 of 100 stretches of periods in a row that were held back are no longer
+    The output for each rule:
+      reclaimed    sum(request - limit) / sum(request - demand), of all that could have been freed
+      held back    fraction of 100 ms periods in which the limit granted less than the request would
+      seconds      fraction of the seconds with such a period
+      work late    fraction of the work that was not done in the period in which it was wanted
+      delay        mean time for which a core-second of work waited because of the limit; with
+                   --program, the total delay of the job
+      p99 stretch  99 of 100 runs of consecutive periods that were held back are no longer
       writes/h     changes of the limit
-      kept         work of jobs of 1/16 of the order each that a scheduler starts on reclaimed
-                   CPU, in the idle class, as a share of sum(order - demand)
-      lost         share of their work that was thrown away because they had to end again
+      kept         work of jobs of 1/16 of the request each that a scheduler starts on reclaimed
+                   CPU, in the idle class, as a fraction of sum(request - demand)
+      lost         fraction of their work that was lost because they had to end again
 
-    With actuator = guarantee or weight nothing is cut off on a host with free CPU: held back are then the periods with
-    use above the limit, in which other jobs could have taken the CPU away.
+    With actuator = guarantee or weight nothing is throttled on a host with free CPU: held back then counts the periods
+    with usage above the limit, in which other jobs could have taken the CPU.
     """
     if (trace is None) == (shape is None):
         raise UsageError("simulate: give either TRACE, a CSV file of seconds,cores, or --shape NAME; see its --help")
@@ -255,18 +255,18 @@ def _draw_progress(periods: int) -> Iterator[Callable[[int], None] | None]:
     help="csv: a header and one line per check; json: one object per line.",
 )
 def replay_command(file: str, cpu_limit: float, assignments: tuple[str, ...], format_: Format) -> None:
-    """Run the monitor over a recorded trace and print what it decides, check by check.
+    """Run the monitor over a recorded trace and print its decisions, check by check.
 
-    FILE, or - for standard input, is CSV with the header time_s,usage_cores (mean usage since the row before) or
-    time_s,total_cpu_s (CPU seconds used so far). A column throttled_ratio (share of throttled periods since the row
-    before, 0 to 1) lets throttle_restore_ratio act, a column pressure_ratio (share of the time since then in which some
-    task waited for CPU) pressure_restore_ratio, throttled_periods (their number since then) or else throttled_ratio
-    tells limit_rule = peak when the job was held back. Lines starting with # are skipped. Each row is one check, so
-    check_period plays no part; the first row is only the base of the next.
+    FILE, or - for standard input, is CSV with the header time_s,usage_cores (mean usage since the previous row) or
+    time_s,total_cpu_s (CPU seconds used so far). Optional columns, all since the previous row: throttled_ratio
+    (fraction of throttled periods) is the input of throttle_restore_ratio; pressure_ratio (fraction of the time in
+    which some task waited for CPU) that of pressure_restore_ratio; throttled_periods (number of throttled periods), or
+    else throttled_ratio, that of limit_rule = peak. Lines starting with # are skipped. Each row is one check, so
+    check_period has no effect; the first row is only the base of the next.
 
-    Printed are the values after each check: time_s, usage_cores, smoothed_cores, votes_sum (empty until the window is
-    full), decision (hold, grow, shrink or restore) and cpu_limit_cores, the new limit; with limit_rule = peak also
-    peak_cores and caution. Nothing is written anywhere.
+    The output has the values after each check: time_s, usage_cores, smoothed_cores, votes_sum (empty until the window
+    is full), decision (hold, grow, shrink or restore) and cpu_limit_cores, the new limit; with limit_rule = peak also
+    peak_cores and caution. Nothing is written.
 
     \b
     Example:

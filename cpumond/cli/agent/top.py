@@ -49,7 +49,7 @@ MAX_INTERVAL_S = 3600.0
 @click.option(
     "--sort",
     type=click.Choice(list(dict.fromkeys([*SORTS, *CLUSTER_SORTS]))),
-    help="Column to sort by, largest first; of jobs, or with --cluster (used: allotted).  [default: reclaimed, used]",
+    help="Column to sort by, largest first; of jobs, or with --cluster (used: allocated).  [default: reclaimed, used]",
 )
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @json_option

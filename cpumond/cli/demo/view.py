@@ -121,8 +121,8 @@ def draw_state(story: Story, now_s: float, duration_s: float, events: list[tuple
 
     table = Table(title=f"{now_s:.0f} of {duration_s:.0f} s", title_justify="left", box=None, padding=(0, 2, 0, 0))
     noun = story.words.noun
-    for name in ("pool", "job", "ordered", noun, "usage", "state", ""):
-        table.add_column(name, justify="right" if name in ("ordered", noun, "usage") else "left", no_wrap=True)
+    for name in ("pool", "job", "requested", noun, "usage", "state", ""):
+        table.add_column(name, justify="right" if name in ("requested", noun, "usage") else "left", no_wrap=True)
     for job in story.jobs.values():
         if job.lives:
             usage = "" if job.usage is None else f"{job.usage:.2f}"

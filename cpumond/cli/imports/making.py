@@ -241,7 +241,7 @@ class Making:
             merge(options, "resource_limits", {name: made[name] + above[name] for name in made.keys() & above})
 
     def report(self) -> Iterator[str]:
-        """Yield what is not expressed unchanged, each option once with all its places; the totals come last."""
+        """Yield the options that were not expressed unchanged, each once with all its places; the totals come last."""
         notes = sorted(self.notes, key=lambda note: (note.verdict, note.option, note.sentence))
         for (verdict, option, sentence), found in groupby(notes, key=lambda note: note[:3]):
             if verdict != DAEMONS:

@@ -57,7 +57,7 @@ def _add_graph(page: Page, findings: Findings) -> None:
         [*(at_s for at_s, _ in points), end_s],
         [
             {"label": "used", "values": used, "color": "--c1", "fill": True, **look},
-            {"label": "ordered", "values": ordered, "color": "--c7", "dash": True, **look},
+            {"label": "requested", "values": ordered, "color": "--c7", "dash": True, **look},
             *(
                 {"label": f"limit by {rule}", "values": limit, "color": color, **look}
                 for rule, limit, color in zip(RULES, limits, COLORS, strict=True)

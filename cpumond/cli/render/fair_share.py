@@ -97,7 +97,7 @@ def _add_pool(page: Page, rows: Sequence[SimulationRow], number: int, unit: str)
     strong = [line("strong", "strong guarantee", "--c5", **area)] if row.strong_guarantee else []
     page.add_chart(
         f"Allotted and demand against the guarantee, {unit}s",
-        f"Demand of at most {format_amount(most_demand)} {unit}s, allotted at most "
+        f"Demand of at most {format_amount(most_demand)} {unit}s, allocated at most "
         f"{format_amount(most_used)}, at the end {format_amount(last.usage)}.",
         times,
         [
@@ -105,7 +105,7 @@ def _add_pool(page: Page, rows: Sequence[SimulationRow], number: int, unit: str)
             line("integral", "integral guarantee", "--c3", **area),
             line("weight", "weight-proportional share", "--c7", **area),
             line("demand", "demand (beyond the graph)" if is_cut else "demand", "--c2", step="after", width=3),
-            line("usage", "allotted", "--c1", step="after"),
+            line("usage", "allocated", "--c1", step="after"),
             *levels,
         ],
         height=260, **({"cut": fitting * 1.15} if is_cut else {}), **more,

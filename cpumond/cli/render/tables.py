@@ -51,7 +51,7 @@ COLUMNS: Final[tuple[Column[JobAnswer], ...]] = (
     column("operation", 11, lambda job: escape(job.operation_id)),
     column("labels", 12, lambda job: escape(", ".join(list_labels(job)))),
     column("status", 1, lambda job: (job.status, STYLES.get(job.status, ""))),
-    column(">ordered", 0, lambda job: "-" if job.unlimited else f"{job.cpu_limit:.2f}"),
+    column(">requested", 0, lambda job: "-" if job.unlimited else f"{job.cpu_limit:.2f}"),
     column(">limit", 0, lambda job: "-" if job.unlimited else f"{job.current_cpu_limit:.2f}"),
     column(">ceiling", 10, lambda job: format_number(job.ceiling, ".2f")),
     column(">(would be)", 3, lambda job: f"{job.monitor_cpu_limit:.2f}" if is_only_watched(job) else ""),
@@ -89,7 +89,7 @@ def is_only_watched(job: JobAnswer) -> bool:
 
 
 def list_labels(job: JobAnswer) -> list[str]:
-    """What a job's engine reports about it, except for values in other columns."""
+    """Facts that a job's engine reports, except for values in other columns."""
     return [text for text in job.labels.values() if text not in (job.job_id, job.operation_id)] if job.engine else []
 
 
@@ -125,7 +125,7 @@ def name_limit(jobs: Iterable[JobAnswer]) -> str:
 def describe_totals(answer: StatusAnswer) -> str:
     totals, noun = answer.totals, name_limit(answer.jobs)
     text = (
-        f"{count_cores(totals.cpu_limit)} ordered, {noun} {format_cores(totals.current_cpu_limit)}, "
+        f"{count_cores(totals.cpu_limit)} requested, {noun} {format_cores(totals.current_cpu_limit)}, "
         f"{format_cores(totals.reclaimed)} reclaimed"
     )
     levers = sorted({job.actuator for job in answer.jobs if job.mode == "reclaim"})
@@ -149,7 +149,7 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
         notices.append(("paused: no limit is written while the pause file is in the agent's runtime_dir", "yellow"))
     ordered = [job for job in answer.jobs if job.override_by and job.override_left_s is not None]
     for job in ordered[:MAX_ORDERED]:
-        text = f"{job.job_id}: {job.override_by} ordered {count_cores(job.current_cpu_limit)}"
+        text = f"{job.job_id}: {job.override_by} set {count_cores(job.current_cpu_limit)}"
         notices.append((f"{text}, which is respected for {format_left(job.override_left_s or 0.0)} more", "yellow"))
     if len(ordered) > MAX_ORDERED:
         notices.append((f"... and {len(ordered) - MAX_ORDERED} more jobs with overridden limits", "yellow"))
@@ -242,7 +242,7 @@ REGISTERED: Final[tuple[Column[RegisteredJob], ...]] = (
     column("job", 0, lambda job: escape(job.job_id) or "-"),
     column("operation", 2, lambda job: escape(job.operation_id) or "-"),
     column("cgroup", 1, lambda job: escape(job.path) or "-"),
-    column("ordered", 3, lambda job: "from cgroup" if job.cpu_limit is None else format_cores(job.cpu_limit)),
+    column("requested", 3, lambda job: "from cgroup" if job.cpu_limit is None else format_cores(job.cpu_limit)),
     column("job-cpu-monitor", 4, _format_layer),
 )
 

@@ -36,7 +36,7 @@ INTERVAL_S: Final = 2.0
 VIEWS: Final = {"p": "pools", "o": "operations", "n": "nodes"}
 # "used" sorts by allocated CPU: the option's word is older than the heading.
 SORTS: Final = {"u": "used", "d": "demand", "s": "share", "a": "name"}
-KEYS: Final = "p pools, o operations, n nodes; sort: u allotted, d demand, s share, a name; q ends"
+KEYS: Final = "p pools, o operations, n nodes; sort: u allocated, d demand, s share, a name; q ends"
 
 
 class ClusterPicture(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ def draw_head(picture: ClusterPicture, width: int | None, colour: bool) -> str:
     tree = picture.tree
     cores = [format_cores(each["cpu"]) for each in (tree.resource_usage, tree.total_resources, tree.resource_demand)]
     text = (
-        f"{escape(tree.name)} {format_time(time.time(), '%H:%M:%S')}: {cores[0]} of {cores[1]} cores allotted, demand "
+        f"{escape(tree.name)} {format_time(time.time(), '%H:%M:%S')}: {cores[0]} of {cores[1]} cores allocated, demand "
         f"{cores[2]}; {tree.running_operation_count} operations running, {tree.pending_operation_count} pending; "
         f"{tree.online_node_count} of {tree.node_count} nodes online"
     )
@@ -105,12 +105,12 @@ def draw_view(
     return "\n".join(lines) if items else f"no {view}"
 
 
-POOL_RANKS: Final = {"pool": 0, "allotted": 0, "demand": 1, "share": 2, "running": 3, "all": 5, "state": 4}
+POOL_RANKS: Final = {"pool": 0, "allocated": 0, "demand": 1, "share": 2, "running": 3, "all": 5, "state": 4}
 OPERATION_RANKS: Final = {
-    "operation": 0, "state": 4, "user": 7, "pool": 2, "allotted": 0, "demand": 3, "share": 6, "jobs": 5, "age": 8,
+    "operation": 0, "state": 4, "user": 7, "pool": 2, "allocated": 0, "demand": 3, "share": 6, "jobs": 5, "age": 8,
     "title": 1,
 }  # fmt: skip
-NODE_RANKS: Final = {"node": 0, "state": 1, "allotted": 0, "cores": 2, "free": 3, "jobs": 4}
+NODE_RANKS: Final = {"node": 0, "state": 1, "allocated": 0, "cores": 2, "free": 3, "jobs": 4}
 """Columns of the lists shown here -> their rank: a narrow terminal leaves out the highest first."""
 
 View = tuple[Sequence[Column[Any]], Sequence[Any]]
@@ -187,7 +187,7 @@ def _draw_live(client: SchedulerClient, tree: str, interval_s: float, sort: str)
 def _draw_frame(picture: ClusterPicture, view: str, sort: str, width: int, height: int) -> str:
     colour = use_colour()
     head = draw_head(picture, width, colour)
-    by = "allotted" if sort == "used" else sort
+    by = "allocated" if sort == "used" else sort
     keys = "\n".join(draw_lines([(f"{view} by {by}. {KEYS}", "dim")], width, colour))
     room = height - len(head.split("\n")) - len(keys.split("\n"))
     return "\n".join([head, draw_view(picture, view, sort, width, colour, max(room, 2)), keys])

@@ -274,7 +274,7 @@ def follow_log(client: SchedulerClient, operation: str, job: str | None, stream:
 
 
 def print_aside(sentence: str) -> None:
-    """A sentence on standard error, apart from what jobs write."""
+    """Print a sentence on standard error, apart from the output of jobs."""
     click.echo(fold(f"cpumond: {escape(sentence)}", error_width()), err=True)
 
 

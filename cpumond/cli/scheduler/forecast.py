@@ -105,7 +105,7 @@ SHARES: Final[tuple[Column[PredictedShare], ...]] = (
     column("pool", 0, lambda each: escape(each.pool)),
     column(">share", 1, lambda each: format_cores(each.fair_share_before)),
     column(">would be", 0, lambda each: format_cores(each.fair_share_after)),
-    column(">allotted", 3, lambda each: format_cores(each.used_before)),
+    column(">allocated", 3, lambda each: format_cores(each.used_before)),
     column(">would hold", 2, lambda each: format_cores(each.used_after)),
 )
 

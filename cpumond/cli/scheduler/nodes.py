@@ -63,7 +63,7 @@ NODES: Final[tuple[Column[NodeView], ...]] = (
     column("tree", 5, _format_tree),
     column("state", 1, format_node_state),
     column(">cores", 3, lambda node: format_cores(node.capacity["cpu"])),
-    column(">allotted", 2, lambda node: format_cores(node.usage["cpu"])),
+    column(">allocated", 2, lambda node: format_cores(node.usage["cpu"])),
     column(">others", 8, lambda node: format_cores(node.foreign_usage["cpu"])),
     column(">free", 4, lambda node: format_cores(node.free["cpu"])),
     column(">memory free", 7, lambda node: format_amounts({"memory": node.free["memory"]}).removesuffix(" memory")),
@@ -123,17 +123,17 @@ def node_show_command(client: SchedulerClient, node: str) -> None:
             ("failing", escape(answer.failing)),
             ("last heartbeat", f"{format_span(answer.silent_s)} ago"),
             ("capacity", format_amounts(answer.capacity)),
-            ("allotted", format_amounts(answer.usage)),
+            ("allocated", format_amounts(answer.usage)),
             ("used", f"{format_cores(answer.used_cores)} cores of CPU"),
             ("reclaimed", _describe_reclaimed(answer)),
-            ("allotted to others", format_amounts(answer.foreign_usage, "")),
+            ("allocated to others", format_amounts(answer.foreign_usage, "")),
             ("free", format_amounts(answer.free)),
             ("overcommitted", f"{answer.overcommit_count} times" if answer.overcommit_count else ""),
         ]
     )
     if answer.jobs:
         ranks = {
-            "job": 0, "operation": 1, "state": 2, "class": 9, "ordered": 6, "limit": 5, "used": 4, "time": 3,
+            "job": 0, "operation": 1, "state": 2, "class": 9, "requested": 6, "limit": 5, "used": 4, "time": 3,
             "preemptibility": 8, "": 7,
         }  # fmt: skip
         print_items(shorten_ids(pick(JOBS, ranks), answer.jobs, terminal_width()), answer.jobs)

@@ -56,7 +56,7 @@ JOBS: Final[tuple[Column[JobView], ...]] = (
     column("node", 1, lambda job: escape(job.node_id)),
     column("state", 0, lambda job: (job.state, STYLES.get(job.state, ""))),
     column("class", 9, lambda job: job.job_class + ("" if job.backfill_until is None else ", backfilled")),
-    column(">ordered", 7, lambda job: format_cores(job.cpu_limit)),
+    column(">requested", 7, lambda job: format_cores(job.cpu_limit)),
     column(">limit", 5, lambda job: format_cores(job.current_cpu_limit)),
     column(">used", 4, lambda job: format_number(job.smoothed_cpu_usage, ".2f")),
     column(">time", 2, lambda job: format_span((job.finish_time or time.time()) - job.start_time)),
@@ -149,7 +149,7 @@ OPERATIONS: Final[tuple[Column[Part], ...]] = (
     column(">jobs", 5, _format_jobs),
     column(">done", 4, lambda part: f"{part[0].jobs.completed}/{part[0].jobs.total}"),
     column(">share", 8, lambda part: _format_cores(part, "fair_share")),
-    column(">allotted", 6, lambda part: _format_cores(part, "usage")),
+    column(">allocated", 6, lambda part: _format_cores(part, "usage")),
     column(">demand", 9, lambda part: _format_cores(part, "demand")),
     column(">age", 2, lambda part: format_span((part[0].finish_time or time.time()) - part[0].start_time)),
     column(">starts in", 5, _format_start),
@@ -257,7 +257,7 @@ def _part_fields(part: OperationInTree) -> list[tuple[str, str]]:
     share = format_share(part.fair_share_ratio, part.fair_share_resource)
     fields = [
         ("fair share", f"{format_amounts(part.fair_share)}: {share} of the cluster"),
-        ("allotted", format_amounts(part.usage)),
+        ("allocated", format_amounts(part.usage)),
         ("demand", format_amounts(part.demand)),
         ("limits", format_limits(part.limits) if part.limits else ""),
         ("weight", f"{part.weight:g}"),

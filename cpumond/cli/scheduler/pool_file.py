@@ -141,7 +141,7 @@ def ask_plan(
 
 
 def simulate_file(client: SchedulerClient, file: str, tree: str | None, prune: bool) -> None:
-    """Print what would become of operations if a file were applied: a simulation."""
+    """Simulate the effect on operations if a file were applied, and print it."""
     told = read_file(file)
     name = client.find_tree(tree or told.tree)
     command = {"type": "ApplyTree", "tree": name, "tables": told.tables, "prune": prune}

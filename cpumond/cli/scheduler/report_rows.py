@@ -66,7 +66,7 @@ class PoolTree(ReportTree, frozen=True):
 
 
 AMOUNTS: Final = (
-    Measure("ordered", "ordered", "ordered_core_hours", "core-hours that jobs could have used by their requests"),
+    Measure("ordered", "requested", "ordered_core_hours", "core-hours that jobs could have used by their requests"),
     Measure("used", "used", "used_core_hours", "core-hours of CPU time that they used"),
     Measure(
         "reclaimed",
@@ -83,8 +83,8 @@ AMOUNTS: Final = (
     Measure("lost", "lost", "lost_core_hours", "core-hours of work that preemptions lost, for operations still known"),
 )
 RATIOS: Final = (
-    Measure("used", "used %", "used_of_ordered_percent", "used in percent of ordered"),
-    Measure("reclaimed", "reclaimed %", "reclaimed_of_ordered_percent", "reclaimed in percent of ordered"),
+    Measure("used", "used %", "used_of_ordered_percent", "used in percent of requested"),
+    Measure("reclaimed", "reclaimed %", "reclaimed_of_ordered_percent", "reclaimed in percent of requested"),
     Measure("late", "late %", "late_of_throttled_percent", "late in percent of throttled"),
 )
 BASE_OF_RATIO: Final = {"used": "ordered", "reclaimed": "ordered", "late": "throttled"}

@@ -191,7 +191,7 @@ def _write_raw(stream: LogStream, content: bytes) -> None:
 
 
 def _print_aside(sentence: str) -> None:
-    """As ``print_aside``, where standard error may be gone: the operation is looked after anyway."""
+    """Print like ``print_aside``; if standard error is closed, continue with the operation."""
     with contextlib.suppress(OSError):
         print_aside(sentence)
 

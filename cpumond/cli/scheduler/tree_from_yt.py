@@ -31,7 +31,7 @@ def read_yt_tree(text: str, name: str) -> TreeTables:
     try:
         attributes, pools = _split(read_yson_text(text))
     except YtError as error:
-        wanted = "expected what `yt get //sys/pool_trees/TREE` prints without --format"
+        wanted = "expected the output of `yt get //sys/pool_trees/TREE` without --format"
         raise ConfigError(f"{name}: {error}; {wanted}") from None
     own = _sort("tree", attributes)
     own.options.update({option: value for option, value in OF_EVERY_TREE.items() if option not in attributes})

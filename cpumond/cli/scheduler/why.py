@@ -56,10 +56,10 @@ def _part_fields(parts: IdleParts) -> list[tuple[str, str]]:
         ("silent", parts.silent, "of nodes that are offline"),
         ("starting", parts.starting, "about to be allocated to jobs"),
         ("no work", parts.without_work, "idle, nothing waits for it"),
-        ("held back", parts.held_back, "idle while work waits for it"),
+        ("blocked", parts.held_back, "idle while work waits for it"),
         ("backfilled", parts.backfilled, "of those, used by jobs on resources reserved for a gang"),
     )
     shown = [
-        (name, cores, what) for name, cores, what in rows if cores > 0.0 or name in ("capacity", "used", "held back")
+        (name, cores, what) for name, cores, what in rows if cores > 0.0 or name in ("capacity", "used", "blocked")
     ]
     return [(name, format_cores(cores) + (f" cores, {what}" if what else " cores")) for name, cores, what in shown]

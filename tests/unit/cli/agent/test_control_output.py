@@ -76,19 +76,19 @@ def test_status_into_a_pipe_is_one_plain_line_for_each_job_with_its_whole_id():
     assert not ANSI.search(text)
     assert all(line == line.rstrip() for line in lines)
     assert lines[0] == "node-7: 2 jobs, cgroups v2, one check every 1s, the last one took 1.2 ms"
-    assert words(lines[1]) == "job operation status ordered limit usage smoothed votes throttled last result"
+    assert words(lines[1]) == "job operation status requested limit usage smoothed votes throttled last result"
     assert words(lines[2]) == f"{LONG_ID} sort-17 reclaim 10.00 3.20 1.75 1.80 -4 0% applied"
     assert lines[3].startswith("x ")
-    assert lines[4] == "total: 10 cores ordered, limit 3.2, 6.8 reclaimed by quota"
+    assert lines[4] == "total: 10 cores requested, limit 3.2, 6.8 reclaimed by quota"
     assert len(lines) == 5
 
 
 def test_without_quotas_guarantees_and_ceilings_are_apart():
     jobs = [{"actuator": "guarantee", "ceiling": 10.0}, {"job_id": "x", "actuator": "weight"}]
     lines = tables.draw_status(make_status(*jobs), None, False).split("\n")
-    assert words(lines[1]).startswith("job operation status ordered guarantee ceiling usage")
+    assert words(lines[1]).startswith("job operation status requested guarantee ceiling usage")
     assert [words(line).split()[3:6] for line in lines[2:4]] == [["10.00", "3.20", "10.00"], ["10.00", "3.20", "-"]]
-    assert lines[4] == "total: 10 cores ordered, guarantee 3.2, 6.8 reclaimed by guarantee, weight"
+    assert lines[4] == "total: 10 cores requested, guarantee 3.2, 6.8 reclaimed by guarantee, weight"
 
 
 def test_jobs_that_can_give_nothing_are_named():
@@ -113,9 +113,9 @@ def test_columns_of_a_rule_are_there_where_a_job_is_under_it():
         return words(tables.draw_status(make_status(*jobs), None, False).split("\n")[1])
 
     peak: dict[str, object] = {"limit_rule": "peak", "peak": PEAK, "votes_sum": None}
-    assert heading({"operation_id": ""}) == "job status ordered limit usage smoothed votes throttled last result"
+    assert heading({"operation_id": ""}) == "job status requested limit usage smoothed votes throttled last result"
     assert (
-        heading({**peak, "operation_id": ""}) == "job status ordered limit usage peak half-life throttled last result"
+        heading({**peak, "operation_id": ""}) == "job status requested limit usage peak half-life throttled last result"
     )
     both = tables.draw_status(make_status(peak, {"job_id": "d"}), None, False).split("\n")
     assert words(both[1]).endswith("usage smoothed peak half-life votes throttled last result")

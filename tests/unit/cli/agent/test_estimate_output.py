@@ -144,7 +144,7 @@ def test_the_page_shows_names_as_text() -> None:
 def test_the_graph_has_a_line_for_each_rule() -> None:
     page = HtmlPage(render_page(make_findings(WEB)))
     assert {each["label"]: each["values"][-1] for each in page.charts[0]["series"]} == {
-        "used": 1, "ordered": 4, "limit by document": 3, "limit by peak": 2,
+        "used": 1, "requested": 4, "limit by document": 3, "limit by peak": 2,
     }  # fmt: skip
     assert page.texts("p", "flat") == ["At most 4 cores requested and 1 used."]
 

@@ -61,7 +61,7 @@ def test_without_an_integral_guarantee_there_is_a_sentence():
 def test_a_graph_says_in_words_what_it_shows_where_it_is_not_drawn():
     page = HtmlPage(render([make_row(0.0, 70.0, demand=90.0, accumulated_volume=8.0), make_row(9.0, 20.0)]))
     assert page.texts("p", "flat") == [
-        "Demand of at most 90 cores, allotted at most 70, at the end 20.",
+        "Demand of at most 90 cores, allocated at most 70, at the end 20.",
         "From 0 to 8 core·s, at the end 0, of a capacity of 8.64 M.",
     ]
 
@@ -79,7 +79,7 @@ def test_lines_are_thinned_and_spikes_stay():
     assert times == sorted(set(times))
     assert len(times) <= 3 * BUCKETS
     assert times[-1] == DAY
-    for label in ("demand", "allotted", "integral guarantee"):
+    for label in ("demand", "allocated", "integral guarantee"):
         values = page.line(label)["values"]
         assert (times[values.index(500)], times[values.index(0)]) == (43_000, 60_000)
 
@@ -87,8 +87,8 @@ def test_lines_are_thinned_and_spikes_stay():
 def test_a_line_goes_on_to_the_end():
     page = HtmlPage(render([make_row(0.0), make_row(1.0, 500.0), make_row(2.0, accumulated_volume=3.0)], until_s=4.0))
     assert page.charts[0]["times"] == [0, 1, 2, 4]
-    assert page.line("allotted")["values"] == [0, 500, 0, 0]
-    assert page.line("allotted")["step"] == "after"
+    assert page.line("allocated")["values"] == [0, 500, 0, 0]
+    assert page.line("allocated")["step"] == "after"
     assert page.line("volume", 1)["values"] == [0, 0, 3, 3]
     assert "step" not in page.line("volume", 1)
 

@@ -81,7 +81,7 @@ def test_text_has_a_table_of_the_tree_and_one_of_its_operations(report):
     assert lines[start + 9].split()[:6] == ["op-1", "a", "title", "ann", "deep", "running"]
     assert lines[start + 11].split() == ["total", "98", "49", "50.0", "39.2", "40.0", "9.8", "1.96", "20.0", "0", "-"]
     assert lines[start + 12] == "3 more operations with smaller requests: --top shows more of them"
-    assert lines[-10:][0].startswith("ordered ")
+    assert lines[-10:][0].startswith("requested ")
 
 
 def test_text_says_that_the_history_is_shorter_than_asked():
