@@ -65,7 +65,7 @@ def test_a_tree_of_another_cluster_can_be_applied():
 @pytest.mark.parametrize(
     ("printed", "says"),
     [
-        ('{"$attributes":{},"$value":{}}', "expected what `yt get //sys/pool_trees/TREE` prints without --format"),
+        ('{"$attributes":{},"$value":{}}', "expected the output of `yt get //sys/pool_trees/TREE` without --format"),
         ("{a=", "t.yson: "),
         ("<weight=1>#", "the tree: its pools are missing"),
         ("{a=<weight=1>#}", 'pool "a": its pools are missing'),
