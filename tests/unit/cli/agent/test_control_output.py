@@ -20,6 +20,7 @@ from cpumond.agent.config import parse_layer
 from cpumond.cli import options, run
 from cpumond.cli.agent import control, explain
 from cpumond.cli.agent.client import AgentClient, explain_failure, find_socket, read_refusal
+from cpumond.cli.agent.top import sort_answer
 from cpumond.cli.options import quote_name
 from cpumond.cli.render import tables
 from cpumond.core.answers import JobAnswer, RegisteredJob, StatusAnswer
@@ -240,7 +241,7 @@ def test_top_of_no_jobs():
 
 def test_json_of_top_is_the_whole_answer_in_the_order_of_the_table():
     content = msgspec.json.encode({"new_key": 1, "jobs": [{**JOB, "job_id": name} for name in ("b", "a")]})
-    answer = control.sort_answer(content, "job")
+    answer = sort_answer(content, "job")
     assert answer["new_key"] == 1
     assert [job["job_id"] for job in answer["jobs"]] == ["a", "b"]
 
@@ -434,7 +435,7 @@ def test_the_system_s_reason_decides_about_the_error():
 
 
 def test_an_agent_that_hangs_up_is_said(listener):
-    hang_up = threading.Thread(target=lambda: [listener[0].accept()[0].close() for _ in range(2)])
+    hang_up = threading.Thread(target=lambda: listener[0].accept()[0].close())
     hang_up.start()
     with pytest.raises(UnavailableError, match=r"control.sock: the agent ended before it answered; see its log"):
         AgentClient(listener[1], timeout_s=10.0).status()
