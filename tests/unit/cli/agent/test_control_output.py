@@ -435,7 +435,7 @@ def test_the_system_s_reason_decides_about_the_error():
 
 
 def test_an_agent_that_hangs_up_is_said(listener):
-    hang_up = threading.Thread(target=lambda: listener[0].accept()[0].close())
+    hang_up = threading.Thread(target=lambda: [listener[0].accept()[0].close()])
     hang_up.start()
     with pytest.raises(UnavailableError, match=r"control.sock: the agent ended before it answered; see its log"):
         AgentClient(listener[1], timeout_s=10.0).status()
