@@ -157,8 +157,7 @@ class Rights:
         return msgspec.structs.replace(record, why=why, preemptor_operation_id="", preemptor_job_id="")
 
     def _find_denying(self) -> set[str]:
-        """Return trees with an entry that denies reading. Mostly there are none, while very many operations are
-        listed."""
+        """Trees with an entry that denies reading. Mostly there are none, while very many operations are listed."""
         if self._denying is None:
             self._denying = {name for name, tree in self.state.config.trees.items() if _denies_reading(tree)}
         return self._denying

@@ -147,8 +147,7 @@ def refusal(need: Need, verdict: Verdict, rights: Rights) -> CommandError:
 
 
 def list_needs(state: State, command: Command, rights: Rights) -> Iterator[Need]:
-    """Return the rights that a command needs. A named object that does not exist needs none: the command itself is
-    refused."""
+    """The rights that a command needs. A named object that does not exist needs none: the command itself is refused."""
     yield from _NEEDS[type(command)](state, command, rights)
 
 

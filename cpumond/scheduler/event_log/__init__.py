@@ -27,8 +27,7 @@ from cpumond.scheduler.store import Entry, Store, StoreError
 log = structlog.get_logger("cpumond.scheduler")
 
 MAX_WAITING: Final = 10_000
-"""Most entries kept while the store refuses writes, the newest ones; also the most that the state may notice in one
-period."""
+"""Most entries kept while the store refuses writes, the newest; also the most observations of one period."""
 MAX_SEARCHED: Final = 1000
 """Most entries searched for the later change of something."""
 PAGE: Final = 100
@@ -106,8 +105,7 @@ class EventLog:
             self.give_back(entries)
 
     async def record_refusal(self, told: IndexedEvent) -> None:
-        """Write a refusal at once; if there are too many, or it repeats the last one, it is only counted and written
-        later."""
+        """Write a refusal at once; one of too many, or a repeated one, is only counted and written later."""
         event, now = told.event, self._now()
         same = msgspec.structs.replace(event, at=0.0)
         user = event.user or (f"node {event.node}" if event.node else "")

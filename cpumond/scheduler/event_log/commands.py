@@ -142,8 +142,7 @@ def format_user(user: User) -> str:
 
 
 def list_fields(command: Any) -> dict[str, Any]:
-    """Return the fields of a command, long ones shortened, without secrets; of a specification only the public
-    fields."""
+    """The fields of a command, long ones shortened, without secrets; of a specification only the public fields."""
     try:
         fields = msgspec.to_builtins(command, str_keys=True)
     except (TypeError, ValueError, RecursionError):
@@ -247,7 +246,6 @@ def _make_node_event(state: State, command: NodeCommand, asked: Asked, now: floa
 
 
 def _describe(command: Any, changes: list[ConfigChange]) -> str:
-    """Describe what a command did, without its user."""
     if isinstance(command, Undo):
         return f"took back change {command.number}: {_describe_changes(changes)}"
     if isinstance(command, ApplyTree):

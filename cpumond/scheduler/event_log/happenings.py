@@ -27,8 +27,7 @@ MAX_NODES: Final = 100
 
 
 def make_start_event(now: float, version: str, term: int) -> Event:
-    """Make the event that the scheduler has loaded its state and begins with updates; ``term``: in which it leads, 0 if
-    it is alone."""
+    """Make the event that the scheduler loaded its state and begins; ``term``: in which it leads, 0 if it is alone."""
     if term:
         text = f"this scheduler, version {version}, leads in term {term}"
         return Event(at=now, kind="take_over", text=text, term=term)
@@ -44,8 +43,7 @@ def make_refused_node_event(registration: NodeRegistration, refusal: CommandErro
 
 
 def make_change_events(state: State, change: Transaction, now: float) -> Iterator[IndexedEvent]:
-    """Make the events of what a transaction that is about to be stored changes without a command; ``state`` is the
-    state before it."""
+    """Make the events of a transaction's changes that no command names; ``state`` is the state before it."""
     for node_record in change.nodes:
         event = _make_registration_event(state, node_record, now)
         if event is not None:
@@ -115,7 +113,7 @@ def _make_failure_event(trees: Mapping[str, Tree], record: OperationRecord, now:
 def make_noticed_events(
     trees: Mapping[str, Tree], happened: Iterable[Event | PreemptionRecord]
 ) -> Iterator[IndexedEvent]:
-    """Make the events of observations since the last time; preemptions of one operation, for one operation and of one
+    """Make the events of observations since the last time. Preemptions that agree in victim operation, beneficiary and
     kind are one event."""
     groups: dict[tuple[str, str, str, str], list[PreemptionRecord]] = {}
     for each in happened:

@@ -92,8 +92,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Subjects:
-    """Subjects by which an event will be found: "user:alice", "pool:default/research" (each pool above, too), "node:n1"
-    ..."""
+    """Subjects by which an event is found: "user:alice", "pool:default/research" (each pool above, too), "node:n1"."""
 
     def __init__(self, event: Event) -> None:
         self._event = event

@@ -146,8 +146,7 @@ class PoolSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     retry_policy: tuple[str, ...] | None = None
     """For tasks that have none (3.9); None is inherited."""
     lending_limit: _Amounts = {}
-    """Part of its strong guarantee that others may use while it is idle; unlimited for resources that it does not name
-    (2.17)."""
+    """Part of its strong guarantee that others may use while it is idle; unlimited for omitted resources (2.17)."""
     flatten: bool = False
     """Whether its children share as if they were direct children of its parent (2.16)."""
     usage_half_life: _Milliseconds | None = None
@@ -224,8 +223,7 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     preempt_cpu_gap_first: bool = False
     """Whether jobs with a lowered limit are preempted first among those of the protected lists (6.6 step 4)."""
     preempt_cheapest_first: bool = False
-    """Whether the victims that lose the least work are preempted first, rather than those that started last (6.6 step
-    4)."""
+    """Whether victims that lose the least work are preempted first, rather than the latest started (6.6 step 4)."""
     max_min_run_time: _Milliseconds = 600_000.0
     """Upper bound of the time that a ``min_run_time`` protects (6.4)."""
     gang_reservation_timeout: _Milliseconds = 60_000.0
@@ -257,7 +255,7 @@ class TreeSettings(PreemptionSettings, frozen=True, forbid_unknown_fields=True, 
     set_container_cpu_limit: bool | None = None
     """For tasks and pools that do not set it; None: by the job's class (1.10)."""
     cpu_monitor_moves: Literal["quota", "weight"] = "quota"
-    """For jobs with a ceiling: "weight" leaves the ceiling at the request, "quota" lets the node's actuator move it
+    """For jobs with a ceiling: "weight" keeps the ceiling at the request, "quota" lets the node's actuator move it
     (1.6)."""
     user_budgets: dict[str, Budget] = {}
     """User -> budget of all jobs of the user in the tree (2.15)."""
@@ -618,8 +616,8 @@ class OperationRecord(OperationFacts, frozen=True, gc=False, forbid_unknown_fiel
 
 
 class PreemptionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One preemption: the victim, the beneficiary, the reason and the freed resources (``why_preempted``). ``at`` is
-    seconds since 1970."""
+    """One preemption: victim, beneficiary, reason and freed resources (``why_preempted``). ``at``: seconds since
+    1970."""
 
     job_id: str
     operation_id: str

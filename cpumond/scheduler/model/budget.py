@@ -55,8 +55,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return add_days(day, -back)
 
     def find_day(self, known: str, now: float) -> str:
-        """Return the day that usage counts for now; ``known`` is the newest one. A clock that was set back starts no
-        new day."""
+        """The day that usage counts for now; ``known`` is the newest. A clock that was set back starts no new day."""
         today = datetime.fromtimestamp(now, read_zone(self.zone)).date().isoformat()
         return known if today < known <= add_days(today, BACK_DAYS) else today
 

@@ -31,8 +31,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PredictedStart(msgspec.Struct, frozen=True):
-    """First start and end of an operation, without and with the change; None: beyond the horizon, or the operation does
-    not exist."""
+    """First start and end of an operation, without and with the change; None: beyond the horizon, or no such
+    operation."""
 
     operation_id: str
     title: str
@@ -60,8 +60,8 @@ class PredictedStop(msgspec.Struct, frozen=True):
 
 
 class PredictedShare(msgspec.Struct, frozen=True):
-    """Fair share of a pool and its allocated cores (``used``), each the mean over the simulated time, without and with
-    the change."""
+    """Fair share and allocated cores (``used``) of a pool, means over the simulated time; ``after``: with the
+    change."""
 
     tree: str
     pool: str

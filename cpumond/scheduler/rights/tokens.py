@@ -40,8 +40,7 @@ class Tokens:
     __slots__ = ("_ids", "_users")
 
     def __init__(self, users: Mapping[str, User] | None = None) -> None:
-        # Ids are set here: each heartbeat looks up one of these users, and copying it would cost more than everything
-        # else.
+        # Ids are set here: each heartbeat looks up one of these users, and copying it would cost more than all else.
         self._users = {digest: replace(user, token_id=digest[:ID_DIGITS]) for digest, user in (users or {}).items()}
         self._ids = {user.token_id: user for user in self._users.values()}
 

@@ -372,8 +372,7 @@ class Scheduler:
         # Only one thread may use a store at a time; volumes are written without delaying changes for long.
         async with self._writing:
             if change.stops is not None or change.settled:
-                # A scheduler that takes over must find the order with its reason. No start is being stored at this
-                # point.
+                # A scheduler that takes over must find the order with its reason. No start is being stored now.
                 stops = [] if change.stops is None else list_stops_of(self.state, change.stops)
                 changes = [*changes, *encode_starts(list_settled(self.state, change.settled, stops))]
             await self._write_now(changes, entries)
@@ -655,7 +654,7 @@ class Scheduler:
             await asyncio.to_thread(self.store.close)
 
     async def update_all(self) -> None:
-        """Check the store's location, expire silent nodes and update each tree; a failed update does not stop the
+        """Check the store's location, expire silent nodes, update each tree; a failed update does not stop the
         others."""
         begun = time.perf_counter()
         entries = self.event_log.take()

@@ -22,8 +22,7 @@ MAX_WHY: Final = 300
 
 
 class RolloutWatch:
-    """``watches``: observations of each canary, by the filter of its stage; a scheduler that takes over starts with
-    none."""
+    """``watches``: observations of each canary, by its stage's filter; a scheduler that takes over starts with none."""
 
     def __init__(
         self, state: State, now: Callable[[], float], execute: Callable[..., Coroutine[Any, Any, object]]

@@ -49,8 +49,7 @@ class Notice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class WasteNotices:
-    """``at_s``: when in a week, seconds from Monday 0:00 UTC; ``read``: returns the waste of a given number of weeks
-    ago."""
+    """``at_s``: when in a week, seconds from Monday 0:00 UTC; ``read``: the waste of a given number of weeks ago."""
 
     def __init__(
         self,

@@ -155,8 +155,7 @@ def is_option(kind: Kind, name: str) -> bool:
 
 
 def find_mistyped(kind: Kind, name: str) -> str | None:
-    """Return the option that is most similar to ``name``, quoted, "" for none; None if ``name`` is one, in any
-    spelling."""
+    """The option that is most similar to ``name``, quoted, "" for none; None if ``name`` is one, in any spelling."""
     known = canonical_name(kind, name)
     if known in _FIELDS[kind] or known in RESERVED or (kind == "tree" and known == CONFIG):
         return None
@@ -187,8 +186,7 @@ def _options(kind: Kind, attributes: Mapping[str, Any], where: str = "attributes
 
 
 def normalise(kind: Kind, attributes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str], tuple[str, ...]]:
-    """Return all attributes of a new pool or tree as ``(attributes, spelled, warnings)`` of ``edit``. Raises
-    CommandError."""
+    """All attributes of a new pool or tree as ``(attributes, spelled, warnings)`` of ``edit``. Raises CommandError."""
     if not isinstance(attributes, Mapping):
         raise CommandError(f"attributes: must be a dictionary, got {format_value(attributes)}")
     return edit(kind, {}, {}, [Edit((name,), value) for name, value in attributes.items()])

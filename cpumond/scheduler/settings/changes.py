@@ -59,8 +59,7 @@ def compare_configs(old: Config, new: Config, *, exact: bool = False) -> list[Co
 
 
 def unfold(change: ConfigChange) -> Iterator[ConfigChange]:
-    """Return the differences inside of a dictionary that comes, goes or changes as a whole; for others the change
-    itself."""
+    """The differences inside of a dictionary that comes, goes or changes as a whole; for others the change itself."""
     old, new = change.old, change.new
     if change.attribute and _is_dictionary(old) and _is_dictionary(new) and (old or new):
         yield from _attribute_changes(change.tree, change.pool, old or {}, new or {}, f"{change.attribute}/")

@@ -76,8 +76,7 @@ class RemoveTree(_Command, frozen=True):
 
 
 class SetDefaultTree(_Command, frozen=True):
-    """Set the tree of operations that name none; it must exist (2.3). None: there is none, and such operations are
-    refused."""
+    """Set the tree of operations that name none; it must exist (2.3). None: no tree, and they are refused."""
 
     tree: str | None
 
@@ -231,8 +230,7 @@ def _overlaps(config: Config) -> list[str]:
 
 
 def check_nodes(config: Config, nodes: Mapping[str, Collection[str]]) -> None:
-    """Check that no node belongs to two trees (2.2); its tags include its address (2.1). Raises CommandError with the
-    first such node."""
+    """Check that no node belongs to two trees (2.2); its tags include its address (2.1). Raises CommandError."""
     if len(config.trees) < 2:
         return
     for node, tags in nodes.items():
@@ -359,8 +357,7 @@ def _move_pool(context: _Context, command: MovePool) -> Outcome:
 
 
 def _moved(tree: TreeConfig, pool: PoolConfig, changed: PoolConfig, parent: str, name: str) -> TreeConfig:
-    """Return ``tree`` with ``changed`` for ``pool``, under this parent and name; ``tree`` itself if that changes
-    nothing."""
+    """``tree`` with ``changed`` for ``pool``, under this parent and name; ``tree`` itself if that changes nothing."""
     if parent == pool.parent and name == pool.name:
         if changed is pool:
             return tree

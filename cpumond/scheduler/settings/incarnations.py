@@ -66,8 +66,7 @@ def follow_job(record: OperationRecord, job: JobRecord, now: float) -> Operation
 
 
 def follow_revival(record: OperationRecord, task: str, expected: int, actual: int, now: float) -> OperationRecord:
-    """Return the record after a restart of the scheduler has found ``actual`` ranked jobs of a task, not
-    ``expected``."""
+    """The record after a restart of the scheduler has found ``actual`` ranked jobs of a task, not ``expected``."""
     told = derive_id(record.id, record.incarnation, "revival")
     return _follow(
         record, Incarnation(told, now, "job_lack_after_revival", task=task, expected=expected, actual=actual)

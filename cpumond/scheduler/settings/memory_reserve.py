@@ -40,8 +40,7 @@ def find_bucket(sample: float, lower: float) -> int:
 
 
 def find_quantile(counts: Mapping[int, int], lower: float, default: float) -> float:
-    """Return the upper edge of the first bucket up to which QUANTILE of the samples lie; ``counts``: bucket -> its
-    samples."""
+    """The upper edge of the first bucket up to which QUANTILE of the samples lie; ``counts``: bucket -> its samples."""
     enough, counted = QUANTILE * sum(counts.values()), 0
     for bucket in sorted(counts):
         counted += counts[bucket]
@@ -94,8 +93,7 @@ def set_reserves(
 
 
 def note_end(record: OperationRecord, task: Task, job: JobRecord) -> OperationRecord:
-    """Return the record after the end of a job with a reserve, with its usage as a sample if that predicts later
-    jobs."""
+    """The record after the end of a job with a reserve, with its usage as a sample if that predicts later jobs."""
     used, limit = job.max_memory or 0, task.memory_limit
     is_overdraft = job.state == "aborted" and job.reason.startswith(MEMORY_OVERDRAFT)
     if not limit or not (is_overdraft or job.state == "completed"):

@@ -81,8 +81,7 @@ class NodesFilter:
         return bool(self._evaluate(1, lambda tag: tag in tags))
 
     def select(self, tags: Sequence[frozenset[str]]) -> list[bool]:
-        """Return ``matches`` for many nodes: the formula is evaluated once, each step for all nodes as bits of a
-        number."""
+        """``matches`` for many nodes: the formula is evaluated once, each step for all nodes as bits of a number."""
         named = {tag: bytearray(len(tags) // 8 + 1) for tag in self.tags}
         known = frozenset(named)
         for number, each in enumerate(tags):

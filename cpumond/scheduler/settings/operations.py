@@ -68,8 +68,7 @@ MAX_COUNTED: Final = 1000
 """Most unknown options counted for the warnings, each time that an operation is shown."""
 
 MAX_TASK_BYTES: Final = 262_144
-"""Most bytes of UTF-8 of a task's command, environment and working_directory together: each start of a job contains
-them."""
+"""Most UTF-8 bytes of a task's command, environment and working_directory together: each start contains them."""
 
 TREE_OPTIONS: Final = frozenset(OperationTreeOptions.__struct_fields__) - {"pool"}
 """Options for all trees of an operation or, under ``scheduling_options_per_pool_tree``, for each (2.5)."""
@@ -530,8 +529,7 @@ def _read_task(name: str, given: object, secrets: Mapping[str, str], default_mem
 
 
 def _share_retries(table: Mapping[str, Any], tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """Return tasks with the root's policy where they have none. Raises CommandError for a policy that cannot be
-    followed."""
+    """Tasks with the root's policy where they have none. Raises CommandError for a policy that cannot be followed."""
     shared = _policy(table.get(retries.RETRY_POLICY), f"spec/{retries.RETRY_POLICY}")
     if shared is not None:
         tasks = tuple(msgspec.structs.replace(t, retry_policy=shared) if t.retry_policy is None else t for t in tasks)

@@ -139,8 +139,7 @@ _operations: Final = attrgetter(
 
 
 def list_own(options: PoolSettings | OperationTreeOptions, rules: PreemptionRules) -> list[tuple[str, float, float]]:
-    """Return the options of ``LIMIT_OF`` that a pool or an operation sets itself: name, own value, value in
-    ``rules``."""
+    """The options of ``LIMIT_OF`` that a pool or an operation sets itself: name, own value, value in ``rules``."""
     holding = (
         rules.fair_share_timeout_s * 1e3, rules.min_share_timeout_s * 1e3, rules.tolerance, rules.min_run_time_s * 1e3,
     )  # fmt: skip

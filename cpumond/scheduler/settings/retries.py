@@ -42,8 +42,8 @@ KINDS: Final = {
     "time_limit": "job_time_limit exceeded",
 }
 _NUMBERED: Final = {"exit": (0, 255, "1-128"), "signal": (128, 64, "1-64")}
-"""What is added to a number for its exit code, the greatest number, and the numbers of a rule without one: a signal is
-no exit code that a program chose."""
+"""Offset of a number to its exit code, the highest number, and the numbers of a rule that names none: exit codes above
+128 are signals."""
 _KIND_OF_CODE: Final = {MEMORY_LIMIT_EXCEEDED: "oom", JOB_TIME_LIMIT_EXCEEDED: "time_limit"}
 _PREEMPTED: Final = frozenset(failures.ABORT_REASONS.values())
 NO_RETRY: Final = Retry()
@@ -52,8 +52,7 @@ NO_NOTE: Final = RetryNote("", "", -1, 0.0, "", "", "none")
 
 
 class Rule(NamedTuple):
-    """One rule. ``kinds``: as returned by ``find_kind``, with the lowest and the highest exit code. Times in
-    seconds."""
+    """One rule. ``kinds``: as from ``find_kind``, with the lowest and the highest exit code. Times in seconds."""
 
     text: str
     kinds: tuple[tuple[str, int, int], ...]
@@ -205,8 +204,7 @@ def find_delay_s(rule: Rule, times: int) -> float:
 
 
 def decide(terms: Terms, record: OperationRecord, task: Task, job: JobRecord, now: float) -> RetryNote:
-    """Return the policy's decision about the end of a job; NO_NOTE if no rule fits, which is as if there were no
-    policy."""
+    """The policy's decision about the end of a job; NO_NOTE if no rule fits, which is as if there were no policy."""
     kind, code = find_kind(job)
     is_gang = record.starts_whole
     fitting = (

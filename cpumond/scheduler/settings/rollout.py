@@ -138,8 +138,7 @@ class Host(NamedTuple):
         return find_level((said, self.others))
 
     def find_effect(self, said: Level | None) -> Level | None:
-        """Return what it then does by its own configuration; None for one that does not follow stages, or is
-        unknown."""
+        """What it then does by its own configuration; None for one that does not follow stages, or is unknown."""
         about = self.about
         return None if about is None or not about.may_set_mode else _find_obeyed(self.find_level(said), about)
 

@@ -28,8 +28,8 @@ class Option(NamedTuple):
     """YTsaurus' default, as text for people; "" for an option that only this scheduler has."""
     verdict: Verdict
     sentence: str = ""
-    """If refused: what would go wrong, and what to write instead. If warned of: why it has no effect. Else a note, or
-    nothing."""
+    """If refused: the consequence, and what to write instead. If warned of: why it has no effect. Else a note, or
+    ""."""
     aliases: tuple[str, ...] = ()
     with_zero: bool = False
     """Whether 0, an empty map and the like ask for something, too: only an entity (``#``) does not."""
@@ -376,9 +376,8 @@ def find_refused(
 
 
 def find_idle(place: Place, given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Return key, value and reason of options without effect that their user should know of, in any spelling; the
-    reason is "" for unknown ones. Refused options among them come from an older scheduler, which did not refuse
-    them."""
+    """Key, value and reason of options without effect that their user should know of, in any spelling; the reason is ""
+    for unknown ones. Refused options among them come from an older scheduler, which did not refuse them."""
     for key, value in given.items() if not given.keys() <= _WITH_EFFECT[place] else ():
         name = canonical(key)
         option = find_option(place, name)

@@ -273,8 +273,7 @@ def _range_text(kind: inspect.FloatType | inspect.IntType) -> str:
 
 
 def refuse(where: str, what: str) -> CommandError:
-    """Return the refusal of an option's value; its attribute ``field`` names the option, for clients that show a
-    form."""
+    """The refusal of an option's value; its attribute ``field`` names the option, for clients that show a form."""
     return CommandError(f"{cut(where)}: {what}", attributes={FIELD: cut(where)})
 
 

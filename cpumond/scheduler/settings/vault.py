@@ -16,7 +16,7 @@ from cpumond.scheduler.settings.values import FIELD
 SECURE_VAULT: Final = "secure_vault"
 VARIABLE: Final = "YT_SECURE_VAULT"
 STARTED_BY: Final = "started_by"
-"""What `yt` adds about itself to a specification: its host, its process, its command line."""
+"""Facts that `yt` adds about itself to a specification: its host, its process, its command line."""
 MAX_VAULT_BYTES: Final = 65_536
 """Most bytes of the whole vault as text: the kernel accepts one variable of twice the size."""
 MAX_DEPTH: Final = 64

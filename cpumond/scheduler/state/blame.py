@@ -24,8 +24,7 @@ from cpumond.scheduler.state.reports import find_task
 OTHER_NODE_S: Final = 15.0
 """Most seconds that the replacement of a failed job waits for another node with free resources."""
 MOST_BLAMED: Final = 2
-"""Multiple of ``max_failed_job_count``: this many failures of an operation on one node do not count if no more is
-known."""
+"""Multiple of ``max_failed_job_count``: failures of an operation on one node that do not count if no more is known."""
 
 
 class _Judge:
@@ -216,8 +215,7 @@ def note_start(job: Job) -> None:
 
 
 def shuns(state: State, element: OperationElement, task: Task, node: Node, now: float) -> bool:
-    """Return whether the only jobs that an operation has to start failed on this node, and another one can hold them
-    now."""
+    """Whether the only jobs that an operation has to start failed on this node, and another one can hold them now."""
     shunned = element.operation.shuns
     number, until = shunned.get(node.id, (0, 0.0))
     if now >= until:

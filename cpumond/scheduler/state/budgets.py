@@ -30,8 +30,7 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 SETTLE_S = 3600.0
-"""Seconds between settlements of live jobs: at most this much is lost of a job whose node is lost while no scheduler
-runs."""
+"""Seconds between settlements of live jobs: the most that is lost of a job lost while no scheduler runs."""
 
 
 def list_budgets(config: Config) -> Iterator[tuple[str, str, BudgetRecord, Budget]]:
@@ -132,8 +131,7 @@ def _mark_operation(element: OperationElement) -> None:
 
 
 def settle(state: State, change: Transaction, jobs: Iterable[Job] = ()) -> Transaction:
-    """Return ``change`` with the amounts that its ended jobs, ``jobs``, and all moves between budgets add to stored
-    sums."""
+    """``change`` with the amounts that its ended jobs, ``jobs``, and all moves between budgets add to stored sums."""
     if change.budgets or change.settled:
         return change
     if not state.budgets and (change.config is None or next(list_budgets(change.config), None) is None):
@@ -231,8 +229,7 @@ def take(state: State, change: Transaction) -> None:
 
 
 def look(state: State, now: float) -> Transaction:
-    """Process the passage of time: budgets get low or spent, days and periods begin, live jobs are settled hourly and
-    daily."""
+    """Process the passage of time: budgets get low or spent, periods begin, live jobs are settled hourly and daily."""
     change = NOTHING
     is_new_day = any(each.record.day != each.day(now) for each in state.budgets.values())
     if is_new_day or now - state.budgets_settled_at >= SETTLE_S:

@@ -120,8 +120,7 @@ def prepare(
 
 
 def _prepare_job(state: State, command: operations.JobCommand, user: str, now: float) -> Transaction:
-    """Prepare a command on a job. A job that was asked to stop already counts as ended, so nothing more can be done
-    about it."""
+    """Prepare a command on a job. One that was asked to stop counts as ended: nothing more can be done about it."""
     job = state.find_live_job(command.job_id, command.operation_id)
     if not job.is_active:
         raise CommandError(f"No such job {job.id}: it was already asked to stop", NO_SUCH_JOB)
@@ -175,8 +174,7 @@ def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], 
 
 
 def _find_overcommits(state: State, config: Config) -> Iterator[str]:
-    """Describe guarantees that a change makes exceed the nodes' resources (2.6.8), or the resources that can be freed
-    (6.4)."""
+    """Describe guarantees that a change makes exceed the nodes' resources (2.6.8), or those that can be freed (6.4)."""
     for name, tree in config.trees.items():
         living = state.trees.get(name)
         if living is None or tree is living.config or not any(living.total):
@@ -388,8 +386,7 @@ def _keep_best(choices: dict[str, _Choice], asked: operations.ParsedSpecificatio
 
 
 def _find_memory_limit(state: State, trees: tuple[str, ...] | None) -> int:
-    """Return ``memory_limit`` of tasks that set none, in bytes: the largest default of the trees that the operation
-    names."""
+    """``memory_limit`` of tasks that set none, in bytes: the largest default of the trees that the operation names."""
     names = trees or (state.config.default_tree,)
     named = [state.trees[name].config.settings for name in names if name in state.trees]
     return max((settings.default_memory_limit for settings in named), default=0)

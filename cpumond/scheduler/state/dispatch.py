@@ -98,7 +98,6 @@ def _start_jobs(state: State, node: Node, tree: Tree, now: float, new_id: Callab
 
 
 def _drain(state: State, job: Job, why: str, now: float) -> None:
-    """Stop a job because its node is drained."""
     record = msgspec.structs.replace(
         preemption_record.make_record(job, "aborted", why, now), cause=failures.JOBS_DISABLED
     )

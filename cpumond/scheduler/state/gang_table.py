@@ -26,7 +26,7 @@ class GangTable:
         self.first: dict[str, int] = {}
         """Tree -> first gang of the next attempt to free resources, since the previous attempt found none."""
         self.lacking: dict[str, tuple[str, int, int]] = {}
-        """Operations with ``gang_options`` that a restart found without some of their running jobs, and the details
+        """Operations with ``gang_options`` that a restart found without some of their running jobs, with details
         (7.5)."""
         self.started_count = 0
         """Operations with ``gang_options`` that started under this scheduler."""

@@ -43,8 +43,7 @@ START_GRACE_PERIODS = 2.0
 """Heartbeat periods after which the node itself should have reported a job that did not fit there."""
 CONTESTED_S = 3600.0
 MAX_CONTESTED = 10_000
-"""Seconds before it is logged again that another program sets a job's limit, and the number of jobs remembered for
-this."""
+"""Seconds until it is logged again that another program sets a job's limit, and the number of jobs remembered."""
 UNSENT_TIMEOUTS = 10.0
 """Multiple of waiting_job_timeout for which a job may wait until an answer has space for its start."""
 
@@ -200,8 +199,7 @@ def _find_ended(
 
 
 def _is_overdue(state: State, job: Job, now: float) -> bool:
-    """Return whether a job that its node never reported counts as lost; normally the node itself reports it first
-    (6.7)."""
+    """Whether a job that its node never reported counts as lost; normally the node itself reports it first (6.7)."""
     timeout_s = state.rules.waiting_job_timeout_s
     sent_timeout_s = timeout_s + START_GRACE_PERIODS * state.period_s
     if lifecycle.is_held(state, job, now):

@@ -24,8 +24,7 @@ class UncordonNode(_Command, frozen=True):
 
 
 class DrainNode(_Command, frozen=True):
-    """Drain a node: it gets no new jobs, and its jobs are stopped and started elsewhere; ``graceful``: with the longer
-    time-out."""
+    """Stop the jobs of a node and start them elsewhere; it gets no new jobs. ``graceful``: with the longer time-out."""
 
     graceful: bool = False
 

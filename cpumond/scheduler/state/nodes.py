@@ -23,8 +23,7 @@ from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 KEPT_REFUSED = 100
 REFUSED_S = 600.0
-"""Number of refused nodes that are remembered, and for how long after their last attempt; agents try again and
-again."""
+"""Number of refused nodes that are kept, and for how long after their last attempt; agents try again and again."""
 LOST_S = 86_400.0
 KEPT_LOST = 1000
 """How long, and how many, lost nodes are shown; most of their jobs' records are kept in any case."""

@@ -126,8 +126,7 @@ def take_report(job: Job, report: JobReport, now: float) -> bool:
 
 
 def _share_values(job: Job, cgroup: str) -> None:
-    """Keep one copy of repeated values of a job's reports: each was decoded separately, and they use most of its
-    memory."""
+    """Keep one copy of repeated values of a job's reports: decoded separately, they use most of its memory."""
     # Called for each changed job of each heartbeat: no loop.
     report, operation_id, task = job.report, job.element.operation.id, job.task.name
     if report.job_id == job.id:

@@ -67,8 +67,7 @@ def waits_for_store(state: State, node_id: str) -> bool:
 
 
 def list_unstored(state: State) -> list[StartRecord]:
-    """Return jobs to store and then pass to ``note_stored``: newly started ones, and stopped ones whose work they may
-    do."""
+    """Jobs to store and then pass to ``note_stored``: newly started ones, and stopped ones whose work they may do."""
     state.unstored = {job.id: job for job in state.unstored.values() if job.is_active}
     # A job that an earlier run stopped is unknown on its node until its end.
     told = state.unstored_stops.values()
