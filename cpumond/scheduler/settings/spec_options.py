@@ -48,13 +48,11 @@ TREES: Final[tuple[Place, ...]] = ("root", "tree")
 POOL: Final[tuple[Place, ...]] = ("pool",)
 
 _NO_FILES: Final = "put the files on the nodes and name them by absolute paths in the command"
-_NO_TABLES: Final = (
-    "nothing here keeps tables, so that the results would be lost; let the jobs write them to a place of their own"
-)
-_OWN_LOGS: Final = "logs are kept as [jobs] of the node's agent has it"
+_NO_TABLES: Final = "no tables are stored here, so the results would be lost; let the jobs write them elsewhere"
+_OWN_LOGS: Final = "[jobs] of the node's agent decides how logs are kept"
 _NO_TRIES: Final = "the operation runs in its other trees"
 _NO_RIGHTS: Final = "would not be enforced; name who may read or manage the operation in acl"
-_MEMORY: Final = "where the tree says enable_memory_reserve"
+_MEMORY: Final = "if the tree sets enable_memory_reserve"
 
 OPTIONS: Final[tuple[Option, ...]] = (
     # --- honoured
@@ -93,12 +91,12 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("non_preemptible_resource_usage_threshold", TREES, "that of the pool", "honoured"),
     Option("min_run_time", ("root", "task", "tree"), "", "honoured"),
     Option(
-        "scheduling_tag_filter", TREES, "empty", "honoured", "also of pools; running jobs stay when it changes",
+        "scheduling_tag_filter", TREES, "empty", "honoured", "also of pools; running jobs continue when it changes",
         ("scheduling_tag",),
     ),
     Option(
         "enable_limiting_ancestor_check", ROOT, "true", "honoured",
-        "whether it is told when its smallest job is larger than the limits of a pool above; it never fails by that",
+        "whether it counts as stuck if limits of a pool above are below its smallest job; it does not fail then",
     ),
     Option("title", ROOT, "none", "honoured"),
     Option("alias", ROOT, "none", "honoured", "begins with `*`"),
@@ -110,7 +108,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("is_gang", ROOT, "false", "honoured", "all jobs start in one step or none"),
     Option(
         "retry_policy", BOTH, "", "honoured",
-        "rules by which jobs are started again; at the root: for tasks without one; else that of the pool",
+        "rules for starting jobs again; at the root: for tasks without one; else the pool's",
     ),
     Option("max_failed_job_count", ROOT, "10", "honoured", "0 to 10 000; 0 is as 1"),
     Option("time_limit", ROOT, "none", "honoured", "from the start, pending included"),
@@ -124,29 +122,29 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "memory_limit", TASK, "512 MiB", "honoured", "default_memory_limit of the tree; 0: none", ("memory",),
     ),
     Option("user_slots", TASK, "1", "honoured"),
-    Option("gpu_limit", TASK, "0", "honoured", "counted alone: agents offer none, and no device is given to a job"),
-    Option("network", TASK, "0", "honoured", "counted alone: agents offer none"),
+    Option("gpu_limit", TASK, "0", "honoured", "only counted: agents offer none, and no device is assigned to a job"),
+    Option("network", TASK, "0", "honoured", "only counted: agents offer none"),
     Option("environment", TASK, "{}", "honoured", "names are letters, digits and `_`"),
-    Option("working_directory", TASK, "", "honoured", "absolute; a fresh directory of each job's own without it"),
+    Option("working_directory", TASK, "", "honoured", "absolute; without it each job gets a new directory of its own"),
     Option("interruptible", TASK, "false", "honoured"),
     Option("job_time_limit", TASK, "none", "honoured", "at least a second", ("exec_time_limit",)),
     Option("checkpoints", TASK, "", "honoured"),
     Option(
         "set_container_cpu_limit", TASK, "false", "honoured",
-        "where a task does not say it, its pools and its tree do; where none does, jobs have a quota",
+        "if a task does not set it, its pools or its tree do; if none does, jobs have a quota",
     ),
     Option("fail_on_job_restart", BOTH, "false", "honoured", "at the root: for all tasks"),
     Option(
         "suspend_on_job_failure", ROOT, "false", "honoured",
-        "the failed job that is the max_failed_job_count-th fails the operation all the same",
+        "the max_failed_job_count-th failed job still fails the operation",
     ),
     Option(
         "restart_completed_jobs", TASK, "false", "honoured",
-        "the operation ends by yt complete-op or yt abort-op alone",
+        "the operation ends only by yt complete-op or yt abort-op",
     ),
     Option(
         "gang_options", TASK, "none", "honoured",
-        "ranks, and all start again when one is lost; for jobs that start in one step is_gang besides",
+        "ranks, and all start again if one is lost; also set is_gang for jobs that start in one step",
         ("gang_manager",),
     ),
     Option("interruption_signal", TASK, "none", "honoured", "its name, such as SIGINT; implies interruptible"),
@@ -155,11 +153,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("redirect_stdout_to_stderr", TASK, "false", "honoured"),
     Option(
         "max_stderr_size", TASK, "5 MiB", "honoured",
-        "the end of stderr is kept; max_log_bytes of the node's agent holds besides and is the default",
+        "the end of stderr is kept; max_log_bytes of the node's agent also applies and is the default",
     ),
     Option(
         "secure_vault", ROOT, "none", "honoured",
-        "refused without a secrets_key_file of the scheduler; no answer has it, also none to its owner",
+        "refused without a secrets_key_file of the scheduler; no answer contains it, not even one to its owner",
     ),
     Option("user_job_memory_digest_default_value", TASK, "0.5", "honoured", _MEMORY),
     Option("user_job_memory_digest_lower_bound", TASK, "0.05", "honoured", _MEMORY),
@@ -169,8 +167,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
     # --- refused: the result would be another one
     Option(
         "collective_options", TASK, "none", "refused",
-        "each job would run alone and believe to be one of several; order one larger job, or one job for each member "
-        "in a gang",
+        "each job would run alone but expect to be one of several; request one larger job, or one job for each "
+        "member in a gang",
         with_zero=True,
     ),
     Option(
@@ -196,15 +194,15 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("output_table_paths", TASK, "[]", "refused", _NO_TABLES),
     Option(
         "stderr_table_path", ROOT, "none", "refused",
-        "nothing here keeps tables, so that it would stay empty; read what jobs wrote with yt get-job-stderr",
+        "no tables are stored here, so it would stay empty; read the output of jobs with yt get-job-stderr",
     ),
     Option(
         "core_table_path", ROOT, "none", "refused",
-        "nothing here keeps tables, so that it would stay empty; collect core dumps on the nodes (core_pattern)",
+        "no tables are stored here, so it would stay empty; collect core dumps on the nodes (core_pattern)",
     ),
     Option(
         "input_query", ROOT, "none", "refused",
-        "a vanilla operation has no input that it could choose from; let the command read its input by itself",
+        "a vanilla operation has no input to select from; let the command read its own input",
     ),
     Option(
         "sidecars", TASK, "{}", "refused",
@@ -212,11 +210,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         "network_project", TASK, "none", "refused",
-        "the job would be in the node's own network; use what the nodes have and leave it out",
+        "the job would be in the node's own network; omit it and use the nodes' network",
     ),
     Option(
         "enable_rpc_proxy_in_job_proxy", TASK, "false", "refused",
-        "no proxy would answer the job; give it the address of a cluster in environment",
+        "no proxy would answer the job; pass the address of a cluster in environment",
     ),
     Option(
         "enable_fuse", TASK, "false", "refused",
@@ -240,11 +238,11 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         "issue_temporary_token", BOTH, "false", "refused",
-        "the job would have no token; give it one that was made for it (cpumond token create)",
+        "the job would have no token; create one for it (cpumond token create)",
     ),
     Option(
         "consider_guarantees_for_single_tree", ROOT, "false", "refused",
-        "the tree is chosen by what pools are guaranteed and want, and by nothing else; leave it out",
+        "the tree is chosen only by guarantees and demand of pools; omit the option",
         several_trees=True,
     ),
     Option("owners", ROOT, "[]", "refused", _NO_RIGHTS),
@@ -252,34 +250,34 @@ OPTIONS: Final[tuple[Option, ...]] = (
     # --- warned of: the result is the same, something around it is not
     Option(
         "disk_request", TASK, "none", "warned",
-        "no room is kept on a disk and none is bounded: a job may fill it",
+        "disk space is neither reserved nor limited: a job may fill the disk",
     ),
-    Option("disk_space_limit", TASK, "none", "warned", "no room on a disk is bounded: a job may fill it"),
-    Option("inode_limit", TASK, "none", "warned", "the number of a job's files is not bounded"),
+    Option("disk_space_limit", TASK, "none", "warned", "disk space is not limited: a job may fill the disk"),
+    Option("inode_limit", TASK, "none", "warned", "the number of a job's files is not limited"),
     Option("max_stderr_count", ROOT, "10", "warned", _OWN_LOGS),
-    Option("max_core_info_count", ROOT, "10", "warned", "core dumps are not looked for"),
+    Option("max_core_info_count", ROOT, "10", "warned", "core dumps are not collected"),
     Option("custom_statistics_count_limit", TASK, "128", "warned", "jobs cannot send statistics of their own"),
     Option(
         "allow_idle_cpu_policy", ("root", "pool"), "false", "warned",
-        "no job is put into the idle class of its node; require_reclaimed=%true keeps jobs on reclaimed CPU",
+        "no job runs in the idle class of its node; require_reclaimed=%true keeps jobs on reclaimed CPU",
     ),
     Option(
         "enable_lightweight_operations", POOL, "false", "warned",
         "each operation counts towards max_running_operation_count; raise that, which costs little here",
     ),
-    Option("config_preset", POOL, "none", "warned", "there are no presets; set the options that it would set"),
-    Option("config_presets", POOL, "[]", "warned", "there are no presets; set the options that they would set"),
+    Option("config_preset", POOL, "none", "warned", "there are no presets; set its options directly"),
+    Option("config_presets", POOL, "[]", "warned", "there are no presets; set their options directly"),
     Option("tentative_pool_trees", ROOT, "[]", "warned", _NO_TRIES),
     Option("use_default_tentative_pool_trees", ROOT, "false", "warned", _NO_TRIES),
     Option("tentative_tree_eligibility", ROOT, "none", "warned", _NO_TRIES),
     Option(
         "erase_trees_with_pool_limit_violations", ROOT, "false", "warned",
-        "the scheduler's own option of this name holds for all operations",
+        "the scheduler's own option of this name applies to all operations",
     ),
     Option("prepare_time_limit", TASK, "45 min", "warned", "nothing is prepared before a job starts"),
     Option(
         "waiting_job_timeout", BOTH, "10 min", "warned",
-        "how long a node may keep a job waiting is the scheduler's own rule",
+        "the scheduler itself sets how long a node may keep a job waiting",
     ),
     Option("time_limit_job_fail_timeout", ROOT, "2 min", "warned", "jobs are stopped as soon as time_limit is over"),
     Option(

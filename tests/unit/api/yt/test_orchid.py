@@ -734,7 +734,7 @@ def test_options_without_effect_are_an_alert_also_of_an_ended_operation():
     cluster = Cluster()
     operation = cluster.begin("p", nonsense={"environment": {"TOKEN": "x"}}, max_core_info_count=3)
     told = (
-        'spec option "max_core_info_count" has no effect: core dumps are not looked for; '
+        'spec option "max_core_info_count" has no effect: core dumps are not collected; '
         'spec option "nonsense" is not recognized'
     )
     for act in (None, cluster.abort):
