@@ -451,7 +451,7 @@ def test_a_real_cgroup2_without_the_cpu_controller_is_refused_in_words(hierarchi
         pytest.skip("needs a cgroup2 mount without the cpu controller, beside v1")
     root = f"cpumond-test-{os.getpid()}-v2-{next(_numbers)}"
     tree = JobCgroupTree(Hierarchies(2, unified, unified, None, unified), root)
-    with pytest.raises(CreateError, match="does not have the cpu controller"):
+    with pytest.raises(CreateError, match="lacks the cpu controller"):
         tree.create("a", 1.0, 0)
     assert tree.list_job_ids() == []
     assert not os.path.exists(os.path.join(unified, root))

@@ -155,7 +155,7 @@ def test_a_container_without_a_limit_never_gets_one(containers, agent):
     assert (job["status"], job["unlimited"]) == ("no limit ordered", True)
     totals = agent.get("/v1/status")["totals"]["cpu_limit"]
     assert totals == sum(each["cpu_limit"] for each in agent.get("/v1/status")["jobs"] if each["job_id"] != "free")
-    assert "free ordered no CPU limit" in agent.get("/v1/jobs/free/explain")["why"]
+    assert "free requested no CPU limit" in agent.get("/v1/jobs/free/explain")["why"]
     table = agent.run("status").stdout
     assert "no limit ordered" in table
 

@@ -189,7 +189,7 @@ def test_the_token_is_read_anew_and_shown_to_nobody_else(
     wait_until(lambda: BURSTABLE in names(agent, kubepods), "the right one is read when it is there")
     kubelet.token = OTHER_TOKEN
     wait_until(lambda: "status 401" in " ".join(agent.get("/v1/status")["problems"]), "it is told")
-    assert "Either the API server is away, which it asks about each token" in agent.get("/v1/status")["problems"][0]
+    assert "Either the API server, which it asks about each token, is down" in agent.get("/v1/status")["problems"][0]
     write_token(tmp_path / "token", [OTHER_TOKEN])
     wait_until(lambda: not agent.get("/v1/status")["problems"], "the new token is shown")
     assert kubelet.tokens_seen == {f"Bearer {TOKEN}", f"Bearer {OTHER_TOKEN}"}
@@ -259,7 +259,7 @@ def test_a_container_runtime_is_asked_where_its_socket_is_given(
         wait_until(lambda: told in " ".join(agent.get("/v1/status")["problems"]), "what is too large is not taken")
     finally:
         runtime.close()
-    told = "no answer (unavailable"
+    told = "no response (unavailable"
     wait_until(lambda: told in " ".join(agent.get("/v1/status")["problems"]), "it is told that the runtime is away")
     assert not agent.events("engine_failed")
     assert agent.stop() == 0
