@@ -1,9 +1,9 @@
-"""Writes the man pages from what the program says about itself: commands' own help, and the commented configuration.
+"""Write the man pages from the program's own texts: the help of commands, and the commented configuration files.
 
 usage: python packaging/man_pages.py [FOLDER]          (packaging/man; the program must be importable)
 
-cpumond(8) is about the whole, each command has a page with all its subcommands, each configuration file one in
-section 5. A page whose text is the same keeps its date.
+cpumond(8) covers the whole program, each command has a page with all its subcommands, and each configuration file one
+in section 5. A page whose text does not change keeps its date.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ CONFIG: Final = HERE.parent / "config"
 FOR_ADMINISTRATORS: Final = {"agent", "restore", "check-config", "scheduler", "init", "doctor"}
 """Commands whose pages are in section 8; all others are in section 1."""
 HIDDEN_COMMANDS: Final = {"fair-share": {"simulate": "cpumond.cli.fairshare.simulate"}}
-"""Subcommands that click does not know as such, and the modules that have them."""
+"""Subcommands that click does not know as such, and their modules."""
 CONFIG_PAGES: Final = {
     "cpumond.toml": (DEFAULT_CONFIG_PATH, "configuration of the agent of cpumond"),
     "cpumond-scheduler.toml": (DEFAULT_SCHEDULER_CONFIG_PATH, "configuration of the scheduler of cpumond"),
 }
-"""Name of a page of section 5 -> the file it is about, and what that is."""
+"""Name of a page of section 5 -> its file, and the file's purpose."""
 CONFIG_FOLDERS: Final = {"cpumond.toml": "conf.d", "cpumond-scheduler.toml": "scheduler.conf.d"}
 EVERY_KEY: Final = "Every key is below, with its default"
 RELATED_CONFIG: Final = {"agent.service": "cpumond.toml(5)", "scheduler.service": "cpumond-scheduler.toml(5)"}
@@ -51,34 +51,34 @@ ESCAPES: Final = {"\\": "\\e", "-": "\\-", "~": "\\(ti", "^": "\\(ha", "'": "\\(
 
 
 def escape(text: str) -> str:
-    """Text as roff prints it: what can be copied from the page can be typed."""
+    """Escape text for roff, so that text copied from the page can be typed."""
     return "".join(ESCAPES.get(character, character) for character in text)
 
 
 def literal(text: str) -> str:
-    """In bold, as one types it."""
+    """Text in bold, as it is typed."""
     return f"\\fB{escape(text)}\\fR"
 
 
 def prose(text: str) -> list[str]:
-    """Lines of a paragraph; what stands in backquotes is bold."""
+    """Lines of a paragraph; text in backquotes is bold."""
     parts = re.split(r"`([^`]+)`", " ".join(text.split()))
     marked = "".join(literal(part) if number % 2 else escape(part) for number, part in enumerate(parts))
     return fill(marked)
 
 
 def fill(text: str) -> list[str]:
-    """Lines of text that is roff already."""
+    """Fill lines of text that is already roff."""
     return [protect(line) for line in textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)]
 
 
 def protect(line: str) -> str:
-    """A line that is text, whatever it begins with."""
+    """Protect a line of text whose first character is special to roff."""
     return f"\\&{line}" if line.startswith((".", "'")) else line
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    r"""The paragraphs of a help text; one that begins with ``\b`` keeps its lines."""
+    r"""Yield the paragraphs of a help text; one that begins with ``\b`` keeps its lines."""
     for number, paragraph in enumerate(re.split(r"\n\s*\n", inspect.cleandoc(text))):
         if number:
             yield ".PP"
@@ -101,7 +101,7 @@ def term(name: str, text: str) -> Iterator[str]:
 
 
 def option_name(name: str) -> str:
-    """``--config FILE``: the option bold, what it takes in italics."""
+    """``--config FILE``: the option bold, its value in italics."""
     words = [
         literal(word) if word.startswith("-") else f"\\fI{escape(word)}\\fR" for word in re.split(r"(?<=,)? ", name)
     ]
@@ -116,7 +116,7 @@ class Page:
     lines: list[str] = field(default_factory=list)
 
     def add(self, title: str, lines: Iterable[str]) -> None:
-        """A section, unless there is nothing in it."""
+        """Add a section, unless it is empty."""
         found = list(lines)
         while found and found[0] == ".PP":
             del found[0]
@@ -142,7 +142,7 @@ class Page:
 
 @dataclass
 class Command:
-    """A command as the page shows it."""
+    """A command for the page."""
 
     path: str
     command: click.Command
@@ -153,7 +153,7 @@ class Command:
         return prose(f"`{self.path}` {pieces}")
 
     def options(self) -> list[tuple[str, str]]:
-        """What ``--help`` says about each option, and about itself."""
+        """Options with their texts from ``--help``, which is included itself."""
         options = [param for param in self.command.get_params(self.context) if isinstance(param, click.Option)]
         records = [option.get_help_record(self.context) for option in options]
         return [record for record in records if record is not None]
@@ -163,7 +163,7 @@ class Command:
         return [epilog.partition(": ")[2]] if epilog else []
 
     def variables(self) -> dict[str, str]:
-        """Variables of the environment that stand for options."""
+        """Environment variables that set options."""
         found = {}
         for param in self.command.get_params(self.context):
             names = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
@@ -227,7 +227,7 @@ def section_of(name: str) -> int:
 
 
 def find_common_options(commands: list[Command]) -> list[tuple[str, str]]:
-    """Options that all of them have, in the same words."""
+    """Options that all commands have, with the same text."""
     if len(commands) < 2:
         return []
     first, *others = [command.options() for command in commands]
@@ -251,7 +251,7 @@ def describe_subcommand(command: Command, common: list[tuple[str, str]]) -> Iter
 
 def describe_variables(variables: dict[str, str]) -> Iterator[str]:
     for variable, option in sorted(variables.items()):
-        yield from term(literal(variable), f"Stands for `{option}` where that is not given.")
+        yield from term(literal(variable), f"Used if `{option}` is not given.")
 
 
 def describe_command_groups() -> Iterator[str]:
@@ -262,7 +262,7 @@ def describe_command_groups() -> Iterator[str]:
 
 
 def describe_exit_codes() -> Iterator[str]:
-    """From the exceptions that end the program."""
+    """Yield the exit codes of the exceptions that end the program."""
     kinds: tuple[type[errors.CpumondError], ...] = (
         errors.UsageError,
         errors.NoSuchError,
@@ -294,14 +294,14 @@ def make_main_page(pages: list[Page]) -> Page:
     files = {
         DEFAULT_CONFIG_PATH: "Configuration of the agent, see cpumond.toml(5); conf.d/*.toml beside it is read too.",
         DEFAULT_SCHEDULER_CONFIG_PATH: "Configuration of the scheduler, see cpumond-scheduler.toml(5).",
-        agent.state_dir: "The original limits of changed cgroups: what is put back, also when the agent is dead.",
+        agent.state_dir: "The original limits of changed cgroups, which are restored even if the agent is dead.",
         agent.runtime_dir: "Control socket and lock of the agent. While a file `pause` is in it, no limit is written.",
         scheduler.state_dir: "Databases of the scheduler.",
     }
     page.add("FILES", (line for path, text in files.items() for line in term(literal(path), text)))
     page.add(
         "ENVIRONMENT",
-        term(literal("CPUMOND_DEBUG"), "With any value, an internal error is shown with the place where it happened."),
+        term(literal("CPUMOND_DEBUG"), "With any value, an internal error is shown with its traceback."),
     )
     page.add("EXIT STATUS", describe_exit_codes())
     page.add("EXAMPLES", as_typed(own.examples()))
@@ -314,7 +314,7 @@ def make_main_page(pages: list[Page]) -> Page:
 
 @dataclass
 class Table:
-    """One table of a configuration file as its comments describe it."""
+    """One table of a configuration file with its comments."""
 
     heading: str
     intro: list[str]
@@ -322,7 +322,9 @@ class Table:
 
 
 def read_config(text: str) -> tuple[list[str], list[Table]]:
-    """The comment on top, by paragraphs, and the tables; the keys on top are a table without a heading."""
+    """Return the comment at the top, by paragraphs, and the tables; the keys at the top are a table without a
+    heading.
+    """
     top: list[str] = []
     tables: list[Table] = [Table("", [])]
     comment: list[str] = []
@@ -361,7 +363,7 @@ def make_config_page(name: str) -> Page:
 
 
 def drop_file_name(text: str) -> str:
-    """What a comment says about the file it is in is not about the page, nor about the file of a package."""
+    """Remove sentences of a comment about the file itself, which do not apply to the page or to a package's file."""
     text = re.sub(r"^\S+\.toml - ", "", text).replace("Every key is here, commented out, with its default", EVERY_KEY)
     return text[:1].upper() + text[1:]
 

@@ -26,6 +26,10 @@ SENTENCES: Final = frozenset({"", "cause", "change", "reason", "text", "what", "
 LONGEST_NAME: Final = 64
 """Maximum width of a name: an id of a container is that long, a pod's name may be longer."""
 COLOURS: Final = {"red", "yellow", "cyan", "green"}
+"""Red: failed, lost, or stopped until an operator acts. Yellow: waits, or is limited for now. Cyan: held by a user.
+Green: as it should be. The style "dim": inactive, or ended as intended. Plans mark removals, changes and additions with
+red, yellow and green.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ STYLES: Final = {
     "off": "dim",
     "shadow": "dim",
     "failed": "red",
-    "paused": "yellow",
+    "paused": "cyan",
 }
 COLUMNS: Final[tuple[Column[JobAnswer], ...]] = (
     column("job", 0, lambda job: escape(job.job_id)),
@@ -146,7 +146,7 @@ def list_notices(answer: StatusAnswer) -> list[tuple[str, str]]:
             (f"stuck: the last check was {format_left(answer.last_tick_age_s)} ago; see the agent's log", "red")
         )
     if answer.paused:
-        notices.append(("paused: no limit is written while the pause file is in the agent's runtime_dir", "yellow"))
+        notices.append(("paused: no limit is written while the pause file is in the agent's runtime_dir", "cyan"))
     ordered = [job for job in answer.jobs if job.override_by and job.override_left_s is not None]
     for job in ordered[:MAX_ORDERED]:
         text = f"{job.job_id}: {job.override_by} set {count_cores(job.current_cpu_limit)}"

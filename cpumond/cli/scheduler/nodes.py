@@ -34,13 +34,13 @@ def node_command() -> None:
 def format_node_state(node: NodeView) -> tuple[str, str]:
     """The state of a node: online, cordoned, held off or overcommitted, with a style."""
     if node.lost_at is not None:
-        return f"lost {format_span(time.time() - node.lost_at)} ago", "dim"
+        return f"lost {format_span(time.time() - node.lost_at)} ago", "red"
     if not node.is_online:
         return f"silent for {format_span(node.silent_s)}", "red"
     if node.cordon is not None:
-        return "draining" if node.cordon.drain and node.job_count + node.stopping_job_count else "cordoned", "yellow"
+        return "draining" if node.cordon.drain and node.job_count + node.stopping_job_count else "cordoned", "cyan"
     if node.held_until is not None:
-        return f"held off for {format_span(max(node.held_until - time.time(), 0.0))}", "red"
+        return f"held off for {format_span(max(node.held_until - time.time(), 0.0))}", "yellow"
     if node.failing:
         return "jobs fail", "yellow"
     if node.overcommitted_s is not None:

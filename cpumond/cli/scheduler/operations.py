@@ -46,7 +46,7 @@ from cpumond.scheduler.settings.incarnations import describe_switch
 STATES: Final = ("pending", "running", "completed", "failed", "aborted")
 JOB_STATES: Final = ("starting", "running", "stopping", "completed", "failed", "aborted", "lost")
 STYLES: Final = {
-    "failed": "red", "aborted": "yellow", "lost": "red", "pending": "yellow", "completed": "dim", "waiting": "yellow",
+    "failed": "red", "aborted": "dim", "lost": "red", "pending": "yellow", "completed": "dim", "waiting": "yellow",
     "cannot start": "red",
 }  # fmt: skip
 JOBS: Final[tuple[Column[JobView], ...]] = (

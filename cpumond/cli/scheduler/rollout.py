@@ -24,7 +24,7 @@ BUDGET: Final = Budget()
 
 def _format_agent_state(agent: AgentView) -> Cell:
     if agent.about is not None and agent.about.is_paused and agent.is_online:
-        return "paused", "yellow"
+        return "paused", "cyan"
     return "online" if agent.is_online else ("silent", "red")
 
 

@@ -59,7 +59,7 @@ def token_create_command(client: SchedulerClient, /, **body: Any) -> None:
 
 def _format_state(token: TokenView) -> Cell:
     ended = f"revoked {format_time(token.revoked_at)}" if token.revoked_at is not None else token.state
-    return ended, "" if token.state == "valid" else "red"
+    return ended, "" if token.state == "valid" else "dim"
 
 
 TOKENS: Final[tuple[Column[TokenView], ...]] = (
