@@ -32,7 +32,7 @@ PLAIN: Final = re.compile(r"[\w@%+=:./][\w@%+=:./-]*")
 named $(reboot).
 """
 MIN_ID_CHARS: Final = 8
-"""Of a shortened id, so that ids of other operations hardly begin with it."""
+"""Minimum length of a shortened id, so that few other ids begin with it."""
 MAX_ID_CHARS: Final = 35
 """Length of an id of four hexadecimal numbers; a name of that length is no beginning of another id."""
 MAX_SHOWN: Final = 20
