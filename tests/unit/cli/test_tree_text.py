@@ -115,7 +115,7 @@ YAML = "pools:\n  a:\n    weight: 1\n    pools:\n      b:\n"
         (f"{TOML}weight = -1\n", "toml", 'f:7: pool "b": weight: must be a number in [0, 67108864], got -1'),
         (f"{TOML}resource_limits = {{ cpus = 1 }}\n", "toml", "f:7:"),
         (f"{TOML}strong_guarantee_resources.cpus = 1\n", "toml", "f:7:"),
-        (f"{TOML}attributes.weight = 1\n", "toml", "attributes/weight: is an option; let it stand beside"),
+        (f"{TOML}attributes.weight = 1\n", "toml", "attributes/weight: is an option; put it beside"),
         (f"{TOML}acl = [{{ action = 'alow' }}]\n", "toml", "f:7:"),
         (f"{TOML}\n[options]\nnodes_fliter = 'x'\n", "toml", "f:9: the tree: nodes_fliter: is no option of a tree"),
         ("[[pools.a.acl]]\naction = 'allow'\n[[pools.b.acl]]\naction = 'alow'\n", "toml", "f:1: pool"),
