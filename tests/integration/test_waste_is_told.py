@@ -99,7 +99,7 @@ def test_each_owner_hears_once_through_restarts_while_a_webhook_hangs_and_fails(
             return done.stdout
 
         assert json.loads(report("--json")) == shown
-        assert "order 2.5" in report("--pool", "ml")
+        assert "request 2.5" in report("--pool", "ml")
         assert "nothing was requested" in report("--weeks-ago", "5")
         wrong = run_command(["report", "--scheduler", scheduler.url, "--waste", "--tree", "x"], clean_environment())
         assert 'there is no tree "x"' in wrong.stderr
@@ -125,7 +125,7 @@ def test_my_work_and_a_pools_page_show_it(page: Page, scheduler: SchedulerProces
     for place, name in (("mine", "My work"), ("pools/default/ml", "ml")):
         page.goto(f"{scheduler.url}/#/{place}")
         expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
-        part = page.get_by_role("region", name="Ordered and not used in the last week")
+        part = page.get_by_role("region", name="Requested and not used in the last week")
         expect(part).to_contain_text("requested 24 core-hours and used 5.7 (23.8 %)")
         [cells] = [row.split("\t") for row in part.get_by_role("row").all_inner_texts()[1:]]
         assert [cells[0], cells[-1]] == ["train #", "2.5"]

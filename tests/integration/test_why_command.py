@@ -37,10 +37,10 @@ def test_the_first_line_says_it_all_and_the_last_one_is_what_to_type(choked):
         "and 4 cores start work"
     )
     assert lines[2:6] == [
-        "capacity:  8 cores",
-        "used:      2 cores",
-        "no work:   2 cores, idle, nothing waits for it",
-        "blocked:   4 cores, idle while work waits for it",
+        "capacity: 8 cores",
+        "used:     2 cores",
+        "no work:  2 cores, idle, nothing waits for it",
+        "blocked:  4 cores, idle while work waits for it",
     ]
     assert lines[7].split() == ["cores", "blocked", "by", "pool", "change"]
     assert lines[8].split() == ["4", "max_running_operation_count", "research", "raise", "it", "to", "3"]

@@ -264,7 +264,7 @@ async def gang(c: Cluster) -> Expected:
         await c.do(AbortOperation(whole))
         await c.start("research", jobs=6, cpu=4.0, is_gang=True)
 
-    return Expected("gang", "research", "all of its 10 jobs at once", "only 6 fit", by_hand=by_hand)
+    return Expected("gang", "research", "all of its 10 jobs fit at once", "only 6 fit", by_hand=by_hand)
 
 
 async def cordoned_nodes(c: Cluster) -> Expected:
