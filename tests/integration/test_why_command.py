@@ -46,7 +46,7 @@ def test_the_first_line_says_it_all_and_the_last_one_is_what_to_type(choked):
     assert lines[8].split() == ["4", "max_running_operation_count", "research", "raise", "it", "to", "3"]
     assert lines[9].startswith("$ cpumond pool set research max_running_operation_count=3")
     choked(*shlex.split(lines[9])[2:])
-    assert "blocked:   0 cores" in choked("why")
+    assert "blocked:  0 cores" in choked("why")
 
 
 def test_json_has_the_causes_most_cores_first(choked, server):
