@@ -252,7 +252,7 @@ class _Frame(io.StringIO):
         return True
 
 
-def show_frames(read: Callable[[], str], interval_s: float) -> NoReturn:
+def draw_frames(read: Callable[[], str], interval_s: float) -> NoReturn:
     """Show frames on the whole terminal, a new one every ``interval_s``, until KeyboardInterrupt."""
     from rich.console import Console
     from rich.live import Live
@@ -264,29 +264,29 @@ def show_frames(read: Callable[[], str], interval_s: float) -> NoReturn:
             time.sleep(interval_s)
 
 
-def repeat(show: Callable[[], None], interval_s: float) -> None:
-    """Call ``show``, which prints something, until Ctrl-C or SIGTERM; on a terminal it replaces the output before.
+def repeat(output: Callable[[], None], interval_s: float) -> None:
+    """Call ``output``, which prints something, until Ctrl-C or SIGTERM; on a terminal it replaces the output before.
 
     A service that does not answer is tried again.
     """
 
-    def show_or_retry() -> None:
+    def print_or_retry() -> None:
         try:
-            show()
+            output()
         except UnavailableError as error:
             print_text(f"retrying: {error}")
 
     def read() -> str:
         with _Frame() as frame, contextlib.redirect_stdout(frame), contextlib.redirect_stderr(frame):
-            show_or_retry()
+            print_or_retry()
             return frame.getvalue()
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         if is_terminal():
-            show_frames(read, interval_s)
+            draw_frames(read, interval_s)
         while True:
-            show_or_retry()
+            print_or_retry()
             click.echo()
             time.sleep(interval_s)
 

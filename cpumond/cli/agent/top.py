@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from cpumond.cli.agent.client import AgentClient, find_socket, is_given, socket_option
 from cpumond.cli.options import DurationType, config_option, json_option
-from cpumond.cli.output import is_terminal, print_json, show_frames, terminal_width, use_colour
+from cpumond.cli.output import draw_frames, is_terminal, print_json, terminal_width, use_colour
 from cpumond.cli.render.tables import SORTS, Sort, draw_top
 from cpumond.cli.scheduler.client import connection_flags
 from cpumond.cli.scheduler.cluster_top import SORTS as CLUSTER_SORT_KEYS
@@ -102,7 +102,7 @@ def follow(client: AgentClient, sort: Sort, interval_s: float) -> None:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if is_terminal() and not client.as_json:
-        show_frames(lambda: read_frame(client, sort, *shutil.get_terminal_size()), interval_s)
+        draw_frames(lambda: read_frame(client, sort, *shutil.get_terminal_size()), interval_s)
     while True:
         click.echo(read_line(client, sort) if client.as_json else read_frame(client, sort, None, None) + "\n")
         time.sleep(interval_s)
