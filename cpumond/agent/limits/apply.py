@@ -1,4 +1,4 @@
-"""Apply decisions to cgroups: which may be written now, in which order, and with what result."""
+"""Apply decisions to cgroups: choose the decisions to write now and their order, and record their results."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from cpumond.monitor.rules import look
 log = structlog.get_logger("cpumond.agent")
 
 ANSWER_PATIENCE_S = 3.0
-"""An increase waits at most this many seconds for systemd to say who made a change."""
+"""Maximum time in seconds for which an increase waits until systemd has answered who changed the limit."""
 
 Decided = tuple[Tracked, Decision]
 
 
 class Applier:
-    """Writes the monitor's decisions, in ticks and, for jobs that a limit holds back, between two ticks.
+    """Writes the monitor's decisions: in each tick and, for jobs that their limit throttles, between two ticks.
 
-    ``has_looks``: whether any job needs looks between two checks; otherwise they cost nothing."""
+    ``has_looks``: whether any job needs looks between two checks; without such a job, looks cost nothing."""
 
     def __init__(self, external: ExternalWrites, registered: RegisteredJobs) -> None:
         self.external = external
@@ -45,7 +45,7 @@ class Applier:
         self.looks = LookSchedule()
         self.has_looks = False
         self._looks_closed = 0
-        """``JobTable.closed_total`` at the time of the schedule: descriptors of a closed job must not be read."""
+        """``JobTable.closed_total`` when the looks were planned: descriptors of jobs closed since must not be read."""
         self._pinned = False
 
     def apply(self, decided: list[Decided], now_s: float) -> None:
@@ -79,16 +79,16 @@ class Applier:
         self._write_limits([item for item in allowed if item[0].writes], now_s)
 
     def _write_limits(self, allowed: list[tuple[Tracked, str, Decision]], now_s: float) -> None:
-        # Decreases first, from the leaves up, then increases from the top down: cgroup v1 refuses a quota above the
-        # parent's, and one below a child's.
+        # Decreases are first, from the leaves up, then increases, from the top down: cgroup v1 refuses a quota that is
+        # above the parent's or below a child's.
         allowed.sort(key=_write_order)
         for job, kind, decision in self._secure(allowed):
             self._apply_one(job, kind, decision, now_s)
         self.writer.store()
 
     def _secure(self, allowed: list[tuple[Tracked, str, Decision]]) -> list[tuple[Tracked, str, Decision]]:
-        """Save originals before writing. On failure, defer first-time changes and every decrease of a job whose
-        original is unsaved."""
+        """Save originals before writing. If that fails, put off the first change of each job, and all decreases of
+        jobs whose changed original is not on disk yet. Return the decisions that may be written."""
         if not allowed:
             return allowed
         try:
@@ -141,7 +141,7 @@ class Applier:
         """Record that a decision was carried out, and log the change."""
         assert applied.cores is not None
         if decision.new_cores > decision.old_cores:
-            job.hold = job.hold.answered()  # overwritten: it no longer matters who set the previous limit
+            job.hold = job.hold.answered()  # the previous limit is overwritten: its author no longer matters
         moved = applied.cores != decision.old_cores or kind == "pin" or (kind == "reapply" and applied.wrote)
         job.state, job.result, job.notes, job.last_error = (
             settle(job.state, decision, min(applied.cores, job.state.hard_cores)),
@@ -152,7 +152,7 @@ class Applier:
         if kind != "reapply":
             job.hold = job.hold.write(None)
         if not moved:
-            if kind == "shrink":  # a bound of the kernel or of the job's threads holds the limit
+            if kind == "shrink":  # a bound of the kernel or of the job's threads keeps the limit where it is
                 job.state = put_off_cut(job.state, now_s)
             return
         self.due.report = True
@@ -184,7 +184,8 @@ class Applier:
                 log.info("override_ended", job_id=job.found.job_id, cores=job.state.limit_cores)
 
     def _find_reapplies(self, held: list[Tracked], now_s: float) -> list[tuple[Tracked, str, Decision]]:
-        """List limits to write again because another program lowered them, or because they may now be higher."""
+        """List the limits that are due to be written again: another program changed them, or a raise has become
+        possible."""
         due = []
         for job in held:
             at_s = job.hold.write_at_s
@@ -214,7 +215,7 @@ class Applier:
                 self._carry_out([(job, "pin", Decision("hold", old, job.state.limit_cores))], now_s)
 
     def give_back(self, job: Tracked) -> None:
-        """End a pin, an override or a contest: the monitor continues from the limit in force."""
+        """End a pin, an override or a contest of ``job``: the monitor decides about its limit again."""
         now_s = self.clock.monotonic_s()
         # After a contest the agent's own limit is written again; otherwise the monitor continues from the one in force.
         contested = job.hold.is_contested
@@ -228,10 +229,10 @@ class Applier:
             self._looks_closed = self.table.closed_total
 
     def look(self, now_s: float, stride: int = 1) -> None:
-        """Between two ticks, when a look is due, raise the limits of jobs that are held back, or soon would be.
+        """If a look between two ticks is due, raise the limits of jobs that are throttled or will be soon.
 
-        Never raises for a single job or file. It costs one pread per job that was not throttled and did not exceed its
-        limit."""
+        An error of a single job or file is recorded, not raised. For a job that was not throttled and did not exceed
+        its limit, a look costs one pread."""
         if now_s < self.looks.next_s:
             return
         if self._looks_closed != self.table.closed_total:
@@ -254,8 +255,8 @@ class Applier:
             self.due.snapshot = None
 
     def _look_closer(self, job: Tracked, now_s: float, recent_cores: float | None) -> Decision | None:
-        """Return the raise for a job that the agent's limit holds back, or soon would (``recent_cores`` above it).
-        Return None if the limit does not, or may not be written now: then the next check accounts for it."""
+        """Return the raise for a job that the agent's limit throttles, or soon will: ``recent_cores`` are above it.
+        Return None if the limit does not throttle the job, or may not be written now: the next check decides then."""
         before = job.state
         if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.hold.write_after_s:
             return None
@@ -281,7 +282,7 @@ class Applier:
             return None
         if job.writes:
             if self.external.is_foreign(job, found):
-                # The job is not held back by the agent's limit; the tick adopts the written one.
+                # Another program's limit throttles the job, not the agent's; the tick handles that limit.
                 self.external.changed.add(job.found.path)
                 return None
             self.external.take_own(job, found, now_s)
@@ -303,8 +304,8 @@ def _write_order(item: tuple[Tracked, str, Decision]) -> tuple[bool, int]:
 
 
 def _put_off(job: Tracked, kind: str, decision: Decision, result: Result, again_s: float) -> None:
-    """Record that a decision is not written now. The monitor decides again at the next check; a pin, or a limit that
-    was overwritten, is due again at ``again_s``."""
+    """Record that a decision is not written now. The monitor decides again at the next check. A pin, or a limit that
+    another program has overwritten, is due again at ``again_s``."""
     job.result = result
     if kind in ("pin", "reapply"):
         job.hold = job.hold.write(again_s)
@@ -313,7 +314,7 @@ def _put_off(job: Tracked, kind: str, decision: Decision, result: Result, again_
 
 
 def _find_obstacle(job: Tracked, decision: Decision, paused: bool, covered: bool, now_s: float) -> Result | Literal[""]:
-    """Return why a decision is not written now; "" if it is."""
+    """Return why a decision must not be written now; "" if it may be written."""
     if not job.moves:
         return "shadow"
     shrinks = decision.new_cores < decision.old_cores

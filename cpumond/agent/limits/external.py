@@ -1,7 +1,7 @@
-"""Limits that other programs write into cgroups, and systemd's news about its units.
+"""Limits that other programs write into cgroups, and systemd's events about its units.
 
-Each external write is handled the same way: it is found in force, a ``WriteVerdict`` names its author, and a table maps
-the verdict to an action."""
+Each external write is handled in the same steps: the agent finds the new limit in force, a ``WriteVerdict`` names the
+author of the write, and a table maps the verdict to an action."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from cpumond.host.systemd.properties import QUOTA, UnitEvent
 log = structlog.get_logger("cpumond.agent")
 
 ENGINE_ANSWER_S = 5.0
-"""Seconds to wait for an engine to confirm a limit; after that the limit counts as another program's."""
+"""Seconds to wait until an engine confirms a limit. Without a confirmation, the limit counts as another program's."""
 ORDERED: Final = (WriteVerdict.ENGINE, WriteVerdict.OPERATOR, WriteVerdict.PROGRAM)
-"""Verdicts whose limit is restored in the end."""
+"""Verdicts after which the limit found becomes the job's original, which is restored in the end."""
 
 
 class Write(NamedTuple):
-    """A limit in force and its author; ``values`` are systemd's own, None if it was not asked."""
+    """The author of a change of a limit; ``values`` are systemd's own values, None if systemd was not asked."""
 
     verdict: WriteVerdict
     before: CpuSettings
@@ -47,12 +47,11 @@ class Write(NamedTuple):
 
 
 class ExternalWrites:
-    """Handles limits that are not the agent's, and their consequences.
+    """Handles limits that other programs have set.
 
-    ``changed`` are cgroups whose limit files were written since the last tick, ``rewritten`` those of them that the
-    agent did not write. ``read_all``: any job's file may have changed. ``strays_at_s`` is the monotonic time of the
-    next look at changed cgroups without a job.
-    """
+    ``changed``: cgroups whose limit files were written since the last tick. ``rewritten``: the cgroups among
+    ``changed`` that the agent did not write. ``read_all``: the file of any job may have changed. ``strays_at_s``:
+    monotonic time of the next look at cgroups that the agent changed and that have no job now."""
 
     def __init__(
         self, table: JobTable, writer: LimitWriter, engines: Engines, due: Due, clock: type[HostClock]
@@ -70,7 +69,7 @@ class ExternalWrites:
         self.strays_at_s = math.inf
         self._reloaded_at_s = -math.inf
         self._waits_until_s: dict[str, float] = {}
-        """Cgroups whose limit was written and whose engine was asked about it."""
+        """Cgroups whose limit was written -> time until which to wait for the answer of their engine."""
         self._removed: set[str] = set()
         """Units that systemd unloaded."""
         self._actions: Final[dict[WriteVerdict, Callable[[Tracked, Write, float], None]]] = {
@@ -103,8 +102,8 @@ class ExternalWrites:
         self.store_originals()
 
     def _is_order_of_the_same(self, job: Tracked, found: CpuSettings) -> bool:
-        """Return whether an engine that does not report its requests has requested the limit in force, by writing it
-        again."""
+        """Return whether the job's engine, which does not report its requests, has requested the limit in force:
+        it wrote the same limit again."""
         engine = job.found.engine
         if engine is None or engine.reports_request or job.unit or not job.touched or job.hold.is_contested:
             return False
@@ -117,15 +116,15 @@ class ExternalWrites:
         return _classify(job, found) != "same" and not is_ours
 
     def take_own(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
-        """Adopt a limit ``found`` that is not foreign: one of the agent's that systemd has written since the last
-        look, or a burst, which no event reports."""
+        """Adopt a limit ``found`` that is not foreign: a limit of the agent that systemd has written since the last
+        look, or a changed burst, which no event reports."""
         if _classify(job, found) != "same":
             self._take_now(job, found, now_s)
         elif found.burst_us != job.in_force.burst_us:
             self.writer.follow_burst(job, found)
 
     def take(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
-        """Adopt the limit ``found`` in force, or first ask the job's engine whether it requested that."""
+        """Adopt the limit ``found`` in force, or first ask the job's engine whether it requested this limit."""
         if self._may_be_ordered(job, found, now_s):
             if job.found.path not in self._waits_until_s:
                 self.engines.ask(job.found)
@@ -136,22 +135,22 @@ class ExternalWrites:
         self._take_now(job, found, now_s)
 
     def _may_be_ordered(self, job: Tracked, found: CpuSettings, now_s: float) -> bool:
-        """Return whether the job's engine may be about to report the limit ``found`` as a request."""
+        """Return whether the job's engine may still report that it requested the limit ``found``."""
         engine = job.found.engine
         if engine is None or not engine.reports_request or is_order(job, found) or _classify(job, found) == "same":
             return False
         return now_s < self._waits_until_s.get(job.found.path, math.inf) and self.engines.is_up(job.found)
 
     def store_originals(self) -> None:
-        """Save new originals before anything else. On failure it is retried, and the limits are not lowered until
-        then."""
+        """Save new originals before anything else. A failure is retried; until the originals are saved, the limits of
+        their jobs are not lowered."""
         if self.writer.unsaved:
             self.writer.store()
 
     def _take_now(self, job: Tracked, found: CpuSettings, now_s: float) -> None:
         """Adopt the limit ``found`` in force."""
         if found.weight != job.in_force.weight and is_idle(job.cgroup.place):
-            # The kernel set it in the idle class, not the job's engine; the next look refuses the job.
+            # The kernel set this weight for the idle class; it is no request. The next look refuses the job.
             found = msgspec.structs.replace(found, weight=job.in_force.weight)
         before, change = job.in_force, _classify(job, found)
         job.in_force = found
@@ -164,7 +163,7 @@ class ExternalWrites:
                 job.follow_writes()
             return
         if found.burst_us != before.burst_us and (change == "same" or (found.burst_us or 0) > (before.burst_us or 0)):
-            # A burst lowered together with the quota had to be: the kernel accepts no quota below it.
+            # The other program had to lower the burst with the quota: the kernel accepts no quota below the burst.
             self.writer.follow_burst(job, found)
         if change == "same" or job.hold.is_contested:
             return
@@ -174,8 +173,8 @@ class ExternalWrites:
             self._follow(job, Write(WriteVerdict.PROGRAM, before, change), now_s)
 
     def _is_still_unset(self, job: Tracked) -> bool:
-        """Return whether no agent has sent systemd a limit of a unit yet. Its first limit may come unseen before
-        that, since on v2 there is no file to watch until then."""
+        """Return whether no agent has sent systemd a limit of the job's unit yet. An operator may have set the unit's
+        first limit unnoticed: on v2 there is no file to watch until a limit is set."""
         if not job.unit or job.hold.is_contested:
             return False
         return not (self.units.has_set(job.unit) or self.writer.is_inherited(job.cgroup.path))
@@ -188,7 +187,7 @@ class ExternalWrites:
         now_s: float,
         is_conflict: bool = False,
     ) -> None:
-        """Find out who gave a unit the limit in force, and act on it."""
+        """Find out who set the limit in force of a unit, and act on that."""
         change = classify_change(before, job.in_force, job.actuator)
         if change == "same" and not is_conflict:
             return
@@ -205,7 +204,7 @@ class ExternalWrites:
         self._follow(job, Write(verdict, before, "raise" if change == "raise" else "lower", values), now_s)
 
     def _follow(self, job: Tracked, write: Write, now_s: float) -> None:
-        """Act on a write, depending on its author."""
+        """Do what the table prescribes for the author of ``write``."""
         verdict = write.verdict
         if verdict is WriteVerdict.OPERATOR:
             self.units.confirm(job.unit, job.in_force, job.actuator, write.values or {})
@@ -231,7 +230,7 @@ class ExternalWrites:
         self.units.want_again(job.unit, write.values)
 
     def _obey(self, job: Tracked, write: Write, now_s: float) -> None:
-        """Adopt the limit as the job's new maximum. The monitor continues below it, and a pin is applied again."""
+        """Adopt the limit as the job's new maximum: the monitor continues below it. A pin is applied again."""
         found_cores = self._note(job, write, now_s)
         job.hold = job.hold.expire(math.inf).unpin().write(None)
         job.restart(found_cores, now_s)
@@ -243,7 +242,7 @@ class ExternalWrites:
         job.restart(found_cores, now_s)
 
     def _respect_or_undo(self, job: Tracked, write: Write, now_s: float) -> None:
-        """Respect a raise of a unit's limit, and other writes to it in that time; undo others."""
+        """Respect raises of a unit's limit, and all writes while a raise is respected. Undo the other writes."""
         is_respected = write.change == "raise" or isinstance(job.hold.decider, Respected)
         is_respected = is_respected and self.writer.config.writes.override_ttl_s > 0
         (self._respect if is_respected else self._undo)(job, write, now_s)
@@ -260,11 +259,10 @@ class ExternalWrites:
             log.error("limit_contested", job_id=job.found.job_id, cgroup=job.found.path, losses=job.hold.losses)
 
     def _note(self, job: Tracked, write: Write, now_s: float) -> float:
-        """Count, log and record that another limit than the agent's is in force; return that limit in cores.
+        """Count, log and record that a limit of another program is in force; return that limit in cores.
 
-        A limit only in a unit's file does not outlive the next reload: the previous original is restored in the end,
-        unless this limit is higher.
-        """
+        A limit that was written only to a unit's file is lost at the next reload. Therefore the previous original is
+        restored in the end, unless the limit found is higher."""
         found, old_cores, verdict = job.in_force, job.state.limit_cores, write.verdict
         kind, event = f"foreign-{write.change}", "foreign_write"
         facts: dict[str, str] = {"kind": write.change}
@@ -289,7 +287,7 @@ class ExternalWrites:
         for event in events:
             job = self.table.by_unit.get(event.unit)
             if event.kind == "reloaded":
-                # It applied its stored values to all units, and their properties may have changed.
+                # systemd has applied its stored values to all units, and properties of units may have changed.
                 self.read_all = True
                 self._reloaded_at_s = now_s
                 for each in self.table.by_unit.values():
@@ -297,7 +295,7 @@ class ExternalWrites:
             elif event.kind == "connected":
                 self.writer.ask_again(now_s, at_once=True)
             elif event.kind in ("away", "denied"):
-                # This concerns all units.
+                # The event concerns all units.
                 for each in self.table.by_unit.values():
                     if event.kind == "away":
                         self._resolve_unit_write(each, {}, now_s)
@@ -322,16 +320,16 @@ class ExternalWrites:
             self.changed.add(job.found.path)
 
     def _on_property_conflict(self, event: UnitEvent, now_s: float) -> None:
-        """Handle that an operator gave a unit another limit just before the agent's was to be set, which was then
-        skipped."""
+        """Handle that an operator set a unit's limit just before the agent's limit was to be set; the agent's limit was
+        not set then."""
         job = self.table.by_unit.get(event.unit)
         if job is None or not job.touched or job.hold.is_contested or not os.path.isdir(job.cgroup.directory):
-            # Its original is being restored, or its cgroup is gone.
+            # The unit's original is being restored, or its cgroup is gone.
             self.writer.adopt_operator_values(event.unit, event.values)
             return
         others = {name: value for name, value in event.values.items() if name != PROPERTIES[job.actuator]}
         if others:
-            # Properties of a setting that no longer moves, and was to be restored together with the one that does.
+            # These are properties of a setting that the agent no longer moves, and that was to be restored.
             job.original = self.units.read_values(others, job.original)
             self.writer.keep(job)
             log.warning("unit_ordered", job_id=job.found.job_id, unit=job.unit, properties=others)
@@ -349,7 +347,7 @@ class ExternalWrites:
         self._take_unit_write(job, before, event.values, now_s, is_conflict=True)
 
     def expire_gone_units(self, now_s: float) -> None:
-        """Handle units whose time to return is over, and those to be restored to systemd."""
+        """Handle units that have not returned in time, and units whose originals systemd is to store again."""
         if self.writer.gone:
             root = self.table.hierarchies.cpu_root
             self.writer.expire_gone(now_s, lambda path: os.path.isdir(os.path.join(root, path)), self._removed)
@@ -361,7 +359,8 @@ class ExternalWrites:
         self.writer.ask_again(now_s)
 
     def _restore_strays(self, now_s: float) -> None:
-        """Restore changed cgroups without a job: their restore failed, or no source names their unit's new cgroup."""
+        """Restore cgroups that the agent changed and that have no job now: an earlier attempt to restore them failed,
+        or no source finds the new cgroup of their unit."""
         finder = CgroupFinder(self.table.hierarchies)
         for path, original in self.writer.list_strays(now_s, self.table.jobs).items():
             cgroup = None
@@ -390,7 +389,7 @@ class ExternalWrites:
                     cgroup.close()
 
     def _resolve_unit_write(self, job: Tracked, values: dict[str, object], now_s: float) -> None:
-        """Resolve a write to a unit's limit by systemd's own ``values``; empty: it cannot be asked."""
+        """Act on a write to a unit's limit by systemd's own ``values``, which are empty if systemd cannot be asked."""
         asking, job.hold = job.hold.asking, job.hold.answered()
         if asking is None or job.hold.is_contested:
             return
@@ -398,8 +397,8 @@ class ExternalWrites:
         self._take_unit_write(job, asking.before, values, now_s)
 
     def _lower_by_file(self, job: Tracked, why: str, now_s: float) -> None:
-        """Write a lower limit that systemd may not have accepted. A unit without a limit file then has no lower
-        limit, which is tried again after a minute."""
+        """Write to the file a lower limit that systemd may not have accepted. If the unit has no such file, its limit
+        is not lowered; the next attempt is a minute later."""
         if not (job.touched and job.cgroup.is_there()):
             return
         if any(os.path.exists(path) for path in job.cgroup.watch_paths(job.actuator)):
@@ -415,5 +414,5 @@ class ExternalWrites:
 
 
 def _classify(job: Tracked, found: CpuSettings) -> Literal["same", "raise", "lower"]:
-    """Classify the change of a job's limit to ``found``; for a unit, up to systemd's rounding."""
+    """Classify the change of a job's limit to ``found``; for a unit, ignore differences due to systemd's rounding."""
     return classify_change(job.in_force, found, job.actuator, exact=not job.unit)

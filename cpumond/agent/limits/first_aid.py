@@ -1,9 +1,9 @@
 """First aid after an agent has died: immediately raise the quotas that it had lowered.
 
 ``cpumond restore`` restores everything, but its imports take 70 ms, and ten times as long on a slow machine: too long
-for a throttled job. This module needs only the interpreter's own modules, and does less: it raises a lowered quota to
-the original, and only if that is a single write. Everything else, including all messages about failures, is left to
-``restore``, which runs right after it."""
+for a throttled job. This module imports only the standard library, and does less: it raises a lowered quota to the
+original if one write is enough. Everything else, including all messages about failures, is left to ``restore``, which
+runs right after this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 STATE_FILE = "originals.state"
 BAD = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
-"""Exceptions of reading a file with any content."""
+"""Exceptions that reading a file may raise, whatever the file contains."""
 WRITTEN_FILE = "limits.log"
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
@@ -27,13 +27,13 @@ Pair = tuple[int, int]
 def raise_quotas(
     environment: Mapping[str, str], mountinfo: str = "/proc/self/mountinfo", boot_id_path: str = BOOT_ID_PATH
 ) -> int:
-    """Restore jobs' quotas if systemd says that the agent has died and where its state is; return how many."""
+    """If systemd reports that the agent has died, and where its state is, raise the quotas that it lowered. Return the
+    number of raised quotas."""
     if "SERVICE_RESULT" not in environment:
         return 0
     newest, cgroups = -1, []
     written = _read_written(os.path.join(environment.get("RUNTIME_DIRECTORY", "").partition(":")[0], WRITTEN_FILE))
-    # Files in /run are of this boot. In a container, the boot's identity looks different inside and outside of a
-    # sandbox.
+    # A file in /run is always of this boot, so its boot id is not checked: in a sandbox the id may look different.
     for name, boot in (("RUNTIME_DIRECTORY", ""), ("STATE_DIRECTORY", boot_id_path)):
         directory = environment.get(name, "").partition(":")[0]
         # A file that no agent of this version wrote is skipped: `restore` reports it.
@@ -53,7 +53,7 @@ def raise_quotas(
                     raised += _raise(place, version, original, written)
                 elif version == 1:
                     absent.append((place, original))
-        # v1 lets cgroups be renamed. The others do not wait for this search, and each directory is listed once.
+        # On v1, cgroups can be renamed. Those that are at their old place are raised before this search.
         siblings: dict[str, dict[int, str]] = {}
         for place, original in absent:
             with contextlib.suppress(*BAD):
@@ -66,8 +66,8 @@ def raise_quotas(
 
 
 def _read_originals(path: str, boot_id_path: str) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
-    """Return the file's number and its originals, parents first; none of another boot if ``boot_id_path`` is given.
-    Raises one of BAD."""
+    """Return the number of a state file and its originals, parents first. If ``boot_id_path`` is given, originals of an
+    earlier boot are left out. Raises one of BAD."""
     with open(path, "rb") as file:
         header, _, payload = file.read().partition(b"\n")
     if header != b"cpumond-state 1 sha256=" + hashlib.sha256(payload).hexdigest().encode():
@@ -94,7 +94,7 @@ def _find_root(mountinfo: str) -> tuple[str, int]:
 
 
 def _list_mounts(mountinfo: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (mount point, file system, options); a point with blanks in its name is left to ``restore``."""
+    """Yield (mount point, file system, options). A mount point with blanks in its name is left to ``restore``."""
     with open(mountinfo, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             left, _, right = line.partition(" - ")
@@ -104,7 +104,7 @@ def _list_mounts(mountinfo: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _read_written(path: str) -> dict[int, list[Pair]]:
-    """Return the agent's latest write into each cgroup, by inode (see ``written``); empty if unknown."""
+    """Return the agent's latest write into each cgroup, by inode (see ``written``); an empty dict if it is unknown."""
     found = {}
     try:
         with open(path, "rb") as file:
@@ -133,14 +133,14 @@ def _is(directory: str, inode: int) -> bool:
 
 
 def _raise(directory: str, version: int, original: dict[str, Any], written: Mapping[int, list[Pair]]) -> bool:
-    """Return whether the quota of one cgroup was raised. Raises KeyError, TypeError, ValueError for an invalid
-    ``original``."""
+    """Raise the quota of one cgroup if it is below the original; return whether it was raised. Raises KeyError,
+    TypeError, ValueError for an invalid ``original``."""
     quota_us, period_us = original["settings"]["quota_us"], original["settings"]["period_us"]
     if "quota" not in original["actuators"] or ".." in directory.split("/"):
         return False
     inode = original["inode"]
     try:
-        # Held open from here on, because it may be renamed meanwhile.
+        # The directory is held open from here on, because it may be renamed meanwhile.
         held = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
@@ -153,7 +153,7 @@ def _raise(directory: str, version: int, original: dict[str, Any], written: Mapp
         if last is not None and not original.get("unit"):
             ours = [*last, (-1 if quota_us is None else quota_us, period_us)]
             if now_us not in [each[0] for each in ours] or now_period_us not in [each[1] for each in ours]:
-                # Another program has set a lower limit since.
+                # Another program has set a lower limit since then.
                 return False
         if now_us is None or now_period_us != period_us or (quota_us is not None and now_us >= quota_us):
             return False
@@ -169,7 +169,7 @@ def _raise(directory: str, version: int, original: dict[str, Any], written: Mapp
         finally:
             os.close(fd)
     except OSError:
-        # Gone, or above a quota of a parent: `restore` examines it.
+        # The cgroup is gone, or its original is above a quota of a parent: `restore` examines the cgroup.
         return False
     finally:
         os.close(held)

@@ -1,8 +1,8 @@
 """Judge who wrote a unit's limit, by comparing the values sent to systemd with those found (pure).
 
-systemd keeps its own value beside the kernel's file. It applies values that the agent submitted (at once or late),
-stored values that it re-applies (daemon-reload), or values of an operator (``systemctl set-property``). Any other value
-was written only to the file."""
+systemd keeps its own value of each limit beside the kernel's file. The values that it applies are those that the agent
+submitted (at once or late), its stored values (again at daemon-reload), and those of an operator (``systemctl
+set-property``). Any other value was written only to the file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from enum import Enum
 from cpumond.host.systemd.properties import UnitProperties, is_same_value
 
 RELOAD_S = 10.0
-"""For this long after systemd has reloaded its units, an applied value counts as one that it had stored."""
+"""For this many seconds after systemd has reloaded its units, a value that it applies counts as a stored one."""
 
 
 @dataclass(slots=True)
 class UnitTarget:
-    """Values sent to systemd for one unit: ``target`` is the newest, ``older`` may still be in transit, ``applied``
-    is the last accepted value of each property, however old."""
+    """Values sent to systemd for one unit. ``target``: the newest values. ``older``: earlier values that may still be
+    in transit. ``applied``: the last accepted value of each property, however old."""
 
     target: UnitProperties = ()
     older: tuple[UnitProperties, ...] = ()
@@ -28,15 +28,15 @@ class UnitTarget:
     acknowledged: bool = False
     """systemd knows the unit and accepted at least one value."""
     submitted: bool = False
-    """It may have accepted a value: the bus was not known to be down."""
+    """systemd may have accepted a value: when one was sent, the bus was not known to be down."""
 
     def take(self, properties: UnitProperties | None) -> None:
-        """Record values that systemd accepted; None: there is no such unit."""
+        """Record ``properties`` that systemd accepted; None if systemd does not know the unit."""
         self.acknowledged = properties is not None
         self.applied = () if properties is None else merge(self.applied, properties)
 
     def has(self, name: str, value: int) -> bool:
-        """Return whether a property's ``value`` is one that systemd may apply for the agent."""
+        """Return whether the agent sent systemd this ``value`` of a property, which systemd may therefore apply."""
         known = (each for told in (self.target, *self.older, self.applied) for each in told if each[0] == name)
         return any(is_same_value(name, other, value) for _, other in known)
 
@@ -46,10 +46,9 @@ class Observation:
     """Observed state of one property of a unit, in systemd's values.
 
     ``found`` is in the kernel's file; ``original`` was there before the agent's first change; ``told`` is systemd's own
-    value, None if unknown. ``is_asked``: it has answered, or cannot be asked. ``is_conflict``: ``found`` was seen right
-    before the agent's value was to be set, which was then skipped. ``is_reloaded``: systemd has reloaded its units
-    within RELOAD_S. ``is_inherited``: an earlier run may have sent it a limit.
-    """
+    value, None if unknown. ``is_asked``: systemd has answered, or cannot be asked. ``is_conflict``: ``found`` was seen
+    just before the agent's value was to be set, and that was not done. ``is_reloaded``: systemd reloaded its units less
+    than RELOAD_S ago. ``is_inherited``: an earlier run of the agent may have sent systemd a limit of the unit."""
 
     name: str
     found: int
@@ -91,11 +90,11 @@ def judge(record: UnitTarget, seen: Observation) -> WriteVerdict:
     if is_as_found and not is_sent:
         return WriteVerdict.STORED
     if not is_sent and (seen.is_inherited or not is_known) and (is_same or seen.found < seen.original):
-        # It may be the agent's limit from an earlier run: no reason to change the original.
+        # This may be the agent's limit from an earlier run. Therefore the original must not change.
         return WriteVerdict.FILE
     return WriteVerdict.OPERATOR if is_systemds else WriteVerdict.FILE
 
 
 def merge(before: UnitProperties, newer: UnitProperties) -> UnitProperties:
-    """Merge the properties; those of ``newer`` take precedence."""
+    """Merge ``before`` and ``newer``; if both have a property, the value in ``newer`` counts."""
     return tuple({**dict(before), **dict(newer)}.items())

@@ -1,7 +1,7 @@
-"""``cpumond restore``: restore the limits that a dead agent left lowered. Files first, then systemd's stored values.
+"""``cpumond restore``: restore the limits that a dead agent left lowered: first the files, then systemd's values.
 
-It must be quick, also on a slow machine, because jobs may be throttled until it is done. So it imports only what it
-needs, and the library for the bus only once all files are restored."""
+This must be quick, also on a slow machine, because jobs may be throttled until it is done. So it imports only what it
+needs, and imports the library for the bus only after all files are restored."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ NAMESAKES_TIMEOUT_S = 5.0
 DROP_INS: Final = {"quota": "50-CPUQuota.conf", "weight": "50-CPUWeight.conf"}
 """Drop-in files that SetUnitProperties creates for a unit."""
 UNITS_TIMEOUT_S = 15.0
-"""Seconds for all units together, to ask and to set; by then the quotas in force are restored."""
+"""Seconds to ask for and to set the values of all units together; the quotas in force are restored before that."""
 
 
 class LockHolder(msgspec.Struct):
-    """Owner of the lock, written into the lock file for the error message of a second agent."""
+    """Owner of the lock; the lock file contains it, for the error message of a second agent."""
 
     pid: int
     since: float
@@ -76,11 +76,11 @@ class LockHolder(msgspec.Struct):
 
 
 class RunLock:
-    """The lock of a runtime directory: one agent or ``restore`` at a time; the kernel releases it when the process
-    ends."""
+    """The lock of a runtime directory: only one agent or ``restore`` may hold it. The kernel releases the lock when the
+    process ends."""
 
     def __init__(self, runtime_dir: str, config_path: str) -> None:
-        """Take the lock. Raises UnavailableError that names the first agent, CreateError or AccessError."""
+        """Take the lock. Raises UnavailableError, which names the agent that holds it, CreateError or AccessError."""
         self.path = os.path.join(runtime_dir, LOCK_FILE)
         self._runtime_dir = runtime_dir
         self._holder = msgspec.json.encode(LockHolder(os.getpid(), time.time(), config_path))
@@ -89,7 +89,7 @@ class RunLock:
     def _take(self) -> int:
         make_directory(self._runtime_dir, 0o755, "runtime_dir")
         try:
-            # The directory is the agent's, and root may run this: follow no link.
+            # The directory belongs to the agent's user, and root may run this: no link may be followed.
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise from_os_error(error, f"open the lock {self.path}", "fix runtime_dir or run as root") from error
@@ -98,11 +98,11 @@ class RunLock:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise UnavailableError(f"{self.path}: {_describe_holder(os.read(fd, 4096))}; stop it first") from None
-            # Any user who can read a file can lock it, and so keep limits lowered. Version 0.2 created it with mode
-            # 0644.
+            # Any user who can read the file can lock it, and so keep limits lowered. Version 0.2 created the file with
+            # mode 0644.
             with contextlib.suppress(OSError):
                 os.fchmod(fd, 0o600)
-            # On a full disk the next agent's message has fewer facts about this one.
+            # If the disk is full, the error message of a second agent has fewer facts about this one.
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, 0)
                 os.write(fd, self._holder)
@@ -112,8 +112,8 @@ class RunLock:
         return fd
 
     def look_after(self) -> list[str]:
-        """Take the lock again if its file was removed or replaced, because another agent could start beside this
-        one; then return its path. Raises UnavailableError if another agent has it, CreateError or AccessError."""
+        """If the lock file was removed or replaced, so that a second agent could start, take the lock again and return
+        the file's path. Raises UnavailableError if another agent holds the lock, CreateError or AccessError."""
         held = os.fstat(self._fd)
         if identify(self.path) == (held.st_dev, held.st_ino):
             return []
@@ -142,18 +142,17 @@ def restore_cgroup(
     written: Written | None = None,
     note: Callable[[int, CpuSettings, CpuSettings], None] | None = None,
 ) -> CpuSettings | None:
-    """Restore the settings of one cgroup; return those in force then, None if it is gone. Raises CgroupError.
+    """Restore the settings of one cgroup; return the settings in force after that, None if the cgroup is gone.
 
-    If a quota above it was lowered meanwhile, v1 refuses. Then the cgroup gets as much as that quota allows before the
-    error is raised, and ``note`` records that limit as the agent's. ``written`` is that of ``choose_restore``; it is
-    not used for units, whose limits systemd writes itself.
-    """
+    If a quota above the cgroup was lowered meanwhile, v1 refuses the original. Then the cgroup gets as much as that
+    quota allows, ``note`` records that limit as the agent's, and the error is raised. ``written`` is passed to
+    ``choose_restore``, but not for units, whose limits systemd writes itself. Raises CgroupError."""
     current = cgroup.read_settings()
     if current is None:
         return None
     target = choose_restore(current, original.settings, original.actuators, None if original.unit else written)
     if is_idle(cgroup.place):
-        target = msgspec.structs.replace(target, weight=current.weight)  # the kernel has set it and accepts none
+        target = msgspec.structs.replace(target, weight=current.weight)  # in the idle class the kernel fixes the weight
     try:
         return target if cgroup.write_settings(current, target) else None
     except CgroupWriteError:
@@ -166,7 +165,8 @@ def restore_cgroup(
 
 
 def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, CpuSettings] | None:
-    """Return the settings in force, and those that a quota above allows between them and ``target``."""
+    """Return the settings in force, and the highest settings towards ``target`` that the quotas above allow. Return
+    None if the quotas above allow no raise, or are not the obstacle."""
     current, cap = cgroup.read_settings(), cgroup.read_ancestor_cap()
     if current is None or not current.cores < cap.cores < target.cores:
         return None
@@ -175,8 +175,9 @@ def _choose_allowed(cgroup: Cgroup, target: CpuSettings) -> tuple[CpuSettings, C
 
 
 class RestoreReport(msgspec.Struct):
-    """Result of ``restore_all``: paths restored, paths gone, errors in sentences. By path: ``settings`` now in
-    force, properties to send to systemd for ``units``, new paths of ``renamed`` ones, reasons for ``unseen`` ones."""
+    """Result of ``restore_all``: restored paths, paths that are gone, errors in sentences. By path: ``settings`` now in
+    force, properties to send to systemd for ``units``, new paths of ``renamed`` cgroups, reasons why the ``unseen``
+    cgroups cannot be seen."""
 
     restored: list[str] = []
     gone: list[str] = []
@@ -197,9 +198,10 @@ class RestoreReport(msgspec.Struct):
 
 
 def open_original(hierarchies: Hierarchies, finder: CgroupFinder, path: str, original: Original) -> Cgroup | None:
-    """Open the cgroup of ``original``, under any name; None if it is gone. Raises CgroupReadError, UnknownLimitsError.
+    """Open the cgroup of ``original``, even if it was renamed; return None if it is gone. For a unit, open its present
+    cgroup, whenever that was created; ``find_namesakes`` finds different units of the same name.
 
-    For a unit it is the present cgroup, whenever created; ``find_namesakes`` finds other units of the same name."""
+    Raises CgroupReadError, UnknownLimitsError."""
     where = finder.find(path, original.inode) or (path if original.unit else None)
     cgroup = None if where is None else open_cgroup(hierarchies.without_counters(), where)
     if cgroup is None or cgroup.inode == original.inode or original.unit:
@@ -215,11 +217,11 @@ def restore_all(
     written: Mapping[int, Written] | None = None,
     note: Callable[[int, CpuSettings, CpuSettings], None] | None = None,
 ) -> RestoreReport:
-    """Restore every remaining cgroup of ``originals``; errors are collected, and none stops the rest.
+    """Restore every cgroup of ``originals`` that still exists. An error is collected; the other cgroups are restored.
 
-    ``root_id`` is that of ``CgroupFinder``; ``written`` (by inode) and ``note`` are those of ``restore_cgroup``."""
+    ``root_id`` is passed to ``CgroupFinder``; ``written`` (by inode) and ``note`` to ``restore_cgroup``."""
     report, finder, known = RestoreReport(), CgroupFinder(hierarchies, root_id), written or {}
-    # Cgroups at their old place come first: finding the others takes longer.
+    # Cgroups at their old place are restored first: finding the renamed ones takes longer.
     there = {path for path, original in originals.items() if finder.is_at(path, original.inode)}
     for path, original in sorted(originals.items(), key=lambda item: (item[0] not in there, item[0].count("/"))):
         cgroup = None
@@ -249,7 +251,7 @@ def restore_all(
 
 
 def find_anew(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> dict[str, Original]:
-    """Return those of ``originals`` that are units with another cgroup now: restarted, or new units of an old name."""
+    """Return those ``originals`` whose unit has a new cgroup: the unit was restarted, or is a new unit of that name."""
     return {
         path: original
         for path, original in originals.items()
@@ -258,11 +260,11 @@ def find_anew(hierarchies: Hierarchies, originals: Mapping[str, Original]) -> di
 
 
 def find_namesakes(anew: Mapping[str, Original]) -> set[str]:
-    """Return those of ``anew`` that are other units of the same name, for which systemd never got a limit.
+    """Return the paths in ``anew`` of new units that only have the name of a unit that the agent changed.
 
-    SetUnitProperties leaves a drop-in, so a restarted unit has the agent's limit; a new unit of that name has no
-    drop-in. If systemd does not answer, no unit counts as a namesake: rather too much CPU than too little. Takes up to
-    NAMESAKES_TIMEOUT_S.
+    SetUnitProperties creates a drop-in, which gives a restarted unit the agent's limit; a new unit of that name has no
+    drop-in. If systemd does not answer, no unit counts as a namesake: too much CPU is better than too little. Takes up
+    to NAMESAKES_TIMEOUT_S.
     """
     if not anew or not is_booted():
         return set()
@@ -284,14 +286,13 @@ def find_namesakes(anew: Mapping[str, Original]) -> set[str]:
 def restore_units(units: Mapping[str, UnitProperties], restored: Collection[str] = ()) -> dict[str, str]:
     """Make systemd store the limits in force again; return sentences about failures.
 
-    ``units`` and the result are by cgroup path; ``restored`` are the paths that exist.
-    Units that have the values already are skipped, and all of them if systemd is not PID 1.
-    """
+    ``units`` and the result are by cgroup path; ``restored`` are the paths that exist. Units for which systemd has
+    stored these values already are skipped. If systemd is not PID 1, all units are skipped."""
     if not units or not is_booted():
         return {}
     from cpumond.host.systemd.bus import UnitBus  # costs more than everything before
 
-    # A unit whose slice was changed has several paths: one that exists determines the unit's values.
+    # A unit whose slice was changed has several paths: the values of a path that exists count.
     paths = {unit_of(path): path for path in sorted(units, key=lambda path: path in restored)}
     left = {path: units[path] for path in paths.values()}
     problem = "systemd did not answer in time"
@@ -337,17 +338,17 @@ def _format_assignments(properties: UnitProperties) -> str:
 DEFAULT_PATHS: Final = {
     "state_dir": "/var/lib/cpumond", "runtime_dir": "/run/cpumond", "mountinfo": "/proc/self/mountinfo",
 }  # fmt: skip
-"""Settings that ``restore`` needs; the defaults are those of ``AgentConfig``, which costs more to import."""
+"""Settings that ``restore`` needs. The defaults are those of ``AgentConfig``, which takes too long to import."""
 ENVIRONMENT: Final = {"state_dir": "STATE_DIRECTORY", "runtime_dir": "RUNTIME_DIRECTORY"}
-"""Environment variables in which systemd passes the same paths."""
+"""Setting -> environment variable in which systemd passes the path."""
 
 
 def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the directories that a configuration names, ignoring its other content.
 
-    A bad file on disk must not keep a dead agent's limits lowered. So the directories that it names count even if
-    another line of it is wrong, then those from systemd, then the built-in ones.
-    """
+    A bad file on disk must not keep a dead agent's limits lowered. So the directories in the file count even if a
+    different line of the file is wrong. In a bad file, directories from systemd replace those that the file does not
+    name. Otherwise the built-in ones count."""
     named: dict[str, str] = {}
     damaged = False
     for path in _list_files(config_path):
@@ -355,7 +356,7 @@ def find_paths(config_path: str | None, environment: Mapping[str, str]) -> dict[
             with open(path, encoding="utf-8", errors="replace") as file:
                 text = file.read().removeprefix("\ufeff")
         except (OSError, ValueError):
-            # Not even readable: use those from systemd, or the built-in defaults.
+            # The file cannot be read: use the directories from systemd, or the built-in ones.
             damaged = True
             continue
         try:
@@ -378,8 +379,8 @@ def _list_files(config_path: str | None) -> list[str]:
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """Result of ``cpumond restore``: the report, the file that was read, why it could not be rewritten, the
-    configuration's error, and a sentence about an unreadable copy."""
+    """Result of ``cpumond restore``: the report, the file that was read, the error when it was rewritten, the error of
+    the configuration, and a sentence about an unreadable copy."""
 
     report: RestoreReport
     path: str
@@ -391,9 +392,9 @@ class Restored(msgspec.Struct, frozen=True):
 def run_restore(config_path: str | None) -> Restored:
     """Run ``cpumond restore``: restore what a dead agent left, from the state file or its copy in ``runtime_dir``.
 
-    If systemd reports how the service ended, that is counted. Raises UnavailableError while an agent runs,
-    StateFileError if no copy of the file is intact, UnknownLimitsError if there is none although an agent may have run.
-    """
+    If systemd reports how the service ended, that end is counted. Raises UnavailableError while an agent runs,
+    StateFileError if all copies of the file are damaged, UnknownLimitsError if there is no file although an agent may
+    have run."""
     paths = find_paths(config_path, os.environ)
     try:
         done = _restore(paths, config_path)
@@ -435,7 +436,7 @@ def _restore(paths: Mapping[str, str], config_path: str | None) -> Restored:
 
 
 def _may_have_written(config_path: str | None) -> bool:
-    """Return whether an agent with this configuration leaves a file in ``state_dir`` that records its changes."""
+    """Return whether an agent with this configuration records its changes in a file in ``state_dir``."""
     from cpumond.agent.config import load_config
 
     try:
@@ -446,9 +447,9 @@ def _may_have_written(config_path: str | None) -> bool:
 
 
 def _rewrite(copies: Sequence[str], content: Originals) -> CpumondError | None:
-    """Store the remaining work; one copy that is newer than the others is enough.
+    """Store in the state files what is still to be restored. It is enough if one copy becomes newer than the others.
 
-    Returns the error if there is none: another ``restore`` would restore the same again, over limits set meanwhile."""
+    If no copy does, return the error: the next ``restore`` would overwrite limits that were set meanwhile."""
     problem: CpumondError | None = None
     for path in copies:
         try:
@@ -491,7 +492,7 @@ def _leave_out(paths: Container[str], originals: Mapping[str, Original]) -> dict
 
 
 def _check_config(config_path: str | None) -> CpumondError | None:
-    """Return the configuration's error, if any; it is checked after the limits are restored."""
+    """Return the error of the configuration, if any. The caller has restored the limits before this check."""
     from cpumond.agent.config import load_config  # takes as long as all the rest
 
     try:
@@ -504,9 +505,8 @@ def _check_config(config_path: str | None) -> CpumondError | None:
 def print_restored(done: Restored) -> int:
     """Print the result on stdout and stderr; return the exit code.
 
-    It is EXIT_TRY_AGAIN if some cgroup cannot be seen, EXIT_UNAVAILABLE if some limit is not restored. Raises the
-    configuration's error, if any, when all are restored.
-    """
+    The code is EXIT_TRY_AGAIN if some cgroup cannot be seen, EXIT_UNAVAILABLE if some limit is not restored. If all
+    limits are restored, raises the error of the configuration, if any."""
     report = done.report
     for name in report.restored:
         print(f"restored {name}" + (f", now {report.renamed[name]}" if name in report.renamed else ""))
@@ -520,7 +520,7 @@ def print_restored(done: Restored) -> int:
     if report.unseen:
         print(f"cpumond: {len(report.unseen)} limits may still be lowered; they stay in {done.path}", file=sys.stderr)
     if report.errors or report.unseen or done.file_error is not None:
-        # Worse than a wrong configuration: package scripts need this exit code.
+        # This is worse than a wrong configuration: package scripts need this exit code.
         if done.config_error is not None:
             print(f"cpumond: {done.config_error}", file=sys.stderr)
         if report.unseen:
@@ -534,7 +534,7 @@ def print_restored(done: Restored) -> int:
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int | None:
     """Run ``cpumond restore`` without the command line's libraries; return the exit code.
 
-    Returns None for other arguments than ``--config FILE`` or none: those are handled by ``cpumond.cli``."""
+    Returns None if there are arguments different from ``--config FILE``: ``cpumond.cli`` handles these."""
     config_path = environment.get("CPUMOND_CONFIG") or DEFAULT_CONFIG_PATH
     match list(arguments):
         case []:

@@ -1,8 +1,8 @@
-"""Limits of systemd units: values sent to systemd, and its answers; the tick's side of ``host.systemd.bus``.
+"""Limits of systemd units: the tick's thread sends values to systemd through ``host.systemd.bus``, and gets answers.
 
-systemd itself lowers the limits of units: it gets the property and writes the kernel's file. More CPU must be available
-at once: ``writer`` first writes the file, then sends systemd the same value, so that ``daemon-reload`` and a restart of
-the unit keep it. Without units there is no thread: the bus is opened when a unit is first set."""
+A unit's limit is lowered by systemd: it gets the property and writes the kernel's file. More CPU must be available at
+once: ``writer`` first writes the file, then sends systemd the same value, so that ``daemon-reload`` and a restart of
+the unit keep that value. The bus, which has a thread, is opened only when a unit is first set."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ log = structlog.get_logger("cpumond.agent")
 
 KEPT_TARGETS = 8
 MAX_LABEL = 200
-"""A unit's property is shown with at most this many characters."""
+"""Maximum number of characters of a unit's property that are shown."""
 PROPERTIES: Final = {"quota": QUOTA, "weight": WEIGHT}
-"""systemd's property for the setting that an actuator moves."""
+"""Actuator -> systemd's property for the setting that this actuator moves."""
 POLKIT_ADVICE: Final = (
     "install polkitd and the rule cpumond.rules, or run the agent as root; limits are only set by file"
 )
@@ -50,9 +50,9 @@ def _open_bus() -> UnitBus:
 
 
 class UnitLimits:
-    """Sets the units of this host. For the tick's thread.
+    """Sets the limits of units on this host. For the tick's thread.
 
-    ``problem`` says why units are only set by file, "" if systemd is used. ``booted``: systemd is PID 1 here."""
+    ``problem`` says why limits are only written to files, "" if systemd is used. ``booted``: systemd is PID 1 here."""
 
     def __init__(
         self, cpu_version: int, booted: bool | None = None, open_bus: Callable[[], UnitBus] | None = None
@@ -69,12 +69,12 @@ class UnitLimits:
         self._refusals: dict[str, str] = {}
 
     def name_unit(self, path: str) -> str:
-        """Return the unit whose cgroup is at ``path``; "" if it is none, or systemd is not PID 1 here."""
+        """Return the unit whose cgroup is at ``path``; "" if there is no unit, or systemd is not PID 1 here."""
         return unit_of(path) if self._booted else ""
 
     @property
     def can_ask(self) -> bool:
-        """Whether systemd can be asked, so that an answer or the event that it is down will come."""
+        """Whether systemd can be asked; if so, an answer will come, or the event that systemd is down."""
         return self._booted and not (self._missing or self._away)
 
     @property
@@ -83,8 +83,8 @@ class UnitLimits:
         return self._open() is not None and not (self._away or self._denied)
 
     def can_lower(self, unit: str) -> bool:
-        """Return whether systemd can be left to lower a limit; limits that it refused for a unit are written by the
-        agent."""
+        """Return whether systemd can lower a unit's limit. If it refused a limit of the unit, the agent writes the file
+        itself."""
         return self.can_tell and unit not in self._refusals
 
     def _open(self) -> UnitBus | None:
@@ -99,14 +99,14 @@ class UnitLimits:
     def want(
         self, unit: str, settings: CpuSettings, actuators: tuple[str, ...], urgent: bool = False, again: bool = False
     ) -> bool:
-        """Send systemd ``settings`` for a unit, with ``urgent`` before others, for more CPU. Return False if it was
-        sent the same before; with ``again`` the same is sent once more if it has answered the first time."""
+        """Send systemd ``settings`` for a unit; if ``urgent`` (more CPU), before those of other units. Return False if
+        nothing is sent, because systemd got the same before. ``again``: send that anyway if systemd has answered."""
         if not self._booted:
             return False
         properties = list_properties(settings, actuators, self._cpu_version)
         record = self.read(unit)
         if not record.is_settled:
-            # Properties of another actuator that systemd has not answered yet are sent again with these.
+            # Earlier properties of a different actuator, without systemd's answer yet, are sent again with these.
             properties += _leave_out(dict(properties), record.target)
         if not properties or (record.target == properties and not (again and record.is_settled)):
             return False
@@ -126,54 +126,55 @@ class UnitLimits:
             bus.set(unit, properties, urgent, tuple(values))
 
     def hold_back(self, unit: str) -> None:
-        """Do not send the first value for a unit, which is set without a lookup: another program may have set the
-        unit."""
+        """Do not send a unit's first value if that still waits: the bus would not compare it with the present value,
+        which another program may have set."""
         record = self._targets.get(unit)
         if record is not None and not record.acknowledged and self._bus is not None:
             self._bus.drop(unit)
             record.older, record.target = (*record.older, record.target), ()
 
     def want_again(self, unit: str, values: Mapping[str, object] | None = None) -> None:
-        """Send the target to systemd once more; ``values``: properties that other programs have set meanwhile."""
+        """Send the target to systemd once more. ``values``: properties that other programs have set meanwhile."""
         record = self._targets.get(unit)
         if record is not None and record.target:
             record.applied = merge(record.applied, _read_numbers(values or {}))
             self._submit(unit, record, record.target)
 
     def confirm(self, unit: str, found: CpuSettings, actuator: str, values: Mapping[str, object]) -> None:
-        """Send systemd the limit that an operator set (``found``, or its own ``values`` if known).
+        """Send systemd the limit that an operator set: ``found``, or systemd's own ``values`` if known.
 
-        A value of the agent may still be in transit and arrive after the operator's; this one comes after both."""
+        A value of the agent may still be in transit and would replace the operator's; the limit sent now comes last."""
         record = self._targets.get(unit)
         if record is None:
             return
         properties = list_properties(found, (actuator,), self._cpu_version)
         told = tuple(each for each in _read_numbers(values) if each[0] in dict(properties))
-        # Earlier values were applied before it was sent: if one is seen again, an operator may have set it.
+        # Earlier values were applied before this one was sent: if one is seen again, an operator may have set it.
         record.older = (record.target,)
         self._submit(unit, record, told or properties)
 
     def forget(self, unit: str) -> None:
-        """Forget a unit that the agent no longer decides about, or that is gone."""
+        """Forget a unit that is gone, or about whose limit the agent no longer decides."""
         self._targets.pop(unit, None)
         if self._bus is not None:
             self._bus.drop(unit)
 
     def read(self, unit: str) -> UnitTarget:
-        """Return the record of values sent for a unit; an empty one if none was sent."""
+        """Return the record of values sent for a unit; an empty record if no value was sent."""
         return self._targets.get(unit) or UnitTarget()
 
     def has_set(self, unit: str) -> bool:
-        """Return whether systemd was sent anything for a unit, which begins with its first limit."""
+        """Return whether any value was sent to systemd for a unit."""
         return unit in self._targets
 
     def takes_limits(self, unit: str) -> bool:
-        """Return whether systemd may have accepted a value of this run although its answer is unknown."""
+        """Return whether systemd accepted a value of this run, or may have accepted one although its answer is
+        unknown."""
         record = self.read(unit)
         return record.acknowledged or (record.submitted and not (self._denied or self._missing))
 
     def is_ours(self, unit: str, found: CpuSettings, actuators: Iterable[str]) -> bool:
-        """Return whether all settings of ``actuators`` have values that systemd may apply for the agent."""
+        """Return whether all settings of ``actuators`` have values in ``found`` that the agent sent to systemd."""
         record, names = self.read(unit), [PROPERTIES[actuator] for actuator in actuators]
         return all(record.has(name, read_property(found, name, self._cpu_version)) for name in names)
 
@@ -189,7 +190,7 @@ class UnitLimits:
         is_reloaded: bool = False,
         is_inherited: bool = False,
     ) -> WriteVerdict:
-        """Judge who wrote a unit's limit (``judge.judge``); ``values`` are systemd's own, None before it was asked."""
+        """Judge who wrote a unit's limit (``judge.judge``). ``values`` are systemd's, None before systemd was asked."""
         name = PROPERTIES[actuator]
         record, told = self.read(unit), (values or {}).get(name)
         seen = Observation(
@@ -205,7 +206,7 @@ class UnitLimits:
         return judge(record, seen)
 
     def ask(self, unit: str, names: Iterable[str] = ()) -> None:
-        """Ask for a unit's limits, or for ``names``; the answer is one of the events."""
+        """Ask systemd for a unit's limits, or for the properties ``names``; ``poll`` returns the answer as an event."""
         bus = self._open()
         if bus is not None:
             bus.ask(unit, tuple(names) or (QUOTA, WEIGHT))
@@ -223,7 +224,7 @@ class UnitLimits:
         return found
 
     def poll(self) -> list[UnitEvent]:
-        """Return the events from systemd since the last call, after recording their meaning for the targets."""
+        """Return the events from systemd since the last call, after updating the records of the units with them."""
         events = self._bus.poll() if self._bus is not None else []
         for event in events:
             self._on_event(event)
@@ -240,7 +241,7 @@ class UnitLimits:
                 self._denied = False
                 self._clear_problem()
         elif event.kind == "replaced":
-            # The agent's earlier values were applied before: the other program's value replaced the last of them.
+            # All earlier values of the agent were applied before: the other program's value replaced the last of them.
             rest = _leave_out(event.values, event.properties)
             if record.target == event.properties:
                 record.target, record.is_settled = rest, bool(rest)
@@ -273,7 +274,7 @@ class UnitLimits:
         self.problem = ""
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything is sent to systemd; its answers come with ``poll``. Return False if it takes longer."""
+        """Wait up to ``timeout_s`` until all values are sent; return whether they are. ``poll`` returns the answers."""
         if self._bus is None:
             return True
         return self._bus.flush(timeout_s)
@@ -284,7 +285,7 @@ class UnitLimits:
 
 
 def _leave_out(names: Iterable[str], properties: UnitProperties) -> UnitProperties:
-    """Return ``properties`` without those of the settings that ``names`` belong to."""
+    """Return ``properties`` without those that concern the same settings as ``names``."""
     settings = {name.startswith("CPUQuota") for name in names}
     return tuple(each for each in properties if each[0].startswith("CPUQuota") not in settings)
 
@@ -294,7 +295,7 @@ def _read_numbers(values: Mapping[str, object]) -> UnitProperties:
 
 
 def read_labels(values: dict[str, object]) -> dict[str, str]:
-    """Format properties of a unit as short texts for people; those missing in systemd's answer are ""."""
+    """Format properties of a unit as short texts for people; "" for each one that is missing in systemd's answer."""
     labels = {}
     for name, value in values.items():
         if isinstance(value, bool):

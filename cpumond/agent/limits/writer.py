@@ -1,7 +1,7 @@
-"""Write limits of the running agent: set limits, restore originals, and record them on disk.
+"""Write limits of the running agent: set limits, restore originals, and record the originals on disk.
 
-Before a cgroup's first change its original settings are on disk (``secure``). From then on they can always be restored,
-here or by ``cpumond restore``."""
+The original settings of a cgroup are saved to disk before its first change (``secure``). From then on they can always
+be restored, here or by ``cpumond restore``."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ from cpumond.host.cgroup.settings import (
 from cpumond.host.systemd.properties import align_weight, round_up
 
 GONE_S = 5.0
-"""Seconds for a unit whose cgroup is gone to be started again."""
+"""Seconds after the end of a unit's cgroup within which a restart of the unit is expected."""
 ASK_AGAIN_S = 60.0
-"""Seconds between attempts to send systemd an original that it did not accept: it, or polkit, may allow it by then."""
+"""Seconds between attempts to send systemd an original that systemd or polkit refused: the next may be accepted."""
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """Outcome of one write: the cores now in force (None: the cgroup is gone), the bounds that moved them, and
-    whether anything had to be written."""
+    """Outcome of one write. ``cores``: the limit now in force, None if the cgroup is gone. ``notes``: the bounds that
+    changed the limit. ``wrote``: whether anything had to be written."""
 
     cores: float | None
     notes: tuple[str, ...] = ()
@@ -76,19 +76,19 @@ class Applied(msgspec.Struct, frozen=True):
 class LimitWriter:
     """Writes limits of tracked jobs and keeps their originals on disk.
 
-    ``damaged`` is the sentence about an unreadable state file, normally "". ``unknown``: no copy of it could be read.
-    ``writes_total`` counts writes. By cgroup path: ``gone`` is the time until which a unit may return (None: not set
-    yet); ``returning`` are originals that systemd was sent and has not accepted yet; ``unsaved`` are jobs whose new
-    original is not on disk yet. ``log`` records the latest writes. ``written``: paths of cgroups written since their
-    events were processed.
-    """
+    ``damaged`` is the sentence about an unreadable state file, normally "". ``unknown``: no copy of that file could be
+    read. ``writes_total`` counts writes. By cgroup path: ``gone`` is the time until which a unit may return (None: not
+    set yet); ``returning`` are originals that were sent to systemd, which has not accepted them yet; ``unsaved`` are
+    jobs whose new original is not on disk yet. ``log`` records the latest write into each cgroup. ``written``: paths of
+    cgroups that the agent has written and whose events are not processed yet."""
 
     def __init__(self, config: AgentConfig, units: UnitLimits, totals: RunTotals) -> None:
         self.config = config
         self.units = units
         self.totals = totals
         self.covered: list[str] = []
-        """Mount points that no longer show their hierarchy to other processes: nothing is lowered meanwhile."""
+        """Mount points that no longer show their hierarchy to other processes; while there are any, no limit is
+        lowered."""
         self.gone: dict[str, float | None] = {}
         self.returning: dict[str, Original] = {}
         self._again_at_s = -math.inf
@@ -104,7 +104,7 @@ class LimitWriter:
         self._number = 0
         self._is_loaded = False
         self.is_ousted = False
-        """Another agent owns the files: nothing is written to them any more."""
+        """Whether another agent owns the state files; if so, this one no longer writes to them."""
         self._saved: Identity | None = None
         self._copied: Identity | None = None
         self.log = LimitLog(os.path.join(config.runtime_dir, WRITTEN_FILE))
@@ -113,15 +113,14 @@ class LimitWriter:
         self._root_id = (0, 0)
 
     def is_paused(self) -> bool:
-        """Return whether an operator's pause file stops all writes."""
+        """Return whether an operator has created the pause file, which stops all writes."""
         return os.path.exists(os.path.join(self.config.runtime_dir, "pause"))
 
     def load(self, hierarchies: Hierarchies) -> None:
-        """Read the originals of an earlier run; a damaged file is put aside and named in ``damaged``.
+        """Read the originals of an earlier run. A damaged file is put aside and named in ``damaged``.
 
-        Renamed cgroups are stored by their new paths afterwards, and those that are gone are forgotten. Raises
-        UnknownLimitsError if their hierarchy is not visible, because they would be taken for gone.
-        """
+        Renamed cgroups are then stored by their new paths, and cgroups that are gone are forgotten. Raises
+        UnknownLimitsError if the hierarchy is not visible, because then all cgroups would seem to be gone."""
         self._root_id = hierarchies.read_root_id()
         content, complaint = load_newest([self.path, self.copy_path])
         self.unknown = bool(complaint) and content is None
@@ -153,7 +152,7 @@ class LimitWriter:
         return found
 
     def find_original(self, cgroup: Cgroup) -> Original | None:
-        """Return the original of this very cgroup, if an agent changed it before."""
+        """Return the original of ``cgroup``; None if no agent changed it. A namesake with another inode has its own."""
         original = self.originals.get(cgroup.path)
         return original if original is not None and original.inode == cgroup.inode else None
 
@@ -166,13 +165,13 @@ class LimitWriter:
         """Save the originals of ``jobs`` before they are changed. Raises CreateError or AccessError."""
         added: dict[str, Original] = {}
         for job in jobs:
-            # Add to an original that systemd has not accepted yet; do not replace it.
+            # If systemd has not accepted an original yet, it is extended, not replaced.
             known = self.find_original(job.cgroup) or self.returning.get(job.cgroup.path)
             actuators = known.actuators if known else ()
             if new := [name for name in job.actuators if name not in actuators]:
                 moved = (*actuators, *new)
                 if known is None and "weight" in new and (found := read_settings_or_none(job)) is not None:
-                    # A cgroup that has left the idle class has another weight than was found; no event reports that.
+                    # When a cgroup leaves the idle class, its weight changes, and no event reports that.
                     job.original, job.in_force = (
                         msgspec.structs.replace(each, weight=found.weight) for each in (job.original, job.in_force)
                     )
@@ -181,7 +180,7 @@ class LimitWriter:
         if added or self._stale:
             self._save({**self.originals, **added})
         for job in jobs:
-            # If the original of an earlier cgroup of this name is still to be restored, the new cgroup waits.
+            # While the original of an earlier cgroup of this name is still to be restored, this cgroup is not changed.
             job.touched = self.find_original(job.cgroup) is not None
 
     def keep(self, job: Tracked) -> None:
@@ -193,17 +192,17 @@ class LimitWriter:
             self._stale = True
 
     def forget(self, path: str, now: bool = True) -> None:
-        """Drop an original that must not be restored any more; stored with the next ``flush``.
+        """Drop an original that must not be restored any more, on disk with the next ``flush``.
 
-        ``now`` False for a cgroup that is gone: its record on disk does no harm until the next save."""
+        ``now``: False if the cgroup is gone; its record may stay on disk until the next save, since it does no harm."""
         original = self.originals.pop(path, None)
         if original is not None:
             self.log.forget(original.inode)
             self._stale, self._untidy = self._stale or now, True
 
     def abandon(self, job: Tracked) -> None:
-        """Leave a cgroup to the program that writes its limit: that limit stays, other moved settings are restored,
-        and nothing of it is restored later. Raises CgroupError."""
+        """Leave a cgroup to the program that writes its limit. That limit stays, other settings that the agent moved
+        are restored now, and no setting of the cgroup is restored later. Raises CgroupError."""
         known, current = self.find_original(job.cgroup), job.cgroup.read_settings()
         if known is None or current is None:
             self.forget(job.cgroup.path)
@@ -213,13 +212,14 @@ class LimitWriter:
         if "quota" in known.actuators and known.settings.burst_us is not None:
             most_us = known.settings.burst_us if target.quota_us is None else target.quota_us
             target = msgspec.structs.replace(target, burst_us=min(known.settings.burst_us, most_us))
-        # systemd is sent the same: a value written only to the file does not outlive the unit.
+        # systemd is sent the same values: a value that is only in the file is lost with the unit.
         self.give_back(job.cgroup.path, choose_restore(current, known.settings, known.actuators))
         job.cgroup.write_settings(current, target)
         job.in_force = target
 
     def lose(self, job: Tracked) -> None:
-        """Record that a cgroup is gone. The original of a changed unit is kept: its next cgroup has the same limit."""
+        """Record that a cgroup is gone. If it was a unit's, its original is kept: systemd sets the same limit in the
+        unit's next cgroup."""
         known = self.find_original(job.cgroup)
         if known is not None and known.unit:
             self.gone[job.cgroup.path] = None
@@ -227,8 +227,8 @@ class LimitWriter:
             self.forget(job.cgroup.path, now=False)
 
     def is_expected_after_restart(self, path: str, unit: str, in_force: CpuSettings, assume_own: bool) -> bool:
-        """Return whether systemd can have set ``in_force`` in a unit's new cgroup: never lowered, or lowered to
-        exactly that."""
+        """Return whether systemd can have set ``in_force`` in a unit's new cgroup: the agent either never lowered the
+        unit's limit, or sent systemd exactly this limit."""
         former = self._find_former(path, unit)
         original = None if former is None else self._find_unit_original(former)
         if former is None or original is None:
@@ -241,22 +241,22 @@ class LimitWriter:
         return self.originals.get(path) or self.returning.get(path)
 
     def _is_unknown(self, path: str, unit: str) -> bool:
-        """Return whether an earlier agent may have sent systemd a limit of a unit, and this one has not."""
+        """Return whether an earlier run may have sent systemd a limit of a unit, and systemd has accepted no limit of
+        this run."""
         return path in self._inherited and not self.units.read(unit).acknowledged
 
     def _find_former(self, path: str, unit: str) -> str | None:
-        """Return the path where a unit's original is stored: its own, or the one before its slice was changed."""
+        """Return the path by which a unit's original is stored: ``path``, or its path before its slice was changed."""
         if self._find_unit_original(path) is not None:
             return path
         former = ((old, self._find_unit_original(old)) for old in (*self.gone, *self.returning))
         return next((old for old, known in former if known is not None and known.unit == unit), None)
 
     def take_over(self, cgroup: Cgroup, in_force: CpuSettings, assume_own: bool) -> Original | None:
-        """Return the original of a restarted unit, from its last cgroup, if its limit is the one sent to systemd.
+        """Return the original of a restarted unit, from its last cgroup, if ``in_force`` is a limit sent to systemd.
 
-        Return None for any other limit, which another program set: that is the original. ``assume_own``: the limit
-        counts as one that an earlier agent sent to systemd.
-        """
+        Return None for a different limit: another program set it, so it is the new original. ``assume_own``: the limit
+        in force counts as one that an earlier run sent to systemd."""
         path = cgroup.path
         former = self._find_former(path, self.units.name_unit(path)) or path
         original = self._find_unit_original(former)
@@ -279,12 +279,12 @@ class LimitWriter:
         return self.originals[path]
 
     def is_inherited(self, path: str) -> bool:
-        """Return whether an earlier run changed the cgroup, or sent systemd a limit of its unit."""
+        """Return whether an earlier run changed the cgroup at ``path``, or sent systemd a limit of its unit."""
         return path in self._inherited
 
     def claim_unit(self, job: Tracked) -> None:
-        """Save that a job is a unit, which earlier versions did not record; after that systemd may be sent its
-        limit. Raises CreateError or AccessError."""
+        """Save that a job is a unit, which earlier versions did not record. After that, limits of the job may be sent
+        to systemd. Raises CreateError or AccessError."""
         known = self.find_original(job.cgroup)
         if known is not None and job.unit and not known.unit:
             self._save({**self.originals, job.cgroup.path: msgspec.structs.replace(known, unit=job.unit)})
@@ -292,7 +292,7 @@ class LimitWriter:
     def expire_gone(self, now_s: float, is_there: Callable[[str], bool], removed: Container[str] = ()) -> None:
         """Restore systemd's stored values of units that did not return in time, or were ``removed``.
 
-        For a unit that ``is_there`` again its new cgroup decides, see ``take_over``."""
+        A unit that ``is_there`` again is left out: ``take_over`` decides by its new cgroup."""
         for path, until_s in list(self.gone.items()):
             if until_s is None:
                 self.gone[path] = now_s + GONE_S
@@ -305,8 +305,8 @@ class LimitWriter:
                 self.give_back(path)
 
     def list_left(self, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
-        """Return changed cgroups without a job in ``jobs``; until one is restored, a new cgroup of its name is not
-        changed."""
+        """Return the cgroups that the agent changed and that have no job in ``jobs``. Until such a cgroup is restored,
+        a new cgroup of the same name is not changed."""
         return {
             path: original
             for path, original in self.originals.items()
@@ -314,7 +314,7 @@ class LimitWriter:
         }
 
     def list_strays(self, now_s: float, jobs: Mapping[str, Tracked]) -> dict[str, Original]:
-        """Return ``list_left`` without units that still have time to return."""
+        """Return ``list_left`` without the units that may still return."""
         return {
             path: original
             for path, original in self.list_left(jobs).items()
@@ -322,9 +322,9 @@ class LimitWriter:
         }
 
     def give_back(self, path: str, settings: CpuSettings | None = None) -> None:
-        """Forget a cgroup whose file is restored, or gone; a unit only once systemd has accepted the original, too.
+        """Forget a cgroup that is gone or whose file is restored; a unit only after systemd has accepted the settings.
 
-        ``settings``: those in force there; None for the original ones."""
+        ``settings``: the settings that systemd gets; None for the original ones."""
         original = self.originals.get(path)
         self.forget(path)
         if original is not None and original.unit:
@@ -336,8 +336,8 @@ class LimitWriter:
                 self.units.forget(original.unit)
 
     def adopt_operator_values(self, unit: str, values: Mapping[str, object]) -> None:
-        """Make the ``values`` that an operator gave a unit its original, whether that is being restored already or
-        later. In the end systemd writes the file again."""
+        """Make the ``values`` that an operator gave a unit its original. If the original is being restored already,
+        systemd is sent the new one, and writes the file again."""
         for known in (self.originals, self.returning):
             for path, original in known.items():
                 if original.unit == unit:
@@ -348,7 +348,7 @@ class LimitWriter:
                         self.units.want(unit, settings, original.actuators, urgent=True)
 
     def ask_again(self, now_s: float, at_once: bool = False) -> None:
-        """Send systemd again, every ASK_AGAIN_S or ``at_once``, the originals that it did not accept."""
+        """Every ASK_AGAIN_S, or ``at_once``, send systemd again the originals that it has not accepted."""
         if not self.returning:
             self._again_at_s = now_s + ASK_AGAIN_S
         elif at_once or now_s >= self._again_at_s:
@@ -358,7 +358,7 @@ class LimitWriter:
                     self.units.want_again(original.unit)
 
     def reap_acknowledged(self, final: bool = False) -> None:
-        """Forget units whose originals systemd has accepted, and those of which it never accepted a lower limit."""
+        """Forget units whose originals systemd has accepted, and units of which systemd never got a lower limit."""
         for path, original in list(self.returning.items()):
             never = not (self.units.takes_limits(original.unit) or path in self._inherited)
             if path in self.originals or self.units.read(original.unit).is_settled or never:
@@ -368,8 +368,8 @@ class LimitWriter:
                     self.units.forget(original.unit)
 
     def flush(self, tidy: bool = False) -> None:
-        """Store the changes of ``keep`` and ``forget``; with ``tidy`` also those that can wait, and a first file.
-        Originals that could not be loaded stay as they are. Raises CreateError or AccessError."""
+        """Store the changes of ``keep`` and ``forget``; with ``tidy`` also changes that can wait, or the first file.
+        If the originals could not be loaded, the file stays as it is. Raises CreateError or AccessError."""
         if not self._is_loaded:
             return
         if self._stale or (tidy and (self._untidy or self._saved is None)):
@@ -392,7 +392,7 @@ class LimitWriter:
             self._saved = save(self.path, content)
         except (CreateError, AccessError):
             if originals is self.originals:
-                # This save only drops originals: the copy, which is then newer, is enough to not restore them again.
+                # This save only drops originals. The copy, now the newest, is enough to prevent their restore.
                 self._save_copy(content)
             raise
         self._save_copy(content)
@@ -401,7 +401,7 @@ class LimitWriter:
         self.unsaved.clear()
 
     def _save_copy(self, content: Originals) -> None:
-        """Save a second copy, in case the first is lost; a failure is ignored, since the first exists."""
+        """Save the second copy, in case the first one is lost. A failure is ignored."""
         with contextlib.suppress(CreateError, AccessError):
             self._copied = save(self.copy_path, content, sync=False)
 
@@ -446,7 +446,7 @@ class LimitWriter:
             try:
                 written = self._write(job, target)
             except CgroupWriteError:
-                # Some steps may be done: the result must not be taken for another program's write.
+                # Some of the steps may be done: their result must not be taken for another program's write.
                 job.in_force = job.cgroup.read_settings() or job.in_force
                 raise
         if not written and job.unit and job.cgroup.is_there():
@@ -457,19 +457,19 @@ class LimitWriter:
         return Applied(target.cores if written else None, target.notes, self.writes_total > writes)
 
     def follow_burst(self, job: Tracked, found: CpuSettings) -> None:
-        """Adopt a burst that another program wrote: it is kept as far as it fits under the quota, and restored in
-        the end; stored with the next ``flush``."""
+        """Adopt a burst that another program wrote. It is kept as far as the quota allows, and restored in the end. The
+        next ``flush`` stores it."""
         job.original = msgspec.structs.replace(job.original, burst_us=found.burst_us)
         job.in_force = msgspec.structs.replace(job.in_force, burst_us=found.burst_us)
         self.keep(job)
 
     def has_other_burst(self, job: Tracked, cores: float) -> bool:
-        """Return whether the burst in force differs from the one for a limit of ``cores``."""
+        """Return whether the burst in force differs from the burst that a limit of ``cores`` requires."""
         return self._compute_target(job, cores).settings.burst_us != job.in_force.burst_us
 
     def _compute_target(self, job: Tracked, cores: float) -> LimitTarget:
-        """Compute the settings to write: the actuator moves one; the others stay, since another program may have set
-        them."""
+        """Compute the settings to write: the actuator moves one setting. The others stay as they are, since another
+        program may have set them."""
         s, found = job.settings, job.in_force
         if job.actuator == "weight":
             target = _compute_weight(job, cores)
@@ -490,27 +490,27 @@ class LimitWriter:
         wanted = cores
         full_cores = compute_full(job.found, job.original, job.ancestor)
         if wanted >= job.state.hard_cores and full_cores < math.inf:
-            cores = full_cores  # a request above the number of CPUs is left as it is
+            cores = full_cores  # a full limit above the number of CPUs is left as it is
         if job.unit:
             cores = min(round_up(cores), job.original.cores)
-        # At its full limit a job has the original burst. A larger one would keep other programs from lowering the
-        # quota, which the kernel refuses below the burst.
+        # At its full limit a job has the original burst. A larger burst would keep other programs from lowering the
+        # quota, because the kernel accepts no quota below the burst.
         burst_ratio = s.burst_ratio if wanted < job.state.hard_cores else None
         target = compute_quota_target(cores, job.original, job.ancestor, burst_ratio)
         if target.cores == cores:
-            # The monitor continues from its own value: rounded up each time, a unit's small limit would never fall.
+            # The monitor continues from the value before rounding: otherwise a unit's small limit would never fall.
             target = msgspec.structs.replace(target, cores=wanted)
         weight = _compute_weight(job, wanted).settings.weight if "weight" in job.actuators else found.weight
         settings = msgspec.structs.replace(target.settings, weight=weight)
         return msgspec.structs.replace(target, settings=settings, notes=notes + target.notes)
 
     def _write(self, job: Tracked, target: LimitTarget) -> bool:
-        """Write ``target`` to the file; systemd lowers a unit's limit. Return False if there is no file or cgroup."""
+        """Write ``target`` to the file, or let systemd lower a unit's limit. Return False if file or cgroup is gone."""
         before, after = job.in_force, target.settings
         lowered = bool(job.unit) and classify_change(before, after, job.actuator, exact=True) == "lower"
         by_systemd = lowered and self.units.can_lower(job.unit)
         if by_systemd:
-            # The kernel accepts no quota below the burst, not from systemd either.
+            # The kernel accepts no quota below the burst, even from systemd: the agent lowers the burst first.
             after = msgspec.structs.replace(before, burst_us=after.burst_us)
         steps = plan_steps(before, after)
         self.writes_total += len(steps)
@@ -528,7 +528,7 @@ class LimitWriter:
         return True
 
     def _note(self, job: Tracked, after: CpuSettings) -> None:
-        """Log a write before it is made. Raises CreateError or AccessError if a decrease must wait."""
+        """Log a write before it is made. Raises CreateError or AccessError if a decrease cannot be logged."""
         inode, before = job.cgroup.inode, job.in_force
         if after.cores < before.cores or (after.weight or 0) < (before.weight or 0):
             self.log.note(inode, before, after)
@@ -536,12 +536,12 @@ class LimitWriter:
             self.note_raise(inode, before, after)
 
     def note_raise(self, inode: int, before: CpuSettings, after: CpuSettings) -> None:
-        """Log a raise, which waits for no disk: without a record every lower limit counts as the agent's."""
+        """Log a raise. A failure is ignored: if there is no record, every lower limit counts as the agent's."""
         with contextlib.suppress(CreateError, AccessError):
             self.log.note(inode, before, after)
 
     def has_external_limit(self, job: Tracked) -> bool:
-        """Return whether another program set the limit of a cgroup that an earlier run changed."""
+        """Return whether an earlier run changed the job's cgroup and another program has set the limit since then."""
         known = self.find_original(job.cgroup)
         return known is not None and not known.unit and is_external(
             job.in_force, known.settings, self.log.records.get(known.inode), job.actuator
@@ -554,7 +554,7 @@ class LimitWriter:
         if "quota" in self.list_moved(job.cgroup):
             found = job.cgroup.read_settings()
             if found is not None and found.burst_us != job.in_force.burst_us:
-                self.follow_burst(job, found)  # no event reports it
+                self.follow_burst(job, found)  # no event reports a changed burst
         known = self.find_original(job.cgroup)
         if known is not None:
             try:
@@ -568,12 +568,11 @@ class LimitWriter:
         job.touched = False
 
     def put_back(self, job: Tracked, wrote: bool, now_s: float) -> None:
-        """Restore the original settings of a job that is no longer written, or through another actuator.
+        """Restore the original settings of a job whose limit is no longer written, or by a different actuator.
 
-        A job that begins to be written continues from the limit in force, or from its guarantee, which is then written.
-        ``wrote``: whether it was written before.
-
-        A failure is retried at each look. Raises CgroupError."""
+        If the job's limit was not written before and now is, the monitor continues from the limit in force, or from
+        the job's guarantee, which is then written. ``wrote``: whether the job's limit was written before. A failure is
+        retried at each look. Raises CgroupError."""
         moved = set(self.list_moved(job.cgroup))
         restored = job.touched and (not job.writes or not moved <= set(job.actuators))
         if restored:
@@ -596,8 +595,8 @@ def _compute_weight(job: Tracked, cores: float) -> LimitTarget:
 
 
 def read_limit_cores(job: Tracked, current: CpuSettings) -> float:
-    """Return the limit in cores of ``current`` under the job's actuator; its guarantee if the actuator writes
-    nothing."""
+    """Return the limit in cores that ``current`` means for the job's actuator; the job's guarantee if the actuator
+    writes nothing."""
     if job.actuator == "guarantee":
         return job.state.limit_cores
     if job.actuator == "weight":

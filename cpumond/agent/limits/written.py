@@ -1,8 +1,8 @@
-"""Log of the agent's latest write into each cgroup, to distinguish its limits from another program's.
+"""Log of the agent's latest write into each cgroup, to distinguish the agent's limits from those of other programs.
 
-The next process needs it even after a kill. So each change is appended to a file in ``runtime_dir`` before the cgroup
-is written. It is not synced, since cgroups do not outlive the machine either. If nothing is known of a cgroup, every
-limit below its original counts as the agent's, so that no job keeps a lowered limit."""
+The next process needs this log even if the agent was killed. So each change is appended to a file in ``runtime_dir``
+before the cgroup is written. The file is not synced, since cgroups do not outlive a crash of the machine either. If the
+log has no record of a cgroup, every limit below the original counts as the agent's: no job keeps a lowered limit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cpumond.host.cgroup.settings import CpuSettings, Written
 WRITTEN_FILE = "limits.log"
 MAX_BYTES = 1 << 20
 LINE_BYTES = 100
-"""More than a line needs."""
+"""An upper bound of the length of a line in bytes."""
 
 
 class LimitLog:
-    """The newest change of each cgroup, by its inode, in ``records`` and in the file."""
+    """The newest change of each cgroup, by the cgroup's inode, in ``records`` and in the file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -29,13 +29,13 @@ class LimitLog:
         self._size = 0
 
     def load(self, known: Container[int]) -> None:
-        """Load the records that an earlier run wrote of the cgroups ``known``."""
+        """Load the records of an earlier run about the cgroups with inodes in ``known``, and rewrite the file."""
         self.records = {inode: written for inode, written in read_written(self.path).items() if inode in known}
         self.check(anew=True)
 
     def note(self, inode: int, before: CpuSettings, after: CpuSettings) -> None:
-        """Log a change of a cgroup before it is made. Raises CreateError or AccessError; then the file has no
-        records."""
+        """Log a change of a cgroup before it is made. Raises CreateError or AccessError after removing the whole
+        file."""
         self.records[inode] = written = Written(before, after)
         try:
             if self._fd is None or self._size > MAX_BYTES + 2 * LINE_BYTES * len(self.records):
@@ -50,7 +50,7 @@ class LimitLog:
         self.records.pop(inode, None)
 
     def check(self, anew: bool = False) -> None:
-        """Write the file ``anew``, or if it was removed; failures are retried by the next ``note``."""
+        """Rewrite the file if ``anew``, or if the file was removed. The next ``note`` retries after a failure."""
         if anew or (self._fd is not None and not os.path.exists(self.path)):
             try:
                 self._rewrite()
@@ -88,7 +88,7 @@ class LimitLog:
 
 
 def append_written(path: str, inode: int, before: CpuSettings, after: CpuSettings) -> None:
-    """Append a change from another process than the agent; if the file is missing, it is not created."""
+    """Append a change that is made by a process other than the agent. A missing file is not created."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -98,7 +98,7 @@ def append_written(path: str, inode: int, before: CpuSettings, after: CpuSetting
 
 
 def read_written(path: str) -> dict[int, Written]:
-    """Read the newest change of each cgroup by its inode; empty if the file is missing or damaged.
+    """Read the newest change of each cgroup by inode; return an empty dict if the file is missing or damaged.
 
     An incomplete last line belongs to a change that was not made."""
     found = {}
