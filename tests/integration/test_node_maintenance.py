@@ -88,7 +88,7 @@ def test_a_cordoned_node_gets_no_job_before_and_after_a_restart(scheduler: Sched
     assert scheduler.get("trees/default")["total_resources"]["cpu"] == 4.0
     assert 'cpumond_tree_cordoned_nodes{tree="default"} 1.0' in scheduler.request("GET", "/metrics").text
     _, warned = cpumond(scheduler.url, "node", "cordon", "n1", "--why", "bad fan")
-    assert "is cordoned already; nothing is changed" in warned
+    assert "is already cordoned; nothing changed" in warned
     cpumond(scheduler.url, "node", "uncordon", "n1")
     first.beat_until(lambda: len(first.jobs) == 4, "it gets jobs again")
     assert set(first.jobs) == set(first.jobs_of(operation))
