@@ -75,7 +75,7 @@ def test_the_socket_of_systemds_unit_is_for_root_alone(
         daemon = pwd.getpwnam("daemon").pw_uid
         root, other = ask(str(path), *((uid, "GET", "/api/v1/me", {}, None) for uid in (0, daemon)))
         assert (root[0], other[0]) == (200, 403)
-        assert f"and this is daemon (uid {daemon}); show a token" in other[1]
+        assert f"and this is daemon (uid {daemon}); send a token" in other[1]
         assert scheduler.request("GET", "me").status_code == 401
         # So the first token is made where there is none.
         words = ["token", "create", "ops", "--role", "admin", "--scheduler", f"unix:{path}"]

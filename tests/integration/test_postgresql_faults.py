@@ -86,9 +86,9 @@ def test_what_is_never_known_ends_the_term(
         with pytest.raises(FencedError, match="unknown whether the last changes were written"):
             store.write([Change("k", "a", b"2")])
         wire.is_cut = False
-        with pytest.raises(FencedError, match="is not known"):
+        with pytest.raises(FencedError, match="it is unknown"):
             store.write([Change("k", "a", b"3")])
-        with pytest.raises(FencedError, match="is not known"):
+        with pytest.raises(FencedError, match="it is unknown"):
             list(store.load())
 
 

@@ -25,7 +25,7 @@ _NETLINK_SOCK_DIAG: Final = 4
 _NLM_F_REQUEST: Final = 1
 _ANY_COOKIE: Final = b"\xff" * 8
 
-LOCAL_USERS: Final = "root and the account that it runs as"
+LOCAL_USERS: Final = "root and the account of the scheduler"
 
 
 KNOWN_S: Final = 60.0
