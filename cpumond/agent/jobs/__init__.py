@@ -1,1 +1,1 @@
-"""The jobs that the scheduler orders: their files, their start, and their end."""
+"""The jobs that the scheduler starts on this node: their files, their start, and their end."""

@@ -1,13 +1,13 @@
-"""The jobs that the scheduler ordered, from the order to the acknowledged end.
+"""The jobs that the scheduler starts on this node, from the scheduler's order to the acknowledged end.
 
 ::
 
     waiting -> starting -> running -> ended -> acknowledged
                   a stop order: interrupt, then kill at ``kill_at_s``
 
-Each job has a directory in ``jobs_dir`` with its ``job.json``, written before the step that it records, its logs, and
-its own working directory, which is removed when the job ends. The files survive the agent, and the next one continues
-from them. All methods but ``read_log`` are for the tick's thread.
+Each job has a directory in ``jobs_dir``. It contains ``job.json``, which is written before each step that it records,
+the job's logs, and the job's working directory, which is removed when the job ends. The files survive the agent, and
+the next agent continues from them. All methods but ``read_log`` are for the tick's thread.
 """
 
 from __future__ import annotations
@@ -64,34 +64,34 @@ from cpumond.host.executor.model import Ended, Event, Executor, Launch, NotStart
 log = structlog.get_logger("cpumond.agent")
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""It becomes the name of a directory, a cgroup and a unit."""
+"""Pattern of a job id, which becomes the name of a directory, a cgroup and a unit."""
 
 OVERDRAFT_KILL_S = 10.0
-"""Seconds from the interruption to the kill of a job that this node itself aborts."""
+"""Seconds between the interruption and the kill of a job that the node aborts by its own decision."""
 REPEAT_KILL_S = 1.0
 RECOVERY_S = 12.0
 LOG_READ_S = 3.0
-"""A log that takes longer to read must not delay the heartbeats."""
+"""Maximum time in seconds to read a log, because the heartbeats wait meanwhile."""
 BROKEN_STARTS = 3
-"""After this many failed starts in a row by the node's fault, it offers no slots for BROKEN_S."""
+"""If this many starts in a row fail by the node's fault, the node offers no slots for BROKEN_S."""
 BROKEN_S = 60.0
 MAX_SEEN = 10_000
 ROOM_S = 1.0
-"""Seconds for which the computed memory for jobs on reclaimed CPU is valid."""
+"""Seconds for which the computed amount of memory for jobs on reclaimed CPU is valid."""
 LEAST_MEMORY = 64 * 2**20
-"""Bytes that jobs on reclaimed CPU may use together before they are slowed down."""
+"""Minimum of the bytes that all jobs on reclaimed CPU may use together before the kernel slows them down."""
 FITS = 1e-6
 START_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 CountCores = Callable[[], tuple[Mapping[str, Usage], float]]
-"""Returns the monitor's figures of the scheduler's jobs, by cgroup, and the cores that all other jobs here may use."""
+"""Returns the monitor's figures of the scheduler's jobs by cgroup, and the cores that the node's other jobs may use."""
 
 
 class AssignedJobs:
     """All jobs of the scheduler on this host, their executor, and whether the host offers slots.
 
-    ``on_offer`` is called when the host starts or stops offering slots; ``problem`` says why it offers none."""
+    ``on_offer`` is called when the host starts or stops offering slots. ``problem`` says why it offers no slots."""
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class AssignedJobs:
         self.on_offer: Callable[[], None] = lambda: None
         self._memory = memory
         self.list_owners: Callable[[], Iterable[str]] = lambda: ()
-        """Returns the cgroups of all jobs here that are not the scheduler's."""
+        """Returns the cgroups of all jobs on this node that the scheduler did not start."""
         self.jobs: dict[str, AssignedJob] = {}
-        """Jobs until their end is acknowledged."""
+        """Job id -> job, until the scheduler has acknowledged the job's end."""
         self.problem = ""
         self.idle_class = ""
-        """The class of its jobs on reclaimed CPU, see ``AgentAbout``."""
+        """How jobs on reclaimed CPU yield to the others: see ``AgentAbout``."""
         self.counters = {"started": 0, "completed": 0, "failed": 0, "aborted": 0, "lost": 0, "overdraft": 0}
         self.start_buckets = [0] * (len(START_BUCKETS_S) + 1)
         self.start_seconds = 0.0
@@ -119,11 +119,11 @@ class AssignedJobs:
         self._jobs_dir = JobsDir(config.executor.jobs_dir)
         self._seen: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._directories: dict[str, str] = {}
-        """Job id -> directory. Other threads read it, so an entry never changes in place."""
+        """Job id -> directory. Other threads read this map, so an entry never changes in place."""
         self._broken_starts = 0
         self._retry_at_s = -math.inf
         self.is_ready = False
-        """Whether the executor works; before that, its ``fileno`` is invalid."""
+        """Whether the executor has started up; until then, the executor's ``fileno`` is invalid."""
         self._events: collections.deque[Event] = collections.deque()
         self._changed = True
         self._adjust_at_s = -math.inf
@@ -136,14 +136,14 @@ class AssignedJobs:
         self._recovery: Future[dict[str, Started]] | None = None
 
     def load(self, now_s: float) -> None:
-        """Read the files of an earlier run and adopt its jobs; on failure ``problem`` says why."""
+        """Read the files of an earlier run and adopt the jobs of that run. If this fails, ``problem`` says why."""
         if self._open(now_s):
             self._take_recovered(lambda: self.executor.recover(self._list_mine()), now_s)
 
     def _open(self, now_s: float) -> bool:
         """Open ``jobs_dir`` with the files of an earlier run; return False if that is impossible now.
 
-        A missing disk must not keep the agent from raising limits: it continues without jobs."""
+        A missing disk must not keep the agent from raising limits: the agent continues without the scheduler's jobs."""
         try:
             self._jobs_dir.open()
             self._read_files(now_s)
@@ -157,7 +157,7 @@ class AssignedJobs:
 
     @property
     def knows_jobs(self) -> bool:
-        """Whether this node's jobs are known. Before that, no heartbeat may report that there are none."""
+        """Whether this node's jobs are known. Until then, no heartbeat may report that the node has no jobs."""
         return self._jobs_dir.is_open
 
     def _read_files(self, now_s: float) -> None:
@@ -167,9 +167,9 @@ class AssignedJobs:
             directory = os.path.join(jobs_dir, name)
             file = read_job_file(directory)
             if file is None or file.order.job_id != name:
-                continue  # not a job's: only directories that an agent created are removed here
+                continue  # not a job's directory: only those that an agent created are removed here
             if file.state == "waiting" and file.finished is None:
-                self._jobs_dir.remove(set_aside(directory))  # never started: the order may come again
+                self._jobs_dir.remove(set_aside(directory))  # it never started: its order may come again
                 continue
             self._remember(name, directory)
             if file.acknowledged:
@@ -178,7 +178,7 @@ class AssignedJobs:
                 continue
             job = self.jobs[name] = AssignedJob(file, directory, now_s, now_s)
             for each, noted in sums.get(name, {}).items():
-                # The newer of the two files has the larger sum.
+                # The file that is newer has the larger sum.
                 job.earlier[each] = max(job.earlier.get(each, 0.0), noted)
             if file.finished is None and file.boot_id != self._boot_id:
                 self._finish(job, "lost", "the host was rebooted while it ran")
@@ -191,7 +191,7 @@ class AssignedJobs:
             self._jobs_dir.remove(directory)
 
     def look_after_files(self) -> list[str]:
-        """Recreate ``jobs_dir`` if it was removed, because the next agent finds the jobs by it; then return its path.
+        """If ``jobs_dir`` was removed, recreate it and return its path: the next agent finds the jobs by it.
 
         Files that jobs had written there are lost. Raises the errors of ``JobsDir.open``."""
         if not self._jobs_dir.is_removed():
@@ -207,7 +207,7 @@ class AssignedJobs:
         return [job.order.job_id for job in self.jobs.values() if job.takes_room]
 
     def _try_again(self, now_s: float) -> None:
-        """Retry a failed executor, in another thread, because that may take seconds."""
+        """Start up a failed executor again, in a separate thread, because that may take seconds."""
         if self._recovery is None and now_s >= self._retry_at_s:
             if self.knows_jobs or self._open(now_s):
                 self._recovery = self._jobs_dir.workers.submit(self.executor.recover, self._list_mine())
@@ -216,7 +216,7 @@ class AssignedJobs:
             self._take_recovered(recovery.result, now_s)
 
     def _take_recovered(self, recover: Callable[[], dict[str, Started]], now_s: float) -> None:
-        """Adopt running jobs. While the executor fails, no slots are offered."""
+        """Adopt the running jobs that ``recover`` returns. If it fails, no slots are offered."""
         mine = self._list_mine()
         try:
             found = recover()
@@ -251,20 +251,21 @@ class AssignedJobs:
             self.on_offer()
 
     def close(self) -> None:
-        """Shut down the agent's side; the jobs continue."""
+        """Stop managing the jobs, because the agent ends; the jobs continue."""
         for job in self.jobs.values():
             if job.takes_room and job.usage is not None:
                 self._update_file(job)
         if self._recovery is not None:
             concurrent.futures.wait([self._recovery], RECOVERY_S)
-        # Removals that have begun continue, and the process waits for them at its end; the next run does the others.
+        # The process does not end before the removals that have begun. The next run does the remaining ones.
         self._jobs_dir.workers.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)
         self.executor.close()
         self._jobs_dir.close()
 
     def apply_answer(self, answer: HeartbeatAnswer, sent_at_s: float, now_s: float) -> None:
-        """Process a response: acknowledged ends, jobs to stop, jobs to start; repetitions change nothing."""
+        """Process a response to a heartbeat: acknowledged ends, jobs to stop, jobs to start. A repeated order changes
+        nothing."""
         for job_id in answer.acknowledged:
             job = self.jobs.get(job_id)
             if job is not None and job.file.finished is not None:
@@ -315,8 +316,8 @@ class AssignedJobs:
             self._seen.popitem(last=False)
 
     def advance(self, now_s: float, count_cores: CountCores) -> bool:
-        """Process the executor's events, start jobs that fit, kill jobs that are due; True if a heartbeat should
-        report it."""
+        """Process the executor's events, start the jobs that fit, and kill the jobs that are due. Return whether a
+        heartbeat should report a change."""
         if not self.is_ready:
             self._try_again(now_s)
             if not self.is_ready:
@@ -324,10 +325,10 @@ class AssignedJobs:
                 return self._take_changed()
         self._events.extend(self.executor.poll())
         if any(isinstance(event, Ended) for event in self._events):
-            # The sums of a short job are reported once, at its end, with the figures of the last check.
+            # The sums of a short job are reported only once, at its end; they are those of the last check.
             self.note_usage(count_cores()[0])
         while self._events:
-            # A failure with one job must not lose the end of another: the executor reports each end once.
+            # If processing one event fails, the other events must not be lost: the executor reports each end only once.
             event = self._events.popleft()
             try:
                 self._take_event(event, now_s)
@@ -348,7 +349,7 @@ class AssignedJobs:
                 self.executor.kill(job.order.job_id)
         self._jobs_dir.note_sums(now_s, self._list_sums)
         if self.problem and self._broken_starts and now_s >= self._retry_at_s:
-            # One more failed start makes the node broken again.
+            # The next failed start makes the node broken again.
             self._broken_starts = BROKEN_STARTS - 1
             self._set_problem("")
         return self._take_changed()
@@ -358,7 +359,7 @@ class AssignedJobs:
         return changed
 
     def next_deadline_s(self) -> float:
-        """Return the time of the next kill; infinity if there is none, or nothing can be killed now."""
+        """Return the time of the next kill; infinity if no kill is due, or if no job can be killed now."""
         if not self.is_ready:
             return math.inf
         return min((job.kill_at_s for job in self.jobs.values() if job.takes_room), default=math.inf)
@@ -378,7 +379,7 @@ class AssignedJobs:
 
     def _take_start(self, job: AssignedJob, event: Started) -> None:
         if self._broken_starts >= BROKEN_STARTS and self.is_ready:
-            # This start was under way when the others failed.
+            # This start was in progress when the other starts failed.
             self._set_problem("")
         self._broken_starts = 0
         self.counters["started"] += 1
@@ -388,7 +389,7 @@ class AssignedJobs:
         self._update_file(job, state="running", cgroup=event.cgroup, start_time=event.start_time)
         job.mark_running()
         if job.file.stop is not None:
-            # The stop order came before it had a process to interrupt.
+            # The stop order came before the job had a process to interrupt.
             self._interrupt(job)
         order = job.order
         log.info("job_started", job_id=order.job_id, operation_id=order.operation_id, pool=order.pool,
@@ -412,7 +413,7 @@ class AssignedJobs:
             self._set_problem(f"{self._broken_starts} jobs in a row could not be started here: {problem}")
 
     def _start_what_fits(self, now_s: float, other_cores: float) -> None:
-        """Start waiting jobs in order of arrival; one that does not fit does not block those behind it."""
+        """Start waiting jobs in order of arrival. A job that does not fit does not block the jobs after it."""
         resources = self.config.resources
         running = [job for job in self.jobs.values() if job.takes_room]
         cpu = (resources.cpu or 0.0) - other_cores - sum(job.current_cores for job in running)
@@ -426,12 +427,12 @@ class AssignedJobs:
             )  # fmt: skip
             if order.reclaimed and order.reserved_memory > 0:
                 if now_s >= self._room_until_s:
-                    # This reads files of all jobs here.
+                    # This is slow, because it reads files of all jobs on the node.
                     self._room, self._room_until_s = self._find_memory_room(running), now_s + ROOM_S
                 wanted = (wanted[0], ("memory", order.reserved_memory, min(memory, self._room)), wanted[2])
             missing = [each for each in wanted if each[1] > 0 and each[1] > each[2] + FITS * max(each[1], 1.0)]
             if now_s - job.received_at_s > order.wait_s:
-                # Too late, even if it fits now: by this time the scheduler has placed it elsewhere.
+                # It is too late to start this job, even if it fits now: the scheduler has placed it elsewhere.
                 text = ", ".join(f"{amount:g} {what} of {left:g} free" for what, amount, left in missing)
                 text = text or "it fits now, but too late"
                 self._finish(job, "aborted", f"{NO_ROOM}{order.wait_s:g} s: {text}")
@@ -441,8 +442,8 @@ class AssignedJobs:
                 self._start(job, now_s)
 
     def _find_memory_room(self, holders: Iterable[AssignedJob]) -> float:
-        """Return the available bytes of the host that neither ``holders`` nor other jobs have requested and may
-        still claim; infinity if the kernel does not report it."""
+        """Return the bytes available on the host, less those that ``holders`` and jobs of other sources have requested
+        and do not use yet; infinity if the kernel does not report the available bytes."""
         available, memory = self._memory.read_available(), self._memory
         if available is None:
             return math.inf
@@ -451,8 +452,8 @@ class AssignedJobs:
         return find_room(available, owners)
 
     def _hold_memory(self) -> None:
-        """Keep jobs on reclaimed CPU from memory that other jobs requested and do not use yet, if the kernel
-        supports it."""
+        """If the kernel supports it, prevent jobs on reclaimed CPU from using memory that the other jobs have requested
+        and do not use yet."""
         ours = [job for job in self.jobs.values() if job.takes_room and job.file.cgroup]
         guests = [job for job in ours if job.order.reclaimed]
         if not guests:
@@ -469,7 +470,7 @@ class AssignedJobs:
             self._said_memory = str(error)
 
     def _give_up_late_ones(self, now_s: float) -> None:
-        """While nothing can be started here, abort jobs that have waited too long; they are placed elsewhere."""
+        """While no job can start here, abort jobs that have waited too long: the scheduler places them elsewhere."""
         for job in self._list_waiting():
             if now_s - job.received_at_s > job.order.wait_s:
                 self._finish(job, "aborted", self.problem)
@@ -487,7 +488,7 @@ class AssignedJobs:
             self._count_bad_start(str(error), now_s)
 
     def _prepare(self, job: AssignedJob) -> Launch:
-        """Create directory, file and environment of a job. Raises ConfigError for faults of the job itself."""
+        """Create a job's directory, file and environment. Raises ConfigError for faults in the job's specification."""
         order = job.order
         user, account = find_account(self.config, order.user)
         argv = make_argv(order)
@@ -533,7 +534,7 @@ class AssignedJobs:
                 job.note_usage(known)
 
     def reports(self) -> list[JobReport]:
-        """Report live jobs, as of the last ``note_usage``; waiting jobs are not started yet."""
+        """Report the jobs that are starting or running, with their figures of the last ``note_usage``."""
         for job in self.jobs.values():
             if job.order.checkpoints and job.takes_room:
                 job.note_checkpoint(read_checkpoint(job.directory), self.clock.wall_s())
@@ -543,7 +544,7 @@ class AssignedJobs:
         return [end for job in self.jobs.values() if (end := job.file.make_end()) is not None]
 
     def find_by_cgroup(self, path: str) -> JobOrder | None:
-        """Return the order of the job in a cgroup; None if there is no live job of the scheduler."""
+        """Return the order of the job in a cgroup; None if the scheduler has no job there that is starting or runs."""
         found = (job.order for job in self.jobs.values() if job.file.cgroup == path and job.takes_room)
         return next(found, None)
 
@@ -574,8 +575,8 @@ class AssignedJobs:
         return JobLog(node_id, request.request_id, content, total, first_byte=msgspec.UNSET if first is None else first)
 
     def _read_part(self, request: LogRequest, directory: str) -> tuple[bytes, int, int | None]:
-        """Return the requested bytes, the total that the job wrote, and the offset of the bytes (None: they are the
-        end)."""
+        """Return the requested bytes, the number of bytes that the job has written, and the offset of the first
+        requested one (None if the end of the log was requested)."""
         wanted = max(request.tail_bytes, 0)
 
         def read(tail_bytes: int) -> tuple[bytes, int]:
@@ -585,7 +586,7 @@ class AssignedJobs:
             return *read(wanted), None
         total = read(0)[1]
         while True:
-            # The job may write meanwhile: read more than the end, until it reaches back to the offset.
+            # The job may write meanwhile: read again, from further back, until the part that was read has the offset.
             tail_bytes = max(total - request.offset, 0) + wanted
             content, total = read(tail_bytes)
             first = total - len(content)
@@ -597,7 +598,7 @@ class AssignedJobs:
     def adjust(self, now_s: float, count_cores: CountCores) -> bool:
         """Every ``resource_adjustment_period``, check the node for overcommitment (semantics.md 1.9) and drop old logs.
 
-        Returns True if a heartbeat should report it."""
+        Returns True if a heartbeat should report a change."""
         if now_s < self._adjust_at_s:
             return False
         resources = self.config.resources
@@ -617,7 +618,7 @@ class AssignedJobs:
         return self._take_changed()
 
     def _abort_over_reserve(self, shares: list[Share], capacity: float, now_s: float) -> list[Share]:
-        """If the node is short of memory, abort jobs that use more than they reserve, at once; return the others."""
+        """If the node lacks memory, abort at once jobs that use more than they reserve; return all other jobs."""
         above = []
         for share in shares:
             job = self.jobs[share.job_id]
@@ -653,12 +654,12 @@ class AssignedJobs:
             self._stop(self.jobs[job_id], StopOrder(job_id, OVERDRAFT_KILL_S, OVERDRAFT, why), now_s)
 
     def _update_file(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
-        """Change the job's file and write it. A failed write is logged, or raised if ``strict`` (before a start)."""
+        """Change the job's file and write it. A failure is logged; if ``strict`` (before a start), it is raised."""
         job.file = msgspec.structs.replace(job.file, **job.sums(), **changes)
-        # Its start is decided within milliseconds: one heartbeat reports both.
+        # A job starts, or fails to, within milliseconds: a heartbeat reports this together with the result.
         self._changed |= job.file.state != "starting"
         if not os.path.isdir(job.directory) and not strict:
-            return  # its directory was never created
+            return  # the job's directory was never created
         try:
             write_job_file(job.directory, job.file)
         except OSError as error:

@@ -1,8 +1,8 @@
 """Directories of the scheduler's jobs: their files and their removal.
 
-``jobs_dir/JOB/job.json`` is replaced before each step that it records, and the previous version is kept. Beside it are
-the executor's logs and the job's own working directory. Nothing here is synced to disk: the files must outlive the
-agent, not the machine, after whose crash the jobs are lost anyway."""
+``jobs_dir/JOB/job.json`` is replaced before each step that it records, and its previous version is kept. The directory
+also contains the executor's logs and the job's working directory. No file is synced to disk: the files must survive a
+crash of the agent, but not a crash of the host, which ends the jobs too."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ log = structlog.get_logger("cpumond.agent")
 
 JOB_FILE = "job.json"
 BEFORE = ".before"
-"""Suffix of the previous version of the file, which is read if the newest one is damaged."""
+"""Suffix of the previous version of a job's file; this version is read if the newest one is damaged."""
 SANDBOX = "sandbox"
 CHECKPOINT = "checkpoint"
-"""The file that a job touches to report a checkpoint; only for tasks with ``checkpoints``."""
+"""Name of the file that a job touches to report a checkpoint; only jobs of tasks with ``checkpoints`` have one."""
 LOCK_FILE = ".lock"
 SUMS_FILE = ".sums"
-"""No job has a name that begins with a dot."""
+"""File of the sums of all jobs. It begins with a dot, as no job id does."""
 SUMS_PERIOD_S = 10.0
-"""An agent that is killed loses at most this much time of its jobs' sums."""
+"""Seconds between two writes of the sums: what jobs use after the last write is not counted if the agent is killed."""
 ASIDE = ".gone-"
 MAX_ERROR = 1000
 
@@ -46,9 +46,9 @@ State = Literal["waiting", "starting", "running", "ended"]
 class JobFile(msgspec.Struct, frozen=True):
     """Content of ``job.json``.
 
-    ``boot_id`` is the boot of the host on which it ran; ``start_time`` is in seconds since 1970. The sums of
-    core-seconds are those of ``JobReport`` at the time of writing: at each step and at the agent's end. SUMS_FILE may
-    have newer ones."""
+    ``boot_id``: the boot of the host in which the job ran. ``start_time``: seconds since 1970. The sums of core-seconds
+    are those of ``JobReport`` when the file was written: at each step and at the agent's end. SUMS_FILE may contain
+    newer sums."""
 
     order: JobOrder
     boot_id: str
@@ -65,7 +65,7 @@ class JobFile(msgspec.Struct, frozen=True):
     throttled_cpu_seconds: float = 0.0
     late_cpu_seconds: float = 0.0
     stderr_size: int | None = None
-    """Belongs to ``finished``, but an agent of version 0.2 could not read it there."""
+    """Belongs to ``finished``, but an agent of version 0.2 could not read ``finished`` with this field."""
 
     def make_end(self) -> FinishedJob | None:
         """Return the end for the scheduler; None while the job has not ended."""
@@ -76,7 +76,7 @@ class JobFile(msgspec.Struct, frozen=True):
 
 
 class JobsDir:
-    """``executor.jobs_dir``, held by a lock. Threads do slow work there, so that no tick waits for it."""
+    """``executor.jobs_dir``, which a lock keeps for this agent. Slow work there is done by threads, not by the tick."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -93,10 +93,10 @@ class JobsDir:
         return self._lock is not None
 
     def open(self) -> None:
-        """Lock the directory, also after it was recreated; only the agent may write to it.
+        """Create the directory if it is missing, and lock it. Only the agent may write to it.
 
-        The users of jobs may pass through it. Raises CreateError, AccessError, ConfigError, and UnavailableError while
-        another agent uses it.
+        The users of jobs may pass through the directory. Raises CreateError, AccessError, ConfigError, and
+        UnavailableError while another agent uses it.
         """
         path = self.path
         make_directory(path, 0o711, "executor.jobs_dir")
@@ -125,25 +125,26 @@ class JobsDir:
         self._lock = lock
 
     def close(self) -> None:
-        """Release it for another agent."""
+        """Release the lock, so that another agent can use the directory."""
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
 
     def is_removed(self) -> bool:
-        """Return whether it was removed or replaced while it is open."""
+        """Return whether the open directory was removed or replaced."""
         if self._lock is None:
             return False
         held = os.fstat(self._lock)
         return identify(os.path.join(self.path, LOCK_FILE)) != (held.st_dev, held.st_ino)
 
     def remove(self, directory: str) -> None:
-        """Delete a directory recursively in another thread: a job may have left a million files."""
+        """Delete a directory recursively, in a separate thread, because a job may have left a million files."""
         if os.path.lexists(directory):
             self.workers.submit(remove_tree, directory)
 
     def drop_logs(self, oldest: float, most: int) -> list[str]:
-        """Remove the logs of jobs that ended before ``oldest``, and the oldest beyond ``most``; return the job ids."""
+        """Remove the logs of jobs that ended before ``oldest``; if more than ``most`` are left, the oldest ones, too.
+        Return the ids of these jobs."""
         gone: list[str] = []
         for job_id, (finish_time, directory) in self.kept.items():
             if finish_time > oldest and len(self.kept) - len(gone) <= most:
@@ -157,8 +158,8 @@ class JobsDir:
     def note_sums(self, now_s: float, sums: Callable[[], dict[str, dict[str, float]]]) -> None:
         """Write the sums of all jobs every SUMS_PERIOD_S, because an agent that is killed cannot write them at its end.
 
-        They are in one file and written by another thread: the jobs may keep the disk busy, and there may be a
-        thousand."""
+        The sums of up to a thousand jobs are in one file, and a separate thread writes it, because the disk may be
+        busy."""
         if now_s < self._sums_at_s or not (self._sums_writing is None or self._sums_writing.done()):
             return
         self._sums_at_s = now_s + SUMS_PERIOD_S
@@ -178,7 +179,7 @@ class JobsDir:
 
 
 def read_job_file(directory: str) -> JobFile | None:
-    """Return the newest intact file of a job's directory; None if there is none. Damaged ones are logged."""
+    """Return the newest intact version of a job's file; None if there is none. A damaged version is logged."""
     path = os.path.join(directory, JOB_FILE)
     damaged = False
     for name in (path, path + BEFORE):
@@ -196,13 +197,13 @@ def read_job_file(directory: str) -> JobFile | None:
 
 
 def write_job_file(directory: str, content: JobFile) -> None:
-    """Replace the file as a whole and keep the previous one. Raises OSError; then the old file is still there."""
+    """Replace a job's file as a whole and keep the previous version. If it raises OSError, the old file is intact."""
     path = os.path.join(directory, JOB_FILE)
     _replace(path, msgspec.json.encode(content), path + BEFORE)
 
 
 def read_sums(jobs_dir: str) -> dict[str, dict[str, float]]:
-    """Read job -> name of a sum -> core-seconds, as last written; empty if the file is missing or damaged."""
+    """Read job -> name of a sum -> core-seconds from SUMS_FILE; return {} if the file is missing or damaged."""
     path = os.path.join(jobs_dir, SUMS_FILE)
     try:
         with open(path, "rb") as file:
@@ -215,8 +216,7 @@ def read_sums(jobs_dir: str) -> dict[str, dict[str, float]]:
 
 
 def _replace(path: str, content: bytes, before: str = "") -> None:
-    """Replace a file as a whole, and keep the old one as ``before``. Raises OSError; then the old file is still
-    there."""
+    """Replace a file as a whole, and keep the old one as ``before``. If it raises OSError, the old file is intact."""
     with open(f"{path}.new", "wb", opener=lambda name, flags: os.open(name, flags | os.O_CLOEXEC, 0o600)) as file:
         file.write(content)
     if before:
@@ -235,7 +235,7 @@ def make_checkpoint_file(directory: str, uid: int, gid: int) -> None:
 
 
 def read_checkpoint(directory: str) -> float | None:
-    """Return when a job last touched its checkpoint file, in seconds since 1970; None if it has none."""
+    """Return when a job last touched its checkpoint file, in seconds since 1970; None if there is no such file."""
     try:
         found = os.stat(os.path.join(directory, CHECKPOINT), follow_symlinks=False)
     except OSError:
@@ -244,13 +244,13 @@ def read_checkpoint(directory: str) -> float | None:
 
 
 def set_aside(directory: str) -> str:
-    """Rename a directory before its removal, so that its name is free at once; return the new path."""
+    """Rename a directory that is to be removed, so that its name is free at once. Return the new path."""
     parent, name = os.path.split(directory)
     aside = os.path.join(parent, f"{ASIDE}{name}")
     try:
         os.rename(directory, aside)
     except OSError:
-        return directory  # that name exists already: the directory is removed where it is
+        return directory  # the new name exists already: the directory is removed where it is
     return aside
 
 
@@ -265,8 +265,8 @@ def remove_tree(directory: str) -> None:
     except Exception:
         if not os.path.lexists(directory):
             return
-        # Nested thousands deep, made unreadable by the job, or partly removed by another thread: these tools need no
-        # stack, fix the owner's rights, and continue after errors.
+        # The tree may be thousands of levels deep, made unreadable by the job, or partly removed by a different
+        # thread. These tools need no stack, fix the owner's rights, and continue after errors.
         for command in (["/bin/chmod", "-R", "u+rwX", "--", directory], ["/bin/rm", "-rf", "--", directory]):
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if os.path.lexists(directory):

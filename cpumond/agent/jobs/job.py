@@ -1,4 +1,4 @@
-"""One job of the scheduler: its order, its figures from the monitor, and the meaning of its end."""
+"""One job of the scheduler: the order to start it, its figures from the monitor, and the state in which it ended."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ log = structlog.get_logger("cpumond.agent")
 
 MAX_REASON = 1000
 OVERDRAFT = "resource_overdraft"
-"""Kind of a stop order that the node itself gives."""
+"""Kind of a stop order that comes from the node, not from the scheduler."""
 NO_MEMORY = "the node ran out of memory"
 MAX_STDERR_LINE = 300
 LIMIT_SLACK = 2**20
-"""A job whose peak memory is this many bytes below its limit was not killed at its limit."""
+"""If a job's peak memory is at least this many bytes below its limit, the limit was not the reason for its kill."""
 
 EndState = Literal["completed", "failed", "aborted", "lost"]
 
 
 class Usage(JobFigures, frozen=True):
-    """The monitor's figures of a job's cgroup, with its cores in force and smoothed."""
+    """The monitor's figures of a job's cgroup, with its limit in force and its smoothed usage, both in cores."""
 
     current_cores: float
     smoothed_cores: float | None = None
@@ -51,14 +51,14 @@ class Usage(JobFigures, frozen=True):
 
 
 SUMS = CPU_COUNTERS[1:]
-"""Fields of ``Usage`` that restart with each run of the agent; ``JobFile`` keeps those of earlier runs."""
+"""Fields of ``Usage`` that start at 0 in each run of the agent; ``JobFile`` keeps the sums of earlier runs."""
 
 
 NO_SECRETS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class AssignedJob:
-    """One job. ``sent_at_s``: when the heartbeat was sent whose response brought the order (monotonic seconds)."""
+    """One job. ``sent_at_s``: when the heartbeat was sent to which the order was the response (monotonic seconds)."""
 
     __slots__ = (
         "checkpoint_at", "directory", "earlier", "file", "found", "kill_at_s", "over_reserve", "received_at_s",
@@ -75,7 +75,7 @@ class AssignedJob:
     ) -> None:
         self.file = file
         self.secrets = secrets
-        """Secrets of its order until it is started: the order in its file has none."""
+        """Secrets of the order, kept here until the job starts: the order in the job's file has no secrets."""
         self.directory = directory
         self.received_at_s = received_at_s
         self.sent_at_s = sent_at_s
@@ -83,11 +83,11 @@ class AssignedJob:
         self.found: FoundJob | None = None
         self.usage: Usage | None = None
         self.over_reserve = False
-        """The value in its report."""
+        """Whether the job uses more memory than it reserves, as its report says."""
         self.checkpoint_at: float | None = None
-        """Time of its last checkpoint, in seconds since 1970."""
+        """Time of the job's last checkpoint, in seconds since 1970."""
         self.earlier: dict[str, float] = {name: getattr(file, name) for name in SUMS}
-        """``SUMS`` of earlier runs of the agent."""
+        """The job's ``SUMS`` in earlier runs of the agent, in core-seconds."""
 
     @property
     def order(self) -> JobOrder:
@@ -95,12 +95,12 @@ class AssignedJob:
 
     @property
     def takes_room(self) -> bool:
-        """Whether it is starting or running."""
+        """Whether the job is starting or running, and so holds resources of the node."""
         return self.file.state in ("starting", "running")
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was asked to stop and has not ended."""
+        """Whether the job was asked to stop and has not ended."""
         return self.takes_room and self.file.stop is not None
 
     @property
@@ -108,12 +108,12 @@ class AssignedJob:
         return self.order.cpu_limit if self.usage is None else self.usage.current_cores
 
     def sums(self) -> dict[str, float]:
-        """Return ``SUMS`` since its start, in core-seconds, including those of earlier runs of the agent."""
+        """Return ``SUMS`` since the job's start, in core-seconds, including those of earlier runs of the agent."""
         return {name: before + (getattr(self.usage, name, None) or 0.0) for name, before in self.earlier.items()}
 
     def note_usage(self, now: Usage) -> None:
-        """Store new figures; sums never fall, even if the monitor stops moving the limit or starts again with the
-        cgroup."""
+        """Store new figures. No sum ever falls, even if the monitor stops moving the limit or starts again to follow
+        the cgroup."""
         if self.usage is not None:
             sums = {name: (getattr(self.usage, name) or 0.0, getattr(now, name) or 0.0) for name in SUMS}
             if fallen := {name: before for name, (before, after) in sums.items() if after < before}:
@@ -121,20 +121,21 @@ class AssignedJob:
         self.usage = now
 
     def note_checkpoint(self, touched_at: float | None, now: float) -> None:
-        """Record when the job touched its file; both times in seconds since 1970.
+        """Record when the job touched its checkpoint file; both times are in seconds since 1970.
 
-        A time before its start, in the future (any job can set it) or before the last one is ignored."""
+        A time is ignored if it is before the job's start, in the future (any job can set that) or before the last
+        checkpoint."""
         start = self.file.start_time
         if touched_at is not None and start is not None and max(start, self.checkpoint_at or 0.0) <= touched_at <= now:
             self.checkpoint_at = touched_at
 
     def share(self, amount: float) -> Share:
-        """Return ``amount`` of a resource as the job's share; a job that is starting counts as the latest of all."""
+        """Return ``amount`` of a resource as the job's share. A job that is still starting counts as started last."""
         start_time = self.file.start_time
         return Share(self.order.job_id, math.inf if start_time is None else start_time, amount)
 
     def mark_running(self) -> None:
-        """Let the monitor follow the job from now on. Invalid options are ignored and logged."""
+        """Let the monitor follow the job from now on. Invalid options of the job are logged and ignored."""
         order = self.order
         try:
             layer = parse_layer(order.job_cpu_monitor, f"job {order.job_id}")
@@ -172,7 +173,7 @@ class AssignedJob:
         )
 
     def make_end(self, state: EndState, reason: str, ended: Ended) -> FinishedJob:
-        """Describe its end for the scheduler; a signal is an exit code above 128, as in shells."""
+        """Describe the job's end for the scheduler. An end by a signal has an exit code above 128, as in shells."""
         sums: dict[str, Any] = {**self.sums()}
         return FinishedJob(
             job_id=self.order.job_id,
@@ -190,18 +191,18 @@ class AssignedJob:
         )
 
     def _has_failed_by_itself(self, ended: Ended) -> bool:
-        """Return whether a job that was asked to stop reacted to its own signal with a failing exit code."""
+        """Return whether a job that was asked to stop by a signal of its own choice ended with an exit code above 0."""
         is_overdraft = self.file.stop is not None and self.file.stop.kind == OVERDRAFT
         return bool(self.order.interruption_signal and ended.exit_code) and not is_overdraft
 
     def classify_end(self, ended: Ended) -> tuple[EndState, str]:
-        """Return the state of an end: failed by the job's own fault, aborted or lost by another cause."""
+        """Return the state of an end, and the reason unless it is "completed"; "failed" is the job's own fault."""
         stop, stopped_at, order = self.file.stop, self.file.stopped_at, self.order
         was_over = stopped_at is not None and ended.finish_time < stopped_at
         if ended.exit_code == 0 and (stop is None or order.interruptible or was_over):
             return "completed", ""
         if ended.problem and self.file.start_time is None:
-            return "lost", ended.problem  # it may have started before anything noticed it
+            return "lost", ended.problem  # it may have started unnoticed
         if stop is not None and not self._has_failed_by_itself(ended):
             return "aborted", stop.why
         if ended.problem:
@@ -215,21 +216,21 @@ class AssignedJob:
         return "failed", _describe_exit(ended)
 
     def _was_below_limit(self, ended: Ended) -> bool:
-        """Return whether the kernel killed one of its processes because the node lacked memory, not at its own
-        limit. This is not checked if all jobs reserve what they may use."""
+        """Return whether the kernel killed a process of the job because the node lacked memory, not because of the
+        job's own limit. This is not checked if all jobs reserve what they may use."""
         used, order = ended.max_memory, self.order
         return order.memory_reserve > 0 and used is not None and used < order.memory_limit - LIMIT_SLACK
 
 
 def find_signal(order: JobOrder) -> int:
-    """Return the signal that interrupts a job; SIGTERM if a scheduler of another version names one unknown to this
-    host."""
+    """Return the signal that interrupts a job; SIGTERM if the host does not know the signal that the order names, which
+    a scheduler of a different version may do."""
     known = signal.Signals.__members__.get(order.interruption_signal)
     return signal.SIGTERM if known is None else known
 
 
 def _describe_exit(ended: Ended) -> str:
-    """Describe its end in a sentence, with the last line of its stderr."""
+    """Describe a job's end in a sentence, with the last line of its stderr."""
     if ended.signal is not None:
         with contextlib.suppress(ValueError):
             return f"killed by {signal.Signals(ended.signal).name}"

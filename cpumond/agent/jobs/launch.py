@@ -1,4 +1,4 @@
-"""Inputs of a job's start: the account, the command line, the environment."""
+"""Find what the start of a job needs: its account, command line and environment."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SAFE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd]:
     """Return the account of a job: its name for the executor ("" = the agent's own), and its entry.
 
-    Only root can use other accounts: without root, jobs run as the agent's user, if ``executor.user`` names it. Raises
-    ConfigError for unknown users and for forbidden accounts: root, system accounts, and all accounts named by a
-    scheduler without tokens, which does not authenticate users. ``allow_root`` permits all of them.
-    """
+    Only an agent with root can use a different account. Without root, jobs run as the agent's user, if
+    ``executor.user`` names that user. Raises ConfigError for unknown users and for forbidden accounts: root, system
+    accounts, and every account that a scheduler without tokens names, since it does not authenticate users.
+    ``allow_root`` permits all forbidden accounts."""
     if os.geteuid() != 0:
         check_own_account(config)
         return "", _own_account()
@@ -52,7 +52,7 @@ def find_account(config: AgentConfig, user: str) -> tuple[str, pwd.struct_passwd
 
 
 def check_own_account(config: AgentConfig) -> None:
-    """Check that an agent without root may run jobs as itself, according to the configuration. Raises ConfigError."""
+    """Check that the configuration lets an agent without root run jobs as its own user. Raises ConfigError if not."""
     own = _own_account().pw_name
     if os.geteuid() != 0 and config.executor.user != own:
         wish = f"not as {config.executor.user!r}" if config.executor.user else "not as the users of the operations"
@@ -68,16 +68,15 @@ def _own_account() -> pwd.struct_passwd:
     try:
         return pwd.getpwuid(own)
     except KeyError:
-        # A uid without a name, as in containers.
+        # The uid has no name, as may be in containers.
         return pwd.struct_passwd((str(own), "x", own, os.getegid(), "", "/", "/bin/sh"))
 
 
 def make_environment(order: JobOrder, account: pwd.struct_passwd, checkpoint: str = "") -> dict[str, str]:
-    """Return the environment of a job: the basics of a login, its task's variables, then facts about the job.
+    """Return the environment of a job: the variables of a login, then those of its task, then facts about the job.
 
-    Later values override earlier ones: a program that reads YT_JOB_ID finds its own. ``checkpoint`` is the file for
-    reporting checkpoints, if its task does that.
-    """
+    A later value overrides an earlier one, so the task's variables cannot replace YT_JOB_ID. ``checkpoint`` is the file
+    for reporting checkpoints, if the job's task does that."""
     return {
         "PATH": SAFE_PATH,
         "HOME": account.pw_dir,
@@ -101,12 +100,12 @@ def make_environment(order: JobOrder, account: pwd.struct_passwd, checkpoint: st
 
 
 def make_argv(order: JobOrder) -> list[str]:
-    """Return the command line of a job; a text is run by a shell. Raises ConfigError if there is none."""
+    """Return the command line of a job; a shell runs a command that is a text. Raises ConfigError if there is none."""
     if not order.command:
         raise ConfigError("it has no command")
     return [_shell(), "-c", order.command] if isinstance(order.command, str) else list(order.command)
 
 
 def _shell() -> str:
-    """Return the shell: YTsaurus' documentation writes commands for bash, but a host may not have it."""
+    """Return the path of bash, for which YTsaurus' documentation writes commands; sh if the host has no bash."""
     return "/bin/bash" if os.access("/bin/bash", os.X_OK) else "/bin/sh"

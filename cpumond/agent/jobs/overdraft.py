@@ -1,4 +1,4 @@
-"""Choose jobs to abort if together they may use too much for too long; pure (semantics.md 1.9 point 1)."""
+"""Choose the jobs to abort if a node's jobs exceed its capacity for too long; pure (semantics.md 1.9 point 1)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 TOLERANCE = 1e-6
-"""Sums of limits that exceed the capacity by less than this share of it count as equal to it."""
+"""A sum that exceeds the capacity by at most this fraction of the capacity counts as equal to the capacity."""
 LEAST_BYTES, LEAST_RATIO = 64 * 2**20, 0.02
-"""Host memory that must stay available while jobs use more than they reserve: these bytes, or this share of the
+"""Host memory that must stay available while jobs use more than they reserve: this many bytes, or this fraction of the
 node's memory if that is more."""
 
 
@@ -22,8 +22,8 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Timer:
-    """Tracks since when a resource exceeds its capacity by more than ``allowed_ratio`` of it. ``since_s`` is None
-    while it does not; times are in seconds of the monotonic clock."""
+    """Tracks since when the usage of a resource exceeds the capacity by more than ``allowed_ratio`` of the capacity.
+    ``since_s`` is None while the usage is within that bound. Times are monotonic, in seconds."""
 
     __slots__ = ("allowed_ratio", "since_s", "timeout_s")
 
@@ -33,9 +33,9 @@ class Timer:
         self.since_s: float | None = None
 
     def note(self, now_s: float, used: float, capacity: float) -> bool:
-        """Record the present usage; return True if it has exceeded the allowed amount for longer than the timeout.
+        """Record the present usage; return True if it has exceeded the allowed amount for longer than ``timeout_s``.
 
-        Then the timer restarts. A moment within the limit resets it."""
+        After True the timer restarts. If ``used`` is within the allowed amount, the timer is reset."""
         if used <= capacity * (1.0 + self.allowed_ratio + TOLERANCE):
             self.since_s = None
         elif self.since_s is None:
@@ -51,14 +51,14 @@ def _latest_first(jobs: Iterable[Share]) -> list[Share]:
 
 
 def find_missing(used: float, capacity: float, available: float | None) -> float:
-    """Return the bytes that a node's jobs, which use ``used``, must free: usage above ``capacity``, or the host's
-    deficit of ``available`` memory before the kernel ends processes. Negative if there is memory left."""
+    """Return the bytes that a node's jobs, which use ``used``, must free; negative if there is memory left. It is the
+    larger of their usage above ``capacity`` and what ``available`` memory lacks to the minimum of the host."""
     over = used - capacity
     return over if available is None else max(over, max(LEAST_BYTES, LEAST_RATIO * capacity) - available)
 
 
 def find_over_reserve(jobs: Sequence[Share], missing: float) -> list[str]:
-    """Return the jobs to abort among those above their reserve, latest started first, until ``missing`` is freed."""
+    """Return those of ``jobs`` (all above their reserve) to abort, latest started first, to free ``missing`` bytes."""
     victims = []
     for job in _latest_first(jobs):
         if missing <= 0.0:
@@ -69,9 +69,9 @@ def find_over_reserve(jobs: Sequence[Share], missing: float) -> list[str]:
 
 
 def find_victims(jobs: Sequence[Share], others: float, capacity: float) -> list[str]:
-    """Return the jobs to abort, latest started first, until the rest and ``others`` (which cannot be aborted) fit.
+    """Return the jobs to abort, the latest started first, so that the remaining ones and ``others`` fit.
 
-    The list is empty if the others alone exceed the capacity: nothing would be gained."""
+    ``others`` are used by jobs that cannot be aborted; if they exceed the capacity alone, the list is empty."""
     if others > capacity * (1.0 + TOLERANCE):
         return []
     used = others + sum(job.amount for job in jobs)

@@ -1,7 +1,7 @@
 """Requests of the scheduler's users about their jobs on this node: explain, pin, unpin.
 
 The requests come in the responses to heartbeats (``wire.JobRequest``) and are repeated until the scheduler has the
-reply. The tick's thread carries them out, like those of the control socket, and only for the scheduler's own jobs."""
+reply. The tick's thread carries them out, like requests of the control socket, but only for the scheduler's jobs."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from cpumond.core.errors import ConfigError, CpumondError, RefusedError, Unavail
 from cpumond.core.wire import MAX_NAME, MAX_REPLY_BYTES, JobReply, JobRequest
 
 REMEMBERED: Final = 200
-"""More than can wait for one node at a time."""
+"""Number of replies that are remembered: more than the requests that can wait for one node at a time."""
 
 
 class JobRequests:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._changes: collections.OrderedDict[str, JobReply] = collections.OrderedDict()
-        """Request id -> reply, for pins and unpins. A request whose reply was lost must not be carried out again, or
-        a pin for some minutes would restart. For the tick's thread."""
+        """Request id -> reply, for pins and unpins. A repeated request whose reply was lost must not be carried out
+        again: the time of a pin would restart. For the tick's thread."""
 
     def carry_out(self, request: JobRequest, timeout_s: float) -> JobReply | None:
-        """Return the reply, from any thread but the tick's; None if the tick is too busy or the agent is stopping.
+        """Carry out a request and return the reply; None if the tick is too busy or the agent is stopping.
 
-        A request without a reply is not lost: the scheduler repeats it."""
+        The scheduler repeats a request that got no reply. For any thread but the tick's."""
         try:
             reply: JobReply = self._agent.call(lambda: self._reply(request), timeout_s)
         except (TimeoutError, UnavailableError):
@@ -55,7 +55,7 @@ class JobRequests:
         return reply
 
     def _do(self, request: JobRequest) -> dict[str, Any]:
-        """Raises CpumondError."""
+        """Carry out a request; return the reply's value. Raises CpumondError."""
         agent, job = self._agent, self._find(request.job_id)
         given = {"cpu_limit": request.cpu_limit, "ttl_s": request.ttl_s}
         answer: JobAnswer
@@ -69,7 +69,7 @@ class JobRequests:
         return described
 
     def _find(self, job_id: str) -> FoundJob:
-        """Return the scheduler's job, which the monitor follows. Raises RefusedError or UnavailableError."""
+        """Return the scheduler's job if the monitor follows it. Raises RefusedError or UnavailableError if not."""
         agent = self._agent
         job = None if agent.context.assigned is None else agent.context.assigned.jobs.get(job_id)
         if job is None:
@@ -81,7 +81,7 @@ class JobRequests:
             what = "runs, but its cgroup is not measured yet" if job.file.state == "running" else "has not started yet"
             raise UnavailableError(f"job {job_id} {what}; ask again in a moment")
         if len(found) > 1:
-            # Pins are by job id: a pin would also hold the others.
+            # Pins are by job id: a pin would also apply to the other jobs with this id.
             others = ", ".join(sorted(found.keys() - {job.file.cgroup}))
             raise RefusedError(f"job {job_id}: this node has another job with this id, cgroup {others}")
         return found[job.file.cgroup]
