@@ -1,4 +1,4 @@
-"""Find the cgroups that are jobs: look up the configured sources in the hierarchy of the cpu controller."""
+"""Find the cgroups that are jobs: look for the jobs of the configured sources in the cpu controller's hierarchy."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from cpumond.host.engine.model import EngineJob
 class FoundJob(msgspec.Struct, frozen=True):
     """A job as a source describes it.
 
-    ``path`` is its cgroup, relative; ``cpu_limit_cores`` its request, None = from the cgroup itself. ``layer`` holds
-    options of the job alone. ``source`` is None for a job registered at run time; ``engine`` is its engine's
-    description, None without an engine. ``is_whole``: the cgroups below its own are part of it, and the agent sets no
-    limits there. ``is_assigned``: an executor of this agent runs it. ``moves_ceiling``: it has a quota that may move.
-    """
+    ``path`` is the job's cgroup, relative. ``cpu_limit_cores`` is its request; None: the cgroup's own limit counts.
+    ``layer`` holds options that apply only to this job. ``source`` is None for a job registered at run time. ``engine``
+    is the description by its engine, None without an engine. ``is_whole``: the cgroups below ``path`` are part of the
+    job, and the agent sets no limits there. ``is_assigned``: an executor of this agent runs the job.
+    ``moves_ceiling``: the job has a quota that the monitor may move."""
 
     job_id: str
     operation_id: str
@@ -46,9 +46,8 @@ class FoundJob(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct):
-    """Results of one look at all sources: jobs, directories with changing children, and problems with omitted cgroups.
-
-    ``unnamed``: kinds of engines that have not named all of their jobs yet."""
+    """Results of one look at all sources: the jobs, the directories to watch for new children, and the problems due to
+    which cgroups are ignored. ``unnamed``: kinds of engines that have not named all of their jobs yet."""
 
     jobs: list[FoundJob] = []
     watched: set[str] = set()
@@ -60,18 +59,19 @@ SOURCES: Final[dict[str, Callable[[str, str], tuple[list[str], list[str]]]]] = {
     "static": list_static,
     "glob": list_glob,
 }
-"""``kind`` -> function (hierarchy root, pattern) -> (cgroup paths, directories to watch), both relative, sorted."""
+"""``kind`` of a source -> function that takes the root of the hierarchy and a pattern, and returns the paths of cgroups
+and the directories to watch, both relative and sorted."""
 
 
 def find_cgroups(root: str, source: Source) -> tuple[list[str], list[str]]:
-    """Return the cgroups of a source and the directories in which others would appear, relative, sorted."""
+    """Return the cgroups of a source, and the directories in which new ones would appear; both relative and sorted."""
     if source.kind == "systemd":
         return list_units(root, source.slices, source.pattern or "*")
     return SOURCES[source.kind](root, source.pattern)
 
 
 def concerns(source: Source, path: str) -> bool:
-    """Return whether a change at ``path`` (relative) can change the result of a source."""
+    """Return whether a change at ``path`` (relative) can change what ``find_cgroups`` returns for a source."""
     if source.is_engine:
         return may_hold_engine_jobs(source, path)
     if source.kind == "systemd":
@@ -89,10 +89,10 @@ def describe_source(source: Source) -> str:
 
 
 def list_jobs(sources: list[Source], registered: list[FoundJob], root: str, views: Views | None = None) -> Scan:
-    """List all jobs: those registered at run time, then each source in turn; the first source of a cgroup keeps it.
+    """List all jobs: first those registered at run time, then those of each source in turn. A cgroup that several
+    sources find is a job of the first one. A cgroup inside an engine's job, or inside a whole job, is part of that job.
 
-    ``views``: the last answers of the engines. Cgroups inside an engine's job, or inside a whole job, are part of it.
-    """
+    ``views``: the last answers of the engines."""
     scan = Scan(jobs=[], watched=set(), problems=[], unnamed=set())
     taken: set[str] = set()
     ids: dict[str, str] = {}
@@ -130,7 +130,8 @@ def list_jobs(sources: list[Source], registered: list[FoundJob], root: str, view
 
 
 def _find_whole(sources: list[Source], found: list[list[str]], engines: Mapping[str, EngineJob]) -> set[str]:
-    """Return the cgroups that are whole jobs, by the first source of each; none is inside of an engine's job."""
+    """Return the cgroups that are whole jobs according to the first source that finds them. Cgroups inside an engine's
+    job are left out."""
     taken: set[str] = set()
     whole: set[str] = set()
     for source, paths in zip(sources, found, strict=True) if any(source.whole for source in sources) else ():
@@ -142,7 +143,7 @@ def _find_whole(sources: list[Source], found: list[list[str]], engines: Mapping[
 
 
 def _list_engine_jobs(scan: Scan, sources: list[Source], root: str, views: Views) -> Mapping[str, EngineJob]:
-    """Return the jobs of all engines by path, each named by the outermost engine."""
+    """Return the jobs of all engines by path. If several engines show one container, the outermost one names it."""
     found: list[EngineJob] = []
     asked: set[tuple[str, str]] = set()
     for source in sources:
@@ -163,7 +164,7 @@ def _take_engine_jobs(
     named = list_named(source, views)
     for path, job in engines.items():
         is_ours = job.is_job and job.kind == source.kind and fnmatch.fnmatchcase(job.name, source.pattern or "*")
-        # A job named by a second engine of this kind belongs to the source of that engine.
+        # If a different engine of this kind named the job, the job belongs to the source of that engine.
         if path in taken or not is_ours or (job.is_named and path not in named):
             continue
         ordered = given if given is not None else job.ordered_cores if job.reports_request else None
@@ -190,10 +191,10 @@ def _take(scan: Scan, taken: set[str], ids: dict[str, str], job: FoundJob) -> No
 def name_job(source: Source, path: str) -> FoundJob | None:
     """Return the job at ``path`` by the source's rules; None if ``id_regex`` does not match or gives an empty id.
 
-    Groups ``id`` (or ``job_id``, ``job``) and ``operation`` (or ``operation_id``, ``op``) of ``id_regex`` name the job,
-    else its first and second group, else the whole match. Without ``id_regex`` the id is the last component, or the
-    whole path if there is a wildcard before the last component. For units ``id_regex`` matches the name.
-    """
+    Job and operation are the groups ``id`` (or ``job_id``, ``job``) and ``operation`` (or ``operation_id``, ``op``) of
+    ``id_regex``; without named groups, its first and second group; without groups, the job is the whole match. Without
+    ``id_regex`` the job's id is the last component of the path, or the whole path if the pattern has a wildcard before
+    the last component. For units ``id_regex`` is searched only in the unit's name."""
     operation_id = source.operation
     if source.id_regex is None:
         unique = source.kind == "static" or not any(sign in source.pattern.rpartition("/")[0] for sign in "*?[")

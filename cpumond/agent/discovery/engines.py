@@ -1,7 +1,7 @@
-"""Sources ``docker``, ``podman``, ``slurm``, ``kubernetes``: jobs of engines, by the names that the engine gives them.
+"""Sources ``docker``, ``podman``, ``slurm``, ``kubernetes``: jobs of engines, with the names that the engines give.
 
-A job runs if it has a cgroup. Another thread asks the engine for names and requests (``host/engine``); its last answer
-is a value here."""
+A job runs if it has a cgroup. A separate thread asks the engines for names and requests (``host/engine``); the
+functions here get the last answers as ``views``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SOCKETS: Final[dict[str, str]] = {
     "slurm": "",
     "kubernetes": "https://127.0.0.1:10250",
 }
-"""The default addresses of engines, unless ``socket`` is set."""
+"""Kind of an engine -> address that is used if ``socket`` is not set."""
 USER_SOCKETS: Final = "/run/user/*/podman/podman.sock"
 RANKS: Final[dict[str, int]] = {"kubernetes": 0, "slurm": 1, "docker": 2, "podman": 3}
-"""If several engines show one container, the first of these names it: it makes use of the others."""
+"""Rank of each kind. If several engines show one container, that with the lowest rank names it: it uses the others."""
 PLACES: Final[dict[str, tuple[str, ...]]] = {
     "docker": ("docker/*", "system.slice/docker-*.scope"),
     "podman": (
@@ -41,7 +41,7 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
         "kubepods.slice/kubepods-*.slice/kubepods-*-pod*.slice/*.scope",
     ),
 }
-"""The default cgroups of an engine's jobs, watched for new ones, named or not."""
+"""Patterns of the cgroups where jobs of each kind of engine are by default; these places are watched for new jobs."""
 _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "docker": ("docker", "container"),
     "podman": ("podman",),
@@ -54,7 +54,7 @@ Views = Mapping[Key, EngineView]
 
 
 def list_engines(source: Source) -> list[Key]:
-    """Return the engines of a source; Podman has a service for each user besides that of root."""
+    """Return the engines of a source. Podman may have a service for each user, besides the service of root."""
     if source.kind != "podman" or source.socket:
         return [(source.kind, source.socket or SOCKETS[source.kind])]
     users = sorted(glob.glob(USER_SOCKETS))
@@ -63,12 +63,12 @@ def list_engines(source: Source) -> list[Key]:
 
 
 def may_hold_engine_jobs(source: Source, path: str) -> bool:
-    """Return whether a change at ``path`` (relative) can be that of a job of the source's engine."""
+    """Return whether a change at ``path`` (relative) may concern a job of the source's engine."""
     return any(may_match(place, path) for place in PLACES[source.kind])
 
 
 def list_named(source: Source, views: Views) -> dict[str, EngineJob]:
-    """Return the jobs named by the engines of a source, by path; if two engines name one cgroup, the first counts."""
+    """Return by path the jobs that the engines of a source named. If two engines name one cgroup, the first counts."""
     found: dict[str, EngineJob] = {}
     for view in map(views.get, list_engines(source)):
         found = {**view.jobs, **found} if view is not None else found
@@ -76,8 +76,8 @@ def list_named(source: Source, views: Views) -> dict[str, EngineJob]:
 
 
 def list_engine_jobs(root: str, source: Source, views: Views) -> tuple[list[EngineJob], list[str]]:
-    """Return the jobs of a source's engine that have a cgroup, named or not, sorted by path, and the directories in
-    which others would appear."""
+    """Return the jobs of a source's engine that have a cgroup, sorted by path, and the directories in which new jobs
+    would appear. The engine may not have named all of these jobs yet."""
     named = list_named(source, views)
     found = {path: job for path, job in named.items() if os.path.isdir(os.path.join(root, path))}
     watched = {path.rpartition("/")[0] for path in found}
@@ -93,20 +93,20 @@ def list_engine_jobs(root: str, source: Source, views: Views) -> tuple[list[Engi
 
 
 def list_places(root: str, kind: str) -> list[str]:
-    """Return the relative cgroups that may be jobs of an engine of this kind, or the child that crun creates in
-    each."""
+    """Return the relative paths of cgroups that may be jobs of an engine of this kind. If crun created a child in such
+    a cgroup, return the child instead."""
     found = [path for place in PLACES[kind] for path in list_glob(root, place)[0]]
     return [find_own(root, path) for path in found]
 
 
 def find_own(root: str, path: str) -> str:
-    """Return the cgroup with the limit of the job at ``path``: itself, or the child that crun creates."""
+    """Return the cgroup that has the limit of the job at ``path``: the child that crun creates, else ``path``."""
     child = f"{path}/{CRUN_CHILD}"
     return child if os.path.isdir(os.path.join(root, child)) else path
 
 
 def find_unnamed(root: str, kind: str, path: str) -> EngineJob | None:
-    """Return the job at ``path`` as described by its path; None if it is no job of this kind of engine."""
+    """Return the job at ``path``, described by the path alone; None if that is no job of this kind of engine."""
     described = classify(path)
     if described is None or described[0].kind not in _KINDS[kind]:
         return None
@@ -116,8 +116,8 @@ def find_unnamed(root: str, kind: str, path: str) -> EngineJob | None:
 
 
 def find_outer(jobs: list[EngineJob]) -> dict[str, EngineJob]:
-    """Return by path the jobs of all engines that are not inside of another engine's job or the same one. A named
-    job takes precedence: another engine of the same kind may have named it."""
+    """Return by path those of ``jobs`` that are not inside another job. If several describe one cgroup, the job of the
+    outermost engine counts, and of one kind a named job: a different engine of this kind may not know its name."""
     taken: dict[str, EngineJob] = {}
     for job in sorted(jobs, key=lambda each: (RANKS[each.kind], not each.is_named)):
         taken.setdefault(job.path, job)
@@ -125,5 +125,5 @@ def find_outer(jobs: list[EngineJob]) -> dict[str, EngineJob]:
 
 
 def choose_id(job: EngineJob, taken: Mapping[str, str]) -> str:
-    """Return the job's name, with a part of the engine's own id if another job has that name."""
+    """Return the job's name; if that is taken by another job, append a part of the engine's id for the job."""
     return job.name if job.name not in taken else f"{job.name}-{job.job_id[:SHORT_ID]}"

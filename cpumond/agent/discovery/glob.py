@@ -10,7 +10,7 @@ MAX_DEPTH = 32
 
 
 def list_static(root: str, pattern: str) -> tuple[list[str], list[str]]:
-    """Return the one path if it exists, and the nearest existing directory above it, in which it would appear."""
+    """Return the path if it exists, and the directory to watch for it: the nearest existing one above the path."""
     path = "/".join(part for part in pattern.split("/") if part)
     parent = path.rpartition("/")[0]
     while parent and not os.path.isdir(os.path.join(root, parent)):
@@ -21,7 +21,7 @@ def list_static(root: str, pattern: str) -> tuple[list[str], list[str]]:
 def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
     """Return the directories that match ``pattern``, and those whose children can change the result.
 
-    ``*``, ``?``, ``[...]`` stay within a component; ``**`` stands for any number of them."""
+    ``*``, ``?``, ``[...]`` match within one component of a path; ``**`` matches any number of components."""
     found: set[str] = set()
     watched: set[str] = set()
     parts = [part for part in pattern.split("/") if part]
@@ -31,8 +31,8 @@ def list_glob(root: str, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def may_match(pattern: str, path: str) -> bool:
-    """Return whether a change at ``path`` can change the matches of ``pattern``: whether both agree as far as they
-    go."""
+    """Return whether a change at ``path`` can change the matches of ``pattern``: whether they agree in each component
+    that both have."""
     for part, component in zip((part for part in pattern.split("/") if part), path.split("/"), strict=False):
         if part == "**":
             return True
@@ -73,5 +73,5 @@ def list_directories(path: str) -> list[str]:
         with os.scandir(path) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError:
-        # It disappeared after its parent was listed: it has no children.
+        # The directory disappeared after its parent was listed, so it has no children.
         return []

@@ -1,4 +1,4 @@
-"""Source ``systemd``: the services and scopes of some slices, looked up in cgroupfs, so no bus is needed."""
+"""Source ``systemd``: the services and scopes of some slices. They are found in cgroupfs, so no bus is needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_DEPTH = 32
 
 
 def slice_path(name: str) -> str:
-    """Return the relative cgroup of a slice: each dash in its name is a level; "" for the root slice, "-.slice"."""
+    """Return the relative cgroup of a slice: each dash in the name stands for a level. For "-.slice", return ""."""
     stem = name.removesuffix(".slice")
     if stem == "-":
         return ""
@@ -22,8 +22,8 @@ def slice_path(name: str) -> str:
 
 
 def list_units(root: str, slices: list[str], pattern: str) -> tuple[list[str], list[str]]:
-    """Return services and scopes matching ``pattern`` (fnmatch) in ``slices`` and slices below them, and the
-    directories in which others would appear. Cgroups inside a unit belong to the unit."""
+    """Return the services and scopes that match ``pattern`` (fnmatch) in ``slices`` and all slices below, and the
+    directories in which new ones would appear. Cgroups inside a unit are part of the unit."""
     found: set[str] = set()
     watched: set[str] = set()
     matches = re.compile(fnmatch.translate(pattern)).match
@@ -31,7 +31,7 @@ def list_units(root: str, slices: list[str], pattern: str) -> tuple[list[str], l
         place = slice_path(name)
         above = place
         while above:
-            # A slice disappears with its last unit and returns with the next one.
+            # A slice disappears with its last unit and is created again with the next unit.
             above = above.rpartition("/")[0]
             watched.add(above)
         waiting = [place]

@@ -1,7 +1,7 @@
-"""Recognise cgroups that look like workloads, by their paths; pure, independent of the configuration.
+"""Recognise by their paths the cgroups that look like workloads; pure, independent of the configuration.
 
-Engines and schedulers name cgroups by conventions that have been stable for years: the name holds a container's id, the
-number of a Slurm job, the uid of a pod. Facts that are not in a path (a container's name, a job's user) are omitted."""
+Engines and schedulers name cgroups by conventions that have been stable for years: a name contains a container's id, a
+Slurm job's number, or a pod's uid. Facts that are not in the path (a container's name, a job's user) are left out."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Kind = Literal[
 class Workload(msgspec.Struct, frozen=True):
     """One cgroup that is a workload.
 
-    ``path`` is relative to the root of the hierarchy. ``name`` comes from the path: 12 digits of a container's id, a
-    pod's uid and those, "job 7", a unit, or the last component. ``detail`` adds to it in words ("uid 1000",
+    ``path`` is relative to the root of the hierarchy. ``name`` comes from the path: 12 digits of a container's id, the
+    uid of its pod and 12 digits, "job 7", a unit, or the last component. ``detail`` says more in words ("uid 1000",
     "burstable")."""
 
     path: str
@@ -36,7 +36,8 @@ class Workload(msgspec.Struct, frozen=True):
 class SourceSketch(msgspec.Struct, frozen=True):
     """A ``[[source]]`` that finds workloads like those of ``paths``: keys and values as in the configuration.
 
-    ``keep_shadow``: an operator should think before lowering these, for example services of the system."""
+    ``keep_shadow``: an operator should think before lowering the limits of these workloads, for example of services of
+    the system."""
 
     keys: dict[str, str | list[str]]
     kind: Kind
@@ -52,11 +53,11 @@ _ENGINES: Final[tuple[tuple[Kind, re.Pattern[str]], ...]] = (
     ("cri-o", re.compile(rf"crio-({_HEX})(?:\.scope)?")),
     ("container", re.compile(r"(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?")),
 )
-"""Patterns of containers' cgroup names, in any place; the last one is for unknown engines."""
+"""Patterns of the names of containers' cgroups, wherever these are; the last pattern is for unknown engines."""
 _MONITORS: Final = re.compile(
     rf"conmon|(?:libpod|crio)-conmon-{_HEX}(?:\.scope)?|lxc\.monitor(?:\..+)?|init\.scope|\.lxc"
 )
-"""Pattern of cgroups of processes that supervise a workload, and of PID 1: these are no workloads."""
+"""Pattern of cgroups that are no workloads: those of PID 1 and of processes that supervise a workload."""
 _POD: Final = re.compile(r"(?:.*-)?pod([0-9a-f]{8}[0-9a-f_-]*)(?:\.slice)?(?::[\w-]+:([0-9a-f]+))?")
 _QOS: Final = re.compile(r"besteffort|burstable")
 _SLURM_JOB: Final = re.compile(rf"job_([0-9]+)|({SLUID})")
@@ -68,13 +69,12 @@ _MACHINE: Final = re.compile(r"machine-(.+)\.scope|systemd-nspawn@(.+)\.service"
 _UNIT_SUFFIXES: Final = (".service", ".scope")
 _SYSTEM_SLICES: Final = ("system.slice", "user.slice")
 _FULL: Final = 2
-"""Rank of a certain single workload; pods and units (rank 1) may contain some, leaf cgroups (0) are the rest."""
+"""Rank of a cgroup that is certainly a single workload. A pod or unit, which may contain such cgroups, has rank 1."""
 
 
 def classify(path: str) -> tuple[Workload, int] | None:
-    """Return the workload whose own cgroup is at ``path``, and its rank; None inside or above one, or for no workload.
-
-    Leaf cgroups without a known name are found by ``pick_workloads``, since their paths say nothing."""
+    """Return the workload whose own cgroup is at ``path``, and its rank; None if ``path`` is no workload, even if it is
+    inside or above one. The path of a leaf cgroup may not tell: ``pick_workloads`` decides about these."""
     above, _, last = path.rpartition("/")
     if not last or _MONITORS.fullmatch(last):
         return None
@@ -136,7 +136,7 @@ def _find_container(parents: list[str], parent: str, last: str) -> _Found | None
 
 
 def _find_unit(path: str, parents: list[str], parent: str, last: str) -> tuple[Workload, int] | None:
-    """Return a service or scope in a slice, of the system's manager or a user's; the user's manager is no workload."""
+    """Return a service or scope in a slice of the system or of a user; None for a user's manager and all the rest."""
     if not last.endswith(_UNIT_SUFFIXES) or _USER_MANAGER.fullmatch(last) or not parent.endswith(".slice"):
         return None
     user = next((each[1] for name in reversed(parents) if (each := _USER_SLICE.fullmatch(name))), "")
@@ -159,11 +159,11 @@ def _unescape(name: str) -> str:
 def pick_workloads(
     paths: Iterable[str], is_populated: Callable[[str], bool], left_out: Iterable[str] = ()
 ) -> list[Workload]:
-    """Return the workloads among all cgroups ``paths`` (relative), sorted by path; none is above another.
+    """Return the workloads among all cgroups ``paths`` (relative), sorted by path. No workload is inside another one.
 
-    Chosen are the outermost container, Slurm job or virtual machine; else the outermost unit or pod that contains none
-    of them; else a leaf cgroup with processes (``is_populated`` is only called for leaves). ``left_out`` are never
-    workloads."""
+    Workloads are the outermost containers, Slurm jobs and virtual machines, the outermost units and pods that contain
+    none of these, and leaf cgroups elsewhere that have processes (``is_populated`` is only called for leaves).
+    ``left_out`` are never workloads."""
     every = sorted(set(paths) - {""})
     inner = {above for path in every for above in list_above(path)}
     chosen: dict[str, Workload] = {}
@@ -185,7 +185,7 @@ def pick_workloads(
             continue
         chosen[path] = Workload(path, "cgroup", last, path.rpartition("/")[0])
     present = set(every)
-    # crun puts a container's processes, and its limit, into a child of its scope.
+    # crun puts a container's processes, and the container's limit, into a child of the container's scope.
     moved = (
         msgspec.structs.replace(each, path=f"{path}/container") if f"{path}/container" in present else each
         for path, each in chosen.items()
@@ -194,14 +194,14 @@ def pick_workloads(
 
 
 def list_above(path: str) -> Iterator[str]:
-    """Yield the paths above ``path``, the nearest first, without the root."""
+    """Yield all paths above ``path`` but the root, the nearest first."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
 
 
 _ANY_HEX: Final = "[0-9a-f][0-9a-f]*"
-"""Glob for an id: a single digit would also match ``libpod-conmon-ID.scope`` and ``docker/buildkit``."""
+"""Glob for an id. It begins with two digits: one would also match ``libpod-conmon-ID.scope``, ``docker/buildkit``."""
 _VARIABLE: Final = (
     (re.compile(r"(?<=pod)[0-9a-f][0-9a-f_-]{7,}"), "*"),
     (re.compile(r"[0-9a-f]{8}[-_](?:[0-9a-f]{4}[-_]){3}[0-9a-f]{12}|[0-9a-f]{12,64}"), _ANY_HEX),
@@ -210,7 +210,7 @@ _VARIABLE: Final = (
     (re.compile(r"^(step_|lxc\.payload\.|systemd-nspawn@).+?(\.service)?$"), r"\1*\2"),
     (re.compile(r"^machine-.+\.scope$"), "machine-*.scope"),
 )
-"""Variable parts of names of one kind of workload, and a glob for each."""
+"""Patterns of the parts in which names of the same kind of workload differ, and a glob in place of each part."""
 _NO_GLOB: Final = re.compile(r"[*?\[\]]")
 _IDS: Final[dict[str, str]] = {
     "kubernetes": rf"pod(?P<operation>[0-9a-f_-]+).*[/:-](?P<id>[0-9a-f]{{{SHORT_ID}}})[0-9a-f]*(\.scope)?$",
@@ -220,15 +220,15 @@ _IDS: Final[dict[str, str]] = {
         rf"(?P<id>[0-9a-f]{{{SHORT_ID}}})[0-9a-f]*(\.scope)?(/container)?$",
     ),
 }
-"""``id_regex`` for kinds whose ids all have the length that the engine gives them."""
+"""``id_regex`` of a source for each kind of workload whose ids all have the same length."""
 
 
 def list_sources(workloads: Iterable[Workload], leaves: Callable[[str], list[str]]) -> list[SourceSketch]:
-    """Return sources that find ``workloads`` and similar ones, the most specific first: the first match keeps a cgroup.
+    """Return sources that find ``workloads`` and similar ones. The most specific sources come first, because a cgroup
+    that several sources find is a job of the first one.
 
     ``leaves`` returns the leaf cgroups below a path, or the path itself if there are none. The agent changes only leaf
-    cgroups, which for a Slurm job are its tasks.
-    """
+    cgroups, which for a Slurm job are its tasks."""
     globs: dict[tuple[Kind, str], list[str]] = {}
     units: dict[tuple[str, str], list[str]] = {}
     plain: dict[str, list[str]] = {}
@@ -241,11 +241,11 @@ def list_sources(workloads: Iterable[Workload], leaves: Callable[[str], list[str
         else:
             for leaf in leaves(path) if workload.kind == "slurm" else [path]:
                 globs.setdefault((workload.kind, generalise(leaf)), []).append(leaf)
-    # A pattern may match the parents of a longer one, like scopes of podman if crun created some of them.
+    # A short pattern may match the parents of what a longer one matches, such as scopes in which crun made a child.
     ordered = sorted(globs.items(), key=lambda item: (item[0][0], -item[0][1].count("/"), item[0][1]))
     found = [_sketch_glob(kind, pattern, paths) for (kind, pattern), paths in ordered]
     for (place, suffix), paths in sorted(units.items()):
-        # A source for a slice above also finds these.
+        # A source for a slice above also finds these units.
         outer = next((above for above in list_above(place) if (above, suffix) in units), None)
         if outer is not None:
             units[outer, suffix] += paths
@@ -280,7 +280,7 @@ def _is_of_system(path: str) -> bool:
 
 
 def generalise(path: str) -> str:
-    """Return a glob for ``path`` and similar paths, in place of ids, uids, job numbers and the like."""
+    """Return a glob for ``path`` and similar paths: wildcards replace ids, uids, job numbers and the like."""
     parts = []
     for part in path.split("/"):
         general = _escape(part)
@@ -300,15 +300,14 @@ def find_roots(sketches: Iterable[SourceSketch]) -> list[str]:
             continue
         for path in sketch.paths:
             pairs = zip(path.split("/"), str(sketch.keys["pattern"]).split("/"), strict=True)
-            # A "?" only replaces a character with a meaning in globs.
+            # A "?" only stands for a character that has a meaning in globs.
             fixed = itertools.takewhile(lambda pair: not re.search(r"[*\[]", pair[1]), pairs)
             roots.add("/".join(part for part, _ in fixed) or path.partition("/")[0])
     return sorted(root for root in roots if roots.isdisjoint(list_above(root)))
 
 
 def _is_in_slices(path: str) -> bool:
-    """Return whether source ``systemd`` finds the unit at ``path``: all cgroups above are slices with systemd's
-    names."""
+    """Return whether all cgroups above the unit at ``path`` are slices; if so, source ``systemd`` finds the unit."""
     *above, _ = path.split("/")
     stem = ""
     for part in above:

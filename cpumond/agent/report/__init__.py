@@ -1,7 +1,7 @@
-"""Receivers of heartbeats: none, the log, a receiver over HTTP, or the scheduler that orders jobs.
+"""Reporters send heartbeats: to the log, to a receiver over HTTP, to the scheduler, or nowhere.
 
-A reporter takes the node's full state and retries until the newest state has arrived. A state superseded before it was
-sent is dropped, so memory does not grow. A new kind is one module and one line in ``REPORTERS``."""
+A reporter takes the node's full state and retries until the newest state has arrived. A state is dropped if a newer one
+comes before it was sent, so memory does not grow. A new kind needs one module and one line in ``REPORTERS``."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cpumond.core.wire import Heartbeat
 
 
 class Reporter(Protocol):
-    """Sends heartbeats. ``submit`` and ``close`` are called by the tick's thread, ``stats`` by any."""
+    """Sends heartbeats. Only the tick's thread calls ``submit`` and ``close``; any thread may call ``stats``."""
 
     def submit(self, heartbeat: Heartbeat) -> None:
-        """Accept ``heartbeat``. Never blocks on the receiver and never raises."""
+        """Accept ``heartbeat``. Never waits for the receiver, and never raises."""
 
     def close(self, timeout_s: float) -> None:
-        """Send waiting heartbeats once, and end; returns after at most ``timeout_s`` seconds (>= 0). Never raises."""
+        """Try once to send a waiting heartbeat, and end. Takes at most ``timeout_s`` seconds (>= 0). Never raises."""
 
     def stats(self) -> ReporterStats:
         """Return the statistics so far."""
 
 
 def _make_http(report: Report) -> Reporter:
-    # The HTTP client costs several MiB and tens of milliseconds, which only this kind should pay.
+    # The HTTP client costs several MiB and tens of milliseconds, so it is imported only for this kind.
     from cpumond.agent.report.http import make_http_reporter
 
     return make_http_reporter(report)
@@ -39,4 +39,4 @@ REPORTERS: Final[dict[str, Callable[[Report], Reporter]]] = {
     "log": lambda _: LogReporter(),
     "http": _make_http,
 }
-"""``report.kind`` -> function that makes the reporter. Raises ConfigError if ``report.url`` is no address."""
+"""``report.kind`` -> function that makes the reporter, and raises ConfigError if ``report.url`` is no address."""

@@ -1,4 +1,4 @@
-"""Send heartbeats by HTTP POST to any receiver; only the status of a response counts."""
+"""Send heartbeats by HTTP POST to any receiver. Only the status of a response counts, not its content."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from cpumond.core.errors import ConfigError
 from cpumond.core.wire import Heartbeat
 
 MAX_ANSWER_BYTES = 65_536
-"""A response is read to its end to keep the connection; after a longer one the connection is closed instead."""
+"""Maximum length of a response that is read, so that the connection can be kept; a longer one closes it."""
 
 
 def make_http_reporter(report: Report, rng: random.Random | None = None) -> Mailbox:
     """Make a reporter that posts the newest heartbeat as JSON to ``report.url`` until the receiver accepts it.
 
-    ``rng`` draws the waits. Raises ConfigError if ``report.url`` is invalid; later problems show only in the log and in
-    ``stats``.
-    """
+    ``rng`` draws the waits between attempts. Raises ConfigError if ``report.url`` is invalid. Later problems appear
+    only in the log and in ``stats``."""
     return Mailbox("report", HttpCarrier(report), report.timeout_s, report.retry_max_s, rng)
 
 
@@ -37,7 +36,7 @@ class HttpCarrier:
         self.end = self._client.close
 
     def deliver(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | None:
-        # The token is read again for each attempt, because it may be replaced while the agent runs.
+        # The token is read again for each attempt, because the file may be replaced while the agent runs.
         headers = {"Authorization": f"Bearer {read_token(self._token_file)}"} if self._token_file else {}
         reply = post(self._client, self._url, msgspec.json.encode(heartbeat), headers, timeout_s, MAX_ANSWER_BYTES)
         if reply.is_good:
@@ -55,7 +54,7 @@ def heartbeat_url(url: str) -> httpx2.URL:
 
 
 def describe_status(status: int) -> str:
-    """Describe an HTTP status other than 2xx for a report, with advice."""
+    """Describe an HTTP status that is not 2xx for a report, with advice."""
     if 300 <= status < 400:
         return f"answered {status}; redirects are not followed, set report.url to the final address"
     advice = {

@@ -34,7 +34,7 @@ class LogReporter:
         self._stats = ReporterStats()
 
     def submit(self, heartbeat: Heartbeat) -> None:
-        """Log the sums in cores: requested, allowed now, used by the jobs whose usage is known. Never raises."""
+        """Log three sums of the node's jobs in cores: requests, limits now, and known usage. Never raises."""
         now, jobs = self._stats, heartbeat.jobs
         try:
             _log.info(
@@ -46,7 +46,7 @@ class LogReporter:
                 limit_cores=_sum_cores([job.current_cpu_limit for job in jobs]),
                 used_cores=_sum_cores([job.smoothed_cpu_usage for job in jobs if job.smoothed_cpu_usage is not None]),
             )
-        except Exception as error:  # a log that cannot be written must not end the tick
+        except Exception as error:  # a failure to write the log must not end the tick
             self._stats = msgspec.structs.replace(
                 now, failed_total=now.failed_total + 1, last_error=f"the log cannot be written: {error}"
             )

@@ -1,8 +1,8 @@
 """Reporters over a network: a thread with a mailbox for one heartbeat, and HTTP requests.
 
-The newest heartbeat wins: a waiting one is replaced by the next, also during the wait after a failure. So memory stays
-bounded, and a retry carries the newest state. Waits grow with the failures in a row and are drawn from [0, bound]
-("full jitter"), so that the nodes of a cluster do not reconnect to a restarted scheduler in step."""
+A new heartbeat replaces one that still waits, also during the wait after a failure. So memory stays bounded, and a
+retry sends the newest state. A wait is drawn at random from [0, bound], and the bound grows with the number of failures
+in a row ("full jitter"): the nodes of a cluster do not all reconnect to a restarted scheduler at the same time."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ _log = structlog.get_logger()
 
 
 class SendFailure(msgspec.Struct, frozen=True):
-    """Why an attempt failed, in a ``sentence``; of failures of the same ``kind`` only the first is logged.
+    """Why an attempt failed, in a ``sentence``; if failures of the same ``kind`` follow, only the first one is logged.
 
-    ``retry`` false: the heartbeat is dropped without a log line, and the next one is sent without a wait.
-    ``elsewhere``: another address, if there is one, may accept it. ``pause_s``: seconds before the next attempt; None:
-    by the number of failures in a row.
-    """
+    ``retry``: if false, the heartbeat is dropped without a log line, and the next one is sent without a wait.
+    ``elsewhere``: a different address may accept the heartbeat. ``pause_s``: seconds before the next attempt; if None,
+    the number of failures in a row decides."""
 
     kind: str
     sentence: str
@@ -46,14 +45,14 @@ class SendFailure(msgspec.Struct, frozen=True):
 
 
 class Again(msgspec.Struct, frozen=True):
-    """The attempt delivered nothing, but did not fail: the newest heartbeat is sent at once."""
+    """An attempt that neither failed nor delivered the heartbeat: the newest heartbeat is sent at once."""
 
 
 AGAIN: Final = Again()
 
 
 class HttpReply(msgspec.Struct, frozen=True):
-    """The response to a request; ``problem`` says why ``content`` is incomplete. ``term``, ``leader``: its headers."""
+    """The response to a request. ``problem``: why ``content`` is incomplete. ``term`` and ``leader`` are headers."""
 
     url: str
     status: int
@@ -68,25 +67,24 @@ class HttpReply(msgspec.Struct, frozen=True):
 
 
 class Carrier(Protocol):
-    """Carries heartbeats to a receiver; only the mailbox's thread calls its methods.
+    """Sends heartbeats to a receiver. Only the mailbox's thread calls these methods.
 
     ``shown_url``: the receiver's address, for the log."""
 
     shown_url: str
 
     def deliver(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | Again | None:
-        """Send ``heartbeat`` within ``timeout_s`` seconds; None if the receiver accepted it."""
+        """Send ``heartbeat`` within ``timeout_s`` seconds; return None if the receiver accepted it."""
 
     def end(self) -> None:
-        """End the carrier: nothing more is to be sent."""
+        """Close the connection; the mailbox sends no more heartbeats."""
 
 
 class Mailbox:
-    """A reporter: a thread that gives the newest heartbeat to ``carrier`` until one is accepted.
+    """A reporter: a thread that lets ``carrier`` send the newest heartbeat until the receiver accepts one.
 
-    Failures are logged as ``<event>_failed``, once for each kind until a heartbeat is accepted, and then as
-    ``<event>_recovered``. ``rng`` draws the waits.
-    """
+    The first failure of each kind is logged as ``<event>_failed``. When a heartbeat is accepted after failures,
+    ``<event>_recovered`` is logged, and failures of all kinds are logged again. ``rng`` draws the waits."""
 
     def __init__(
         self, event: str, carrier: Carrier, timeout_s: float, retry_max_s: float, rng: random.Random | None = None
@@ -105,7 +103,7 @@ class Mailbox:
         self._thread.start()
 
     def submit(self, heartbeat: Heartbeat) -> None:
-        """Leave ``heartbeat`` for the thread in place of one that still waits there."""
+        """Leave ``heartbeat`` for the thread; it replaces a heartbeat that still waits."""
         with self._changed:
             if self._pending is not None or self._end_at_s is not None:
                 self._drop()
@@ -114,8 +112,8 @@ class Mailbox:
                 self._changed.notify()
 
     def close(self, timeout_s: float) -> None:
-        """Try the waiting heartbeat once more and end. A request that takes longer than ``timeout_s`` is left
-        running."""
+        """Try once more to send a waiting heartbeat, and end. Return after ``timeout_s`` even if a request still
+        runs."""
         timeout_s = min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
         with self._changed:
             if self._end_at_s is None:
@@ -128,7 +126,7 @@ class Mailbox:
             return self._stats
 
     def has_newer(self) -> bool:
-        """Return whether a newer heartbeat waits than the one being delivered."""
+        """Return whether a heartbeat waits that is newer than the one that is being sent."""
         with self._changed:
             return self._pending is not None
 
@@ -147,11 +145,11 @@ class Mailbox:
             asked_s = None if result is None else result.pause_s
             pause_s = backoff_s(failures, self._retry_max_s, self._rng) if asked_s is None else asked_s
         self._attempt_last()
-        with suppress(OSError, httpx2.HTTPError):  # unsent data is counted already
+        with suppress(OSError, httpx2.HTTPError):  # a heartbeat that was not sent is counted already
             self._carrier.end()
 
     def _wait(self, pause_s: float) -> bool:
-        """Wait ``pause_s``, shortened only by ``close``, then for a heartbeat; False if the end has come."""
+        """Wait for ``pause_s``, then until there is a heartbeat. Return False as soon as ``close`` is called."""
         with self._changed:
             self._changed.wait_for(self._ending, pause_s)
             self._changed.wait_for(lambda: self._ending() or self._pending is not None)
@@ -173,14 +171,14 @@ class Mailbox:
                 self._drop()
 
     def _attempt(self, timeout_s: float) -> SendFailure | Again | None:
-        """Deliver the waiting heartbeat; if it was not accepted, it waits again unless a newer one came."""
+        """Send the waiting heartbeat. If it was not accepted, and no newer one has come, it waits again."""
         with self._changed:
             heartbeat, self._pending = self._pending, None
         if heartbeat is None:
             return None
         try:
             result = self._carrier.deliver(heartbeat, timeout_s)
-        except Exception as error:  # whatever it was, the next heartbeat must be tried
+        except Exception as error:  # after any error the next heartbeat must be tried
             result = make_failure(error, self._carrier.shown_url, timeout_s)
         with self._changed:
             self._settle(heartbeat, result)
@@ -189,7 +187,8 @@ class Mailbox:
         return result
 
     def _settle(self, heartbeat: Heartbeat, result: SendFailure | Again | None) -> None:
-        """Count the outcome and keep ``heartbeat`` for a retry if no newer one waits; the caller holds the lock."""
+        """Count the result of an attempt. If no newer heartbeat waits, keep ``heartbeat`` for a retry. The caller holds
+        the lock."""
         now, replace = self._stats, msgspec.structs.replace
         if result is None:
             self._stats = replace(now, sent_total=now.sent_total + 1, last_success_at_s=time.monotonic(), last_error="")
@@ -202,8 +201,8 @@ class Mailbox:
             self._drop()
 
     def _log_change(self, failure: SendFailure | None) -> None:
-        """Log one line for each kind of failure and one for recovery, not one for each attempt."""
-        with suppress(Exception):  # a log that cannot be written must not end the thread
+        """Log the first failure of each kind, or the recovery (``failure`` None); not every attempt."""
+        with suppress(Exception):  # a failure to write the log must not end the thread
             failed_total = self._stats.failed_total
             if failure is None and self._logged_kinds:
                 self._logged_kinds.clear()
@@ -213,16 +212,15 @@ class Mailbox:
                 _log.warning(f"{self._event}_failed", error=failure.sentence, failed_total=failed_total)
 
     def _drop(self) -> None:
-        """Count a heartbeat that is not sent; the caller holds the lock."""
+        """Count a heartbeat that is dropped. The caller holds the lock."""
         self._stats = msgspec.structs.replace(self._stats, dropped_total=self._stats.dropped_total + 1)
 
 
 def post(
     client: httpx2.Client, url: httpx2.URL, body: bytes, headers: dict[str, str], timeout_s: float, max_bytes: int
 ) -> HttpReply:
-    """Make one request and return its response, at most ``max_bytes`` of it; a longer one closes the connection.
-
-    Without a status it raises an exception for ``make_failure``."""
+    """Make one request and return the response. If that has more than ``max_bytes``, the rest is not read, and the
+    connection is closed. If there is no status, raises an exception that ``make_failure`` can describe."""
     deadline_s = time.monotonic() + timeout_s
     content = bytearray()
     problem: Exception | None = None
@@ -246,7 +244,7 @@ def post(
 
 
 def make_failure(error: Exception, shown_url: str, timeout_s: float) -> SendFailure:
-    """Describe the failure of a request that was not made, or got no complete response."""
+    """Describe why a request could not be made, or why it got no complete response."""
     if isinstance(error, CpumondError):
         return SendFailure("token", str(error))
     if isinstance(error, httpx2.TimeoutException | TimeoutError):
@@ -261,8 +259,8 @@ def make_failure(error: Exception, shown_url: str, timeout_s: float) -> SendFail
 
 
 def _cut(body: bytes, deadline_s: float) -> Iterator[bytes]:
-    """Yield ``body`` in pieces, until ``deadline_s``: the client's own timeout is for each piece, not for all of
-    them."""
+    """Yield ``body`` in pieces until ``deadline_s``. The client's own timeout is for one piece, so it cannot limit the
+    time for all of them."""
     for start in range(0, len(body), 65_536):
         if time.monotonic() > deadline_s:
             raise TimeoutError
@@ -274,12 +272,12 @@ def make_client(
 ) -> httpx2.Client:
     """Make a client that sends JSON over one persistent connection, directly to ``base_url``.
 
-    ``context``: trusted authorities, None for those of the system; ``path``: of a unix socket to the server."""
-    # The library logs each request at INFO, which would bury the agent's own lines.
+    ``context``: the trusted authorities, None for those of the system. ``path``: the server's unix socket, if any."""
+    # The library logs each request at INFO: the agent's own lines would be hard to find among these.
     logging.getLogger("httpx2").setLevel(logging.WARNING)
-    # No expiry: with the default of 5 s each report of the usual 10 s would open a new connection.
+    # The connection must not expire: with the default of 5 s, reports every 10 s would each open a new one.
     limits = httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None)
-    # Loading all certificate authorities takes long, and http does not need them: then none is trusted.
+    # Loading all certificate authorities takes long. An http address does not need any, so none is loaded.
     trusted: bool | ssl.SSLContext = context or (
         True if base_url.startswith("https:") else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     )

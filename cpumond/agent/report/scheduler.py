@@ -1,8 +1,8 @@
 """The link to ``cpumond scheduler``: it registers the node, sends heartbeats, and gets orders in the responses.
 
-There is one thread and one request at a time, so a response never overtakes a later one. Whatever fails, the newest
-heartbeat is retried. Orders are repeated in each response until they are carried out, so a lost response loses nothing.
-Of several addresses it finds the leader's (``core/route.py``), and it does not carry out responses of a lower term."""
+One thread makes one request at a time, so responses come in the order of the requests. After any failure, the newest
+heartbeat is retried. The scheduler repeats an order in each response until it is carried out, so a response may be
+lost. Among several addresses the link finds the leader (``core/route.py``); it ignores responses of a lower term."""
 
 from __future__ import annotations
 
@@ -55,46 +55,46 @@ LOGS: Final = "/api/v1/logs"
 REPLIES: Final = "/api/v1/replies"
 
 MAX_ANSWER_BYTES: Final = 16 * 2**20
-"""A response may order hundreds of jobs; a longer one is a failure."""
+"""Maximum length of a response, which may contain hundreds of jobs to start; a longer one is a failure."""
 
 MAX_SENTENCE: Final = 1000
-"""Texts of the scheduler are shown with at most this many characters."""
+"""Maximum number of characters of the scheduler's texts that are shown."""
 
 REQUESTS_PER_ANSWER: Final = 4
 REQUESTS_S: Final = 1.0
-"""The longest delay of the next heartbeat by requests of one response; twice that if the last request hangs."""
+"""Seconds by which the requests in one response may delay the next heartbeat; twice that if the last one hangs."""
 
 REFUSED: Final = "status 422"
-"""Failure kind of a registration that the scheduler understands and does not allow."""
+"""Kind of the failure if the scheduler understands a registration but does not allow it."""
 
 EARLIER_RUN: Final = NodeRegistration("earlier run", "earlier run", NodeResources(0.0))
-"""Stands for an earlier run's registration: the scheduler refuses this run's, but accepts its heartbeats."""
+"""Stands for the registration of an earlier run, if the scheduler refuses that of this run but accepts heartbeats."""
 
 REQUEST_ATTEMPTS: Final = 5
 REMEMBERED_REQUESTS: Final = 1000
 MAX_LOGGED_TERMS: Final = 100
 
 MAX_ASKED_PERIOD_S: Final = 10.0
-"""A busy scheduler may ask for heartbeats at most this rare; the time until a node counts as silent is its own
-setting, 60 s by default."""
+"""Maximum period of heartbeats in seconds that a busy scheduler may ask for. A separate setting of the scheduler, 60 s
+by default, is the time until a node counts as silent."""
 
 _log = structlog.get_logger()
 _Message = TypeVar("_Message")
 
 
 UNIX: Final = "unix:"
-"""Prefix of a unix socket's path in place of an address."""
+"""Prefix of an address that is the path of a unix socket."""
 AT_SOCKET: Final = "http://localhost"
 
 
 class _Refusal(msgspec.Struct):
-    """The part of the scheduler's error responses that is read."""
+    """The part of an error response of the scheduler that is read."""
 
     error: str
 
 
 class _StandbyError(Exception):
-    """The scheduler is a standby; ``leader`` is the address that it names."""
+    """The scheduler is a standby; ``leader`` is the leader's address according to it, None if it names none."""
 
     def __init__(self, sentence: str, leader: str | None) -> None:
         super().__init__(sentence)
@@ -102,18 +102,17 @@ class _StandbyError(Exception):
 
 
 class _TermError(Exception):
-    """The response has a lower term than one before."""
+    """The response has a lower term than an earlier response."""
 
 
 class SchedulerLink:
     """Registers the node at one of ``options.addresses`` and posts the newest heartbeat until the scheduler accepts it.
 
-    ``on_answer`` gets each accepted response, once and in order, with the monotonic time in seconds at which its
-    heartbeat was sent. ``read_log`` returns the end of a log that a user requested. ``carry_out`` returns the reply to
-    a request, or None if there is none within the given seconds and the request is to be repeated. All are called by
-    the link's thread and must not raise. ``rng`` draws the waits. Raises ConfigError if ``options.url`` or
-    ``options.token`` is unusable; later problems show only in the log and in ``stats``.
-    """
+    ``on_answer`` gets each accepted response, once and in order, with the monotonic time in seconds when the heartbeat
+    was sent. ``read_log`` returns the end of a log that a user requested. ``carry_out`` carries out a request and
+    returns the reply; None if that takes longer than the given seconds, so that the scheduler repeats the request. The
+    link's thread calls these functions; they must not raise. ``rng`` draws the waits. Raises ConfigError if
+    ``options.url`` or ``options.token`` is unusable. Later problems appear only in the log and in ``stats``."""
 
     def __init__(
         self,
@@ -138,7 +137,7 @@ class SchedulerLink:
         self._read_log = read_log
         self._carry_out = carry_out
         self._lock = threading.Lock()
-        """Guards the next five attributes; those after them are used only by the thread."""
+        """Guards the next five attributes. Only the link's thread uses the attributes after these."""
         self._wanted = registration
         self._known: NodeRegistration | None = None
         self._registered: RegistrationAnswer | None = None
@@ -152,7 +151,7 @@ class SchedulerLink:
         self._period_s = 0.0
         self._differences = Differences()
         self.about: AgentAbout | None = None
-        """Facts about the agent; the thread sends them if the scheduler asks for them and does not have them."""
+        """Facts about the agent, which are sent if the scheduler asks for them and does not have them already."""
         self._sent_about: AgentAbout | None = None
         self._asks_about = self._knows_stderr_size = False
         self._asked_at_s = 0.0
@@ -163,13 +162,13 @@ class SchedulerLink:
         self._taken_since_demand = True
         self._logged_dropped = self._logged_broken = False
         self._attempts: dict[str, int] = {}
-        """Request -> number of failed attempts to send its reply; REQUEST_ATTEMPTS once it is done with."""
+        """Request id -> number of failed attempts to send the reply; REQUEST_ATTEMPTS if no attempt is to follow."""
         self.shown_url = addresses[0]
         self._client = self._turn_to(addresses[0])
         self._mailbox = Mailbox("link", self, options.timeout_s, options.retry_max_s, rng)
 
     def submit(self, heartbeat: Heartbeat) -> None:
-        """Leave ``heartbeat`` for the thread in place of one that still waits."""
+        """Leave ``heartbeat`` for the thread; it replaces a heartbeat that still waits."""
         self._mailbox.submit(heartbeat)
 
     def close(self, timeout_s: float) -> None:
@@ -179,15 +178,15 @@ class SchedulerLink:
         self._client.close()
 
     def register(self, registration: NodeRegistration) -> None:
-        """Register the node again before the next submitted heartbeat, because its resources or tags have changed.
+        """Register the node again before the next heartbeat, because the node's resources or tags have changed.
 
-        If the scheduler refuses the change, it keeps the old registration: heartbeats continue, and the change is
-        retried."""
+        If the scheduler refuses the change, the old registration stays valid. Then heartbeats continue, and the change
+        is retried."""
         with self._lock:
             self._wanted = registration
 
     def stats(self) -> ReporterStats:
-        """Return the statistics so far; a refused change of the registration is the last error until it is accepted."""
+        """Return the statistics so far. Without another error, ``last_error`` is that of a refused registration."""
         stats = self._mailbox.stats()
         with self._lock:
             error = stats.last_error or self._change_error
@@ -195,25 +194,25 @@ class SchedulerLink:
 
     @property
     def registered(self) -> RegistrationAnswer | None:
-        """The scheduler's response to the present registration; None without one."""
+        """The scheduler's response to the present registration; None if there is none yet."""
         with self._lock:
             return self._registered
 
     @property
     def period_s(self) -> float:
-        """Seconds between heartbeats requested by the scheduler, at most ``MAX_ASKED_PERIOD_S``; 0 if it requests
+        """Period of heartbeats in seconds that the scheduler asks for, at most ``MAX_ASKED_PERIOD_S``; 0 if it asks for
         none."""
         with self._lock:
             return self._period_s
 
     @property
     def scheduler(self) -> tuple[str, int | None, int]:
-        """The address in use, the term of its last response, the number of refused responses of lower terms."""
+        """The address in use, the term of the last response, and the number of responses ignored for a lower term."""
         with self._lock:
             return self._scheduler
 
     def deliver(self, heartbeat: Heartbeat, timeout_s: float) -> SendFailure | Again | None:
-        """Send one heartbeat; after a failure the next address is used."""
+        """Send one heartbeat. After a failure, choose the address for the next attempt."""
         leader: str | None = None
         try:
             result = self._exchange(heartbeat, timeout_s)
@@ -221,7 +220,7 @@ class SchedulerLink:
             leader, result = error.leader, SendFailure("standby", str(error))
         except _TermError as error:
             result = SendFailure("term refused", str(error), elsewhere=True)
-        except Exception as error:  # whatever it was, the next heartbeat must be tried
+        except Exception as error:  # after any error the next heartbeat must be tried
             result = make_failure(error, self.shown_url, timeout_s)
         if isinstance(result, Again):
             return result
@@ -246,13 +245,13 @@ class SchedulerLink:
         return msgspec.structs.replace(result, pause_s=pause_s)
 
     def _turn_to(self, address: str) -> httpx2.Client:
-        """Use that address from now on; return its client."""
+        """Use ``address`` for all further requests; return a client for it."""
         path = address.removeprefix(UNIX) if address.startswith(UNIX) else None
         self._base = httpx2.URL(AT_SOCKET if path else address)
         return make_client(self._options.timeout_s, address, self._context, path)
 
     def _follow(self) -> None:
-        """Record that the scheduler accepted a message: publish which scheduler it is, and log a change."""
+        """Record the address and the term of a scheduler that accepted a message; log it if one of them has changed."""
         url = self.shown_url.rstrip("/")
         with self._lock:
             self._scheduler = (url, self._term, self._terms.refused_total)
@@ -272,7 +271,7 @@ class SchedulerLink:
                 return AGAIN
             if known is None and (failure.kind != REFUSED or self._send(heartbeat, timeout_s) is not None):
                 return failure
-            # The scheduler still has the old registration of the node, whose jobs would be lost without heartbeats.
+            # The scheduler still has the node's old registration. Without heartbeats, the node's jobs would be lost.
             self._put_off(wanted, failure)
             if known is None:
                 with self._lock:
@@ -290,9 +289,9 @@ class SchedulerLink:
         asks, self._asks_about = self._asks_about, False
         is_news = about is not None and asks and about != self._sent_about
         if is_news:
-            # An older scheduler, possible after a take-over, refuses unknown fields: decide this each time.
+            # A scheduler of an older version refuses unknown fields, and may take over at any time: decide each time.
             told = NodeHeartbeat(**{**msgspec.structs.asdict(told), "about": about})
-            # Until the scheduler has answered, its knowledge is unknown.
+            # Until the scheduler has answered, it is unknown which facts it has.
             self._sent_about = None
         reply = self._ask(HEARTBEATS, msgspec.json.encode(told), timeout_s)
         if not reply.is_good and reply.status != 409:
@@ -316,27 +315,28 @@ class SchedulerLink:
             self._period_s = min(answer.period_s or 0.0, MAX_ASKED_PERIOD_S)
         self._hand_over(answer, sent_at_s)
         if (answer.requests or answer.logs) and not self._mailbox.is_closing():
-            # Requests, for which a user waits, go before logs, which may be long.
+            # Replies to requests are sent first: users wait for them, and logs may be long.
             self._answer_requests([*answer.requests, *answer.logs], heartbeat.node_id)
         return None
 
     def _hand_over(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
         try:
             self._on_answer(answer, sent_at_s)
-        except Exception as error:  # the next response repeats it
+        except Exception as error:  # the next response repeats all orders
             if not self._logged_broken:
                 self._logged_broken = True
                 _log_safely(_log.error, "answer_not_obeyed", exc_info=error)
 
     def _give_up(self, sentence: str) -> SendFailure:
-        """Drop a heartbeat that the scheduler has already: it accepted it before, and the response was lost."""
+        """Drop a heartbeat that the scheduler did not accept, because it accepted the same one before and only the
+        response was lost."""
         if not self._logged_dropped:
             self._logged_dropped = True
             _log_safely(_log.warning, "heartbeat_dropped", error=sentence)
         return SendFailure("dropped", sentence, retry=False)
 
     def _register(self, wanted: NodeRegistration, timeout_s: float) -> SendFailure | None:
-        """Register the node; return the failure if the scheduler did not accept it. Raises if it did not answer."""
+        """Register the node; return the failure if the scheduler refused it. Raises if the scheduler did not answer."""
         reply = self._ask(NODES, msgspec.json.encode(wanted), timeout_s)
         if not reply.is_good:
             return self._make_failure(reply)
@@ -354,7 +354,7 @@ class SchedulerLink:
         return None
 
     def _obey_demand(self, reply: HttpReply, reason: str) -> SendFailure | Again:
-        """Register again at once, as the scheduler demands, unless the last registration, just now, did not help."""
+        """Register again at once, as the scheduler demands; fail if no heartbeat was accepted since its last demand."""
         self._demand = self._sanitize(reason)
         with self._lock:
             self._known = self._registered = None
@@ -375,7 +375,7 @@ class SchedulerLink:
             self._change_error = failure.sentence
 
     def _answer_requests(self, requests: list[LogRequest | JobRequest], node_id: str) -> None:
-        """Answer some of ``requests``; the others come again with the next response."""
+        """Answer some of ``requests``, as time permits. The scheduler repeats the others in its next response."""
         end_s = time.monotonic() + REQUESTS_S
         open_requests = [each for each in requests if self._attempts.get(each.request_id, 0) < REQUEST_ATTEMPTS]
         for number, request in enumerate(open_requests[:REQUESTS_PER_ANSWER]):
@@ -384,7 +384,7 @@ class SchedulerLink:
                 return
             path, body = self._make_answer(request, node_id, end_s)
             if body is None:
-                return  # those that follow it must not overtake it
+                return  # later requests must not be answered before this one
             error = self._send_answer(path, body, end_s)
             attempts = REQUEST_ATTEMPTS if error is None else self._attempts.get(request.request_id, 0) + 1
             self._attempts[request.request_id] = attempts
@@ -395,7 +395,7 @@ class SchedulerLink:
                 _log_safely(_log.warning, event, job_id=request.job_id, error=error)
 
     def _make_answer(self, request: LogRequest | JobRequest, node_id: str, end_s: float) -> tuple[str, bytes | None]:
-        """Return the path for a reply, and the reply; None if it cannot be given in time."""
+        """Return the path for a reply, and the reply; None in place of a reply that is not ready in time."""
         try:
             if isinstance(request, LogRequest):
                 return LOGS, msgspec.json.encode(self._read_log(request))
@@ -410,7 +410,7 @@ class SchedulerLink:
             return REPLIES, msgspec.json.encode(failed)
 
     def _send_answer(self, path: str, body: bytes, end_s: float) -> str | None:
-        """Send one reply; return why that failed, None if it was accepted or no user waits any more (404)."""
+        """Send one reply. Return why that failed; None if it was accepted, or no user waits for it any more (404)."""
         timeout_s = min(max(end_s - time.monotonic(), REQUESTS_S / 4), self._options.timeout_s)
         try:
             reply = self._ask(path, body, timeout_s)
@@ -419,9 +419,9 @@ class SchedulerLink:
         return None if reply.is_good or reply.status == 404 else self._make_failure(reply).sentence
 
     def _ask(self, path: str, body: bytes, timeout_s: float) -> HttpReply:
-        """Make one request and return its whole response. Raises exceptions for ``make_failure``."""
+        """Make one request and return the whole response. Raises an exception that ``make_failure`` can describe."""
         if self._options.token_file and not self._options.token:
-            # Read again for each attempt, because it may be replaced while the agent runs.
+            # The token is read again for each attempt, because the file may be replaced while the agent runs.
             self._token = read_token(self._options.token_file)
         headers = {"Authorization": f"OAuth {self._token}"} if self._token else {}
         reply = post(self._client, self._url(path), body, headers, timeout_s, MAX_ANSWER_BYTES)
@@ -435,7 +435,7 @@ class SchedulerLink:
         return reply
 
     def _refuse_term(self, reply: HttpReply) -> str:
-        """Return why the response is not used; logged once for each address and term."""
+        """Return why the response is ignored. This is logged once for each address and term."""
         sentence = (
             f"{reply.url}: answered in term {reply.term}, but term {self._terms.highest} has begun: it lost the lead, "
             "so its response is ignored"
@@ -450,7 +450,7 @@ class SchedulerLink:
         return self._base.copy_with(raw_path=self._base.raw_path.rstrip(b"/") + path.encode())
 
     def _make_failure(self, reply: HttpReply) -> SendFailure:
-        """Describe a status other than success, with the scheduler's own words if there are any."""
+        """Describe a status that is not a success, with the scheduler's error sentence if there is one."""
         status, told = reply.status, self._read_error(reply)
         said = f"{reply.url}: answered {status}{f': {told}' if told else ''}"
         if status in (401, 403):
@@ -463,14 +463,14 @@ class SchedulerLink:
         return SendFailure(f"status {status}", said, elsewhere=status == 404 or status >= 500)
 
     def _read_error(self, reply: HttpReply) -> str:
-        """Return the scheduler's own words for a refusal; "" without any."""
+        """Return the error sentence in the scheduler's response; "" if there is none."""
         if not reply.is_good:
             with suppress(ContentError):
                 return self._sanitize(decode_json(reply.content, _Refusal).error)
         return ""
 
     def _sanitize(self, text: str) -> str:
-        """Make text from outside fit for a log line: printable, and without the token, which may be echoed."""
+        """Make text from outside fit for a log line: printable, short, and without the token, which it may contain."""
         if self._token:
             text = text.replace(self._token, "...")
         return "".join(char if char.isprintable() else " " for char in text[:MAX_SENTENCE])
@@ -489,6 +489,6 @@ def _parse(url: str) -> httpx2.URL:
 
 
 def _log_safely(log: Callable[..., object], event: str, **facts: object) -> None:
-    """Log a line; a failure to write it must not end the thread."""
+    """Log a line. A failure to write the log is ignored, because it must not end the thread."""
     with suppress(Exception):
         log(event, **facts)

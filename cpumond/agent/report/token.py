@@ -1,4 +1,4 @@
-"""The token for a receiver or the scheduler, read from a file that only its owner may read."""
+"""The token for a receiver or the scheduler. It is read from a file that only the file's owner may read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ MAX_TOKEN_BYTES = 4096
 
 
 def read_token(path: str) -> str:
-    """Read the bearer token in a file: one line of visible ASCII, at most 4096 bytes, stripped of whitespace.
+    """Read the bearer token in a file: one line of visible ASCII, at most 4096 bytes; whitespace around it is ignored.
 
-    Raises AccessError without the right to read it, else ConfigError, also for a file that others can read; neither
-    message shows the content.
-    """
+    Raises AccessError if the file may not be read, and ConfigError for every other fault, also if users other than
+    the owner can read the file. Neither message shows the content."""
     try:
         with open(path, "rb") as file:
             problem = find_rights_of_others(path, os.fstat(file.fileno()))
@@ -30,7 +29,7 @@ def read_token(path: str) -> str:
 
 
 def check_token(raw: bytes, where: str) -> str:
-    """Return the token in ``raw``. Raises ConfigError, which names ``where``, not the token."""
+    """Return the token in ``raw``. Raises ConfigError; its message contains ``where``, but not the token."""
     token = raw.strip()
     if not token:
         raise ConfigError(f"{where}: is empty; it must hold the token on one line")
