@@ -15,8 +15,7 @@ from cpumond.api.yt.transport import COMMANDS
 
 Role = Literal["anonymous", "user", "owner", "manager", "node", "administrator"]
 """``user``: a known user whom no access list names; ``owner`` of the operation; ``manager``: may administer its
-pool.
-"""
+pool."""
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
@@ -41,8 +40,7 @@ NEEDS: Final[Mapping[Needs, frozenset[Role]]] = {
     "an administrator": frozenset({"administrator"}),
 }
 """Right that a request needs, in words -> the roles that have it where the pool's access list lets its manager
-administer it.
-"""
+administer it."""
 
 _OF_COMMAND: Final[Mapping[str, Needs]] = {
     **dict.fromkeys(("list_operations", "get_operation", "list_jobs", "get_job"), "`read`"),
@@ -62,8 +60,7 @@ _OF_COMMAND: Final[Mapping[str, Needs]] = {
     "execute_batch": "a known user",
 }  # fmt: skip
 """Right by the name of a command of ``yt``; other commands need a known user. A batch needs the rights of its
-commands.
-"""
+commands."""
 
 OTHERS: Final[Mapping[str, tuple[str, Needs]]] = {
     "GET /": ("The page, without data", "nothing"),

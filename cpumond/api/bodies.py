@@ -74,15 +74,13 @@ class Bodies:
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run long work in a thread, one piece at a time, because the event loop's thread must not compete with
-        many.
-        """
+        many."""
         async with self._thread_lock:
             return await asyncio.to_thread(work, *arguments)
 
     def hold(self, user: str, of_node: bool = False) -> HeldBody:
         """Register a body that will be read. It counts until the end of ``with``; a body ``of_node`` counts for no
-        user.
-        """
+        user."""
         return HeldBody(self, user, of_node)
 
 

@@ -14,8 +14,7 @@ from cpumond.scheduler.events import Event, EventChange, EventKind
 class EventView(View, frozen=True):
     """An event. ``at``: seconds since 1970; ``time``: the same in UTC. ``number``: identifies it for undo and for
     requests of older events. ``count``: number of similar events that it stands for. ``can_undo``: it changed trees or
-    pools.
-    """
+    pools."""
 
     number: int
     at: float
@@ -39,8 +38,7 @@ class EventView(View, frozen=True):
 
 class AuditView(EventView, frozen=True):
     """A command or a refused request: who sent it and from where, what allowed it, and what the user was shown
-    before.
-    """
+    before."""
 
     origin: str
     request: dict[str, Any]

@@ -22,8 +22,7 @@ NEWEST: Final = "-"
 
 class Match(View, frozen=True):
     """An object that a name may stand for. ``title``, ``state`` and ``user`` of an operation; ``state`` of a job,
-    too.
-    """
+    too."""
 
     id: str
     title: str = ""

@@ -17,8 +17,7 @@ from cpumond.scheduler.state import State
 
 class PoolTrends(View, frozen=True):
     """The CPU that pools may use, in cores: name -> means over ``step_s`` seconds each, from ``since`` on, null if
-    unknown. Pools without data are left out.
-    """
+    unknown. Pools without data are left out."""
 
     tree: str
     since: float
@@ -46,8 +45,7 @@ class OperationGroup(msgspec.Struct):
 
 class OperationGroups(View, frozen=True):
     """The groups: the largest demand first, then those without demand. An operation of several trees counts in each.
-    ``states``: live operations by their ``shown_state``, each once.
-    """
+    ``states``: live operations by their ``shown_state``, each once."""
 
     groups: list[OperationGroup]
     states: dict[str, int]

@@ -42,8 +42,7 @@ MAX_GROUPS: Final = 1000
 
 class Gate:
     """Finds the user of a request. ``identities``: users known by the configuration, in addition to the store's
-    tokens.
-    """
+    tokens."""
 
     def __init__(self, settings: Api, identities: Identities, scheduler: Scheduler) -> None:
         self.settings = settings
@@ -105,8 +104,7 @@ class Gate:
 
     def find_known(self, name: str) -> User:
         """Known facts of a user who is not the sender: whether a token makes the user an administrator, and the
-        groups.
-        """
+        groups."""
         table = self._scheduler.state.tokens
         of_file = [user for _, user in self.identities.tokens or ()]
         made = [table.user_of(each) for each in table if each.user == name and not self._find_end(each)]
@@ -265,8 +263,7 @@ class Gate:
 
 class KnowAccounts:
     """Puts the account that connected, or a text about it (``local_user``), into the scope of requests for which the
-    gate may need it. The account database may be far away, and the event loop does not wait for it.
-    """
+    gate may need it. The account database may be far away, and the event loop does not wait for it."""
 
     def __init__(self, app: ASGIApp, gate: Gate, accounts: Accounts) -> None:
         self._app = app

@@ -24,8 +24,7 @@ V = TypeVar("V", bound="NodeView")
 
 class CordonView(View, frozen=True):
     """Why a node gets no new jobs: ``user`` cordoned it ``at`` (seconds since 1970). ``drain``: its jobs are stopped,
-    too, "graceful" with the longer time-out.
-    """
+    too, "graceful" with the longer time-out."""
 
     user: str
     at: float
@@ -71,8 +70,7 @@ class NodeView(View, frozen=True):
     matched_trees: list[str]
     lost_at: float | None
     """Seconds since 1970 at which the node was declared lost; it is shown for a day, with the jobs that it had. Null
-    for a registered node.
-    """
+    for a registered node."""
     cordon: CordonView | None
     """Set for a node that gets no new jobs, or would get none if it came back."""
     failing: str
@@ -255,8 +253,7 @@ def view_preemptions(
 
 def list_fitting(rights: Rights, operation: str = "", pool: str = "") -> Iterator[PreemptionRecord]:
     """Yield the kept preemptions that match, the newest first, for sums; ``Rights.see_preemption`` filters what is
-    shown of one.
-    """
+    shown of one."""
     for record in reversed(rights.state.preemptions):
         if pool and pool not in (record.pool, record.preemptor_pool):
             continue

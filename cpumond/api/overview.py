@@ -54,8 +54,7 @@ def find_alerts(
     user: User | None = None,
 ) -> AlertList:
     """Find problems in the state. ``service``: alerts of the running service about itself; ``operations``: alerts about
-    operations if they were found before; ``user``: the user of the request, None for an administrator.
-    """
+    operations if they were found before; ``user``: the user of the request, None for an administrator."""
     if operations is None:
         operations = list(find_operation_alerts(state.operations.values()))
     found = [*service, *_node_alerts(state, now), *operations[:MOST_OPERATION_ALERTS]]
@@ -135,8 +134,7 @@ def find_operation_alerts(operations: Iterable[Operation], rights: Rights | None
 class Health(View, frozen=True):
     """``status``: ok, starting, stuck, or refusing (the store is gone); ``last_update_age_s`` null before the first
     update. ``role``, ``leader`` (host:port, "" where it is not known) and ``term`` if several schedulers share a store,
-    else null.
-    """
+    else null."""
 
     status: Literal["ok", "starting", "stuck", "refusing"]
     last_update_age_s: float | None = None
@@ -226,8 +224,7 @@ class Overview(View, frozen=True):
 
 class Me(View, frozen=True):
     """The user and the scheduler of the request. ``is_open``: every client that reaches the address may do
-    everything.
-    """
+    everything."""
 
     user: str
     groups: list[str]

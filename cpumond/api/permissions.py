@@ -44,8 +44,7 @@ class Can(View, frozen=True):
 
 class PoolRights(View, frozen=True):
     """Pool, including ephemeral ones and ``<Root>`` -> the rights of the user there, out of use, modify_children,
-    write, administer.
-    """
+    write, administer."""
 
     tree: str
     pools: dict[str, list[Permission]]
@@ -60,8 +59,7 @@ class InheritedEntry(View, frozen=True):
 
 class RightsTarget(NamedTuple):
     """The object of a question: an operation, an explicit pool, a tree (``<Root>``), or, without a tree, any other
-    object.
-    """
+    object."""
 
     tree: str = ""
     pool: str = ROOT_POOL

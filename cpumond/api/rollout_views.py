@@ -18,8 +18,7 @@ ANYWHERE = ("0.0.0.0", "[::]", "*", "")  # noqa: S104 - to compare with
 
 class AgentView(View, frozen=True):
     """The agent of a node: ``about`` is null if it reports nothing about itself, as older agents do. ``told``: the most
-    that the stages of a roll-out allow it; it applies if ``about.may_set_mode``.
-    """
+    that the stages of a roll-out allow it; it applies if ``about.may_set_mode``."""
 
     id: str
     address: str
@@ -49,8 +48,7 @@ class CanaryView(View, frozen=True):
 
 class StageView(View, frozen=True):
     """A stage; ``host_count``: nodes that match its filter now; ``reached``: those of them that comply, as far as their
-    own configuration allows.
-    """
+    own configuration allows."""
 
     stage: Stage
     host_count: int
@@ -102,8 +100,7 @@ def _view_stage(state: State, stage: Stage, watch: Watch | None) -> StageView:
 
 def view_targets(state: State, with_loopback: bool = False) -> list[TargetGroup]:
     """Targets of registered agents; those that listen only for their own host are left out, unless everything runs on
-    one machine (``with_loopback``).
-    """
+    one machine (``with_loopback``)."""
     found = []
     for name, node in sorted(state.nodes.items()):
         about = node.about

@@ -62,8 +62,7 @@ V = TypeVar("V", bound="OperationView")
 
 class OperationInTree(View, frozen=True):
     """An operation in one of its trees. ``queue_place`` from 1 while it is pending there; the other fields as in a
-    pool: ``usage`` is allocated to its jobs.
-    """
+    pool: ``usage`` is allocated to its jobs."""
 
     pool: str
     is_running: bool
@@ -132,8 +131,7 @@ class OperationView(View, frozen=True):
     state: OperationState
     shown_state: ShownState
     """``state`` as it is shown: an operation that runs without a job waits, and one that no node can hold cannot
-    start.
-    """
+    start."""
     suspended: bool
     start_time: float
     finish_time: float | None
@@ -143,8 +141,7 @@ class OperationView(View, frozen=True):
     trees: dict[str, OperationInTree]
     forecast: ForecastTimes | None
     """Latest forecast of its start and end; null before the first, and for an operation that has ended or cannot
-    start.
-    """
+    start."""
 
 
 class OperationDetails(OperationView, frozen=True):

@@ -108,8 +108,7 @@ COMMAND_GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     },
 }
 """Commands grouped by their users: command -> (module of this package, line of help). The function of a command in its
-module is ``<name>_command``.
-"""
+module is ``<name>_command``."""
 
 COMMANDS: Final = {name: entry for group in COMMAND_GROUPS.values() for name, entry in group.items()}
 
@@ -230,8 +229,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _suggest(error: click.UsageError) -> str:
     """Suggest commands similar to a mistyped one; "" where there is none, or where click (8.2 and later) has named
-    them.
-    """
+    them."""
     group, match = error.ctx and error.ctx.command, re.match(r"No such command '(.*)'", error.message)
     if error.ctx is None or not isinstance(group, click.Group) or match is None or "ean" in error.format_message():
         return ""

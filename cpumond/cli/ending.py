@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 class Ending:
     """A kind of ``threading.Event`` that a signal handler may set while the same thread waits for it. The lock of an
-    Event is not reentrant, so a handler that interrupts the holder of the lock would wait forever.
-    """
+    Event is not reentrant, so a handler that interrupts the holder of the lock would wait forever."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self._write_fd = write_fd

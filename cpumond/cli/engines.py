@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 ASK_S: Final = 12.0
 """Seconds for all first requests to one engine; with hundreds of containers it needs one or two. Longer than a client
-waits for one answer, so that the client's own sentence about the time-out is shown.
-"""
+waits for one answer, so that the client's own sentence about the time-out is shown."""
 SHOWN: Final = 3
 
 
@@ -139,8 +138,7 @@ class EngineSeen(msgspec.Struct, frozen=True):
     @property
     def can_be_followed(self) -> bool:
         """Whether a source for it could work as it is, now or later; a kubelet needs credentials that only its cluster
-        issues.
-        """
+        issues."""
         return self.is_here and (self.kind != "kubernetes" or any(view.is_up for view in self.views.values()))
 
     @property
@@ -314,8 +312,7 @@ def format_some(names: Iterable[str]) -> str:
 
 def find_closed(socket: str) -> str:
     """The right that this process lacks to open a unix socket, as a clause; "" if it has all, or the socket does not
-    exist.
-    """
+    exist."""
     if not socket.startswith("/"):
         return ""
     parts = socket.split("/")

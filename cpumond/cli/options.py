@@ -122,8 +122,7 @@ def given(values: dict[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def naming_unreadable(name: str, what: str) -> Iterator[None]:
     """Context for reading the file ``name``; ``what`` describes the expected file in messages. Raises AccessError for
-    missing rights, UnavailableError for every other OSError.
-    """
+    missing rights, UnavailableError for every other OSError."""
     try:
         yield
     except PermissionError as error:
@@ -135,8 +134,7 @@ def naming_unreadable(name: str, what: str) -> Iterator[None]:
 @contextlib.contextmanager
 def open_input(path: str, what: str) -> Iterator[BinaryIO]:
     """Open the file ``path``, or standard input for "-", empty if the caller closed it. Errors:
-    ``naming_unreadable``.
-    """
+    ``naming_unreadable``."""
     with naming_unreadable("standard input" if path == "-" else path, what):
         if path != "-":
             with open(path, "rb") as file:

@@ -59,14 +59,12 @@ from cpumond.cli import main
 main()
 """
 """Runs ``cpumond`` so that it gets SIGTERM when the thread that started it ends (PR_SET_PDEATHSIG). Arguments: the id
-of the starting process, the place of the package, then those of the command.
-"""
+of the starting process, the place of the package, then those of the command."""
 
 
 class ClusterProcess:
     """One process of a ``Cluster``, with its configuration and log; it may be stopped and started any number of
-    times.
-    """
+    times."""
 
     def __init__(self, directory: str, name: str, command: Sequence[str], kept_environment: Mapping[str, str]) -> None:
         self.name = name
@@ -143,8 +141,7 @@ class ClusterProcess:
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
         """Send a signal and wait for the end, forced with SIGKILL after ``timeout_s``; return the exit code, 0 if none
-        runs.
-        """
+        runs."""
         process = self._process
         if process is None:
             return 0
@@ -516,8 +513,7 @@ class Cluster:
 
     def wait(self, condition: Callable[[], T], what: str, timeout_s: float = 100.0) -> T:
         """Call ``condition`` until its value is true; return that value. Raises TimeoutError with the ends of all
-        logs.
-        """
+        logs."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             value = condition()

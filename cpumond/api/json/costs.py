@@ -18,8 +18,7 @@ def per(
     *, operations: int = 0, nodes: int = 0, pools: int = 0, preemptions: int = 0, listed: int = 0, values: int = 0
 ) -> Cost:
     """A cost in calls for each existing operation, node, pool and preemption, for each row that ``limit`` allows, and
-    for each value in the body.
-    """
+    for each value in the body."""
 
     def estimate(call: Call) -> float:
         state = call.state

@@ -18,8 +18,7 @@ Needs = Literal[
     "`write` on the tree", "`administer` on the tree", "an administrator",
 ]  # fmt: skip
 """Right that a request needs: permissions of semantics.md 12 in backticks, or a kind of user. Only unknown users and
-nodes are refused by it; the handler checks the rest, and leaves unreadable items out of lists.
-"""
+nodes are refused by it; the handler checks the rest, and leaves unreadable items out of lists."""
 
 
 Handler = Callable[[Call], Any]
@@ -61,8 +60,7 @@ class Endpoint:
     @property
     def takes_key(self) -> bool:
         """Whether a repeat with the same Idempotency-Key gets the same answer: true for changes, not for plans of
-        them.
-        """
+        them."""
         return self.answer in (views.Done, NewToken) and not self.is_public
 
     @property

@@ -22,8 +22,7 @@ from cpumond.scheduler.state import State
 V = TypeVar("V")
 MAX_PAGES: Final = 20
 """Maximum pages of the log that are read for one answer, if most events are too new, no changes, or not readable for
-the user.
-"""
+the user."""
 
 
 async def list_events(call: Call) -> event_views.EventList:
@@ -33,8 +32,7 @@ async def list_events(call: Call) -> event_views.EventList:
 
 async def list_audit(call: Call) -> event_views.AuditList:
     """List the audit log. Raises CommandError for entries that are neither the user's own nor about a pool that the
-    user administers.
-    """
+    user administers."""
     query: requests.EventsQuery = call.query
     if not call.user.admin and not _administers(call, query):
         if query.user and query.user != call.user.name:
@@ -81,8 +79,7 @@ def _find_titles(call: Call, events: Iterable[event_views.EventView]) -> dict[st
 
 def may_see(rights: Rights, event: Event) -> bool:
     """Whether the user may know of the operations that an event is about; for operations that are gone, their pool
-    decides.
-    """
+    decides."""
     if not event.operation or rights.user.admin or event.user == rights.user.name:
         return True
     record = rights.state.record_of(event.operation)

@@ -63,8 +63,7 @@ def _commands_of(body: requests.SimulateBody) -> tuple[Command, ...]:
 
 def hide_unreadable(found: Simulation, rights: Rights) -> Simulation:
     """A simulation without data of operations that the user may not read; the number of missing operations is
-    included.
-    """
+    included."""
 
     def may_read(operation_id: str) -> bool:
         if not operation_id or operation_id.startswith(FORETOLD) or rights.user.admin:

@@ -14,8 +14,7 @@ OPERATIONS_AT_ONCE: Final = 1000
 
 async def in_parts(items: Sequence[T], size: int = OPERATIONS_AT_ONCE) -> AsyncIterator[Sequence[T]]:
     """Yield up to ``size`` items at a time. The state may change in between: check rights before, and look live objects
-    up again in each part.
-    """
+    up again in each part."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
         await asyncio.sleep(0)

@@ -23,8 +23,7 @@ MAX_PAGE: Final = 1000
 MAX_TRENDS: Final = 200
 MAX_FILTER_CHARS: Final = 2000
 """Maximum length of a formula that any user may send, because it is parsed in the event loop. Stored stages may have
-longer ones.
-"""
+longer ones."""
 DEFAULT_TAIL_BYTES: Final = 65_536
 TEXT: Final = "text/plain; charset=utf-8"
 NDJSON: Final = "application/x-ndjson"
@@ -148,8 +147,7 @@ class MoveBody(RequestBody, frozen=True):
 
 class TransferBody(RequestBody, frozen=True):
     """Resources that move from the pool to ``destination``: ``strong_guarantee_resources``, ``resource_flow``,
-    ``burst_guarantee_resources``, ``max_operation_count``, ``max_running_operation_count``.
-    """
+    ``burst_guarantee_resources``, ``max_operation_count``, ``max_running_operation_count``."""
 
     destination: _Name
     delta: dict[str, Any]
@@ -182,16 +180,14 @@ class AbortJobBody(RequestBody, frozen=True):
 
 class PatchBody(RequestBody, frozen=True):
     """Changes of an operation's specification, all or none: maps of ``path`` ("/max_failed_job_count",
-    "/tasks/NAME/job_count") and ``value``.
-    """
+    "/tasks/NAME/job_count") and ``value``."""
 
     patches: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class PinBody(RequestBody, frozen=True):
     """``cpu_limit`` in cores, null for the most that the job may have; ``ttl_s`` in seconds, null until it is
-    unpinned.
-    """
+    unpinned."""
 
     cpu_limit: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
     ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
@@ -235,8 +231,7 @@ class DrainBody(WhyBody, frozen=True):
 
 class SimulateBody(RequestBody, frozen=True):
     """An action to simulate, one of: ``spec``, start an operation; ``command``, change trees or pools as in a plan;
-    ``node``, cordon a node, or with ``drain`` drain it.
-    """
+    ``node``, cordon a node, or with ``drain`` drain it."""
 
     spec: _Spec | None = None
     command: ConfigCommand | ApplyTree | None = None
@@ -260,8 +255,7 @@ class StageBody(RequestBody, frozen=True):
 class SetStageBody(StageBody, frozen=True, kw_only=True):
     """The most that the nodes may do, see ``SetStage``. ``canary_ratio``: the fraction that goes first, 1 for all at
     once; ``canary_period_s``: after this time within the budget all others follow automatically, null for a manual
-    advance only.
-    """
+    advance only."""
 
     nodes_filter: Annotated[str, msgspec.Meta(max_length=MAX_FILTER_CHARS)]
     level: StageLevel
@@ -294,8 +288,7 @@ class IdleQuery(Query, frozen=True):
 
 class OperationsQuery(Query, frozen=True):
     """Filters; those not given match everything. ``search``: part of id, title, alias, user or pool; ``cause`` as in
-    the groups of operations.
-    """
+    the groups of operations."""
 
     limit: _Limit = 100
     offset: _Offset = 0
@@ -357,8 +350,7 @@ class HistoryQuery(Query, frozen=True):
 
 class ReportQuery(Query, frozen=True):
     """``tree`` "": all; ``top``: number of operations of each tree, those with the largest requests. More than a day:
-    in whole UTC days, with users instead of operations.
-    """
+    in whole UTC days, with users instead of operations."""
 
     since_s: _Since = 86_400.0
     tree: _Text = ""
@@ -374,8 +366,7 @@ class SavingsQuery(Query, frozen=True):
 
 class WasteQuery(Query, frozen=True):
     """``weeks_ago`` 1: the last week from Monday to Monday, UTC; 0: the present one so far. ``tree``, ``user`` and
-    ``pool``: only of these, "" for all.
-    """
+    ``pool``: only of these, "" for all."""
 
     weeks_ago: Annotated[int, msgspec.Meta(ge=0, le=57)] = 1
     tree: _Text = ""
@@ -387,8 +378,7 @@ class EventsQuery(Query, frozen=True):
     """Filters; those not given match everything. ``pool`` (of the default tree without ``tree``) includes the pools
     below. ``before``: only events with lower numbers, 0 for all; ``since_s``: only of the last seconds, 0 for all;
     ``since`` and ``until``: only between these times, in seconds since 1970; ``changes``: only changes of trees or
-    pools.
-    """
+    pools."""
 
     limit: _Limit = 50
     before: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
@@ -421,8 +411,7 @@ class CanQuery(Query, frozen=True):
 class FindQuery(Query, frozen=True):
     """``name``: the beginning of an id, title or alias; "-" for the newest. ``operation``: that of jobs. ``tree``: that
     of pools, "" for the default one. ``all_of``: all matches, not only the closest kind. ``within``: include pools,
-    nodes and trees that contain it anywhere in their names.
-    """
+    nodes and trees that contain it anywhere in their names."""
 
     kind: finding.NamedKind
     name: _Text = ""
@@ -435,8 +424,7 @@ class FindQuery(Query, frozen=True):
 
 class PreemptionsQuery(Query, frozen=True):
     """``operation`` and ``pool`` may be those of the stopped job, or those that it was stopped for; ``group`` is the
-    key of a group.
-    """
+    key of a group."""
 
     limit: _Limit = 100
     operation: _Text = ""
@@ -446,8 +434,7 @@ class PreemptionsQuery(Query, frozen=True):
 
 class TrendsQuery(Query, frozen=True):
     """``pools``: names, one per line, at most 200. The last ``since_s`` seconds, as far as points go back (a day at
-    most), in ``count`` parts.
-    """
+    most), in ``count`` parts."""
 
     pools: Annotated[str, msgspec.Meta(min_length=1, max_length=5000)]
     since_s: Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)] = 3600.0

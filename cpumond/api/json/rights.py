@@ -46,8 +46,7 @@ async def list_rights(rights: Rights, tree: Tree) -> PoolRights:
 
 def judge_question(asker: Rights, query: CanQuery, find_known: Callable[[str], User]) -> Can:
     """Whether a user may do something; ``find_known``: known facts of a user who is not the sender. Raises
-    CommandError.
-    """
+    CommandError."""
     state, groups = asker.state, frozenset(filter(None, query.groups.split(",")))
     target = find_target(state, query.object, query.tree)
     name = query.user or asker.user.name

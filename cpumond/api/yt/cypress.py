@@ -278,8 +278,7 @@ def _last_value(
     path: str, edits: Edits, name: str, kind: type, expected: str, known: Sequence[str] | None = None
 ) -> Any:
     """The last value of edits of one attribute; ``known``: attributes that can be changed, if there are several. Raises
-    YtError.
-    """
+    YtError."""
     for edit in edits:
         if edit.path != (name,):
             what = f"attributes that can be changed, one at a time: {', '.join(known)}" if known else ""
@@ -323,8 +322,7 @@ _KINDS: Final = {bool: "boolean", int: "int64", float: "double", str: "string", 
 
 async def materialise_in_parts(value: Any, pause_s: float = MAX_TURN_S) -> Any:
     """Make lazy values like ``materialise``, with turns for other requests in between, because a tree may have
-    thousands of pools.
-    """
+    thousands of pools."""
     turn = Turn(pause_s)
 
     async def convert(value: Any) -> Any:
@@ -559,8 +557,7 @@ class Cypress:
 
     def read(self, path: YPath, with_hints: bool = True, with_defaults: bool = True) -> Any:
         """The value of an attribute path; ``with_defaults``: also for unset options of a tree. Raises YtError with code
-        RESOLVE.
-        """
+        RESOLVE."""
         assert path.attribute is not None
         node = self.resolve(path, with_hints)
         try:

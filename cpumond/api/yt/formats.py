@@ -115,8 +115,7 @@ _JSON_ITEM = re.compile(
     rb'[^",\[{]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?+[^",\[{]*+)*+(?:[\[{]\s*+[\]}]|([,\[{]))?', re.DOTALL
 )
 """One match: an empty list or map, or (group 1) a character that begins one more value, and all text before it: there
-may be a million strings. No alternatives are inside a possessive group: Python before 3.11.5 loses its place there.
-"""
+may be a million strings. No alternatives are inside a possessive group: Python before 3.11.5 loses its place there."""
 _JSON_OFFSET = re.compile(r"(.*?) \(byte (\d+)\)$")
 
 
@@ -213,8 +212,7 @@ def write_json(
     value: Any, encode_utf8: bool = True, pretty: bool = False, give_way: Callable[[], object] | None = None
 ) -> bytes:
     """Write ``value`` as JSON. Raises FormatError for values that JSON cannot express. ``give_way`` as in
-    ``write_value``.
-    """
+    ``write_value``."""
     pieces: list[bytes] = []
     _put_json(value, encode_utf8, 0, gather(pieces, give_way))
     data = b"".join(pieces)

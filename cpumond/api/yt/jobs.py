@@ -114,8 +114,7 @@ def _view_interruption(told: PreemptionRecord, timeout_ms: float) -> dict[str, A
 
 def _list_statistics(job: AnyJob, limits: Mapping[str, int]) -> dict[str, float]:
     """Path -> figure of a job: memory in bytes and, once it has ended, times in milliseconds and memory over time
-    (``cumulative_...``, bytes x s). System CPU time is included in user time. ``limits``: memory_limit by task.
-    """
+    (``cumulative_...``, bytes x s). System CPU time is included in user time. ``limits``: memory_limit by task."""
     limit = limits.get(job.task_name, 0)
     memory: dict[str, float] = {"memory_limit": limit, "memory_reserve": job.memory_reserve or limit}
     values: dict[str, float] = {}

@@ -29,8 +29,7 @@ _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 @dataclass(frozen=True)
 class YtRequest:
     """One command. ``parameters`` are as they arrived: a path may be Attributed, unknown names are ignored by the
-    backend. ``value`` is the body of ``set`` and ``multiset_attributes``.
-    """
+    backend. ``value`` is the body of ``set`` and ``multiset_attributes``."""
 
     command: str
     parameters: dict[str, Any]
@@ -41,8 +40,7 @@ class YtRequest:
 
 def read_map(text: bytes, form: Format, depth: int, where: str) -> dict[str, Any]:
     """Parse parameters in a text; ``where`` names its place, for errors. Raises YtError, as the next two functions
-    do.
-    """
+    do."""
     try:
         value = strip_attributes(read_value(text, form, depth))
     except ParseError as error:
@@ -114,8 +112,7 @@ def plain(value: Any) -> Any:
 
 def get_path(request: YtRequest, name: str = "path") -> YPath:
     """Parse a path. Like all functions here but ``get_flag`` it raises YtError for a missing parameter and a wrong
-    type.
-    """
+    type."""
     if name not in request.parameters:
         raise YtError(f'{request.command}: parameter "{name}" is missing')
     return parse_ypath(request.parameters[name])

@@ -1,6 +1,5 @@
 """State of the ``yt`` protocol between requests: replies for repeated requests (section 8), and the rate of each
-user.
-"""
+user."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class YtLimits:
     """Maximum bytes of a body, also after decompression."""
     max_depth: int = MAX_DEPTH
     """Maximum nesting of maps, lists and attributes in requests: at most 200, so that readers stay within Python's
-    stack and answers that contain them within MAX_WRITTEN_DEPTH.
-    """
+    stack and answers that contain them within MAX_WRITTEN_DEPTH."""
     max_batch_requests: int = 1000
     requests_per_s: float = 200.0
     """Requests per second of one user in the long run; requests in a batch count."""
@@ -132,8 +130,7 @@ class ReplyCache:
 
     def restore(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Restore the output of ``export_reply`` from an earlier run; raises KeyError or ParseError for a wrong
-        form.
-        """
+        form."""
         for entry in entries:
             key = (str(entry["user"]), str(entry["mutation_id"]))
             value = from_json_tree(entry["reply"])

@@ -67,8 +67,7 @@ MAX_BATCH_BYTES = 32 * 2**20
 """Maximum memory of the answers to one execute_batch, in bytes."""
 GIVE_WAY_S = 50e-6
 """Seconds for which the thread that writes a large answer sleeps after each piece, releasing the interpreter's lock.
-Otherwise an update in the event loop's thread, and with it each heartbeat, would take twice as long.
-"""
+Otherwise an update in the event loop's thread, and with it each heartbeat, would take twice as long."""
 READ_AT_ONCE_BYTES = 4096
 """A longer request is parsed in a thread; in the event loop it would delay heartbeats."""
 

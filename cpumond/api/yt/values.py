@@ -21,8 +21,7 @@ MAX_WRITTEN_DEPTH = 256
 """Nesting that the writers accept; no served tree comes near it."""
 MAX_VALUES = 20_000
 """Maximum values of one text, including maps and lists: reading, checking and storing take time and memory per value,
-not per byte.
-"""
+not per byte."""
 
 INT64_MIN, INT64_MAX, UINT64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
 

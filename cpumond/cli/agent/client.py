@@ -177,8 +177,7 @@ socket_option = click.option(
 
 def agent_options(command: Callable[Concatenate[AgentClient, P], Result]) -> Callable[..., Result]:
     """Give a command ``--config`` and ``--socket``, and call it with a client for this socket and its own
-    ``--json``.
-    """
+    ``--json``."""
 
     @config_option
     @socket_option

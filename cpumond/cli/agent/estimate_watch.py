@@ -35,8 +35,7 @@ RESCAN_S: Final = 5.0
 MAX_DEPTH: Final = 32
 GLANCE_S: Final = 0.2
 """Seconds between two readings of the counters between checks, to see shorter bursts; not with more than MAX_GLANCED
-workloads.
-"""
+workloads."""
 MAX_GLANCED: Final = 500
 MAX_ENDED: Final = 2000
 """Ended workloads that have rows of their own; later ones share two rows, with and without a limit."""
@@ -48,8 +47,7 @@ LATE_PERIODS: Final = 10.0
 
 class AccountedCgroup:
     """A cgroup that exists only in the cpuacct hierarchy (v1), as Slurm's do where cpu is mounted separately: its CPU
-    time is counted, but it cannot have a limit.
-    """
+    time is counted, but it cannot have a limit."""
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path

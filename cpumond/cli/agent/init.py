@@ -1,6 +1,5 @@
 """``cpumond init``: find the engines that run jobs on this host, and write the files that let cpumond follow those
-jobs.
-"""
+jobs."""
 
 from __future__ import annotations
 

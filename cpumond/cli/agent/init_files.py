@@ -68,8 +68,7 @@ def plan_file(path: str, body: str) -> Planned:
 
 def is_as_planned(file: Planned) -> bool:
     """Whether a file to be written is still in the state that was planned for: a user may have created or changed it
-    while the question was open. Raises OSError.
-    """
+    while the question was open. Raises OSError."""
     try:
         with open(file.path, encoding="utf-8", errors="replace") as present:
             return file.state == "changed" and is_ours(present.read())

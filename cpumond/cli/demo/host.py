@@ -112,8 +112,7 @@ def is_left_idle(entry: str, name: str) -> bool:
 
 def remove_leftovers(name: str, parent: str, mountinfo: str = "/proc/self/mountinfo") -> None:
     """Kill and remove the cgroups ``parent``/``name``PID of dead processes, and the idle classes of nodes there, in all
-    hierarchies.
-    """
+    hierarchies."""
     with contextlib.suppress(OSError):
         for mount in mounts.read_mounts(mountinfo):
             above = os.path.join(mount.mount_point, parent)

@@ -11,8 +11,7 @@ import msgspec
 MAX_CAPACITY = 2.0
 MACHINE_SHARE = 0.5
 """The node's share of the machine's CPUs: even overcommitted, it must fit beside the scheduler, the agent and
-everything else.
-"""
+everything else."""
 
 CHECK_PERIOD_S = 0.5
 OVERCOMMIT_S = 4.0
@@ -60,8 +59,7 @@ while not select.select([lifeline], [], [], 0.05)[0] and not 0.0 < seconds < tim
 os._exit(0)
 """
 """``OWNER CORES SECONDS FILE``: use CORES, or as many as FILE currently says. Ends with the process OWNER, or after
-SECONDS. Threads of one process, because hashing releases the lock.
-"""
+SECONDS. Threads of one process, because hashing releases the lock."""
 
 Load = Literal["simulation", "render", "frames"]
 Lever = Literal["guarantee", "quota"]
@@ -69,8 +67,7 @@ Lever = Literal["guarantee", "quota"]
 
 class LeverWords(NamedTuple):
     """Words about an actuator: ``options`` of the monitor, the noun for its amount, the words for all of it, and a
-    sentence.
-    """
+    sentence."""
 
     options: dict[str, Any]
     noun: str

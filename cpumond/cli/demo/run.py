@@ -131,8 +131,7 @@ def _naming_ended_process(cluster: Cluster) -> Iterator[None]:
 
 def _play(story: Story, wanted_path: str, duration_s: float, stopped: Ending, display: Display) -> float:
     """Start the operations, and wake the simulation or let it sleep until the time is over or a signal comes; return
-    the seconds that this took. The file ``wanted_path`` says how many cores the simulation's job should use.
-    """
+    the seconds that this took. The file ``wanted_path`` says how many cores the simulation's job should use."""
     _write_demand(wanted_path, story.plan.idle_cores)
     for pool, weight in WEIGHTS.items():
         story.cluster.create_pool(pool, weight=weight)

@@ -29,8 +29,7 @@ ASK_S = 0.1
 """Seconds between two requests to the agent about guarantees."""
 USE_S, FULL = 0.2, 0.85
 """For ``USE_S`` seconds the simulation must have used the fraction ``FULL`` of its request, because its threads sleep
-now and then.
-"""
+now and then."""
 QUIET = ("frames",)
 """Loads whose normal ends are not shown, because there are many."""
 
@@ -63,8 +62,7 @@ class JobFacts(msgspec.Struct):
 
 class Wakeup(msgspec.Struct):
     """When the simulation woke up, when its full limit was in force, and when it began to use its whole request (None:
-    not yet); seconds since the start.
-    """
+    not yet); seconds since the start."""
 
     began_s: float
     back_s: float | None = None
@@ -212,8 +210,7 @@ class Story:
 
     def _read_quota(self, job: JobFacts) -> None:
         """Read the quota of a job, 0 once the cgroup is gone. A failed read is repeated, unless the scheduler reports
-        the end of the job.
-        """
+        the end of the job."""
         with contextlib.suppress(CpumondError), self._open(job) as cgroup:
             settings = None if cgroup is None else cgroup.read_settings()
             job.limit = 0.0 if settings is None else min(settings.cores, job.ordered)

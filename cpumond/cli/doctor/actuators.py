@@ -38,8 +38,7 @@ def check_actuators(settings: Iterable[MonitorSettings]) -> Finding:
 
 def check_floors(jobs: Sequence[tuple[FoundJob, MonitorSettings]], read_order: Callable[[str], float]) -> Finding:
     """Whether the floor of jobs is as high as their request, so that nothing can be reclaimed from them;
-    ``read_order``: the cores that a cgroup may use.
-    """
+    ``read_order``: the cores that a cgroup may use."""
     stuck = []
     for job, settings in jobs:
         ordered = job.cpu_limit_cores if job.cpu_limit_cores is not None else read_order(job.path)
@@ -78,8 +77,7 @@ def check_idle_class(found: IdleClass) -> Finding:
 
 def check_cpu_scheduler(state: str, name: str) -> Finding:
     """Whether a sched_ext scheduler is loaded; the arguments are the texts of ``SCHED_EXT``, "" for a kernel without
-    them.
-    """
+    them."""
     if state != "enabled":
         return Finding("CPU scheduler", "ok", "the kernel's own: weights, cpu.idle and quotas work as documented")
     text = (

@@ -77,8 +77,7 @@ def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int
 
 def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
     """Check the kernel's inotify limits against ``watches``, the jobs' limit files; directories of sources come in
-    addition.
-    """
+    addition."""
     if not limits:
         return [
             Finding(
@@ -259,8 +258,7 @@ def check_schedulers(
 
 def _add_role(finding: Finding, url: str, read: Callable[[str], str]) -> tuple[Finding, str]:
     """Add the role to the finding about a scheduler's address; return it with the role, "" if no other shares its
-    store.
-    """
+    store."""
     if finding.level == "ok":
         with suppress(ContentError):
             ready = decode_json(read(f"{url.rstrip('/')}/readyz"), _Ready)

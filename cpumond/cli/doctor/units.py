@@ -36,8 +36,7 @@ MANAGERS: Final = (
     ("a user's own systemd", "", re.compile(r"user@\d+\.service")),
 )
 """Managers that create and limit cgroups themselves, the kinds of sources that follow their requests ("": none), and
-the names of their topmost cgroups.
-"""
+the names of their topmost cgroups."""
 
 MANAGED_DEPTH: Final = 3
 
@@ -124,8 +123,7 @@ def _unit_above(path: str) -> str:
 
 def check_foreign_managers(roots: Iterable[str], cpu_root: str, kinds: Collection[str] = ()) -> list[Finding]:
     """Find cgroups in ``managed_roots`` that another manager creates and limits, unless its kind is among the ``kinds``
-    of sources.
-    """
+    of sources."""
     found: dict[str, list[str]] = {}
     for root in roots:
         tops = [root] if _find_manager(root) else list(_list_tops(cpu_root, root, MANAGED_DEPTH))
@@ -163,8 +161,7 @@ def _list_tops(cpu_root: str, path: str, depth: int) -> Iterator[str]:
 
 def check_caps(hierarchies: Hierarchies, orders: Mapping[str, float | None]) -> list[Finding]:
     """Check the quotas of cgroups above the jobs; ``orders`` maps a job's path to its request in cores (None: its own
-    quota).
-    """
+    quota)."""
     over: dict[str, list[str]] = {}
     caps: dict[str, float] = {}
     for path, ordered in orders.items():

@@ -1,6 +1,5 @@
 """A tree file under construction: pools of a foreign configuration, and notes on options that it cannot express.
-Pure.
-"""
+Pure."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ OF_ALL: Final = {
     "per_pool_counts_for_leaves_only": True,
 }
 """Options of each tree, unless the configuration sets them: a guarantee means all of it, a pool without a count has no
-limit.
-"""
+limit."""
 
 RESOURCES: Final = {
     "cpu": "cpu", "vcore": "cpu", "vcores": "cpu", "memory": "memory", "mem": "memory", "memory-mb": "memory",
@@ -51,8 +49,7 @@ AMOUNT: Final = re.compile(r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([a-zA-Z]*)(%?)"
 
 class Note(NamedTuple):
     """An option that could not be expressed unchanged: ``where`` is the file and line, ``subject`` the queue or
-    account.
-    """
+    account."""
 
     verdict: str
     option: str
@@ -97,8 +94,7 @@ class Making:
 
     def add_pool(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
         """Add a pool for a queue; its name is the last part of ``path``, with as many of the parts before it as
-        needed.
-        """
+        needed."""
         if not path[-1]:
             raise ConfigError(f"{at.where}: {at.subject}: it has no name")
         names = [clean(name) for name in path]
@@ -116,8 +112,7 @@ class Making:
 
     def add_queue(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
         """Add a pool for a queue like ``add_pool``; if the first of all queues is called root, its options are the
-        tree's.
-        """
+        tree's."""
         if path == ("root",):
             return PoolTable(name=ROOT_POOL, parent="", options=self.options)
         return self.add_pool(path[path[0] == "root" :], parent, at)

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 RESOURCE: Final = "cpumond.io/reclaimed-cpu"
 STEP: Final = 100
 """Granularity in thousandths of a core, because each new figure is written to the API server's store and sent to all
-watchers of nodes.
-"""
+watchers of nodes."""
 TIMEOUT_S: Final = 5.0
 DEADLINE_S: Final = 20.0
 MAX_BYTES: Final = 64 << 20
@@ -39,8 +38,7 @@ PAGE: Final = 200
 AT_ONCE: Final = 16
 HELD_ROUNDS: Final = 2
 """Rounds for which a figure falls only as far as CPU is really used. A starting pod counts with its whole limit until
-it is measured, and a restarting kubelet ends pods that asked for more than the new figure.
-"""
+it is measured, and a restarting kubelet ends pods that asked for more than the new figure."""
 
 
 class _Metadata(msgspec.Struct, frozen=True):
@@ -112,8 +110,7 @@ def _read_figure(metrics: bytes, name: bytes) -> int:
 
 def choose_figure(before: str | None, offer: Offer, rounds: int) -> tuple[int, int]:
     """Return the figure of a node after ``before`` (as the API server has it), and for how many rounds less has been
-    offered; ``rounds``: this number before.
-    """
+    offered; ``rounds``: this number before."""
     try:
         written = int(parse_cores(before or "0"))
     except ValueError:
@@ -176,8 +173,7 @@ class KubernetesApi:
 
 class OfferPublisher:
     """Keeps the figures of all nodes equal to the offers of their agents. Each method returns sentences about what was
-    written and what was not, and raises CpumondError if the API server does not list pods or nodes.
-    """
+    written and what was not, and raises CpumondError if the API server does not list pods or nodes."""
 
     def __init__(self, api: KubernetesApi, namespace: str, selector: str, port: int) -> None:
         import httpx2

@@ -28,8 +28,7 @@ LONGEST_NAME: Final = 64
 COLOURS: Final = {"red", "yellow", "cyan", "green"}
 """Red: failed, lost, or stopped until an operator acts. Yellow: waits, or is limited for now. Cyan: held by a user.
 Green: as it should be. The style "dim": inactive, or ended as intended. Plans mark removals, changes and additions with
-red, yellow and green.
-"""
+red, yellow and green."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +157,7 @@ def draw_lines(texts: Iterable[Cell], width: int | None, colour: bool = False, i
 
 def draw_fields(fields: Iterable[tuple[str, Cell]], width: int | None, colour: bool = False) -> Iterator[str]:
     """Lines ``name: value`` with aligned values; fields with an empty value are left out. A value that does not fit
-    beside its name goes below it.
-    """
+    beside its name goes below it."""
     shown = [(name, *_split(value)) for name, value in fields if _split(value)[0]]
     margin = max((width_of(name) for name, _, _ in shown), default=0) + 2
     for name, value, style in shown:

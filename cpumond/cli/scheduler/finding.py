@@ -29,8 +29,7 @@ COMPLETION_S: Final = 1.0
 """Seconds that a shell waits for the scheduler at Tab."""
 PLAIN: Final = re.compile(r"[\w@%+=:./][\w@%+=:./-]*")
 """Names without special meaning in any shell. Others are not offered: bash inserts them unquoted, and a node may be
-named $(reboot).
-"""
+named $(reboot)."""
 MIN_ID_CHARS: Final = 8
 """Minimum length of a shortened id, so that few other ids begin with it."""
 MAX_ID_CHARS: Final = 35
@@ -90,8 +89,7 @@ def shorten_ids(
     columns: Sequence[Column[Item]], items: Sequence[Item], width: int | None, is_full: bool = False
 ) -> list[Column[Item]]:
     """Columns whose ids of operations and jobs are unique beginnings of MIN_ID_CHARS characters or more, which commands
-    accept as names. They stay whole in a pipe (``width`` None) and if ``is_full``.
-    """
+    accept as names. They stay whole in a pipe (``width`` None) and if ``is_full``."""
     return [
         replace(each, read=_shorten_cells(each.read, items))
         if each.read is not None and each.name in ("operation", "job") and width is not None and not is_full

@@ -289,7 +289,6 @@ def write_output(content: bytes) -> None:
 
 def make_visible(content: bytes) -> str:
     """Bytes as text without control of the terminal: everything but newlines, tabs and printable characters is
-    escaped.
-    """
+    escaped."""
     text = content.decode("utf-8", "backslashreplace")
     return "".join(sign if sign in "\n\t" else escape(sign) for sign in text)

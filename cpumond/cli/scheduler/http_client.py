@@ -246,8 +246,7 @@ class SchedulerClient:
 
     def stream(self, path: str, body: object) -> Iterator[bytes]:
         """Yield the lines of the answer to a POST that changes nothing, as they arrive. Raises the errors of
-        ``request``.
-        """
+        ``request``."""
         import httpx2
 
         self.request("GET", "/me")  # finds the leader

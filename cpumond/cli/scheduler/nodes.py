@@ -160,8 +160,7 @@ def cordon_command(client: SchedulerClient, node: str, why: str) -> None:
 @scheduler_options
 def uncordon_command(client: SchedulerClient, node: str, why: str) -> None:
     """Start jobs on a node again: reverts cordon and drain, and ends the time for which it is held off after failed
-    jobs.
-    """
+    jobs."""
     client.change(f"node {escape(node)} gets jobs again", "POST", f"{_path(node)}/uncordon", {"why": why})
 
 

@@ -50,8 +50,7 @@ def confirm(
     client: SchedulerClient, command: dict[str, Any], question: str, unasked: str, declined: str = NOTHING
 ) -> None:
     """Show what a command would do and ask for a yes. Raises UsageError with ``unasked`` without a terminal,
-    PlanRefusedError, and click.Abort for a no.
-    """
+    PlanRefusedError, and click.Abort for a no."""
     plan = client.decode(client.request("POST", "/plan", command), ChangePlan)
     if not plan.accepted:
         raise PlanRefusedError(plan.refusal, plan.code)
@@ -89,8 +88,7 @@ def print_plan(plan: ChangePlan) -> None:
 
 def print_signed(plan: ChangePlan) -> None:
     """Print the changes of a plan, marked +, ~ or - for created, changed or removed (coloured on a terminal), and then
-    the numbers of trees and pools.
-    """
+    the numbers of trees and pools."""
     places = set()
     for change in plan.changes:
         sign, text = _describe_change(change)

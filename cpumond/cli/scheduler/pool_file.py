@@ -48,8 +48,7 @@ file_argument = click.argument("file", metavar="FILE")
 @scheduler_options
 def export_command(client: SchedulerClient, tree: str | None, form: Form, ids: bool, yson: str | None) -> None:
     """Print a tree with its pools as a file to keep in Git, for `cpumond tree plan` and `apply`; access lists
-    included.
-    """
+    included."""
     if yson is not None:
         if tree is None or ids:
             raise UsageError("--from-yt: name the tree that the file describes, and leave out --ids")

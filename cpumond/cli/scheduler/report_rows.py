@@ -47,8 +47,7 @@ class Line:
 
     def value(self, measure: Measure) -> float | None:
         """A number of the row; None for a ratio to 0, and for the peak of a sum, because peaks are at different
-        times.
-        """
+        times."""
         value: float = getattr(self.row, measure.name)
         if measure in RATIOS:
             base: float = getattr(self.row, BASE_OF_RATIO[measure.name])
@@ -137,8 +136,7 @@ def is_by_day(report: ReportView) -> bool:
 
 def keep_pool(report: ReportView, pool: str, top: int) -> ReportView:
     """The report reduced to a pool with its sub-pools and ``top`` of their operations. Raises NoSuchError for an
-    unknown pool.
-    """
+    unknown pool."""
     trees = [_keep_pool(tree, pool, top) for tree in report.trees if any(row.name == pool for row in tree.pools)]
     if not trees:
         names = sorted({row.name for tree in report.trees for row in tree.pools})

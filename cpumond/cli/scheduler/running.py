@@ -128,8 +128,7 @@ class _Run:
 
     def _refuse_too_large(self, details: OperationDetails) -> None:
         """Abort at once an operation that no node could hold, so that the user does not wait for it. Raises
-        UnavailableError.
-        """
+        UnavailableError."""
         if details.shown_state != "cannot start":
             return
         whys = "; ".join(dict.fromkeys(part.why for part in details.trees.values()))
@@ -258,8 +257,7 @@ def _runs(found: OperationDetails) -> bool:
 
 def _look(client: SchedulerClient, operation: str, end_s: float | None) -> OperationDetails | None:
     """The operation; None if no scheduler answers before the time-out. Raises UnavailableError if there is no
-    time-out.
-    """
+    time-out."""
     begun_s = time.monotonic()
     while True:
         try:

@@ -18,8 +18,7 @@ from cpumond.scheduler.settings.tree_file import PoolTable, Table, TreeTables
 
 OF_EVERY_TREE: Final = MappingProxyType({"default_memory_limit": 536_870_912, "enable_memory_reserve": True})
 """Options that hold for every tree there: ``memory_limit`` in bytes of tasks that set none, and memory reserved by what
-earlier jobs used of it.
-"""
+earlier jobs used of it."""
 
 
 def read_yt_tree(text: str, name: str) -> TreeTables:

@@ -191,8 +191,7 @@ def _read_toml(text: str, lines: dict[Path, int]) -> Any:
 
 def read_yaml(text: str, lines: dict[Path, int]) -> Any:
     """The value of a document, {} for an empty one; ``lines`` gets the line of each value in it. Raises ContentError,
-    and UsageError if PyYAML is missing.
-    """
+    and UsageError if PyYAML is missing."""
     yaml = _import_yaml()
     loader = _make_loader(yaml)(text)
     try:
@@ -231,8 +230,7 @@ def _make_loader(yaml: Any) -> Any:
 
 def _find_lines(yaml: Any, node: Any, path: Path, lines: dict[Path, int], above: tuple[int, ...]) -> None:
     """Note the line of each value. Raises ContentError: a key is duplicate or no text, a value contains itself, there
-    are too many.
-    """
+    are too many."""
     number = node.start_mark.line + 1
     if id(node) in above:
         raise ContentError(f"line {number}: a value cannot contain itself")
