@@ -11,12 +11,14 @@ COLOURS = 256
 
 
 def shrink(png: bytes) -> bytes:
-    """The same picture with its most frequent colours; others become the nearest. For 8-bit RGB."""
+    """The same picture with its most frequent colours; others become the nearest. For 8-bit RGB, and
+    RGBA, which a browser makes of a page with a dialog and whose alpha is dropped."""
     chunks = list(_split(png))
     width, height, depth, kind = struct.unpack(">IIBB", chunks[0][1][:10])
-    assert (depth, kind) == (8, 2), "8-bit RGB"
-    lines = _unfilter(zlib.decompress(b"".join(data for name, data in chunks if name == b"IDAT")), width, height)
-    rows = [[line[at : at + 3] for at in range(0, 3 * width, 3)] for line in lines]
+    assert depth == 8, "8-bit RGB or RGBA"
+    step = {2: 3, 6: 4}[kind]
+    lines = _unfilter(zlib.decompress(b"".join(data for name, data in chunks if name == b"IDAT")), width, height, step)
+    rows = [[line[at : at + 3] for at in range(0, step * width, step)] for line in lines]
     counts: Counter[bytes] = Counter()
     for row in rows:
         counts.update(row)
@@ -45,9 +47,9 @@ def _split(png: bytes) -> Iterator[tuple[bytes, bytes]]:
         at += length + 12
 
 
-def _unfilter(data: bytes, width: int, height: int) -> Iterator[bytes]:
-    """Lines of bytes, three a pixel, without PNG's filters."""
-    size = 3 * width
+def _unfilter(data: bytes, width: int, height: int, step: int) -> Iterator[bytes]:
+    """Lines of bytes, ``step`` a pixel, without PNG's filters."""
+    size = step * width
     above = bytearray(size)
     for number in range(height):
         start = number * (size + 1)
@@ -56,8 +58,8 @@ def _unfilter(data: bytes, width: int, height: int) -> Iterator[bytes]:
             line = bytearray((a + b) & 255 for a, b in zip(line, above, strict=True))
         elif kind:
             for at in range(size):
-                left = line[at - 3] if at >= 3 else 0
-                corner = above[at - 3] if at >= 3 else 0
+                left = line[at - step] if at >= step else 0
+                corner = above[at - step] if at >= step else 0
                 guess = (left, 0, (left + above[at]) // 2, _paeth(left, above[at], corner))[kind - 1]
                 line[at] = (line[at] + guess) & 255
         above = line
