@@ -1,1 +1,1 @@
-"""The agent of a node: one tick per check_period. Read ``tick.py`` first."""
+"""The agent of a node, which does one tick in each check_period. Read ``tick.py`` first."""

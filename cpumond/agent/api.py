@@ -2,7 +2,7 @@
 
 It serves metrics and health on TCP, the page on a loopback address, and everything else on the unix socket.
 
-Handlers read the published snapshot. Requests that need the live records run in the tick's thread (``Agent.call``)."""
+Handlers read the published snapshot. Requests for the live records run in the tick's thread (``Agent.call``)."""
 
 from __future__ import annotations
 
@@ -41,15 +41,17 @@ log = structlog.get_logger("cpumond.agent")
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_CONNECTIONS = 64
-"""Above this, a connection of the address with the most connections is closed: a flood does not affect Prometheus."""
+"""Maximum number of connections. At one more, a connection of the address with the most connections is closed, so a
+flood from one address does not affect Prometheus."""
 ACCEPTED_AT_ONCE = 16
 BACKLOG = 1024
 MAX_HELD_BYTES = 32 * 2**20
-"""Bytes of unread responses, over all connections of one application."""
+"""Maximum number of bytes in unread responses, summed over all connections of one application."""
 KEEP_ALIVE_S = 20
 ASK_NAME_S = 60.0
 EXCHANGE_S = 40.0
-"""Maximum time from the connection, or the previous response, to the end of the next one; longer than KEEP_ALIVE_S."""
+"""Maximum seconds from the connection, or from the previous response, to the end of a response. Longer than
+KEEP_ALIVE_S."""
 RETRY_S = 5.0
 STOP_S = 3.0
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -94,7 +96,7 @@ def make_private_app(agent: Agent, metrics: AgentMetrics) -> ASGIApp:
 
 
 def make_page_app(agent: Agent) -> ASGIApp:
-    """Make the application on ``[web] listen``: the page and its data. Nothing can be changed through it."""
+    """Make the application on ``[web] listen``: the page and its data. It changes nothing in the agent."""
     from cpumond.web import make_web_routes
 
     routes = [
@@ -109,8 +111,8 @@ def make_page_app(agent: Agent) -> ASGIApp:
 class _OwnNamesOnly:
     """Refuses requests for host names that ``is_own`` does not know, and adds ``PAGE_HEADERS``.
 
-    Otherwise a page of another site, under a name made to resolve to this host (DNS rebinding), would count as this
-    page."""
+    Without this, the page of an attacker's site, whose name is made to resolve to this host (DNS rebinding), could read
+    this page."""
 
     def __init__(self, app: ASGIApp, is_own: Callable[[str], Awaitable[bool]], advice: str) -> None:
         self._app = app
@@ -124,7 +126,7 @@ class _OwnNamesOnly:
                 message["headers"] = [*message["headers"], *(each for each in PAGE_HEADERS if each[0] not in given)]
             await send(message)
 
-        # HTTP/1.0 may omit the host, but no browser does.
+        # A request of HTTP/1.0 may omit the host, but that of a browser never does.
         hosts = [value for name, value in scope["headers"] if name == b"host"] or [b""]
         if len(hosts) == 1 and await self._is_own(_cut_port(hosts[0].decode("latin-1"))):
             await self._app(scope, receive, send_with_headers)
@@ -137,8 +139,8 @@ async def _is_loopback_name(host: str) -> bool:
 
 
 class OwnNames:
-    """The host names that requests may use: addresses, which DNS rebinding cannot forge; "localhost"; the host name,
-    short and with its domain; the node id; those of ``[metrics] listen`` and ``names``."""
+    """The host names that requests may use: IP addresses, which DNS rebinding cannot forge; "localhost"; the host name,
+    short and with its domain; the node id; the names in ``[metrics] listen`` and ``[metrics] names``."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -146,12 +148,12 @@ class OwnNames:
         self._asked_at_s = -math.inf
 
     async def __call__(self, host: str) -> bool:
-        """Return whether ``host``, without a port, is this host."""
+        """Return whether the name ``host`` (without a port) is one of this host."""
         name = host.lower().rstrip(".")
         if not name or is_loopback(name) or _is_address(name) or name in self._known():
             return True
         if name != self._full_name and time.monotonic() - self._asked_at_s >= ASK_NAME_S:
-            # This may query a name server that does not answer while the host starts.
+            # This may query a name server, which may not answer while the host starts.
             self._asked_at_s = time.monotonic()
             found = (await run_in_threadpool(socket.getfqdn)).lower().rstrip(".")
             self._full_name = found if "." in found else self._full_name
@@ -184,7 +186,7 @@ def _make_app(routes: list[Route]) -> Starlette:
 
 
 async def _make_refusal(request: Request, error: Exception) -> Response:
-    """Return 404 and 405 in the form of all other errors."""
+    """Return a response for 404 and 405 in the same form as for all other errors."""
     assert isinstance(error, HTTPException)
     text = f"{request.method} {request.url.path}: {error.detail}"
     return _json({"error": text, "exit_code": 69}, error.status_code, error.headers)
@@ -229,7 +231,7 @@ def _read_status(agent: Agent) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _act(agent: Agent, work: Callable[[str, dict[str, Any]], Any]) -> Callable[[Request], Awaitable[Response]]:
-    """Make a handler that runs ``work`` in the tick's thread, with the job's name and the request's JSON."""
+    """Make a handler that runs ``work`` in the tick's thread, and passes it the job's name and the request's JSON."""
 
     async def handle(request: Request) -> Response:
         try:
@@ -241,7 +243,7 @@ def _act(agent: Agent, work: Callable[[str, dict[str, Any]], Any]) -> Callable[[
         except TimeoutError:
             return _json({"error": "the agent's tick did not respond within 10 s; see its log", "exit_code": 69}, 503)
         except asyncio.CancelledError:
-            # The server stops without waiting for responses, and the tick carries out no more requests.
+            # The server is stopping and does not wait for responses; the tick carries out no more requests.
             return _json({"error": "the agent is stopping; try again when it is back", "exit_code": 69}, 503)
         except ClientDisconnect:
             return Response(status_code=400)
@@ -287,7 +289,7 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
 
 
 class _Server(uvicorn.Server):
-    """A server that waits for ``stopping``; the library polls ten times a second, 0.2 % of a core when idle."""
+    """A server that waits for ``stopping``. The library's own polls ten times a second: 0.2 % of a core when idle."""
 
     def __init__(self, app: ASGIApp, stopping: asyncio.Event) -> None:
         door = Door(MAX_CONNECTIONS, MAX_HELD_BYTES, EXCHANGE_S, by_source=True)
@@ -299,11 +301,11 @@ class _Server(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                # Garbage from a port scanner is not worth a log line.
+                # Invalid requests of port scanners are not logged.
                 log_level="error",
                 access_log=False,
                 server_header=False,
-                # The library would renew the date in the loop that ``main_loop`` replaces.
+                # The library updates the date in its own loop, which ``main_loop`` replaces.
                 date_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=1,
@@ -314,7 +316,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for sock in sockets or ():
-            # The event loop has set this to ACCEPTED_AT_ONCE, its limit per turn.
+            # The event loop has set the backlog to ACCEPTED_AT_ONCE, its limit of connections per turn.
             sock.listen(BACKLOG)
 
     async def main_loop(self) -> None:
@@ -324,7 +326,7 @@ class _Server(uvicorn.Server):
 class AgentServer:
     """The thread that serves each application on its bound sockets; the agent ends it with ``stop``.
 
-    Each application has its own limit of connections, so the unix socket responds whatever happens on TCP."""
+    Each application has its own limit of connections, so a flood on TCP does not affect the unix socket."""
 
     def __init__(self, served: list[tuple[ASGIApp, list[socket.socket]]]) -> None:
         self._served = [(app, sockets) for app, sockets in served if sockets]
@@ -352,12 +354,12 @@ class AgentServer:
         with contextlib.ExitStack() as stack:
             async with asyncio.TaskGroup() as tasks:
                 for app, sockets in self._served:
-                    # A server closes its sockets; another attempt needs the originals.
+                    # A server closes its sockets, but the next attempt needs them: give it duplicates.
                     own = [stack.enter_context(sock.dup()) for sock in sockets]
                     tasks.create_task(_Server(app, stopping).serve(own))
 
     def replace_control(self, control: socket.socket) -> None:
-        """Serve another control socket from now on: the file of the previous one is gone."""
+        """Serve ``control`` instead of the previous control socket, whose file is gone."""
         sockets = self._served[0][1]
         before, sockets[:] = list(sockets), [control]
         self._end_loop()
@@ -365,7 +367,7 @@ class AgentServer:
 
     def _end_loop(self) -> None:
         if self._wake is not None:
-            # The loop may have ended on its own.
+            # The loop may have ended already.
             with contextlib.suppress(RuntimeError):
                 self._wake()
 
@@ -379,7 +381,7 @@ class AgentServer:
 
 
 def serve(agent: Agent, sockets: list[socket.socket], web: Sequence[socket.socket] = ()) -> AgentServer:
-    """Start serving bound sockets: everything on unix ones, metrics and health on others, the page on ``web``."""
+    """Start to serve bound sockets: everything on unix sockets, metrics and health on TCP, the page on ``web``."""
     metrics = AgentMetrics(
         agent.read_snapshot,
         lambda: agent.config.metrics,

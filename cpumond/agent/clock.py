@@ -1,4 +1,4 @@
-"""The agent's clocks, as one value that tests replace."""
+"""The agent's clocks, as one value that tests can replace."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 
 class HostClock:
-    """The host's clocks: ``monotonic_s`` for periods, ``boottime_s`` to detect a suspend, ``wall_s`` for times of
+    """The host's clocks: ``monotonic_s`` measures periods, ``boottime_s`` shows a suspend, ``wall_s`` is the time of
     day."""
 
     monotonic_s = staticmethod(time.monotonic)
@@ -14,5 +14,5 @@ class HostClock:
 
     @staticmethod
     def boottime_s() -> float:
-        """Return seconds since boot, including time in suspend."""
+        """Return the seconds since boot, including the time for which the host was suspended."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,8 +1,8 @@
-"""The agent's configuration: TOML plus ``conf.d`` drop-ins, checked, as frozen values.
+"""The agent's configuration: a TOML file and ``conf.d`` drop-ins, checked, as frozen values.
 
-Each file is checked by itself, so that a message names the file and the key. Then tables are merged (a later file wins,
-``[[source]]`` entries add up) and rules between keys are checked. Keys may be written with hyphens or underscores; two
-spellings of one key in one table are an error."""
+Each file is checked by itself, so that a message names the file and the key. Then tables are merged: a key in a later
+file overrides that in an earlier one, but ``[[source]]`` entries of all files are kept. After that, rules between keys
+are checked. Keys may have hyphens or underscores; both spellings of one key in one table are an error."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MAX_LABELS = 8
 """Maximum number of unit properties that one source may read."""
 
 Layer = Annotated[dict[str, Any], msgspec.Meta(extra={"table": MonitorSettings})]
-"""Options of ``job-cpu-monitor`` that one level sets explicitly: normalised names, durations in seconds."""
+"""Options of ``job-cpu-monitor`` that one level sets explicitly, with normalised names; durations are in seconds."""
 
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 PositiveDuration = Annotated[float, msgspec.Meta(gt=0.0, extra=DURATION)]
@@ -59,18 +59,18 @@ PositiveDuration = Annotated[float, msgspec.Meta(gt=0.0, extra=DURATION)]
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One ``[[source]]``: where to find jobs.
 
-    ``pattern`` is a cgroup path relative to the root of the hierarchy of the cpu controller; with ``kind = "glob"`` it
-    may contain ``*``, ``?``, ``[...]`` and ``**``. ``id_regex`` is searched in that path, and its groups ``id`` and
+    ``pattern`` is a cgroup path relative to the root of the cpu controller's hierarchy. With ``kind = "glob"`` it may
+    contain ``*``, ``?``, ``[...]`` and ``**``. ``id_regex`` is searched in the path of a cgroup; its groups ``id`` and
     ``operation`` name the job. ``cpu_limit`` is in cores, or "from-cgroup": the quota found before the first change.
-    ``whole``: each match is one job with all cgroups below it, like a container that creates its own cgroups.
+    ``whole``: each match, with all cgroups below it, is one job, like a container that creates its own cgroups.
 
     With ``kind = "systemd"`` the jobs are services and scopes of ``slices``. Then ``pattern`` (default "*") and
     ``id_regex`` match the unit's name, and ``labels`` are properties of the unit to display.
 
-    With the kind of an engine the jobs are those of that engine. Then ``pattern`` (default "*") matches the job's name,
-    and ``socket`` is the engine's address ("" = its default). ``token_file`` holds the token for a kubelet; ``ca_file``
-    holds the authority of its certificate ("none": no check, only on the loopback). ``unlimited`` decides about jobs
-    without a requested CPU limit: they stay in mode shadow or, with "host", count as requesting all CPUs of the host.
+    If ``kind`` is an engine, the jobs are those of the engine. Then ``pattern`` (default "*") matches the job's name,
+    and ``socket`` is the engine's address ("" = its default). ``token_file`` contains the token for a kubelet, and
+    ``ca_file`` the authority of the kubelet's certificate ("none": no check, only on the loopback). ``unlimited``
+    decides about jobs that request no CPU limit: they stay in shadow or, with "host", count as requesting all CPUs.
     """
 
     kind: Literal["static", "glob", "systemd", "docker", "podman", "slurm", "kubernetes"]
@@ -102,10 +102,10 @@ class OperationOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class Writes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[writes]``: reaction to another program or an operator changing a limit that the agent moved.
+    """``[writes]``: what the agent does if another program or an operator changes a limit that the agent moved.
 
-    The changed limit is the new original, and it is not moved for ``override_ttl``. ``drift_...`` only applies to unit
-    files."""
+    The new limit becomes the original, and the agent does not move it for ``override_ttl``. ``drift_...`` only apply to
+    the limit files of units."""
 
     override_ttl_s: Duration = msgspec.field(name="override_ttl", default=600.0)
     drift_backoff_s: Duration = msgspec.field(name="drift_backoff", default=5.0)
@@ -121,7 +121,7 @@ class Discovery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[metrics]``: the Prometheus endpoint; ``listen = ""`` turns it off. ``names``: other names of this host."""
+    """``[metrics]``: the Prometheus endpoint. ``listen = ""`` turns it off. ``names``: other names of this host."""
 
     listen: str = "127.0.0.1:9756"
     names: list[str] = []
@@ -141,12 +141,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[scheduler]``: the scheduler that uses this host as a node; ``url = ""``: none. ``tags`` decide its tree.
+    """``[scheduler]``: the scheduler that uses this host as a node. ``tags``: decide the tree of the host.
 
-    ``url``: its address, or a list of several of which one leads. ``ca_file``: the authority of its certificate, "" for
-    those that the system trusts. ``may_set_mode``: the roll-out stages of the scheduler set the level of changes to
-    limits here, bounded by this configuration; until it sets one, nothing is written (shadow).
-    """
+    ``url``: the scheduler's address, or a list of addresses of schedulers, one of which leads; "" = no scheduler.
+    ``ca_file``: the authority of the scheduler's certificate, "" = the authorities that the system trusts.
+    ``may_set_mode``: roll-out stages of the scheduler set the highest level of changes to limits on this host, bounded
+    by this configuration. Until the scheduler sets a level, no limit is written (shadow)."""
 
     url: str | list[str] = ""
     token: str = ""
@@ -160,16 +160,15 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses of possible schedulers; empty if the host is no node."""
+        """Addresses of the schedulers that may lead; empty if the host is no node."""
         return tuple(self.url) if isinstance(self.url, list) else (self.url,) if self.url else ()
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[resources]``: the resources that this host offers to jobs; None: those that it has.
+    """``[resources]``: the resources that this host offers to jobs. For None, the host offers all that it has.
 
-    The other keys: how long the sum of the jobs' limits may exceed them before jobs are aborted, and by which part of
-    the CPU permanently (semantics.md 1.9).
-    """
+    The remaining keys decide how long the jobs together may exceed these resources before jobs are aborted, and by
+    which fraction of the CPU they may exceed it permanently (semantics.md 1.9)."""
 
     cpu: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
     memory: Annotated[int, msgspec.Meta(ge=0, le=2**60)] | None = None
@@ -183,9 +182,8 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[executor]``: how the scheduler's jobs run. ``cgroup_root`` is relative to the cpu hierarchy's root.
 
-    ``user`` "" = the user of the operation, whose uid must be at least ``min_uid``. ``jobs_dir`` "" = ``state_dir``
-    plus "-jobs". ``max_tasks``: processes and threads of a job, 0 = no limit.
-    """
+    ``user``: "" = the user of the operation, whose uid must be at least ``min_uid``. ``jobs_dir``: "" = ``state_dir``
+    with "-jobs" appended. ``max_tasks``: maximum number of processes and threads of a job, 0 = no limit."""
 
     kind: Literal["none", "cgroup", "systemd"] = "none"
     cgroup_root: str = ""
@@ -200,32 +198,30 @@ class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def cgroup_roots(self) -> tuple[str, ...]:
-        """The parent cgroups of its jobs: of ordinary jobs, then of those on reclaimed CPU; empty without an
-        executor."""
+        """The cgroups below which jobs run: the first for ordinary jobs, the second for jobs on reclaimed CPU; empty
+        without an executor."""
         return () if self.kind == "none" else (self.cgroup_root, *self.idle_roots)
 
     @property
     def idle_roots(self) -> tuple[str, ...]:
-        """The parent cgroups (at most one) of jobs on reclaimed CPU: at the hierarchy's root, and only if they may
-        not be below ``cgroup_root``."""
+        """The cgroup below which jobs on reclaimed CPU run, if there is an executor. It is at the hierarchy's root, not
+        below ``cgroup_root``."""
         if self.kind == "cgroup":
             return (name_idle_parent(self.cgroup_root),)
         return (IDLE_SLICE,) if self.kind == "systemd" else ()
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[control]``: the unix socket in ``runtime_dir``; ``group`` may open it besides root ("" = the agent's own)."""
+    """``[control]``: the unix socket in ``runtime_dir``. Root and ``group`` ("" = the agent's own) may open it."""
 
     group: str = ""
 
 
 class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[web]``: the read-only page of this node's jobs; ``listen`` is a loopback address and port, "" = no page.
+    """``[web]``: the read-only page of this node's jobs. ``listen`` is a loopback address and port, "" = no page.
 
-    ``samples`` of each job are kept in memory for its graphs, one every ``period``, 28 bytes each (32 with a peak); 0
-    keeps none. They are kept only if they can be shown: with a page here, or with a scheduler, whose page requests
-    them.
-    """
+    ``samples``: number of points of each job that are kept in memory for its graphs, one every ``period``, of 28 bytes
+    each (32 with a peak). They are kept only if a page can show them: the page here, or that of a scheduler."""
 
     listen: str = ""
     samples: Annotated[int, msgspec.Meta(ge=0, le=5000)] = 180
@@ -233,7 +229,7 @@ class Web(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[cost]``: the share of one core that checks may use; above it, jobs are checked in turns (0 = never)."""
+    """``[cost]``: the fraction of a core that checks may use. If exceeded, jobs are checked in turns (0 = never)."""
 
     cpu_budget_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=64.0)] = 0.25
 
@@ -241,9 +237,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration of the agent. ``path`` is the file it was read from ("" for built-in defaults).
 
-    ``control_group_ratio``: this share of the jobs (with "host": of all hosts with this setting) is left in shadow.
-    ``ceiling`` is the highest level that the scheduler allows, None if it does not apply; it is no key of a file.
-    """
+    ``control_group_ratio``: the fraction of the jobs (with "host": of all hosts with this setting) that is left in
+    shadow. ``ceiling``: the highest level that the scheduler allows, None if the scheduler may not set one; this is no
+    key of a file."""
 
     node_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     state_dir: Annotated[str, msgspec.Meta(min_length=1)] = "/var/lib/cpumond"
@@ -270,7 +266,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ceiling: Level | None = None
 
     def is_control(self, job_id: str) -> bool:
-        """Return whether a job is left in shadow for comparison with others; stable over restarts."""
+        """Return whether a job is left in shadow, to compare it with the others. A restart does not change this."""
         ratio, chosen_by = self.control_group_ratio, self.node_id if self.control_group == "host" else job_id
         return ratio > 0.0 and stable_fraction(chosen_by) < ratio
 
@@ -279,11 +275,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return os.path.join(self.runtime_dir, "control.sock")
 
     def find_roots(self, is_engines: bool) -> list[str]:
-        """Return the cgroups below which limits may be written, for jobs of an engine or others: ``managed_roots``.
+        """Return the cgroups below which limits may be written, for jobs of engines or for other jobs.
 
-        If those are not set, an engine's jobs are managed wherever they are, and others nowhere. The executor's jobs
-        are always managed: this agent creates their cgroups, so they need no entry.
-        """
+        These are ``managed_roots``. If they are not set, jobs of engines are managed everywhere, and other jobs
+        nowhere. The executor's jobs are always managed, because this agent creates their cgroups."""
         if is_engines:
             return self.managed_roots or [""]
         return [*self.managed_roots, *self.executor.cgroup_roots]
@@ -307,8 +302,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return msgspec.convert(merge_layers([*layers, held]), MonitorSettings) if held else settings
 
     def find_highest_level(self) -> Level:
-        """Return the highest level of any job, over the node's settings, each source and each operation; at most
-        shadow on a host of the control group."""
+        """Return the highest level that a job can have, over the node's settings, each source and each operation;
+        on a host of the control group, no level above shadow."""
         names = ["", *self.operation]
         found = [self.resolve_settings(source, name, {}) for source in (None, *self.source) for name in names]
         highest = max(map(find_level, found), key=LEVELS.index)
@@ -317,9 +312,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def load_config(path: str | None) -> AgentConfig:
-    """Read, check and merge ``path`` and the ``conf.d/*.toml`` beside it; None gives the built-in defaults.
+    """Read, check and merge ``path`` and the ``conf.d/*.toml`` beside it; return the built-in defaults for None.
 
-    Raises ConfigError (file, key, allowed range) or AccessError."""
+    Raises AccessError, or ConfigError, whose message names the file, the key and the allowed range."""
     if path is None:
         return finish_config({}, "")
     folder = os.path.join(os.path.dirname(os.path.abspath(path)), "conf.d")
@@ -327,7 +322,7 @@ def load_config(path: str | None) -> AgentConfig:
 
 
 def parse_config_text(text: str, path: str) -> dict[str, Any]:
-    """Parse and check the text of one file: normalised keys, durations in seconds. Raises ConfigError."""
+    """Parse and check the text of one file; normalise keys, convert durations to seconds. Raises ConfigError."""
     try:
         raw = decode_toml(text)
     except ContentError as error:
@@ -342,15 +337,14 @@ def parse_config_text(text: str, path: str) -> dict[str, Any]:
 
 
 def parse_layer(raw: object, where: str, key: str = "job-cpu-monitor") -> Layer:
-    """Check a section ``job-cpu-monitor`` given at run time or in a source. Raises ConfigError."""
+    """Check a section ``job-cpu-monitor`` that was given at run time or in a source. Raises ConfigError."""
     return normalise_table(raw, MonitorSettings, where, key)
 
 
 def read_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
-    """Read unchecked options given as ``key=value`` on the command line; a value is read as TOML, else as text.
+    """Read unchecked options given as ``key=value`` on the command line. A value that is not valid TOML is a text.
 
-    Raises ConfigError if the equals sign is missing, or for a value of several lines, which would be more than one
-    value."""
+    Raises ConfigError if the equals sign is missing, or if a value has several lines, which could be several values."""
     raw: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
@@ -366,12 +360,13 @@ def read_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
 
 
 def parse_assignments(assignments: tuple[str, ...]) -> Layer:
-    """Return the checked options of ``read_assignments``. Raises ConfigError."""
+    """Read options by ``read_assignments``, and check them. Raises ConfigError."""
     return parse_layer(read_assignments(assignments), "--set", "")
 
 
 def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
-    """Make the frozen configuration from merged, checked tables, and check rules between keys. Raises ConfigError."""
+    """Make the frozen configuration from tables that are merged and checked; check the rules between keys. Raises
+    ConfigError."""
     config = msgspec.convert({**merged, "path": path}, AgentConfig)
     where = path or "built-in defaults"
     config = msgspec.structs.replace(
@@ -409,12 +404,12 @@ def finish_config(merged: dict[str, Any], path: str) -> AgentConfig:
 
 
 def find_idle_options(config: AgentConfig) -> list[str]:
-    """Describe options of ``job-cpu-monitor`` that have no effect: not with the resulting rule and actuator,
-    whatever the other levels say (semantics.md 1.1)."""
+    """Describe options of ``job-cpu-monitor`` that have no effect with the resulting rule and actuator of any job to
+    which they apply (semantics.md 1.1)."""
     operations, sources = ["", *config.operation], [None, *config.source]
 
     def list_idle(given: Layer, some: Sequence[Source | None], names: Sequence[str]) -> list[str]:
-        """Return those of ``given`` that have no effect on any job of sources ``some`` and operations ``names``."""
+        """Return the options in ``given`` without effect on every job of sources ``some`` and operations ``names``."""
         found = [list_idle_options(config.resolve_settings(each, name, {}), given) for each in some for name in names]
         return [text for text in found[0] if all(text in others for others in found)]
 
@@ -435,7 +430,7 @@ def find_idle_options(config: AgentConfig) -> list[str]:
 
 
 EXECUTOR_ROOTS = {"none": "", "cgroup": DEFAULT_ROOT, "systemd": JOBS_SLICE_CGROUP}
-"""``executor.kind`` -> cgroup of its jobs unless ``cgroup_root`` names another."""
+"""``executor.kind`` -> cgroup below which jobs run if ``cgroup_root`` is not set."""
 
 
 def _finish_executor(config: AgentConfig, where: str) -> AgentConfig:
@@ -488,7 +483,7 @@ def _check_loopback(listen: str, where: str) -> None:
 
 
 def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:
-    """Return a managed root as a relative path without slashes at its ends ("" = the whole hierarchy). Raises
+    """Return a managed root as a relative path without slashes at both ends; "" is the whole hierarchy. Raises
     ConfigError."""
     refuse_mounted(root, f"{where}: {key}")
     parts = [part for part in root.split("/") if part not in ("", ".")]
@@ -498,7 +493,7 @@ def normalise_root(root: str, where: str, key: str = "managed_roots") -> str:
 
 
 def refuse_mounted(cgroup: str, where: str) -> None:
-    """Raise ConfigError for a cgroup named by its path in the file system instead of below the hierarchy's root."""
+    """Raise ConfigError if ``cgroup`` is a path in the file system, not a path below the hierarchy's root."""
     found = re.match(r"/*sys/fs/cgroup(?:/unified|/(?:cpu|cpuacct)(?:,cpu|,cpuacct)?(?![^/]))?(?:/+|$)", cgroup)
     if found:
         rest = cgroup[found.end() :]

@@ -1,4 +1,4 @@
-"""The parts and the state of one agent, for the tick's thread."""
+"""The parts and the state of one agent; only the tick's thread uses them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class AgentContext:
-    """The parts of one agent. ``last`` is the end of the newest tick, for any thread."""
+    """The parts of one agent. ``last`` is the end of the newest tick; any thread may read it."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class AgentContext:
         self.hierarchies = hierarchies
         self.reporter = reporter
         self.link: SchedulerLink | None = None
-        """Sends heartbeats to the scheduler; its responses arrive through ``Agent.take_answer``."""
+        """Sends heartbeats to the scheduler, whose responses arrive through ``Agent.take_answer``."""
         self.assigned = assigned
         self.on_offer: Callable[[], None] = lambda: None
         """Called when the host's resources differ from those registered with the scheduler."""
@@ -72,19 +72,19 @@ class AgentContext:
         self.last: TickEnd | None = None
         self.stopping = False
         self.stride = 1
-        """A job is checked every ``stride`` ticks; more than 1 if the agent exceeds its budget."""
+        """Number of ticks per check of a job; more than 1 while the agent exceeds its CPU budget."""
         self.discovery_problems: list[str] = []
         self.empty_rescans = 0
         self.followed: set[str] = set()
         """Cgroups of the scheduler's jobs that the monitor follows."""
         self.metrics_address = config.metrics.listen
-        """Address of the Prometheus endpoint; if no port was configured, with the chosen one."""
+        """Address of the Prometheus endpoint, with the port in use even if none was configured."""
         self.service_ends: dict[str, int] = {}
         self.refused_config = ""
-        """Why the last reload was refused; "" if the files are in force."""
+        """Why the last reload was refused; "" if the configuration in the files is in force."""
 
     def use_config(self, config: AgentConfig) -> None:
-        """Switch to another configuration; jobs get their new settings with the rescan that is due."""
+        """Switch to a new configuration. Jobs get their new settings at the next rescan."""
         self.config = self.table.config = self.writer.config = config
         self.due.report = True
 
@@ -96,10 +96,10 @@ class AgentContext:
         self.on_offer()
 
     def read_usage(self) -> dict[str, Usage]:
-        """Return the monitor's figures of the scheduler's jobs, by cgroup."""
+        """Return by cgroup the monitor's figures of the scheduler's jobs."""
         return {path: job.usage() for path in self.followed if (job := self.table.jobs.get(path)) is not None}
 
     @property
     def keeps_samples(self) -> bool:
-        """Whether graphs of the jobs can be seen: on the page of this node, or of its scheduler."""
+        """Whether a page can show graphs of the jobs: the page of this node, or that of its scheduler."""
         return self.config.web.samples > 0 and bool(self.config.web.listen or self.config.scheduler.addresses)

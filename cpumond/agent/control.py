@@ -1,5 +1,4 @@
-"""Functions of the control socket: responses from the newest snapshot, and requests carried out by the tick's
-thread."""
+"""The control socket: make responses from the newest snapshot; carry out requests in the tick's thread."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ log = structlog.get_logger("cpumond.agent")
 NO_PROCESS: Final = "it contains no process, so it is not a job yet; it becomes one with its first process"
 
 LEAST_PIN_CORES: Final = MIN_QUOTA_US / MAX_PERIOD_US
-"""The kernel accepts no smaller limit."""
+"""Minimum of a pin in cores, because the kernel accepts no smaller limit."""
 
 
 def view_job(job: TrackedView) -> answers.JobAnswer:
@@ -111,7 +110,7 @@ def _explain_peak(job: Tracked, now_s: float, wall_s: float, is_paused: bool) ->
 
 
 def _format_clock(at: float, wall_s: float) -> str:
-    """Format a local time with its zone, since readers may be elsewhere; with the date unless it is today."""
+    """Format a local time with its zone, since readers may be elsewhere, and with the date if it is not today."""
     is_today = format_time(at, "%Y-%m-%d") == format_time(wall_s, "%Y-%m-%d")
     return format_time(at, "%H:%M:%S %Z") if is_today else format_time(at)
 
@@ -140,9 +139,9 @@ def view_agent(snapshot: TickSnapshot) -> answers.StatusAnswer:
 
 
 def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answers.ExplainAnswer:
-    """Explain one job's limit completely, in figures and sentences; in the tick's thread.
+    """Explain one job's limit completely, in figures and sentences. For the tick's thread.
 
-    ``unpin`` is that of ``add_sentences``. Raises UnavailableError."""
+    ``unpin`` is passed to ``add_sentences``. Raises UnavailableError."""
     job = _find(agent, name)
     s, state = job.settings, job.state
     pressure = read_pressure(agent.context.hierarchies, job.found.path)
@@ -203,11 +202,11 @@ def explain_job(agent: Agent, name: str, unpin: str = "cpumond unpin") -> answer
 
 
 def view_samples(job: Tracked, period_s: float) -> answers.SamplesAnswer:
-    """Return the points of a job's graphs, oldest first, as one list per line; cores, ``at`` seconds since 1970.
+    """Return the points of a job's graphs, the oldest first: one list for each line of a graph, in cores. ``at`` is in
+    seconds since 1970.
 
-    ``limit`` is the monitor's, which is in force if it is written. The bounds of the votes follow from it and the
-    present settings. ``peak`` is None for points under a rule without one. The lists are empty if no samples are kept.
-    """
+    ``limit`` is the monitor's limit, which is in force if it is written. The bounds of the votes follow from ``limit``
+    and the present settings. ``peak`` is None under a rule without a peak. Without samples, all lists are empty."""
     s = job.settings
     records = [] if job.samples is None else job.samples.records()
     return answers.SamplesAnswer(
@@ -226,7 +225,7 @@ def view_samples(job: Tracked, period_s: float) -> answers.SamplesAnswer:
 
 
 def _describe_source(agent: Agent, job: Tracked) -> str:
-    """Name the origin of a job: a source's pattern, the scheduler's order, or "" if it was added by hand."""
+    """Describe where a job comes from: the pattern of its source, the scheduler, or "" if a user added the job."""
     if job.found.source is not None:
         return describe_source(job.found.source)
     order = None if agent.context.assigned is None else agent.context.assigned.find_by_cgroup(job.found.path)
@@ -234,7 +233,7 @@ def _describe_source(agent: Agent, job: Tracked) -> str:
 
 
 def view_settings(s: MonitorSettings, mode: str) -> dict[str, Any]:
-    """Return the resulting section ``job-cpu-monitor`` under YTsaurus' names; durations as text with a unit."""
+    """Return the resulting section ``job-cpu-monitor`` with YTsaurus' names; durations are texts with a unit."""
     named = msgspec.to_builtins(s)
     for field in msgspec.structs.fields(MonitorSettings):
         if field.name.endswith("_s"):
@@ -243,8 +242,8 @@ def view_settings(s: MonitorSettings, mode: str) -> dict[str, Any]:
 
 
 def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
-    """Carry out ``cpumond job add``: save, follow, respond, with ``warnings`` about options without effect. Raises
-    ConfigError, RefusedError, UnavailableError, CreateError, AccessError."""
+    """Carry out ``cpumond job add``: save the job and follow it. The response has ``warnings`` about options without
+    effect. Raises ConfigError, RefusedError, UnavailableError, CreateError, AccessError."""
     path = relative_path(agent.context.hierarchies, str(body.get("cgroup", "")))
     limit = body.get("cpu_limit")
     if limit is not None and not (_is_number(limit) and 0 < limit < math.inf):
@@ -293,7 +292,7 @@ def add_job(agent: Agent, body: dict[str, Any]) -> answers.AddedJob:
 
 
 def remove_job(agent: Agent, job_id: str) -> answers.RemovedJob:
-    """Carry out ``cpumond job remove``: forget the job, restore its cgroup. Raises UnavailableError, CreateError,
+    """Carry out ``cpumond job remove``: forget the job and restore its cgroup. Raises UnavailableError, CreateError,
     AccessError."""
     if not agent.context.registered.remove(job_id):
         known = ", ".join(sorted(agent.context.registered.content.jobs)) or "none"
@@ -307,7 +306,7 @@ def list_registered(agent: Agent) -> answers.RegisteredList:
 
 
 def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
-    """Carry out ``cpumond pin``: hold a limit until unpin or for a time. Raises the errors of ``add_job``."""
+    """Carry out ``cpumond pin``: keep a limit for a given time, or until unpin. Raises the errors of ``add_job``."""
     job = _find(agent, name)
     if not job.moves:
         why = job.refused or f"its mode is {job.mode}"
@@ -329,7 +328,7 @@ def pin_job(agent: Agent, name: str, body: dict[str, Any]) -> answers.JobAnswer:
 
 
 def unpin_job(agent: Agent, name: str) -> answers.JobAnswer:
-    """Carry out ``cpumond unpin``: end a pin, override or contest, so that the monitor decides again. Raises the
+    """Carry out ``cpumond unpin``: end a pin, an override or a contest; then the monitor decides again. Raises the
     errors of ``remove_job``."""
     job = _find(agent, name)
     agent.context.registered.pin(job.found.job_id, None)
@@ -365,5 +364,5 @@ def _settings(settings: CpuSettings) -> answers.Quota:
 
 
 def _cores(value: float) -> float | None:
-    """Return null for no limit: JSON has no infinity."""
+    """Return ``value``; None for infinity (no limit), which JSON does not have."""
     return value if math.isfinite(value) else None

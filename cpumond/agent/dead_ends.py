@@ -1,4 +1,4 @@
-"""Settings that are valid but hardly intended: files that are not read, limits that never move."""
+"""Find settings that are valid but hardly intended: files that are not read, limits that never move."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cpumond.core.settings import find_ignored
 
 
 def find_dead_ends(config: AgentConfig) -> list[str]:
-    """Return a sentence for each of these settings, with the remedy."""
+    """Return a sentence about each such setting, with the remedy."""
     folder = os.path.join(os.path.dirname(os.path.abspath(config.path)), "conf.d")
     told = [f"{name}: is not read: its name must end with .toml" for name in find_ignored(folder)]
     for number, source in enumerate(config.source, 1):
@@ -34,7 +34,8 @@ def find_dead_ends(config: AgentConfig) -> list[str]:
 
 
 def _list_places(source: Source) -> list[tuple[str, str, str]]:
-    """Return key, value, and the cgroup that holds all its jobs; empty for an engine, which reports where they are."""
+    """Return the keys of a source that name places, each with its value and the cgroup above all its jobs. Empty for an
+    engine, which reports where its jobs are."""
     if source.is_engine:
         return []
     if source.kind == "systemd":

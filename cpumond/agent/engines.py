@@ -1,4 +1,4 @@
-"""The engines whose jobs the agent follows, queried in a thread that exists only with such a source."""
+"""The engines whose jobs the agent follows. A thread queries them; it exists only if a source names an engine."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from cpumond.host.engine.link import EngineThread
 
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Directory in a pod with its service account's token and its cluster's certificates."""
+"""Directory in a pod that contains the token of the pod's service account and the certificates of the cluster."""
 ASK_NAMES_S = 1.0
-"""Minimum seconds between two queries of engines because of unnamed cgroups."""
+"""Minimum seconds between two queries that are due to cgroups without a name."""
 ANSWER_LOOK_S = 0.02
 TELL_NOTHING = {"slurm"}
-"""Kinds of engines that report no changes: they are queried when cgroups come or go."""
+"""Kinds of engines that report no changes; therefore they are queried when cgroups appear or disappear."""
 
 
 class Engines:
-    """The engines, for the tick's thread; only ``wait`` and ``wait_for_orders`` wait for an engine."""
+    """The engines, for the tick's thread. Only the methods ``wait`` and ``wait_for_orders`` wait for an engine."""
 
     def __init__(self, hierarchies: Hierarchies, node_id: str = "") -> None:
         self._hierarchies = hierarchies
@@ -43,7 +43,7 @@ class Engines:
         return {} if self._thread is None else self._thread.views
 
     def follow(self, sources: Iterable[Source]) -> None:
-        """Query the engines of these sources from now on, and no others."""
+        """From now on, query the engines of ``sources``, and no others."""
         wanted = _choose_sources(sources)
         same = [key for key in wanted if key in self._sources and _ask_alike(wanted[key], self._sources[key])]
         if len(same) == len(wanted) == len(self._sources):
@@ -55,11 +55,11 @@ class Engines:
             self._thread = EngineThread(self._news.set)
         self._sources = wanted
         contexts = {key: EngineContext(self._hierarchies, wanted[key], self._node_id) for key in wanted}
-        for keys in (same, wanted):  # an engine with other query settings is started again
+        for keys in (same, wanted):  # the first call stops engines whose settings have changed
             self._thread.follow({key: functools.partial(make_engine, key, contexts[key]) for key in keys})
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until each engine has answered or refused once."""
+        """Wait up to ``timeout_s`` until each engine has answered or failed at least once."""
         end_s = time.monotonic() + timeout_s
         while not all((view := self.views.get(key)) and (view.is_up or view.problem) for key in self._sources):
             left_s = end_s - time.monotonic()
@@ -68,7 +68,7 @@ class Engines:
             self._news.clear()
 
     def take_news(self) -> bool:
-        """Return whether an engine has sent news since the last call."""
+        """Return whether an engine has reported a change since the last call."""
         if not self._news.is_set():
             return False
         self._news.clear()
@@ -78,15 +78,15 @@ class Engines:
         return any(view.is_up for view in self._find_views(found).values())
 
     def ask(self, found: FoundJob) -> None:
-        """Query a job's engine again, since the job's limit was changed."""
+        """Query a job's engine again, because another program has changed the job's limit."""
         if self._thread is not None and found.engine is not None:
             self._thread.nudge(self._find_views(found))
 
     def wait_for_orders(self, jobs: Iterable[FoundJob], timeout_s: float) -> bool:
-        """Query those engines of these jobs again that are up and report requests, and wait for their answers.
+        """Query again the engines of ``jobs`` that report requests, and wait for the answers of those that are up.
 
-        One may have changed a request since the last query. Return whether there is such an engine: its views must
-        be read then."""
+        An engine may have changed a request since the last query. Return whether there is any such engine; if so, the
+        caller must read the views again."""
         since_s = time.monotonic()
         telling = (found for found in jobs if found.engine is not None and found.engine.reports_request)
         keys = {key for found in telling for key in self._find_views(found)}
@@ -101,7 +101,7 @@ class Engines:
         return bool(keys)
 
     def ask_for_names(self, kinds: set[str]) -> None:
-        """Query engines of these ``kinds`` again, at most once in ASK_NAMES_S: there may be jobs to name."""
+        """Query the engines of ``kinds`` again, at most once in ASK_NAMES_S, because cgroups may be without a name."""
         keys = [key for key in self._sources if key[0] in kinds]
         if keys and self._thread is not None and time.monotonic() >= self._names_at_s:
             self._names_at_s = time.monotonic() + ASK_NAMES_S
@@ -111,7 +111,7 @@ class Engines:
         return {key: view for key in self._sources if (view := self.views.get(key)) and found.path in view.jobs}
 
     def view(self) -> tuple[EngineAnswer, ...]:
-        """Describe each engine for people and metrics; one that has not answered yet counts as down."""
+        """Describe each engine for people and metrics. An engine that has not answered yet counts as down."""
         found = ((key, self.views.get(key)) for key in self._sources)
         return tuple(
             EngineAnswer(*key, problem="no answer yet")
@@ -140,7 +140,7 @@ class Engines:
 def ask_once(
     sources: Iterable[Source], hierarchies: Hierarchies, node_id: str, timeout_s: float
 ) -> dict[Key, EngineView]:
-    """Return the present answers of these sources' engines, for a command; each may take ``timeout_s``."""
+    """Query the engines of ``sources`` once, for a command, and return their answers. Each may take ``timeout_s``."""
     wanted = {key: source for key, source in _choose_sources(sources).items() if key[0] in ENGINES}
     if not wanted:
         return {}
@@ -151,7 +151,7 @@ def ask_once(
 
 
 def _choose_sources(sources: Iterable[Source]) -> dict[Key, Source]:
-    """Return each engine to query, with the first source that names it."""
+    """Return each engine to query, with the first source that names this engine."""
     wanted: dict[Key, Source] = {}
     for source in sources:
         for key in list_engines(source) if source.is_engine else ():
@@ -164,7 +164,7 @@ def _ask_alike(one: Source, other: Source) -> bool:
 
 
 class EngineContext(NamedTuple):
-    """Arguments of an engine's client besides its socket."""
+    """Arguments of an engine's client, other than the socket."""
 
     hierarchies: Hierarchies
     source: Source
@@ -212,4 +212,4 @@ ENGINES: dict[str, Callable[[str, EngineContext], Engine]] = {
     "slurm": _make_slurm,
     "kubernetes": _make_kubernetes,
 }
-"""Kind of a source -> function (socket, context) -> client."""
+"""Kind of a source -> function that takes the socket and an ``EngineContext``, and makes the engine's client."""

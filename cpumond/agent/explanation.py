@@ -1,6 +1,6 @@
 """Explain in sentences why a job has its limit: the texts of ``cpumond explain``, at the scheduler and on all pages.
 
-Pure but for the time zone: times are those of the host and name their zone, since readers may be elsewhere."""
+Pure except for the time zone: times are local times of the host, with the zone, since readers may be elsewhere."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ KIND_REASONS: Final = {
 def add_sentences(e: ExplainAnswer, s: MonitorSettings, unpin: str) -> ExplainAnswer:
     """Add all sentences to an explanation.
 
-    ``s`` are the options behind ``e``. ``unpin`` is the command that, followed by the job's name, returns the job to
-    the monitor.
+    ``s`` are the job's options. ``unpin`` is a command: followed by the job's name, it lets the monitor decide again.
     """
     return msgspec.structs.replace(
         e,
@@ -99,7 +98,7 @@ def _because(e: ExplainAnswer) -> str:
 
 
 def _describe_shadow(e: ExplainAnswer, s: MonitorSettings) -> str:
-    """Explain the monitor's limit as the end of a sentence; and its floor, if the limit is there."""
+    """Explain the monitor's limit in words that end a sentence; if the limit is at its floor, explain the floor too."""
     if e.bounds.floor >= e.bounds.cap:
         return f" and never less: its floor is equally high ({_floor_reason(e, s)})."
     if e.peak is not None:
@@ -109,7 +108,7 @@ def _describe_shadow(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 
 def _last_step(e: ExplainAnswer, s: MonitorSettings) -> str:
-    """Return a sentence about the newest written change, with a space before it; "" if there was none."""
+    """Return a space and a sentence about the newest change that was written; "" if there was no such change."""
     step = next((decision for decision in reversed(e.decisions) if decision.result == "applied"), None)
     if step is None:
         return ""
@@ -129,7 +128,7 @@ def _explain_step(step: DecisionAnswer, e: ExplainAnswer, s: MonitorSettings) ->
 
 
 def _describe_cap(e: ExplainAnswer) -> str:
-    """Explain a limit below the request, with a space before it; "" if there is no such reason."""
+    """Return a space and a sentence that explains why the limit stays below the request; "" if there is no reason."""
     b = e.bounds
     if b.cap >= e.cpu_limit:
         return ""
@@ -205,7 +204,7 @@ def _list_facts(e: ExplainAnswer, s: MonitorSettings) -> dict[str, str]:
 
 
 def _describe_budget(p: PeakAnswer) -> str:
-    """Describe how often a lowered limit held the job back, against the budget for it."""
+    """Describe how often a lowered limit throttled the job, compared with the budget for that."""
     times = count(p.held_count, "time")
     return (
         f"{times}, {format_span(p.held_s)} of {format_span(p.watched_s)} watched = {100 * p.held_ratio:.2f} %, "
@@ -266,7 +265,7 @@ def _describe_votes(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 
 def _describe_next(e: ExplainAnswer, s: MonitorSettings) -> str:
-    """Describe the next check if its vote is like the others: the sum, the threshold, and the step."""
+    """Describe what the next check does if its vote is like the last ones: the sum, the threshold, and the step."""
     b, w = e.bounds, e.window
     if e.mode == "off":
         return "none in mode off"
@@ -293,7 +292,7 @@ def _describe_next(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 
 def _describe_last_vote(e: ExplainAnswer, s: MonitorSettings, total: int) -> str:
-    """Describe the next vote: between two checks, vote mode ytsaurus keeps one vote less than it needs."""
+    """Describe how the next vote decides: between two checks, vote mode ytsaurus keeps one vote less than it needs."""
     threshold = e.window.threshold
     needs = f"needs |sum| > {threshold}, has {format_votes(total)} and one vote to come"
     if total - 1 < -threshold:
@@ -326,7 +325,7 @@ def _describe_shrink(e: ExplainAnswer, s: MonitorSettings) -> str:
 
 
 def _describe_hindrance(e: ExplainAnswer) -> str:
-    """Explain why a decided step is not written."""
+    """Explain why a step that was decided is not written."""
     if e.status in ("refused", "contested", "overridden", "pinned"):
         return f", not written: it is {e.status}"
     if e.mode == "shadow":

@@ -1,7 +1,7 @@
-"""Prometheus metrics from the newest snapshot; the text is made once per tick and kept.
+"""Prometheus metrics from the newest snapshot. Their text is made at most once per tick, and kept until the next tick.
 
-Families of fixed size go through prometheus_client as a collector. The thousands of series of jobs and operations are
-written here in the same text format: the library's writer needs 8 us for each, this one less than 1 us."""
+prometheus_client writes the families whose size is fixed. This module writes the thousands of series of jobs and
+operations itself, in the same text format: the library needs 8 us for each series, this module less than 1 us."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ JOB_GAUGES: dict[str, tuple[str, JobValue]] = {
         lambda job: job.decision.throttled_ratio if job.decision else None,
     ),
 }
-# A counter without a base is left out, not 0: Prometheus would take 0 for a restart and count the whole value again.
+# A counter without a base is omitted, because Prometheus would take 0 for a restart, and count the whole value again.
 JOB_COUNTERS: dict[str, tuple[str, JobValue]] = {
     "cpumond_job_cpu_seconds_total": (
         "CPU time of the job's cgroup.",
@@ -107,7 +107,7 @@ PEAK_COUNTERS: dict[str, tuple[str, JobValue]] = {
     ),
     "cpumond_job_watched_seconds_total": ("Time that rule peak followed the job.", lambda job: job.state.watched_s),
 }
-"""Counters of jobs under rule ``peak``: ``throttle_budget`` bounds held-back seconds divided by watched seconds."""
+"""Counters of jobs under rule ``peak``. ``throttle_budget`` bounds the ratio of held-back to watched seconds."""
 SUMS: dict[str, tuple[str, Callable[[TrackedView], float]]] = {
     "cpu_limit_cores": ("CPU requested by {jobs}.", lambda job: 0.0 if job.unlimited else job.ordered_cores),
     "current_cpu_limit_cores": (
@@ -156,8 +156,8 @@ def is_throttled_by_us(job: TrackedView) -> bool:
 def sum_offered(jobs: Iterable[TrackedView], capacity_cores: float) -> float:
     """Return the cores that the node may offer to others, >= 0.
 
-    They are the requests of its jobs minus their current limits, at most the rest of the node beside these limits and
-    the usage of jobs without one. Jobs on reclaimed CPU do not count."""
+    These are the sum of (request - current limit) over its jobs, but at most the node's capacity less the current
+    limits and less the usage of jobs without a limit. Jobs on reclaimed CPU do not count."""
     own = [job for job in jobs if RECLAIMED_LABEL not in job.labels]
     freed = sum(max(job.ordered_cores - job.current_cores, 0.0) for job in own if not job.counts_use)
     held = sum(job.state.smoothed_cores or 0.0 if job.counts_use else job.current_cores for job in own)
@@ -165,14 +165,15 @@ def sum_offered(jobs: Iterable[TrackedView], capacity_cores: float) -> float:
 
 
 def sum_unused(jobs: Iterable[TrackedView], capacity_cores: float) -> float:
-    """Return the cores that the node's jobs did not use in their last checks, >= 0. Jobs on reclaimed CPU and jobs
-    without a measurement do not count."""
+    """Return the node's capacity less the usage of its jobs in their last checks, in cores, >= 0. Jobs on reclaimed CPU
+    and jobs without a measurement do not count."""
     used = (job.decision and job.decision.usage_cores for job in jobs if RECLAIMED_LABEL not in job.labels)
     return max(capacity_cores - sum(cores or 0.0 for cores in used), 0.0)
 
 
 def choose_jobs(jobs: Sequence[TrackedView], settings: Metrics) -> list[TrackedView]:
-    """Return the jobs that get their own series: none, the first ``max_jobs``, or those with most CPU reclaimed."""
+    """Return the jobs that get their own series, by ``job_series``: none, or at most ``max_jobs``, either the first
+    ones or those with the most CPU reclaimed."""
     if settings.job_series == "off":
         return []
     if settings.job_series == "top":
@@ -181,7 +182,7 @@ def choose_jobs(jobs: Sequence[TrackedView], settings: Metrics) -> list[TrackedV
 
 
 def choose_operations(jobs: Sequence[TrackedView], limit: int) -> dict[str, list[TrackedView]]:
-    """Group jobs by operation; the operations beyond ``limit`` are together under "(others)"."""
+    """Group jobs by operation. The jobs of all operations after the first ``limit`` are in one group, "(others)"."""
     groups: dict[str, list[TrackedView]] = {}
     for job in jobs:
         name = job.found.operation_id
@@ -193,14 +194,14 @@ def choose_operations(jobs: Sequence[TrackedView], limit: int) -> dict[str, list
 class AgentCollector:
     """A prometheus_client collector over one snapshot (None before the first tick).
 
-    It yields the metrics whose number does not grow with the jobs; ``write_series`` writes the rest."""
+    It yields the metrics whose number does not grow with the number of jobs; ``write_series`` writes the others."""
 
     snapshot: TickSnapshot | None
     reporter: ReporterStats
     process: psutil.Process
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the agent's own metrics and the totals of the node."""
+        """Yield the metrics of the agent itself and the totals of the node."""
         build = InfoMetricFamily("cpumond_build", "Version of cpumond.")
         build.add_metric([], {"version": __version__, "python": sys.version.split()[0]})
         yield build
@@ -230,8 +231,7 @@ class AgentCollector:
 def write_pressure(jobs: Sequence[TrackedView], unified_root: str | None, host: str = HOST_PRESSURE) -> str:
     """Format the kernel's pressure (PSI) of the host and, if available, of ``jobs`` for Prometheus.
 
-    It is read when the text is made, because it grows whether or not the agent looks. Unavailable values are left out.
-    """
+    The pressure is read when this is called, not at the tick, so it is current. Unavailable values are left out."""
     pieces = []
     seconds = read_pressure_s(host)
     if seconds is not None:
@@ -301,7 +301,7 @@ def _tick_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
 
 
 def _scheduler_metrics(snapshot: TickSnapshot) -> Iterator[Metric]:
-    """Yield metrics of the link to the scheduler and of its jobs, if there are any."""
+    """Yield the metrics of the link to the scheduler and of the scheduler's jobs, if the node has them."""
     link, assigned = snapshot.link, snapshot.assigned
     if link is not None:
         yield GaugeMetricFamily(
@@ -411,8 +411,8 @@ def _job_families(jobs: list[TrackedView]) -> Iterator[str]:
 
 
 def _own_labels(job: TrackedView) -> Iterator[str]:
-    """Yield the labels that systemd or an engine gives the job; an engine's labels have names that no other label
-    has."""
+    """Yield the labels that systemd or an engine gives the job. The names of an engine's labels differ from
+    those of all other labels."""
     prefix = ""
     if job.found.engine is None:
         prefix = "unit_"
@@ -423,7 +423,7 @@ def _own_labels(job: TrackedView) -> Iterator[str]:
 
 
 def _family(name: str, kind: str, text: str, labels: Iterable[str], values: Iterable[float | None]) -> str:
-    """Format one family; values of None are left out. Go's parser reads repr of a float back exactly."""
+    """Format one family; omit values that are None. ``repr`` of a float is exact for Prometheus' parser, too."""
     lines = [
         f"{name}{{{label}}} {float(value)!r}\n"
         for label, value in zip(labels, values, strict=True)
@@ -438,7 +438,7 @@ def _label(name: str, value: str) -> str:
 
 
 class AgentMetrics:
-    """The metrics text of the newest snapshot, encoded at most once per tick; any thread may call it."""
+    """The metrics text of the newest snapshot, encoded at most once per tick. For any thread."""
 
     def __init__(
         self,
@@ -470,7 +470,7 @@ class AgentMetrics:
         text = generate_latest(registry)
         if snapshot is None:
             return text
-        # A name that is not valid Unicode is shown with "?", so that it does not make all metrics fail.
+        # A character that is not valid Unicode becomes "?": one bad name must not make all metrics fail.
         settings = self._read_settings()
         pressure = write_pressure(choose_jobs(snapshot.jobs, settings), self._unified_root)
         return text + (write_series(snapshot.jobs, settings) + pressure).encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The agent's sockets, bound before the first tick so that a busy address is reported at once."""
+"""Open the agent's sockets. This is done before the first tick, so that a busy address is reported at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKLOG = 64
 
 
 def open_metrics_sockets(listen: str) -> list[socket.socket]:
-    """Open the TCP sockets of ``[metrics] listen``: one for each address of its host, none if it is turned off.
+    """Open the TCP sockets of ``[metrics] listen``: one for each address of the host named there; none for "".
 
     Raises CreateError or AccessError."""
     return open_tcp_sockets(listen, "metrics.listen", BACKLOG) if listen else []
@@ -26,9 +26,8 @@ def open_metrics_sockets(listen: str) -> list[socket.socket]:
 def open_control_socket(config: AgentConfig) -> socket.socket:
     """Open the unix socket, accessible to the agent's user, ``[control] group`` and root only.
 
-    A socket file left by a dead agent is replaced; the lock ensures that no other agent runs. Raises ConfigError,
-    CreateError or AccessError.
-    """
+    A socket file that exists is one of a dead agent, since the run lock excludes a second agent; it is replaced. Raises
+    ConfigError, CreateError or AccessError."""
     path = config.control_socket
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -65,16 +64,16 @@ def _give_to_group(path: str, group: str) -> None:
 
 
 def close_control_socket(unix: socket.socket, config: AgentConfig) -> None:
-    """Close the socket and remove its file, if it has one."""
+    """Close the socket, and remove the socket's file if there is one."""
     unix.close()
     with contextlib.suppress(OSError):
         os.unlink(config.control_socket)
 
 
 def open_web_sockets(listen: str) -> list[socket.socket]:
-    """Open the TCP sockets of ``[web] listen``; all of them are on the loopback device.
+    """Open the TCP sockets of ``[web] listen``, all of which are on the loopback device.
 
-    Raises CreateError, AccessError, and ConfigError if the name resolves to another address on this machine."""
+    Raises CreateError, AccessError, and ConfigError if the name resolves to an address that is not on the loopback."""
     if not listen:
         return []
     sockets = open_tcp_sockets(listen, "web.listen", BACKLOG)
@@ -99,7 +98,7 @@ class AgentSockets(NamedTuple):
 
 
 def format_address(sockets: list[socket.socket]) -> str | None:
-    """Return the first address of several sockets, with the actual port; None without one."""
+    """Return the first address of ``sockets``, with the actual port; None if there is no socket."""
     if not sockets:
         return None
     host, port = sockets[0].getsockname()[:2]
@@ -107,7 +106,7 @@ def format_address(sockets: list[socket.socket]) -> str | None:
 
 
 def open_sockets(config: AgentConfig) -> AgentSockets:
-    """Open all sockets. Raises CreateError, AccessError or ConfigError; then none stays open."""
+    """Open all sockets. If it raises CreateError, AccessError or ConfigError, no socket stays open."""
     unix = open_control_socket(config)
     metrics: list[socket.socket] = []
     try:
