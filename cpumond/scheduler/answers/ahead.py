@@ -35,27 +35,27 @@ MOST_RUNS: Final = 40
 LEAST_RUN_S: Final = 0.2
 FIRST_RUN_S: Final = 1.0
 MOST_RUN_S: Final = 20.0
-"""CPU time of one run: the least, and the most while operations still wait, in the first round and later."""
+"""Limits of the CPU time of one run: the lowest; the highest of the first round and of later ones."""
 PATIENCE: Final = 3.0
-"""A run in which operations still wait ends when it has taken this many times as long as to the last start of one of
+"""If operations still wait, a run ends after this many times the CPU time that passed until the last start of one of
 them: an operation that can never start must not delay the forecasts of others."""
 COMPARED_S: Final = 12.0
-"""CPU time of each of two compared runs; their horizon becomes shorter where this is not enough."""
+"""CPU time of each of two compared runs; if it is not enough, their horizon becomes shorter."""
 COMPARED_CLOCK_S: Final = 50.0
-"""Longest wall-clock time of each, for a host so busy that a run gets less than a fourth of a core."""
+"""Longest wall-clock time of each compared run, for a host so busy that a run gets less than a fourth of a core."""
 SAME_S: Final = 1.0
-"""Starts and ends that differ by less count as equal."""
+"""Moments less than this apart count as equal."""
 MOST_LISTED: Final = 200
 CHUNK: Final = 500
 
 Moments = dict[str, tuple[float | None, float | None]]
-"""Operation -> its first start and its end; None: not within the run."""
+"""Operation -> its first start and its end; None if the run did not reach that moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunBudget:
-    """Limits of forecasts: the horizon in seconds, and seconds of CPU time of all runs (after LEAST_RUNS) and of each
-    one."""
+    """Limits of forecasts. ``horizon_s``: how far they look ahead. ``budget_s``: CPU time of all runs; LEAST_RUNS runs
+    are made in any case. ``run_s``: CPU time of each run."""
 
     horizon_s: float
     budget_s: float
@@ -63,7 +63,7 @@ class RunBudget:
 
 
 class RunResult(msgspec.Struct):
-    """Result of a run: the needed part of a ``Course``, or the reason why a command was refused."""
+    """Result of a run: the part of a ``Course`` that is needed, or the reason why a command was refused."""
 
     moments: Moments = {}
     stops: list[PredictedStop] = []
@@ -83,7 +83,7 @@ class RunResult(msgspec.Struct):
 def send_forecasts(
     state: State, now: float, pace: Pace, limits: RunBudget, seed: int, send: Send, only: Collection[str] | None = None
 ) -> None:
-    """Send forecasts of all live operations, or of some of them, in chunks (msgpack of ``list[Forecast]``)."""
+    """Send forecasts of the live operations, all or ``only`` some, in chunks (msgpack of ``list[Forecast]``)."""
     experience = Experience(state, now)
     watched = frozenset(state.operations if only is None else only)
     records = [state.operations[each].record for each in watched]
@@ -122,7 +122,7 @@ def send_forecasts(
 
 
 def patience_s(least_s: float, moved_s: float, most_s: float) -> float:
-    """Return the CPU time that a run may take while operations wait, if its last start was after ``moved_s``. Pure."""
+    """Return the CPU time that a run may take while operations wait; its last start came after ``moved_s``. Pure."""
     return min(max(least_s, FIRST_RUN_S, PATIENCE * moved_s), most_s)
 
 
@@ -143,7 +143,7 @@ def moments_of(course: Course, operation_ids: Iterable[str]) -> Moments:
 def make_forecasts(
     state: State, experience: Experience, runs: Sequence[Moments], now: float, horizon: float, watched: Collection[str]
 ) -> list[Forecast]:
-    """Make intervals for operations from their starts and ends in each run. Pure."""
+    """Combine the starts and ends of operations in all runs into intervals. Pure."""
     found = []
     for record in [each.record for each in state.operations.values() if each.id in watched]:
         started_at = when_started(state, record)
@@ -166,7 +166,7 @@ def _from(at: float | None, now: float) -> float | None:
 
 
 def when_started(state: State, record: OperationRecord) -> float | None:
-    """Return when the operation's first job started, as far as its jobs are known; None: not yet."""
+    """Return when the operation's first job started, as far as its jobs are known; None if none has started."""
     operation = state.operations.get(record.id)
     live = [] if operation is None else [
         job.start_time for element in operation.elements.values() for job in element.jobs.values()
@@ -215,7 +215,7 @@ def compare(
     """Compare two runs with the usual load, without and with the commands. Raises CommandError."""
     experience = Experience(state, now)
     known = {each.id: each.record for each in state.operations.values()}
-    # One after the other: the host's second core belongs to the scheduler.
+    # The runs follow each other: the host's second core belongs to the scheduler.
     after = _run(state, now, pace, horizon_s, experience, commands, user, lambda part: on_progress(part / 2.0))
     if after.refusal:
         raise CommandError(after.refusal)
@@ -223,7 +223,7 @@ def compare(
     before = _run(state, now, pace, span_s, experience, (), user, lambda part: on_progress((1.0 + part) / 2.0))
     if before.is_cut:
         after = cut(after, before.until)
-    # If no run was cut short, no work was left.
+    # If no run was shortened, the runs ended because no work was left.
     is_over = not after.is_cut and after.until < now + horizon_s - SAME_S
 
     def apply(state: State) -> None:
@@ -236,7 +236,7 @@ def compare(
 
 
 def cut(told: RunResult, until: float) -> RunResult:
-    """Return the part of a result that happens until a moment. Pure."""
+    """Return the part of a result that happens before the moment ``until``. Pure."""
 
     def seen(at: float | None) -> float | None:
         return None if at is None or at > until else at
@@ -267,13 +267,13 @@ def _run(
             time.process_time() + COMPARED_S,
             time.monotonic() + COMPARED_CLOCK_S,
         )
-        # A restart of one of their jobs, as after a drain, is no start.
+        # If one of their jobs restarts, for example after a drain, this is not a start of the operation.
         begun = {each.id for each in state.operations.values() if any(part.jobs for part in each.elements.values())}
         is_cut, quiet_since = False, math.inf
 
         def is_enough() -> bool:
             nonlocal is_cut, quiet_since
-            # All jobs and requested operations have ended when nothing starts in a whole round.
+            # If nothing runs or is queued for a whole round, all jobs and requested operations have ended.
             if forward.state.jobs or any(tree.queue for tree in state.trees.values()):
                 quiet_since = math.inf
             else:
@@ -378,7 +378,7 @@ def _is_same(one: float | None, other: float | None) -> bool:
 
 def _compare_shares(before: RunResult, after: RunResult, now: float) -> list[PredictedShare]:
     was = {(tree, pool): (share, used) for tree, pool, share, used in before.core_seconds}
-    # A run that ended early because no work was left would continue without usage.
+    # A run that ended early because no work was left would only have continued without usage.
     span_s = max(before.until - now, after.until - now, 1e-9)
     found = []
     for tree, pool, share, used in after.core_seconds:
@@ -423,7 +423,7 @@ def _describe_simulation(found: Simulation, starts_at_once: str, is_over: bool) 
 
 
 def _moves(each: PredictedStart) -> float:
-    """Return by how many seconds it starts later."""
+    """Return by how many seconds the operation starts later."""
     if each.start_before is None and each.start_after is None:
         return 0.0
     if each.start_before is None or each.start_after is None:

@@ -1,9 +1,9 @@
-"""Forecast intervals widened or narrowed by the accuracy of earlier ones (conformal prediction). Pure, but for its
-memory.
+"""Correction of forecast intervals by the accuracy of earlier ones (conformal prediction). Pure, except that it
+remembers earlier starts.
 
-The position of an actual start in its simulated interval is a number: -1 at its beginning (10 %), 0 at its middle, 1 at
-its end (90 %). New intervals reach from the position below which 10 % of the last starts were to the one below which 90
-% were.
+The position of an actual start in its simulated interval is a number: -1 at the beginning of the interval (10 %), 0 at
+its middle, 1 at its end (90 %). 10 % of the last starts had a lower position than the beginning of a corrected
+interval, and 10 % a higher one than its end.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ KEPT: Final = 500
 """Number of starts that are remembered."""
 SUPPOSED: Final = 20
 SUPPOSED_SPREAD: Final = 1.25
-"""Number of assumed starts before the first real one, and the factor by which they spread wider than simulated."""
+"""Assumed starts before there are real ones: their number, and how many times wider than simulated they spread."""
 LEAST_S: Final = 5.0
-"""Shortest half of an interval, in seconds: jobs start with heartbeats."""
+"""Shortest half of an interval, in seconds: jobs start only with heartbeats."""
 ENOUGH: Final = 20
-"""Number of starts from which the share inside their intervals is reported."""
+"""Minimum number of starts for a report of the share of them inside their intervals."""
 
 
 class Interval(NamedTuple):
-    """Interval of a predicted start and its middle, in seconds since 1970; None: beyond the horizon."""
+    """Interval of a predicted start and its middle, in seconds since 1970; None: the moment is beyond the horizon."""
 
     first: float | None
     middle: float | None
@@ -40,8 +40,8 @@ class Interval(NamedTuple):
 
 
 class Calibration:
-    """The last actual starts of operations that had a forecast. ``waiting``: operation that has not started -> its
-    first forecast with a middle, before and after correction."""
+    """The last actual starts of operations that had a forecast. ``waiting``: maps an operation that has not started to
+    its first forecast with a middle, before and after correction."""
 
     def __init__(self) -> None:
         scale = SUPPOSED_SPREAD / NormalDist().inv_cdf(PARTS[-1])
@@ -62,21 +62,21 @@ class Calibration:
         return msgspec.structs.replace(forecast, start_p10=told.first, start_p50=told.middle, start_p90=told.last)
 
     def settle(self, operation_id: str, began: float | None) -> None:
-        """Take the start of an operation in ``waiting``; None: it will never start."""
+        """Record the start of an operation in ``waiting``; ``began`` is None if it will never start."""
         told = self.waiting.pop(operation_id)
         if began is not None:
             self.take(*told, began)
 
     def correct_interval(self, raw: Interval, now: float) -> Interval:
-        """Correct a simulated interval; none of its moments is before ``now``."""
+        """Return a simulated interval corrected; none of its moments is before ``now``."""
         if raw.first is None or raw.middle is None:
             return raw
-        # If the interval has no known end on that side, the moment stays uncorrected.
+        # A moment stays uncorrected if the interval has no known end on its side.
         moved = [at if (new := _at(raw, place)) is None else new for at, place in zip(raw, self._now_at, strict=True)]
         return Interval(*(None if at is None else max(at, now) for at in moved))
 
     def take(self, raw: Interval, told: Interval, began: float) -> None:
-        """Take an operation's actual start and its forecast before (``raw``) and after correction (``told``)."""
+        """Record an operation's actual start, and its forecast before (``raw``) and after correction (``told``)."""
         place = place_of(raw, began)
         if place is not None:
             self._places.append(place)
@@ -90,11 +90,11 @@ class Calibration:
 
     @property
     def inside_ratio(self) -> float | None:
-        """Share of the last starts inside their interval; the target is 0.8. None: too few are known."""
+        """Share of the last starts that were inside their interval; the target is 0.8. None if too few are known."""
         return sum(self._inside) / self.starts if self.starts >= ENOUGH else None
 
     def describe(self) -> list[str]:
-        """Return ``inside_ratio`` as a sentence, where enough starts are known."""
+        """Return ``inside_ratio`` as a sentence; nothing if too few starts are known."""
         ratio = self.inside_ratio
         return [] if ratio is None else [f"{ratio:.0%} of the last {count(self.starts, 'start')} came when predicted"]
 
@@ -104,13 +104,13 @@ class Calibration:
 
 
 def is_inside(told: Interval, began: float) -> bool:
-    """Whether an interval contains the moment; without an end it is unbounded, without a beginning it is empty."""
+    """Whether an interval contains the start. Without an end it is unbounded; without a beginning it is empty."""
     return told.first is not None and told.first <= began and (told.last is None or began <= told.last)
 
 
 def place_of(raw: Interval, began: float) -> float | None:
-    """Return the position of a start in its interval, -1 to 1 if inside; None where the interval has no end on that
-    side."""
+    """Return the position of a start in its interval: -1 to 1 if inside, None if the interval has no end on the side of
+    the start."""
     if raw.middle is None:
         return None
     half_s = _half_s(raw, began < raw.middle)
@@ -128,9 +128,9 @@ def _half_s(raw: Interval, is_first: bool) -> float | None:
 
 
 def quantile(sorted_values: Sequence[float], part: float) -> float | None:
-    """Return the value below which another one of the same distribution lies with probability ``part``. The two or more
-    values divide the range into parts of equal probability; beyond them the slope continues. None where the result is
-    infinite."""
+    """Return the value below which a new value of the same distribution lies with probability ``part``. The two or more
+    values divide the range into parts of equal probability; beyond them the slope continues. Returns None if the result
+    is infinite."""
     place = part * (len(sorted_values) + 1) - 1.0
     low = min(max(int(place), 0), len(sorted_values) - 2)
     first, second = sorted_values[low], sorted_values[low + 1]

@@ -42,8 +42,8 @@ _TEXTS: Final[dict[CauseKind, str]] = {
 
 
 class Cause(NamedTuple):
-    """Cause for which an operation waits. ``pool``: the pool that is full or has the limit; "" for the operation's own
-    limits and for causes of no pool."""
+    """Cause for which an operation waits. ``pool``: the pool that is full or has the limit; "" if the cause is a limit
+    of the operation itself or concerns no pool."""
 
     kind: CauseKind
     pool: str = ""
@@ -62,12 +62,12 @@ class Cause(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Cause for which an operation waits in a tree, and the cores that its jobs still to be started request."""
+    """Why an operation waits in a tree, and the cores requested by its jobs that have yet to start."""
 
     cause: Cause
     wanted_cores: float = 0.0
     detail: str = ""
-    """The request that is too large, where the operation cannot start."""
+    """The request that is too large, if the operation cannot start for that reason."""
 
     @property
     def text(self) -> str:
@@ -76,7 +76,7 @@ class Waiting(NamedTuple):
 
 
 def describe_cannot_start(excess: str) -> str:
-    """Return the one sentence for a request that no node can hold."""
+    """Return the sentence about a request that no node can hold."""
     return f"cannot start: {excess}"
 
 
@@ -87,8 +87,8 @@ ShownState = Literal[OperationState, "waiting", "cannot start"]
 
 
 def find_excess(live: Operation | None) -> str:
-    """Return the request of an operation that no tree can hold, as ``describe_cannot_start`` takes it; "" if the
-    operation has a job or one of its trees can hold one."""
+    """Return the request of an operation that no tree can hold, in the form for ``describe_cannot_start``; "" if the
+    operation has a job or one of its trees can hold a job."""
     if live is None or not live.needed or live.active_job_count:
         return ""
     first = ""
@@ -101,8 +101,8 @@ def find_excess(live: Operation | None) -> str:
 
 
 def find_shown_state(record: OperationRecord, live: Operation | None, excess: str | None = None) -> ShownState:
-    """Return the state shown for an operation: the recorded one, or "waiting" where it is running without a job.
-    "cannot start" where no tree can hold its jobs. ``excess``: result of ``find_excess``, if known."""
+    """Return the state shown for an operation: the recorded one, "waiting" if it runs without a job, "cannot start" if
+    no tree can hold its jobs. ``excess``: result of ``find_excess``, if known."""
     if live is None or live.active_job_count:
         return record.state
     if find_excess(live) if excess is None else excess:
@@ -111,20 +111,20 @@ def find_shown_state(record: OperationRecord, live: Operation | None, excess: st
 
 
 class Causes:
-    """Causes for which the operations of one tree wait, as of one moment: computed on first request and kept."""
+    """Causes for which the operations of one tree wait, at one moment; each is computed once, when first requested."""
 
     def __init__(self, tree: Tree) -> None:
         self._has_nodes = any(node.is_online and not node.cordoned for node in tree.nodes.values())
         self._limited: dict[PoolElement, list[PoolElement]] = {}
         self._waits: dict[PoolElement, Cause | None] = {}
-        """Of pools why operations in them do not run; None where they themselves leave room."""
+        """Pool -> cause for which operations in it do not run; None if no limit of the pool blocks them."""
         self._known: dict[str, Waiting] = {}
         self._running = count_running(tree)
         self.doubtful: list[Operation] = []
         """Pool -> cause for which operations in it do not run; None: it is not full."""
 
     def of(self, element: OperationElement) -> Waiting:
-        """Return the cause for which an operation waits in this tree, as of this object's moment."""
+        """Return why an operation waits in this tree, at the moment of this object."""
         known = self._known.get(element.name)
         if known is None:
             known = self._known[element.name] = self._find(element)
@@ -185,7 +185,7 @@ class Causes:
         return _FIXED["share" if has_share else "room"].cause
 
     def _limits_above(self, pool: PoolElement) -> list[PoolElement]:
-        """Return those of a pool and its ancestors that have limits."""
+        """Return the pools with limits among a pool and its ancestors."""
         found = self._limited.get(pool)
         if found is None:
             above = [] if pool.parent is None else self._limits_above(pool.parent)

@@ -1,4 +1,4 @@
-"""Plan of a node's drain: jobs that would end, work that is lost, and nodes on which a trial restarts the jobs."""
+"""Plan of a node's drain: jobs that it would end, work that is lost, and nodes on which a trial restarts the jobs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cpumond.scheduler.trial.rounds import start_jobs
 
 
 class DrainedJob(msgspec.Struct, frozen=True):
-    """A job that would end. ``lost_core_seconds``: work to be done again, since its start or last checkpoint (6.9).
-    ``to_node``: where it would restart now; "" if it would wait. ``fails_operation``: its operation would fail, since
-    the job must not run twice (3.6), unless it completes in its time."""
+    """A job that the drain would end. ``lost_core_seconds``: work since the start or last checkpoint, which has to be
+    repeated (6.9). ``to_node``: the node where the job would restart now; "" if it would wait. ``fails_operation``: the
+    job must not run twice (3.6): if it does not complete before it is stopped, its operation fails."""
 
     job_id: str
     operation_id: str
@@ -35,10 +35,10 @@ class DrainedJob(msgspec.Struct, frozen=True):
 
 
 class DrainPlan(msgspec.Struct, frozen=True):
-    """Effects of a drain; jobs in the order in which they would be stopped. ``hidden_job_count``: jobs of operations
-    that the caller may not read; the sums include them. ``waiting_job_count``: jobs that would wait.
+    """Effects of a drain; ``jobs`` are in the order in which they would be stopped. ``hidden_job_count``: jobs of
+    operations that the caller may not read; the sums include them. ``waiting_job_count``: jobs that would wait.
     ``failing_job_count``: jobs that would fail their operations. ``gang_job_count``: jobs on other nodes that stop with
-    their gang; the sum includes their loss."""
+    their gang; ``lost_core_seconds`` includes their loss."""
 
     node: str
     jobs: list[DrainedJob]
@@ -55,7 +55,7 @@ Places = dict[str, list[str]]
 
 
 def find_places(state: State, node_id: str, now: float) -> Places:
-    """Return where jobs start once the node is drained; changes ``state``, which is a copy."""
+    """Return where jobs start once the node is drained. Changes ``state``, so the caller gives a copy."""
     places: Places = {}
     tree = state.trees.get(state.nodes[node_id].tree or "")
     if tree is not None:
@@ -74,7 +74,7 @@ def _place_key(job: Job) -> str:
 
 
 def plan_drain(node: Node, rights: Rights, now: float, places: Places) -> DrainPlan:
-    """Return what a drain would do to the jobs now on the node; ``places`` are used up."""
+    """Return what a drain would do to the node's present jobs. Removes the nodes that it assigns from ``places``."""
     jobs = sorted(node.jobs.values(), key=start_order, reverse=True)
     found = []
     for job in sorted(jobs, key=lambda job: not job.task.interruptible):

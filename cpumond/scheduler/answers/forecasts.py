@@ -36,19 +36,19 @@ from cpumond.scheduler.trial.forward import Pace
 log = structlog.get_logger("cpumond.scheduler")
 
 NOT_YET: Final = {"try_again": True}
-"""Attributes of a refusal that the caller can retry a moment later."""
+"""Attributes of a refusal after which the caller may soon try again."""
 MOST_SIMULATIONS: Final = 2
-"""Maximum number of simulations at a time; each takes a core of the host at the lowest priority."""
+"""Maximum number of concurrent simulations; each takes a core of the host at the lowest priority."""
 TOO_MANY: Final = f"{MOST_SIMULATIONS} simulations are already running; try again in a moment"
 SIMULATION_S: Final = 120.0
-"""Time after which a simulation is given up."""
+"""Time after which a simulation is aborted."""
 REPORT_PERIOD_S: Final = 5.0
-"""Interval of progress reports to the caller, with or without progress: a copy has the lowest priority."""
+"""Interval of progress reports to the caller, sent even without progress, since a copy runs at the lowest priority."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A what-if question: these commands, carried out one after the other."""
+    """A what-if question: what these commands would do, carried out in order."""
 
     commands: tuple[Command, ...]
     user: User
@@ -56,7 +56,7 @@ class Question:
 
 class Forecasts:
     """The latest forecasts, used by the event loop's thread. ``pace``: see ``forward.Pace``. A round begins
-    ``period_s`` after the previous one, later if that took more than ``max_load`` of one core."""
+    ``period_s`` after the previous one, or later if that round took more than ``max_load`` of one core."""
 
     def __init__(
         self, state: State, now: Callable[[], float], pace: Callable[[], Pace], period_s: float, max_load: float,
@@ -70,14 +70,14 @@ class Forecasts:
         self._simulations = 0
         self._updated = asyncio.Event()
         self.as_of: float | None = None
-        """Moment of the state from which the latest forecasts were made; None before the first."""
+        """Moment of the state from which the latest forecasts were made; None before the first round."""
         self.calibration = Calibration()
         self.cpu_s = 0.0
-        """CPU seconds that all children took."""
+        """CPU seconds that all children have taken so far."""
         self.runs = self.failures = 0
 
     def take_if_due(self) -> None:
-        """Begin a round if one is due and none is running. Called after each update."""
+        """Begin a round if it is due and no other is running. Called after each update."""
         self._updated.set()
         self._updated.clear()
         if time.monotonic() >= self._due and (self._round is None or self._round.done()):
@@ -129,7 +129,7 @@ class Forecasts:
                 await asyncio.sleep(0)
 
     def read(self, operation_id: str) -> Forecast | None:
-        """Return the last round's forecast of a live operation; None if that round did not know it."""
+        """Return the last round's forecast of a live operation; None if that round did not know this operation."""
         return self._state.forecasts.get(operation_id)
 
     def when(self, record: OperationRecord) -> Forecast:
@@ -156,19 +156,19 @@ class Forecasts:
         return msgspec.structs.replace(found, started_at=started_at, start_p10=None, start_p50=None, start_p90=None)
 
     async def simulate(self, question: Question) -> AsyncIterator[Progress]:
-        """Yield the progress of a simulation of a question's commands; the last item has the result. The first item has
-        the last round's forecasts of similar operations. Raises CommandError if a command is refused or too many
+        """Yield the progress of a simulation of a question's commands. The first item has the last round's forecasts of
+        similar operations, the last item the result. Raises CommandError if a command is refused or too many
         simulations run."""
         for command in question.commands:
             check(self._state, command, question.user)
-        if len(question.commands) == 1:  # later ones depend on the first
+        if len(question.commands) == 1:  # with more, the later ones depend on the first
             prepare(self._state, question.commands[0], question.user.name, self._now(), lambda: "asked-for")
         if self._simulations >= MOST_SIMULATIONS:
             raise CommandError(TOO_MANY, RESOLVE, NOT_YET)
         return self._simulate(question, self._first_lines(question))
 
     async def _simulate(self, question: Question, first: list[str]) -> AsyncIterator[Progress]:
-        if self._simulations >= MOST_SIMULATIONS:  # others have begun since the check in simulate
+        if self._simulations >= MOST_SIMULATIONS:  # others may have begun since the check in simulate
             yield Progress(1.0, error=TOO_MANY)
             return
 
@@ -202,14 +202,14 @@ class Forecasts:
             self.cpu_s += 0.0 if child is None else child.cpu_s
 
     async def _await_update(self) -> None:
-        """Wait until an update has just ended: the next one, which needs most of the memory, then finds its pages
+        """Wait until an update has just ended. The update needs most of the memory: the next one then finds its pages
         copied."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REPORT_PERIOD_S):
                 await self._updated.wait()
 
     def _first_lines(self, question: Question) -> list[str]:
-        """Return the last round's forecasts of operations that wait in the pools of the question."""
+        """Return the last round's forecasts of operations that wait in the pools that the question is about."""
         if self.as_of is None:
             return ["there are no forecasts yet"]
         age = format_span(max(self._now() - self.as_of, 0.0))

@@ -1,8 +1,8 @@
-"""Reasons why CPU stands idle while work waits: the split of a tree's capacity, and the CPU that each cause holds back.
+"""Reasons why CPU is idle while work waits: the split of a tree's capacity, and the CPU that each cause keeps idle.
 Pure.
 
-Cores throughout. A cause's ``cores`` would start if only its change were made. Causes overlap, so these do not add up;
-``idle_cores`` do, since each idle core is assigned to one cause.
+All amounts are cores. ``cores`` of a cause would start if only the change for it were made. Causes overlap, so their
+``cores`` do not add up. Their ``idle_cores`` do, since each idle core is assigned to one cause.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from cpumond.scheduler.trial.remedy import Remedy
 
 SHOWN_OPERATIONS: Final = 20
 LEAST: Final = 0.005
-"""Fewer cores are not reported: they would be shown as 0."""
+"""Amounts of fewer cores are not reported: they would be shown as 0."""
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """The remedy of a cause. ``commands``: changes of trees and pools, as ``POST /api/v1/plan`` takes each; ``shell``:
-    the same as command lines. Both are empty where no configuration helps."""
+    """The remedy of a cause. ``commands``: changes of trees and pools, each as ``POST /api/v1/plan`` takes it.
+    ``shell``: the same changes as command lines. Both are empty if no change of the configuration helps."""
 
     text: str
     commands: list[dict[str, Any]] = []
@@ -40,9 +40,9 @@ class Advice(msgspec.Struct, frozen=True):
 
 
 class IdleCause(msgspec.Struct, frozen=True):
-    """A cause that holds back ``cores``. ``pool``: the one with the limit, else the one whose operations wait for most
-    of the cores, "" for none. ``operations``: the ids of some of the ``operation_count`` operations that it holds back.
-    For ``max_operation_count`` these are refused starts, which have no ids, and ``cores`` is what they may use."""
+    """A cause that blocks ``cores``. ``pool``: the pool with the limit, or else the one whose operations wait for most
+    of the cores; "" for none. ``operations``: ids of some of the ``operation_count`` blocked operations. For
+    ``max_operation_count`` these are refused starts, which have no ids, and ``cores`` is what they may use."""
 
     kind: str
     pool: str
@@ -53,17 +53,17 @@ class IdleCause(msgspec.Struct, frozen=True):
     operation_count: int
     operations: list[str]
     lead: str = ""
-    """Begin of its sentence where the cause is not about work that waits for idle CPU: a pool has less than its
-    guarantee while others use the CPU, or work was refused and not started again."""
+    """How its sentence begins if the cause is not about work that waits for idle CPU: a pool has less than its
+    guarantee while others use the CPU, or work was refused and not submitted again."""
     pools: list[str] = []
-    """Pools of the operations that it holds back, without the pools above."""
+    """Pools of the blocked operations, without the ancestors of these pools."""
 
 
 class IdleParts(msgspec.Struct, frozen=True):
-    """The split of a tree's capacity. ``reused``: used beyond the CPU that requests would have left, since others'
-    limits are lowered. ``unused``: allocated and not used. ``silent``: of nodes that are offline. ``starting``: idle,
-    and about to be given to jobs. ``without_work``: idle, and nothing waits for it. ``held_back``: idle while work
-    waits for it. ``backfilled`` is not a separate part: it is allocated to jobs on resources reserved for a gang."""
+    """The split of a tree's capacity. ``reused``: used on CPU that is free only because limits of others are lowered.
+    ``unused``: allocated but not used. ``silent``: of offline nodes. ``starting``: idle, but about to be given to jobs.
+    ``without_work``: idle, and no work waits for it. ``held_back``: idle while work waits for it. ``backfilled``: no
+    separate part, but cores allocated to jobs on resources reserved for a gang."""
 
     capacity: float = 0.0
     used: float = 0.0
@@ -77,9 +77,9 @@ class IdleParts(msgspec.Struct, frozen=True):
 
 
 class IdleReport(msgspec.Struct, frozen=True):
-    """Why CPU of a tree stands idle, as of ``as_of`` (seconds since 1970). ``waiting_cores``: requested by jobs still
-    to be started. ``outside_cores``: idle on nodes outside of the tree, where no work waits for it. ``held_by_pool``:
-    idle cores that the operations of each pool's subtree would use."""
+    """Why CPU of a tree is idle, as of ``as_of`` (seconds since 1970). ``waiting_cores``: requested by jobs that have
+    yet to start. ``outside_cores``: idle on nodes outside of the tree, where no work waits for them. ``held_by_pool``:
+    idle cores that the operations below each pool would use."""
 
     tree: str
     pool: str
@@ -92,15 +92,15 @@ class IdleReport(msgspec.Struct, frozen=True):
     causes: list[IdleCause]
     held_by_pool: dict[str, float]
     too_large_operations: int = 0
-    """Number of operations that no node of the tree can hold; ``too_large``: the excess of one of them."""
+    """Number of operations that no node of the tree can hold; ``too_large`` describes the excess of one of them."""
     too_large: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class Found:
-    """Obstacles, the visible one first, and the remedy for all. ``placed``: operation -> cores that start then.
+    """Obstacles, the visible one first, and one remedy for all. ``placed``: operation -> cores that start after it.
 
-    ``waits``: the operations that the first one holds back. ``idle``: the idle CPU assigned to these obstacles alone.
+    ``waits``: the operations blocked by the first obstacle. ``idle``: the idle CPU assigned to these obstacles alone.
     """
 
     obstacles: tuple[Obstacle, ...]
@@ -115,13 +115,13 @@ class Found:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the remedy needs more than configuration changes, or more than one resource that nodes lack."""
+        """Whether there are several obstacles, and a change of the configuration does not remove all of them."""
         return len(self.obstacles) > 1 and any(each.kind not in CONFIGURED for each in self.obstacles)
 
 
 @dataclass(slots=True, eq=False)
 class Idle:
-    """Findings of a tree. ``starting``: cores of work that starts by itself, after which ``waiting`` waits;
+    """Findings of a tree. ``starting``: cores of work that starts by itself. ``waiting``: what still waits after that.
     ``outside``: idle cores of nodes outside of the tree, where no work waits for them."""
 
     tree: Tree
@@ -142,19 +142,19 @@ class Idle:
 
     @property
     def held(self) -> float:
-        """Those of the cores ``left`` that waiting work could use."""
+        """The cores of ``left`` that waiting work could use."""
         return min(self.left, self.waiting_cores)
 
     def path_of(self, operation_id: str) -> list[str]:
-        """Return the names of the pools above an operation, its own first."""
+        """Return the names of the pools above an operation, the operation's own pool first."""
         return [pool.name for pool in self.tree.operations[operation_id].ancestors()]
 
 
 def make_report(
     idle: Idle, now: float, unmet: Sequence[Remedy], refusals: Iterable[tuple[Remedy, int]], too_large: Sequence[str]
 ) -> IdleReport:
-    """Return the report. ``unmet``: remedies for pools below their guarantees; ``refusals``: starts that limits refused
-    recently; ``too_large``: the excess of each operation that no node can hold."""
+    """Return the report. ``unmet``: remedies for pools below their guarantees. ``refusals``: starts recently refused
+    because of limits. ``too_large``: the excess of each operation that no node can hold."""
     split, held = idle.split, idle.held
     starting = min(idle.starting, split.idle)
     without_work = max(split.idle - starting - held, 0.0)
@@ -214,7 +214,7 @@ def _make_guarantee_cause(idle: Idle, remedy: Remedy) -> IdleCause:
 
 
 def _make_refusal_causes(refusals: Iterable[tuple[Remedy, int]], idle: float) -> list[IdleCause]:
-    """Return causes of refused starts. Nothing waits for them, so they come after the causes of waiting work."""
+    """Return causes of refused starts. No work waits because of them, so they come after the causes of waiting work."""
     causes = []
     for remedy, starts in refusals:
         cores = _round(min(remedy.cores, idle))
@@ -248,11 +248,11 @@ KINDS: Final = (
     "max_running_operation_count", "resource_limits", "max_share_ratio", "fragmentation", "memory", "user_slots", "gpu",
     "network", "spare", "graceful", "gang", "cordon", "allow_reclaimed", TAG_FILTER,
 )  # fmt: skip
-"""Kinds of causes that hold back CPU of a tree's own nodes; each has a metric series from the start, at 0."""
+"""Kinds of causes that keep CPU of a tree's own nodes idle; each has a series in the metrics from the start, at 0."""
 
 
 def idle_reasons(report: IdleReport) -> dict[str, float]:
-    """Return idle cores by reason; they add up to all idle cores. "several": no single change lets them be used."""
+    """Return idle cores by reason; they add up to all idle cores. "several": no single change makes them usable."""
     parts = report.parts
     reasons = {"no_work": parts.without_work, "starting": parts.starting, **dict.fromkeys((*KINDS, "several"), 0.0)}
     for cause in report.causes:
@@ -300,8 +300,8 @@ def _stand(cores: float) -> str:
 
 
 def in_pool(report: IdleReport, pool: str, above: frozenset[str], below: frozenset[str]) -> IdleReport:
-    """Return the part of the report about a pool: limits of it, of pools ``above`` and ``below`` it, causes of its
-    operations."""
+    """Return the part of the report about a pool: causes of its operations, and limits of the pool itself and of the
+    pools ``above`` and ``below`` it."""
     held = report.held_by_pool.get(pool, 0.0)
     own = below | {pool}
     causes = [cause for cause in report.causes if cause.pool in above | own or not own.isdisjoint(cause.pools)]
@@ -313,7 +313,7 @@ def in_pool(report: IdleReport, pool: str, above: frozenset[str], below: frozens
 
 
 def readable(report: IdleReport, may_read: Callable[[str], bool]) -> IdleReport:
-    """Return the report for a user who may not read all operations: those are counted, not named."""
+    """Return the report for a user who may not read all operations: those that are hidden are counted, not named."""
     causes = []
     for cause in report.causes:
         change = cause.change

@@ -51,20 +51,20 @@ from cpumond.scheduler.trial.rounds import start_jobs
 LEAST_CORES: Final = 1e-6
 """Smaller amounts count as nothing."""
 MAX_CANDIDATES: Final = 12
-"""Maximum number of obstacles that are tried, those that hold back most cores first."""
+"""Maximum number of obstacles that are tried; those that block most cores come first."""
 MAX_TRIALS: Final = 40
 LARGE: Final = 1000
 MAX_TRIALS_OF_LARGE: Final = 8
-"""Maximum number of trials of a tree's candidates; the second for a tree with more than LARGE operations and nodes."""
+"""Maximum numbers of trials of a tree's candidates: in general, and with more than LARGE operations and nodes."""
 MAX_CHAIN: Final = 6
 ENOUGH: Final = 0.995
-"""Fraction of the work held back by limits that must start with the advised values."""
+"""Fraction of the work blocked by limits that must start with the advised values."""
 SINGLE: Final = 0.1
 """A single change that lets this fraction start is preferred to several that let more start."""
 MAX_VALUES: Final = 4
-"""Maximum number of values of a limit that are tried, the lowest sufficient one first; in a large tree only one."""
+"""Maximum number of values that are tried for a limit, from the lowest sufficient one up; in a large tree only one."""
 LATER_S: Final = 120.0
-"""Time from the moment of the report to that of a trial: by then nothing is reserved for a gang."""
+"""Time from the moment of the report to the moment of a trial: by then nothing is reserved for a gang."""
 
 
 def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
@@ -73,7 +73,7 @@ def find_idle(state: State, tree: Tree, now: float) -> IdleReport:
 
 
 def look_into_idle(state: State, tree: Tree, now: float) -> IdleReport:
-    """Return the report; changes ``state``, which is a copy."""
+    """Return the report. Changes ``state``, so the caller gives a copy."""
     split = split_capacity(tree)
     too_large = [told for each in tree.operations.values() if (told := each.explain_unplaceable())]
     unmet, refusals = find_unmet(state, tree, split.idle, now), list(find_refusals(state, tree, now))
@@ -83,7 +83,7 @@ def look_into_idle(state: State, tree: Tree, now: float) -> IdleReport:
 
 
 class _Search:
-    """Search for all obstacles and their remedies, those that hold back most first."""
+    """Search for all obstacles and their remedies; those that block most cores come first."""
 
     def __init__(self, state: State, tree: Tree, now: float, split: CapacitySplit) -> None:
         self.state, self.tree, self.now = state, tree, now
@@ -128,7 +128,7 @@ class _Search:
         return sorted(cores, key=lambda each: -cores[each])[:MAX_CANDIDATES]
 
     def _follow(self, start: Obstacle) -> Found | None:
-        """Lift ``start``, then each obstacle that it hid, until something starts."""
+        """Lift ``start``, then each obstacle that becomes visible, until something starts."""
         waits = frozenset(name for name, each in self.waiting.items() if _is_in_way(start, each))
         chain = [start]
         while True:
@@ -156,12 +156,12 @@ class _Search:
         return Found(tuple(chain), remedy, started.cores, waits)
 
     def _list_remedies(self, chain: Sequence[Obstacle], values: Started, waits: frozenset[str]) -> list[Remedy]:
-        """Return the remedies of a chain; a gang and fragmentation share one."""
+        """Return the remedies of a chain; a gang and fragmentation have the same one."""
         told = [each for each in chain if each != FRAGMENTATION or GANG not in chain]
         return [make_remedy(self.look, each, values, waits) for each in told]
 
     def _find_values(self, chain: list[Obstacle], lifted: Started, waits: frozenset[str]) -> Found | None:
-        """Return the remedy with the lowest values that are enough, as far as a few trials show."""
+        """Return the remedy with the lowest sufficient values, as far as a few trials can find them."""
         counts = {each for each in chain if each.kind in COUNTS}
         if not counts:
             return self._try_values(chain, lifted, waits)
@@ -186,7 +186,7 @@ class _Search:
         return best
 
     def _try_values(self, chain: list[Obstacle], values: Started, waits: frozenset[str]) -> Found | None:
-        """Return the remedy with these values and the work it starts, without limits that the values do not reach."""
+        """Return the remedy with these values and the work that it starts, without limits that no value reaches."""
         needed = [each for each in chain if each.kind not in COUNTS or self._reaches(each, values)]
         started = self._try(join(self._list_remedies(needed, values, waits)), waits, needed)
         return None if started is None else self._make(needed, values, started, waits)
@@ -196,7 +196,7 @@ class _Search:
         return any(values.running.get(pool.name, 0) > pool.max_running_operation_count for pool in pools)
 
     def _try(self, remedy: Remedy, waits: Collection[str], chain: Sequence[Obstacle]) -> Started | None:
-        """Return the work that starts with a change; None where a command of it is refused."""
+        """Return the work that starts after a change; None if one of its commands is refused."""
         self._trials_left -= 1
         state, tree, now = self.state, self.tree, self.now + LATER_S
         return ask_at_once(lambda: _try_out(state, tree, now, remedy, waits, chain), Started | None)
@@ -229,7 +229,7 @@ def _try_out(
 
 
 def _is_in_way(obstacle: Obstacle, waiting: Waiting) -> bool:
-    """Whether an obstacle holds an operation back; of configured ones only the nearest counts."""
+    """Whether an obstacle blocks an operation; of limits in the configuration only the nearest counts."""
     if obstacle in (CORDON, TAGS):
         return True
     return obstacle in (waiting.in_way[:1] if obstacle.kind in CONFIGURED else waiting.in_way)
@@ -240,13 +240,13 @@ def _is_lifted(pool: PoolElement, counts: Collection[Obstacle]) -> bool:
 
 
 def _run_first(queue: Sequence[OperationElement], lifted: Started) -> Started:
-    """Return ``lifted`` as if only these operations of the queue ran."""
+    """Return what ``lifted`` would be if only these operations of the queue ran."""
     more = Counter(pool for element in queue for pool in element.ancestors())
     running = {pool.name: pool.running_operation_count + number for pool, number in more.items()}
     return msgspec.structs.replace(lifted, running=running)
 
 
 def _without_mixed(found: list[Found]) -> list[Found]:
-    """Drop findings that need several different kinds of changes where a single change lets enough start."""
+    """Drop findings that need several different kinds of changes if a single change lets enough work start."""
     most = max((each.cores for each in found if not each.is_mixed), default=0.0)
     return [each for each in found if not each.is_mixed or each.cores * SINGLE > most]

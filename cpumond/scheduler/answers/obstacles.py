@@ -1,6 +1,6 @@
-"""Obstacles of waiting jobs, by the checks of the pass that starts jobs; and the split of a tree's capacity. Pure.
+"""Obstacles of waiting jobs, found by the checks of the pass that starts jobs; the split of a tree's capacity. Pure.
 
-Amounts are absolute vectors in the order of RESOURCES, cores where a name says so.
+Amounts are absolute vectors in the order of RESOURCES, or cores if a name says so.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.trial.rounds import list_takers
 
 SCARCE: Final = ("user_slots", "gpu", "memory", "network")
-"""Resources that a node may lack while some of its CPU is free."""
+"""Resources that a node may lack although some of its CPU is free."""
 
 
 class Obstacle(NamedTuple):
-    """A reason that keeps waiting jobs from starting. ``name``: the pool or operation that has it, "" if none."""
+    """A reason that keeps waiting jobs from starting. ``name``: the pool or operation with the limit, "" if none."""
 
     kind: str
     name: str = ""
@@ -48,24 +48,24 @@ CONFIGURED: Final = (*COUNTS, "limits")
 
 
 def is_subpool(pool: PoolElement) -> bool:
-    """Whether the limits of an ephemeral pool are its parent's ``ephemeral_subpool_config``."""
+    """Whether the limits of a pool are those in ``ephemeral_subpool_config`` of its parent."""
     return pool.is_ephemeral and not getattr(pool.parent, "is_root", True) and SUBPOOL_DELIMITER in pool.name
 
 
 def count_limit(pool: PoolElement) -> Obstacle:
-    """Return the limit of running operations of a pool; all ephemeral sub-pools of one pool share an obstacle."""
+    """Return the limit of a pool's running operations; all ephemeral sub-pools of one pool have the same obstacle."""
     if is_subpool(pool) and pool.parent is not None:
         return Obstacle("subpool_count", pool.parent.name)
     return Obstacle("count", pool.name)
 
 
 def is_full(pool: PoolElement) -> bool:
-    """Whether the pool runs as many operations as it may."""
+    """Whether the pool runs the maximum number of operations that it may."""
     return pool.running_operation_count >= pool.max_running_operation_count
 
 
 def waiting_cores(element: OperationElement) -> float:
-    """Return the cores that an operation's jobs to be started request; 0 while the operation is held."""
+    """Return the cores requested by an operation's jobs that have yet to start; 0 while the operation is held."""
     if element.operation.is_held or element.spent is not None:
         return 0.0
     return sum(order[CPU] * number for order, number in element.operation.needed_orders)
@@ -73,7 +73,7 @@ def waiting_cores(element: OperationElement) -> float:
 
 @dataclass(slots=True)
 class Waiting:
-    """An operation with jobs to start: the cores that they request, and their obstacles, the nearest first."""
+    """An operation with jobs to start: the cores that these request, and their obstacles, the nearest first."""
 
     element: OperationElement
     cores: float
@@ -95,7 +95,7 @@ Rooms = list[tuple[Node, Vector]]
 
 
 class _Look:
-    """A tree's nodes at one moment; obstacles are kept by request, since equal requests have the same ones."""
+    """A tree's nodes at one moment. Obstacles are cached by request, since equal requests have the same obstacles."""
 
     def __init__(self, state: State, tree: Tree) -> None:
         self.spare = state.rules.spare
@@ -103,7 +103,7 @@ class _Look:
         self._known: dict[tuple[Fitting | None, bool, Vector], tuple[Obstacle, ...]] = {}
 
     def find_in_way(self, element: OperationElement) -> tuple[Obstacle, ...]:
-        """Return the obstacles of an operation's next job, or of all jobs of a gang."""
+        """Return the obstacles of an operation's next job; for a gang, of all its jobs."""
         if not element.is_running:
             return tuple(dict.fromkeys(count_limit(pool) for pool in element.ancestors() if is_full(pool)))
         record = element.operation.record
@@ -144,7 +144,7 @@ class _Look:
 
 
 def _find_of_order(rooms: Rooms, order: Vector) -> Iterator[Obstacle]:
-    """Yield why no node takes a job of this request, the reason that concerns most cores first."""
+    """Yield the reasons why no node takes a job with this request; the one that concerns most cores comes first."""
     cores: dict[Obstacle, float] = {}
     for _, free in rooms:
         if free[CPU] < order[CPU] - ROUNDING or free[CPU] <= ROUNDING:
@@ -155,14 +155,14 @@ def _find_of_order(rooms: Rooms, order: Vector) -> Iterator[Obstacle]:
     if not cores:
         largest = max((node.capacity[CPU] for node, _ in rooms), default=math.inf)
         whole = sum(free[CPU] for _, free in rooms)
-        # A job that no empty node can hold does not wait for other jobs to end.
+        # A job that is larger than every empty node does not wait for other jobs to end.
         is_in_pieces = order[CPU] - ROUNDING <= whole or order[CPU] - ROUNDING > largest
         cores[FRAGMENTATION if is_in_pieces else FULL] = whole
     yield from sorted(cores, key=lambda each: -cores[each])
 
 
 def _find_limits(element: OperationElement, orders: list[Vector]) -> tuple[Obstacle, ...]:
-    """Return the elements on its path that limit an operation's first request, where limits allow none of the
+    """Return the elements on its path that limit an operation's first request; none if limits allow one of the
     requests."""
     path: list[OperationElement | PoolElement] = [element, *element.ancestors()]
     limited = [each for each in path if each.limits is not UNLIMITED]
@@ -173,7 +173,7 @@ def _find_limits(element: OperationElement, orders: list[Vector]) -> tuple[Obsta
 
 
 def list_outside(state: State, tree: Tree) -> list[Node]:
-    """Return nodes that the tree could have: of no tree, of several, or of trees where nothing waits."""
+    """Return nodes that the tree could have: those of no tree, of several trees, or of trees where nothing waits."""
     quiet = {name for name, each in state.trees.items() if each is not tree and not _has_waiting(each)}
     return [
         node
@@ -194,11 +194,10 @@ def _has_waiting(tree: Tree) -> bool:
 
 @dataclass(slots=True)
 class CapacitySplit:
-    """The capacity of a tree's nodes in cores. The parts, with the idle ones that are found later, add up to the whole.
+    """The capacity of a tree's nodes in cores. These parts and the idle ones, found later, add up to the whole.
 
-    ``reused``: used by jobs beyond the CPU that requests would have left them, so reclaimed from others. ``unused``:
-    allocated to jobs, or to processes that are no jobs of the scheduler, and not used. ``silent``: of nodes that are
-    offline.
+    ``reused``: used by jobs beyond the CPU that requests would have left to them, so reclaimed from others. ``unused``:
+    allocated to jobs, or to processes that are not jobs of the scheduler, but not used. ``silent``: of offline nodes.
     """
 
     capacity: float = 0.0
@@ -208,7 +207,7 @@ class CapacitySplit:
     silent: float = 0.0
     idle: float = 0.0
     backfilled: float = 0.0
-    """Cores of the above that are allocated to jobs on resources reserved for a gang (7.3)."""
+    """Those of the above cores that are allocated to jobs on resources reserved for a gang (7.3)."""
 
     def take(self, node: Node) -> None:
         capacity = node.capacity[CPU]
@@ -234,7 +233,7 @@ class CapacitySplit:
 
 
 def split_capacity(tree: Tree) -> CapacitySplit:
-    """Return the split of a tree as it is."""
+    """Return how the capacity of a tree is split at present."""
     split = CapacitySplit(backfilled=TREE["backfilled_cores"](tree))
     for node in tree.nodes.values():
         split.take(node)

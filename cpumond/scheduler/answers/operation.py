@@ -53,8 +53,8 @@ MIB: Final = 2**20
 
 
 class TreeAnswer(msgspec.Struct, frozen=True):
-    """One tree's part of the answer. ``rule``: what limits its fair share. ``path``: the shares of each element from
-    the root down to the operation. Both are empty until the first update with the operation."""
+    """The part of the answer about one tree. ``rule``: what limits the operation's fair share. ``path``: the shares of
+    each element from the root to the operation. Both are empty before the first update with the operation."""
 
     tree: str
     pool: str
@@ -65,8 +65,8 @@ class TreeAnswer(msgspec.Struct, frozen=True):
 
 
 class OperationAnswer(msgspec.Struct, frozen=True):
-    """Why an operation is where it is: sentences for all trees, then by tree; preemptions of it and for it, newest
-    first."""
+    """Why an operation has what it has, or waits: sentences for all trees, then for each tree; preemptions of its jobs
+    and for its jobs, newest first."""
 
     operation_id: str
     state: str
@@ -83,8 +83,8 @@ def explain_operation(
     shares: Mapping[str, tuple[str, Sequence[str]]],
     rights: Rights | None = None,
 ) -> OperationAnswer:
-    """Return the answer for an operation, without other operations that the caller may not read. ``shares``: tree ->
-    rule and lines of ``fairshare.explain`` of its last update."""
+    """Return the answer for an operation; operations that the caller may not read are left out. ``shares``: tree ->
+    rule and lines of ``fairshare.explain`` in its last update."""
     live = state.operations.get(record.id)
     trees = []
     if live is not None:
@@ -125,7 +125,7 @@ def name_operations(state: State, lines: Iterable[str]) -> list[str]:
         name = f'operation {match[1]} "{title}"' if title.isprintable() and title else f"operation {match[1]}"
         return f"{name}, operation:" if match[2] else name
 
-    # An operation with a guarantee of its own appears as the pool around it.
+    # An operation with its own guarantee appears as the pool around it.
     return [re.sub(rf"{OPERATION_PREFIX}+([0-9A-Za-z-]+)(, fair_share pool:)?", add_title, line) for line in lines]
 
 
@@ -155,7 +155,7 @@ def _describe_failures(state: State, record: OperationRecord, now: float) -> Ite
 
 
 def _describe_incarnation(state: State, live: Operation, now: float) -> Iterator[str]:
-    """Yield, for an operation with ``gang_options``, why it restarted and what its jobs wait for."""
+    """Yield, for an operation with ``gang_options``, why it restarted and what its jobs are waiting for."""
     if live.gang is None or len(live.record.incarnations) < 2:
         return
     new = live.record.incarnations[-1]
@@ -169,7 +169,7 @@ def _describe_incarnation(state: State, live: Operation, now: float) -> Iterator
 
 
 def _describe_retries(live: Operation, now: float) -> Iterator[str]:
-    """Yield which jobs wait for their restart, and because of which retry rules."""
+    """Yield which jobs wait for a restart, and the retry rules that make them wait."""
     waits: dict[str, list[float]] = {}
     for (task, cookie), due in live.later.items():
         rule = next(reversed(live.record.retried.places[task][cookie].used), "")
@@ -197,7 +197,7 @@ def _describe_state(record: OperationRecord, live: Operation | None, now: float)
 
 
 def _describe_causes(elements: Collection[OperationElement]) -> str:
-    """Return the cause for which it waits as the end of the first sentence; one per tree where there are several."""
+    """Return why the operation waits, as the end of the first sentence; per tree if the causes differ."""
     found = [(each.tree, Causes(each.tree).of(each).cause) for each in elements]
     texts = [
         f"{cause.text} (tree {tree.name})" if len(found) > 1 else cause.text
@@ -435,7 +435,7 @@ def _describe_placement(element: OperationElement) -> Iterator[str]:
 
 
 def _lacks_memory(free: Vector, order: Vector) -> bool:
-    """Whether memory is the only resource that is missing."""
+    """Whether the request lacks memory but no other resource."""
     return all(f >= o or r == MEMORY for r, (f, o) in enumerate(zip(free, order, strict=True)))
 
 
@@ -476,7 +476,7 @@ def _describe_reservation(element: OperationElement, table: GangTable, now: floa
 def _find_preemptions(
     records: Iterable[PreemptionRecord], operation_id: str
 ) -> tuple[list[PreemptionRecord], list[PreemptionRecord]]:
-    """Return preemptions of the operation's jobs, and those for its jobs; the newest first."""
+    """Return the preemptions of the operation's jobs, and those for its jobs; each list has the newest first."""
     taken, given = [], []
     for record in records:
         if record.operation_id == operation_id:

@@ -36,8 +36,8 @@ from cpumond.scheduler.trial.rounds import settle
 
 
 class ElementShares(msgspec.Struct, frozen=True):
-    """Shares of a pool or operation. ``pool``: its parent, or an operation's pool. A missing limit means no limit.
-    ``is_running``: for an operation, whether it holds a running slot; the counts are of pools."""
+    """Shares of a pool or operation. ``pool``: a pool's parent, or an operation's pool. A limit that is missing means
+    no limit. ``is_running``: whether an operation holds a running slot. The counts are those of pools."""
 
     pool: str
     fair_share: Amounts
@@ -51,7 +51,7 @@ class ElementShares(msgspec.Struct, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Effect on a pool or operation; null: it does not exist then. ``changed``: the fields that differ."""
+    """Effect on a pool or operation; null: it does not exist at that time. ``changed``: the fields that differ."""
 
     kind: Literal["pool", "operation"]
     tree: str
@@ -63,7 +63,7 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 class ChangePlan(msgspec.Struct, frozen=True):
-    """Effects of a command. Refused: only ``refusal``, ``code`` and ``attributes``, as in the command's own refusal."""
+    """Effects of a command. If it is refused: only ``refusal``, ``code`` and ``attributes``, as in its refusal."""
 
     accepted: bool
     refusal: str = ""
@@ -76,7 +76,7 @@ class ChangePlan(msgspec.Struct, frozen=True):
 
 
 def try_command(state: State, command: ConfigChanging, user: User, now: float) -> Transaction | ChangePlan:
-    """Return the change that a command would make, or the plan that says why it is refused. Changes nothing. Raises
+    """Return the change that a command would make, or a plan with the reason for its refusal. Changes nothing. Raises
     ChangedSinceError, to which the log adds details."""
     numbers = itertools.count(1)
     try:
@@ -96,8 +96,8 @@ def refused_plan(refusal: CommandError) -> ChangePlan:
 def make_plan(
     state: State, change: Transaction, now: float, previous: Mapping[str, float | None], everything: bool
 ) -> ChangePlan:
-    """Return the effects of ``change`` on every pool and operation; it is applied to a copy of the state. ``previous``:
-    tree -> time of its last update. Elements without a difference are left out unless ``everything``."""
+    """Return the effects of ``change``, applied to a copy of the state, on every pool and operation. ``previous``: tree
+    -> time of its last update. Elements without a difference are included only if ``everything`` is true."""
     config = state.config
     new = config if change.config is None else change.config
 
@@ -250,12 +250,12 @@ def _note_overcommit(before: Mapping[str, str | None], state: State) -> Iterator
 
 
 def _list_counts(tree: Tree) -> dict[str, tuple[int, int]]:
-    """Return how many operations each pool may hold and run."""
+    """Return the maximum number of operations in each pool: in total, and running."""
     return {pool.name: operation_limits_of(pool) for pool in tree.pools.values()}
 
 
 def _note_inner_pools(before: Mapping[str, tuple[bool, Mapping[str, tuple[int, int]]]], state: State) -> Iterator[str]:
-    """Yield how many operations inner pools without own counts may run once the tree's option changes (2.4)."""
+    """Yield how many operations inner pools without their own limits may run after the tree's option changes (2.4)."""
     option = "per_pool_counts_for_leaves_only"
     for name, tree in state.trees.items():
         was_on, counts = before.get(name, (None, {}))

@@ -21,7 +21,7 @@ LEAST: Final = 0.005
 
 
 def describe_pool(pool: PoolElement, now: float) -> str:
-    """Return the sentence for a pool; "" for the root, which never starves."""
+    """Return the sentence about a pool; "" for the root, which never starves."""
     if pool.parent is None:
         return ""
     if pool.starvation_status != "non_starving":
@@ -47,7 +47,7 @@ def _since(pool: PoolElement, now: float) -> str:
 
 
 def _why_starving(pool: PoolElement, now: float) -> str:
-    """Return what protects most of the jobs that the pool could replace."""
+    """Return which rule protects most of the jobs that the pool could replace."""
     for element in list_wanting(pool):
         for priority in list_priorities(element)[-1:]:
             return "".join(f": {text}" for text in itertools.islice(describe_protections(element, priority, now), 1))

@@ -57,13 +57,13 @@ SUBPOOL: Final = "ephemeral_subpool_config"
 NO_LIMIT: Final = 2**31 - 1
 
 LEAST_ORDER: Final = 0.1
-"""Cores; no advice asks for a smaller request of a job than this."""
+"""Smallest request of a job, in cores, that an advice proposes."""
 WAIT: Final = "wait until jobs end, or add a node"
 
 
 class Started(msgspec.Struct, frozen=True):
-    """Everything that a trial started. ``usage``, ``running``: of pools; ``usage`` also of operations whose jobs it
-    started. ``hidden``: the obstacle of most of the work that still waits then."""
+    """What a trial started. ``usage``: of pools, and of the operations whose jobs were started. ``running``: of pools.
+    ``hidden``: the obstacle of most of the work that still waits after that."""
 
     cores: dict[str, float] = {}
     """Operation -> cores of the jobs that started."""
@@ -82,7 +82,7 @@ class Started(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class Look:
-    """A tree in which nothing more starts by itself, and the operations that wait in it."""
+    """A tree in which nothing more starts by itself, and the operations that wait in this tree."""
 
     state: State
     tree: Tree
@@ -98,7 +98,7 @@ class Look:
         return self.tree.root if name == ROOT_POOL else self.tree.pools.get(name)
 
     def orders(self, waits: Collection[str]) -> list[Vector]:
-        """Return the requests of the jobs of these operations that are still to be started."""
+        """Return the requests of those jobs of these operations that have yet to start."""
         elements = (self.waiting[each].element for each in waits)
         return [order for element in elements for order, _ in element.operation.needed_orders]
 
@@ -107,7 +107,7 @@ class Look:
 
 
 def lift(obstacle: Obstacle, look: Look, waits: Collection[str]) -> Remedy:
-    """Return a remedy that lifts a limit altogether; for other obstacles, the change itself."""
+    """Return a remedy that removes a limit entirely; for an obstacle that is no limit, the change itself."""
     if obstacle.kind in COUNTS:
         above = {obstacle, *list_counts_above(look, obstacle, waits)}
         return Remedy("", "", tried=(lambda state: _lift_counts(state.trees[look.tree.name], above, state),))
@@ -117,7 +117,7 @@ def lift(obstacle: Obstacle, look: Look, waits: Collection[str]) -> Remedy:
 
 
 def list_counts_above(look: Look, obstacle: Obstacle, waits: Collection[str]) -> list[Obstacle]:
-    """Return the limits of running operations above this one that the operations below it reach next, the nearest
+    """Return the limits of running operations above ``obstacle`` that the operations below it reach next, the nearest
     first."""
     found: dict[Obstacle, None] = {}
     for each in waits:
@@ -148,7 +148,7 @@ def _lift_limits(tree: Tree, name: str) -> None:
 
 
 def make_remedy(look: Look, obstacle: Obstacle, started: Started, waits: Collection[str]) -> Remedy:
-    """Return the change for an obstacle; ``started``: everything that starts without the obstacle."""
+    """Return the change for an obstacle. ``started``: all work that starts if the obstacle is removed."""
     if obstacle.kind in COUNTS:
         return raise_count(look.tree, obstacle, started.running)
     if obstacle.kind == "limits":
@@ -191,7 +191,7 @@ def name_obstacle(look: Look, obstacle: Obstacle) -> tuple[str, str]:
 
 
 def _restart(started: Started, waits: Collection[str], option: str, value: object, why: str) -> Remedy:
-    """Remedy that starts operations again with another value of an option."""
+    """Return the remedy: start the operations again with a different value of an option."""
     ids = sorted(started.cores or waits)
     shown = value if isinstance(value, str) else str(value).lower()
     them = "it" if len(ids) == 1 else "them"
@@ -217,7 +217,7 @@ def _edit_records(
 
 
 def _edit_orders(waits: Collection[str], r: int, size: float) -> Callable[[State], None]:
-    """Lower the waiting jobs' request of a resource to ``size``; for CPU, add jobs so that they do the same work."""
+    """Lower the waiting jobs' request of a resource to ``size``. For CPU, add jobs: the total work stays the same."""
 
     def apply(state: State) -> None:
         for name in waits:
@@ -264,7 +264,7 @@ def list_limited(tree: Tree, obstacle: Obstacle) -> list[PoolElement]:
 
 
 def raise_count(tree: Tree, obstacle: Obstacle, running: Mapping[str, int]) -> Remedy:
-    """Remedy that raises a limit of running operations so that each of its pools can run ``running`` operations."""
+    """Return a remedy that raises a limit of running operations until each of its pools can run ``running`` of them."""
     pools = list_limited(tree, obstacle)
     limit = max(max(running.get(pool.name, 0), pool.max_running_operation_count) for pool in pools)
     if obstacle.kind == "subpool_count":
@@ -277,9 +277,9 @@ def raise_count(tree: Tree, obstacle: Obstacle, running: Mapping[str, int]) -> R
 
 
 def find_refusals(state: State, tree: Tree, now: float) -> Iterator[tuple[Remedy, int]]:
-    """Yield for each pool whose ``max_operation_count`` refused starts recently its remedy and the number of refusals.
-    Limits further up that as many more operations would reach are raised with it. So are those of running operations
-    where no more could run. ``cores`` counts the operations that may run at once then."""
+    """Yield a remedy and the number of refusals for each pool whose ``max_operation_count`` recently refused starts.
+    The remedy also raises limits of ancestors that these operations would reach, and limits of running operations if no
+    more could run. ``cores``: of the operations that may run at once after the change."""
     for pool in (tree.root, *tree.pools.values()):
         refused, cores = state.refused_starts.count(tree.name, pool.name, pool.max_operation_count, now)
         if not refused:
@@ -302,7 +302,7 @@ def find_refusals(state: State, tree: Tree, now: float) -> Iterator[tuple[Remedy
 
 
 def _raise_options(pool: PoolElement, limits: Mapping[str, int]) -> Remedy:
-    """Remedy that raises limits of the number of operations of a pool, by option."""
+    """Return a remedy that raises limits of the number of operations of a pool. ``limits``: option -> new value."""
     tree, names = pool.tree.name, " and ".join(limits)
     limits_now = {COUNT: pool.max_running_operation_count, MOST: pool.max_operation_count}
     now = " and ".join(str(limits_now[option]) for option in limits)
@@ -334,13 +334,13 @@ def _own_limits(pool: PoolElement) -> Vector:
 
 
 def _above(pool: PoolElement) -> Vector:
-    """Return the amounts of which a pool's ``max_share_ratio`` is a fraction."""
+    """Return the amounts to which the fraction ``max_share_ratio`` of a pool applies."""
     assert pool.parent is not None
     return least(pool.parent.limits, pool.tree.total)
 
 
 def _own_binds(pool: PoolElement) -> bool:
-    """Whether the pool's ``resource_limits`` limit it, rather than its ``max_share_ratio``."""
+    """Whether the pool is limited by its ``resource_limits`` rather than by its ``max_share_ratio``."""
     ratio = pool.settings.max_share_ratio
     if ratio is None:
         return True
@@ -384,8 +384,7 @@ def _raise_limits(look: Look, name: str, started: Started) -> Remedy:
 
 
 def _slack(look: Look, pool: PoolElement, r: int) -> float:
-    """Return an allowance for one more job where jobs of several sizes wait: other jobs may start than those
-    counted."""
+    """Return an allowance for one more job if waiting jobs differ in size: other jobs may start than those counted."""
     inside = [name for name, each in look.waiting.items() if any(above is pool for above in each.element.ancestors())]
     orders = {order[r] for order in look.orders(inside)}
     return max(orders) if len(orders) > 1 else 0.0
@@ -430,14 +429,14 @@ def _lower_spare(look: Look) -> Remedy:
 
 
 def count_fitting(free: float, order: float, spare: float) -> int:
-    """Return how many jobs a node with ``free`` starts if it must have ``spare`` free before each start."""
+    """Return how many jobs start on a node with ``free`` if ``spare`` must be free before each start."""
     smallest = max(order, spare)
     return int((free - smallest) / order + 1e-9) + 1 if free >= smallest - 1e-9 else 0
 
 
 def find_size(look: Look, order: float) -> float:
-    """Return the largest CPU request with which jobs would use nearly as much of the free pieces as possible; 0 for
-    none. At least ``LEAST_ORDER`` where one such exists. ``order``: the present request of a job."""
+    """Return the largest CPU request with which jobs would use nearly as much of the free pieces as possible, if there
+    is one of at least ``LEAST_ORDER``; 0 if none helps. ``order``: the present request of a job."""
     spare = look.state.rules.spare
     rooms = [(node, positive_part(node.free)) for node in look.takers]
     pieces = [free[CPU] for node, free in rooms if has_spare(node, free, spare)]
@@ -469,7 +468,7 @@ def _largest_piece(look: Look) -> float:
 
 
 def _smaller(look: Look, waits: Collection[str], r: int) -> float:
-    """Return the largest request of a resource with which jobs would use most of the free CPU; 0 for none."""
+    """Return the largest request of a resource with which jobs would use most of the free CPU; 0 if there is none."""
     orders = [order for order in look.orders(waits) if order[r] > 0.0]
     if not orders:
         return 0.0
@@ -523,7 +522,7 @@ def _offer_slots(name: str) -> Callable[[State], None]:
 
 
 def _fit_gang(look: Look, started: Started, waits: Collection[str]) -> Remedy:
-    """Remedy for the gang that would use most: start it with as many jobs as fit at once."""
+    """Return the remedy for the gang that would use most: start it with the number of jobs that fit at once."""
     gangs = [each for each in waits if look.waiting[each].element.operation.record.is_gang]
     name = max(gangs, key=lambda each: started.cores.get(each, 0.0))
     operation = look.waiting[name].element.operation
@@ -554,13 +553,13 @@ def _names(nodes: Sequence[Node]) -> str:
 
 
 def _used(nodes: Iterable[Node], started: Started) -> list[Node]:
-    """Return those of the nodes on which jobs started; before a trial, all of them."""
+    """Return the nodes on which jobs started; all nodes if there was no trial yet."""
     return [each for each in nodes if not started.jobs or each.id in started.jobs]
 
 
 def _widen_filters(look: Look, started: Started, waits: Collection[str]) -> Remedy:
-    """Remedy for nodes that filters leave out. It says how much that holds back and advises no value, since the filter
-    is deliberate."""
+    """Return the remedy for nodes that filters leave out: how much they keep idle. It proposes no value, since the
+    filter is deliberate."""
     elements = [look.waiting[each].element for each in sorted(started.cores or waits)]
     told = list(
         dict.fromkeys(describe_filters(each.parent) for each in elements if each.parent and each.parent.fitting)

@@ -1,4 +1,4 @@
-"""The resulting specification of an operation: its user's specification with all defaults filled in. Pure.
+"""The resulting specification of an operation: the specification of its user, completed by all defaults. Pure.
 
 YTsaurus shows it on an operation's page under Specification -> Resulting specification (semantics.md 1.1, 2.5, 2.8).
 """
@@ -25,7 +25,7 @@ Source = Literal["default", "specification"]
 MONITOR_DURATIONS: Final = frozenset(
     field.encode_name for field in msgspec.structs.fields(MonitorSettings) if field.name.endswith("_s")
 )
-"""Options of ``job-cpu-monitor`` that are times: seconds in ``MonitorSettings``, milliseconds in specifications."""
+"""Time options of ``job-cpu-monitor``: seconds in ``MonitorSettings``, milliseconds in specifications."""
 
 NOTE: Final = (
     "A node's own configuration ([monitor]) can set other defaults of job_cpu_monitor for the jobs that it runs; "
@@ -43,20 +43,20 @@ _MONITOR_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 def resulting_monitor(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all options of ``job_cpu_monitor`` under YTsaurus' names, durations in milliseconds; null: no default.
-    ``given``: the section of the specification, checked (``OperationRecord.job_cpu_monitor``)."""
+    """Return all options of ``job_cpu_monitor`` under YTsaurus' names, durations in milliseconds; null: the option has
+    no default. ``given``: the checked section of the specification (``OperationRecord.job_cpu_monitor``)."""
     return {**_MONITOR_DEFAULTS[given.get("limit_rule", DEFAULT_SETTINGS.limit_rule)], **given}
 
 
 def monitor_sources(given: Mapping[str, Any]) -> dict[str, Source]:
-    """Return for each option of ``job_cpu_monitor`` where its value comes from."""
+    """Return the source of the value of each option of ``job_cpu_monitor``."""
     return {name: "specification" if name in given else "default" for name in resulting_monitor(given)}
 
 
 def resulting_specification(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
-    """Return all options of an operation that have an effect, with defaults and later changes of parameters. For a
-    ``live`` operation starvation times are those that its pool's and tree's settings allow (6.2), in milliseconds; for
-    a finished one only the times that were set are known. Keys without an effect are returned as given."""
+    """Return all options of an operation that have an effect, with defaults and later changes of parameters. Starvation
+    times are milliseconds. For a ``live`` operation they are those that its pool and tree allow (6.2); for a finished
+    one only times that were set are known. Keys without an effect are returned as given."""
     return {
         **{name: value for name, value in _given(record).items() if name not in _READ},
         "type": record.type,
@@ -81,18 +81,18 @@ def resulting_specification(record: OperationRecord, live: Operation | None) -> 
 
 
 def full_spec(record: OperationRecord, live: Operation | None) -> dict[str, Any]:
-    """Return the resulting specification as ``get_operation`` answers it: options for all trees stay at the root, where
+    """Return the resulting specification as ``get_operation`` returns it: options for all trees stay at the root, where
     the user put them."""
     for_all_trees = {name: value for name, value in _given(record).items() if name == "pool" or name in TREE_OPTIONS}
     return {**for_all_trees, **resulting_specification(record, live)}
 
 
 _READ: Final = ROOT_OPTIONS - {"annotations", "description", "started_by", "schedule_in_single_tree"}
-"""Options whose values are fields of the record."""
+"""Options whose values are stored as fields of the record."""
 
 
 def _given(record: OperationRecord) -> dict[str, Any]:
-    """Return the root of the specification under canonical names."""
+    """Return the root of the specification, with canonical names."""
     return {canonical(key): value for key, value in record.spec.items()}
 
 

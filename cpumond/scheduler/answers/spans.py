@@ -1,7 +1,7 @@
 """Spans of an operation's trace: from its start to its end, divided into the phases that it went through. Pure.
 
-Moments between start and end are sampled once per update. A phase that begins and ends between two updates has no span.
-A scheduler that restarts does not know the moments before its start.
+Moments between start and end are sampled once per update. A phase that lies between two updates has no span.
+After a restart, the scheduler does not know the moments before.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from cpumond.scheduler.model import OperationRecord
 from cpumond.scheduler.state import State
 
 PHASES: Final = {"submitted": "pending", "admitted": "waiting", "placed": "starting", "first CPU": "running"}
-"""Moment -> the phase that begins then. The moments: the operation holds a running slot of its pool; the start of its
-first job is sent to a node; a job has used CPU."""
+"""Moment -> the phase that begins then. "admitted": the operation gets a running slot of its pool. "placed": the start
+of its first job is sent to a node. "first CPU": a job has used CPU."""
 THROTTLED: Final = "throttled"
-"""One more moment: a CPU quota has throttled a job."""
+"""One more moment: when a CPU quota first throttled a job."""
 
 Moments = dict[str, float]
 """Moment -> when an operation first reached it, in seconds since 1970."""
@@ -51,7 +51,7 @@ class Watched:
             elements = state.operations[operation_id].elements.values()
             if any(element.is_running for element in elements):
                 moments.setdefault("admitted", now)
-            if len(moments) < len(PHASES):  # else all of them, and THROTTLED, are known
+            if len(moments) < len(PHASES):  # otherwise all of them, and THROTTLED, are known
                 for element in elements:
                     for job in element.jobs.values():
                         _note(moments, job.start_time, job.report.cpu_seconds, job.report.throttled_cpu_seconds, now)
@@ -75,7 +75,7 @@ def _note(moments: Moments, start: float, used: float | None, throttled: float |
 
 
 def make_spans(record: OperationRecord, moments: Moments) -> list[Span]:
-    """Make the span of an operation that has ended and the spans of its phases, as far as they are known."""
+    """Return the span of an operation that has ended, followed by those of its phases that are known."""
     begin, end = record.start_time, record.finish_time or record.start_time
     counts = record.counts.values()
     attributes: dict[str, Any] = {

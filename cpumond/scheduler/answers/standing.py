@@ -19,7 +19,7 @@ limit. ``tolerance``: it has less than its share, but within its tolerance. ``be
 
 
 class ShareStanding(NamedTuple):
-    """``text`` completes a sentence that begins with the element: "is allocated all that it demands"."""
+    """``text`` completes a sentence whose subject is the element: "is allocated all that it demands"."""
 
     kind: StandingKind
     text: str
@@ -61,8 +61,8 @@ def find_standing(element: OperationElement | PoolElement) -> ShareStanding:
 
 
 def _describe_step(element: OperationElement | PoolElement) -> str:
-    """Return what keeps the first gang's step (the share of all its jobs) from being granted, where only gangs run;
-    else ""."""
+    """If only gangs run: return what keeps the step of the first gang (the share of all its jobs) from being granted;
+    else an empty text."""
     gangs = list(_list_running(element))
     if not gangs or not all(each.operation.record.is_gang for each in gangs):
         return ""
@@ -87,9 +87,9 @@ def _list_running(element: Element) -> Iterator[OperationElement]:
 
 
 def _describe_weight(step: float, at: OperationElement | PoolElement, parent: PoolElement, r: int) -> str:
-    """Return that a gang's step is more than the weight of ``at`` gives, and the changes that help; "" where weights do
-    not. ``step``: a fraction of the cluster. ``at``: the element with the gang, compared with its siblings that want
-    more."""
+    """Return the sentence that a gang needs more (``step``, a fraction of the cluster) than the weight of ``at`` gives,
+    and the changes that help; "" if weights are not the reason. ``at``: the element with the gang, compared with those
+    of its siblings that want more."""
     inside: list[OperationElement | PoolElement] = [*parent.children.values(), *parent.operations.values()]
     wanting = [each for each in inside if each is at or each.demand_share[r] > each.fair_share[r] + EPSILON]
     limit = min(share(parent.bounds, at.tree.total)[r], 1.0)
@@ -105,7 +105,7 @@ def _describe_weight(step: float, at: OperationElement | PoolElement, parent: Po
     if isinstance(at, PoolElement) and needed < 1.0:
         changes.append(f"guarantee it {needed:.1%}")
     if isinstance(at, PoolElement) and len(wanting) > 1 and not usage_history.half_life_s(parent):
-        # Best case: it has used nothing recently, and its siblings have used everything.
+        # In the best case the element has used nothing recently, and its siblings have used everything.
         others = (weights - own) * usage_history.factor(weights / (weights - own))
         most = own * usage_history.factor(0.0)
         if strong + room * most / (most + others) > needed + EPSILON:
@@ -127,7 +127,7 @@ def _weight_of(element: PoolElement | OperationElement) -> float:
 
 
 def _describe_unused(element: Element) -> str:
-    """Return why the element's share is below its guarantee: its running and waiting jobs demand less."""
+    """Return why the element's share is below its guarantee: its running and waiting jobs demand less than that."""
     guarantee, demand = max(element.strong_guarantee_share), max(element.demand_share)
     if demand > guarantee - EPSILON:
         return ""
@@ -138,7 +138,7 @@ def _describe_unused(element: Element) -> str:
 
 
 def _cores(element: Element, shares: Vector) -> str:
-    """Return a share of the dominant resource, in cores where it is CPU."""
+    """Return a share of the dominant resource as text; in cores if that resource is CPU."""
     if shares[CPU] == max(shares):
         return count_cores(shares[CPU] * element.tree.total[CPU])
     return f"{format_dominant(shares)} of the tree"

@@ -1,7 +1,6 @@
-"""Guarantees that are not met while others use the CPU: the rule that holds back each pool's operations. Pure.
+"""Guarantees that are not met while others use the CPU: the rule that blocks each pool's operations. Pure.
 
-Amounts are cores. Capacity that a change frees comes by preemption, so only after the starvation timeouts (semantics.md
-3, 6).
+Amounts are cores. A change frees capacity by preemption, so only after the starvation timeouts (semantics.md 3, 6).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ LEAST: Final = 0.01
 MAX_POOLS: Final = 5
 """Maximum number of pools that are examined, those with the largest deficits."""
 LONG_S: Final = 120.0
-"""An operation that starves within this time needs no change for it."""
+"""If an operation starts to starve within this time, no change is proposed for it."""
 STARVATION_MS: Final = 30_000.0
 
 
 def find_unmet(state: State, tree: Tree, idle: float, now: float) -> list[Remedy]:
-    """Return remedies for pools that have less than their guarantee though their operations want it, largest deficit
+    """Return remedies for pools that have less than their guarantee although their operations want it, largest deficit
     first. ``idle``: cores that no job has."""
     missing = sorted((missed, pool.name) for pool in tree.pools.values() if (missed := _missing(pool)) > LEAST)
     found: dict[tuple[object, ...], Remedy] = {}
@@ -51,7 +50,7 @@ def _missing(pool: PoolElement) -> float:
 
 def _takeable(pool: PoolElement, by_shares: bool) -> float:
     """Return the cores that preemption could take from others in the long run, without jobs that the count rule
-    protects. ``by_shares``: only jobs above their operation's fair share."""
+    protects. ``by_shares``: count only jobs above their operation's fair share."""
     total, cores = pool.tree.total[CPU], 0.0
     for element in pool.tree.operations.values():
         jobs = len(element.jobs)
@@ -65,7 +64,7 @@ def _takeable(pool: PoolElement, by_shares: bool) -> float:
 
 
 def _beyond(pool: PoolElement) -> float:
-    """Return the cores that others have beyond their strong guarantees, which a guarantee may take (6.10)."""
+    """Return how many cores others hold beyond their strong guarantees: another guarantee may take these (6.10)."""
     side, cores, total = pool, 0.0, pool.tree.total[CPU]
     for above in pool.ancestors():
         others = (each for each in (*above.children.values(), *above.operations.values()) if each is not side)
@@ -104,7 +103,7 @@ def _find(state: State, pool: PoolElement, idle: float, missed: float, now: floa
 
 
 def _held_by_counts(pool: PoolElement, missed: float) -> Iterator[Remedy]:
-    """Remedy where operations of the pool do not run because pools above them are full."""
+    """Yield the remedy if operations of the pool do not run because pools above them are full."""
     left, taken = missed, dict[PoolElement, int]()
     for element in pool.tree.queue.values():
         if left < LEAST:
@@ -126,7 +125,7 @@ def _held_by_counts(pool: PoolElement, missed: float) -> Iterator[Remedy]:
 def _held_by_rules(
     state: State, pool: PoolElement, target: OperationElement, missed: float, now: float
 ) -> Iterator[Remedy]:
-    """Remedies where an operation of the pool runs and wants jobs, and preemption rules let others keep theirs."""
+    """Yield remedies if an operation of the pool runs and wants jobs, but preemption rules protect other jobs."""
     tree = pool.tree
     settings = tree.config.settings
     holds = bool(settings.guarantee_tolerance)
@@ -163,8 +162,8 @@ def _held_by_rules(
 
 
 def _held_without_tolerance(pool: PoolElement, target: OperationElement, missed: float, now: float) -> Iterator[Remedy]:
-    """Remedy where no ordinary rule gives the pool more: jobs of pools above their guarantees are protected, or it does
-    not starve. ``guarantee_tolerance`` lets it take them all the same (6.10)."""
+    """Yield the remedy if no ordinary rule gives the pool more: it does not starve, or the jobs of pools above their
+    guarantees are protected. ``guarantee_tolerance`` lets it take these jobs all the same (6.10)."""
     tree = pool.tree
     could = min(missed, _whole_jobs(_beyond(pool), target))
     if tree.config.settings.guarantee_tolerance or could <= LEAST:
@@ -209,7 +208,7 @@ def _held_by_count_rule(pool: PoolElement, operations: list[OperationElement], m
 
 
 def _held_by_time(pool: PoolElement, target: OperationElement, missed: float, now: float) -> Iterator[Remedy]:
-    """Remedy where the pool does not starve yet, and will not for a long time."""
+    """Yield the remedy if the pool does not starve yet and will not for a long time."""
     left = [left for each in (target, pool) if (left := starves_in_s(each, now)) is not None]
     if not left or min(left) < LONG_S:
         return
@@ -232,7 +231,7 @@ def _set_option(
     element: OperationElement | PoolElement, pool: PoolElement, option: str, value: object, cores: float, why: str,
     verb: str = "raise",
 ) -> Remedy:  # fmt: skip
-    """Remedy that sets the option, of a pool or (for the root) of the tree, that keeps ``pool`` from its guarantee."""
+    """Return a remedy that sets the option of a pool or (for the root) tree that keeps ``pool`` from its guarantee."""
     shown = str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
     text = f"set it to {shown}" if isinstance(value, bool) else f"{verb} it to {shown}"
     if option.endswith("timeout"):
