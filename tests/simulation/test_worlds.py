@@ -48,6 +48,7 @@ WORLDS = [
     *(pytest.param(BACKFILL, seed, id=f"backfill {seed}") for seed in (8, 211, *range(214, 220 if ALL else 215))),
     *(pytest.param(GANGS, seed, id=f"gangs {seed}") for seed in (20, 12, *range(6 if ALL else 4 if WHOLE else 1))),
     *(pytest.param(GUARANTEES, seed, id=f"guarantees {seed}") for seed in range(12 if ALL else 4 if WHOLE else 1)),
+    *(pytest.param(BURSTS, 3390, id="failures that one heartbeat reported counted at once") for _ in range(WHOLE)),
     *(pytest.param(BURSTS, seed, id=f"bursts {seed}") for seed in range(6 if ALL else 2 if WHOLE else 1)),
     *(pytest.param(VAULTS, seed, id=f"vaults {seed}") for seed in range(6 if ALL else 2 if WHOLE else 1)),
     *(pytest.param(BAD_HOST, seed, id=f"bad host {seed}") for seed in (13, *range(12 if ALL else 4 if WHOLE else 0))),

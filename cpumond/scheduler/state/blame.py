@@ -5,6 +5,7 @@ Observations of a node are kept in memory only: a scheduler that takes over star
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
@@ -71,25 +72,30 @@ def find_blamed(state: State, ended: Collection[JobRecord]) -> frozenset[str]:
     """Return ids of jobs that end now, failed, and do not count before a second node confirms the failure (3.6)."""
     if not state.rules.node_failures.enabled or not any(job.state == "failed" for job in ended):
         return frozenset()
-    judge, blamed, by_node = _Judge(state, ended), list[str](), dict[str, list[JobRecord]]()
+    judge, blamed, by_node, numbers = _Judge(state, ended), list[str](), dict[str, list[JobRecord]](), Counter[str]()
     for job in ended:
         if job.node_id in state.nodes and (is_success(job) or judge.is_evidence(job)):
             by_node.setdefault(job.node_id, []).append(job)
     for node_id, told in by_node.items():
         node, failing = state.nodes[node_id], state.nodes[node_id].failing or Failing()
         is_bad = node.cordoned or failing.holds > 0 or judge.is_suspect(follow(failing.streak, told))
+        numbers.clear()
         for job in told:
-            if job.state == "failed" and (is_bad or job.not_started or _asks_another(judge, job)):
+            numbers[job.operation_id] += is_failure(job)
+            if job.state == "failed" and (
+                is_bad or job.not_started or _asks_another(judge, job, numbers[job.operation_id])
+            ):
                 blamed += [job.id] if _fits_elsewhere(state, job) else []
     return frozenset(blamed)
 
 
-def _asks_another(judge: _Judge, job: JobRecord) -> bool:
-    """Return whether an operation that may have several failures survives those of one node alone for now."""
+def _asks_another(judge: _Judge, job: JobRecord, number: int) -> bool:
+    """Return whether an operation that may have several failures survives those of one node alone for now. ``number``:
+    failures of the operation there that end now, up to ``job``."""
     record = judge.find(job.operation_id)
     limit = 0 if record is None else record.max_failed_job_count
     failed = 0 if record is None else record.failed_on.get(job.node_id, 0)
-    return limit > 1 and failed + len(judge.failed_on[job.operation_id]) <= MOST_BLAMED * limit
+    return limit > 1 and failed + number <= MOST_BLAMED * limit
 
 
 def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[OperationRecord], now: float) -> None:
