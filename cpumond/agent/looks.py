@@ -1,4 +1,4 @@
-"""Schedule which jobs are looked at between two checks, and when (limit_rules.md 2)."""
+"""Schedule looks between two checks: which jobs are looked at, and when (limit_rules.md 2)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from cpumond.monitor.model import EARLY_LOOK_S
 from cpumond.monitor.peak import EARLY_ABOVE
 
 Watched = tuple[int, bytes, Tracked]
-"""Descriptor of a job's cpu.stat; the line in it until there is more throttling than is accounted for; the job. With
-these, a look at a job without new throttling touches nothing of its record."""
+"""Descriptor of a job's cpu.stat; a line that this file contains as long as the job is not throttled again; the job.
+With these, a look at a job that was not throttled again does not touch the job's record."""
 
 
 DRIFT: Final = 31 / 32
-"""Interval of looks as a share of ``throttle_poll``. The kernel counts a throttled period at its end, and the
-periods of each cgroup begin at different times: looks in step with them would see some jobs late each time."""
+"""Interval of looks as a fraction of ``throttle_poll``. The kernel counts a throttled period at the end of the period,
+and the periods of cgroups begin at different times: looks in step with them would see some jobs late each time."""
 
 
 class LookRound:
-    """Jobs with the same ``throttle_poll``: ``period_s`` seconds, ``next_s`` on the monotonic clock."""
+    """Jobs with the same ``throttle_poll``. They are looked at every ``period_s``, next at ``next_s`` (monotonic)."""
 
     __slots__ = ("next_s", "period_s", "turn", "watched")
 
@@ -36,8 +36,8 @@ class LookRound:
 
 
 class UseLook:
-    """A job whose usage is looked at for ``early_restore``: its CPU time (us) at the last look, and the time of
-    that."""
+    """A job whose usage is looked at for ``early_restore``. ``usage_us`` is its CPU time at the last look, and ``at_s``
+    the time of that look. ``most_us_per_s`` is the usage above which its limit is raised."""
 
     __slots__ = ("at_s", "fd", "job", "most_us_per_s", "parse_us", "usage_us")
 
@@ -47,36 +47,36 @@ class UseLook:
         self.usage_us, self.at_s, self.most_us_per_s = 0.0, -math.inf, math.inf
 
     def refill(self) -> None:
-        """Copy the limit in force and the reading of the last check."""
+        """Copy the limit, and the reading of the last check if that is newer than the last look."""
         state = self.job.state
         self.most_us_per_s = EARLY_ABOVE * state.limit_cores * 1e6
         if state.seen is not None and state.seen.at_s > self.at_s:
             self.usage_us, self.at_s = state.seen.total_cpu_s * 1e6, state.seen.at_s
 
     def measure(self, at_s: float) -> float:
-        """Return the usage since the last look in cores if it exceeds the limit, else 0. Raises OSError, ValueError,
-        IndexError."""
+        """Return the usage in cores since the last look if that usage exceeds the limit, else 0. Raises OSError,
+        ValueError, IndexError."""
         usage_us, before_us = self.parse_us(os.pread(self.fd, USAGE_BYTES, 0)), self.usage_us
         seconds, self.usage_us, self.at_s = at_s - self.at_s, usage_us, at_s
-        # Between two looks in quick succession the kernel may account for the time since its last tick.
+        # If two looks follow each other quickly, the kernel may count in between the time since its last tick.
         if usage_us - before_us <= self.most_us_per_s * seconds or seconds < EARLY_LOOK_S / 2:
             return 0.0
         return (usage_us - before_us) / (seconds * 1e6)
 
 
 MANY_USE_LOOKS: Final = 50
-"""More are spread over four moments of each EARLY_LOOK_S."""
+"""If more jobs than this need looks at their usage, the looks are spread over four moments of each EARLY_LOOK_S."""
 
 
 class LookSchedule:
-    """Looks at a fixed rate; ``next_s`` is the monotonic time of the next one, infinity for never.
+    """The schedule of looks at a fixed rate. ``next_s`` is the monotonic time of the next look, infinity for never.
 
-    Jobs with a lowered limit are determined once per tick, not at each look, because limits fall in ticks only."""
+    The jobs with a lowered limit are determined once per tick, because only ticks lower limits."""
 
     def __init__(self) -> None:
         self.next_s = math.inf
         self._rounds: dict[float, LookRound] = {}
-        """By ``throttle_poll``."""
+        """``throttle_poll`` in seconds -> the jobs that have this setting."""
         self._filled_s = -math.inf
         self._uses: dict[Tracked, UseLook] = {}
         self._use_parts: list[list[UseLook]] = []
@@ -84,7 +84,7 @@ class LookSchedule:
         self._use_next_s = math.inf
 
     def refill(self, jobs: Iterable[Tracked], now_s: float) -> None:
-        """Look from now on at those of ``jobs`` that the agent's limit can hold back."""
+        """From now on, watch those jobs that the agent's limit can throttle."""
         known, rounds = self._rounds, dict[float, LookRound]()
         known_uses, uses = self._uses, dict[Tracked, UseLook]()
         for job in jobs:
@@ -99,7 +99,7 @@ class LookSchedule:
                 due = rounds[poll_s] = known.get(poll_s) or LookRound(poll_s, now_s)
                 due.watched = []
             seen = job.state.seen
-            # Without a quota no job is throttled, so its usage must be read each time: use a line that never occurs.
+            # A job without a quota is never throttled, so each look must read its usage: use a line that never occurs.
             line = b"\0" if seen is None or not job.settings.is_ceiling else THROTTLED_LINE % seen.nr_throttled
             due.watched.append((job.cgroup.stat_fd, line, job))
         self._rounds, self._filled_s = rounds, now_s
@@ -114,8 +114,8 @@ class LookSchedule:
         self._find_next()
 
     def take_uses(self, now_s: float, clock_s: Callable[[], float], stride: int = 1) -> list[tuple[Tracked, float]]:
-        """Return the due looks at usage: jobs whose usage since the previous look exceeded their limit, with that
-        usage in cores. A job whose file cannot be read is left to the next check."""
+        """Do the looks at usage that are due. Return the jobs whose usage since the previous look exceeded the limit,
+        each with this usage in cores. A job whose file cannot be read is left to the next check."""
         if now_s < self._use_next_s:
             return []
         parts = len(self._use_parts)
@@ -133,10 +133,10 @@ class LookSchedule:
         return found
 
     def take_due(self, now_s: float, stride: int = 1) -> list[Watched]:
-        """Return the due looks; with ``stride`` > 1 only at one in ``stride`` jobs, in turns.
+        """Return what to look at now. With ``stride`` > 1 this is one in ``stride`` jobs, in turns.
 
-        Jobs checked in the last quarter of a period are skipped, so no gap exceeds 5/4 of a period. A late look does
-        not move the next one, and missed looks are not repeated."""
+        Jobs that were checked within the last quarter of a period are skipped, so no gap exceeds 5/4 of a period. If a
+        look is late, the next one is not; missed looks are not made up for."""
         due: list[Watched] = []
         for each in self._rounds.values():
             if now_s >= each.next_s:
@@ -162,8 +162,8 @@ def was_seen(job: Tracked, since_s: float) -> bool:
 
 
 def list_changed(watched: Iterable[Watched]) -> list[Tracked]:
-    """Return the jobs whose line is gone; one pread each. A job whose file cannot be read is left to the next check:
-    most are gone."""
+    """Return the jobs whose file no longer contains their line; one pread for each job. A job whose file cannot be read
+    is left to the next check: in most cases its cgroup is gone."""
     changed, pread = [], os.pread
     for stat_fd, line, job in watched:
         try:
@@ -175,9 +175,9 @@ def list_changed(watched: Iterable[Watched]) -> list[Tracked]:
 
 
 def can_be_held_back(job: Tracked) -> bool:
-    """Return whether to look at the job: its limit is below its request and in force, and the monitor decides about it.
+    """Return whether to look at the job: its limit is in force and below its request, and the monitor decides about it.
 
-    Recent usage does not count: a job far below its limit is just the one with unexpected bursts."""
+    Recent usage does not matter: a job that used far less than its limit may well have an unexpected burst."""
     state = job.state
     return (
         state.limit_cores < state.hard_cores

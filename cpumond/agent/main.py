@@ -1,4 +1,4 @@
-"""Run the agent's process: lock, configuration, signals, servers, loop."""
+"""Run the agent's process: take the lock, read the configuration, handle signals, start servers, run the loop."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run_agent(config_path: str | None) -> int:
                 jobs=len(agent.table),
                 status=describe_status(agent),
             )
-            # The server's libraries are imported after the first tick: limits first, responses a moment later.
+            # The server's libraries are imported after the first tick, because limits are more urgent than responses.
             from cpumond.agent.api import serve
 
             server = serve(agent, [sockets.control, *sockets.metrics], sockets.web)
@@ -95,7 +95,7 @@ def run_agent(config_path: str | None) -> int:
 
 
 def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentConfig:
-    """Fill the resources that the configuration does not set from the host; no slots without an executor.
+    """Fill in from the host the resources that the configuration does not set. Without an executor, there are no slots.
 
     Raises CgroupReadError."""
     resources = config.resources
@@ -110,7 +110,8 @@ def resolve_resources(config: AgentConfig, hierarchies: Hierarchies) -> AgentCon
 
 
 def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJobs | None:
-    """Make the scheduler's jobs and their executor; None without one. Raises ConfigError."""
+    """Make the object for the scheduler's jobs, with its executor; None if no executor is configured. Raises
+    ConfigError."""
     kind = config.executor.kind
     if kind == "none":
         return None
@@ -124,7 +125,7 @@ def _make_assigned(config: AgentConfig, hierarchies: Hierarchies) -> AssignedJob
 
 
 def _connect(agent: Agent) -> None:
-    """Connect the agent's host as a node to its scheduler, if it has one. Raises ConfigError."""
+    """If a scheduler is configured, connect the agent to it. Raises ConfigError."""
     config, assigned = agent.config, agent.context.assigned
     if not config.scheduler.addresses:
         return
@@ -163,7 +164,7 @@ def make_registration(agent: Agent, key: str) -> NodeRegistration:
 
 
 def _watch_control(config: AgentConfig, server: AgentServer) -> Look:
-    """Recreate the control socket if its file was removed or replaced, because no client would find it."""
+    """Make a look that recreates the control socket if its file was removed or replaced, so that clients find it."""
     path = config.control_socket
     bound = identify(path)
 

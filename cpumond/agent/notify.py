@@ -26,13 +26,13 @@ class Described(Protocol):
         """The configuration in force."""
 
     def read_snapshot(self) -> TickSnapshot | None:
-        """Return the newest tick; None before the first one."""
+        """Return the state after the newest tick; None before the first tick."""
 
 
 class Notifier:
-    """Notifies systemd if ``environment`` says that it started this process, else does nothing.
+    """Notifies systemd if ``environment`` says that systemd started this process; does nothing otherwise.
 
-    ``tick_done`` pings the watchdog; between ticks it is pinged only if the last tick succeeded."""
+    ``tick_done`` pings the watchdog. Between ticks, the watchdog is pinged only if the last tick succeeded."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._manager = ServiceManager(environment)
@@ -43,16 +43,16 @@ class Notifier:
         self._refused = ""
 
     def busy(self) -> None:
-        """Tell systemd that a long start or stop continues (many jobs take long); call it after each part, however
-        short."""
+        """Notify systemd that a start or stop continues, which takes long with many jobs. To be called after each part
+        of it, even a short one."""
         self._manager.extend()
 
     def ready(self, agent: Described) -> None:
-        """Send READY: the first tick is done and the sockets answer, or a reload is over."""
+        """Send READY, because the first tick is done and the sockets respond, or because a reload is over."""
         if self._good is None:
-            # The watchdog counts from READY, and the next tick may be further away than it allows.
+            # The watchdog's time begins at READY, and the next tick may come later than the watchdog allows.
             self._good, self._pinged_at_s = True, time.monotonic()
-        # Changes of a reload show after the next tick.
+        # The status is due again: what a reload changed is visible after the next tick.
         self._status_at_s = -math.inf
         self._manager.notify("READY=1", status=self._describe(agent))
 
@@ -61,17 +61,17 @@ class Notifier:
         self._manager.notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def reload_refused(self, error: str) -> None:
-        """Record that the files are wrong, for the reason ``error``; the status says so until the next reload."""
+        """Record the ``error`` for which a reload was refused; the status contains it until the next reload."""
         self._refused = error
 
     def stopping(self) -> None:
-        """Send STOPPING. The watchdog still runs but does not fire as long as ``busy`` is called."""
+        """Send STOPPING. The watchdog continues, but does not fire as long as ``busy`` is called."""
         self._good = False
         self._manager.notify("STOPPING=1")
         self._manager.extend("restoring limits")
 
     def tick_done(self, agent: Described) -> None:
-        """After a good tick, ping the watchdog, and send the status every STATUS_PERIOD_S."""
+        """After a tick that succeeded, ping the watchdog; every STATUS_PERIOD_S, send the status too."""
         self._good = True
         if not self._manager.listens:
             return
@@ -84,11 +84,11 @@ class Notifier:
             self._manager.notify("WATCHDOG=1")
 
     def tick_failed(self) -> None:
-        """After a bad tick, stop pinging the watchdog until a good one."""
+        """After a tick that failed, do not ping the watchdog until a tick succeeds."""
         self._good = False
 
     def ping(self) -> None:
-        """Ping the watchdog during a long period."""
+        """Ping the watchdog between two ticks, if they are far apart and the last one succeeded."""
         if self._good and time.monotonic() - self._pinged_at_s >= self.ping_period_s:
             self._pinged_at_s = time.monotonic()
             self._manager.notify("WATCHDOG=1")
@@ -101,7 +101,7 @@ class Notifier:
 
 
 def describe_status(agent: Described) -> str:
-    """Return one line for ``systemctl status``: reclaimed CPU, obstacles to more, and the scheduler."""
+    """Return one line for ``systemctl status``: reclaimed CPU, why it is not more, and the scheduler."""
     snapshot = agent.read_snapshot()
     if snapshot is None:
         return "starting"

@@ -1,8 +1,8 @@
-"""Memory of rule ``peak`` about each job (limit_rules.md 2), kept when the agent ends or is killed.
+"""Memory of rule ``peak`` about each job (limit_rules.md 2), which is kept when the agent ends or is killed.
 
-It is a file in ``state_dir``, written by another thread at most every STORE_S and at the end, so that a slow or full
-disk delays no limit. It is not synced to disk, since cgroups do not outlive the machine either. If it is missing or
-damaged, jobs start like new ones."""
+It is in a file in ``state_dir``. A separate thread writes this file, at most every STORE_S and at the end, so that a
+slow or full disk delays no limit. The file is not synced, since cgroups do not outlive a crash of the machine either.
+If the file is missing or damaged, jobs start like new ones."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ log = structlog.get_logger("cpumond.agent")
 
 PEAKS_FILE: Final = "peaks.state"
 STORE_S: Final = 10.0
-"""An agent that is killed loses at most this much time of its memory."""
+"""Seconds between two writes of the file: what is learned after the last write is lost if the agent is killed."""
 SLOW_S: Final = 10.0
-"""It is logged if the disk takes longer than this to write the file."""
+"""If the disk takes longer than this many seconds to write the file, this is logged."""
 MAX_CAUTIONS: Final = 1000
-"""Number of names for which the caution of ended jobs is kept; the oldest are forgotten first."""
+"""Maximum number of names for which the caution of ended jobs is kept; the oldest are forgotten first."""
 LAST_WRITE_S: Final = 2.0
-"""Seconds at the agent's end for the write under way, and for the last one."""
+"""Maximum seconds at the agent's end to wait for a write in progress, and again for the last write."""
 
 NotNegative = Annotated[float, msgspec.Meta(ge=0.0)]
 Caution = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_CAUTION)]
 
 
 class Learned(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Stored memory of one job; ``inode`` identifies its cgroup, others are those of ``JobState`` and ``HeldBack``.
+    """Stored memory of one job. ``inode`` identifies its cgroup; most fields are from ``JobState`` and ``HeldBack``.
 
-    ``peak_cores`` has faded until ``at_s``. Times are of the monotonic clock; None if there is none."""
+    ``at_s`` is the time for which ``peak_cores`` holds: it fades from then on. Times are monotonic; None if unknown."""
 
     inode: int
     at_s: float
@@ -60,10 +60,9 @@ class Learned(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Peaks(msgspec.Struct, frozen=True):
     """Content of ``peaks.state``: cgroup path -> memory of its job; valid for one boot of the machine.
 
-    ``cautions`` are those of jobs whose cgroup is gone, by operation, or by job id without one (limit_rules.md 2).
-    ``root`` is (st_dev, inode) of the root of the hierarchy. ``clock_offset_s`` converts the stored times to seconds
-    since 1970, as of the time of writing; it is used if the times are of another time namespace.
-    """
+    ``cautions`` are those of jobs whose cgroup is gone, by operation; for a job without an operation, by job id
+    (limit_rules.md 2). ``root`` is (st_dev, inode) of the root of the hierarchy. ``clock_offset_s``, added to a stored
+    time, gave seconds since 1970 when the file was written; it is used if a different time namespace wrote the file."""
 
     boot_id: str
     root: tuple[int, int]
@@ -73,7 +72,7 @@ class Peaks(msgspec.Struct, frozen=True):
 
 
 def learn(inode: int, state: JobState, now_s: float) -> Learned:
-    """Return the memory of a job to store, from its ``state`` at ``now_s``."""
+    """Return what to store about a job whose state at ``now_s`` is ``state``."""
     held, seen = state.held, state.base
     return Learned(
         inode,
@@ -91,8 +90,8 @@ def learn(inode: int, state: JobState, now_s: float) -> Learned:
 
 
 def recall(state: JobState, learned: Learned, s: MonitorSettings, now_s: float) -> JobState:
-    """Return a job's ``state`` with its stored memory: the peak has faded until ``now_s`` and is at most the job's
-    CPU. Limit and baseline stay."""
+    """Return a job's ``state`` with the stored memory: the peak has faded until ``now_s``, and does not exceed the CPU
+    that the job can have. Limit and baseline stay the same."""
     state = msgspec.structs.replace(
         state,
         peak_at_s=-math.inf if learned.peak_at_s is None else min(learned.peak_at_s, now_s),
@@ -114,36 +113,35 @@ def recall(state: JobState, learned: Learned, s: MonitorSettings, now_s: float) 
 
 
 class PeakFile:
-    """The file, and the part of it that no job has claimed yet.
+    """The file, and that part of its content that no job has claimed yet.
 
-    ``problem`` says why it cannot be written, "" if it can.
-
-    Everything but the writing is done by the tick's thread."""
+    ``problem`` says why the file cannot be written, "" if it can. All methods are for the tick's thread; only the
+    writing is done by a separate thread."""
 
     def __init__(self, state_dir: str, root: str, root_id: tuple[int, int], clock: type[HostClock] = HostClock) -> None:
         self.path = os.path.join(state_dir, PEAKS_FILE)
         self.problem = ""
         self.period_s = STORE_S
         self.due_s = clock.monotonic_s() + self.period_s
-        """When the next copy is due."""
+        """Time of the next write of the file."""
         self._clock = clock
         self._root = root
         self._root_id = root_id
         self._boot_id = read_boot_id()
         self._is_loaded = False
         self._left: dict[int, tuple[str, Learned]] = {}
-        """By inode: path of a cgroup whose job is not followed, and the memory of that job."""
+        """Inode of a cgroup whose job is not followed -> its path, and the memory of the job."""
         self._cautions: dict[str, float] = {}
-        """By operation or job id, the latest last."""
+        """Operation or job id -> caution of the last ended job; the newest is last."""
         self._gone: list[int] = []
         self._thread: threading.Thread | None = None
         self._began_s = 0.0
         self._saved: Identity | None = None
         self._stored: int | None = None
-        """Hash of the file's content."""
+        """Hash of the content that the file has."""
 
     def load(self) -> None:
-        """Read the memory of an earlier agent. A file that cannot be read is logged, and the memory is empty."""
+        """Read the memory of an earlier run. If the file cannot be read, this is logged, and the memory is empty."""
         self._is_loaded = True
         try:
             content = load(self.path, Peaks)
@@ -154,22 +152,22 @@ class PeakFile:
             log.debug("peaks_begin_anew", error=f"{self.path}: does not exist")
             return
         self._saved = identify(self.path)
-        # So that agents killed one after the other write it as often as a single agent.
+        # The age of the file counts: agents that are killed again and again write it as often as one that runs on.
         age_s = max(self._clock.wall_s() - _read_mtime_s(self.path), 0.0)
         self.due_s = min(self.due_s, self._clock.monotonic_s() + self.period_s - age_s)
         if content.boot_id != self._boot_id or content.root != self._root_id:
             log.info("peaks_begin_anew", error=f"{self.path}: it belongs to another boot or another hierarchy")
             return
-        # Within one boot the times are valid whatever the wall clock did; times in the future are of another time
-        # namespace.
+        # Monotonic times are valid during one boot, even if the wall clock was set. Times in the future come from a
+        # different time namespace.
         is_ahead = any(each.at_s > self._clock.monotonic_s() for each in content.jobs.values())
         shift_s = content.clock_offset_s - self._read_clock_offset_s() if is_ahead else 0.0
         self._left = {each.inode: (path, _shift(each, shift_s)) for path, each in content.jobs.items()}
         self._cautions = content.cautions
 
     def recall(self, job: Tracked, now_s: float) -> bool:
-        """Give an opened job the memory of its cgroup, under any name, or the caution of the last ended job of its
-        name; False if there is neither."""
+        """Give a new job the memory of its cgroup, which may have been renamed, or else the caution of the last ended
+        job of the same name. Return False if there is neither."""
         found = self._left.pop(job.cgroup.inode, None)
         if found is not None:
             job.state = recall(job.state, found[1], job.settings, now_s)
@@ -180,14 +178,14 @@ class PeakFile:
         return caution is not None
 
     def keep(self, job: Tracked) -> None:
-        """Store the memory of a job that is no longer followed while its cgroup lives: it may return, or be found
-        under another name."""
+        """Keep the memory of a job that is no longer followed but whose cgroup still exists: the job may return, also
+        under a new name."""
         if job.state.watched_s > 0.0:
             learned = learn(job.cgroup.inode, job.state, self._clock.monotonic_s())
             self._left[job.cgroup.inode] = job.found.path, learned
 
     def remember(self, job: Tracked) -> None:
-        """Store the caution of a job whose cgroup is gone: a similar job starts with it."""
+        """Keep the caution of a job whose cgroup is gone: the next job of the same name starts with it."""
         if job.state.watched_s > 0.0:
             self._cautions.pop(_name(job), None)
             self._cautions[_name(job)] = job.state.caution
@@ -195,7 +193,7 @@ class PeakFile:
                 del self._cautions[next(iter(self._cautions))]
 
     def store(self, jobs: Iterable[Tracked], now_s: float) -> None:
-        """Write the memory of ``jobs`` when due; never raises, nor waits for the disk."""
+        """If it is due, write the memory of ``jobs``. Never raises, and does not wait for the disk."""
         if now_s < self.due_s:
             return
         self.due_s = now_s + self.period_s
@@ -205,7 +203,7 @@ class PeakFile:
             self._log_problem(f"{self.path}: writing it takes the disk more than {SLOW_S:g} s")
 
     def close(self, jobs: Iterable[Tracked]) -> None:
-        """Write the file a last time; a disk that takes longer than LAST_WRITE_S for one write is not waited for."""
+        """Write the file a last time. Waits at most LAST_WRITE_S for each write."""
         if not self._is_loaded:
             return
         if self._thread is not None:
@@ -216,7 +214,7 @@ class PeakFile:
             self._thread.join(LAST_WRITE_S)
 
     def look_after_file(self) -> list[str]:
-        """Rewrite the file at once if it was removed or replaced, and return its path."""
+        """If the file was removed or replaced, rewrite it at once and return its path."""
         if self._is_writing() or self._saved is None or identify(self.path) == self._saved:
             return []
         self._saved = self._stored = None
@@ -227,7 +225,7 @@ class PeakFile:
         return self._thread is not None and self._thread.is_alive()
 
     def _start(self, jobs: Iterable[Tracked], now_s: float) -> None:
-        # References to frozen values only: the thread serialises them.
+        # The thread gets only references to frozen values, and serialises them itself.
         known = [(job.found.path, job.cgroup.inode, job.state) for job in jobs if job.state.watched_s > 0.0]
         for inode in self._gone:
             self._left.pop(inode, None)
@@ -266,14 +264,14 @@ class PeakFile:
         except (CpumondError, OSError, ValueError) as error:
             self._log_problem(f"{error}; until then caution and peaks of the jobs would be lost with the agent")
         except Exception as error:
-            # Otherwise the thread would end without a log line, and nothing more would be stored.
+            # Without this, the thread would end without a log line, and nothing would be stored any more.
             log.exception("peaks_thread_failed")
             self._log_problem(
                 f"{self.path}: {error!r}; until then caution and peaks of the jobs would be lost with the agent"
             )
 
     def _log_problem(self, problem: str) -> None:
-        """Log a problem once while it lasts."""
+        """Log a problem once, not again while it lasts."""
         if not self.problem:
             log.error("peaks_not_written", error=problem, retry_s=self.period_s)
         self.problem = problem

@@ -1,4 +1,4 @@
-"""The agent's files in ``state_dir`` and ``runtime_dir``: rewritten if they are removed while it runs."""
+"""Watch the agent's files in ``state_dir`` and ``runtime_dir``, and rewrite those that are removed while it runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from cpumond.core.errors import CpumondError, UnavailableError
 log = structlog.get_logger("cpumond.agent")
 
 LOG_AGAIN_S = 600.0
-"""Seconds for which `status` shows files that were removed and rewritten."""
+"""Seconds for which `status` reports that files were removed and rewritten."""
 PATIENCE = 3
-"""Looks in a row that find the lock owned by another agent before this one gives way."""
+"""Number of looks in a row that must find the lock owned by another agent before this agent stops."""
 
 Look = Callable[[], list[str]]
-"""Rewrites missing files and returns their paths. May raise CpumondError."""
+"""A function that rewrites missing files and returns their paths. May raise CpumondError."""
 
 
 class Places:
-    """Watches the agent's files. ``problem`` is for `status`; ``lost_total`` counts files; ``is_ousted``: another
-    agent owns the directories."""
+    """Watches the agent's files. ``problem`` is for `status`. ``lost_total`` counts files that were removed or
+    replaced. ``is_ousted``: whether another agent owns the directories."""
 
     def __init__(self, *looks: Look) -> None:
         self.lock: Look = list
@@ -34,7 +34,7 @@ class Places:
         self._error = ""
 
     def look(self, now_s: float) -> None:
-        """Rewrite files removed since the last look; never raises."""
+        """Rewrite the files that were removed since the last look. Never raises."""
         lost: list[str] = []
         errors: list[str] = []
         for look in [self.lock, *self.looks]:
@@ -44,7 +44,7 @@ class Places:
             except CpumondError as error:
                 errors.append(str(error))
                 if look is self.lock and isinstance(error, UnavailableError):
-                    # The files may belong to the other agent by now; a `restore` holds the lock only briefly.
+                    # By now the files may belong to another agent. If it is a `restore`, the lock is free soon.
                     self._blocked += 1
                     self.is_ousted = self._blocked >= PATIENCE
                     break

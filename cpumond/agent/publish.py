@@ -23,12 +23,12 @@ from cpumond.monitor.model import MonitorSettings, join_level
 EARLY_BEAT = 0.05
 DEFAULT_RULE: Final = MonitorSettings().limit_rule
 MAX_PROBLEMS, MAX_PROBLEM = 10, 300
-"""Bounds on problems sent to the scheduler: their number, and characters of each."""
+"""Maximum number of problems that are sent to the scheduler, and of characters in each problem."""
 
 
 class HeartbeatPublisher:
-    """Publishes heartbeats and samples, each in its period; ``beat_at_s`` is the time of the next one to the
-    scheduler."""
+    """Publishes heartbeats and samples, each with its own period. ``beat_at_s`` is the time of the next heartbeat to
+    the scheduler."""
 
     def __init__(self, context: AgentContext) -> None:
         self.context = context
@@ -39,12 +39,12 @@ class HeartbeatPublisher:
         self._levels: tuple[AgentConfig, Level, Level] | None = None
 
     def report(self, now_s: float) -> None:
-        """Send the node's full state to the reporter and the scheduler: after changes, else in their periods."""
+        """Send the node's full state to the reporter and the scheduler, if it has changed or their period is over."""
         context = self.context
         link, assigned = context.link, context.assigned
         period_s = self.beat_period_s
         report = context.due.report or now_s >= self._report_at_s
-        # A tick shortly before the heartbeat is due sends it.
+        # If the heartbeat is due shortly after this tick, it is sent now.
         due = now_s >= self.beat_at_s - EARLY_BEAT * period_s
         beat = link is not None and (context.due.report or context.due.beat or due)
         if not (report or beat):
@@ -56,14 +56,14 @@ class HeartbeatPublisher:
         if report:
             self._report_at_s = now_s + context.config.report.report_period_s
             context.reporter.submit(heartbeat)
-        # A node that does not know its jobs must be silent: reporting "none" would have them started elsewhere.
+        # A node that does not know its jobs must be silent: if it reported none, they would be started elsewhere.
         if link is not None and beat and (assigned is None or assigned.knows_jobs):
             link.about = self._view_about()
             link.submit(heartbeat)
 
     def _view_about(self) -> AgentAbout:
-        """Describe the agent itself. Facts that depend only on the configuration are computed once; jobs may ask for
-        more."""
+        """Describe the agent itself. The level by the configuration is computed only once; options of single jobs may
+        raise it."""
         context, totals, config = self.context, self.context.totals, self.context.config
         if self._levels is None or self._levels[0] is not config:
             own = msgspec.structs.replace(config, ceiling=None)
@@ -95,7 +95,7 @@ class HeartbeatPublisher:
 
     @property
     def beat_period_s(self) -> float:
-        """The configured period, or the longer one that a busy scheduler requests."""
+        """The configured period, or that which a busy scheduler asks for if it is longer."""
         link = self.context.link
         return max(self.context.config.scheduler.heartbeat_period_s, 0.0 if link is None else link.period_s)
 
@@ -121,7 +121,7 @@ class HeartbeatPublisher:
         context = self.context
         if not context.keeps_samples or now_s + context.period_s / 2 < self.sample_at_s:
             return
-        # Fixed rate, like the checks.
+        # Samples have a fixed rate, like the checks.
         on_time = self.sample_at_s > now_s - context.period_s / 2
         self.sample_at_s = (self.sample_at_s if on_time else now_s) + context.config.web.period_s
         at, size = context.clock.wall_s(), context.config.web.samples
@@ -175,8 +175,8 @@ def make_snapshot(context: AgentContext) -> TickSnapshot:
 
 
 def cut_problems(problems: Iterable[str]) -> list[str]:
-    """Truncate problems to the scheduler's bounds. A path may contain bytes that are no text, which would make it
-    impossible to send the heartbeat; they are escaped."""
+    """Truncate problems to MAX_PROBLEMS and MAX_PROBLEM. Bytes in a path that are no text are escaped, because with
+    them the heartbeat could not be sent."""
     return [escape(text)[:MAX_PROBLEM] for text in islice(problems, MAX_PROBLEMS)]
 
 

@@ -1,4 +1,4 @@
-"""Jobs and pins that were given over the control socket: on disk before they are acknowledged."""
+"""Jobs and pins that came over the control socket. They are on disk before the response acknowledges them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = structlog.get_logger("cpumond.agent")
 
 
 class RegisteredJobs:
-    """The registry and its file. Each change is on disk when its method returns; a method that raises changes
-    nothing."""
+    """The registry and its file. When a method returns, its change is on disk. If a method raises, nothing has
+    changed."""
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, REGISTRY_FILE)
@@ -27,7 +27,7 @@ class RegisteredJobs:
         self._saved: Identity | None = None
 
     def load(self) -> None:
-        """Read the registry; a damaged file is put aside and logged."""
+        """Read the registry. A damaged file is put aside, and this is logged."""
         try:
             self.content = load(self.path, Registry) or Registry()
             self._saved = identify(self.path)
@@ -42,8 +42,8 @@ class RegisteredJobs:
         ]
 
     def current_pins(self, wall_s: float, boottime_s: float) -> dict[str, Pin]:
-        """Return pins that have not expired. Expiry is decided by the wall clock at the first call, possibly after a
-        reboot, and then by time since boot: so setting the clock makes no pin longer or shorter."""
+        """Return the pins that have not expired. The first call, at a start or for a new pin, takes the time left from
+        the wall clock. After that the time since boot counts, so setting the clock makes no pin longer or shorter."""
         current = {}
         for name, pin in self.content.pins.items():
             left_s = math.inf if pin.until is None else pin.until - wall_s
@@ -56,11 +56,11 @@ class RegisteredJobs:
         return current
 
     def add(self, job: RegisteredJob) -> None:
-        """Register a job, or replace the one with its id. Raises CreateError or AccessError."""
+        """Register a job, or replace the job with the same id. Raises CreateError or AccessError."""
         self._save(msgspec.structs.replace(self.content, jobs={**self.content.jobs, job.job_id: job}))
 
     def remove(self, job_id: str) -> bool:
-        """Forget a job; False if none has this id. Raises CreateError or AccessError."""
+        """Forget a job; return False if no job has this id. Raises CreateError or AccessError."""
         if job_id not in self.content.jobs:
             return False
         jobs = {name: job for name, job in self.content.jobs.items() if name != job_id}
@@ -68,7 +68,7 @@ class RegisteredJobs:
         return True
 
     def pin(self, job_id: str, pin: Pin | None) -> None:
-        """Set or end (None) a job's pin. Raises CreateError or AccessError."""
+        """Set a job's pin; None ends it. Raises CreateError or AccessError."""
         pins = {name: known for name, known in self.content.pins.items() if name != job_id}
         if pin is not None:
             pins[job_id] = pin
@@ -79,7 +79,7 @@ class RegisteredJobs:
         self.content = content
 
     def look_after_file(self) -> list[str]:
-        """Rewrite the file if it was removed or replaced, and return its path. Raises CreateError or AccessError."""
+        """If the file was removed or replaced, rewrite it and return its path. Raises CreateError or AccessError."""
         if self._saved is None or identify(self.path) == self._saved:
             return []
         self._save(self.content)

@@ -1,6 +1,6 @@
 """The latest decisions and samples of each job, packed so that thousands of jobs need little memory.
 
-A decision takes 62 bytes, a sample 28, with a peak 32."""
+A decision takes 62 bytes; a sample takes 28 bytes, or 32 with a peak."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ KINDS: Final = (
 _RECORD = struct.Struct("<dddddddhBBH")
 _RATIO_STEPS = 65_535
 _BY_LOOK = 0x80
-"""Flag for ``by_look`` in the byte of the kind."""
+"""Flag for ``by_look`` in the byte that stores the kind."""
 _NO_VOTES = -32768
 
 
 class DecisionRing:
-    """The newest ``size`` records of one job; the oldest is overwritten."""
+    """The newest ``size`` records of one job. A new record overwrites the oldest one."""
 
     __slots__ = ("_data", "_next", "size")
 
@@ -89,10 +89,9 @@ def _finite(cores: float) -> float | None:
 class SampleRecord(msgspec.Struct, frozen=True):
     """One point of a job's graphs. ``at`` is in seconds since 1970.
 
-    ``usage_cores`` is the mean since the previous point, ``throttled_ratio`` in [0, 1] the maximum of the checks since
-    then. The others are values after the last of those checks; ``limit_cores`` and ``floor_cores`` are the monitor's.
-    ``peak_cores`` is that of JobState, None under a rule without a peak.
-    """
+    ``usage_cores`` is the mean since the previous point, and ``throttled_ratio``, in [0, 1], the maximum of the checks
+    since then. The remaining values are those after the last of these checks; ``limit_cores`` and ``floor_cores`` are
+    the monitor's. ``peak_cores`` is that of JobState, None under a rule without a peak."""
 
     at: float
     usage_cores: float
@@ -111,10 +110,10 @@ _NAN = math.nan
 
 
 class SampleRing:
-    """The newest ``size`` samples of one job; the oldest is overwritten. Memory is allocated as they come.
+    """The newest ``size`` samples of one job. A new sample overwrites the oldest one. Memory is allocated as samples
+    are added; memory for peaks only with the first peak.
 
-    ``base`` is the reading that the next sample's usage counts from. Space for peaks is allocated with the first one.
-    """
+    ``base`` is the reading from which the usage of the next sample counts."""
 
     __slots__ = ("_data", "_next", "_sample", "base", "peak_ratio", "size")
 
@@ -127,7 +126,7 @@ class SampleRing:
         self._next = 0
 
     def resize(self, size: int) -> None:
-        """Change the number of samples, keeping the newest ones."""
+        """Change the maximum number of samples; the newest ones are kept."""
         bytes_each = self._sample.size
         kept = self._data[self._next * bytes_each :] + self._data[: self._next * bytes_each]
         self.size, self._next, self._data = size, 0, kept[-size * bytes_each :]
@@ -136,7 +135,7 @@ class SampleRing:
         self, at: float, usage_cores: float, smoothed_cores: float | None, limit_cores: float, floor_cores: float,
         votes_sum: int | None, throttled_ratio: float, peak_cores: float | None = None,
     ) -> None:  # fmt: skip
-        """Add a sample (see ``SampleRecord``) with at most 32 767 votes, in constant time."""
+        """Add a sample (see ``SampleRecord``) in constant time. ``votes_sum`` must not exceed 32 767."""
         if peak_cores is not None and self._sample is _SAMPLE:
             self._make_room_for_peaks()
         cores = [usage_cores, _NAN if smoothed_cores is None else smoothed_cores, limit_cores, floor_cores]
@@ -146,13 +145,13 @@ class SampleRing:
         try:
             packed = self._sample.pack(at, *cores, votes, int(throttled_ratio * _RATIO_STEPS + 0.5))
         except OverflowError:
-            # More cores than a short float can hold: a job requested 1e300.
+            # A value exceeds what a short float can hold: for example, a job requested 1e300 cores.
             packed = self._sample.pack(at, *[min(value, _MAX_F32) for value in cores], votes, 0)
         data, whole = self._data, self.size * self._sample.size
         if len(data) < whole:
             data += packed
             if len(data) == whole:
-                self._data = bytearray(data)  # without the spare memory of its growth
+                self._data = bytearray(data)  # the copy has no spare memory
             return
         start = self._next * self._sample.size
         data[start : start + self._sample.size] = packed

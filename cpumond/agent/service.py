@@ -1,4 +1,4 @@
-"""Run the agent around the ticks: start, wait, requests of other threads, reload, end."""
+"""Run the agent around its ticks: start, wait, carry out requests of other threads, reload, end."""
 
 from __future__ import annotations
 
@@ -37,14 +37,15 @@ from cpumond.host.cgroup.mounts import Hierarchies
 log = structlog.get_logger("cpumond.agent")
 
 UNITS_FLUSH_S, UNITS_FLUSHES = 5.0, 6
-"""Seconds and number of attempts for systemd to accept the original limits at the end; repeated only after progress."""
+"""Seconds per attempt, and number of attempts, for systemd to accept the original limits at the agent's end. A further
+attempt is only made after progress."""
 ENGINE_PATIENCE_S = 2.0
-"""Seconds that the first look at jobs waits for answers of their engines."""
+"""Seconds for which the first look at jobs waits for answers of the engines."""
 LAST_ORDERS_S = 0.5
-"""Seconds that the agent waits at its end for engines of jobs whose limits were written since its last check: only
-the engine can say whether it requested exactly the limit in force."""
+"""Seconds for which the agent, at its end, waits for the engines of jobs whose limits were written since the last tick:
+only the engine knows whether it requested exactly the limit in force."""
 LAST_ANSWERS_S = 2.0
-"""Seconds at the end for systemd to say who made the last changes."""
+"""Seconds for which the agent, at its end, waits for systemd's answer who made the last changes."""
 
 
 class Agent:
@@ -71,7 +72,7 @@ class Agent:
         self.reloading = False
         self._thread = threading.get_ident()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Not in ``close``: another thread may be about to write, and the number may by then belong to another file.
+        # The pipe is not closed in ``close``: a thread may be about to write, maybe into a new file with this number.
         weakref.finalize(self, _close_all, self._wake_r, self._wake_w).atexit = False
         self._poll = select.poll()
         self._poll.register(self._wake_r, select.POLLIN)
@@ -101,18 +102,19 @@ class Agent:
         for path in find_namesakes(find_anew(self.context.hierarchies, self.writer.originals)):
             self.writer.forget(path)
         self.notifier.busy()
-        # Without names the limits of their jobs would be restored, and lowered again a moment later.
+        # If the jobs of engines had no names yet, their limits would be restored, and lowered again a moment later.
         self.context.engines.follow(self.config.source)
         self.context.engines.wait(ENGINE_PATIENCE_S)
         self.loop.tick(self.clock.monotonic_s())
         self.notifier.busy()
         self._restore_leftovers()
-        # From here on the state file exists: if `restore` finds none, it was removed.
+        # From here on the state file exists: if `restore` does not find it, it was removed.
         self.writer.store(tidy=True)
         self.loop.external.strays_at_s = self.clock.monotonic_s() + GONE_S
 
     def _restore_leftovers(self) -> int:
-        """Restore cgroups that an earlier run changed and no source names now; return how many failed."""
+        """Restore cgroups that the agent or an earlier run changed and that have no job now; return the number of
+        failures."""
         left = self.writer.list_left(self.table.jobs)
         if not left:
             return 0
@@ -136,7 +138,7 @@ class Agent:
         return [path]
 
     def run(self) -> None:
-        """Tick at a fixed rate until ``stopping``; the caller restores the limits with ``close``."""
+        """Tick at a fixed rate until ``stopping``. After that, the caller must restore the limits with ``close``."""
         next_s = self.clock.monotonic_s() + self.context.period_s
         while not self.context.stopping:
             if self.reloading:
@@ -157,7 +159,7 @@ class Agent:
             try:
                 self.loop.tick(now_s, late_s)
             except Exception:
-                # A failed tick is counted and the loop continues; only good ticks ping the watchdog.
+                # A failed tick is counted, and the loop continues. Only ticks that succeed ping the watchdog.
                 self.context.totals.errors += 1
                 self.notifier.tick_failed()
                 log.exception("tick_failed")
@@ -168,12 +170,12 @@ class Agent:
         try:
             self.loop.limits.look(now_s, self.context.stride)
         except Exception:
-            # Like a failed tick: counted, and the loop continues.
+            # A failed look is counted like a failed tick, and the loop continues.
             self.context.totals.errors += 1
             log.exception("look_failed")
 
     def _wait(self, timeout_s: float) -> None:
-        """Sleep until the time, a signal or a request; requests are carried out here, between ticks."""
+        """Sleep for ``timeout_s``, or until a signal, a request or a due task. Carry out requests and due tasks."""
         timeout_s = min(timeout_s, self.notifier.ping_period_s, self.context.peaks.due_s - self.clock.monotonic_s())
         if self.context.assigned is not None:
             self._watch_executor(self.context.assigned)
@@ -189,13 +191,13 @@ class Agent:
         self.notifier.ping()
 
     def store_peaks(self) -> None:
-        """Store the memory of rule ``peak`` when due; between two ticks, by a thread."""
+        """If it is due, let a thread store the memory of rule ``peak``. To be called between two ticks."""
         if not self.writer.is_ousted:
             self.context.peaks.store(self.table, self.clock.monotonic_s())
 
     def _watch_executor(self, assigned: AssignedJobs) -> None:
-        """Wait for the executor's events while it works; the descriptor of a broken one may be readable all the
-        time."""
+        """While the executor works, let its events end the wait. The descriptor of a broken executor is not used: it
+        may be readable all the time."""
         if assigned.is_ready != self._waits_for_executor:
             self._waits_for_executor = assigned.is_ready
             if assigned.is_ready:
@@ -204,9 +206,9 @@ class Agent:
                 self._poll.unregister(assigned.executor.fileno())
 
     def run_requests(self) -> None:
-        """Carry out the work queued by ``call`` so far, except for work cancelled meanwhile.
+        """Carry out the work that ``call`` has queued so far, except for work that was cancelled.
 
-        Work queued meanwhile waits until after a tick that is due: requests cannot delay the tick."""
+        Work that is queued during this method waits for the next call, so requests cannot delay a tick that is due."""
         for _ in range(len(self._requests)):
             work, future = self._requests.popleft()
             if future.set_running_or_notify_cancel():
@@ -216,9 +218,9 @@ class Agent:
                     future.set_exception(error)
 
     def call(self, work: Callable[[], Any], timeout_s: float = 10.0) -> Any:
-        """Run ``work`` in the tick's thread, from any other thread; return its result, or raise its exception here.
+        """Let the tick's thread run ``work``; return the result of ``work``, or raise its exception. For other threads.
 
-        Raises TimeoutError if the tick does not get to it; then it is never carried out."""
+        Raises TimeoutError if the tick's thread does not start ``work`` in time; then it is never run."""
         if self._closed:
             raise UnavailableError("the agent is stopping; try again when it is back")
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -231,12 +233,12 @@ class Agent:
             raise
 
     def wake(self) -> None:
-        """End the wait between two ticks; safe in a signal handler."""
+        """End the wait between two ticks. May be called by a signal handler."""
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_w, b"x")
 
     def rescan_now(self) -> None:
-        """Look at all sources and pins at once (in the tick's thread)."""
+        """Look at all sources and pins at once. For the tick's thread."""
         now_s = self.clock.monotonic_s()
         self.context.due.rescan = True
         self.loop.discover(now_s)
@@ -244,7 +246,7 @@ class Agent:
         self.context.due.snapshot = None
 
     def take_answer(self, answer: HeartbeatAnswer, sent_at_s: float) -> None:
-        """Accept a response of the scheduler, from any thread; the tick's thread acts on it."""
+        """Accept a response of the scheduler, which the tick's thread then processes. For any thread."""
         if self.context.assigned is not None:
             self.loop.answers.append((answer, sent_at_s))
             self.wake()
@@ -252,11 +254,11 @@ class Agent:
             self.loop.told_level = read_level(answer.level)
 
     def read_snapshot(self) -> TickSnapshot | None:
-        """Return the newest tick, frozen; None before the first one. For any thread.
+        """Return a frozen snapshot of the state after the newest tick; None before the first tick. For any thread.
 
-        It is made on demand, by the tick's thread between two ticks: a view of each job at each tick, rarely read, was
-        a third of the agent's cost. Raises UnavailableError or TimeoutError like ``call``.
-        """
+        The tick's thread makes the snapshot between two ticks, only on demand: to make a view of each job at each tick,
+        most of which were never read, was a third of the agent's cost. Raises UnavailableError or TimeoutError like
+        ``call``."""
         made = self.context.due.snapshot
         if made is not None or self.context.last is None:
             return made
@@ -277,7 +279,7 @@ class Agent:
             config = self.reload()
             self.use_config(config)
         except Exception as error:
-            # Whatever is wrong with the files, the working configuration stays.
+            # If anything is wrong with the files, the previous configuration stays in force.
             self.context.refused_config = str(error)
             log.error("reload_refused", error=str(error))
             self.notifier.reload_refused(str(error))
@@ -287,10 +289,9 @@ class Agent:
         self.notifier.ready(self)
 
     def use_config(self, config: AgentConfig) -> None:
-        """Switch to another configuration; settings that cannot change while running are kept, with a warning.
+        """Switch to a new configuration. Settings that cannot change while the agent runs are kept, with a warning.
 
-        Raises ConfigError if it names other directories: `restore` would then not read the files that this agent wrote.
-        """
+        Raises ConfigError if the directories differ: `restore` would not find the files that this agent wrote."""
         for key in ("state_dir", "runtime_dir", "mountinfo"):
             if (before := getattr(self.config, key)) != getattr(config, key):
                 raise ConfigError(
@@ -319,7 +320,8 @@ class Agent:
                 job.samples.resize(config.web.samples)
 
     def close(self) -> int:
-        """Restore every limit, send the last report, release everything; return the number of limits not restored."""
+        """Restore every limit, send the last report, and release all resources; return the number of limits that could
+        not be restored."""
         self.notifier.stopping()
         self._closed = True
         self.run_requests()
@@ -331,7 +333,7 @@ class Agent:
             try:
                 self.writer.restore(job)
             except Exception as error:
-                # Whatever the error is, the limits of the other jobs are still restored.
+                # After any error, the limits of the other jobs are still restored.
                 failed += 1
                 log.error("restore_failed", job_id=job.found.job_id, cgroup=job.found.path, error=str(error))
             else:
@@ -347,7 +349,7 @@ class Agent:
         if not self.writer.is_ousted:
             self.context.peaks.close(self.table)
         if self.context.last is not None:
-            # An agent that never started knows nothing about its jobs: no report is better than an empty one.
+            # Before the first tick the agent does not know its jobs: no report is better than an empty one.
             self.context.due.report = True
             self.loop.publisher.report(self.clock.monotonic_s())
             log.info("stopped", restore_failures=failed)
@@ -376,7 +378,7 @@ class Agent:
                 self.context.units.flush(LAST_ANSWERS_S)
                 self.loop.external.take_unit_news(now_s)
         except Exception:
-            # Whatever the error is, the limits are still restored.
+            # After any error, the limits are still restored.
             log.exception("last_changes_failed")
 
     def _take_last_orders(self, now_s: float) -> None:
@@ -388,9 +390,9 @@ class Agent:
             self.loop.discover(now_s)
 
     def _leave_units(self) -> int:
-        """Wait until systemd stores the limits in force again; return the number of units that it did not accept.
+        """Wait until systemd has stored the original limits; return the number of units for which it did not.
 
-        Those stay on disk for ``cpumond restore``."""
+        The originals of these units stay on disk for ``cpumond restore``."""
         left = self.writer.returning
         for _ in range(UNITS_FLUSHES if left else 0):
             before = len(left)

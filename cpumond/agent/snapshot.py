@@ -1,4 +1,4 @@
-"""The published state of one tick; metrics and status read only this, never the live records."""
+"""The published state after one tick. Metrics and status read only this, never the live records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cpumond.core.answers import AssignedView, EngineAnswer, LinkView
 
 
 class TickEnd(msgspec.Struct, frozen=True, gc=False):
-    """The end of one tick: number, end (``at``, since 1970), begin (``at_s``, monotonic), duration."""
+    """The end of one tick: its number, end (``at``, since 1970), begin (``at_s``, monotonic) and duration."""
 
     tick: int
     at: float
@@ -21,11 +21,10 @@ class TickEnd(msgspec.Struct, frozen=True, gc=False):
 class TickSnapshot(msgspec.Struct, frozen=True):
     """The agent after one tick.
 
-    ``at`` is in seconds since 1970, ``at_s`` monotonic. ``counters``: name -> count since the start. ``problems``:
-    sentences about jobs or files that need an operator. ``stride``: ticks per check of a job (1 unless the agent is
-    over its budget). ``service_ends``: systemd's result -> number of times that the service ended so.
-    ``throttled_cpu_s`` and ``late_cpu_s`` (see JobState) are sums over all jobs of this run.
-    """
+    ``at`` is in seconds since 1970, ``at_s`` is monotonic. ``counters``: name -> count since the start. ``problems``:
+    sentences about jobs or files that need an operator. ``stride``: number of ticks per check of a job (1 unless the
+    agent exceeds its budget). ``service_ends``: systemd's result -> number of ends of the service with this result.
+    ``throttled_cpu_s`` and ``late_cpu_s`` (see JobState) are sums over all jobs of this run."""
 
     tick: int
     at: float
@@ -45,7 +44,7 @@ class TickSnapshot(msgspec.Struct, frozen=True):
     stride: int
     empty_rescans: int
     assigned: AssignedView | None = None
-    """The jobs of the scheduler; None without an executor."""
+    """The scheduler's jobs on this node; None without an executor."""
     link: LinkView | None = None
     service_ends: dict[str, int] = {}
     capacity_cores: float = 0.0
@@ -53,4 +52,4 @@ class TickSnapshot(msgspec.Struct, frozen=True):
     late_cpu_s: float = 0.0
     engines: tuple[EngineAnswer, ...] = ()
     empty_cgroups: int = 0
-    """Number of cgroups that match a source but are no jobs because they contain no process."""
+    """Number of cgroups that match a source but are not jobs, because they contain no process."""

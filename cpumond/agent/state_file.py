@@ -1,8 +1,8 @@
 """Files of ``state_dir``: original settings of every changed cgroup, registered jobs and pins, and ends of the service.
 
-A file is one header line with version and SHA-256, then JSON. It is written to a temporary name, synced, renamed, and
-the directory synced, so that a crash leaves the old or the new content. A cgroup's original settings are stored before
-its first change, so that ``cpumond restore`` can restore them whatever happens to the agent."""
+A file has a header line with version and SHA-256, then JSON. It is written under a temporary name, synced and renamed,
+and the directory is synced; therefore a crash leaves either the old or the new content. The original settings of a
+cgroup are stored before its first change, so ``cpumond restore`` can restore them whatever happens to the agent."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 class Original(msgspec.Struct, frozen=True):
-    """The settings of a cgroup before the agent's first change; ``inode`` distinguishes it from a later one.
+    """The settings of a cgroup before the agent's first change. ``inode`` distinguishes the cgroup from a later one at
+    the same path.
 
-    ``actuators`` names the settings that the agent moved: only those are restored. ``unit`` is the systemd unit of the
-    cgroup: systemd was sent the limits, too, and lives longer than the cgroup. "" if limits are only set by file.
-    """
+    ``actuators`` names the settings that the agent moved; only these are restored. ``unit`` is the systemd unit of the
+    cgroup, whose limits were also sent to systemd, which keeps them after the cgroup's end; "" without a unit."""
 
     inode: int
     settings: CpuSettings
@@ -43,9 +43,8 @@ class Original(msgspec.Struct, frozen=True):
 class Originals(msgspec.Struct, frozen=True):
     """Content of ``originals.state``: cgroup path (relative) -> original; valid for one boot of the machine.
 
-    ``number`` grows with each save: of two copies the one with the larger number counts. ``root``: (st_dev, inode) of
-    the root of their hierarchy, (0, 0) if unknown.
-    """
+    ``number`` grows with each save: of two copies, that with the larger number counts. ``root``: (st_dev, inode) of the
+    root of the hierarchy, (0, 0) if unknown."""
 
     boot_id: str
     cgroups: dict[str, Original] = {}
@@ -54,14 +53,14 @@ class Originals(msgspec.Struct, frozen=True):
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """A limit in cores that an operator holds until ``until`` (seconds since 1970; None = until unpin)."""
+    """A limit in cores that an operator fixed until ``until`` (seconds since 1970; None = until unpin)."""
 
     cpu_limit: float
     until: float | None = None
 
 
 class Registry(msgspec.Struct, frozen=True):
-    """Content of ``registered.state``: jobs and pins acknowledged over the control socket."""
+    """Content of ``registered.state``: the jobs and pins that were given over the control socket."""
 
     jobs: dict[str, RegisteredJob] = {}
     pins: dict[str, Pin] = {}
@@ -70,11 +69,11 @@ class Registry(msgspec.Struct, frozen=True):
 SERVICE_RESULTS = (
     "success", "watchdog", "signal", "exit-code", "core-dump", "oom-kill", "timeout", "protocol", "resources", "other",
 )  # fmt: skip
-"""systemd's results of a service's end (``$SERVICE_RESULT``, systemd.exec); "other" for any other word."""
+"""systemd's words for how a service ended (``$SERVICE_RESULT``, systemd.exec); "other" stands for any other word."""
 
 
 class ServiceEnds(msgspec.Struct, frozen=True):
-    """Content of ``service_ends.state``: number of ends of the service by result, since the file was created."""
+    """Content of ``service_ends.state``: how often the service ended with each result, since the file was created."""
 
     ends: dict[str, int] = {}
 
@@ -94,16 +93,15 @@ def read_boot_id() -> str:
         with open(BOOT_ID_PATH, encoding="ascii") as file:
             return file.read().strip()
     except OSError:
-        # Without it an old file counts as this boot's; inodes still distinguish the cgroups.
+        # Without the identity, a file of an earlier boot counts as one of this boot. Inodes still show new cgroups.
         return ""
 
 
 def is_of_this_boot(content: Originals, copy_path: str, run: str = "/run") -> bool:
     """Return whether the cgroups of ``content`` may still exist; ``copy_path`` is its copy in ``runtime_dir``.
 
-    Files below ``run``, if that is a file system in memory, are of this boot. The boot's identity alone is not enough
-    if systemd itself runs in a container: the service's sandbox shows the host's, a shell that of the container.
-    """
+    If ``run`` is a file system in memory, a copy below it is of this boot. The boot's identity alone is not enough: if
+    systemd runs in a container, the service's sandbox shows the host's identity, but a shell that of the container."""
     with contextlib.suppress(OSError):
         in_run = os.path.realpath(copy_path).startswith(f"{run}/")
         if in_run and os.stat(copy_path).st_dev != os.stat("/").st_dev:
@@ -112,11 +110,11 @@ def is_of_this_boot(content: Originals, copy_path: str, run: str = "/run") -> bo
 
 
 Identity = tuple[int, int]
-"""Device and inode of a file; another file under the same name differs."""
+"""Device and inode of a file; they differ for a new file of the same name."""
 
 
 def identify(path: str) -> Identity | None:
-    """Return the identity of the file at ``path``; None if there is none."""
+    """Return the identity of the file at ``path``; None if there is no file."""
     try:
         found = os.stat(path, follow_symlinks=False)
     except OSError:
@@ -125,8 +123,8 @@ def identify(path: str) -> Identity | None:
 
 
 def save(path: str, content: msgspec.Struct, sync: bool = True) -> Identity:
-    """Replace ``path`` by ``content``, on disk on return (``sync`` False: it survives a crash of the agent, not of
-    the machine). Raises CreateError or AccessError."""
+    """Replace the file at ``path``. On return the content is on disk; if ``sync`` is False, it may be lost in a crash
+    of the machine, but not of the agent. Raises CreateError or AccessError."""
     temporary = f"{path}.new"
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -153,9 +151,9 @@ def save(path: str, content: msgspec.Struct, sync: bool = True) -> Identity:
 
 
 def overwrite(path: str, content: Originals) -> None:
-    """Overwrite the longer content of ``path`` in place, for a disk without space for a second file.
+    """Overwrite ``path``, whose content is longer, in place. For a disk without space for a second file.
 
-    A crash meanwhile leaves a damaged file. Raises OSError."""
+    A crash during the write leaves a damaged file. Raises OSError."""
     data = _encode(content)
     fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -198,11 +196,10 @@ def load(path: str, kind: type[Content]) -> Content | None:
 
 
 def load_newest(paths: list[str], keep_damaged: bool = False) -> tuple[Originals | None, str]:
-    """Return the newest of several copies (None without an intact one), and the sentence about an unreadable one.
+    """Return the newest of several copies (None if no copy is intact), and a sentence about a copy that is unreadable.
 
-    The sentence is "" if all are readable. Damaged files are put aside unless ``keep_damaged``. Raises AccessError or
-    CreateError for a copy that may be intact but cannot be opened, if no other is intact.
-    """
+    The sentence is "" if all copies are readable. Damaged files are put aside unless ``keep_damaged``. If no copy is
+    intact, raises AccessError or CreateError for a copy that cannot be opened but may be intact."""
     found: list[Originals] = []
     complaint, refusal = "", None
     for path in paths:
@@ -221,7 +218,7 @@ def load_newest(paths: list[str], keep_damaged: bool = False) -> tuple[Originals
 
 
 def put_aside(path: str) -> str:
-    """Rename a damaged file, to keep it for inspection; return the new name."""
+    """Rename a damaged file, so that it can be inspected later. Return the new name."""
     for number in range(1000):
         aside = f"{path}.damaged-{number}"
         if not os.path.exists(aside):
@@ -232,7 +229,7 @@ def put_aside(path: str) -> str:
 
 
 def make_directory(path: str, mode: int, key: str) -> None:
-    """Create a directory of the configuration if it is missing. Raises CreateError or AccessError."""
+    """Create a directory that the configuration names, if it is missing. Raises CreateError or AccessError."""
     try:
         os.makedirs(path, mode=mode, exist_ok=True)
     except OSError as error:
@@ -240,7 +237,7 @@ def make_directory(path: str, mode: int, key: str) -> None:
 
 
 def read_service_ends(state_dir: str) -> dict[str, int]:
-    """Return the number of ends of the service by SERVICE_RESULTS; zeros if the file is missing or damaged."""
+    """Return how often the service ended with each of SERVICE_RESULTS; zeros if the file is missing or damaged."""
     found: ServiceEnds | None = None
     with contextlib.suppress(CpumondError):
         found = load(os.path.join(state_dir, ENDS_FILE), ServiceEnds)
@@ -249,17 +246,17 @@ def read_service_ends(state_dir: str) -> dict[str, int]:
 
 
 def count_service_end(state_dir: str, result: str) -> None:
-    """Count one end of the service; ``result`` is systemd's word for it. Raises CreateError or AccessError."""
+    """Count an end of the service; ``result`` is systemd's word for how it ended. Raises CreateError or AccessError."""
     ends = read_service_ends(state_dir)
     ends[result if result in ends else "other"] += 1
     save(os.path.join(state_dir, ENDS_FILE), ServiceEnds(ends))
 
 
 def read_node_key(state_dir: str) -> str:
-    """Return the key of this host as a node, created if it is missing or damaged.
+    """Return the key of this host as a node. If it is missing or damaged, create a new one.
 
-    A key that cannot be stored is valid for this run: the next run may have to wait until the scheduler declares this
-    one lost."""
+    If the new key cannot be stored, it is valid only for this run. Then the next run may have to wait until the
+    scheduler declares the node of this run lost."""
     path = os.path.join(state_dir, KEY_FILE)
     with contextlib.suppress(CpumondError):
         found = load(path, NodeKey)
@@ -272,7 +269,7 @@ def read_node_key(state_dir: str) -> str:
 
 
 def keep_node_key(state_dir: str, key: str) -> list[str]:
-    """Rewrite the key if it was removed, and return its path. Raises CreateError or AccessError."""
+    """If the file of the key was removed, rewrite it and return its path. Raises CreateError or AccessError."""
     path = os.path.join(state_dir, KEY_FILE)
     if os.path.lexists(path):
         return []

@@ -1,4 +1,4 @@
-"""The jobs that the agent follows: opened when a source names them, closed when their cgroup is gone."""
+"""The jobs that the agent follows. A job is opened when a source names it, and closed when its cgroup is gone."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from cpumond.monitor.model import Mode, MonitorSettings, start_state
 from cpumond.monitor.protect import advise_without_pressure
 
 MANY_JOBS = 20
-"""More new jobs than this at one rescan are logged as one line."""
+"""If one rescan finds more new jobs than this, they are logged in one line."""
 
 EMPTY_LOOKS, EMPTY_TICKS = 100, 60
-"""A tick looks at least at this many cgroups without a process, and at all of them within this many ticks."""
+"""Each tick looks at at least EMPTY_LOOKS cgroups without a process. All of them are looked at within EMPTY_TICKS."""
 
 HALF_LOOKS = 20
-"""Number of rescans in a row that look for the other half of a cgroup found in only one hierarchy."""
+"""Number of rescans in a row that look for a cgroup in the second hierarchy (v1) if it was found only in one."""
 
 log = structlog.get_logger("cpumond.agent")
 
@@ -57,10 +57,9 @@ log = structlog.get_logger("cpumond.agent")
 class JobTable:
     """Tracked jobs by cgroup path.
 
-    ``problems`` are sentences about jobs that could not be opened or resolved. ``gone_total`` counts jobs whose cgroup
-    disappeared, ``closed_total`` all that are no longer followed. ``empty``: path -> job id of cgroups that match a
-    source but are no jobs because they contain no process.
-    """
+    ``problems``: path -> sentence about a job that could not be opened. ``gone_total`` counts jobs whose cgroup has
+    disappeared, ``closed_total`` all jobs that are no longer followed. ``empty``: path -> job id, for cgroups that
+    match a source but are not jobs, because they contain no process."""
 
     def __init__(
         self, config: AgentConfig, hierarchies: Hierarchies, writer: LimitWriter, watcher: Watcher, peaks: PeakFile
@@ -90,25 +89,26 @@ class JobTable:
         return len(self.jobs)
 
     def find(self, name: str) -> Tracked | None:
-        """Return the job with this id, else the one with this cgroup path."""
+        """Return the job whose id is ``name``, else the job whose cgroup path is ``name``."""
         for job in self.jobs.values():
             if job.found.job_id == name:
                 return job
         return self.jobs.get(name.strip("/"))
 
     def find_empty(self, name: str) -> str | None:
-        """Return the path of the cgroup without a process that would be this job, or has this path."""
+        """Return the path of a cgroup without a process whose path or job id is ``name``."""
         return next((path for path, job_id in self.empty.items() if name.strip("/") in (path, job_id)), None)
 
     def refresh(self, found: list[FoundJob], now_s: float) -> bool:
-        """Open new jobs, drop those no longer named, look again at the rest; True if a job came or went."""
+        """Open new jobs, drop jobs that are no longer named, and update the others. Return whether any was opened or
+        dropped."""
         self.problems = {}
         found = self._leave_out_empty(found)
         named = {job.path: job for job in found[: self.config.discovery.max_jobs]}
         if len(found) > len(named):
             self.problems[""] = f"more than discovery.max_jobs = {len(named)} jobs; the rest is ignored"
         changed = False
-        # Drop all of these before anything is opened: a renamed cgroup then has its own limit again when found.
+        # Drop all of these before any job is opened: then a renamed cgroup has its original limit again when found.
         for job in [job for path, job in self.jobs.items() if path not in named or not self._is_same(job)]:
             self.drop(job)
             changed = True
@@ -134,7 +134,7 @@ class JobTable:
         return changed
 
     def _leave_out_empty(self, found: list[FoundJob]) -> list[FoundJob]:
-        """Return the jobs that have a process: engines and batch systems leave thousands of empty cgroups behind."""
+        """Return the jobs that have a process. Engines and batch systems leave thousands of cgroups without one."""
         filled, known, self.empty = [], self.empty if len(self.empty) > EMPTY_LOOKS else {}, {}
         for job in found:
             if job.is_assigned or (job.path not in known and self._find_process(job.path)):
@@ -144,7 +144,7 @@ class JobTable:
         return filled
 
     def _find_process(self, path: str) -> bool:
-        """Return whether a cgroup has a process; True if the look fails."""
+        """Return whether a cgroup has a process; True if that is unknown because of an error."""
         tracked = self.jobs.get(path)
         try:
             if tracked is not None and self._is_same(tracked):
@@ -155,7 +155,7 @@ class JobTable:
             return True
 
     def find_filled(self) -> bool:
-        """Look at cgroups without a process in turns; True if one has a process now."""
+        """Look at some of the cgroups without a process, in turns. Return whether one of them has a process now."""
         filled = False
         for path in list(itertools.islice(self.empty, max(EMPTY_LOOKS, len(self.empty) // EMPTY_TICKS))):
             job_id = self.empty.pop(path)
@@ -166,7 +166,7 @@ class JobTable:
         return filled
 
     def add(self, found: FoundJob, now_s: float) -> None:
-        """Follow one more job at once, without a look at the others; failures are retried at the next look."""
+        """Follow a new job at once, without a look at the other jobs. A failure is retried at the next rescan."""
         if found.path in self.jobs:
             return
         self._room = self._find_room()
@@ -176,22 +176,23 @@ class JobTable:
             self.problems[found.path] = str(error)
 
     def waits_for_half(self) -> bool:
-        """Return whether a cgroup was found in only one hierarchy so far; only for a few looks."""
+        """Return whether a cgroup must be looked at again soon: it was found in only one hierarchy in a few looks so
+        far, or its unit's limit may not be set yet."""
         return bool(self._doubted) or any(looks < HALF_LOOKS for looks in self._half_made.values())
 
     def _is_same(self, job: Tracked) -> bool:
-        """Return whether the cgroup at this path is still the open one, which may have been renamed (v1)."""
+        """Return whether the cgroup at the job's path is still the one that is open: on v1 it may be renamed."""
         return read_identity(os.path.join(self.hierarchies.cpu_root, job.found.path))[1] == job.cgroup.inode
 
     def _find_room(self) -> float:
-        """Return the number of descriptors for new jobs; others stay free, or no limit could be written or restored."""
+        """Return the number of descriptors that new jobs may use. Some must stay free to write and restore limits."""
         held = sum(job.cgroup.DESCRIPTORS + job.settings.follows_pressure for job in self)
         return find_room(resource.getrlimit(resource.RLIMIT_NOFILE)[0]) - held
 
     def _open(self, found: FoundJob, now_s: float, caps: dict[str, AncestorCap]) -> bool:
         cgroup = open_cgroup(self.hierarchies, found.path)
         if cgroup is None:
-            # On v1 a job is created by several mkdirs: its other half may follow at once, without an event.
+            # On v1 a job has a cgroup in each of two hierarchies: the second one may be created without an event.
             self._half_made[found.path] = self._half_made.get(found.path, 0) + 1
             return False
         self._half_made.pop(found.path, None)
@@ -203,7 +204,7 @@ class JobTable:
                 raise CgroupReadError(
                     cgroup.directory, f"the other jobs hold all descriptors; raise LimitNOFILE ({needed} for each job)"
                 )
-            # Before the settings are read: the creator of the cgroup may be about to set its limit.
+            # Watch before the settings are read, because the creator of the cgroup may be about to set its limit.
             watches = self.watcher.watch_limits(found.path, cgroup.watch_paths(choose_actuator(settings, found)))
             undone.callback(self.watcher.unwatch, watches)
             in_force = cgroup.read_settings()
@@ -249,21 +250,20 @@ class JobTable:
         return True
 
     def _is_doubtful(self, cgroup: Cgroup, unit: str, in_force: CpuSettings) -> bool:
-        """Return whether a new cgroup of a lowered unit has another limit than the agent's at the first look.
+        """Return whether, at the first look, the new cgroup of a lowered unit has a limit different from the agent's.
 
-        systemd creates it and writes its limits a moment later, so the kernel's default may be there. The next look
-        decides."""
+        systemd creates a cgroup and writes its limits a moment later, so it may still have the kernel's default. The
+        next look decides."""
         is_first_look = self._doubted.get(cgroup.path) != cgroup.inode
         return is_first_look and not self.writer.is_expected_after_restart(
             cgroup.path, unit, in_force, assume_own=not self._looked
         )
 
     def _guess_original(self, found: FoundJob, in_force: CpuSettings) -> CpuSettings:
-        """Guess the original settings of a cgroup if the state file is damaged: the job's request.
+        """Return the settings found as the original settings of a cgroup; if the state file is damaged, the job's
+        request counts instead of a lower limit, which may be that of an earlier run.
 
-        A job whose request is only in its cgroup keeps the present limit, which may be one of an earlier run. A job
-        found after the first look at all jobs has no such limit.
-        """
+        If the request is unknown, the limit found is kept. Jobs found later have no limit of an earlier run."""
         if self._looked or not self.writer.unknown or in_force.quota_us is None:
             return in_force
         log.warning("original_unknown", job_id=found.job_id, cgroup=found.path, quota_cores=in_force.cores,
@@ -274,8 +274,8 @@ class JobTable:
         return msgspec.structs.replace(in_force, quota_us=quota_us)
 
     def _adopt(self, job: Tracked, known: Original, now_s: float) -> None:
-        """Continue with a cgroup that an earlier run lowered. It is restored and its job starts again if the job
-        must not be lowered now, another setting was moved, or another program set its limit while no agent ran."""
+        """Continue with a cgroup that an earlier run lowered. Restore it and start its job anew if the job must not be
+        lowered now, if a different setting was moved, or if another program set its limit while no agent ran."""
         job.touched = True
         actuator = job.actuator
         self.writer.claim_unit(job)
@@ -283,7 +283,7 @@ class JobTable:
         tells = engine is not None and engine.reports_request and engine.sets_quota
         cores = engine.ordered_cores if engine is not None and tells else None
         if cores is not None and cores < known.settings.cores - EQUAL_CORES:
-            # It was requested while no agent ran, and may be exactly the limit in force.
+            # The engine requested less while no agent ran; this may be exactly the limit in force.
             self._keep_order(job, cores)
         raised = is_raised_above(job.in_force, known.settings, actuator)
         ordered = self.writer.has_external_limit(job) and not raised
@@ -297,17 +297,17 @@ class JobTable:
             return
         limit = read_limit_cores(job, job.in_force)
         if self.writer.damaged:
-            # The copy is good enough to restore CPU, but not to keep it lowered.
+            # The state is from the second copy: good enough to restore CPU, but not to keep the limit lowered.
             job.hold = job.hold.write(now_s)
             return
         if job.unit:
-            # The earlier run may have had no time, or no right, to send it to systemd.
+            # The earlier run may have had no time, or no right, to send the limit to systemd.
             self.writer.units.want(job.unit, job.in_force, job.actuators)
         job.state = start_state(job.state.hard_cores, now_s, limit)
         record(job, time.time(), "adopt", job.state.hard_cores, limit, limit, "applied")
         log.info("limit_adopted", job_id=job.found.job_id, old_cores=job.state.hard_cores, new_cores=limit)
         if self.writer.has_other_burst(job, limit):
-            job.hold = job.hold.write(now_s)  # the earlier run had another burst_ratio
+            job.hold = job.hold.write(now_s)  # the earlier run had a different burst_ratio
 
     def _look_again(self, job: Tracked, found: FoundJob, now_s: float, caps: dict[str, AncestorCap]) -> None:
         """Update settings, mode, refusal and the quotas above, which may have changed since the last look."""
@@ -330,7 +330,7 @@ class JobTable:
         job.follow_writes()
         job.ancestor = _cached_cap(job.cgroup, caps)
         if isinstance(job.hold.decider, Respected) and is_order(job, job.in_force):
-            job.hold = job.hold.expire(math.inf)  # it was written a moment before the engine reported it
+            job.hold = job.hold.expire(math.inf)  # the limit was written just before the engine reported it
             job.restart(read_limit_cores(job, job.in_force), now_s)
         job.update_hard_limit(self.hierarchies, now_s)
         is_above = job.actuator == "quota" and job.in_force.cores > job.state.limit_cores + EQUAL_CORES
@@ -338,8 +338,8 @@ class JobTable:
             job.hold = job.hold.write(now_s)
 
     def _follow_order(self, job: Tracked, before: FoundJob) -> None:
-        """Make the present request of the job's engine the original if the agent changed its cgroup: the engine's
-        own write may have equalled the limit in force, or been overwritten."""
+        """If the agent changed the job's cgroup, make the new request of the job's engine the original: what the engine
+        wrote may have been equal to the limit in force, or overwritten."""
         engine, former = job.found.engine, before.engine
         if (
             engine is None
@@ -365,18 +365,18 @@ class JobTable:
             self.watcher.unwatch(job.watches)
             job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(actuator))
         if settings.limit_rule != before.limit_rule or settings.actuator != before.actuator:
-            # The limit stays until the other rule has measured: earlier measurements do not apply to it.
+            # The limit stays until the new rule has measured: earlier measurements do not apply to this rule.
             job.restart(job.state.limit_cores, now_s)
         if settings.burst_ratio != before.burst_ratio and settings.actuator == "quota" and job.touched:
             job.hold = job.hold.write(now_s)  # writes only the difference: the burst, not the quota
         if settings.vote_mode != before.vote_mode:
-            job.state = msgspec.structs.replace(job.state, window=())  # it holds votes or smoothed values, by mode
+            job.state = msgspec.structs.replace(job.state, window=())  # contains votes or smoothed values, by mode
         if mode != job.mode:
             log.info("mode_changed", job_id=job.found.job_id, old=job.mode, new=mode)
         is_lowered = job.touched and job.hold.decider is FREE
         if (job.mode, mode) == ("reclaim", "up-only") and (is_lowered or job.hold.is_contested):
-            # Restore lowered limits at once, as in shadow: "never lowered" holds for the limit, too. After a contest it
-            # is not written again.
+            # Restore lowered limits at once, as in shadow: in up-only, a limit must not be below the request. After a
+            # contest the limit is not written again.
             job.restart(job.state.hard_cores, now_s)
             job.hold = job.hold.write(now_s) if is_lowered else job.hold
         asked = before.follows_pressure != settings.follows_pressure
@@ -385,8 +385,8 @@ class JobTable:
             self._follow_pressure(job)
 
     def _follow_pressure(self, job: Tracked) -> None:
-        """Read a job's pressure if ``pressure_restore_ratio`` asks for it. If it is missing, that is logged once: a
-        kernel without PSI is no error."""
+        """Read a job's pressure from now on if ``pressure_restore_ratio`` requires it. If the kernel has no PSI, this
+        is logged once; it is no error."""
         try:
             job.cgroup.follow_pressure(job.settings.follows_pressure)
         except CgroupReadError as error:
@@ -396,7 +396,7 @@ class JobTable:
             self._said_no_pressure = True
 
     def release(self, job: Tracked) -> None:
-        """Stop following a job that is no longer named; its cgroup, if it lives, gets its original settings back."""
+        """Stop following a job that is no longer named. If its cgroup still exists, restore the original settings."""
         if job.touched and not job.hold.is_contested:
             try:
                 self.writer.restore(job)
@@ -409,7 +409,7 @@ class JobTable:
     def drop(self, job: Tracked) -> None:
         """Stop following a job whose cgroup is gone.
 
-        If only its counters (v1: one hierarchy of two) or its name are gone, the limit still exists and is restored."""
+        If only its name is gone, or on v1 only its counters' hierarchy, the limit still exists and is restored."""
         if job.cgroup.is_there():
             self.release(job)
             return
@@ -428,24 +428,24 @@ class JobTable:
             del self.by_unit[job.unit]
 
     def ask_labels(self, job: Tracked) -> None:
-        """Ask systemd for the unit's properties that the source displays; the answer is an event."""
+        """Ask systemd for those properties of the job's unit that the source displays; the answer comes as an event."""
         if job.unit and job.found.source is not None and job.found.source.labels:
             self.writer.units.ask(job.unit, job.found.source.labels)
 
     def watch_again(self, job: Tracked) -> None:
-        """Watch a new limit file: systemd creates one when a unit gets its first CPU setting."""
-        # Watches of files that disappeared are dead, and cgroupfs does not report it.
+        """Watch the limit files again, because systemd creates a new one when a unit gets its first CPU setting."""
+        # A watch of a file that disappeared is dead, and cgroupfs does not report that.
         self.watcher.unwatch(job.watches)
         job.watches = self.watcher.watch_limits(job.found.path, job.cgroup.watch_paths(job.actuator))
 
     def close(self) -> None:
-        """Close all descriptors; limits stay as they are."""
+        """Close all descriptors. Limits stay as they are."""
         for job in list(self.jobs.values()):
             self._close(job)
 
 
 def _cached_cap(cgroup: Cgroup, caps: dict[str, AncestorCap]) -> AncestorCap:
-    """Read the quotas above a cgroup once per rescan: siblings share them."""
+    """Return the quotas above a cgroup. They are read once per rescan for all children of one cgroup."""
     parent = cgroup.path.rpartition("/")[0]
     if parent not in caps:
         caps[parent] = cgroup.read_ancestor_cap()

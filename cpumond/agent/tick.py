@@ -1,7 +1,7 @@
-"""The agent's tick. Read ``TickLoop.tick`` first: one check period in six phases; values flow one way.
+"""The agent's tick. Read ``TickLoop.tick`` first: a tick has six phases, and each passes its results to the next ones.
 
-Only the tick changes the job records. Signals and requests of the control socket are carried out between two ticks, in
-the same thread (``service.py``)."""
+Only the tick's thread changes the job records. It handles signals and requests of the control socket between two ticks
+(``service.py``)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LEAF_TURNS = 10
 
 
 class TickLoop:
-    """Runs single ticks; ``service.Agent`` decides when, and what happens between them."""
+    """Runs single ticks. ``service.Agent`` decides when to run a tick, and what to do between two ticks."""
 
     def __init__(self, context: AgentContext) -> None:
         self.context = context
@@ -54,23 +54,23 @@ class TickLoop:
         self.limits = Applier(self.external, self.registered)
         self.publisher = HeartbeatPublisher(context)
         self.answers: collections.deque[tuple[HeartbeatAnswer, float]] = collections.deque()
-        """Responses of the scheduler, each with the monotonic time at which its heartbeat was sent; any thread may
-        add one."""
+        """Responses of the scheduler, each with the monotonic time when its heartbeat was sent. Any thread may add a
+        response."""
         self.told_level = context.config.ceiling
-        """Highest level that the scheduler allows, by its latest response; kept while the scheduler is away."""
+        """Highest level that the scheduler allows, by its latest response. It is kept while the scheduler is away."""
         self._stale_pins: set[str] = set()
-        """Ids of ended jobs whose pins are forgotten as soon as the disk allows it."""
+        """Ids of ended jobs whose pins are to be removed from the registry as soon as the disk allows it."""
         self._forget_pins_at_s = -math.inf
         self._rescan_at_s = 0.0
         self._boot_offset_s = self.clock.boottime_s() - self.clock.monotonic_s()
         self._cost_mark = (self.clock.monotonic_s(), time.thread_time())
 
     def tick(self, now_s: float, late_s: float = 0.0) -> None:
-        """Perform one check period. Never raises for a single job or file."""
+        """Run one tick. An error of a single job or file is recorded, not raised."""
         started_s = self.clock.monotonic_s()
         self._look_around(now_s)  # 1. find files, units and jobs
         self._take_over(now_s)  # 2. adopt writes of other programs and orders of the scheduler
-        decided = self._sample_and_decide(now_s, late_s)  # 3. counters in, decisions out
+        decided = self._sample_and_decide(now_s, late_s)  # 3. read counters, make decisions
         self.limits.apply(decided, now_s)  # 4. write decisions to cgroups
         self.publisher.report(now_s)  # 5. send the newest state to the scheduler
         self._export(now_s, started_s)  # 6. publish this tick for all readers
@@ -83,14 +83,14 @@ class TickLoop:
         self.discover(now_s)
 
     def _obey_level(self) -> None:
-        """Apply the level that the scheduler sent; jobs get their new settings as after a reload."""
+        """Apply the level that the scheduler sent. As after a reload, a rescan gives jobs their new settings."""
         before, level = self.context.config.ceiling, self.told_level
         log.info("level_told", told=level, before=before)
         self.context.use_config(msgspec.structs.replace(self.context.config, ceiling=level))
         self.due.rescan = True
 
     def _look_after_places(self, now_s: float) -> None:
-        """Rewrite the agent's own files if they were removed; stop if another agent owns them."""
+        """Rewrite the agent's own files if they were removed. If another agent owns them, stop this one."""
         places = self.context.places
         places.look(now_s)
         if places.is_ousted and not self.context.stopping:
@@ -98,11 +98,11 @@ class TickLoop:
             self.writer.is_ousted = self.context.stopping = True
 
     def discover(self, now_s: float) -> None:
-        """Look at all sources if something came or went, or if it is due; also between two ticks."""
+        """If cgroups have appeared or disappeared, or a rescan is due, look at all sources. Also between two ticks."""
         context = self.context
         paths, owners, lost = context.watcher.drain()
         children = any(self._concerns_a_source(path) for path in paths)
-        # Kept until the tick processes them: a request between two ticks also gets here.
+        # The changes are kept until a tick processes them, because this also runs for requests between two ticks.
         self.external.changed |= owners
         self.external.rewritten |= owners - self.writer.written
         self.writer.written.clear()
@@ -131,7 +131,7 @@ class TickLoop:
         self._choose_period()
 
     def _look_at_mounts(self) -> None:
-        """Check that other processes can see the hierarchies, too; else `restore` could not restore limits."""
+        """Check that other processes can see the hierarchies. If they cannot, `restore` could not restore limits."""
         covered = self.context.hierarchies.list_covered()
         if covered != self.writer.covered:
             say = log.error if covered else log.warning
@@ -139,7 +139,7 @@ class TickLoop:
             self.writer.covered, self.due.report = covered, True
 
     def _look_at_host(self) -> None:
-        """Adopt CPUs and memory that came or went since the last rescan."""
+        """Adopt a change of the host's CPUs or memory since the last rescan."""
         before = now = self.context.config.resources
         try:
             now = self.context.read_resources()
@@ -151,14 +151,14 @@ class TickLoop:
             self.context.use_resources(now)
 
     def _choose_period(self) -> None:
-        """Tick at the shortest ``check_period`` of the node and its jobs."""
+        """Set the period of ticks to the shortest ``check_period`` of the node and its jobs."""
         self.context.period_s = min(
             [self.context.config.node_settings().check_period_s, *(job.settings.check_period_s for job in self.table)]
         )
         self.limits.has_looks = any(job.settings.poll_s > 0.0 for job in self.table)
 
     def _gained_children(self) -> bool:
-        """Return whether a changed cgroup is no longer a leaf; each tick looks at a tenth of them."""
+        """Return whether a changed cgroup is no longer a leaf. Each tick looks at a tenth of the cgroups."""
         turn = self.totals.ticks % LEAF_TURNS
         return any(
             number % LEAF_TURNS == turn and job.touched and not job.found.is_whole and not is_leaf(job.cgroup.place)
@@ -166,8 +166,7 @@ class TickLoop:
         )
 
     def _concerns_a_source(self, path: str) -> bool:
-        """Return whether a change at ``path`` can concern a job: other cgroups beside a watched path come and go
-        too."""
+        """Return whether a change at ``path`` can concern a job, which is not true of every child that is watched."""
         relative = os.path.relpath(path, self.context.hierarchies.cpu_root)
         return any(concerns(source, relative) for source in self.context.config.source)
 
@@ -177,7 +176,8 @@ class TickLoop:
         self.serve_scheduler(beat=False)
 
     def serve_scheduler(self, beat: bool) -> None:
-        """Serve the scheduler's jobs and, between two ticks, send its heartbeat if one is due or a job has changed."""
+        """Serve the scheduler's jobs. If ``beat`` (between two ticks), send a heartbeat if one is due or a job has
+        changed."""
         if self.context.link is None and self.context.assigned is None:
             return
         now_s = self.clock.monotonic_s()
@@ -187,13 +187,13 @@ class TickLoop:
             if beat and (self.due.beat or now_s >= self.publisher.beat_at_s):
                 self.publisher.report(now_s)
         except Exception:
-            # Like a failed tick: counted, and the monitor continues.
+            # This is counted like a failed tick, and the monitor continues.
             self.totals.errors += 1
             self.publisher.beat_at_s = now_s + self.publisher.beat_period_s
             log.exception("assigned_jobs_failed")
 
     def _update_assigned(self, assigned: AssignedJobs, now_s: float) -> None:
-        """Process the scheduler's orders and its jobs' events, and follow the running jobs."""
+        """Process the scheduler's orders and the events of its jobs, and follow the running jobs."""
         while self.answers:
             answer, sent_at_s = self.answers.popleft()
             assigned.apply_answer(answer, sent_at_s, now_s)
@@ -202,7 +202,7 @@ class TickLoop:
         self._forget_pins(assigned, now_s)
         paths = {job.path for job in assigned.found_jobs()}
         for path in self.context.followed - paths:
-            # Its cgroup is removed already, or will be at once.
+            # The job's cgroup is removed already, or will be removed at once.
             if path in self.table.jobs:
                 self.table.drop(self.table.jobs[path])
         for found in assigned.found_jobs():
@@ -213,7 +213,7 @@ class TickLoop:
         self.context.followed = paths
 
     def _forget_pins(self, assigned: AssignedJobs, now_s: float) -> None:
-        """Forget the pins of ended jobs of the scheduler, which never return."""
+        """Forget the pins of the scheduler's jobs that have ended: these jobs never return."""
         pins = self.registered.content.pins
         if not pins:
             return
@@ -224,24 +224,25 @@ class TickLoop:
             try:
                 self.registered.pin(job_id, None)
             except CpumondError as error:
-                # The disk would refuse the other pins as well.
+                # The disk would refuse the changes of the other pins as well.
                 self._forget_pins_at_s = now_s + self.context.config.discovery.rescan_period_s
                 self.totals.complain(None, error)
                 return
             self._stale_pins.discard(job_id)
 
     def _has_other(self, finished: FinishedJob) -> bool:
-        """Return whether another job, not the scheduler's, has the same id, so that the pin may be for that one."""
+        """Return whether a job that is not the scheduler's has the same id; if so, the pin may be for that job."""
         same = (path for path, job in self.table.jobs.items() if job.found.job_id == finished.job_id)
         return finished.job_id in self.registered.content.jobs or any(path != finished.cgroup for path in same)
 
     def _count_cores(self) -> tuple[dict[str, Usage], float]:
-        """Return ``read_usage``, and the sum of the present limits of all other jobs, in cores."""
+        """Return ``read_usage``, and the sum of ``counted_cores`` of all jobs that are not the scheduler's."""
         others = [job.counted_cores for path, job in self.table.jobs.items() if path not in self.context.followed]
         return self.context.read_usage(), math.fsum(others)
 
     def _notice_lost_time(self, late_s: float) -> bool:
-        """Return whether the last interval is unreliable: a tick far too late, or a suspend since the last call."""
+        """Return whether measurements over the last interval are unreliable: the tick is far too late, or the host was
+        suspended since the last call."""
         offset_s = self.clock.boottime_s() - self.clock.monotonic_s()
         suspended_s, self._boot_offset_s = offset_s - self._boot_offset_s, offset_s
         return late_s > LATE_PERIODS * self.context.period_s or suspended_s > self.context.period_s
@@ -261,7 +262,7 @@ class TickLoop:
             if stride > 1 and number % stride:
                 self.totals.shed_checks += 1
                 continue
-            # Fixed rate: a check half a tick early or late does not move the next one.
+            # Checks have a fixed rate: if a check is less than half a tick early or late, the next one is not.
             on_time = job.next_check_s > now_s - slack_s
             job.next_check_s = (job.next_check_s if on_time else now_s) + job.settings.check_period_s
             try:
@@ -272,7 +273,7 @@ class TickLoop:
                     continue
                 before, settings = job.state, job.settings
                 if before.smoothed_cores is None and job.counts_use:
-                    # It counts as its usage, and never had all CPUs of the host.
+                    # Only the usage of this job counts, so smoothing must not start at its limit (all CPUs).
                     settings = msgspec.structs.replace(settings, smoothing_seed="first_value")
                 job.state, decision = check(before, reading, at_s, settings)
             except CpumondError as error:
@@ -303,9 +304,9 @@ class TickLoop:
         self.context.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.context.period_s)
 
     def _adjust_check_stride(self) -> None:
-        """Check each job less often while over the budget of ``[cost]``, and more often again when there is reserve.
+        """Check jobs less often while the budget of ``[cost]`` is exceeded, more often again far below the budget.
 
-        Only this thread's time counts: the cost of metrics requests is no reason to check jobs less often."""
+        Only the CPU time of this thread counts: if metrics requests are expensive, jobs are not checked less often."""
         now_s, budget = self.clock.monotonic_s(), self.context.config.cost.cpu_budget_ratio
         since_s, cpu_s = self._cost_mark
         if budget <= 0 or now_s - since_s < 10 * self.context.period_s:
@@ -320,7 +321,8 @@ class TickLoop:
 def choose_stride(stride: int, used: float, budget: float) -> int:
     """Return the number of ticks per check of a job, 1 to MAX_STRIDE; ``used`` and ``budget`` are in cores.
 
-    Half as often over the budget, twice as often below a third of it: in between, a change would be undone at once."""
+    Above the budget, jobs are checked half as often; below a third of the budget, twice as often. In between nothing
+    changes, because a change would be undone at once."""
     if used > budget:
         return min(stride * 2, MAX_STRIDE)
     return max(stride // 2, 1) if used < budget / 3 else stride

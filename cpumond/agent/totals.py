@@ -20,9 +20,8 @@ log = structlog.get_logger("cpumond.agent")
 class Due:
     """Work to do as soon as possible.
 
-    ``report``: heartbeats to all; ``beat``: one only to the scheduler; ``rescan``: a look at all sources; ``snapshot``:
-    the newest one, None if it must be made again.
-    """
+    ``report``: send heartbeats to all receivers. ``beat``: send a heartbeat only to the scheduler. ``rescan``: look at
+    all sources. ``snapshot``: the newest snapshot, None if it must be made again."""
 
     report: bool = True
     beat: bool = False
@@ -31,7 +30,7 @@ class Due:
 
 
 class RunTotals:
-    """Counters since the start of this run; the tick adds to them, a snapshot copies them."""
+    """Counters since the start of this run. The tick adds to these counters, and a snapshot copies them."""
 
     def __init__(self) -> None:
         self.decisions = {"grow": 0, "shrink": 0, "restore": 0, "hold": 0, "base": 0, "delay": 0}
@@ -39,7 +38,7 @@ class RunTotals:
         self.write_errors = self.errors = self.restores = self.failed_restores = 0
         self.ticks = self.late_ticks = self.rebaselines = self.shed_checks = 0
         self.looks_restored = 0
-        """Restores decided by a look between two checks; ``restores`` includes them."""
+        """Number of restores that looks between two checks decided; ``restores`` includes these."""
         self.tick_seconds = 0.0
         self.throttled_cpu_s = self.late_cpu_s = 0.0
         self.tick_buckets = [0] * (len(TICK_BUCKETS_S) + 1)
@@ -52,7 +51,7 @@ class RunTotals:
         self.tick_buckets[bisect.bisect_left(TICK_BUCKETS_S, duration_s)] += 1
 
     def complain(self, job: Tracked | None, error: CpumondError) -> None:
-        """Count an error and log its sentence, once while it stays the same."""
+        """Count an error. Log its sentence, unless the previous error had the same one."""
         self.errors += 1
         text = str(error)
         if job is None:

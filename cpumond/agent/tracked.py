@@ -1,4 +1,4 @@
-"""The agent's record of one job, and its frozen view for metrics and status."""
+"""The agent's record of one job, and a frozen view of this record for metrics and status."""
 
 from __future__ import annotations
 
@@ -44,66 +44,67 @@ from cpumond.monitor.model import (
 from cpumond.monitor.policy import compute_floor, move_hard, restart_at
 
 NO_LABELS: Mapping[str, str] = {}
-"""The labels of all jobs without any: thousands share it."""
+"""The labels of every job that has none; thousands of jobs share this value."""
 NO_CAP = AncestorCap(math.inf)
 NO_ORDER = "no limit ordered"
 
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """One job that the agent follows. The tick owns it; nothing else writes here.
+    """One job that the agent follows. Only the tick's thread writes to this record.
 
-    Times ``_s`` are of the monotonic clock, limits are in cores."""
+    Times ``..._s`` are monotonic. Limits are in cores."""
 
     found: FoundJob
     cgroup: Cgroup
     settings: MonitorSettings
     original: CpuSettings
-    """The settings before the agent's first change, restored in the end."""
+    """The settings before the agent's first change. They are restored in the end."""
     state: JobState
     _in_force: CpuSettings = field(init=False)
     ancestor: AncestorCap = NO_CAP
     mode: Mode = "shadow"
     is_control: bool = False
-    """Whether it is in shadow as a part of the control group."""
+    """Whether the job is in shadow because it belongs to the control group."""
     refused: str = ""
-    """Why its limit is never written; "" if it may be."""
+    """Why the job's limit must not be written; "" if it may be written."""
     touched: bool = False
-    """Whether the agent changed this cgroup, so that ``original`` is on disk."""
+    """Whether ``original`` is on disk, because the agent has changed or is about to change this cgroup."""
     hold: Hold = UNHELD
     """Who decides about the limit."""
     decision: Decision | None = None
     result: str = ""
     notes: tuple[str, ...] = ()
-    """The bounds that moved the last limit, in words."""
+    """The bounds that changed the last limit when it was written, in words."""
     last_error: str = ""
     next_check_s: float = -math.inf
     unit: str = ""
-    """The systemd unit of its cgroup; "" if the limit is only set by file."""
+    """The systemd unit of the job's cgroup; "" if the limit is only written to the file."""
     labels: Mapping[str, str] = field(default_factory=lambda: NO_LABELS)
-    """Properties of that unit, or labels from the job's engine."""
+    """Properties of ``unit``, or labels from the job's engine."""
     write_errors: int = 0
     restores: int = 0
     config: AgentConfig | None = None
-    """The source of ``settings`` and ``mode``, with ``asked_mode``: the xattr and whether root owns the cgroup."""
+    """The configuration from which ``settings`` and ``mode`` were computed, together with ``asked_mode``: the value of
+    the xattr, and whether root owns the cgroup."""
     asked_mode: tuple[str, bool] | None = None
     bound: Level | None = None
-    """Its level without the scheduler's bound; None if it has no options of its own."""
+    """The level that the job would have without the scheduler's bound; None if it has no options of its own."""
     watches: list[object] = field(default_factory=list)
     ring: DecisionRing = field(default_factory=DecisionRing)
     samples: SampleRing | None = None
-    """The points of its graphs; None if they cannot be seen."""
+    """The points of the job's graphs; None if no page can show them."""
     looked_cpu_s: float = -1.0
-    """The CPU time used at the last check for a process in it."""
+    """The CPU time of the job when it last showed that the cgroup has a process (see ``find_process``)."""
     kept_late_s: float = 0.0
-    """The core-seconds of ``late_cpu_s`` until the agent stopped writing."""
+    """The value of ``late_cpu_s``, in core-seconds, when the agent last stopped writing the limit."""
 
     def __post_init__(self) -> None:
         self.in_force = self.original
 
     @property
     def in_force(self) -> CpuSettings:
-        """The settings in the cgroup, as far as is known."""
+        """The settings that the cgroup has now, as far as the agent knows."""
         return self._in_force
 
     @in_force.setter
@@ -112,25 +113,25 @@ class Tracked:
         self.follow_period()
 
     def follow_period(self) -> None:
-        """Copy the enforcement period, in which the kernel counts throttling, into the state."""
+        """Copy into ``state`` the enforcement period, in which the kernel counts throttling."""
         period_s = self._in_force.period_us / 1e6
         if self.state.cfs_period_s != period_s:
             self.state = msgspec.structs.replace(self.state, cfs_period_s=period_s)
 
     @property
     def moves(self) -> bool:
-        """Whether the agent moves this job's guarantee at all."""
+        """Whether the agent may move the job's guarantee."""
         return self.mode in ("reclaim", "up-only") and not self.refused and not self.is_unlimited
 
     @property
     def actuator(self) -> Actuator:
-        """The setting of its cgroup that follows its guarantee: see ``choose_actuator``."""
+        """The setting of the cgroup that follows the job's guarantee, see ``choose_actuator``."""
         return choose_actuator(self.settings, self.found)
 
     @property
     def actuators(self) -> tuple[str, ...]:
-        """All settings of its cgroup that the agent writes: for the scheduler's jobs the weight follows with any
-        actuator."""
+        """All settings of the cgroup that the agent writes. For a job of the scheduler with actuator "quota", this
+        includes the weight."""
         return list_actuators(self.settings, self.found)
 
     @property
@@ -139,7 +140,7 @@ class Tracked:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether it is an engine's job without a requested limit, which is therefore only observed."""
+        """Whether the job is only observed because it is an engine's and requests no limit."""
         found = self.found
         if found.engine is None:
             return False
@@ -149,7 +150,7 @@ class Tracked:
 
     @property
     def ordered_cores(self) -> float:
-        """The request in cores: its ``cpu_limit``, or the CPU that was found; never more than it can have."""
+        """The job's request in cores: its ``cpu_limit``, or the quota found; at most the CPU that it can have."""
         return self.state.hard_cores
 
     def usage(self) -> Usage:
@@ -172,28 +173,28 @@ class Tracked:
 
     @property
     def reported_mode(self) -> str:
-        """The owner of a foreign limit ("contested", "overridden"), else the mode."""
+        """The mode, but "contested" or "overridden" if another program's limit stays in force."""
         hold = self.hold
         return "contested" if hold.is_contested else "overridden" if hold.is_foreign else self.shown_mode
 
     @property
     def shown_mode(self) -> str:
-        """The mode, "control" for shadow of the control group."""
+        """The mode, but "control" if the job is in shadow because it belongs to the control group."""
         return "control" if self.is_control else self.mode
 
     @property
     def counted_cores(self) -> float:
-        """The job's share of the node in cores: its limit, or its usage if it requested none."""
+        """What the job takes of the node, in cores: its limit, or its usage if ``counts_use``."""
         return (self.state.smoothed_cores or 0.0) if self.counts_use else self.current_cores
 
     @property
     def counts_use(self) -> bool:
-        """Whether only its usage counts: it requested no limit, or its engine has not named it, so its request is
-        unknown."""
+        """Whether only the job's usage counts, because it requests no limit, or because its request is unknown until
+        its engine names it."""
         return self.is_unlimited or is_unnamed(self.found)
 
     def report(self) -> JobReport:
-        """Return its part of a heartbeat, for a job that is not the scheduler's."""
+        """Return the job's part of a heartbeat. Only for jobs that are not the scheduler's."""
         usage, counted_cores = self.usage(), self.counted_cores
         return JobReport(
             self.found.job_id,
@@ -208,7 +209,7 @@ class Tracked:
     def take_sample(self, at: float, size: int) -> None:
         """Add a point to the job's graphs, of which ``size`` are kept; ``at`` is in seconds since 1970.
 
-        No point is added if the job was not checked since the last one, nor at the first call, which sets the base."""
+        No point is added if the job was not checked since the last point. The first call only sets the base."""
         now = self.state.base
         if now is None:
             return
@@ -235,11 +236,11 @@ class Tracked:
 
     @property
     def late_cpu_s(self) -> float:
-        """``JobState.late_cpu_s`` of the time in which the agent wrote the limit, in core-seconds."""
+        """``JobState.late_cpu_s`` in core-seconds, without the time in which the agent did not write the limit."""
         return self.state.late_cpu_s if self.writes else self.kept_late_s
 
     def find_process(self, hierarchies: Hierarchies) -> bool:
-        """Look for a process in its cgroup, unless CPU was used since the last call.
+        """Return whether the cgroup has a process. This is certain if it has used CPU since the last call.
 
         Raises CgroupReadError."""
         base = self.state.base
@@ -249,13 +250,13 @@ class Tracked:
         return is_populated(hierarchies, self.found.path)
 
     def restart(self, limit_cores: float, now_s: float) -> None:
-        """Restart from a given limit, with a base at the next tick; without a base there are no looks either."""
+        """Restart from a given limit. The next tick takes a new base; until then there are no looks either."""
         self.state = restart_at(self.state, limit_cores, now_s)
         self.next_check_s = -math.inf
 
     def update_hard_limit(self, hierarchies: Hierarchies, now_s: float) -> None:
-        """Update how much CPU the job may have now. If that raises the limit, or a reload has raised the floor, it
-        is due to be written."""
+        """Update how much CPU the job can have now. If this, or a floor that a reload has raised, raises the limit, the
+        limit is due to be written."""
         before = self.state.limit_cores
         self.state = move_hard(self.state, compute_hard(hierarchies, self.found, self.original, self.ancestor))
         floor = compute_floor(self.state.hard_cores, (), self.settings)
@@ -265,12 +266,12 @@ class Tracked:
             self.hold = self.hold.unpin().write(now_s)
 
     def follow_writes(self) -> None:
-        """Copy into the state whether its limit is in force."""
+        """Copy into ``state`` whether the agent moves the job's guarantee."""
         if self.state.is_written != self.moves:
             self.state = msgspec.structs.replace(self.state, is_written=self.moves)
 
     def begin_writes(self) -> None:
-        """Record that the agent writes the limit from now on: earlier late time was not its doing."""
+        """Record that the agent writes the limit from now on. Late time before this was not caused by the agent."""
         self.state = msgspec.structs.replace(self.state, late_cpu_s=self.kept_late_s)
 
     def end_writes(self) -> None:
@@ -283,14 +284,14 @@ class Tracked:
 
     @property
     def current_cores(self) -> float:
-        """Its guarantee in cores, as reported; with ``actuator = "quota"`` the limit in force."""
+        """The job's guarantee in cores, as it is reported. With ``actuator = "quota"`` this is the limit in force."""
         if self.hold.decider is not FREE and self.hold.is_foreign:
             return min(self.in_force.cores, max(self.ordered_cores, self.state.hard_cores))
         if not self.moves:
             return self.state.hard_cores
         limit, hard, given = self.state.limit_cores, self.state.hard_cores, self.in_force.cores
         given = given if given < hard else hard
-        # Another limit is in force while a write waits: for systemd, after a foreign write, a pause, or a failure.
+        # A different limit is in force while a write waits for systemd, or after a foreign write, a pause or a failure.
         is_in_force = -EQUAL_CORES <= given - limit <= EQUAL_CORES
         return limit if is_in_force or self.actuator != "quota" else given
 
@@ -324,11 +325,10 @@ class Tracked:
 
 
 class TrackedView(msgspec.Struct, frozen=True, gc=False):
-    """One job for metrics and status; cores, seconds. ``override_left_s`` is None if not overridden.
+    """One job for metrics and status, in cores and seconds. ``override_left_s``: time for which another program's limit
+    is still respected, None if none is. ``override_by``: how that limit was set, "" if unknown.
 
-    ``unit``: the systemd unit of its cgroup; ``labels``: that unit's properties, or labels from the job's engine.
-    ``override_by``: how the limit in force was set, "" if unknown. ``unlimited`` and ``is_control``: see ``Tracked``.
-    """
+    ``unlimited`` is ``Tracked.is_unlimited``. ``unit``, ``labels`` and ``is_control``: see ``Tracked``."""
 
     found: FoundJob
     mode: Mode
@@ -363,12 +363,12 @@ class TrackedView(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def ceiling_cores(self) -> float | None:
-        """The quota in force, None without one."""
+        """The quota in force, in cores; None if there is no quota."""
         return None if self.in_force.quota_us is None else self.in_force.cores
 
     @property
     def status(self) -> str:
-        """A word or two for a table: the obstacle that keeps the monitor from moving the limit, else the mode."""
+        """A short text for a table: why the monitor does not move the limit, or the mode if it does."""
         if self.refused:
             return "refused"
         if self.unlimited and self.mode != "off":
@@ -383,23 +383,22 @@ class TrackedView(msgspec.Struct, frozen=True, gc=False):
 
 
 def is_unnamed(found: FoundJob) -> bool:
-    """Return whether it is a cgroup that its engine has not named yet."""
+    """Return whether the job is a cgroup that the engine has not named yet."""
     return found.engine is not None and not found.engine.is_named
 
 
 SettingsCache = dict[tuple[int, str], MonitorSettings]
-"""Resulting settings by source and operation, for jobs without options of their own: thousands share a few."""
+"""(id of the source, operation) -> settings of all jobs there that have no options of their own."""
 
 
 def resolve_job(
     config: AgentConfig, found: FoundJob, directory: str, cache: SettingsCache
 ) -> tuple[MonitorSettings, Mode, bool]:
-    """Return the settings and mode of a job, and whether that is shadow for the control group. Raises ConfigError.
+    """Return the settings and the mode of a job, and whether it is in shadow for the control group. Raises ConfigError.
 
-    ``cache`` is valid for one rescan. An xattr on a cgroup owned by root decides. On one owned by its user it can only
-    lower the level: no user can opt in a job that the operator left out. Jobs that no engine has named are only
-    observed. The quota of a scheduler's job does not move if it has no ceiling, or if its tree keeps the ceiling.
-    """
+    ``cache`` is valid for one rescan. The xattr of a cgroup decides if root owns the cgroup. If a user owns it, the
+    xattr can only lower the level: no user can opt in a job that the operator left out. An engine's job without a name
+    is only observed. The quota of a scheduler's job does not move if the job has no quota, or if its tree keeps it."""
     key = (id(found.source), found.operation_id)
     settings = None if found.layer else cache.get(key)
     if settings is None:
@@ -409,7 +408,7 @@ def resolve_job(
     mode = _find_mode(settings, found, read_mode_xattr(directory))
     ceiling = config.ceiling
     if ceiling is not None:
-        # An xattr may ask for more than the settings, but not for more than the scheduler allows on this host.
+        # An xattr may request a higher level than the settings, but not a higher one than the scheduler allows here.
         mode, most = hold_mode(mode, ceiling)
         if most is not None and mode == "reclaim" and is_above(settings.actuator, most):
             settings = config.resolve_settings(found.source, found.operation_id, {**found.layer, "actuator": most})
@@ -420,8 +419,8 @@ def resolve_job(
 
 
 def choose_actuator(settings: MonitorSettings, found: FoundJob) -> Actuator:
-    """Return the setting of a job's cgroup that follows its guarantee; "guarantee" for none. A foreign container is
-    left as it is; the weights of the scheduler's jobs move, so that they share by their guarantees."""
+    """Return the setting of a job's cgroup that follows the job's guarantee; "guarantee" if none does. For a job of the
+    scheduler it is at least the weight: these jobs share CPU by their guarantees."""
     return "weight" if found.is_assigned and settings.actuator == "guarantee" else settings.actuator
 
 
@@ -441,7 +440,7 @@ def _find_mode(settings: MonitorSettings, found: FoundJob, asked: tuple[str, boo
 
 
 def find_bound(config: AgentConfig, found: FoundJob, asked: tuple[str, bool] | None) -> Level | None:
-    """Return ``Tracked.bound`` of a job with options of its own or the xattr ``asked``. Raises ConfigError."""
+    """Return ``Tracked.bound``; None if the job has neither own options nor the xattr ``asked``. Raises ConfigError."""
     if not found.layer and asked is None:
         return None
     own = msgspec.structs.replace(config, ceiling=None)
@@ -451,12 +450,12 @@ def find_bound(config: AgentConfig, found: FoundJob, asked: tuple[str, bool] | N
 
 
 def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings, directory: str) -> str:
-    """Return why a job's limit must not be moved; "" if it may be.
+    """Return why a job's limit must not be moved; "" if it may be moved.
 
-    Reasons: its cgroup is outside ``managed_roots``, not a leaf, the agent's own, or one whose weight has no effect (no
-    reason if nothing is written).
+    Reasons: its cgroup is outside ``managed_roots``, is not a leaf, is that of this agent or of PID 1, has no quota, or
+    is in the idle class, where a weight has no effect. If nothing is written, these are no reasons.
 
-    A whole job has one limit, whatever cgroups are below its own."""
+    The cgroup of a whole job need not be a leaf."""
     path, engine = found.path, found.engine
     if not path:
         return "the root cgroup is never changed"
@@ -482,9 +481,8 @@ def find_refusal(config: AgentConfig, found: FoundJob, settings: MonitorSettings
 def is_order(job: Tracked, found: CpuSettings, is_up: bool = True) -> bool:
     """Return whether a limit that another program set is the request of the job's engine.
 
-    The engine reports it. If it does not report new requests (``reports_request``), each such write counts as one
-    while it runs (``is_up``).
-    """
+    It is if the engine reports this limit. If the engine does not report new requests (``reports_request``), each write
+    of another program counts as a request while the engine runs (``is_up``)."""
     engine = job.found.engine
     if engine is None or not engine.is_named or job.actuator != "quota":
         return False
@@ -496,14 +494,15 @@ def is_order(job: Tracked, found: CpuSettings, is_up: bool = True) -> bool:
 
 
 def compute_hard(hierarchies: Hierarchies, found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:
-    """Return the CPU a job can have in cores: its request, at most the quotas and the CPUs available to it."""
+    """Return the cores that a job can have: its request, but at most the quotas and the CPUs available to the job."""
     full_cores = compute_full(found, original, ancestor)
-    # No cpuset is empty.
+    # A job can always use one CPU, since no cpuset is empty.
     return full_cores if full_cores <= 1.0 else min(full_cores, float(read_cpus(hierarchies, found.path)))
 
 
 def compute_full(found: FoundJob, original: CpuSettings, ancestor: AncestorCap) -> float:
-    """Return the least of a job's request, the quota found and those above it, in cores; infinity without any."""
+    """Return the minimum of a job's request, its original quota and the quotas above, in cores; infinity if it has
+    none of these."""
     ordered = original.cores if found.cpu_limit_cores is None else found.cpu_limit_cores
     return min(ordered, original.cores, ancestor.cores)
 
@@ -531,7 +530,7 @@ def record(
 
 
 def check_job(config: AgentConfig, found: FoundJob) -> None:
-    """Refuse a job added at run time that could never be managed. Raises ConfigError."""
+    """Raise ConfigError if a job that is added at run time can never be managed."""
     if ".." in found.path.split("/") or not found.path or not found.path.isprintable():
         raise ConfigError(f"cgroup {found.path!r}: must be a path below the hierarchy's root, without '..'")
     if not found.job_id.isprintable() or len(found.job_id) > MAX_NAME:

@@ -15,9 +15,10 @@ log = structlog.get_logger("cpumond.agent")
 
 
 class Watcher:
-    """Watches directories for children and limit files for writes; ``drain`` returns the changes since the last call.
+    """Watches directories for children and limit files for writes; ``drain`` returns the changes since its last call.
 
-    ``problem`` is set if the kernel gives no instance, or no more watches: then rescans look, and read all limits."""
+    ``problem`` is set if the kernel gives no inotify instance, or no more watches. Then only rescans find new jobs, and
+    they read all limits."""
 
     def __init__(self) -> None:
         self._inotify: Inotify | None = None
@@ -30,13 +31,13 @@ class Watcher:
             self._note_problem(f"no inotify instance is left ({describe(error)})", "fs.inotify.max_user_instances")
 
     def watch_directories(self, paths: set[str]) -> bool:
-        """Watch exactly these directories for children that appear, disappear, or get another name or xattr.
+        """Watch exactly these directories for children that appear, disappear, or get a new name or xattr.
 
-        Returns True if one of them was not watched before: children that appeared before are only seen by another look.
-        """
+        Returns True if one of the directories was not watched before. If so, the caller must look at the directories
+        again, because the watch does not report children that had appeared before."""
         found = {path: read_identity(path) for path in paths}
         for path, (known, watch) in list(self._directories.items()):
-            # A removed and recreated directory needs another watch; cgroupfs does not report that the old one is dead.
+            # A directory that was recreated needs a new watch; cgroupfs does not report that the old watch is dead.
             if found.get(path) != known:
                 self._remove(watch)
                 del self._directories[path]
@@ -48,7 +49,7 @@ class Watcher:
         return any(path in self._directories for path in new)
 
     def watch_limits(self, owner: str, paths: list[str]) -> list[object]:
-        """Watch the limit files of one job; ``drain`` reports it as ``owner``. The handles go to ``unwatch``."""
+        """Watch the limit files of one job; ``drain`` reports writes by ``owner``. Return handles for ``unwatch``."""
         handles: list[object] = []
         for path in paths:
             watch = self._add(path, Mask.MODIFY)
@@ -69,13 +70,13 @@ class Watcher:
         try:
             return self._inotify.add_watch(path, mask)
         except OSError as error:
-            # A path that is gone needs no watch.
+            # A missing path is no problem: it needs no watch.
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
                 self._note_problem("no inotify watches are left", "fs.inotify.max_user_watches")
             return None
 
     def _note_problem(self, what: str, sysctl: str) -> None:
-        """Record the first problem; it lasts as long as the agent, since jobs are watched once."""
+        """Record the first problem. It stays until the agent ends, since missing watches are not added later."""
         if not self.problem:
             advice = f"raise the sysctl {sysctl} and restart the agent"
             self.problem = f"{what}: new jobs and writes of other programs are only seen at rescans; {advice}"
@@ -87,12 +88,12 @@ class Watcher:
         try:
             self._inotify.rm_watch(watch)
         except OSError:
-            # The kernel drops the watch of a removed file by itself.
+            # The kernel has already dropped the watch, because the file was removed.
             return
 
     def drain(self) -> tuple[set[str], set[str], bool]:
-        """Return paths that appeared, disappeared or changed; owners whose limits were written; whether events were
-        lost."""
+        """Return the paths that appeared, disappeared or changed, the owners whose limit files were written, and
+        whether events were lost."""
         children: set[str] = set()
         owners: set[str] = set()
         lost = False
