@@ -100,13 +100,14 @@ def test_one_operation_does_not_fail_for_ever_on_a_node_where_others_work():
 
 def test_failures_that_one_heartbeat_reports_count_as_if_one_after_another():
     world = make_world(cpu=14.0)
-    (bad, good) = world.nodes.values()
+    bad = world.nodes["bad"]
     world.do(CordonNode("good", "tests"))
     failing, other = world.start(jobs=13, max_failed_job_count=5), world.start(jobs=1)
     world.step()
     world.step()
     jobs = {job.id for job in world.jobs_of(failing)}
-    assert len(jobs) == 13 and jobs < bad.jobs.keys()
+    assert len(jobs) == 13
+    assert jobs < bad.jobs.keys()
     world.do(UncordonNode("good"))
     for job in sorted(bad.jobs, key=lambda job: job not in jobs):
         bad.finish(job, "failed" if job in jobs else "completed")
