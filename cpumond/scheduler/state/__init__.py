@@ -1,14 +1,14 @@
-"""The scheduler's state: tables and what is found in them; pure: time and ids are arguments (semantics.md 2 to 9).
+"""The scheduler's state: its tables, and lookups in them; pure: time and ids are arguments (semantics.md 2 to 9).
 
-Functions over the tables stand by subject: ``install`` and ``pools`` (records become living objects), ``lifecycle``
-(jobs start and stop), ``nodes``, ``gangs``, ``heartbeats`` (reports are taken in), ``dispatch`` (starts, preemptions,
-answers), ``starts`` (what is stored of them), ``changes`` (transactions), ``settling``, ``updates``.
+Each module has the functions of one subject: ``install`` and ``pools`` (records become live objects), ``lifecycle``
+(jobs start and stop), ``nodes``, ``gangs``, ``heartbeats`` (reports are applied), ``dispatch`` (starts, preemptions,
+answers), ``starts`` (stored records of starts), ``changes`` (transactions), ``settling``, ``updates``.
 
-Two kinds of change. What must survive a crash goes through a ``Transaction``: ``prepare`` (a command), ``receive``
-(what a heartbeat says has ended), ``settle`` and ``expire`` compute one without changing anything lasting, the caller
-stores its records, then ``apply`` installs it. Loading a store is applying what is in it. Starts of jobs are applied
-first, since they depend on each other, and stored before any answer has them (``starts``). Usage is changed at once and
-comes back from the nodes' heartbeats after a restart.
+There are two kinds of change. A change that must survive a crash is a ``Transaction``: ``prepare`` (a command),
+``receive`` (jobs that ended, by a heartbeat), ``settle`` and ``expire`` compute it and change nothing lasting. The
+caller stores its records, then ``apply`` installs it. Starts of jobs depend on each other: they are applied first, and
+stored before an answer contains them (``starts``). Usage, the other kind, is changed at once and never stored: after a
+restart the nodes' heartbeats report it again. Loading a store applies its records.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class TreeWork:
     maker: SnapshotMaker
     filter: NodesFilter
     order: ServiceOrder | None = None
-    """None: to be computed again, since shares or the pools above an operation have changed."""
+    """None if it must be computed again, since shares or the pools above an operation have changed."""
     targets: preemption.Targets | None = None
-    """Operations that may preempt: those that starved at the last update. None with ``order``."""
+    """Operations that may preempt: those that starved at the last update. None if ``order`` is None."""
     is_freed: bool = False
-    """The whole queue must be checked: a slot became free, or limits changed (3.3)."""
+    """Whether the whole queue must be checked: a slot became free, or limits changed (3.3)."""
     arrived: dict[str, OperationElement] = field(default_factory=dict)
-    """Pending operations that came since ``settle``; earlier ones were blocked and still are."""
+    """Pending operations that came since ``settle``; those that came earlier were blocked and still are."""
 
     def forget_order(self) -> None:
         self.order = self.targets = None
@@ -79,9 +79,9 @@ class State:
         self.operations: dict[str, Operation] = {}
         """Live operations, pending or running, in order of arrival."""
         self.finished: dict[str, OperationRecord] = {}
-        """Finished operations, the first finished first."""
+        """Finished operations, in the order in which they finished."""
         self.finished_jobs: dict[str, dict[str, JobRecord]] = {}
-        """Operation -> its finished jobs by id, as long as the operation is known."""
+        """Operation -> finished jobs of the operation by id. Kept as long as the operation is known."""
         self.vaults: dict[str, SealedVault] = {}
         """Secrets of live operations, by operation (12.6)."""
         self.spec_room = SpecRoom(rules.max_specification_memory)
@@ -99,35 +99,35 @@ class State:
         """Active and stopping jobs."""
         self.gangs = GangTable()
         self.refused_nodes: dict[str, tuple[float, tuple[str, ...]]] = {}
-        """Nodes refused because their tags fit several trees: time of the last attempt, and the trees."""
+        """Node refused because its tags fit several trees -> time of its last attempt to register, and the trees."""
         self.preemptions: deque[PreemptionRecord] = deque(maxlen=KEPT_PREEMPTIONS)
         self.preemption_counts: dict[tuple[str, str, str], int] = {}
-        """(tree, pool of the victim, kind) -> preemptions since the start."""
+        """(tree, pool of the preempted job, kind) -> number of preemptions since the scheduler started."""
         self.happened: deque[Event | PreemptionRecord] = deque(maxlen=0)
-        """Events that no stored record implies; the event log replaces this deque by a bounded one, and empties it."""
+        """Events that no stored record implies. An event log replaces this deque by a bounded one, and empties it."""
         self.held: dict[str, None] = {}
         """Nodes held off because jobs fail on them (2.14)."""
         self.lost_nodes: dict[str, LostNode] = {}
-        """Nodes declared lost less than LOST_S ago that have not come back, the first lost first."""
+        """Nodes declared lost less than LOST_S ago that have not come back, in the order in which they were lost."""
         self.ended_elements: deque[OperationElement] = deque(maxlen=0)
-        """Operations that left a tree; a history replaces this deque by a bounded one, and empties it."""
+        """Operations that left a tree. A history replaces this deque by a bounded one, which it empties."""
         self.refused_starts = RefusedStarts()
         self.forecasts: Mapping[str, Forecast] = {}
-        """Latest forecast by operation; replaced as a whole by the forecaster. Some operations may have ended since."""
+        """Latest forecast by operation. The forecaster replaces the map; some of its operations may have ended."""
         self.sequence = 0
         self.job_sequence = 0
         self.period_s = rules.heartbeat_period_s
-        """Period of heartbeats that nodes are sent."""
+        """Heartbeat period that the nodes are told to keep."""
         self.settled_config: Config | None = None
         """Configuration that the last ``settle`` processed."""
         self.deadlines: list[tuple[float, str]] = []
-        """A heap of deadlines (``time_limit``) with operations' ids; some of them may have ended."""
+        """A heap of deadlines (``time_limit``) with operations' ids; some of the operations may have ended."""
         self.retries: list[tuple[float, str]] = []
         """A heap of times at which jobs start again, with operations' ids; some entries may be outdated (3.9)."""
         self.cut_short: dict[str, None] = {}
         """Operations that fail because the scheduler restarted before all of their jobs had been started."""
         self.unmatched: dict[str, float] = {}
-        """Operation that fits no online node -> since when, as observed by this scheduler (2.13)."""
+        """Operation that fits no online node -> time since which this scheduler has observed that (2.13)."""
         self.stuck_at = 0.0
         """Time of the last check for stuck operations."""
         self.expired: dict[tuple[str, str], None] = {}
@@ -137,12 +137,12 @@ class State:
         self.unstored: dict[str, Job] = {}
         """Jobs whose start is not stored yet; some of them may have ended."""
         self.unstored_stops: dict[str, Job] = {}
-        """Jobs whose start is stored, but not yet the request to stop; no replacement is stored before that."""
+        """Jobs whose start is stored, but not yet their stop. Replacements of these jobs are stored after the stop."""
         self.has_unstored_starts = False
         self.awaited: dict[str, None] = {}
         self.await_until = 0.0
-        """Whether a version that stored no starts may have started jobs; then the nodes without a heartbeat so far, and
-        the time until which starts in their trees wait for it."""
+        """``has_unstored_starts``: whether a version that stored no starts may have started jobs. ``awaited``: if so,
+        nodes without a heartbeat so far. ``await_until``: time until which starts in the trees of these nodes wait."""
 
     def record_of(self, operation_id: str) -> OperationRecord | None:
         """Return the record of an operation that is live or finished and still known."""

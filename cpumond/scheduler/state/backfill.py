@@ -14,11 +14,11 @@ from cpumond.scheduler.model import JobRecord
 from cpumond.scheduler.state import State, blame, gangs, lifecycle
 
 MOST_KNOWN: Final = 5000
-"""Kinds of jobs whose run times are remembered; also the number of ended jobs that are read at first."""
+"""Number of kinds of jobs whose run times are remembered; also the number of ended jobs that the first call reads."""
 
 
 def find_run_times(state: State) -> RunTimes:
-    """Return the run times of ended jobs; updated from the first call on."""
+    """Return the run times of ended jobs. The first call collects them; ``note_ended`` then updates them."""
     if state.gangs.run_times is None:
         times = state.gangs.run_times = RunTimes(MOST_KNOWN)
         records = [*state.finished.values(), *(each.record for each in state.operations.values())]
@@ -31,7 +31,7 @@ def find_run_times(state: State) -> RunTimes:
 
 
 def note_ended(state: State, ended: JobRecord, job: Job | None) -> None:
-    """Learn from a job that ended; ``job`` is its live object, unless it was declared lost before."""
+    """Learn from the job ``ended``. ``job`` is its live object; None if the job was declared lost before."""
     record = state.record_of(ended.operation_id)
     if state.gangs.run_times is not None and record is not None:
         state.gangs.run_times.see(record, ended)
@@ -45,7 +45,7 @@ def note_ended(state: State, ended: JobRecord, job: Job | None) -> None:
 def use_kept_room(
     state: State, node: Node, tree: Tree, order: ServiceOrder, now: float, make_job: gangs.MakeJob
 ) -> None:
-    """Start jobs on a node's reserved resources that will end before these are needed."""
+    """Start jobs on a node's reserved resources. The jobs will end before the gang needs these resources."""
     kept, spare = state.gangs.reservations.get(tree.name), state.rules.spare
     if kept is None or node not in kept.rooms or not may_take_back(kept.element):
         return

@@ -23,13 +23,14 @@ from cpumond.scheduler.state.node_commands import CordonNode
 from cpumond.scheduler.state.reports import find_task
 
 OTHER_NODE_S: Final = 15.0
-"""Most seconds that the replacement of a failed job waits for another node with free resources."""
+"""Maximum seconds for which the replacement of a failed job waits for a different node with free resources."""
 MOST_BLAMED: Final = 2
-"""Multiple of ``max_failed_job_count``: failures of an operation on one node that do not count if no more is known."""
+"""Multiple of ``max_failed_job_count``: number of failures of an operation on one node that do not count yet, while
+the operation has failed on no other node."""
 
 
 class _Judge:
-    """Evidence against nodes after the ends of some jobs, with the new records of their operations, if any."""
+    """Evidence against nodes after some jobs have ended. ``records``: new records of these jobs' operations, if any."""
 
     def __init__(self, state: State, ended: Iterable[JobRecord], records: Iterable[OperationRecord] = ()) -> None:
         self.state, self.rules = state, state.rules.node_failures
@@ -43,8 +44,8 @@ class _Judge:
         return self.records.get(operation_id) or self.state.record_of(operation_id)
 
     def find_limit(self, operation_id: str) -> int:
-        """Return how many failures of an operation on one node count against that node. 0: none, since the operation
-        failed on several nodes and completed no job, which is evidence against itself."""
+        """Return from how many failures on a node an operation is evidence against the node. Returns 0 if it never is:
+        the operation failed on several nodes and completed no job, so it probably causes the failures itself."""
         record = self.find(operation_id)
         if record is None:
             return 0
@@ -53,23 +54,23 @@ class _Judge:
         return 0 if is_own_fault else max(record.max_failed_job_count, 2)
 
     def is_suspect(self, streak: Streak) -> bool:
-        """Return whether a streak counts against its node: failures of several operations, failed starts, or as many
-        failures of one operation as would end it."""
+        """Return whether a streak counts against its node: it has failures of several operations, failed starts, or as
+        many failures of one operation as ``find_limit`` requires."""
         failed = [(each, limit) for name, each in streak.by_operation.items() if (limit := self.find_limit(name))]
         if len(failed) >= self.rules.operations or sum(each.not_started for each, _ in failed) >= self.rules.starts:
             return True
         return any(each.jobs >= limit for each, limit in failed)
 
     def is_evidence(self, job: JobRecord) -> bool:
-        """Return whether a failure may be the node's fault: not if it hit a limit of the task, nor if the job can run
-        nowhere else, unless the node itself reports the fault."""
+        """Return whether a job's failure may be the node's fault. It is not if the job exceeded a limit of its task, or
+        can run on no other node, unless the node itself reports the fault."""
         if job.failure is not None or not is_failure(job):
             return False
         return job.state == "aborted" or _fits_elsewhere(self.state, job)
 
 
 def find_blamed(state: State, ended: Collection[JobRecord]) -> frozenset[str]:
-    """Return ids of jobs that end now, failed, and do not count before a second node confirms the failure (3.6)."""
+    """Return ids of jobs that fail now but do not count as failed until a second node confirms the failure (3.6)."""
     if not state.rules.node_failures.enabled or not any(job.state == "failed" for job in ended):
         return frozenset()
     judge, blamed, by_node, numbers = _Judge(state, ended), list[str](), dict[str, list[JobRecord]](), Counter[str]()
@@ -90,8 +91,8 @@ def find_blamed(state: State, ended: Collection[JobRecord]) -> frozenset[str]:
 
 
 def _asks_another(judge: _Judge, job: JobRecord, number: int) -> bool:
-    """Return whether an operation that may have several failures survives those of one node alone for now. ``number``:
-    failures of the operation there that end now, up to ``job``."""
+    """Return whether an operation that may have several failures must not fail yet because of one node's failures.
+    ``number``: failures of the operation on this node that end now, up to and including ``job``."""
     record = judge.find(job.operation_id)
     limit = 0 if record is None else record.max_failed_job_count
     failed = 0 if record is None else record.failed_on.get(job.node_id, 0)
@@ -99,7 +100,7 @@ def _asks_another(judge: _Judge, job: JobRecord, number: int) -> bool:
 
 
 def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[OperationRecord], now: float) -> None:
-    """Process jobs that are about to be recorded as ended, with the new ``records`` of their operations."""
+    """Process jobs that are about to be recorded as ended. ``records``: the new records of the jobs' operations."""
     if not ended or not state.rules.node_failures.enabled:
         return
     judge, failed = _Judge(state, ended, records), dict[str, set[str]]()
@@ -119,13 +120,13 @@ def note_ends(state: State, ended: Collection[JobRecord], records: Iterable[Oper
     found = [record for name in judge.failed_on if (record := judge.find(name)) is not None]
     for node_id in sorted({node_id for record in found for node_id in record.failed_on} & state.nodes.keys()):
         node = state.nodes[node_id]
-        # The operation failed on a second node, so it may itself be the cause of what counted against the first.
+        # The operation failed on a second node: it may itself have caused the failures that counted against the first.
         if node.failing is not None and node.failing.is_reported and not judge.is_suspect(node.failing.streak):
             forget(state, node, "the same operations fail on other nodes, too", now)
 
 
 def _judge_node(judge: _Judge, node: Node, operations: Collection[str], now: float) -> None:
-    """Hold a node off after failures of ``operations``, if they count against it."""
+    """Hold a node off after failures of ``operations``, if the failures count against the node."""
     state, failing, rules, tree = judge.state, node.failing, judge.rules, judge.state.trees.get(node.tree or "")
     if failing is None or node.cordoned or tree is None:
         return
@@ -148,7 +149,7 @@ def _judge_node(judge: _Judge, node: Node, operations: Collection[str], now: flo
 
 
 def forget(state: State, node: Node, why: str = "", now: float = 0.0) -> None:
-    """Clear all evidence against a node: it gets jobs unless it is cordoned; ``why``, if this is an event."""
+    """Clear all evidence against a node: it gets jobs again unless it is cordoned. With ``why`` this is an event."""
     if why and node.failing is not None and node.failing.is_reported:
         state.happened.append(make_works_event(node, why, now))
     node.failing = None
@@ -162,14 +163,14 @@ def _release(state: State, node: Node) -> None:
 
 
 def forget_decided(state: State, nodes: Iterable[NodeRecord]) -> None:
-    """Clear the evidence against nodes that a user cordoned or uncordoned: same tags, another cordon."""
+    """Clear the evidence against nodes that a user cordoned or uncordoned: their cordon changed, not their tags."""
     for record in nodes:
         if record.user_tags == state.nodes[record.id].user_tags:
             forget(state, state.nodes[record.id])
 
 
 def end_pauses(state: State, now: float) -> None:
-    """End holds that are over; one more failure holds the node off for longer."""
+    """Let nodes get jobs again whose hold is over. One more failure then holds such a node off for longer."""
     for node in [state.nodes[node_id] for node_id in state.held]:
         if node.failing is not None and node.failing.until is not None and node.failing.until <= now:
             node.failing.until = None
@@ -177,8 +178,8 @@ def end_pauses(state: State, now: float) -> None:
 
 
 def list_cordons(state: State) -> Iterator[CordonNode]:
-    """Return commands that cordon nodes which were held off too often. One operation alone does not lead to that,
-    unless the node itself reports that it cannot start jobs."""
+    """Return commands that cordon the nodes that were held off too often. The failures of one operation alone do not
+    cordon a node, unless the node itself reports that it cannot start jobs."""
     rules = state.rules.node_failures
     for node in [state.nodes[node_id] for node_id in state.held]:
         failing = node.failing
@@ -190,7 +191,7 @@ def list_cordons(state: State) -> Iterator[CordonNode]:
 
 
 def _fits_elsewhere(state: State, job: JobRecord) -> bool:
-    """Return whether another node that gets jobs could hold the job if it were empty."""
+    """Return whether a different node gets jobs and, if it had no other jobs, could run this one."""
     operation = state.operations.get(job.operation_id)
     element = None if operation is None else operation.elements.get(job.tree)
     task = None if operation is None else find_task(operation.record, job.task)
@@ -203,7 +204,7 @@ def _fits_elsewhere(state: State, job: JobRecord) -> bool:
 
 
 def _prefer_others(state: State, job: JobRecord, now: float) -> None:
-    """Start the replacement of a job on another node first."""
+    """Let the replacement of a job prefer other nodes for ``OTHER_NODE_S`` seconds."""
     operation = state.operations.get(job.operation_id)
     if operation is not None and not operation.record.is_gang:
         operation.shuns = operation.shuns or {}
@@ -212,7 +213,7 @@ def _prefer_others(state: State, job: JobRecord, now: float) -> None:
 
 
 def note_start(job: Job) -> None:
-    """Note that a job of an operation with failures was started: it replaces one of those that failed elsewhere."""
+    """Note that an operation with failures started a job: it replaces one that failed on a different node."""
     shunned = job.element.operation.shuns
     for node_id in [node_id for node_id in shunned if node_id != job.node.id][:1]:
         number, until = shunned.pop(node_id)
@@ -221,7 +222,7 @@ def note_start(job: Job) -> None:
 
 
 def shuns(state: State, element: OperationElement, task: Task, node: Node, now: float) -> bool:
-    """Whether the only jobs that an operation has to start failed on this node, and another one can hold them now."""
+    """Whether all jobs that an operation has to start failed on this node, and a different node can run them now."""
     shunned = element.operation.shuns
     number, until = shunned.get(node.id, (0, 0.0))
     if now >= until:

@@ -1,8 +1,8 @@
 """Counts core-hours against budgets, each exactly once; pure (semantics.md 2.15).
 
-The amount of a job follows from its own record: its last report while it lives, ``JobRecord`` once it has ended.
-``Job.settled``, stored with its start, is the part that stored sums contain. A sum and its parts are written together,
-so that a killed scheduler loses nothing and counts nothing twice.
+The amount of a job is in its last report while the job lives, and in its ``JobRecord`` once it has ended.
+``Job.settled``, stored with the job's start, is the part of the amount that stored sums contain. A sum and its parts
+are written together; therefore a killed scheduler loses nothing and counts nothing twice.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from cpumond.scheduler.state import State
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 SETTLE_S = 3600.0
-"""Seconds between settlements of live jobs: the most that is lost of a job lost while no scheduler runs."""
+"""Seconds between settlements of live jobs. If a job is lost while no scheduler runs, at most this time of it is not
+counted."""
 
 
 def list_budgets(config: Config) -> Iterator[tuple[str, str, BudgetRecord, Budget]]:
-    """Return all budgets: names of the tree and of the pool or user, an empty record, the option."""
+    """Yield (name of the tree, name of the pool or user, an empty record, the option) for each budget."""
     for tree in config.trees.values():
         for pool in tree.pools.values():
             if pool.settings.budget.core_hours is not None:
@@ -45,7 +46,7 @@ def list_budgets(config: Config) -> Iterator[tuple[str, str, BudgetRecord, Budge
 
 
 def sync(state: State, now: float) -> None:
-    """Keep an account for each budget of the configuration, and each live operation in its accounts."""
+    """Make the accounts those of the configuration's budgets, and put each live operation into its accounts."""
     before, state.budgets = state.budgets, {}
     for tree, name, empty, budget in list_budgets(state.config):
         fresh = msgspec.structs.replace(empty, since=now, day=budget.find_day("", now))
@@ -79,7 +80,7 @@ def restore(state: State, records: Iterable[BudgetRecord]) -> None:
 
 
 def find_accounts(state: State, pool: PoolElement, user: str) -> tuple[Account, ...]:
-    """Return the accounts of the budgets that an operation of ``user`` in ``pool`` counts for."""
+    """Return the accounts of the budgets against which an operation of ``user`` in ``pool`` is counted."""
     own = state.budgets.get(BudgetRecord(pool.tree.config.id, "user", user, 0.0).key)
     return tuple(each for each in (*(above.account for above in (pool, *pool.ancestors())), own) if each is not None)
 
@@ -87,7 +88,7 @@ def find_accounts(state: State, pool: PoolElement, user: str) -> tuple[Account, 
 def place(state: State, operation: Operation, jobs: Mapping[Element, list[Job]] | None = None) -> None:
     """Move an operation to the accounts of its present pools, with the unsettled amounts of its live jobs.
 
-    ``jobs``: those of each element, where they are known.
+    ``jobs``: the live jobs of each element, if the caller has them.
     """
     for element in operation.elements.values():
         assert element.parent is not None
@@ -102,7 +103,7 @@ def place(state: State, operation: Operation, jobs: Mapping[Element, list[Job]] 
 
 
 def forget(job: Job) -> None:
-    """Remove the unsettled amount of a job that leaves from the accounts."""
+    """Subtract from the accounts the unsettled amount of a job that leaves."""
     _count(job.element.accounts, job, -1.0)
 
 
@@ -113,7 +114,7 @@ def _count(accounts: Iterable[Account], job: Job, sign: float) -> None:
 
 
 def mark(state: State) -> None:
-    """Mark pools and operations that spent budgets restrict."""
+    """Mark the pools and operations that are restricted because a budget is spent."""
     for tree in state.trees.values():
         for pool in tree.pools.values():
             is_left = pool.account is not None and pool.account.holds_back("leftover")
@@ -131,7 +132,7 @@ def _mark_operation(element: OperationElement) -> None:
 
 
 def settle(state: State, change: Transaction, jobs: Iterable[Job] = ()) -> Transaction:
-    """``change`` with the amounts that its ended jobs, ``jobs``, and all moves between budgets add to stored sums."""
+    """Return ``change`` with new stored sums: its ended jobs, ``jobs``, and jobs that change budgets are added."""
     if change.budgets or change.settled:
         return change
     if not state.budgets and (change.config is None or next(list_budgets(change.config), None) is None):
@@ -158,13 +159,13 @@ def _add(added: dict[Account, CorePair], accounts: Iterable[Account], told: Core
 
 
 def counted_of(record: JobRecord, before: CorePair = NOTHING_COUNTED) -> CorePair:
-    """Return the amount of an ended job; ``before`` if it is unknown."""
+    """Return the amount of an ended job. ``before``: returned in place of an amount that the record does not have."""
     ordered = record.ordered_cpu_seconds if record.held_core_seconds is None else record.held_core_seconds
     return (before[0] if ordered is None else ordered, before[1] if record.cpu_seconds is None else record.cpu_seconds)
 
 
 def _find_settled(state: State, record: JobRecord) -> tuple[tuple[Account, ...], CorePair]:
-    """Return the accounts of a job that ends, and the part of it that stored sums contain."""
+    """Return the accounts of a job that ends, and the part of its amount that stored sums contain."""
     job, node = state.jobs.get(record.id), state.nodes.get(record.node_id)
     if job is not None:
         return job.element.accounts, job.settled
@@ -182,7 +183,7 @@ def _find_settled(state: State, record: JobRecord) -> tuple[tuple[Account, ...],
 
 
 def _find_moved(state: State, change: Transaction) -> Iterator[Job]:
-    """Return jobs that may count for other budgets after the change."""
+    """Return jobs that may count against different budgets after the change."""
     if change.config is not None and _layout(state, change.config) != _layout(state, state.config):
         yield from state.jobs.values()
     moved = {
@@ -196,7 +197,7 @@ def _find_moved(state: State, change: Transaction) -> Iterator[Job]:
 
 
 def _layout(state: State, config: Config) -> object:
-    """Return the facts that decide which operations count for which budgets; only for pools with operations."""
+    """Return a value that differs if operations count against different budgets; only pools with operations matter."""
     pools = [
         (pool.id, pool.name, pool.parent)
         for tree in config.trees.values()
@@ -229,7 +230,7 @@ def take(state: State, change: Transaction) -> None:
 
 
 def look(state: State, now: float) -> Transaction:
-    """Process the passage of time: budgets get low or spent, periods begin, live jobs are settled hourly and daily."""
+    """Process the passage of time: budgets become low or spent, periods begin. Settle live jobs hourly and daily."""
     change = NOTHING
     is_new_day = any(each.record.day != each.day(now) for each in state.budgets.values())
     if is_new_day or now - state.budgets_settled_at >= SETTLE_S:
@@ -248,7 +249,7 @@ def _look_at(account: Account, record: BudgetRecord, now: float) -> BudgetRecord
     period = budget.first_day(day)
     level: Level = SPENT if spent >= budget.limit_s else LOW if spent >= budget.warn_ratio * budget.limit_s else 0
     if (record.budget, record.period) == (budget, period) and record.level > level:
-        level = record.level  # the sum lacks jobs that were not reported since a restart
+        level = record.level  # since a restart some jobs were not reported: the sum lacks them
     oldest = min(period, add_days(day, -KEPT_DAYS))
     days = record.days if day == record.day else {name: pair for name, pair in record.days.items() if name >= oldest}
     return msgspec.structs.replace(record, day=day, period=period, level=level, budget=budget, days=days)

@@ -1,4 +1,4 @@
-"""Applies changes to the state: stored transactions, and the stored data of an earlier run; pure."""
+"""Applies changes to the state: transactions that are stored, and the stored data of an earlier run; pure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def apply(state: State, change: Transaction, now: float) -> None:
 
 
 def _change_stages(state: State, stages: Iterable[Stage], removed: Iterable[str] = ()) -> None:
-    """Apply stages of a roll-out: the next answer to each node contains its level."""
+    """Apply stages of a roll-out: the next heartbeat response to each node contains the node's level."""
     state.stages.change(stages, removed)
     nodes = list(state.nodes.values())
     levels = state.stages.find_levels([(node.id, node.tags) for node in nodes])
@@ -84,8 +84,8 @@ def load(
 ) -> None:
     """Load the stored data of an earlier run besides the configuration, each kind in its original order.
 
-    Started jobs are on their nodes at once. With ``has_unstored_starts`` some starts may not be stored: a tree starts
-    nothing until its stored nodes have reported their jobs or time out.
+    Jobs with a stored start count as being on their nodes at once. With ``has_unstored_starts`` some starts may not be
+    stored; if so, a tree starts no jobs until its stored nodes have reported their jobs or time out.
     """
     _change_stages(state, stages)
     budgets.restore(state, of_budgets)
@@ -110,7 +110,7 @@ def load(
             lifecycle.note_ended(state, job)
         else:
             state.expired["job", job.id] = None
-    # Jobs without a cookie get the cookies that the others leave.
+    # Jobs with a stored cookie come first: jobs without one get cookies that are still free.
     for start in sorted(starts, key=lambda start: start.cookie < 0):
         resume(state, start, now)
     for operation in state.operations.values():
@@ -119,7 +119,7 @@ def load(
             state.cut_short[operation.id] = None
     lifecycle.fill_places(state)
     incarnations.note_lacks(state)
-    # An earlier run may have stopped between the end of one job and the request to stop the others.
+    # An earlier run may have exited between the end of one job of a gang and the request to stop its other jobs.
     state.gangs.broken = dict.fromkeys(state.gangs.live, "one of its jobs ended before")
     lifecycle.stop_broken_gangs(state, now)
     for token in tokens:

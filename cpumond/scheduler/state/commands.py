@@ -1,6 +1,6 @@
 """Commands on trees, pools and operations: each is checked against the whole state before it is stored.
 
-``prepare`` is a function from the state and a command to a ``Transaction``; it changes nothing. A refused command is a
+``prepare`` returns the ``Transaction`` of a command and changes nothing. If it refuses the command, it raises a
 CommandError that names the pool, the rule and the value (semantics.md 2.6 to 2.9, 3).
 """
 
@@ -72,7 +72,7 @@ Command = ConfigChanging | OperationCommand | NodeCommand | RolloutCommand
 CHANGED_COUNT = "job_count_changed_by_user_request"
 SUSPENDED = "the operation was suspended with abort_running_jobs"
 MAX_MESSAGE = 1000
-"""Most characters kept of the message of an abort."""
+"""Maximum number of characters that are kept of the message of an abort."""
 
 
 def prepare(
@@ -85,8 +85,8 @@ def prepare(
 ) -> Transaction:
     """Return the change that a command makes; the state stays as it is. Raises CommandError if it is refused.
 
-    ``ahead``: operations whose starts are stored in the same write, before this one. A start is also refused if it may
-    depend on more of them than their number.
+    ``ahead``: operations whose starts are stored in the same write, before this command. A start is also refused if
+    it may depend on more than the number of these operations.
     """
     if isinstance(command, operations.StartOperation):
         return _prepare_start(state, command, user, now, new_id, ahead)
@@ -120,7 +120,7 @@ def prepare(
 
 
 def _prepare_job(state: State, command: operations.JobCommand, user: str, now: float) -> Transaction:
-    """Prepare a command on a job. One that was asked to stop counts as ended: nothing more can be done about it."""
+    """Prepare a command on a job. A job that was asked to stop counts as ended: no command on it is possible."""
     job = state.find_live_job(command.job_id, command.operation_id)
     if not job.is_active:
         raise CommandError(f"No such job {job.id}: it was already asked to stop", NO_SUCH_JOB)
@@ -151,7 +151,7 @@ def _prepare_patch(state: State, record: OperationRecord, patches: Sequence[Any]
 
 
 def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], str]) -> Transaction:
-    # A node that already fits several trees must not block the command that may fix that.
+    # Without nodes that fit several trees already: such a node must not block the command that may correct this.
     nodes = {node.id: node.tags for node in state.nodes.values() if not node.matched_trees}
     pattern = state.rules.pool_name_regex
     if isinstance(command, undo.Undo | ApplyTree):
@@ -174,7 +174,7 @@ def _prepare_config(state: State, command: ConfigChanging, new_id: Callable[[], 
 
 
 def _find_overcommits(state: State, config: Config) -> Iterator[str]:
-    """Describe guarantees that a change makes exceed the nodes' resources (2.6.8), or those that can be freed (6.4)."""
+    """Describe guarantees that a change raises above the nodes' resources (2.6.8), or above what can be freed (6.4)."""
     for name, tree in config.trees.items():
         living = state.trees.get(name)
         if living is None or tree is living.config or not any(living.total):
@@ -204,8 +204,8 @@ def _fits_any(tree: Tree, text: str) -> bool:
 
 
 def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
-    """Return new records of operations whose pool is renamed in ``config``, or stays as the ephemeral rest of a removed
-    one."""
+    """Return new records of operations whose pool is renamed in ``config``, or is removed there and remains as an
+    ephemeral pool."""
     changed: dict[str, OperationRecord] = {}
     for name, tree in state.trees.items():
         after = config.trees.get(name)
@@ -226,8 +226,8 @@ def _find_moved(state: State, config: Config) -> tuple[OperationRecord, ...]:
 def with_parent(
     record: OperationRecord | None, tree: str, pool: PoolElement | None, config: TreeConfig
 ) -> dict[str, str]:
-    """Return ``parents`` of a record in ``pool`` under ``config``: the pool may be the ephemeral rest of a removed one
-    (2.9)."""
+    """Return ``parents`` of a record in ``pool`` under ``config``. The pool above may be removed there, and remain as
+    an ephemeral pool (2.9)."""
     parents = {} if record is None else {name: parent for name, parent in record.parents.items() if name != tree}
     is_plain = pool is not None and pool.is_ephemeral and not pool.children and SUBPOOL_DELIMITER not in pool.name
     above = pool.parent if pool is not None and is_plain else None
@@ -364,8 +364,8 @@ _Choice = tuple[Tree, admission.PoolChoice, str]
 
 
 def _keep_best(choices: dict[str, _Choice], asked: operations.ParsedSpecification, user: str) -> dict[str, _Choice]:
-    """With ``schedule_in_single_tree`` keep the tree whose pool has most of its guarantee left if the operation gets
-    its whole request; of those in which it would run, if there are any."""
+    """With ``schedule_in_single_tree``, keep one tree: that whose pool would have most of its guarantee left after the
+    operation got its whole request. Trees in which the operation would run at once take precedence."""
     if not asked.schedule_in_single_tree or not choices:
         return choices
     running = {
@@ -386,7 +386,7 @@ def _keep_best(choices: dict[str, _Choice], asked: operations.ParsedSpecificatio
 
 
 def _find_memory_limit(state: State, trees: tuple[str, ...] | None) -> int:
-    """``memory_limit`` of tasks that set none, in bytes: the largest default of the trees that the operation names."""
+    """Return ``memory_limit`` of tasks that set none, in bytes: the largest default of the operation's trees."""
     names = trees or (state.config.default_tree,)
     named = [state.trees[name].config.settings for name in names if name in state.trees]
     return max((settings.default_memory_limit for settings in named), default=0)
@@ -413,7 +413,7 @@ def _find_sizes(tree: Tree, choice: admission.PoolChoice, options: OperationTree
 
 
 def note_refused(state: State, command: object, error: CpumondError, now: float) -> None:
-    """Count a refusal, if it is that of a start by a pool's ``max_operation_count``."""
+    """Count the refusal of a command, if it is a start and a pool's ``max_operation_count`` refuses it."""
     if not isinstance(command, operations.StartOperation) or not isinstance(error, CommandError):
         return
     told = error.attributes
@@ -461,7 +461,7 @@ def _prepare_update(state: State, record: OperationRecord, parameters: Mapping[s
 
 
 def _note_new_pool(tree: Tree, choice: admission.PoolChoice, wanted: str) -> Iterator[str]:
-    """Describe a named pool that did not exist: its name may be misspelt (2.9)."""
+    """Describe a pool that the operation named and that did not exist: its name may be misspelt (2.9)."""
     if wanted and choice.pool is None and SUBPOOL_DELIMITER not in choice.name:
         near = did_you_mean(wanted, tree.config.pools)
         yield (

@@ -1,4 +1,4 @@
-"""Chooses which jobs a node starts and stops after a heartbeat, and makes the answer; pure (semantics.md 6.6, 7)."""
+"""Chooses which jobs a node starts and stops after a heartbeat, and makes the response; pure (semantics.md 6.6, 7)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from cpumond.scheduler.state.maintenance import find_drained
 
 MAX_ORDERS = 200
 MAX_ORDER_BYTES = 1_048_576
-"""Most jobs to start in one answer, and most bytes of their JSON unless it is only one. Agents refuse huge answers."""
+"""Maximum number of jobs to start in one response, and maximum bytes of their JSON, which a single job may exceed.
+Agents refuse huge responses."""
 
 
 def schedule(state: State, node_id: str, now: float, new_id: Callable[[], str]) -> None:
@@ -48,10 +49,10 @@ def schedule(state: State, node_id: str, now: float, new_id: Callable[[], str]) 
 
 
 def is_at_rest(state: State, node: Node, is_barren: bool) -> bool:
-    """Return whether a heartbeat without news would start and stop nothing, by the state since the last update: nothing
-    is being started or stopped, and no operation can use the node's free resources or its jobs. For simulations.
+    """Return whether a heartbeat without news would start and stop no job, as of the last update: no job is being
+    started or stopped, and no operation can use the node's free resources or preempt its jobs. For simulations.
 
-    ``is_barren``: no job is known to fit its free resources.
+    ``is_barren``: whether it is known that no job fits the node's free resources.
     """
     tree = state.trees.get(node.tree or "")
     if tree is None or not tree.update_count:
@@ -108,7 +109,7 @@ def _drain(state: State, job: Job, why: str, now: float) -> None:
 
 
 def _is_awaiting(state: State, tree: Tree, now: float) -> bool:
-    """Return whether a node of the tree may have jobs of a version that stored no starts."""
+    """Return whether a node of the tree may have jobs that an older version started without storing their starts."""
     if now >= state.await_until:
         state.awaited.clear()
     return any(node_id in tree.nodes for node_id in state.awaited)
@@ -131,7 +132,7 @@ def _preempt(
         reserved = gangs.reserved_on(state, node, tree, now)
         plan = preemption.plan_preemption(node, _find_targets(work), now, state.rules.spare, reserved)
         if plan is None:
-            # The next attempt waits no longer than a job here is protected.
+            # The next attempt comes, at the latest, when the protection of a job here ends.
             until = next_unspared(node, now)
             node.last_preemptive_attempt = min(now, until - settings.preemptive_scheduling_backoff / 1e3)
     if plan is not None and len(plan.victims) <= budget:
@@ -155,7 +156,7 @@ def _find_targets(work: TreeWork) -> preemption.Targets:
 
 
 def count_preemptions_left(state: State, tree: Tree, now: float) -> float:
-    """Return how many jobs of a tree may still be preempted: ``max_preemptions_per_minute`` less the recent ones."""
+    """Return how many more jobs of a tree may be preempted: ``max_preemptions_per_minute`` minus recent preemptions."""
     limit = tree.config.settings.max_preemptions_per_minute
     if limit is None:
         return math.inf
@@ -168,9 +169,9 @@ def count_preemptions_left(state: State, tree: Tree, now: float) -> float:
 
 
 def answer(state: State, node_id: str, receipt: Receipt, now: float) -> HeartbeatAnswer:
-    """Return the answer to an accepted heartbeat: jobs that the node does not have yet, and all that it must stop.
+    """Return the response to an accepted heartbeat: jobs that the node must start, and all jobs that it must stop.
 
-    It starts at most ``MAX_ORDERS`` jobs in ``MAX_ORDER_BYTES``; the next answers have the others.
+    It has at most ``MAX_ORDERS`` starts in ``MAX_ORDER_BYTES``; further starts are in the next responses.
     """
     node = state.nodes[node_id]
     stop = [
@@ -194,10 +195,10 @@ def answer(state: State, node_id: str, receipt: Receipt, now: float) -> Heartbea
 
 
 def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
-    """Make the start orders of one answer, oldest first.
+    """Make the start requests of one heartbeat response, oldest first.
 
-    If there are too many, orders that no answer has contained come first, then those sent longest ago. Jobs that wait
-    on the node for free resources are not reported, and must not displace the others.
+    If there are too many, those that were never sent come first, then those sent longest ago. A job that waits on the
+    node for free resources is not reported; its start, sent again and again, must not displace other starts.
     """
     starting = [
         job
@@ -224,7 +225,7 @@ def _make_orders(state: State, node: Node, now: float) -> list[JobOrder]:
 
 
 def _find_command(task: Task) -> str | list[str]:
-    """Return the command that a node runs; text is run by a shell."""
+    """Return the command that a node runs; a command that is text is run by a shell."""
     if not task.redirect_stdout_to_stderr:
         return task.command if isinstance(task.command, str) else list(task.command)
     if isinstance(task.command, str):
@@ -233,8 +234,8 @@ def _find_command(task: Task) -> str | list[str]:
 
 
 def _make_order(state: State, job: Job) -> JobOrder | None:
-    """Make a start order; None for a job with secrets that this scheduler cannot read, or that its node would not pass
-    to it (12.6)."""
+    """Make a start request. Returns None for a job with secrets if this scheduler cannot read them, or if the job's
+    node does not pass secrets to jobs (12.6)."""
     task, record = job.task, job.element.operation.record
     secrets = open_vault(state, record)
     if secrets is None or (secrets and not job.node.takes_secrets):
@@ -269,7 +270,7 @@ def _make_order(state: State, job: Job) -> JobOrder | None:
 
 
 def _list_variables(job: Job) -> dict[str, str]:
-    """Return the environment variables that YTsaurus gives each job, except those that its node adds."""
+    """Return the environment variables that YTsaurus gives each job, except those that the job's node adds."""
     variables = {
         "YT_JOB_COOKIE": str(job.cookie),
         "YT_JOB_INDEX": str(job.index),

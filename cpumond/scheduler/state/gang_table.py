@@ -12,22 +12,22 @@ class GangTable:
 
     def __init__(self) -> None:
         self.live: dict[str, Operation] = {}
-        """Live operations whose jobs start together, by id."""
+        """Live operations by id whose jobs start together."""
         self.broken: dict[str, str] = {}
-        """Gangs with a job that ended before its work was done, since the last check, and how it ended."""
+        """Gang of which a job ended, since the last check, before its work was done -> how the job ended."""
         self.reservations: dict[str, Reservation] = {}
         """Reservations by tree."""
         self.rests: dict[OperationElement, float] = {}
-        """Time until which no resources are reserved for a gang, after a reservation that did not help."""
+        """Gang whose reservation did not help -> time until which no resources are reserved for the gang."""
         self.looked: dict[OperationElement, tuple[float, str]] = {}
-        """Time and result of the last attempt to place a gang."""
+        """Gang -> time and result of the last attempt to place it."""
         self.tries: dict[str, tuple[float, int]] = {}
         """Tree -> start of the counting period of attempts to place gangs, and their number."""
         self.first: dict[str, int] = {}
-        """Tree -> first gang of the next attempt to free resources, since the previous attempt found none."""
+        """Tree -> index of the gang with which the next attempt to free resources begins; earlier gangs were tried."""
         self.lacking: dict[str, tuple[str, int, int]] = {}
-        """Operations with ``gang_options`` that a restart found without some of their running jobs, with details
-        (7.5)."""
+        """Operation with ``gang_options`` of which jobs were missing after a restart -> task, expected and actual
+        number of jobs (7.5)."""
         self.started_count = 0
         """Operations with ``gang_options`` that started under this scheduler."""
         self.switches: dict[str, int] = {}
@@ -38,7 +38,7 @@ class GangTable:
         """Run times of ended jobs; None until a tree with ``enable_backfill`` makes a reservation."""
 
     def forget(self, element: OperationElement) -> None:
-        """Drop attempts and reservation of a gang that starts, ends or leaves the tree."""
+        """Drop the attempts and the reservation of a gang that starts, ends or leaves the tree."""
         self.looked.pop(element, None)
         self.rests.pop(element, None)
         kept = self.reservations.get(element.tree.name)

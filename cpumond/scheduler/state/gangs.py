@@ -15,13 +15,13 @@ from cpumond.scheduler.state import State, lifecycle
 
 MakeJob = Callable[[OperationElement, Any, Node], Job]
 MOST_TRIES = 16
-"""Most gangs of a tree that one heartbeat period tries to place, and that one attempt tries to free resources for."""
+"""Maximum number of gangs of a tree that are tried in one heartbeat period, and in one attempt to free resources."""
 GANG_STOPS = "gang_stops"
-"""Reason of a gang whose earlier jobs have not all ended."""
+"""Reason why a gang does not start whose earlier jobs have not all ended."""
 
 
 def find_reservation(state: State, tree: Tree, now: float) -> gangs.Reservation | None:
-    """Return the reservation for a gang of the tree, None for none; one that has become useless is dropped."""
+    """Return the reservation for a gang of the tree, if any. A reservation that has become useless is dropped."""
     kept = state.gangs.reservations.get(tree.name)
     if kept is None:
         return None
@@ -36,7 +36,7 @@ def find_reservation(state: State, tree: Tree, now: float) -> gangs.Reservation 
 
 
 def reserved_on(state: State, node: Node, tree: Tree, now: float) -> Vector:
-    """Return the part of a node that is reserved for a gang, without that used by backfilled jobs."""
+    """Return the resources of a node that are reserved for a gang, minus those that backfilled jobs use."""
     kept = find_reservation(state, tree, now)
     return ZERO if kept is None else _left_of(kept, node)
 
@@ -49,16 +49,16 @@ def _left_of(kept: gangs.Reservation, node: Node) -> Vector:
 
 
 def _takes_back(state: State, element: OperationElement, now: float) -> bool:
-    """Return whether backfilled jobs stop for a gang: no other one has a reservation."""
+    """Return whether backfilled jobs are stopped for a gang: no other gang has a reservation."""
     kept = find_reservation(state, element.tree, now)
     return gangs.may_take_back(element) and (kept is None or kept.element is element)
 
 
 def place_kept(state: State, tree: Tree, now: float, make_job: MakeJob) -> None:
-    """Start the gang with the reservation, if it fits by now.
+    """Start the gang that has the reservation, if the gang fits now.
 
-    The order of service cannot do this: without the reserved resources no node may have the free resources that the
-    regular stage requires.
+    The regular stage cannot start it: that requires a node with free resources, and there may be none besides the
+    reserved ones.
     """
     kept = find_reservation(state, tree, now)
     if kept is not None:
@@ -66,9 +66,9 @@ def place_kept(state: State, tree: Tree, now: float, make_job: MakeJob) -> None:
 
 
 def place_gang(state: State, element: OperationElement, now: float, make_job: MakeJob) -> str:
-    """Start all jobs that a gang needs, in one step; or return why that fails.
+    """Start all jobs that a gang needs, in one step. Returns why this is impossible; "" if it was done.
 
-    A gang is tried once per heartbeat period at most, and less often if many wait.
+    A gang is tried at most once per heartbeat period, and less often if many gangs wait.
     """
     last, reason = state.gangs.looked.get(element, (-math.inf, GANG_WAITS))
     if now - last < state.rules.heartbeat_period_s * max(1.0, len(state.gangs.looked) / MOST_TRIES):
@@ -116,7 +116,7 @@ def _start_gang(state: State, jobs: list[Job], now: float) -> None:
 
 
 def _take_back(state: State, jobs: list[Job], now: float) -> None:
-    """Stop the backfilled jobs whose resources the gang needs, whatever protects others from preemption."""
+    """Stop the backfilled jobs whose resources the gang needs; nothing protects them from that."""
     on_nodes: dict[Node, list[Job]] = {}
     for job in jobs:
         on_nodes.setdefault(job.node, []).append(job)
@@ -130,9 +130,9 @@ def _take_back(state: State, jobs: list[Job], now: float) -> None:
 
 
 def _is_stopping(state: State, element: OperationElement) -> bool:
-    """Return whether jobs of the gang's last run may still exist, in any tree. The next run must not meet them, and if
-    one of them will be replaced, it is not counted as needed yet. Jobs that an earlier run of the scheduler stopped, or
-    that came back with their node, are unknown jobs there."""
+    """Return whether jobs of the gang's last run may still exist in any tree. The gang must not start while they do; a
+    replacement of such a job may also not be counted as needed yet. If an earlier run of the scheduler stopped such a
+    job, or the job came back with its node, it is in the node's ``strangers``."""
     operation = element.operation
     for node in state.nodes.values():
         if node.stopping and any(job.element.operation is operation for job in node.stopping.values()):
@@ -173,7 +173,8 @@ def _reserve(state: State, element: OperationElement, now: float) -> None:
 def preempt_for_gang(
     state: State, targets: list[tuple[OperationElement, Any]], tree: Tree, now: float, budget: float, make_job: MakeJob
 ) -> bool:
-    """Free resources on several nodes at once for the first starving gang that this helps; or stop no job."""
+    """Free resources on several nodes at once for the first starving gang that can start then. Stops no job if there is
+    no such gang."""
     last = state.gangs.preempted_at.get(tree.name)
     if last is not None and now - last < tree.config.settings.preemptive_scheduling_backoff / 1e3:
         return False
@@ -208,7 +209,7 @@ def preempt_for_gang(
 
 def _takes_jobs(node: Node, element: OperationElement) -> bool:
     """Return whether a node may get jobs of a gang before its next heartbeat: it is online, has sent a heartbeat to
-    this run, and no filter excludes it."""
+    this run of the scheduler, and no filter excludes it."""
     if not node.takes_jobs or not element.may_use(node):
         return False
     return node.sequence >= 0 and element.tree.nodes.get(node.id) is node

@@ -40,17 +40,18 @@ from cpumond.scheduler.state.starts import make_start_record
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 START_GRACE_PERIODS = 2.0
-"""Heartbeat periods after which the node itself should have reported a job that did not fit there."""
+"""Number of heartbeat periods after which a node should have reported that a job did not fit there."""
 CONTESTED_S = 3600.0
 MAX_CONTESTED = 10_000
-"""Seconds until it is logged again that another program sets a job's limit, and the number of jobs remembered."""
+"""Seconds until the log again has that another program sets a job's limit, and number of such jobs remembered."""
 UNSENT_TIMEOUTS = 10.0
-"""Multiple of waiting_job_timeout for which a job may wait until an answer has space for its start."""
+"""Multiple of ``waiting_job_timeout``: how long a job may wait until a heartbeat response has space for its start."""
 
 
 @dataclass(slots=True)
 class Receipt:
-    """Result of a heartbeat: whether it counts, what must be stored, and what the answer acknowledges after that."""
+    """Result of a heartbeat: whether it is accepted, the change to store, and the jobs whose end the response
+    acknowledges once the change is stored."""
 
     accepted: bool
     reason: str = ""
@@ -85,8 +86,8 @@ def receive(state: State, heartbeat: Heartbeat, now: float) -> Receipt:
             if take_report(job, report, now) and job.report.mode in CONTESTED:
                 _note_contested(state, job, now)
         elif report.from_scheduler:
-            # A stopping job is not adopted: it would count as continuing work. The exception is a job that exceeded its
-            # time limit: its replacement must wait for its end.
+            # A stopping job is not adopted, since an adopted job counts as continuing. The exception is a job that
+            # exceeded its time limit: the replacement of such a job must wait for its end.
             record = state.record_of(report.operation_id)
             task = None if record is None else find_task(record, report.task)
             is_too_long = is_over(task, report.start_time, now)
@@ -121,7 +122,7 @@ def _note_alive(state: State, node: Node, heartbeat: Heartbeat, now: float) -> N
 
 
 def _note_contested(state: State, job: Job, now: float) -> None:
-    """Log, at most once an hour, that another program sets a job's limit."""
+    """Log that another program sets a job's limit; at most once an hour for a job."""
     if state.contested.get(job.id, -math.inf) <= now - CONTESTED_S:
         state.contested[job.id] = now
         state.happened.append(make_contested_event(job, now))
@@ -130,10 +131,10 @@ def _note_contested(state: State, job: Job, now: float) -> None:
 
 
 def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
-    """Process the first heartbeat to this run of the scheduler, or of this run of the agent.
+    """Process the first heartbeat that a node sends to this run of the scheduler, or that a new run of its agent sends.
 
-    The agent does not know earlier start requests, so their time to start begins now. Jobs that an earlier run of the
-    scheduler stopped are not adopted, and are not asked to stop again, which could shorten their time.
+    The agent does not know earlier start requests: the time-outs of these starts begin now. Jobs that an earlier run of
+    the scheduler stopped are not adopted. They are not asked to stop again either, since that could shorten their time.
     """
     told = {report.job_id for report in heartbeat.jobs} | {ended.job_id for ended in heartbeat.finished_jobs}
     for job_id in [job_id for job_id in node.former_starts if job_id not in told]:
@@ -149,7 +150,7 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
         elif report.stopping and known is not None and not known.was_reported and not known.must_end:
             if is_over(known.task, report.start_time, now):
                 continue  # asked to stop for that once more, and replaced after its end
-            # The run that stopped it may not have stored that. The next run must not take it for active.
+            # The run that stopped the job may not have stored the stop. The next run must not count the job as active.
             lifecycle.stop(state, known, "aborted", "an earlier run of the scheduler stopped it", now, alone=True)
             _let_go(state, known)
             lifecycle.note_broken(state, known)
@@ -157,7 +158,7 @@ def _meet(state: State, node: Node, heartbeat: Heartbeat, now: float) -> None:
 
 
 def _let_go(state: State, job: Job) -> None:
-    """Treat a stopped job as unknown on its node from now on, except that its start is known."""
+    """Treat a stopped job as unknown on its node from now on, but remember its start."""
     del job.node.stopping[job.id], state.jobs[job.id]
     job.node.former_starts[job.id] = make_start_record(job)
 
@@ -186,10 +187,10 @@ def _find_ended(
             else:
                 waited = now - job.first_sent_at
                 reason = f"node {node.id} did not start it within waiting_job_timeout ({waited:.0f} s)"
-            # A job that an earlier run of the scheduler started may have run then.
+            # If an earlier run of the scheduler started the job, the job may have run at that time.
             may_have_run = job.counted == NO_CPU_TIMES
             ended.append(job_record(job, "aborted", now, reason=reason, may_have_run=may_have_run))
-    # A job that was sent and never reported may wait on the node, where the request to stop must still find it.
+    # A job that was sent and never reported may still wait on the node: the request to stop must reach it there.
     for job in node.stopping.values():
         if job.id in reported:
             continue
@@ -199,7 +200,7 @@ def _find_ended(
 
 
 def _is_overdue(state: State, job: Job, now: float) -> bool:
-    """Whether a job that its node never reported counts as lost; normally the node itself reports it first (6.7)."""
+    """Whether a job that its node never reported counts as lost. Normally its node reports its end earlier (6.7)."""
     timeout_s = state.rules.waiting_job_timeout_s
     sent_timeout_s = timeout_s + START_GRACE_PERIODS * state.period_s
     if lifecycle.is_held(state, job, now):
@@ -210,7 +211,7 @@ def _is_overdue(state: State, job: Job, now: float) -> bool:
 
 
 def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> JobRecord | None:
-    """Return the record of a job that its node reports as ended; None if it was counted already or is unknown."""
+    """Return the record of a job that its node reports as ended; None if that was counted, or the job is unknown."""
     job = node.jobs.get(finished.job_id) or node.stopping.get(finished.job_id)
     start_time = (finished.start_time or now) if job is None else job.start_time
     finished = drop_implausible(finished, node, start_time, now, job is None or job.is_resumed)
@@ -227,7 +228,7 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
     counted = state.finished_jobs.get(operation.id, {}).get(finished.job_id)
     if counted is not None and not overrules(finished.state, counted):
         return None
-    # An earlier run started the job, and it ended before it could be adopted; or it was declared lost.
+    # An earlier run of the scheduler started the job, and it ended before its adoption; or it was declared lost.
     known = node.former_starts.get(finished.job_id) if counted is None else counted
     start_time = finished.start_time or (now if counted is None else counted.start_time)
     finish_time = finished.finish_time or now
@@ -272,8 +273,8 @@ def _finish_job(state: State, node: Node, finished: FinishedJob, now: float) -> 
 
 
 def _blame_first(state: State, ended: list[JobRecord]) -> list[JobRecord]:
-    """Blame the first of several jobs of a gang that one heartbeat reports as failed: the others failed because of it,
-    even those that failed before their node was asked to stop them."""
+    """If one heartbeat reports several jobs of a gang as failed, blame only the first: the others failed because of it,
+    even if they failed before their node was asked to stop them."""
     first: dict[str, JobRecord] = {}
     for record in sorted(ended, key=lambda record: record.finish_time):
         if record.state == "failed" and record.operation_id in state.gangs.live:
@@ -290,7 +291,7 @@ def _blame_first(state: State, ended: list[JobRecord]) -> list[JobRecord]:
 
 
 def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
-    """Adopt an unknown job of the node if its operation still needs it; else stop it.
+    """Adopt an unknown job of the node if the job's operation still needs it; else stop it.
 
     Returns True if it was adopted.
     """
@@ -299,7 +300,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     task = None if operation is None else find_task(operation.record, report.task)
     counted = state.finished_jobs.get(report.operation_id, {}).get(report.job_id)
     known = node.former_starts.get(report.job_id) if counted is None else counted
-    # A job that is to be started again, and has not been yet.
+    # Whether a retry policy starts this job again and its replacement has not started yet.
     run = None if operation is None or known is None else operation.retries
     why, is_awaited = "", run is not None and known is not None and run.has((report.task, known.cookie))
     if operation is None or task is None:
@@ -321,7 +322,7 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
     if why or element is None or task is None:
         _stop_unknown(state, node, report, why)
         return False
-    # It was lost for a while and stays counted as that; its actual end is counted in addition.
+    # The job was declared lost and stays counted as lost; its actual end will be counted in addition.
     if counted is not None:
         del state.finished_jobs[report.operation_id][report.job_id]  # stored until its start is
     state.job_sequence += 1
@@ -348,14 +349,14 @@ def _adopt(state: State, node: Node, report: JobReport, now: float) -> bool:
 
 
 def _was_aborted(known: JobRecord | StartRecord | None) -> bool:
-    """Return whether a command aborted it: that was acknowledged, so a job that comes back must not continue."""
+    """Return whether a command aborted a job. The command was acknowledged: such a job must not continue."""
     if isinstance(known, StartRecord):
         return known.stopped == "aborted"
     return known is not None and known.preemption is not None and known.preemption.kind == "aborted"
 
 
 def _stop_unknown(state: State, node: Node, report: JobReport, why: str) -> None:
-    # Made again after each heartbeat that reports the job as not stopping; the request is kept nowhere else.
+    # The request is made again after each heartbeat that reports the job as not stopping, and is kept nowhere else.
     tree = state.trees.get(node.tree or "")
     settings = NO_TREE_SETTINGS if tree is None else tree.config.settings
     timeout_s = settings.job_preemption_timeout / 1e3
@@ -363,9 +364,9 @@ def _stop_unknown(state: State, node: Node, report: JobReport, why: str) -> None
 
 
 def _merge(node: Node, heartbeat: Heartbeat) -> tuple[list[JobReport], set[str]] | None:
-    """Return the reports to process, and ids of all jobs of the node; None for a difference that does not fit.
+    """Return the reports to process, and ids of all jobs of the node. Returns None for a difference that does not fit.
 
-    A difference omits unchanged jobs; the unknown ones among them are checked each time.
+    A difference omits unchanged jobs. Unchanged jobs that the scheduler does not know are checked each time.
     """
     reports, reported = heartbeat.jobs, {report.job_id for report in heartbeat.jobs}
     if not isinstance(heartbeat, NodeHeartbeat) or heartbeat.base is None:
@@ -381,7 +382,7 @@ def _merge(node: Node, heartbeat: Heartbeat) -> tuple[list[JobReport], set[str]]
 
 
 def note_overcommit(node: Node, now: float, cpu_ratio: float) -> None:
-    """Note since when the node's jobs may use more CPU than it has (1.9)."""
+    """Note since when the node's jobs may use more CPU than the node has (1.9)."""
     if not is_overcommitted(node, cpu_ratio):
         node.overcommitted_since = None
     elif node.overcommitted_since is None:

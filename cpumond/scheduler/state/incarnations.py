@@ -14,8 +14,8 @@ from cpumond.scheduler.state import State, lifecycle, retries
 
 
 def switch(state: State, operation: Operation, now: float) -> None:
-    """Start the new incarnation in the operation's record: stop all jobs of the previous one, and start those that can
-    keep their place again. None is sent to its node before all of the others have ended (``lifecycle.is_held``)."""
+    """Start the new incarnation that the operation's record has: stop all jobs of the previous one, and restart those
+    whose node may run them again. No new job is sent before all old ones have ended (``lifecycle.is_held``)."""
     record, gang = operation.record, operation.gang
     if gang is None:
         return
@@ -42,7 +42,7 @@ def switch(state: State, operation: Operation, now: float) -> None:
         numbers.begin_anew()
     gang.ranks.clear()
     retries.renew_needed(operation)
-    # A job with a rank keeps it; jobs without one take the free ranks.
+    # A job with a rank keeps its rank; jobs without a rank take the free ones.
     for old in kept:
         gang.keep_rank(old.task, old.cookie, old.gang_rank)
     for old in sorted(kept, key=lambda job: job.gang_rank < 0):
@@ -50,7 +50,7 @@ def switch(state: State, operation: Operation, now: float) -> None:
 
 
 def _is_kept(state: State, job: Job) -> bool:
-    """Return whether the job's node may start a job of the operation now."""
+    """Return whether the job's node may start a job of the job's operation now."""
     node, element = job.node, job.element
     if not node.takes_jobs or node.sequence < 0:
         return False
@@ -59,7 +59,7 @@ def _is_kept(state: State, job: Job) -> bool:
 
 
 def _start_again(state: State, old: Job, now: float) -> None:
-    """Start the next job in the place of a stopped one, if it still fits there."""
+    """Start the successor of a stopped job on the same node with the same cookie, if it fits there."""
     element, node = old.element, old.node
     task = next((each for each in element.operation.next_tasks() if each.name == old.task.name), old.task)
     if not element.operation.needed.get(task.name) or find_obstacle(element, task, node.free, node.unordered_cores):
@@ -72,7 +72,7 @@ def _start_again(state: State, old: Job, now: float) -> None:
 
 
 def note_lacks(state: State) -> None:
-    """After a restart: note operations whose next incarnation begins because not all of their jobs run."""
+    """After a restart of the scheduler, note operations that need a new incarnation since not all of their jobs run."""
     begun = {job.incarnation for job in state.jobs.values()}
     for operation in state.operations.values():
         if operation.gang is not None and (lack := _find_lack(state, operation, begun)) is not None:
@@ -80,8 +80,8 @@ def note_lacks(state: State) -> None:
 
 
 def _find_lack(state: State, operation: Operation, begun: Set[str]) -> tuple[str, int, int] | None:
-    """Return a task with ``gang_options`` of which not exactly ``size`` ranked jobs run, with that number and theirs;
-    None if all do, or if no job of this incarnation was started yet."""
+    """Find a task with ``gang_options`` of which not exactly ``size`` ranked jobs run. Returns its name, ``size`` and
+    the number of these jobs; None if there is no such task, or if no job of this incarnation was started yet."""
     record = operation.record
     jobs = [job for element in operation.elements.values() for job in element.jobs.values()]
     present = [job for job in jobs if job.incarnation == record.incarnation]

@@ -29,7 +29,7 @@ from cpumond.scheduler.state.spec_room import share_parts, weigh_change
 
 KEPT_INCARNATIONS = 8
 SPARE_DEADLINES = 100
-"""Deadlines of ended operations that may stay in the heap, so that it is rarely cleaned."""
+"""Number of deadlines of ended operations that may stay in the heap, which is therefore rarely cleaned."""
 
 
 def install_config(state: State, config: Config, now: float) -> None:
@@ -113,7 +113,7 @@ def install_operation(state: State, record: OperationRecord, now: float) -> None
 
 
 def _change_tasks(state: State, operation: Operation, record: OperationRecord) -> None:
-    """Link the jobs of an operation to its tasks in ``record``, which may have another ``job_count``."""
+    """Link the jobs of an operation to its tasks in ``record``, whose ``job_count`` may have changed."""
     if record.tasks is operation.record.tasks:
         return
     tasks = {task.name: task for task in record.tasks}
@@ -204,11 +204,11 @@ def _keep_finished(state: State, record: OperationRecord) -> None:
 
 
 MAX_RESTARTED_JOBS = 1000
-"""Number of completed jobs that are kept of each operation with ``restart_completed_jobs``."""
+"""Maximum number of completed jobs kept of each operation with ``restart_completed_jobs``."""
 
 
 def keep_job(state: State, record: JobRecord) -> None:
-    """Keep an ended job of a known operation. If jobs are restarted for ever, the oldest are dropped."""
+    """Keep an ended job of a known operation. If completed jobs are restarted, the oldest kept ones are dropped."""
     ended = state.finished_jobs.setdefault(record.operation_id, {})
     ended[record.id] = record
     operation = state.operations.get(record.operation_id)
@@ -223,7 +223,7 @@ def keep_job(state: State, record: JobRecord) -> None:
 
 
 def install_job(state: State, record: JobRecord, now: float) -> None:
-    """Move an ended job from all counters to ``finished_jobs``; its operation's new record counts its end."""
+    """Move an ended job from all counters to ``finished_jobs``. The new record of its operation counts the end."""
     counted = None
     if state.record_of(record.operation_id) is not None:
         counted = state.finished_jobs.get(record.operation_id, {}).get(record.id)
@@ -252,7 +252,7 @@ def install_job(state: State, record: JobRecord, now: float) -> None:
 
 
 def _count_cpu_time_since(state: State, counted: JobRecord, record: JobRecord) -> None:
-    """Count the usage of a job between its declared loss and its end, which its node reports now (1.7)."""
+    """Count the usage of a job from when it was declared lost to its end, which its node reports now (1.7)."""
     live = state.operations.get(record.operation_id)
     element = None if live is None else live.elements.get(record.tree)
     if element is not None:
@@ -282,13 +282,13 @@ def install_node(state: State, record: NodeRecord, now: float) -> None:
     node.agent_tags = record.tags
     node.capacity = to_vector(record.capacity, 0.0)
     install_maintenance(state, record, now)
-    # A refused registration is no sign of life: its agent may ask for ever and run no job.
+    # A refused registration does not make the node online: its agent may repeat it for ever, and run no job.
     if is_new or not node.matched_trees:
         node.last_seen, node.is_online, node.lost_since = now, True, None
 
 
 def install_maintenance(state: State, record: NodeRecord, now: float) -> None:
-    """Install an administrator's settings of a node, and the consequences of its tags."""
+    """Install an administrator's settings of a node, and apply the consequences of the node's tags."""
     node = state.nodes[record.id]
     node.cordon, node.user_tags, node.tags = record.cordon, record.user_tags, record.all_tags
     node.level = state.stages.find_level(node.id, node.tags)
@@ -301,9 +301,9 @@ def sum_totals(state: State) -> None:
 
 
 def _assign(state: State, node: Node, now: float) -> None:
-    """Put a node into the tree that its tags fit; its jobs of another tree are aborted (2.2).
+    """Put a node into the tree that its tags fit; its jobs of a different tree are aborted (2.2).
 
-    If they fit several trees it stays in its present one.
+    If its tags fit several trees, the node stays in its present tree.
     """
     matched = state.match_trees(node.tags)
     name = matched[0] if matched else None
@@ -331,7 +331,7 @@ def remove_node(state: State, node: Node, now: float) -> None:
     if node.former_starts:
         state.starts_of[node.id] = node.former_starts
     for job in list(node.jobs.values()):
-        # The node came back while its removal was written, and has jobs again: they are started elsewhere.
+        # The node came back while its removal was written, and has jobs again: these start on other nodes.
         budgets.forget(job)
         end_job(job)
         lifecycle.give_back(job, now, is_ending=False)

@@ -1,4 +1,4 @@
-"""Starts and stops jobs with all counters, a gang as a whole; pure (semantics.md 6.7, 7.3)."""
+"""Starts and stops jobs and updates all counters; stops a gang as a whole; pure (semantics.md 6.7, 7.3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cpumond.scheduler.state.reports import find_task
 
 
 def start_new(state: State, job: Job) -> None:
-    """Start a job with its final class, ceiling and numbers."""
+    """Start a new job. Its class, ceiling and numbers are decided here and do not change later."""
     operation = job.element.operation
     if operation.retries is not None and job.cookie < 0:
         job.cookie = operation.retries.choose(operation.record, job.task)
@@ -39,7 +39,7 @@ def start_new(state: State, job: Job) -> None:
 
 
 def recall_ceiling(job: Job, record: StartRecord | JobRecord | None) -> bool:
-    """Return whether a job of an earlier run has a ceiling. Versions before 0.3 did not store it: the task's value."""
+    """Return whether a job of an earlier run has a ceiling: the task's value if a version before 0.3 stored none."""
     told = None if record is None else record.set_container_cpu_limit
     told = job.task.set_container_cpu_limit if told is None else told
     return not job.reclaimed if told is None else told
@@ -59,7 +59,7 @@ def start(state: State, job: Job) -> None:
     if gang is not None and gang.ending and job.after is None:
         job.after = EndingJob(*next(iter(gang.ending.items())))
     if job.after is not None and not is_held(state, job, job.start_time):
-        job.first_sent_at = None  # jobs that have ended meanwhile delay nothing
+        job.first_sent_at = None  # its predecessors have ended and do not delay it
     state.jobs[job.id] = job
     if not job.is_stored:
         state.unstored[job.id] = job
@@ -76,10 +76,10 @@ def stop(
     fails: bool = False,
     alone: bool = False,
 ) -> None:
-    """Stop a job: it leaves all counters at once and is replaced if its operation lives (6.7).
+    """Stop a job: it leaves all counters at once, and is replaced if its operation continues (6.7).
 
-    All other jobs of its gang stop with it, unless ``alone``; a preemption plans for all of them. ``fails``: it counts
-    as failed.
+    All other jobs of its gang are stopped with it unless ``alone``; the plan of a preemption includes them itself.
+    ``fails``: the job counts as failed.
     """
     if not job.is_active:
         return  # with its gang
@@ -89,7 +89,7 @@ def stop(
     if record is None:
         record = preemption_record.make_record(job, kind, why, now)
     if fails:
-        record = msgspec.structs.replace(record, why=why)  # it is not aborted
+        record = msgspec.structs.replace(record, why=why)  # not the reason of an abort
     gang = job.element.operation.gang
     is_of_before = job.incarnation != job.element.operation.record.incarnation
     must_end = fails or job.must_end or retries.is_for_end(job, record)
@@ -133,7 +133,7 @@ def stop_broken_gangs(state: State, now: float) -> None:
 
 
 def give_time(state: State, stop: Stop, timeout_s: float) -> None:
-    """Give a stopped job this long to end, and all jobs stopped with it: a gang ends together."""
+    """Set how long a stopped job has to end. Jobs of a gang that were stopped together with it get the same time."""
     stop.timeout_s = timeout_s
     operation = state.gangs.live.get(stop.record.operation_id)
     for node in state.nodes.values() if operation is not None else ():
@@ -149,7 +149,7 @@ def _stop_rest(state: State, operation: Operation, kind: Any, why: str, now: flo
 
 
 def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple[OperationRecord, ...]:
-    """Return the records of operations whose jobs ended; jobs stopped by an operation's end count, too."""
+    """Return the new records of operations whose jobs ended; jobs that an operation's end stopped count, too."""
     changed: dict[str, OperationRecord] = {}
     ended_of: dict[str, list[JobRecord]] = {}
     blamed = blame.find_blamed(state, ended)
@@ -170,7 +170,7 @@ def count_ended(state: State, ended: Collection[JobRecord], now: float) -> tuple
 
 
 def renew_reserves(operation: Operation) -> None:
-    """Set how much memory the next jobs of an operation reserve, by earlier jobs, if all its trees allow it (8.1)."""
+    """Set the memory that the next jobs of an operation reserve, by earlier jobs, if all its trees allow it (8.1)."""
     elements = operation.elements.values()
     is_on = bool(elements) and all(each.tree.config.settings.enable_memory_reserve for each in elements)
     record = set_reserves(operation.record, is_on, lambda task, cookie: operation.numbers_of(task).is_taken(cookie))
@@ -180,7 +180,7 @@ def renew_reserves(operation: Operation) -> None:
 
 
 def blame_switches(state: State, ended: Iterable[JobRecord]) -> Iterator[JobRecord]:
-    """Combine ends of jobs that count together: jobs of an incarnation that one of them ends are aborted with it."""
+    """Blame one job for the end of an incarnation: the other jobs of that incarnation count as aborted with it."""
     begun: set[str] = set()
     for job in ended:
         operation = state.operations.get(job.operation_id)
@@ -199,7 +199,7 @@ def blame_switches(state: State, ended: Iterable[JobRecord]) -> Iterator[JobReco
 
 
 def renew_needed(job: Job) -> None:
-    """Set how many jobs of this job's task are still to be started: ``job_count`` less completed and active ones."""
+    """Set how many jobs of this job's task are still to be started: ``job_count`` minus completed and active ones."""
     operation, task = job.element.operation, job.task
     is_plain = operation.retries is None  # the usual case
     taken = operation.numbers_of(task.name).active_count if is_plain else operation.taken.get(task.name, 0)
@@ -215,7 +215,7 @@ def renew_needed(job: Job) -> None:
 
 
 def free_place(job: Job, now: float) -> None:
-    """Replace a job that kept its place while it stopped, now that it is gone from ``State.jobs``."""
+    """Let a job be replaced that kept its place while it was being stopped, and is now gone from ``State.jobs``."""
     if job.stop is not None and job.stop.keeps_place:
         job.stop.keeps_place = False
         job.element.operation.numbers_of(job.task.name).active_count -= 1
@@ -226,16 +226,16 @@ def free_place(job: Job, now: float) -> None:
 
 
 def give_back(job: Job, now: float, is_ending: bool = True) -> None:
-    """Free the place of a job that is no longer active. ``is_ending``: it may still work."""
+    """Free the place of a job that is no longer active. ``is_ending``: whether the job may still work."""
     numbers = job.element.operation.numbers_of(job.task.name)
-    if is_ending and job.after is None:  # else it has not begun, since its predecessor may still work
+    if is_ending and job.after is None:  # a job with a predecessor has not begun to work
         numbers.note_ending(job.cookie, EndingJob(job.id, job.node.id))
     numbers.give_back(job.cookie, job.id)
     retries.keep_place(job, now)
 
 
 def is_held(state: State, job: Job, now: float) -> bool:
-    """Return whether this job's predecessor in its place may still work, so that no answer may start this one."""
+    """Return whether the job that had this job's place before may still work; if so, this job must not be sent yet."""
     if job.after is None:
         return False
     gang = job.element.operation.gang
@@ -246,7 +246,7 @@ def is_held(state: State, job: Job, now: float) -> bool:
         del gang.ending[before.job_id]
     if _may_work(state, job.after):
         return True
-    job.after, job.first_sent_at = None, now  # its time to start begins
+    job.after, job.first_sent_at = None, now  # its time-out for the start begins
     return False
 
 
@@ -262,14 +262,14 @@ def list_ending(state: State, operation: Operation) -> list[EndingJob]:
 
 
 def note_stranger(state: State, report: JobReport, node: Node) -> None:
-    """Note a job of a node that is not adopted. For a gang, no other incarnation starts before it has ended."""
+    """Note a job of a node that is not adopted. If it is of a gang, no new incarnation starts before the job ends."""
     operation = state.operations.get(report.operation_id)
     if operation is not None and operation.gang is not None:
         operation.gang.ending[report.job_id] = node.id
 
 
 def is_done(state: State, ended: JobRecord) -> bool:
-    """Return whether another job with the same cookie has completed."""
+    """Return whether a different job with the same cookie has completed."""
     operation = state.operations.get(ended.operation_id)
     if operation is None or ended.incarnation != operation.record.incarnation:
         return False
@@ -277,7 +277,7 @@ def is_done(state: State, ended: JobRecord) -> bool:
 
 
 def finish_place(state: State, ended: JobRecord, now: float) -> None:
-    """Mark the place of a completed job as done, and stop a replacement that was started meanwhile."""
+    """Mark the place of a completed job as done. Stop its replacement if that was started meanwhile."""
     operation = state.operations.get(ended.operation_id)
     task = None if operation is None else find_task(operation.record, ended.task)
     if operation is None or task is None or not _has_done_work(operation, task, ended):
@@ -288,7 +288,7 @@ def finish_place(state: State, ended: JobRecord, now: float) -> None:
 
 
 def note_ended(state: State, ended: JobRecord) -> None:
-    """Restore an earlier run's stored numbers of a job."""
+    """Restore the numbers that an earlier run stored for an ended job."""
     operation = state.operations.get(ended.operation_id)
     task = None if operation is None else find_task(operation.record, ended.task)
     if operation is not None and task is not None:

@@ -52,8 +52,8 @@ def prepare_node(state: State, command: NodeCommand, user: str, now: float) -> T
 
 
 def _read_tags(command: SetNodeTags | ChangeNodeTags, record: LostNode | NodeRecord) -> tuple[str, ...]:
-    """Return the administrator's tags in order, each once. Raises CommandError for tags that no formula could name, and
-    for tags that cannot be removed."""
+    """Return the administrator's tags after the command, sorted and each once. Raises CommandError for tags that a
+    formula cannot contain, and for tags that cannot be removed."""
     tags = set(command.tags if isinstance(command, SetNodeTags) else (*record.user_tags, *command.add))
     for tag in sorted(tags):
         if not is_tag(tag):
@@ -72,7 +72,7 @@ def _read_tags(command: SetNodeTags | ChangeNodeTags, record: LostNode | NodeRec
 
 
 def _check_trees(state: State, node: Node, new: NodeRecord) -> list[str]:
-    """Return warnings about a node that gets other tags. Raises CommandError if they fit several trees (2.2)."""
+    """Return warnings about a change of a node's tags. Raises CommandError if the new tags fit several trees (2.2)."""
     check_names(new.id, new.address, new.user_tags)
     matched = state.match_trees(new.all_tags)
     if len(matched) > 1:
@@ -105,8 +105,8 @@ def _record(node: Node) -> NodeRecord:
 
 
 def find_drained(node: Node) -> list[tuple[Job, str]]:
-    """Return jobs that must end because their node is drained, latest start first: interruptible ones, then, when those
-    have ended, the others, which thus have more time to complete."""
+    """Return jobs to stop because their node is drained, latest start first. Interruptible jobs are stopped first. The
+    other jobs follow once the interruptible ones have ended, and therefore have more time to complete."""
     cordon = node.cordon
     if cordon is None or not cordon.drain or not node.jobs:
         return []

@@ -16,7 +16,7 @@ class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class CordonNode(_Command, frozen=True):
-    """Cordon a node: it gets no new jobs; those that it has continue. A drain ends."""
+    """Cordon a node: it gets no new jobs, and its present jobs continue. A drain of the node ends."""
 
 
 class UncordonNode(_Command, frozen=True):
@@ -24,7 +24,8 @@ class UncordonNode(_Command, frozen=True):
 
 
 class DrainNode(_Command, frozen=True):
-    """Stop the jobs of a node and start them elsewhere; it gets no new jobs. ``graceful``: with the longer time-out."""
+    """Stop the jobs of a node and start them on other nodes. The node gets no new jobs. ``graceful``: the jobs have
+    the longer time-out to end."""
 
     graceful: bool = False
 
@@ -47,7 +48,7 @@ NodeCommand = Maintenance | SetNodeTags | ChangeNodeTags
 
 
 def make_cordon(command: Maintenance, user: str, now: float) -> Cordon | None:
-    """Return the cordon of the node after the command."""
+    """Return the cordon that the node has after the command; None if it has none."""
     if isinstance(command, UncordonNode):
         return None
     if isinstance(command, CordonNode):
@@ -56,7 +57,7 @@ def make_cordon(command: Maintenance, user: str, now: float) -> Cordon | None:
 
 
 def describe_node_command(command: NodeCommand) -> str:
-    """``drained node "n1": new disks``."""
+    """Return a command as text, such as ``drained node "n1": new disks``."""
     if isinstance(command, SetNodeTags):
         what = f"gave node {quoted(command.node)} the tags {', '.join(map(escape, command.tags))}"
         return f"{what if command.tags else f'took the tags of node {quoted(command.node)}'}{format_why(command.why)}"
@@ -68,5 +69,5 @@ def describe_node_command(command: NodeCommand) -> str:
 
 
 def format_why(why: str) -> str:
-    """``: new disks``, or nothing."""
+    """Return a colon and the reason, such as ``: new disks``; "" if there is no reason."""
     return f": {escape(why)}" if why else ""

@@ -23,10 +23,10 @@ from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 KEPT_REFUSED = 100
 REFUSED_S = 600.0
-"""Number of refused nodes that are kept, and for how long after their last attempt; agents try again and again."""
+"""Number of refused nodes that are kept, and seconds for which each is kept after its last attempt to register."""
 LOST_S = 86_400.0
 KEPT_LOST = 1000
-"""How long, and how many, lost nodes are shown; most of their jobs' records are kept in any case."""
+"""Seconds for which lost nodes are shown, and their maximum number; most of their jobs' records are kept longer."""
 MAX_LOST_JOBS = 1000
 MAX_NODES = 10_000
 MAX_TAGS = 100
@@ -34,7 +34,7 @@ MAX_NAMES_CHARS = 8192
 
 
 class SeveralTreesError(CommandError):
-    """The tags of a node fit several trees; ``change`` keeps a node that is known already with its new tags (2.2)."""
+    """A node's tags fit several trees. ``change`` keeps the node with its new tags if it is already known (2.2)."""
 
     def __init__(self, record: NodeRecord, tags: Collection[str], matched: list[str], change: Transaction) -> None:
         super().__init__(
@@ -48,11 +48,11 @@ class SeveralTreesError(CommandError):
 
 
 def register_node(state: State, registration: NodeRegistration, may_replace: bool = True) -> Transaction:
-    """Register a node, or register it again with other tags or resources (2.2). ``registration.key``: the hash.
+    """Register a node, or register it again with new tags or resources (2.2). ``registration.key`` is the key's hash.
 
-    Raises CommandError for too many nodes or names; if its tags fit several trees (a SeveralTreesError); for a run of
-    its agent that a later one replaced, since two agents with one node id would replace each other for ever; and,
-    unless it ``may_replace`` any agent, for an agent without the key of the one that still sends heartbeats.
+    Raises CommandError for too many nodes or names, and SeveralTreesError if the node's tags fit several trees. Raises
+    CommandError for a run of its agent that a later run replaced: two agents with one node id would replace each other
+    for ever. Unless ``may_replace``, it also raises that for an agent without the key of the agent that is online.
     """
     address = registration.address or registration.node_id
     check_names(registration.node_id, registration.address, registration.tags)
@@ -88,7 +88,7 @@ def register_node(state: State, registration: NodeRegistration, may_replace: boo
     )  # fmt: skip
     matched = state.match_trees(record.all_tags)
     if len(matched) > 1:
-        # A known node is kept with its new tags: its jobs continue, and it gets no more.
+        # A known node is kept with its new tags: its jobs continue, and it gets no new ones.
         change = NOTHING
         if known is not None:
             change = Transaction(nodes=(msgspec.structs.replace(record, tree=known.tree or ""),))
@@ -113,7 +113,7 @@ def keep_lost(state: State, lost_nodes: Iterable[LostNode]) -> None:
 
 
 def note_refused_node(state: State, refused: SeveralTreesError, now: float) -> None:
-    """Keep a refused registration for a while, for the alerts."""
+    """Keep a refused registration for a while: alerts show it."""
     state.refused_nodes.pop(refused.record.id, None)
     if refused.record.id not in state.nodes:
         state.refused_nodes[refused.record.id] = (now, tuple(refused.matched))
@@ -122,12 +122,12 @@ def note_refused_node(state: State, refused: SeveralTreesError, now: float) -> N
 
 
 def list_refused_nodes(state: State, now: float) -> dict[str, tuple[str, ...]]:
-    """Return the nodes refused because they fit several trees: id -> the trees."""
+    """Return the nodes that were refused because they fit several trees: id -> names of these trees."""
     return {name: trees for name, (at, trees) in state.refused_nodes.items() if at > now - REFUSED_S}
 
 
 def lost_node(node: Node, ended: Iterable[JobRecord], now: float) -> LostNode:
-    """Return the visible record of a node that is declared lost together with the jobs that ``ended``."""
+    """Return the record that shows a node declared lost. ``ended``: records of the jobs that were lost with it."""
     jobs = [job for job in ended if job.node_id == node.id]
     return LostNode(
         node.id, node.address, tuple(sorted(node.tags)), to_amounts(node.capacity), node.tree or "", node.last_seen,
@@ -146,7 +146,8 @@ def check_names(node_id: str, address: str, tags: Collection[str]) -> None:
 
 
 def _has_key_of(node: Node, registration: NodeRegistration) -> bool:
-    """Return whether a registration comes from the node's present agent; without a key, whether it is the same run."""
+    """Return whether a registration comes from the node's present agent: it has the same key or, if there is none, the
+    same run."""
     if not node.key_hash:
         return registration.incarnation == node.incarnation
     return registration.key == node.key_hash

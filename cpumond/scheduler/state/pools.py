@@ -1,4 +1,4 @@
-"""Keeps the live pools of a tree in line with its configuration and its operations; pure (semantics.md 2.9, 3)."""
+"""Adapts the live pools of a tree to its configuration and its operations; pure (semantics.md 2.9, 3)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpumond.scheduler.state import TreeWork
 
 
 def sync_pools(tree: Tree, work: TreeWork) -> None:
-    """Give the live pools their new configuration; section 2.9 defines the fate of removed and new pools."""
+    """Give the live pools their new configuration; section 2.9 defines what happens to removed and new pools."""
     before = tree.pools
     were_ephemeral = {pool for pool in before.values() if pool.config is None}
     by_id = {pool.config.id: pool for pool in before.values() if pool.config is not None}
@@ -82,7 +82,7 @@ def _relocate(tree: Tree, work: TreeWork) -> None:
 
 
 def attach(element: OperationElement, pool: PoolElement) -> None:
-    """Put an operation into a pool: its rules and limits, and counts on the way up; the caller moves the usage."""
+    """Put an operation into a pool: set its rules and limits, count it in the pools above. The caller moves usage."""
     element.parent = pool
     element.entry = None
     assert pool.rules is not None
@@ -97,7 +97,7 @@ def attach(element: OperationElement, pool: PoolElement) -> None:
 
 
 def detach(element: OperationElement, work: TreeWork) -> None:
-    """Remove an operation from its pool, and let pending ones use its slot."""
+    """Remove an operation from its pool, and let pending operations use its slot."""
     work.is_freed = True
     pool = element.parent
     assert pool is not None
@@ -108,7 +108,7 @@ def detach(element: OperationElement, work: TreeWork) -> None:
 
 
 def drop_if_empty(pool: PoolElement, work: TreeWork) -> None:
-    """Remove an ephemeral pool with its last operation or child, and so on upwards (2.9)."""
+    """Remove an ephemeral pool without operations and children, then its parent if that is such a pool, too (2.9)."""
     while pool.is_ephemeral and not pool.operations and not pool.children:
         parent = pool.parent
         assert parent is not None
@@ -118,9 +118,9 @@ def drop_if_empty(pool: PoolElement, work: TreeWork) -> None:
 
 
 def ensure_pool(tree: Tree, work: TreeWork, name: str, removed: str = "") -> PoolElement:
-    """Return the live pool of that name; a missing one is made, ephemeral (2.9).
+    """Return the live pool of that name; if there is none, make an ephemeral one (2.9).
 
-    ``removed``: the pool above it that is no longer explicit, "" for none; it is made, too.
+    ``removed``: name of the pool above it that is no longer explicit, "" if there is none. It is made, too.
     """
     pool = tree.root if name == ROOT_POOL else tree.pools.get(name)
     if pool is not None:

@@ -1,5 +1,5 @@
-"""Starts that a pool's ``max_operation_count`` refused recently. Not stored: a scheduler that takes over has none.
-Pure.
+"""Starts that a pool's ``max_operation_count`` refused recently; pure. They are not stored: after a take-over there
+are none.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Final
 REFUSED_S: Final = 3600.0
 """Seconds for which a refusal is reported."""
 _STEP_S: Final = 60.0
-"""Refusals within one such span are kept as one entry."""
+"""Seconds in which refusals are counted in one entry."""
 _MAX_POOLS: Final = 1000
-"""Beyond this the pools without refusals for longest are dropped: users choose the names of pools."""
+"""Maximum number of pools, since users choose their names. Those whose last refusal is oldest are dropped."""
 
 
 @dataclass(slots=True)
@@ -25,14 +25,14 @@ class _Entry:
 
 
 class RefusedStarts:
-    """Counts by tree and pool of the last REFUSED_S, accurate to a minute."""
+    """Counts of refusals in the last REFUSED_S by tree and pool, accurate to a minute."""
 
     def __init__(self) -> None:
         self._by_pool: dict[tuple[str, str], deque[_Entry]] = {}
 
     def note(self, tree: str, pool: str, limit: int, cores: float, now: float) -> None:
-        """Count one more at ``now`` (seconds since 1970), whose jobs request ``cores`` in all; ``limit``: the one
-        reached."""
+        """Count one more refused start. ``limit``: the limit that it would exceed. ``cores``: the request of all its
+        jobs. ``now``: seconds since 1970."""
         entries = self._by_pool.pop((tree, pool), deque(maxlen=int(REFUSED_S / _STEP_S) + 1))
         self._by_pool[tree, pool] = entries
         while len(self._by_pool) > _MAX_POOLS:
@@ -46,7 +46,7 @@ class RefusedStarts:
         """Return how many starts the pool refused in the last REFUSED_S, and the cores that their jobs would have
         requested.
 
-        Refusals by a limit below ``limit``, the present one, are not counted: it was raised since.
+        Refusals by a limit lower than ``limit``, the present limit, are not counted: the limit was raised since.
         """
         entries = self._by_pool.get((tree, pool), ())
         late = [each for each in entries if now - each.at < REFUSED_S and each.limit >= limit]

@@ -15,14 +15,14 @@ from cpumond.scheduler.settings import failures
 Reported = TypeVar("Reported", JobReport, FinishedJob)
 MAX_NODE_FAILURE_REASON = 1000
 MOST_CORES, MOST_OF_CAPACITY, LATE_S = 1024.0, 16.0, 60.0
-"""Plausible usage or throttled CPU of a job: at most MOST_CORES cores, or MOST_OF_CAPACITY times its node's if that is
-more; a report is at most LATE_S late."""
+"""Bounds of plausible reports. The usage or throttled CPU of a job is at most MOST_CORES cores or, if that is more,
+MOST_OF_CAPACITY times the cores of its node. A report is at most LATE_S late."""
 STEP_S = 86_400.0
-"""Most seconds by which clocks of two runs of the scheduler may differ."""
+"""Maximum seconds by which the clocks of two runs of the scheduler may differ."""
 NO_CPU_TIMES = cpu_times(CpuUse())
 USUAL_MODE = "reclaim"
 GIVEN_UP: frozenset[JobState] = frozenset({"aborted", "lost"})
-"""Ends of jobs that their nodes may still have: a later report of such a job is applied."""
+"""Ends after which a node may still have the job: later reports of the job are applied."""
 
 
 def is_over(task: Task | None, start_time: float | None, now: float) -> bool:
@@ -37,7 +37,7 @@ def find_task(record: OperationRecord, name: str) -> Task | None:
 
 
 def has_run(finished: FinishedJob) -> bool:
-    """Return whether a job may have had a process; unknown for a lost job."""
+    """Return whether a job may have had a process; True for a lost job, of which this is unknown."""
     return finished.start_time is not None or finished.state == "lost"
 
 
@@ -49,7 +49,7 @@ def _is_not_started(finished: FinishedJob | None) -> bool:
 
 
 def is_wanted_again(task: Task, end: JobState, exit_code: int | None, reason: str) -> bool:
-    """Return whether a job that its node reports as ended asks to be started again by its exit code."""
+    """Return whether a job that its node reports as ended must be restarted because of its exit code."""
     if exit_code is None or exit_code != task.restart_exit_code or end not in ("failed", "aborted"):
         return False
     return not reason.startswith(OUT_OF_MEMORY)
@@ -60,14 +60,14 @@ def explain_restart(exit_code: int | None) -> str:
 
 
 def overrules(state: JobState, counted: JobRecord) -> bool:
-    """Return whether the end that a node reports replaces the counted one: the work is done, not lost."""
+    """Return whether an end that a node reports replaces the end counted so far: the work is done, not lost."""
     return state == "completed" and counted.state in GIVEN_UP
 
 
 def drop_implausible(told: Reported, node: Node, start_time: float, now: float, is_resumed: bool = False) -> Reported:
-    """Drop times and usage from a node's report of a job that no host can have had: one wrong number would distort all
-    graphs and sums of its pools for as long as they are kept. ``is_resumed``: another clock gave ``start_time``."""
-    # Called for each job of each heartbeat: no calls, and one plain loop.
+    """Drop impossible times and usage from a node's report of a job: one wrong number would distort all graphs and sums
+    of the job's pools for as long as they are kept. ``is_resumed``: a different clock gave ``start_time``."""
+    # This runs for each job of each heartbeat; therefore it calls nothing and has one plain loop.
     cores, ran_s = MOST_OF_CAPACITY * node.capacity[CPU], now - start_time
     cores = cores if cores > MOST_CORES else MOST_CORES
     most = cores * ((ran_s if ran_s > 0.0 else 0.0) + (STEP_S if is_resumed else LATE_S))
@@ -92,7 +92,7 @@ def _keep_known(before: CpuUse, told: Reported, times: CpuTimes) -> Reported:
 
 
 def known_size(finished: FinishedJob) -> int | None:
-    """Size of its stderr."""
+    """Return the size of the job's stderr; None if the node did not report it."""
     return None if finished.stderr_size is msgspec.UNSET else finished.stderr_size
 
 
@@ -101,16 +101,16 @@ def list_counters(told: CpuUse) -> dict[str, Any]:
 
 
 def take_report(job: Job, report: JobReport, now: float) -> bool:
-    """Apply a heartbeat's report of a live job: usage of active jobs, CPU time of stopping ones, too (1.7, 1.8).
+    """Apply a heartbeat's report of a live job: CPU time and, if the job is active, usage (1.7, 1.8).
 
-    Returns True if the agent now manages the job differently (``mode``).
+    Returns whether the report has a different ``mode`` from the last one: the agent manages the job differently now.
     """
     if report == job.report:
         return False
     report = drop_implausible(report, job.node, job.start_time, now, job.is_resumed)
     times = cpu_times(report)
     if job.began_at is None:
-        # The node's clock may differ; the start of an adopted job comes from its node.
+        # The node's clock may differ from this one; the start time of an adopted job comes from its node.
         job.began_at = now if report.start_time is None else min(max(report.start_time, job.start_time), now)
     before, job.report = job.report, _keep_known(job.report, report, times)
     count_cpu_time(job, times)
@@ -126,8 +126,8 @@ def take_report(job: Job, report: JobReport, now: float) -> bool:
 
 
 def _share_values(job: Job, cgroup: str) -> None:
-    """Keep one copy of repeated values of a job's reports: decoded separately, they use most of its memory."""
-    # Called for each changed job of each heartbeat: no loop.
+    """Share the repeated values of a job's reports. Decoded anew each time, they would use most of the job's memory."""
+    # This runs for each changed job of each heartbeat; therefore it has no loop.
     report, operation_id, task = job.report, job.element.operation.id, job.task.name
     if report.job_id == job.id:
         _replace(report, "job_id", job.id)
@@ -154,10 +154,11 @@ def reported_usage(limits: Vector, report: JobReport) -> Vector:
 
 
 def count_held(cores: float, counted: float | None, finished: FinishedJob | None, own_s: float) -> float:
-    """Return core-seconds that a job held: its request times its run time (2.15).
+    """Return the core-seconds that a job held: its request times its run time (2.15).
 
-    The agent has ``counted`` them with a monotonic clock, except for the first and last moments. Those follow from its
-    end times, limited by ``own_s``, how long this scheduler has known it: either clock may have been set.
+    The agent has ``counted`` them with a monotonic clock, except for the first and last moments. The times in
+    ``finished`` yield these, limited by ``own_s``: seconds for which this scheduler has known the job. Either clock may
+    have been set.
     """
     counted = counted or 0.0
     if finished is None or finished.start_time is None or finished.finish_time is None:
@@ -176,8 +177,8 @@ def job_record(
 ) -> JobRecord:
     """Return the record of a live job that has ended.
 
-    A stopped job is aborted (``Stop.fails``: failed) whatever its exit code, unless it completed before or within its
-    time to end (6.7). The reason is the node's own if the node stopped the job by itself (1.9).
+    A stopped job is aborted (``Stop.fails``: failed) whatever its exit code, unless it completed before its time to end
+    was over (6.7). If the node stopped the job by itself, the reason is that of the node (1.9).
     """
     stop = job.stop
     is_of_before = job.incarnation != job.element.operation.record.incarnation  # of a gang: done again in any case
@@ -186,7 +187,7 @@ def job_record(
     exit_code = None if finished is None else finished.exit_code
     if not is_of_before and (stop is None or not stop.fails) and is_wanted_again(job.task, state, exit_code, reason):
         state, reason = "completed", explain_restart(exit_code)
-    # It was interrupted by its own signal, so it failed by itself.
+    # It was interrupted by its ``interruption_signal``, which it can handle: it failed by itself.
     has_failed = not is_of_before and state == "failed" and bool(job.task.interruption_signal)
     if stop is not None and (state != "completed" or is_of_before) and (stop.fails or not has_failed):
         if state == "failed" or stop.fails or finished is None or not reason:
@@ -207,7 +208,7 @@ def job_record(
         tree=job.element.tree.name,
         node_id=job.node.id,
         state=state,
-        # Take start and end from the same clock, the node's, if it reports both.
+        # If the node reports start and end, both are taken from its clock.
         start_time=job.start_time if finished is None or finished.start_time is None else finished.start_time,
         finish_time=now if finished is None or finished.finish_time is None else finished.finish_time,
         cpu_limit=job.task.cpu_limit,

@@ -1,4 +1,4 @@
-"""Jobs that a retry policy starts again: their policy, their places, their times; pure (semantics.md 3.9)."""
+"""Jobs that a retry policy starts again: the policy, and their places and times; pure (semantics.md 3.9)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpumond.scheduler.state.reports import find_task
 
 
 def find_policy(task: Task | None, pool: PoolElement | None) -> tuple[str, ...]:
-    """Return the policy of a task, else of the nearest pool that has one; () for none."""
+    """Return the policy of a task; if it has none, that of the nearest pool above with a policy; else ()."""
     policy = None if task is None else task.retry_policy
     while policy is None and pool is not None:
         policy, pool = pool.settings.retry_policy, pool.parent
@@ -24,7 +24,7 @@ def find_policy(task: Task | None, pool: PoolElement | None) -> tuple[str, ...]:
 
 
 def find_terms(operation: Operation, job: JobRecord) -> Terms:
-    """Return the rules by which a job that ended is started again."""
+    """Return the rules that decide how a job that ended is started again."""
     task, element = find_task(operation.record, job.task), operation.elements.get(job.tree)
     policy = () if task is None else find_policy(task, None if element is None else element.parent)
     if task is None or not policy:
@@ -36,8 +36,8 @@ def find_terms(operation: Operation, job: JobRecord) -> Terms:
 
 
 def _find_bound(operation: Operation, task: Task) -> tuple[float, str]:
-    """Return how much memory a restarted job may request: that of the largest node of its trees that can hold the rest
-    of its request, within the limits of the pools above."""
+    """Return how much memory a restarted job may request: that of the largest node of its trees that has the other
+    resources of its request, or a lower limit of the pools above."""
     elements = operation.elements.values()
     most = max((each.sizes.find_most_memory(task.resources) for each in elements), default=0.0)
     told = f"the memory of the largest node that can hold it, {format_amount(MEMORY, most)}"
@@ -50,14 +50,14 @@ def _find_bound(operation: Operation, task: Task) -> tuple[float, str]:
 
 
 def is_for_end(job: Job, record: PreemptionRecord) -> bool:
-    """Return whether a stopped job is replaced only after its end, when a rule decides how."""
+    """Return whether a stopped job is replaced only after its end, because a retry rule then decides how."""
     if record.kind not in failures.ABORT_REASONS or job.element.operation.record.is_gang:
         return False
     return is_for_preempted(find_policy(job.task, job.element.parent))
 
 
 def keep_place(job: Job, now: float) -> None:
-    """Keep the place of a job that a rule started before: it starts again under that rule, in its time."""
+    """Keep the place of a job that a retry rule had started: the rule then also applies to its next start."""
     operation = job.element.operation
     if operation.retries is not None:
         retry = operation.record.retried.places.get(job.task.name, {}).get(job.cookie)
@@ -66,7 +66,7 @@ def keep_place(job: Job, now: float) -> None:
 
 
 def follow(state: State, operation: Operation, now: float) -> None:
-    """Apply the record's restarted jobs to an operation."""
+    """Make an operation's places for restarted jobs those of its record."""
     if operation.retries is None:
         if not operation.record.retried.places:
             return
@@ -76,14 +76,14 @@ def follow(state: State, operation: Operation, now: float) -> None:
 
 
 def renew_needed(operation: Operation) -> None:
-    """Set how many jobs of each task are still to be started now."""
+    """Set how many jobs of each task must still be started now."""
     needed = {} if operation.waits_whole else operations.needed_jobs(operation.record, operation.taken)
     operation.needed = share_needed(needed)
     operation.touch()
 
 
 def end_waits(state: State, now: float) -> None:
-    """Start jobs whose time to wait is over."""
+    """Let jobs start that have waited long enough for their retry."""
     due: dict[str, None] = {}
     while state.retries and state.retries[0][0] <= now:
         due[heappop(state.retries)[1]] = None

@@ -1,4 +1,4 @@
-"""Consequences of the state without a command: settled operations, time-outs of nodes; pure (semantics.md 2, 3)."""
+"""Changes that the state itself requires, without a command, and time-outs of nodes; pure (semantics.md 2, 3)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 
 def settle(state: State, now: float) -> Transaction:
-    """Return consequences of the present state: operations without a tree end, those of switched-off sub-pools move,
-    pending ones whose turn it is run (2.3, 2.9, 3.3). Each is returned only once."""
+    """Return changes that the present state requires: operations without a tree end, operations in sub-pools that are
+    switched off move, and pending operations are admitted (2.3, 2.9, 3.3). Each change is returned only once."""
     changed: dict[str, OperationRecord] = {}
     for operation in _find_too_long(state, now):
         changed[operation.id] = operations.exceed_time(operation.record, now, operation.active)
@@ -66,7 +66,7 @@ def settle(state: State, now: float) -> Transaction:
 
 
 def _find_too_long(state: State, now: float) -> list[Operation]:
-    """Return live operations that exceeded their ``time_limit``; repeated until their end is applied."""
+    """Return live operations that exceeded their ``time_limit``, in each call until the operation's end is applied."""
     due: list[tuple[float, str]] = []
     while state.deadlines and state.deadlines[0][0] <= now:
         deadline = heappop(state.deadlines)
@@ -78,8 +78,8 @@ def _find_too_long(state: State, now: float) -> list[Operation]:
 
 
 def _find_cut_short(state: State) -> list[Operation]:
-    """Return operations with ``fail_on_job_restart`` that were only partly started before a restart; repeated until
-    their end is applied."""
+    """Return operations with ``fail_on_job_restart`` of which only some jobs were started before a restart of the
+    scheduler. An operation is returned in each call until its end is applied."""
     state.cut_short = {name: None for name in state.cut_short if name in state.operations}
     return [state.operations[name] for name in state.cut_short]
 
@@ -96,7 +96,7 @@ def is_unsettled(state: State, now: float) -> bool:
 
 
 def mark_unsettled(state: State) -> None:
-    """Let ``settle`` return again what was not applied."""
+    """Let ``settle`` return again the changes that were not applied."""
     state.settled_config = None
     for work in state.work.values():
         work.is_freed = True
@@ -113,8 +113,8 @@ def _without_closed_subpools(state: State, record: OperationRecord) -> Operation
 
 
 def expire(state: State, now: float) -> Transaction:
-    """Set silent nodes offline after the heartbeat time-out; after the tree's reconnection time-out the transaction
-    removes them with their jobs (2.4)."""
+    """Set silent nodes offline after the heartbeat time-out. Return a transaction that removes, with their jobs, nodes
+    that were offline for the reconnection time-out of their tree (2.4)."""
     if state.has_unstored_starts and (not state.awaited or now >= state.await_until) and not state.unstored:
         state.has_unstored_starts = False
         state.expired[UNSTORED_STARTS] = None
@@ -136,7 +136,7 @@ def expire(state: State, now: float) -> Transaction:
             reason = f"node {node.id} was silent for {now - node.last_seen:.0f} s"
             ends: tuple[tuple[JobState, dict[str, Job]], ...] = ("lost", node.jobs), ("aborted", node.stopping)
             for end, jobs in ends:
-                # A node that was sent the start of a job may have started it.
+                # If the start of the job was sent to the node, the node may have started the job.
                 ended += [
                     job_record(job, end, now, reason=reason, may_have_run=job.first_sent_at is not None)
                     for job in jobs.values()
@@ -150,8 +150,8 @@ def expire(state: State, now: float) -> Transaction:
 
 
 def recount(state: State, change: Transaction, now: float) -> Transaction:
-    """Update a transaction of ended jobs: without jobs that were counted meanwhile and nodes that came back before
-    their removal, and with new records of the operations."""
+    """Update a transaction of ended jobs: leave out jobs that were counted meanwhile, and nodes that came back before
+    their removal; make the records of the operations again."""
     gone = [state.nodes[node_id] for node_id in change.removed_nodes if node_id in state.nodes]
     back = {node.id for node in gone if node.lost_since is None}
     fresh = {job.id: job for job in change.jobs if _is_news(state, job) and job.node_id not in back}
@@ -177,7 +177,7 @@ def _is_news(state: State, ended: JobRecord) -> bool:
 
 
 def _drop_repeated(ended: Iterable[JobRecord]) -> Iterator[JobRecord]:
-    """Drop the second of two jobs that completed the same work; it is stopped (7.4)."""
+    """Drop the second of two jobs that completed the same work: it counts as stopped (7.4)."""
     done: set[tuple[str, str, int]] = set()
     for job in ended:
         place = (job.operation_id, job.task, job.cookie)

@@ -1,6 +1,6 @@
-"""Bounds the memory of specifications, in all and by user, and of all trees and pools; pure.
+"""Bounds the memory of specifications, in total and by user, and the memory of all trees and pools; pure.
 
-Contents of a specification or an attribute are kept, stored and shown unchanged; this is their only bound.
+The contents of specifications and attributes are kept, stored and shown unchanged; only their size is bounded, here.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cpumond.scheduler.model import (
 
 SCALAR_BYTES: Final = 64
 CONTAINER_BYTES: Final = 200
-"""Memory of a scalar without its text, and of a container without its items."""
+"""Bytes of memory of a scalar without its text, and of a container without its items."""
 MAX_CONFIG_BYTES: Final = 64 * 2**20
 POOL_BYTES: Final = 4096
-"""Most bytes of all trees and pools with their attributes, and the size of each without attributes."""
+"""Maximum bytes of all trees and pools with their attributes, and bytes of one tree or pool without attributes."""
 
 
 def weigh(value: Any) -> int:
-    """Return roughly how many bytes a value of lists, maps and scalars takes in memory."""
+    """Return roughly how many bytes of memory a value takes that consists of lists, maps and scalars."""
     total = 0
     values = [value]
     while values:
@@ -52,8 +52,8 @@ def weigh(value: Any) -> int:
 
 
 def share_parts(record: OperationRecord, trees: Mapping[str, Tree]) -> OperationRecord:
-    """Return the record of a new operation with parts shared with the previous operation of its pool where they are
-    equal, and with shared empty maps: most records differ little and leave most options out."""
+    """Return the record of a new operation. Parts that equal those of the previous operation of its pool, and empty
+    maps, are replaced by shared objects: most records differ little and leave most options out."""
     for name, options in list(record.trees.items())[:1]:
         pool = trees[name].pools.get(options.pool) if name in trees else None
         before = None if pool is None else next(reversed(pool.operations.values()), None)
@@ -70,7 +70,7 @@ def share_parts(record: OperationRecord, trees: Mapping[str, Tree]) -> Operation
 
 def _share(record: Any, name: str, known: Any) -> None:
     own = getattr(record, name)
-    # 1, 1.0 and true are equal, but are written differently.
+    # 1, 1.0 and true are equal in Python, but differ in JSON.
     if own == known and own is not known and msgspec.json.encode(own) == msgspec.json.encode(known):
         msgspec.structs.force_setattr(record, name, known)
 
@@ -85,7 +85,7 @@ _MAPS: Final[dict[type[msgspec.Struct], list[str]]] = {
 
 
 def weigh_change(old: Config, new: Config) -> int:
-    """Return by how many bytes the trees and pools of ``new`` exceed those of ``old``; shared objects are skipped."""
+    """Return by how many bytes the trees and pools of ``new`` exceed those of ``old``. Shared objects are skipped."""
     before, after = _list_config(old, new), _list_config(new, old)
     return sum(map(_weigh_attributes, after)) - sum(map(_weigh_attributes, before))
 
@@ -117,7 +117,8 @@ def _weigh_attributes(element: TreeConfig | PoolConfig) -> int:
 
 
 class SpecRoom:
-    """Limits kept specifications: ``max_bytes`` for live ones, half of it for one user; as much for ended ones."""
+    """Limits the specifications that are kept: ``max_bytes`` for those of live operations, half of it for one user.
+    Ended operations have ``max_bytes`` of their own."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -127,12 +128,12 @@ class SpecRoom:
         self._live: dict[str, int] = {}
         self._ended: dict[str, int] = {}
         self._checked: dict[int, tuple[object, int]] = {}
-        """Specifications checked since the last check without preceding ones, by identity, with their sizes."""
+        """Id of a specification -> the specification and its size; those checked since the last ``has_ahead=False``."""
 
     def check(self, spec: Any, user: str, has_ahead: bool = False) -> None:
-        """Check that another live operation fits. Raises CommandError.
+        """Check that one more live operation fits. Raises CommandError.
 
-        ``has_ahead``: operations that were checked before and are not added yet will be added before this one.
+        ``has_ahead``: operations checked before, but not added yet, will be added before this one and count, too.
         """
         weight = weigh(spec)
         if not has_ahead:
@@ -152,7 +153,7 @@ class SpecRoom:
                 )
 
     def add(self, record: OperationRecord) -> None:
-        """Count a kept operation, live or ended; an ended one may have been counted as live."""
+        """Count a kept operation, live or ended. If it has ended, it is no longer counted as live."""
         if record.is_finished:
             live = self._forget_live(record)
             weight = live - record.vault_bytes if live else weigh(record.spec)

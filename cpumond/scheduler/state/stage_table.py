@@ -1,4 +1,4 @@
-"""Stages of a roll-out by the filter of their nodes, and the levels that they set; pure."""
+"""Stages of a roll-out by the filters of their nodes, and the levels that the stages set; pure."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class StageTable:
         return [self._stages[name][0] for name in sorted(self._stages)]
 
     def change(self, stages: Iterable[Stage], removed: Iterable[str]) -> None:
-        """Apply stages, each in place of the one with its filter, and remove others."""
+        """Apply stages, each of which replaces the stage with the same filter; remove stages by their filters."""
         for name in removed:
             self._stages.pop(name, None)
         for stage in stages:
             self._stages[stage.nodes_filter] = (stage, parse_nodes_filter(stage.nodes_filter))
 
     def find_level(self, node_id: str, tags: Collection[str]) -> Level:
-        """Return the level of a node."""
+        """Return the level that all stages together set for a node."""
         return find_level(self._list_levels(node_id, tags))
 
     def find_levels(
         self, nodes: Sequence[tuple[str, frozenset[str]]], but: str | None = None
     ) -> Sequence[Level | None]:
-        """Return the level that all stages set for each node (id and tags), or all but that of the filter ``but``; None
-        if no stage fits. Each filter is evaluated once for all nodes."""
+        """Return the level that the stages set for each node (id and tags); None for a node that no stage fits.
+        ``but``: filter of a stage to leave out. Each filter is evaluated once for all nodes."""
         told: list[list[Level | None]] = [[] for _ in nodes]
         for each, (stage, nodes_filter) in self._stages.items():
             if each != but:

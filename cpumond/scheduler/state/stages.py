@@ -1,4 +1,4 @@
-"""Stages of a roll-out: how they are set, and their effect on nodes; pure."""
+"""Commands on the stages of a roll-out, and the effect of stages on nodes; pure."""
 
 from __future__ import annotations
 
@@ -88,21 +88,21 @@ def _warn_of_set(stage: Stage, hosts: list[Host]) -> tuple[str, ...]:
 
 
 def warn_of_advance(state: State, stage: Stage) -> tuple[str, ...]:
-    """Describe hosts that will do more than any canary has proven once all of them follow it."""
+    """Describe hosts that will do more than any canary has proven, once all hosts of the stage follow it."""
     hosts = list_hosts(state, stage.nodes_filter)
     return warn_of_raised(msgspec.structs.replace(stage, state="everywhere"), hosts, _find_proven(state, stage))
 
 
 def _find_proven(state: State, stage: Stage) -> set[Level]:
-    """Return what canaries do now according to the stage."""
+    """Return the levels at which canaries of the stage run now and follow it."""
     nodes = (state.nodes.get(each) for each in stage.canaries)
     abouts = (node.about for node in nodes if node is not None and node.is_online and node.about is not None)
     return {about.level for about in abouts if follows_stage(stage, about)}
 
 
 def list_counts(state: State, stage: Stage) -> dict[str, CanaryCounts | None]:
-    """Return the counters of a stage's canaries; None for a silent one. An agent that has just started and not
-    described itself yet is left out."""
+    """Return the counters of a stage's canaries, None for a silent canary. A canary whose agent has just started and
+    has not described itself yet is left out."""
     found: dict[str, CanaryCounts | None] = {}
     for node_id in stage.canaries:
         node = state.nodes.get(node_id)

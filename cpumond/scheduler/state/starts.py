@@ -1,4 +1,4 @@
-"""Starts and stops of jobs to store before an answer contains them, and their use after a restart; pure."""
+"""Starts and stops of jobs that must be stored before a response contains them; their use after a restart; pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cpumond.scheduler.state.transaction import Stops
 
 
 def resume(state: State, record: StartRecord, now: float) -> None:
-    """Count a job that an earlier run started as being on its node, which may not know of it."""
+    """Count a job that an earlier run of the scheduler started as being on its node. The node may not know of it."""
     operation, node = state.operations.get(record.operation_id), state.nodes.get(record.node_id)
     element = None if operation is None else operation.elements.get(record.tree)
     task = None if operation is None else find_task(operation.record, record.task)
     if node is None or element is None or task is None or node.tree != record.tree:
         if record.counted == NOTHING_COUNTED or state.record_of(record.operation_id) is None:
-            state.expired["start", record.id] = None  # if the node has it, it is asked to stop it
+            state.expired["start", record.id] = None  # if the node has the job, it must stop it
         known = state.starts_of.setdefault(record.node_id, {}) if node is None else node.former_starts
         known[record.id] = record
         if operation is not None:
@@ -62,12 +62,12 @@ def resume(state: State, record: StartRecord, now: float) -> None:
 
 
 def waits_for_store(state: State, node_id: str) -> bool:
-    """Return whether jobs of the node must be stored before an answer may start them."""
+    """Return whether the node has jobs whose start must be stored before a response may contain it."""
     return not all(job.is_stored for job in state.nodes[node_id].jobs.values())
 
 
 def list_unstored(state: State) -> list[StartRecord]:
-    """Jobs to store and then pass to ``note_stored``: newly started ones, and stopped ones whose work they may do."""
+    """Return the jobs to store, then to pass to ``note_stored``: new jobs, and stopped jobs that these may replace."""
     state.unstored = {job.id: job for job in state.unstored.values() if job.is_active}
     # A job that an earlier run stopped is unknown on its node until its end.
     told = state.unstored_stops.values()
@@ -88,7 +88,7 @@ def list_stopped(state: State, stops: Stops) -> list[Job]:
 
 
 def _list_surplus(operation: Operation, jobs: list[Job], most: Mapping[str, int]) -> list[Job]:
-    """Return the jobs beyond the given number of each task: those with the highest cookies."""
+    """Return the jobs of each task beyond the number in ``most``: those with the highest cookies."""
     surplus = []
     for name, job_count in most.items():
         own = sorted((job for job in jobs if job.task.name == name), key=lambda job: (job.cookie, job.sequence))
@@ -101,8 +101,8 @@ def _list_surplus(operation: Operation, jobs: list[Job], most: Mapping[str, int]
 
 
 def list_stops_of(state: State, stops: Stops) -> list[StartRecord]:
-    """Return an operation's stored jobs as they will be after being stopped, for the write of the command that stops
-    them; and those stopped before, which may not be stored."""
+    """Return the records to store together with a command that stops jobs: those of an operation's stored jobs after
+    the stop, and of jobs stopped before, whose stop may not be stored."""
     told = (job for job in state.unstored_stops.values() if job.element.operation.id == stops.operation_id)
     found = [make_start_record(job) for job in told if state.jobs.get(job.id) is job]
     for job in list_stopped(state, stops):
@@ -114,7 +114,7 @@ def list_stops_of(state: State, stops: Stops) -> list[StartRecord]:
 
 
 def carry_out(state: State, stops: Stops, now: float) -> None:
-    """Stop these jobs."""
+    """Stop the jobs that ``stops`` selects."""
     for job in list_stopped(state, stops):
         if stops.job_id in ("", job.id):
             record = preemption_record.make_record(job, "aborted", stops.why, now)
@@ -138,7 +138,7 @@ def note_stored(state: State, starts: Iterable[StartRecord]) -> None:
 
 
 def list_settled(state: State, settled: Mapping[str, CorePair], stops: Iterable[StartRecord]) -> list[StartRecord]:
-    """Return ``stops`` and the starts of live jobs with the part of each that stored sums of budgets contain (2.15)."""
+    """Return ``stops`` and starts of live jobs, with the part of each that stored sums of budgets contain (2.15)."""
     records = {record.id: record for record in stops}
     for job_id in settled:
         if job_id not in records and job_id in state.jobs:

@@ -1,5 +1,5 @@
-"""Operations of which no job can start, whatever else ends: some fail, others are reported; pure (semantics.md 2.13,
-3.7).
+"""Operations of which no job can start, whichever jobs end. Some of these operations fail, the others are reported;
+pure (semantics.md 2.13, 3.7).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cpumond.scheduler.events.noticed import make_stuck_event
 from cpumond.scheduler.state import State
 
 LOOK_S = 60.0
-"""Seconds between checks for stuck operations, unless the time-outs are shorter."""
+"""Seconds between checks for stuck operations; less if one of the time-outs is shorter."""
 
 
 def look(state: State, now: float) -> None:
-    """Note since when the filter of an operation without jobs fits no online node, and which operations are stuck."""
+    """Note since when operations without jobs have a filter that fits no online node; note stuck operations."""
     online: dict[Fitting, bool] = {}
     found = (
         [each.id for each in state.operations.values() if _is_unmatched(each, online)] if _has_filters(state) else ()
@@ -40,11 +40,11 @@ def look(state: State, now: float) -> None:
 
 
 def find_unmatched(state: State, now: float) -> Iterator[Operation]:
-    """Return operations that must fail: repeated until their end is applied."""
+    """Return operations that must fail, in each call until their end is applied."""
     timeout_s = state.rules.unmatched_scheduling_tag_timeout_s
     for name, since in state.unmatched.items() if timeout_s else ():
         operation = state.operations.get(name)
-        # A node, and a job on it, may have come since.
+        # Meanwhile a node that fits may have come, and a job may have started there.
         if now - since >= timeout_s and operation is not None and _is_unmatched(operation, {}):
             yield operation
 
@@ -56,8 +56,8 @@ def _has_filters(state: State) -> bool:
 def _is_unmatched(operation: Operation, online: dict[Fitting, bool]) -> bool:
     """Return whether the operation's own filter fits no online node, in any of its trees.
 
-    False if no node is online at all: then the filter is not the cause. ``online``: whether any of these nodes is
-    online, as far as known.
+    Returns False if no node is online at all: then the filter is not the cause. ``online``: results so far, whether any
+    node of a ``Fitting`` is online.
     """
     if operation.is_held or not operation.needed or operation.active_job_count:
         return False
@@ -89,7 +89,7 @@ def _note(state: State, operation: Operation, why: str, timeout_s: float, now: f
 
 
 class _OnlineSizes:
-    """Largest requests that jobs may have, by the online nodes; computed on demand."""
+    """The largest requests of jobs that the online nodes can hold; computed on demand."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Tree | Fitting, bool], NodeSizes] = {}
@@ -103,8 +103,8 @@ class _OnlineSizes:
 
 
 def _find_why(operation: Operation, sizes: _OnlineSizes) -> tuple[str, bool]:
-    """Return why an operation is stuck in each of its trees, "" if it is not, and whether limits are the cause in one
-    of them."""
+    """Return why an operation is stuck in each of its trees ("" if it is not), and whether limits are the cause in at
+    least one tree."""
     if operation.is_held or not operation.needed or operation.active_job_count:
         return "", False
     elements = operation.elements.values()
@@ -123,8 +123,8 @@ def _find_why(operation: Operation, sizes: _OnlineSizes) -> tuple[str, bool]:
 
 
 def find_limiting(element: OperationElement) -> str:
-    """Describe the limits, its own or those of a pool above, that are smaller than its smallest job (for a gang: all
-    jobs); "" for none."""
+    """Describe the limits of an element or of a pool above it that are smaller than its smallest job (for a gang: than
+    all of its jobs). Returns "" if there are none."""
     record, orders = element.operation.record, [order for order, _ in element.operation.needed_orders]
     if not record.enable_limiting_ancestor_check or not orders:
         return ""

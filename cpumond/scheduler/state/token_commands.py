@@ -1,4 +1,4 @@
-"""Commands on tokens of the store, and who may create and revoke which. Pure."""
+"""Commands on stored tokens, and the rights to create and revoke tokens. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cpumond.scheduler.state.transaction import Transaction
 
 MAX_TOKENS: Final = 10_000
 MAX_OWN: Final = 100
-"""Most tokens of a user who is no administrator, including revoked and expired ones that are still kept."""
+"""Maximum number of tokens of a user without administrator rights. Revoked and expired tokens count while kept."""
 
 MAX_NOTE: Final = 200
 MIN_LIFE_S: Final = 1.0
@@ -30,7 +30,7 @@ class _Command(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class CreateToken(_Command, frozen=True):
-    """Create a token, of which the command has the hash; ``expires_s``: seconds from now, None for no end."""
+    """Create a token; the command has only its hash. ``expires_s``: seconds from now, None if it never expires."""
 
     hash: str
     user: str
@@ -51,7 +51,7 @@ TokenCommand = CreateToken | RevokeToken
 
 
 def decide_token(tokens: TokenTable, command: TokenCommand, user: User) -> Verdict:
-    """Decide whether the user may create or revoke that token: an administrator any, others their own."""
+    """Decide whether the user may create or revoke a token: an administrator any token, others their own tokens."""
     if user.admin:
         return Verdict(True, f"{user.name} is an administrator")
     if isinstance(command, RevokeToken):
@@ -115,14 +115,14 @@ def _prepare_revocation(tokens: TokenTable, command: RevokeToken, user: User, no
 
 
 def _find_end(life_s: float | None, maker: TokenRecord | None, now: float) -> float | None:
-    """Return when a token expires: not after the token with which it is created."""
+    """Return when a token expires: not after the token ``maker`` with which it is created."""
     asked = None if life_s is None else now + life_s
     bound = None if maker is None else maker.ends_at
     return asked if bound is None else bound if asked is None else min(asked, bound)
 
 
 def _find_forgotten(tokens: TokenTable, new: TokenRecord, is_admin: bool, now: float) -> Iterator[str]:
-    """Return hashes of invalid tokens to drop, oldest first. Raises CommandError."""
+    """Return the hashes of invalid tokens to drop, oldest first. Raises CommandError if all are valid and too many."""
     own = [each for each in tokens if each.user == new.user]
     bounds: list[tuple[Iterable[TokenRecord], int, int, str]] = [(tokens, len(tokens), MAX_TOKENS, "the scheduler has")]
     if not is_admin:

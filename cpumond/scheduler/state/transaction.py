@@ -16,11 +16,11 @@ from cpumond.scheduler.settings.rollout import Stage
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """Jobs of an operation that a command stops: all, one, or those beyond ``most`` of each task (completed ones count
-    first).
+    """Jobs of an operation that a command stops: all; one; or those of each task beyond the number in ``most``, which
+    includes completed jobs.
 
-    ``why`` is a sentence, ``cause`` the reason of ``yt``. ``timeout_s``: their time to end, if it is not that of their
-    tree.
+    ``why`` is a sentence, ``cause`` the reason of ``yt``. ``timeout_s``: seconds that the jobs have to end, None for
+    the value of their tree.
     """
 
     operation_id: str
@@ -32,16 +32,16 @@ class Stops:
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """A change that is stored before it is applied. Records replace those with the same key. A struct, since several
-    are made for each command, and a dataclass sets each field by a call.
+    """A change that is stored before it is applied. Its records replace those with the same key. It is a struct, since
+    several are made for each command, and a dataclass would set each field by a call.
 
-    ``id`` and ``warnings`` are for the caller.
+    ``id`` and ``warnings`` are only for the caller.
     """
 
     config: Config | None = None
     operations: tuple[OperationRecord, ...] = ()
     vaults: tuple[SealedVault, ...] = ()
-    """Secrets of new operations among ``operations``; those of an operation are removed with its end."""
+    """Secrets of new operations in ``operations``. The end of an operation removes its secrets."""
     jobs: tuple[JobRecord, ...] = ()
     nodes: tuple[NodeRecord, ...] = ()
     removed_nodes: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class Transaction(msgspec.Struct, frozen=True):
     stops: Stops | None = None
     budgets: tuple[BudgetRecord, ...] = ()
     settled: Mapping[str, CorePair] = {}
-    """Live job -> the part of it that ``budgets`` contains (2.15)."""
+    """Live job -> the part of its amount that ``budgets`` contains (2.15)."""
 
     @property
     def is_empty(self) -> bool:

@@ -1,4 +1,4 @@
-"""Fair-share updates: their snapshot, their result, and its stored part; pure (semantics.md 4, 9)."""
+"""Fair-share updates: the snapshot, the result, and the part of the result that is stored; pure (semantics.md 4, 9)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_snapshot(state: State, tree: Tree) -> Snapshot:
 
 
 def accept_update(state: State, tree: Tree, result: UpdateResult, now: float) -> None:
-    """Apply an update: shares, volumes, starvation, a new order of service."""
+    """Apply the result of an update: shares, volumes, starvation, a new order of service."""
     work = state.work[tree.name]
     work.maker.accept(tree, result)
     usage_history.follow(tree, now)
@@ -32,9 +32,9 @@ def accept_update(state: State, tree: Tree, result: UpdateResult, now: float) ->
 
 
 def progress_of(tree: Tree) -> dict[str, Any]:
-    """Return volumes of integral pools, and since when elements are below their share (9); stored after each update.
+    """Return volumes of integral pools, and since when elements are below their share (9). Stored after each update.
 
-    Explicit pools are keyed by id: a renamed pool keeps its volume, a new one with its name does not get it.
+    Explicit pools are keyed by id. Therefore a renamed pool keeps its volume, and a new pool with its name has none.
     """
     volumes = {
         pool.config.id: pool.volume for pool in tree.pools.values() if pool.config is not None and is_integral(pool)
@@ -42,7 +42,7 @@ def progress_of(tree: Tree) -> dict[str, Any]:
     elements: list[PoolElement | OperationElement] = [*tree.pools.values(), *tree.operations.values()]
     since = {_key_of(each): each.below_since for each in elements if each.below_since is not None}
     told: dict[str, Any] = {"volumes": volumes, "below_since": since}
-    # Rounded, so that values that hardly change are not stored each second.
+    # Values are rounded: those that hardly change are not stored each second.
     histories = {
         _key_of(pool): {name: round(mean, 3) for name, mean in pool.history.items()}
         for pool in (tree.root, *tree.pools.values())
@@ -52,7 +52,7 @@ def progress_of(tree: Tree) -> dict[str, Any]:
 
 
 def restore_progress(tree: Tree, progress: Mapping[str, Any]) -> None:
-    """Restore the ``progress_of`` an earlier run, without unknown and no longer integral pools (9)."""
+    """Restore ``progress_of`` of an earlier run, except for pools that are unknown or not integral now (9)."""
     known: list[PoolElement | OperationElement] = [*tree.pools.values(), *tree.operations.values()]
     elements = {_key_of(each): each for each in known}
     for key, volume in progress.get("volumes", {}).items():
