@@ -1,1 +1,1 @@
-"""Trials: the state itself, run on a copy for some rounds or over time, with and without changes (semantics.md 7)."""
+"""Trials: a copy of the state is run, for some rounds or over time, with and without changes (semantics.md 7)."""

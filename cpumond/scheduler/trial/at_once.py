@@ -1,4 +1,4 @@
-"""Immediate effect of a change on starts, for plans and simulations, by trials without it and with it."""
+"""Immediate effect of a change on starts, found by trials without and with the change, for plans and simulations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cpumond.scheduler.trial.rounds import start_jobs
 
 
 def describe_starts(state: State, now: float, change: Callable[[State], None]) -> str:
-    """Return how many more or fewer jobs start on resources that are free now, and their cores; "" if the number is the
-    same. ``change`` is applied to a copy of the state. Raises ChildError."""
+    """Return how many more or fewer jobs start on resources that are free now, and the cores of these jobs; "" if their
+    number stays the same. ``change`` is applied to a copy of the state. Raises ChildError."""
     without, with_it = _count_starts(state, now, lambda _: None), _count_starts(state, now, change)
     jobs, cores = with_it[0] - without[0], with_it[1] - without[1]
     if not jobs:

@@ -1,12 +1,12 @@
-"""Work on a copy of this process' memory, in a child process: frozen as of now, within milliseconds.
+"""Work on a copy of this process' memory, in a child process: frozen at this moment, made within milliseconds.
 
-The copy is the kernel's (fork): nothing is encoded or walked, and the child's changes are only its own. A child only
-computes: it closes what it inherited, shares no thread, lock or connection, writes messages to a pipe and ends without
+The kernel makes the copy (fork): nothing is encoded or walked, and changes by the child stay in the child. A child only
+computes. It closes what it inherited, shares no thread, lock or connection, writes messages to a pipe, and ends without
 the program's exit handlers. It ends when its parent does.
 
-Pages are copied on their first write after a fork, and the parent's next update writes to nearly all of them: in a
-large process that stops the event loop for a few tenths of a second. So the parent has its pages copied by a thread,
-which the kernel does without the interpreter's lock.
+After a fork, the kernel copies a page on the first write to it. The parent's next update writes to nearly all of them:
+in a large process that stops the event loop for a few tenths of a second. Therefore the parent has its pages copied by
+a thread, for which the kernel does not need the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ MADV_POPULATE_WRITE: Final = 23
 _madvise: Final = ctypes.CDLL(None).madvise
 _LOOKED_AT_BYTES: Final = 2**18
 _COPIED_BYTES: Final = 2**21
-"""Maximum bytes at a time: a thread that needs new memory meanwhile waits for it, about 2 ms."""
+"""Maximum bytes copied at a time: about 2 ms, in which other threads that need new memory wait."""
 NICENESS: Final = 19
 ASKED_NICENESS: Final = 5
-"""Niceness of a copy with limited work for which a caller waits: on a busy host the lowest priority would take
+"""Niceness of a copy with little work for which a caller waits: at the lowest priority, a busy host would take
 minutes."""
 _SIZE: Final = struct.Struct("<I")
 MAX_MESSAGE_BYTES: Final = 2**28
@@ -47,15 +47,15 @@ T = TypeVar("T")
 
 
 class ChildError(CommandError):
-    """No child can be made, or it ended before its work was done: the caller may try again."""
+    """No child can be made, or the child ended before its work was done; the caller may try again."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, RESOLVE, {"try_again": True})
 
 
 async def ask(compute: Callable[[], T], answer: object) -> tuple[T, float]:
-    """Compute in a copy of the process while the loop continues; return the result and its CPU seconds. Raises
-    CommandError. ``answer``: the type of the result."""
+    """Compute in a copy of the process while the loop continues. Return the result, which has the type ``answer``, and
+    its CPU seconds. Raises CommandError."""
     child = Child(lambda send: send(msgspec.msgpack.encode(compute())), ASKED_NICENESS)
     [message] = [each async for each in child.messages()]
     found: T = msgspec.msgpack.decode(message, type=answer)
@@ -70,10 +70,10 @@ def ask_at_once(compute: Callable[[], T], answer: object, niceness: int | None =
 
 
 class Child:
-    """A working child; its messages are read with ``messages``. Used by the thread of the event loop."""
+    """A working child. Its messages are read with ``messages``, in the thread of the event loop."""
 
     def __init__(self, work: Callable[[Send], None], niceness: int | None = None) -> None:
-        """Fork. ``work`` gets a function that sends a message; when it returns, the child ends. ``niceness`` None:
+        """Fork. ``work`` gets a function that sends a message; when it returns, the child ends. ``niceness``: if None,
         NICENESS. Raises ChildError."""
         reading, writing = os.pipe()
         parent = os.getpid()
@@ -91,8 +91,8 @@ class Child:
         """CPU seconds of the child, once it has ended."""
 
     async def messages(self, silence_s: float | None = None) -> AsyncIterator[bytes]:
-        """Yield the child's messages until it is done, and an empty message after each ``silence_s`` without one.
-        Raises ChildError. A caller that stops reading early ends the child."""
+        """Yield the child's messages until the child is done; an empty message after each ``silence_s`` without a
+        message. Raises ChildError. A caller that stops reading early ends the child."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
         file = os.fdopen(self._reading, "rb", buffering=0)
@@ -115,8 +115,8 @@ class Child:
         finally:
             pipe.close()
             self._end()
-            # One task to the end: a caller that is cancelled may be cancelled at each step, and a dead child would
-            # stay.
+            # One task does all that is left: a caller that is cancelled may be cancelled again at each step, and then a
+            # dead child would stay.
             await asyncio.shield(asyncio.ensure_future(self._finish(copying)))
 
     async def _finish(self, copying: asyncio.Future[int]) -> None:
@@ -126,7 +126,7 @@ class Child:
             await asyncio.to_thread(self._reap)
 
     def read_each(self) -> Iterator[bytes]:
-        """Yield the messages, for a caller without an event loop. Raises ChildError."""
+        """Yield the child's messages, for a caller without an event loop. Raises ChildError."""
         try:
             with os.fdopen(self._reading, "rb") as file:
                 while True:
@@ -145,14 +145,14 @@ class Child:
         return list(self.read_each())
 
     def stop(self) -> None:
-        """End a child whose messages are no longer needed, or were never read."""
+        """End a child whose messages are no longer needed, or that nobody reads."""
         os.close(self._reading)
         self._end()
         self._reap()
 
     def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)  # not waited for yet, so its id is not reused
+            os.kill(self.pid, signal.SIGKILL)  # nothing has waited for this child, so its id is not reused
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -161,8 +161,8 @@ class Child:
 
 
 def copy_pages() -> int:
-    """Copy the pages that this process shares with a copy of it. Return how many bytes were covered; 0 if the kernel
-    cannot do that (before 5.14)."""
+    """Copy the pages that this process shares with a forked copy of itself. Return the number of bytes covered; 0 if
+    the kernel cannot do this (before 5.14)."""
     done = 0
     with contextlib.suppress(OSError), open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb", 0) as present:
         for line in maps.readlines():
@@ -172,18 +172,18 @@ def copy_pages() -> int:
             begin, end = (int(each, 16) for each in span.split("-"))
             for at, size in _find_pages(present, begin, end):
                 if _madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), MADV_POPULATE_WRITE):
-                    break  # unmapped since, or unknown to the kernel
+                    break  # the region is no longer mapped, or the kernel does not know the request
                 done += size
     return done
 
 
 def _find_pages(present: RawIOBase, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield address and size of the parts of a region that are in memory; of a thread's stack only its used part."""
+    """Yield address and size of the parts of a region that are in memory; for a thread's stack only the used part."""
     page, start = os.sysconf("SC_PAGESIZE"), begin
     for at in range(begin, end, _LOOKED_AT_BYTES):
         size = min(_LOOKED_AT_BYTES, end - at)
         present.seek(at // page * 8)
-        # The highest bit of an entry: the page is in memory.
+        # The highest bit of an entry means that the page is in memory.
         is_there = max((present.read(size // page * 8) or b"")[7::8], default=0) >= 0x80
         over = at + size if is_there else at
         if start < over and (not is_there or over == end or over - start >= _COPIED_BYTES):
@@ -194,8 +194,8 @@ def _find_pages(present: RawIOBase, begin: int, end: int) -> Iterator[tuple[int,
 
 
 def give_way(niceness: int) -> None:
-    """Lower the priority; a system call filter that refuses it changes nothing else. Not SCHED_IDLE: on a host that is
-    always busy such a copy would never progress."""
+    """Lower the priority; if a system call filter refuses this, nothing else changes. Not SCHED_IDLE: on a host that is
+    always busy such a copy would make no progress."""
     with contextlib.suppress(OSError):
         os.nice(max(niceness - os.nice(0), 0))
 
@@ -224,7 +224,7 @@ def _work(work: Callable[[Send], None], writing: int, parent: int, niceness: int
         send(b"")
         code = 0
     except BaseException:
-        with contextlib.suppress(Exception):  # nothing may keep the copy from its end, not even a lost log
+        with contextlib.suppress(Exception):  # nothing may keep the copy from ending, not even a log that cannot be written
             print(traceback.format_exc(), file=sys.__stderr__, flush=True)
     finally:
         os._exit(code)

@@ -1,7 +1,7 @@
-"""Simulation: the state run in virtual time, with its own updates, heartbeats and commands, and nodes that obey. Pure.
+"""Simulation: the state runs in virtual time with its own updates, heartbeats, commands and obedient nodes. Pure.
 
-The state itself is run and changed, so the caller gives a copy. The ``Load`` decides what jobs and users do. Events are
-handled one by one, in the order of their times, as by the service.
+The state itself is run and changed, so the caller gives a copy. The ``Load`` decides what jobs and users do. As in the
+service, events are handled one by one in the order of their times.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from cpumond.scheduler.state.starts import list_unstored, note_stored
 from cpumond.scheduler.state.transaction import NOTHING, Transaction
 
 EXACT_SIZE: Final = 400
-"""Up to this many operations and nodes, every update and heartbeat of the first SMALL_EXACT_S is made."""
+"""Up to this number of operations and nodes, each update and heartbeat of the first SMALL_EXACT_S is made."""
 SMALL_EXACT_S: Final = 600.0
 LARGE_EXACT_S: Final = 6.0
-"""With more of them, the time after commands, which may concern running jobs, for which all are made."""
+"""If there are more, each is made for this time after commands, since these may concern running jobs."""
 LEAST_DETAIL: Final = 0.06
 SMALL_DETAIL: Final = 0.01
-"""Later, intervals grow to at most this fraction of the time since then; the second one for small clusters."""
+"""Later, intervals grow up to this fraction of the time since then; SMALL_DETAIL applies to small clusters."""
 REACTION_S: Final = 0.05
-"""Delay from the start or end of a job on a node to the heartbeat that reports it: agents do not wait for the next
-one."""
+"""Delay from the start or end of a job on a node to the heartbeat that reports it: agents send such a heartbeat
+early."""
 PROGRESS_EVENTS: Final = 1000
 LOOK_EVENTS: Final = 20
 MOST_BARREN: Final = 8
 
 
 class Load(Protocol):
-    """Everything that the scheduler does not decide."""
+    """What the scheduler does not decide."""
 
     def left_s(self, record: OperationRecord, task: Task, ran_s: float) -> float:
-        """Return the remaining run time, in seconds, of a job that has run for ``ran_s``; infinity: unknown."""
+        """Return the remaining run time, in seconds, of a job that has run for ``ran_s``; infinity if it is unknown."""
 
     def limit_of(self, record: OperationRecord, task: Task) -> tuple[float, float]:
-        """Return the fraction of its request at which a job's limit settles, and after how many seconds."""
+        """Return the fraction of its request at which a job's limit settles, and the seconds until then."""
 
     def next_arrival(self, after: float) -> tuple[float, OperationRecord] | None:
-        """Return the next operation that a user starts, with the id and sequence of another one; None: none is
+        """Return the next operation that a user starts, with the id and sequence of a known one; None if none is
         expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Timing: seconds between heartbeats of a node and between updates, when the next update is due, and by tree when
-    the last one was made."""
+    """Timing: seconds between heartbeats of a node and between updates, when the next update is due, and for each tree
+    when the last update was made."""
 
     heartbeat_s: float
     update_s: float
@@ -70,11 +70,11 @@ class Course:
     began: float
     until: float
     starts: list[tuple[float, str, str]] = field(default_factory=list)
-    """Time, operation and node of each job's start."""
+    """Time, operation and node of the start of each job."""
     first_starts: dict[str, float] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
     arrived: dict[str, OperationRecord] = field(default_factory=dict)
-    """Operations that users would start meanwhile."""
+    """Operations that users would start during the simulation."""
     stops: list[PreemptionRecord] = field(default_factory=list)
     core_seconds: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     """(Tree, pool) -> core-seconds of fair share and usage."""
@@ -102,18 +102,18 @@ class _Process:
 
 @dataclass(slots=True)
 class _Host:
-    """Knowledge of a node: the agent's side of one ``Node``."""
+    """The agent's side of one ``Node``: what the host knows."""
 
     processes: dict[str, _Process] = field(default_factory=dict)
     finished: dict[str, FinishedJob] = field(default_factory=dict)
     news: dict[str, JobReport] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
     beat_at: float = 0.0
-    """Time of its next heartbeat; an event of another time is void."""
+    """Time of its next heartbeat; a heartbeat event with a different time is ignored."""
 
 
 class Forward:
-    """One simulation of ``state``, from ``now`` on. ``on_progress``: called now and then with the progress, 0 to 1."""
+    """One simulation of ``state`` from ``now`` on. ``on_progress``: called at times with the progress, 0 to 1."""
 
     def __init__(
         self, state: State, now: float, pace: Pace, load: Load, on_progress: Callable[[float], None] = lambda _: None
@@ -135,8 +135,8 @@ class Forward:
         self._exact_s = SMALL_EXACT_S if is_small else 0.0
         self.course = Course(now, now)
         self._barren: dict[Hashable, list[tuple[Vector, float]]] = {}
-        """Kind of node -> free resources, and ``unordered_cores``, on which nothing was placed since the last update or
-        change."""
+        """Kind of node -> free resources and ``unordered_cores`` on which nothing could be placed since the last update
+        or change."""
 
     def run(
         self,
@@ -145,8 +145,8 @@ class Forward:
         user: str = "",
         enough: Callable[[], bool] = lambda: False,
     ) -> Course:
-        """Return the course until then, if users do no more than ``commands`` and the load. Raises CommandError if one
-        of the commands is refused. ``enough``: called now and then; returns whether to stop earlier."""
+        """Return what happens before ``until`` if users send only ``commands`` and the load. Raises CommandError if a
+        command is refused. ``enough``: called now and then; if it returns true, the simulation stops."""
         course = self.course
         course.until = until
         for command in commands:
@@ -219,7 +219,7 @@ class Forward:
 
     @property
     def round_s(self) -> float:
-        """Seconds in which there is an update, and after it a heartbeat of each node."""
+        """Seconds in which there is an update and, after it, a heartbeat of each node."""
         return 2.0 * self._step_s(self.pace.update_s) + self._step_s(self.pace.heartbeat_s)
 
     def _step_s(self, least_s: float) -> float:
@@ -334,8 +334,8 @@ class Forward:
         changed = list_unstored(state)
         note_stored(state, changed)
         for record in changed:
-            # If a gang starts on other nodes, or jobs there stop for it, these nodes hear of it with their next
-            # heartbeat.
+            # If a gang starts on other nodes, or jobs there stop for it, the next heartbeats of these nodes report that
+            # to them.
             other = self._hosts.get(record.node_id)
             if other is not None and record.node_id != node_id and other.beat_at > now + self.pace.heartbeat_s:
                 other.beat_at = now + self.pace.heartbeat_s
@@ -354,7 +354,7 @@ class Forward:
         return (node.tree, fitting, node.takes_secrets)
 
     def _is_at_rest(self, node: Node) -> bool:
-        """Whether a heartbeat without news would change nothing, as far as can be seen without making it."""
+        """Whether a heartbeat without news would change nothing, as far as the state shows."""
         rooms = self._barren.get(self._kind_of(node), ())
         free, cores = node.free, node.unordered_cores
         is_barren = any(dominates(room, free) and unordered >= cores for room, unordered in rooms)
@@ -407,11 +407,11 @@ _OF_A_RUN: Final = frozenset({
     "id", "sequence", "start_time", "state", "running_in", "suspended", "finish_time", "counts", "error", "parents",
     "alias", "failure", "suspended_for",
 })  # fmt: skip
-"""Fields of a start that differ in another start of a similar operation."""
+"""Fields of a start that are different in the start of a similar operation."""
 
 
 def _order_of(job: Job) -> JobOrder:
-    """Return the part of a job's start that its node reports back."""
+    """Return the part of a job's start that is reported back by the job's node."""
     return JobOrder(
         job.id, job.element.operation.id, job.task.name, "", job.task.cpu_limit, job.task.memory_limit,
         job.task.user_slots, "", {}, "", {}, 0.0,

@@ -1,7 +1,7 @@
-"""Expected behaviour of jobs and users: run times, arrivals, reclaim, as measured on known operations. Pure.
+"""Expected behaviour of jobs and users, as measured on known operations: run times, arrivals, reclaim. Pure.
 
-Values of an operation come from its own jobs, or from those of similar operations (title without numbers, task, user,
-pool), its user's in its pool, its pool's, its tree's: the first of these with enough jobs is used.
+Values of an operation come from the first of these groups with enough jobs: its own; those of similar operations (title
+without numbers, task, user, pool); those of its user in its pool; those of its pool; those of its tree.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from cpumond.scheduler.model import OperationRecord, Task
 from cpumond.scheduler.state import State
 
 SETTLED_S: Final = 30.0
-"""Seconds after which the monitor has found a job's limit; as measured in the lab of limit rules."""
+"""Seconds until the monitor has found a job's limit, as measured in the lab of limit rules."""
 SPREAD: Final = 0.1
-"""Standard deviation by which values drawn from a few jobs may differ from those of all jobs, as a fraction."""
+"""Standard deviation, as a fraction, of values drawn from a few jobs from those of all jobs."""
 DAY_S: Final = 86_400.0
 RECENT_S: Final = 6 * 3600.0
-"""If less than two days are known, arrivals are expected to continue as in this time."""
+"""If less than two days are known, arrivals are expected to be like those of this last period."""
 
 LEAST_KNOWN_S: Final = 600.0
-"""No arrivals are expected before this much time is known."""
+"""Minimum known period before any arrivals are expected."""
 BLOCK_S: Final = 1800.0
 
 
 class Experience:
-    """Known past of the state: finished operations, and finished jobs of live ones."""
+    """The known past of the state: finished operations, and finished jobs of live operations."""
 
     def __init__(self, state: State, now: float) -> None:
         self.now = now
@@ -38,13 +38,13 @@ class Experience:
         self._found: dict[tuple[str, str], Seen] = {}
         self._doubts: dict[int, float] = {}
         self.arrivals: list[OperationRecord] = []
-        """Operations that were started since ``since``, by time."""
+        """Operations that were started since ``since``, sorted by time."""
         records = [*state.finished.values(), *(each.record for each in state.operations.values())]
         for record in records:
             for job in state.finished_jobs.get(record.id, {}).values():
                 self._known.see(record, job)
         finished = list(state.finished.values())
-        # Operations that finished before the first one that is kept are not known, whenever they were started.
+        # Of the time before the first finished operation that is kept, other finished operations are not known.
         if len(finished) >= state.rules.finished_operation_retention_count:
             since = (finished[0].finish_time or 0.0) if finished else now
         else:
@@ -55,18 +55,18 @@ class Experience:
         )
 
     def run_times(self, record: OperationRecord, task: Task) -> list[float]:
-        """Return run times of jobs like those of the task, sorted; empty if none are known."""
+        """Return run times of jobs similar to those of the task, sorted; empty if none are known."""
         return self._find(record, task).run_s
 
     def kind_of(self, record: OperationRecord, task: Task) -> tuple[int, float]:
-        """Return a number for the jobs of ``run_times``, equal for the same jobs, and their ``Seen.doubt``."""
+        """Return a number that identifies the jobs of ``run_times``, and the ``Seen.doubt`` of these jobs."""
         seen = self._find(record, task)
         if (doubt := self._doubts.get(id(seen))) is None:
             doubt = self._doubts[id(seen)] = seen.doubt()
         return id(seen), doubt
 
     def ratios(self, record: OperationRecord, task: Task) -> Sequence[float]:
-        """Return limits at the end of jobs like those of the task, as fractions of their requests."""
+        """Return the last limits of jobs similar to those of the task, as fractions of their requests."""
         return self._find(record, task).ratios
 
     def _find(self, record: OperationRecord, task: Task) -> Seen:
@@ -78,7 +78,7 @@ class Experience:
 
 
 class Expected:
-    """The usual load: half of all jobs run for longer, no user starts anything. For comparing two runs."""
+    """The usual load, for comparing two runs: a job runs as long as the median, and no user starts anything."""
 
     def __init__(self, experience: Experience) -> None:
         self._experience = experience
@@ -102,7 +102,7 @@ class Drawn:
         self._rng = rng
         self._scale: dict[Kind, float] = {}
         self._mean: dict[int, float] = {}
-        """Kind of jobs -> the factor by which theirs differ from the known ones."""
+        """Kind of jobs -> the factor by which run times of its jobs differ from the known ones."""
         self._arrivals: Iterator[tuple[float, OperationRecord]] | None = None
 
     def left_s(self, record: OperationRecord, task: Task, ran_s: float) -> float:
@@ -112,7 +112,7 @@ class Drawn:
             number, doubt = self._experience.kind_of(record, task)
             if number not in self._mean:
                 self._mean[number] = self._rng.lognormvariate(0.0, doubt)
-            # Jobs of one operation deviate from others of their kind together.
+            # The jobs of one operation deviate together from other jobs of their kind.
             scale = self._scale[kind] = self._rng.lognormvariate(0.0, SPREAD) * self._mean[number]
         run_s = self._experience.run_times(record, task)
         return left_of(run_s, ran_s / scale, self._rng.random()) * scale
@@ -127,7 +127,7 @@ class Drawn:
         return next(self._arrivals, None)
 
     def _replay(self, at: float) -> Iterator[tuple[float, OperationRecord]]:
-        """Yield block after block of the past, each drawn at random, so that bursts stay bursts."""
+        """Yield blocks of the past one after another, each drawn at random: bursts of arrivals stay bursts."""
         now, arrivals = self._experience.now, self._experience.arrivals
         by_hour = now - self._experience.since >= 2 * DAY_S
         since = self._experience.since if by_hour else max(self._experience.since, now - RECENT_S)
@@ -137,7 +137,7 @@ class Drawn:
             return
         block_s = min(BLOCK_S, known_s / ENOUGH)
         while True:
-            if by_hour:  # the same time of an earlier day
+            if by_hour:  # take the same time of an earlier day
                 least, most = math.ceil((at + block_s - now) / DAY_S), int((at - since) / DAY_S)
                 begins = at - self._rng.randint(least, most) * DAY_S
             else:

@@ -1,4 +1,4 @@
-"""A change that would let waiting work start: in words, as commands, as command lines, and applied to a copy. Pure."""
+"""A change that would let waiting work start: as words, commands and command lines, and applied to a copy. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cpumond.scheduler.trial.rounds import settle
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """``why``: the cause; ``text``: the change, as an imperative. ``pool``: the one that is limited, "" for none;
-    ``cores``: of jobs that start then."""
+    """``why``: the cause. ``text``: the change, as an imperative. ``pool``: the pool that is limited, "" if none is.
+    ``cores``: of the jobs that start after the change."""
 
     why: str
     text: str
@@ -26,14 +26,14 @@ class Remedy:
     lines: tuple[str, ...] = ()
     """The same changes as command lines."""
     operations: tuple[str, ...] = ()
-    """Ids that the text names."""
+    """Ids of operations that the text names."""
     tried: tuple[Command | Callable[[State], None], ...] = ()
-    """Replacement for ``commands`` on a copy of the state, where there are none."""
+    """If ``commands`` is empty: what is applied to a copy of the state instead."""
     kind: str = ""
     pool: str = ""
     cores: float = 0.0
     lead: str = ""
-    """Begin of the sentence where it is not about idle CPU."""
+    """How the sentence begins if it is not about idle CPU."""
 
     def apply(self, state: State, now: float) -> None:
         """Apply the change to a copy of the state. Raises CommandError."""
@@ -58,14 +58,14 @@ def join(parts: Sequence[Remedy]) -> Remedy:
 
 
 def set_tree(tree: str, values: Sequence[tuple[str, object]], why: str, text: str) -> Remedy:
-    """Remedy that sets options of a tree."""
+    """Return a remedy that sets options of a tree."""
     command = ChangeTree(tree, tuple(Edit((option,), value) for option, value in values))
     line = command_line("tree", "set", tree, *(f"{option}={_format(value)}" for option, value in values))
     return Remedy(why, text, (command,), (line,))
 
 
 def set_pool(tree: str, pool: str, values: Sequence[tuple[tuple[str, ...], object]], why: str, text: str) -> Remedy:
-    """Remedy that sets options of a pool, by path."""
+    """Return a remedy that sets options of a pool; each option is given by its path."""
     command = ChangePool(tree, pool, tuple(Edit(path, value) for path, value in values))
     words = [f"{'/'.join(path)}={_format(value)}" for path, value in values]
     return Remedy(why, text, (command,), (command_line("pool", "set", pool, *words, "--tree", tree),))

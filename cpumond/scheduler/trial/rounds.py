@@ -1,6 +1,6 @@
 """Starts on resources that are free now: updates and heartbeats of the state until nothing more starts. Pure.
 
-The state is changed: the caller gives a copy (``fork``). No job ends or is preempted.
+The state is changed, so the caller gives a copy (``fork``). No job ends or is preempted.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from cpumond.scheduler.state import State, changes, dispatch, settling, updates
 MAX_ROUNDS: Final = 8
 """Maximum number of rounds; each has an update and a heartbeat of every node with free resources for waiting work."""
 LOOKED_EACH: Final = 16
-"""Number of heartbeats after which operations that cannot start another job are determined again."""
+"""After this number of heartbeats, operations that cannot start another job are determined again."""
 
 _numbers: Final = itertools.count(1)
 
 
 def start_jobs(state: State, tree: Tree, now: float) -> list[Job]:
-    """Start in a tree the jobs that start by themselves within ``MAX_ROUNDS`` heartbeat periods, and return them."""
+    """Start and return the jobs of a tree that would start by themselves within ``MAX_ROUNDS`` heartbeat periods."""
     known = set(state.jobs)
     for node in tree.nodes.values():
         node.last_preemptive_attempt = math.inf  # so that no job is preempted
@@ -44,19 +44,19 @@ def start_jobs(state: State, tree: Tree, now: float) -> list[Job]:
 
 
 def settle(state: State, now: float) -> None:
-    """Apply the consequences of a change until there are no more."""
+    """Apply the consequences of a change until no more follow."""
     while not (change := settling.settle(state, now)).is_empty:
         changes.apply(state, change, now)
 
 
 def list_takers(tree: Tree) -> list[Node]:
-    """Return the nodes of a tree that get jobs when they have free resources."""
+    """Return the nodes of a tree that get jobs if they have free resources."""
     return [node for node in tree.nodes.values() if node.takes_jobs]
 
 
 def _hear_nodes(state: State, tree: Tree, now: float) -> None:
-    """Process one heartbeat of each node that may start something. Operations that can start nothing are out of the
-    order of service meanwhile, since each heartbeat would check them again."""
+    """Process one heartbeat of each node that may start a job. Meanwhile, operations that can start none are not in the
+    order of service: each heartbeat would check them again."""
     nodes = list_takers(tree)
     wanting = [each for each in tree.operations.values() if wants_jobs(each)]
     aside: dict[OperationElement, Mapping[str, int]] = {}
@@ -82,12 +82,12 @@ def _hear_nodes(state: State, tree: Tree, now: float) -> None:
 
 
 Rooms = dict[tuple[Fitting | None, bool], list[Vector]]
-"""Key: the filters of an operation, and whether it has secrets."""
+"""Keys: the filters of an operation, and whether the operation has secrets."""
 
 
 def _may_start(element: OperationElement, nodes: Iterable[Node], largest: Rooms) -> bool:
-    """Whether limits allow another job, or all jobs of a gang, and one of the free resources of usable nodes holds it.
-    ``largest``: the known largest free resources of ``nodes``, by which nodes may be used."""
+    """Whether limits allow another job (for a gang: all of its jobs), and a usable node has free resources for a job.
+    ``largest``: the known largest free resources of ``nodes``, by what decides which nodes an operation may use."""
     if element.operation.record.is_gang and gangs.find_limit(element):
         return False
     kind = (element.fitting, bool(element.operation.record.vault_bytes))
@@ -99,7 +99,7 @@ def _may_start(element: OperationElement, nodes: Iterable[Node], largest: Rooms)
 
 
 def list_largest(rooms: Iterable[Vector]) -> list[Vector]:
-    """Return those vectors that no other one exceeds in every resource."""
+    """Return the vectors that no other vector exceeds in every resource."""
     found: list[Vector] = []
     for room in sorted(set(rooms), reverse=True):
         if not any(dominates(other, room) for other in found):
