@@ -1,4 +1,4 @@
-"""Admission: the pool of an operation, whether it may start, and when it runs (semantics.md 2.8, 2.9 and 3)."""
+"""Admission: the pool of an operation, whether it may be submitted, and when it runs (semantics.md 2.8, 2.9 and 3)."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from cpumond.scheduler.model import (
 
 @dataclass(frozen=True, slots=True)
 class PoolChoice:
-    """The pool of an operation in one tree. ``parent``: the pool in which an ephemeral one is created; the root for the
-    root."""
+    """The pool of an operation in one tree. ``parent``: the pool in which an ephemeral pool is created. For the root it
+    is the root itself."""
 
     name: str
     parent: PoolElement
     pool: PoolElement | None
-    """None if it has to be created."""
+    """None if the pool has yet to be created."""
 
     @property
     def settings(self) -> PoolSettings:
-        """The settings of the pool, or those that it will have."""
+        """The settings of the pool, or those that it gets when it is created."""
         return ephemeral_settings(self.parent) if self.pool is None else self.pool.settings
 
     def path(self) -> Iterator[PoolElement]:
-        """Yield the pools on the way to the root that exist already."""
+        """Yield the existing pools on the way to the root."""
         first = self.pool or self.parent
         yield first
         yield from first.ancestors()
@@ -49,8 +49,8 @@ class PoolChoice:
 
 @dataclass(slots=True)
 class Ahead:
-    """Operations that start before one and are not in any tree yet: ``count`` in all, and how many each pool has of
-    them, and runs; how many run in a tree of each user."""
+    """Operations that start earlier than a given one and are not in any tree yet. ``count``: of all. ``operations``,
+    ``running``: for each pool, of all and of those that run. ``running_of``: those that run, by tree and user."""
 
     count: int = 0
     operations: Counter[PoolElement] = field(default_factory=Counter)
@@ -58,7 +58,7 @@ class Ahead:
     running_of: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, record: OperationRecord, trees: Mapping[str, Tree]) -> bool:
-        """Count one; False when it makes a pool, so that none can be decided before it is in its tree."""
+        """Count an operation. False if it creates a pool: the next one has to wait until this one is in its tree."""
         pools = {name: trees[name].pools.get(options.pool) for name, options in record.trees.items()}
         self.count += 1
         for name, pool in pools.items():
@@ -84,9 +84,9 @@ def default_parent(tree: Tree) -> PoolElement:
 
 
 def choose_pool(tree: Tree, wanted: str, user: str, rules: Rules, moved: OperationElement | None = None) -> PoolChoice:
-    """Choose the pool for an operation of ``user`` that asks for pool ``wanted``; "" means its user's name (2.8, 2.9).
-    ``moved`` is the operation if it is live: an ephemeral pool that it would leave empty does not count. Raises
-    CommandError; changes nothing."""
+    """Choose the pool for an operation of ``user`` that asks for pool ``wanted``; "" means the pool named after its
+    user (2.8, 2.9). ``moved`` is the operation if it is live: an ephemeral pool that would become empty without it does
+    not count. Raises CommandError; changes nothing."""
     name = wanted or user
     if name == ROOT_POOL:
         if tree.config.settings.forbid_immediate_operations_in_root:
@@ -117,8 +117,8 @@ def choose_pool(tree: Tree, wanted: str, user: str, rules: Rules, moved: Operati
 
 
 def find_place(tree: Tree, wanted: str, user: str) -> PoolElement:
-    """Return the pool that ``choose_pool`` would choose, or the parent of the one that it would create; never
-    refuses."""
+    """Return the pool that ``choose_pool`` would choose, or the parent of a pool that ``choose_pool`` would create;
+    raises nothing."""
     name = wanted or user
     known = tree.root if name == ROOT_POOL else tree.pools.get(name)
     if known is None and SUBPOOL_DELIMITER in name:
@@ -167,7 +167,7 @@ def _check_pools_of_user(tree: Tree, parent: PoolElement, name: str, user: str, 
 
 
 def ephemeral_settings(parent: PoolElement) -> PoolSettings:
-    """Return the settings of an ephemeral pool: defaults, and its parent's ``ephemeral_subpool_config`` (2.9)."""
+    """Return the settings of an ephemeral pool: defaults and its parent's ``ephemeral_subpool_config`` (2.9)."""
     given: EphemeralSubpoolConfig = parent.settings.ephemeral_subpool_config
     if given == NO_POOL_SETTINGS.ephemeral_subpool_config:
         return NO_POOL_SETTINGS
@@ -180,8 +180,8 @@ def ephemeral_settings(parent: PoolElement) -> PoolSettings:
 
 
 def operation_limits(settings: PoolSettings, tree: TreeSettings) -> tuple[int, int]:
-    """Return a pool's effective ``max_operation_count`` and ``max_running_operation_count``: its own, else the tree's
-    (2.5)."""
+    """Return a pool's effective ``max_operation_count`` and ``max_running_operation_count``: its own values, or those
+    of the tree (2.5)."""
     most, running = settings.max_operation_count, settings.max_running_operation_count
     return (
         tree.max_operation_count_per_pool if most is None else most,
@@ -190,9 +190,9 @@ def operation_limits(settings: PoolSettings, tree: TreeSettings) -> tuple[int, i
 
 
 def operation_limits_of(pool: PoolElement) -> tuple[int, int]:
-    """Return ``operation_limits`` of a living pool below the root. With ``per_pool_counts_for_leaves_only`` an inner
-    pool that sets none has the limits of the tree. An inner pool has explicit sub-pools, or is one in which ephemeral
-    pools are created."""
+    """Return ``operation_limits`` of an existing pool below the root. With ``per_pool_counts_for_leaves_only`` an inner
+    pool has its own limits or those of the tree. A pool is inner if it has explicit sub-pools or ephemeral pools are
+    created in it."""
     tree = pool.tree.config.settings
     if tree.per_pool_counts_for_leaves_only and is_inner(pool):
         own = pool.settings
@@ -205,7 +205,7 @@ def operation_limits_of(pool: PoolElement) -> tuple[int, int]:
 
 
 def is_inner(pool: PoolElement) -> bool:
-    """Whether a pool exists for sub-pools: those that it has, or those that are created in it."""
+    """Whether a pool is for sub-pools: it has some, or ephemeral ones are created in it."""
     return (
         any(child.config is not None for child in pool.children.values())
         or pool.settings.create_ephemeral_subpools
@@ -232,8 +232,8 @@ def _too_many(pool: str, limit: int, tree: str) -> CommandError:
 
 
 def find_full(element: OperationElement) -> PoolElement | None:
-    """Return the first pool on the way to the root that runs as many operations as it may; None if there is none
-    (3.2)."""
+    """Return the first pool on the way to the root that already runs the maximum number of operations; None if there is
+    none (3.2)."""
     for pool in element.ancestors():
         if pool.running_operation_count >= pool.max_running_operation_count:
             return pool
@@ -241,21 +241,21 @@ def find_full(element: OperationElement) -> PoolElement | None:
 
 
 def count_running(tree: Tree) -> Counter[str]:
-    """Return user -> number of their operations that run in the tree; empty if that is not limited."""
+    """Return user -> number of the user's operations that run in the tree; empty if that number is not limited."""
     if tree.config.settings.max_running_operation_count_per_user is None:
         return Counter()
     return Counter(each.operation.record.user for each in tree.operations.values() if each.is_running)
 
 
 def is_user_full(tree: Tree, running: int) -> bool:
-    """Whether a user with ``running`` operations may run no more of them (3.2)."""
+    """Whether a user with ``running`` running operations may not run another one (3.2)."""
     most = tree.config.settings.max_running_operation_count_per_user
     return most is not None and running >= most
 
 
 def may_run(tree: Tree, choice: PoolChoice, user: str, ahead: Ahead) -> bool:
-    """Whether an operation that starts now is admitted at once: neither a pool on its way to the root nor its user runs
-    as many operations as allowed (3.2)."""
+    """Whether an operation that starts now is admitted at once: its user and each pool on its way to the root run fewer
+    operations than allowed (3.2)."""
     _, most = operation_limits(choice.settings, tree.config.settings)
     has_room = all(
         pool.running_operation_count + ahead.running[pool] < pool.max_running_operation_count for pool in choice.path()
@@ -266,8 +266,8 @@ def may_run(tree: Tree, choice: PoolChoice, user: str, ahead: Ahead) -> bool:
 
 
 def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[OperationElement]:
-    """Return the operations of ``pending`` that are admitted now, in order of arrival: one scan of the queue (3.3). A
-    blocked operation keeps its place and does not block those behind it. The scan ends when the root is full. Changes
+    """Return the operations of ``pending`` that are admitted now, in order of arrival, by one scan of the queue (3.3).
+    A blocked operation keeps its place and does not block those after it. The scan ends when the root is full. Changes
     nothing."""
     added: dict[PoolElement, int] = {}
     found: list[OperationElement] = []
@@ -287,8 +287,8 @@ def find_activated(tree: Tree, pending: Iterable[OperationElement]) -> list[Oper
 
 
 def check_move(tree: Tree, element: OperationElement, choice: PoolChoice) -> None:
-    """Check that a live operation may move to another pool, by limits of the pools that are new for it (3.5). Raises
-    CommandError."""
+    """Check that a live operation may move to a different pool: only limits of pools that it is not in yet count (3.5).
+    Raises CommandError."""
     old = set(element.ancestors())
     if choice.pool is None:
         most, running = operation_limits(choice.settings, tree.config.settings)

@@ -1,4 +1,4 @@
-"""Backfill: which jobs use resources reserved for a gang until it needs them, and which return them (semantics.md 7.3).
+"""Backfill: which jobs use resources reserved for a gang, and which stop when it needs them (semantics.md 7.3).
 
 Pure.
 """
@@ -17,12 +17,12 @@ from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.model import OperationRecord, Task
 
 FORGIVEN: Final = 2
-"""Number of an operation's jobs that may run longer than expected; in large operations, this many times the fraction
-that ``backfill_quantile`` leaves out."""
+"""Number of an operation's jobs that may run longer than expected. In large operations, it is this many times the
+fraction that ``backfill_quantile`` leaves out."""
 
 
 def _list_limits(record: OperationRecord, task: Task, began: float) -> list[float]:
-    """Return exact limits on its run: the times at which a job that began then is stopped."""
+    """Return the times at which fixed limits of the run time stop a job that started at ``began``."""
     limits = [] if task.job_time_limit is None else [began + task.job_time_limit / 1e3]
     return limits if record.time_limit is None else [*limits, record.start_time + record.time_limit / 1e3]
 
@@ -30,8 +30,8 @@ def _list_limits(record: OperationRecord, task: Task, began: float) -> list[floa
 def find_refusal(
     element: OperationElement, task: Task, times: RunTimes, ready_at: float, now: float
 ) -> tuple[float, str]:
-    """Return the most seconds that a job of the task would run if it started now, as far as known, and why it may not
-    use reserved resources until ``ready_at``; "" if it may."""
+    """Return how long a job of the task would run if it started now: the maximum in seconds, as far as known. And
+    return why it may not use reserved resources until ``ready_at``; "" if it may."""
     operation, settings = element.operation, element.tree.config.settings
     if operation.record.is_gang:
         return 0.0, "it is a gang"
@@ -50,8 +50,8 @@ def find_refusal(
 
 
 def find_ready(kept: Reservation, times: RunTimes, now: float) -> float:
-    """Return when all reserved resources are expected to be free: by then half of the jobs like those there have ended.
-    A job whose run time is unknown may end at any moment."""
+    """Return when all reserved resources are expected to be free: by then half of all jobs similar to those that hold
+    them have ended. A job whose run time is unknown may end at any moment."""
     return max((_find_ready_on(node, room, times, now) for node, room in kept.rooms.items()), default=now)
 
 
@@ -77,7 +77,7 @@ def _find_end(job: Job, times: RunTimes, now: float) -> float:
 def list_takers(
     elements: Iterable[OperationElement], times: RunTimes, ready_at: float, now: float
 ) -> list[tuple[OperationElement, Task, float]]:
-    """Return those of these operations whose jobs may use reserved resources until ``ready_at``, as
+    """Return the operations among ``elements`` whose jobs may use reserved resources until ``ready_at``, in the form of
     ``Reservation.takers``."""
     asked = [(each, task) for each in elements if wants_jobs(each) for task in each.operation.next_tasks()]
     found = [(*each, *find_refusal(*each, times, ready_at, now)) for each in asked]
@@ -85,8 +85,8 @@ def list_takers(
 
 
 def find_startable(element: OperationElement, name: str, node: Node) -> Task | None:
-    """Return the task ``name`` with the request of its next job (the memory of a retry included), if that may still
-    start on a node."""
+    """Return the task ``name``, with the request of its next job (including the memory of a retry), if this job may
+    still start on a node."""
     task = next((each for each in element.operation.next_tasks() if each.name == name), None)
     if task is None or not wants_jobs(element) or not element.may_use(node):
         return None
@@ -96,8 +96,8 @@ def find_startable(element: OperationElement, name: str, node: Node) -> Task | N
 
 
 def list_returns(node: Node, order: Vector, now: float) -> list[Job]:
-    """Return the backfilled jobs of a node that stop for a gang that needs ``order`` there: jobs that run longer than
-    expected first, then the one started last."""
+    """Return the backfilled jobs of a node that stop for a gang that needs ``order`` there: first the jobs that run
+    longer than expected, then the last started."""
     free, unordered, returns = node.free, node.unordered_cores, list[Job]()
     for job in sorted(list_backfilled(node), key=lambda job: (now <= (job.backfill_until or 0.0), -job.sequence)):
         if fits(free, order) and fits_orders(unordered, order[CPU]):

@@ -1,4 +1,4 @@
-"""Cost of preempting a job: the work that is done again, and until when a job is protected (semantics.md 6.9).
+"""Cost of preempting a job: the work that has to be repeated, and until when a job is protected (semantics.md 6.9).
 
 Pure: only a job's reports are read.
 """
@@ -10,16 +10,16 @@ from typing import Final
 from cpumond.scheduler.elements import Job, Node
 
 CLOCK_SKEW_S: Final = 60.0
-"""Maximum seconds that the clock of a job's node may be ahead; later checkpoints are ignored."""
+"""Maximum seconds that the clock of a job's node may be ahead; checkpoints even further ahead are ignored."""
 
 
 def lost_core_seconds(job: Job, now: float) -> float:
     """Return the core-seconds that a job loses if it is stopped at ``now``: its usage since its start or last
     checkpoint.
 
-    Its usage is the CPU time that its node reported, spread evenly over its run; its limit, if the node reported none.
-    A checkpoint in the future or before the start does not count, so a job can only lower its loss. A job that its node
-    has not begun loses nothing.
+    Its usage is the CPU time that its node reported, spread evenly over its run, or its limit if the node reported
+    none. A checkpoint in the future or before the start does not count, so a report of the job can only lower its loss.
+    A job that has not begun on its node loses nothing.
     """
     if job.began_at is None or now <= job.began_at:
         return 0.0
@@ -32,7 +32,7 @@ def lost_core_seconds(job: Job, now: float) -> float:
 
 
 def spared_until(job: Job) -> float:
-    """Return until when ``min_run_time`` protects a job from preemption, in scheduler time; -inf: it does not."""
+    """Return until when ``min_run_time`` protects a job from preemption, in scheduler time; -inf if it does not."""
     rules, own = job.element.rules, job.task.min_run_time
     if rules is None:
         return float("-inf")
@@ -43,5 +43,5 @@ def spared_until(job: Job) -> float:
 
 
 def next_unspared(node: Node, now: float) -> float:
-    """Return when the next job of a node ceases to be protected by ``min_run_time``; infinity: no job is."""
+    """Return when ``min_run_time`` next ceases to protect a job of a node; infinity if it protects none."""
     return min((until for job in node.jobs.values() if (until := spared_until(job)) > now), default=float("inf"))

@@ -1,4 +1,4 @@
-"""Gangs: all of their jobs start in one round, on one or more nodes, or none does (semantics.md 7.3). Pure."""
+"""Gangs: all jobs of a gang start in one round, on one or more nodes, or none does (semantics.md 7.3). Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cpumond.scheduler.elements.node_sizes import fits
 from cpumond.scheduler.model import Task
 
 MOST_STEPS: Final = 2000
-"""Maximum number of ways to place a gang of several tasks that are tried beyond the simple ones."""
+"""Maximum number of placements that are tried for a gang of several tasks, after the simple ones."""
 MOST_GANG_SEARCHES: Final = 512
-"""Maximum number of searches for victims in one attempt for a gang; a gang that needs more preempts no job."""
+"""Maximum number of searches for victims in one attempt for a gang; if a gang needs more, it preempts no job."""
 
 
 class GangPlace(NamedTuple):
@@ -33,7 +33,7 @@ class GangPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GangPlan:
-    """The jobs of a gang to start, and the jobs on their nodes that must end for it, each with its reason."""
+    """The jobs of a gang to start, and the jobs on their nodes that must end for them, each with its reason."""
 
     element: OperationElement
     priority: TargetPriority
@@ -50,14 +50,14 @@ class Reservation:
     until: float
     since: float
     ready_at: float | None = None
-    """When all of it is expected to be free, computed at ``looked_at``; None: not computed yet."""
+    """When all reserved resources are expected to be free, computed at ``looked_at``; None: not computed yet."""
     looked_at: float = 0.0
     takers: Sequence[tuple[OperationElement, Task, float]] = ()
-    """Operations whose jobs may use it until then, in the order of service, with the most seconds that they run."""
+    """Operations whose jobs may use the resources until then, in the order of service, and their longest run in s."""
 
 
 def may_take_back(element: OperationElement) -> bool:
-    """Whether backfilled jobs make room for a gang: not if the requests of other jobs are in its way, too (1.10)."""
+    """Whether backfilled jobs stop for a gang: not if the requests of other jobs block it as well (1.10)."""
     return element.tree.config.settings.enable_backfill and element.operation.record.allow_reclaimed
 
 
@@ -86,7 +86,7 @@ def sum_needed(element: OperationElement) -> Vector:
 
 
 def find_limit(element: OperationElement) -> str:
-    """Return which limits forbid all jobs that it needs together; "" if none does."""
+    """Return which limits forbid that all needed jobs run together; "" if none does."""
     left, tightest = room_left(element)
     if fits(left, sum_needed(element)):
         return ""
@@ -94,7 +94,7 @@ def find_limit(element: OperationElement) -> str:
 
 
 def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:
-    """Return the part of these free resources that is not reclaimed CPU (1.10)."""
+    """Return the free resources of each node without reclaimed CPU (1.10)."""
     return {
         node: (slots, min(cpu, node.unordered_cores), gpu, memory, network)
         for node, (slots, cpu, gpu, memory, network) in rooms.items()
@@ -102,8 +102,8 @@ def within_orders(rooms: Mapping[Node, Vector]) -> dict[Node, Vector]:
 
 
 def find_places(element: OperationElement, rooms: Mapping[Node, Vector], spare: Vector) -> list[GangPlace] | None:
-    """Return a place in the free resources of the nodes for each job that it needs; None if no way is found. Tries the
-    fullest node that can hold a job first, then the emptiest first, then other ways, at most MOST_STEPS."""
+    """Return a place in the free resources of the nodes for each job that it needs; None if none is found. Tries the
+    fullest node that can hold a job first, then the emptiest first, then further placements, at most MOST_STEPS."""
     free = [as_vector(max(amount, 0.0) for amount in room) for room in rooms.values()]
     if not free or not fits(sum_vectors(free), sum_needed(element)):
         return None
@@ -124,7 +124,7 @@ def _fill(
     places: list[GangPlace] = []
     first, before = 0, None
     for task in needed:
-        # A node that could not hold the last job of a task cannot hold the next one.
+        # A node that could not hold the last job of a task cannot hold the task's next job either.
         first = first if task is before else 0
         before = task
         while first < len(nodes) and not _holds(nodes[first], rooms[nodes[first]], task, spare):
@@ -142,7 +142,7 @@ def _holds(node: Node, free: Vector, task: Task, spare: Vector) -> bool:
 
 
 class _Packing:
-    """A search through all ways to place jobs of several sizes, limited to MOST_STEPS."""
+    """A search through all placements of jobs of several sizes, limited to MOST_STEPS."""
 
     def __init__(self, needed: Sequence[Task], nodes: Sequence[Node], rooms: dict[Node, Vector], spare: Vector) -> None:
         self.needed, self.nodes, self.rooms, self.spare = needed, nodes, rooms, spare
@@ -174,7 +174,7 @@ class _Packing:
         return None
 
     def _next(self, task: Task, at: list[int], tried: set[tuple[Vector, Vector]]) -> Node | None:
-        """Return the next node to try at this depth; of equal nodes only the first."""
+        """Return the next node to try at this depth; of several equal nodes only the first is tried."""
         while at[-1] < len(self.nodes):
             node = self.nodes[at[-1]]
             at[-1] += 1
@@ -186,8 +186,8 @@ class _Packing:
 
 
 def find_reservation(element: OperationElement, nodes: Iterable[Node], now: float, until: float) -> Reservation | None:
-    """Return the resources to reserve for a gang: for each job the node that lacks least; None if even empty nodes are
-    too small."""
+    """Return the resources to reserve for a gang: for each job those of the node that lacks least. Returns None if even
+    empty nodes are too small."""
     takes_back = may_take_back(element)
     free = {node: add(node.free, sum_backfilled(node)) if takes_back else node.free for node in nodes}
     empty = {node: subtract(node.capacity, node.foreign_usage) for node in free}
@@ -222,11 +222,11 @@ def _lack(free: Vector, order: Vector, capacity: Vector) -> float:
 def plan_for_gang(
     target: OperationElement, priority: TargetPriority, rooms: Mapping[Node, Vector], now: float, spare: Vector
 ) -> GangPlan | None:
-    """Return all jobs of a starving gang, with the victims on several nodes; None if not all jobs would fit: then no
-    job is preempted.
+    """Return all jobs of a starving gang to start, with their victims on several nodes. If not all jobs would fit, no
+    job is preempted: it returns None.
 
-    ``rooms``: free resources of each node that takes jobs. The rules are those of ``plan_preemption``, each victim
-    after the loss of all before, on any node. Jobs that fit without victims are placed first.
+    ``rooms``: free resources of each node that takes jobs. The rules are those of ``plan_preemption``; each victim is
+    checked after the loss of all victims before it, on any node. Jobs that fit without victims are placed first.
     """
     if target.operation.needed_job_count > MOST_GANG_SEARCHES:
         return None
@@ -254,20 +254,20 @@ class _GangSearch:
         self.target, self.priority, self.now, self.spare = target, priority, now, spare
         self.rooms = dict(rooms)
         self.unordered = {node: node.unordered_cores for node in rooms}
-        """Node -> its ``unordered_cores`` after the placements and victims so far."""
+        """Node -> its ``unordered_cores``, with the placements and victims so far."""
         self.losses = Losses()
         self.places: list[GangPlace] = []
         self.victims: list[Candidate] = []
         self.stages: dict[Node, SwapStage] = {}
         self.searches = 0
         self.full: set[tuple[Node, Vector]] = set()
-        """Nodes and requests for which no victims were enough."""
+        """Nodes and requests for which no set of victims is enough."""
         self.without_room: set[Vector] = set()
         """Requests that fit no node without victims."""
         self.gone: set[Job] = set()
 
     def place(self, task: Task) -> bool:
-        """Place one more job, with victims if it needs some."""
+        """Place one more job, with victims if they are necessary."""
         order = task.resources
         if order not in self.without_room and self._is_within_limits(order):
             for node, free in self.rooms.items():
@@ -301,7 +301,7 @@ class _GangSearch:
         stage = self.stages.get(node)
         if stage is None:
             stage = self.stages[node] = SwapStage(node, self.target.tree, self.priority, self.now)
-            if stage.settings.enable_backfill:  # their resources are free for it, or are another gang's
+            if stage.settings.enable_backfill:  # the gang may use their resources already, or they are another gang's
                 stage.candidates = [each for each in stage.candidates if each.jobs[0].backfill_until is None]
             stage.candidates = [each for each in stage.candidates if each.jobs[0] not in self.gone]
         stage.free = as_vector(f + c * ROUNDING for f, c in zip(self.rooms[node], node.capacity, strict=True))

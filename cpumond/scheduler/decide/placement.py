@@ -1,7 +1,7 @@
 """Choice of the operations that get jobs on a node's heartbeat: the order of service and the checks (semantics.md 7).
 
-``ServiceOrder`` keeps a heap for each pool with the children that want jobs, the least satisfied first. A change of one
-operation moves only its own path. ``place_jobs`` is one regular stage of one heartbeat.
+``ServiceOrder`` keeps a heap for each pool: the children that want jobs, the least satisfied first. A change of one
+operation moves only the elements on its path. ``place_jobs`` is one regular stage of one heartbeat.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from cpumond.scheduler.elements.node_sizes import ROUNDING, NodeSizes, fits
 from cpumond.scheduler.model import OperationRecord, Task
 
 SHARE_EPS = 1e-9
-"""Shares that differ by less count as equal: sums of floats are inexact."""
+"""Shares less than this apart count as equal: sums of floats are inexact."""
 NEVER = float("inf")
 MOST_KINDS = 16
-"""Maximum number of kinds of nodes with an order of service of their own."""
+"""Maximum number of kinds of nodes that have their own order of service."""
 MAX_NAMED = 10
 """Maximum number of tasks of one operation that are named in warnings."""
 
 ONLY_RECLAIMED = "only_reclaimed_cpu_left"
-"""Reason of an operation with ``allow_reclaimed = false`` where other jobs requested the free CPU (1.10)."""
+"""Reason of an operation with ``allow_reclaimed = false``: other jobs have requested the free CPU (1.10)."""
 UNMATCHED = "unmatched_scheduling_tag"
-"""Reason of an operation that a tag filter, its own or of a pool above, keeps from a node (2.13)."""
+"""Reason of an operation that may not use a node: a tag filter, its own or of a pool above, forbids it (2.13)."""
 OTHER_NODE = "other_node"
 NO_SECRETS = "no_secrets_on_node"
 """Reason of an operation with secrets on a node whose agent cannot pass them to jobs (12.6)."""
@@ -39,20 +39,20 @@ NO_ENTRY = 0
 """Version of a child that wants no jobs."""
 
 Key = tuple[float, float]
-"""Sort key among siblings, lower is earlier; the second number decides between equals."""
+"""Sort key among siblings; lower comes earlier. The second number decides if the first ones are equal."""
 
 Entry = tuple[float, float, int, int, Element]
-"""Key, order among siblings, version, element. The version makes the rest of the tuple unreachable in comparisons."""
+"""Key, order among siblings, version, element. Versions differ, so comparisons never reach the element."""
 
 
 def satisfaction(element: Element) -> float:
-    """Return an element's usage over its fair share: lower is served earlier, 1 is exactly the fair share (7.2). It
-    counts the element's own usage; a pool's place in the order also depends on its children (``_key_of_pool``)."""
+    """Return an element's usage divided by its fair share (7.2): 1 is exactly its share, lower is served earlier. Only
+    its own usage counts here; a pool's place in the order also depends on its children (``_key_of_pool``)."""
     return satisfaction_of(element.usage, element.fair_share, element.demand_share, element.tree.total)
 
 
 def satisfaction_of(usage: Vector, fair: Vector, demand: Vector, total: Vector = ONE) -> float:
-    """Return the satisfaction by section 7.2. ``usage`` is absolute if ``total`` is the cluster's, else a share."""
+    """Return the satisfaction by section 7.2. ``usage`` is absolute if ``total`` is the cluster's, or else a share."""
     # Called for every pool above each job that starts, so it is one plain loop.
     over, open_ratio, blocked = 0.0, -1.0, NEVER
     for used, t, f, d in zip(usage, total, fair, demand, strict=True):
@@ -87,8 +87,8 @@ def wants_jobs(element: OperationElement) -> bool:
 
 class ServiceOrder:
     """The order in which the operations of one tree are served, from one fair-share update to the next (7.1). ``kind``:
-    the kind of nodes that it serves, where filters leave out some (2.13), so that operations that may not use them are
-    not visited again and again; None: all operations. All orders of a tree follow each change together."""
+    if filters forbid nodes (2.13), the kind of nodes served: operations that may not use them are left out, to save
+    visits. None: all operations are in it. Each change reaches all orders of a tree."""
 
     def __init__(self, tree: Tree, kind: Kind | None = None) -> None:
         self.tree = tree
@@ -96,9 +96,9 @@ class ServiceOrder:
         self._heaps: dict[PoolElement, list[Entry]] = {}
         """Pool -> heap of its children that want jobs."""
         self._valid: dict[Element, int] = {}
-        """Child -> the version of its valid entry, NO_ENTRY for none; every child that ever had one is here."""
+        """Child -> the version of its valid entry, or NO_ENTRY; has every child that ever had an entry."""
         self._ranks: dict[Element, int] = {}
-        """Child -> its rank among its siblings; children that came after this object was made have none."""
+        """Child -> its rank among its siblings; children that came after this order was made have none."""
         self._version = 0
         self._aside: list[OperationElement] = []
         self._of_kinds: dict[Kind, ServiceOrder] = {}
@@ -106,7 +106,7 @@ class ServiceOrder:
         self._build(tree.root)
 
     def of(self, node: Node) -> ServiceOrder:
-        """Return the order for a node: this one if no filter is in use, or there are too many kinds of nodes."""
+        """Return the order for a node: this one if no filter is in use or there are too many kinds of nodes."""
         if not self.tree.fittings:
             return self
         kind = self.tree.fittings.of(node)
@@ -139,7 +139,7 @@ class ServiceOrder:
         return self._key_of_pool(pool, heap)
 
     def _enter(self, heap: list[Entry], child: Element, key: Key | None, rank: int) -> None:
-        """Add an entry to a heap that is being built; ``key`` None: the child wants no jobs."""
+        """Add an entry to a heap that is being built; if ``key`` is None, the child wants no jobs."""
         if key is not None:
             self._version += 1
             self._valid[child] = self._version
@@ -164,11 +164,11 @@ class ServiceOrder:
         return (element.satisfaction, 0.0)
 
     def _key_of_pool(self, pool: PoolElement, heap: list[Entry]) -> Key | None:
-        """Return a pool's key, from its best child (7.1); its own satisfaction decides between equals. None if no child
-        wants a job.
+        """Return a pool's key: that of its best child (7.1); its own satisfaction decides between equal ones. None if
+        no child wants a job.
 
         A pool above its own fair share is served by its own satisfaction. Each pool with more operations than jobs has
-        a child without any: by the minimum alone the first such pool would get every slot, however far above its share.
+        a child without jobs: by the minimum alone, the first such pool would get every slot even far above its share.
         """
         top = self._top(heap)
         if top is None:
@@ -179,7 +179,7 @@ class ServiceOrder:
         return (max(least, own) if own > 1.0 + SHARE_EPS else least, own)
 
     def best(self) -> OperationElement | None:
-        """Return the operation that is served next; None if none wants a job."""
+        """Return the operation that is served next; None if no operation wants a job."""
         pool = self.tree.root
         while True:
             top = self._top(self._heaps[pool])
@@ -196,23 +196,23 @@ class ServiceOrder:
         self._place(element, self._key_of(element) if self._wants(element) else None)
 
     def set_aside(self, element: OperationElement) -> None:
-        """Skip an operation until ``restore`` (7.1, deactivation)."""
+        """Skip an operation until ``restore`` is called (7.1, deactivation)."""
         self._aside.append(element)
         self._place(element, None)
 
     def leave(self, element: OperationElement) -> None:
-        """Skip an operation until its needs change or the next order is made: no other node helps it now."""
+        """Skip an operation until its needs change or the next order is made: no other node can help it until then."""
         self._place(element, None)
 
     def restore(self) -> None:
-        """End of a heartbeat: let operations that were set aside take part again."""
+        """End a heartbeat: operations that were set aside take part again."""
         for element in self._aside:
             self.refresh(element)
         self._aside.clear()
 
     def catch_up(self, but: ServiceOrder | None = None) -> None:
         """Move all operations that changed since the last call (``Tree.changed``), also in the orders of all kinds.
-        ``but``: the order that has them already."""
+        ``but``: an order in which they were moved already."""
         changed = self.tree.changed
         if not changed:
             return
@@ -222,7 +222,7 @@ class ServiceOrder:
         changed.clear()
 
     def rank(self, elements: Sequence[OperationElement]) -> list[OperationElement]:
-        """Sort operations that want jobs, least satisfied on every level first; for preemptive stages (6.6)."""
+        """Sort operations that want jobs for preemptive stages (6.6): at every level the least satisfied come first."""
         inside: dict[PoolElement, list[Element]] = {}
         for element in elements:
             side: Element = element
@@ -241,7 +241,7 @@ class ServiceOrder:
             is_fifo = child.parent.mode == "fifo" and child.fifo_index is not None
             return ((float(child.fifo_index or 0) if is_fifo else child.satisfaction, 0.0), child.name)
 
-        # Not recursive: a closure that refers to itself would keep this order until the next garbage collection.
+        # Not recursive: a closure that refers to itself would keep this order alive until the next garbage collection.
         ranked: list[OperationElement] = []
         stack: list[Element] = [self.tree.root]
         while stack:
@@ -258,21 +258,21 @@ class ServiceOrder:
         while pool is not None:
             heap, rank = self._heaps.get(pool), self._ranks.get(child)
             if heap is None or rank is None:
-                return  # the child came or moved after this order was made; the order of the next update has it
+                return  # the child was added or moved after this order was made; the order of the next update has it
             if key is None:
                 self._valid[child] = NO_ENTRY
             else:
                 self._version += 1
                 self._valid[child] = self._version
                 heappush(heap, (*key, rank, self._version, child))
-            # Even if no operation wants a job, the usage of the pools above has changed.
+            # Even if the operation wants no job, the usage of the pools above it has changed.
             key = None if pool.parent is None else self._key_of_pool(pool, heap)
             child, pool = pool, pool.parent
 
 
 def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Collection[NodeSizes]) -> list[str]:
-    """Return sentences about tasks of which no node of some trees could hold a job even if it were empty, or about a
-    gang that no tree could hold at once; ``jobs``: the number of each task. Empty for trees without nodes."""
+    """Return sentences about tasks whose jobs fit no node of some trees, even if it were empty, or about a gang that no
+    tree could hold at once. ``jobs``: the number of jobs of each task. Trees without nodes do not count."""
 
     def find_first(told: list[str]) -> str:
         return told[0] if told and all(told) else ""
@@ -291,7 +291,7 @@ def find_unplaceable(jobs: Iterable[tuple[Task, int]], is_gang: bool, trees: Col
 
 
 def find_stuck_tasks(live: Operation) -> list[str]:
-    """Return ``find_unplaceable`` for a live operation: for its tasks that have jobs to start and none that is live."""
+    """Return ``find_unplaceable`` for those tasks of a live operation that have jobs to start and no live job."""
     for each in live.elements.values():
         if each.has_room():
             return []
@@ -300,7 +300,7 @@ def find_stuck_tasks(live: Operation) -> list[str]:
 
 
 def list_alerts(live: Operation) -> list[tuple[str, str]]:
-    """Return the alerts, as code and sentence, of a live operation of which nothing can start."""
+    """Return the alerts of a live operation that cannot start any job, each as code and sentence."""
     if live.lacks_secrets:
         return [("secrets_not_readable", f"it {NO_KEY}")]
     if live.stuck is not None and live.stuck.is_reported and not live.active_job_count:
@@ -309,20 +309,20 @@ def list_alerts(live: Operation) -> list[tuple[str, str]]:
 
 
 def fits_orders(unordered_cores: float, cores: float) -> bool:
-    """Whether another ordinary job of ``cores`` leaves the requests of such jobs within a node's CPU, up to rounding.
-    ``unordered_cores``: as ``Node.unordered_cores``."""
+    """Whether the requests of ordinary jobs still fit into a node's CPU, up to rounding, with another ordinary job of
+    ``cores``. ``unordered_cores``: as ``Node.unordered_cores``."""
     return cores <= unordered_cores or cores <= unordered_cores + ROUNDING * max(cores, 1.0)
 
 
 def may_start_within(record: OperationRecord, unordered_cores: float, cores: float) -> bool:
-    """Whether the CPU that is not requested is enough for a job of the operation: always, if it allows reclaimed
-    CPU."""
+    """Whether the CPU that is not requested is enough for a job of the operation. It always is if the operation allows
+    reclaimed CPU."""
     return record.allow_reclaimed or fits_orders(unordered_cores, cores)
 
 
 def is_on_reclaimed(job: Job) -> bool:
-    """Whether a job that is about to start will run on reclaimed CPU: its request and those of ordinary and foreign
-    jobs on its node exceed the capacity, or its operation requires it (1.10). Jobs that are being stopped do not count.
+    """Whether a job that is about to start will run on reclaimed CPU (1.10): its operation requires it, or its request
+    and those of ordinary and foreign jobs on its node exceed the capacity. Jobs that are being stopped do not count.
     """
     if job.element.operation.record.require_reclaimed:
         return True
@@ -330,14 +330,14 @@ def is_on_reclaimed(job: Job) -> bool:
 
 
 def is_in_idle_class(job: Job) -> bool:
-    """Whether the scheduler asks the node to run the job in its idle class. An agent without one is not asked: the job
-    would have no ceiling, at a usual weight."""
+    """Whether the scheduler asks the node to run the job in its idle class. An agent without that class is not asked:
+    the job would run without a ceiling and at an ordinary weight."""
     about = job.node.about
     return job.reclaimed and (about is None or bool(about.idle_class))
 
 
 def find_ceiling_rule(pool: PoolElement | None, tree: Tree) -> bool | None:
-    """Return ``set_container_cpu_limit`` of the nearest pool at or above ``pool`` that sets it, else the tree's
+    """Return ``set_container_cpu_limit`` of the nearest pool, from ``pool`` up, that sets it, or else that of the tree
     (1.10)."""
     while pool is not None:
         if pool.settings.set_container_cpu_limit is not None:
@@ -347,8 +347,8 @@ def find_ceiling_rule(pool: PoolElement | None, tree: Tree) -> bool | None:
 
 
 def has_ceiling(job: Job) -> bool:
-    """Whether the request of a job that is about to start is its ceiling, too: as its task says, else the nearest pool
-    or the tree, else its class."""
+    """Whether the request of a job that is about to start is also its ceiling. Its task decides, or else the nearest
+    pool or the tree, or else its class."""
     says = job.task.set_container_cpu_limit
     if says is None:
         says = find_ceiling_rule(job.element.parent, job.element.tree)
@@ -369,7 +369,7 @@ def find_obstacle(element: OperationElement, task: Task, free: Vector, unordered
 
 
 def find_task(element: OperationElement, free: Vector, unordered_cores: float = NEVER) -> tuple[Task | None, str]:
-    """Return the first task that may start a job with ``free`` on the node, or None and the reason of the last task."""
+    """Return the first task that may start a job with ``free`` on the node; if none may, None and the last reason."""
     reason = "no_needed_jobs"
     if element.operation.record.preemption_mode == "graceful" and satisfaction(element) >= 1.0:
         return None, "graceful_over_fair_share"
@@ -381,7 +381,7 @@ def find_task(element: OperationElement, free: Vector, unordered_cores: float = 
 
 
 def has_spare(node: Node, free: Vector, spare: Vector) -> bool:
-    """Whether the node has at least ``spare`` free of every resource that it has at all (7.1)."""
+    """Whether the node has at least ``spare`` free; resources that it does not have at all do not count (7.1)."""
     for f, s, c in zip(free, spare, node.capacity, strict=True):
         if f < s and c and f < s - ROUNDING * max(s, 1.0):
             return False
@@ -389,7 +389,7 @@ def has_spare(node: Node, free: Vector, spare: Vector) -> bool:
 
 
 def room_beside(free: Vector, reserved: Vector) -> Vector:
-    """Return a node's free resources without ``reserved``; a negative amount stays as it is."""
+    """Return a node's free resources without ``reserved``; amounts that are negative stay as they are."""
     if reserved is ZERO:
         return free
     a, b, c, d, e = (f if f < 0.0 else max(f - r, 0.0) for f, r in zip(free, reserved, strict=True))
@@ -408,9 +408,10 @@ def place_jobs(
 ) -> list[Job]:
     """One regular stage: start jobs on the node, the least satisfied operation first, while resources are free (7.1).
 
-    Each start is counted on the whole path at once, so that the next choice sees it; a start that any level refuses is
-    counted nowhere. ``place_gang`` starts all jobs of a gang on any nodes, or says why not (7.3); ``reserved`` of this
-    node's free resources is kept for one. ``shuns``: whether an operation with failures waits for another node (2.14).
+    Each start is counted on the whole path at once, so the next choice takes it into account. A start that is refused
+    at any level is counted nowhere. ``place_gang`` starts all jobs of a gang on any nodes, or returns why not (7.3).
+    ``reserved``: what is kept for one on this node. ``shuns``: whether an operation whose jobs failed waits for a
+    different node (2.14).
     """
     started: list[Job] = []
     order.catch_up()

@@ -1,7 +1,7 @@
-"""Choice of the jobs to preempt, for whom and why; nothing is stopped here (semantics.md 1.9, 6.4 to 6.8).
+"""Choice of the jobs to preempt, for whom and why. It stops no job itself (semantics.md 1.9, 6.4 to 6.8).
 
-Pure and deterministic: times are arguments, jobs are walked in a fixed order. Only a cache of the last fair-share
-update is written, the jobs' ``preemptibility`` and ``lists_are_old``, and a node's ``skipped_searches``.
+Pure and deterministic: times are arguments, jobs are walked in a fixed order. It writes only what belongs to the last
+fair-share update: ``preemptibility`` of jobs, ``lists_are_old``, and ``skipped_searches`` of nodes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from cpumond.scheduler.model import Task
 @dataclass(frozen=True, slots=True)
 class PreemptionPlan:
     """One job to start, and the jobs on its node that must end for it, in the order of the walk, each with its reason.
-    When the victims' usage is gone and the job's is there, the node fits its capacity and no pool above the job exceeds
-    its limits (within ``ROUNDING``). Without any one of the victims that would not hold."""
+    After the exchange, the node fits its capacity and no pool above the job exceeds its limits (within ``ROUNDING``).
+    If any one of the victims stayed, this would not hold."""
 
     element: OperationElement
     task: Task
@@ -33,15 +33,15 @@ class PreemptionPlan:
 
 
 MOST_SEARCHES: Final = 64
-"""Maximum number of searches for victims in one attempt; the node's next attempt continues after them."""
+"""Maximum number of searches for victims in one attempt; the next attempt on this node continues after these."""
 
 
 class Targets:
-    """The operations of a tree that may preempt, in the order of service, indexed so that an attempt finds the few that
+    """The operations of a tree that may preempt, in the order of service. An index lets an attempt find the few that
     its node can serve. Made once per fair-share update.
 
-    ``ranked``: with their priorities, the children of each pool one after another. ``may_preempt`` is checked again for
-    each search, since the answer may have changed since the update.
+    ``ranked``: the targets with their priorities; the children of each pool are adjacent. ``may_preempt`` is checked
+    again for each search, since the answer may have changed after the update.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Targets:
         self.may_preempt = may_preempt
         self.below: dict[TargetPriority, dict[Element, _Below]] = {}
         self.gangs: list[tuple[OperationElement, TargetPriority]] = []
-        """Starving gangs, aggressive ones first. They need several nodes at once (``gangs.plan_for_gang``)."""
+        """Starving gangs, aggressive ones first. They may need several nodes at once (``gangs.plan_for_gang``)."""
         for element, priority in ranked:
             if element.operation.record.is_gang:
                 self.gangs.append((element, priority))
@@ -69,7 +69,7 @@ class Targets:
                     below = table[pool] = _Below()
                 below.children.setdefault(side, len(below.children))
                 if own.orders.keys() <= below.orders.keys():
-                    break  # the pools above have these requests, and lead here
+                    break  # the pools above already have these requests, and lead to this pool
                 below.orders |= own.orders
                 side = pool
         self.gangs.sort(key=lambda gang: _STAGES.index(gang[1]))
@@ -77,8 +77,8 @@ class Targets:
 
 @dataclass(slots=True, eq=False)
 class _Below:
-    """Everything at or below one element: its children on the way to targets, with their rank, and the targets'
-    requests."""
+    """What is at or below one element: the children on the way to targets, with their rank, and the requests of these
+    targets."""
 
     children: dict[Element, int] = field(default_factory=dict)
     orders: dict[Vector, None] = field(default_factory=dict)
@@ -90,23 +90,23 @@ def plan_preemption(
     """Return the first job of a starving operation that can replace jobs on this node, with the jobs that must end for
     it.
 
-    Targets are tried in the usual order of service, aggressive ones before normal ones, and last those that claim a
-    strong guarantee (6.10). A stage is skipped when the node's free resources and all that victims could free do not
-    reach ``spare`` (6.6). At most ``MOST_SEARCHES`` are made; the next attempt continues at ``node.skipped_searches``.
+    Targets are tried in the order of service: aggressive ones, then normal ones, last those that claim a strong
+    guarantee (6.10). A stage is skipped if the node's free resources and all that victims could free do not reach
+    ``spare`` (6.6). After ``MOST_SEARCHES`` the attempt ends; the next one continues at ``node.skipped_searches``.
 
-    ``reserved`` free resources of the node are kept for a gang (7.3). Jobs within their ``min_run_time`` are no
-    candidates. A gang ends whole, with its jobs on other nodes, or not at all.
+    ``reserved``: free resources of the node that are kept for a gang (7.3). Jobs within their ``min_run_time`` are no
+    candidates. A gang ends as a whole, with its jobs on other nodes, or not at all.
 
-    Victims are walked latest start first, or with ``preempt_cpu_gap_first`` the preemptible ones first and among the
-    others those with a lowered limit. Victims that turn out to be needless are spared, the last of the walk first. Each
-    is taken only if its list (6.4), the count rule and the elements above it (6.5) still allow it after the loss of
-    those before. With ``preempt_cheapest_first`` the set of victims that loses least work is chosen (``Swap``). With
+    The walk begins with the last started job. With ``preempt_cpu_gap_first`` preemptible jobs come first; then, in
+    other lists, jobs with a lowered limit. Unnecessary victims are spared at the end, the last of the walk first. A
+    victim is taken only if its list (6.4), the count rule and the elements above it (6.5) still allow it after the
+    losses so far. With ``preempt_cheapest_first`` the victims that lose least work are chosen (``Swap``). With
     ``enable_conditional_preemption`` elements above both victim and target do not block: their total stays.
 
-    Jobs do not change places back and forth. Below the lowest common pool of victim and target, the victim's side must
-    after its losses still be better satisfied (7.2) than the target's side is now. It must also keep its fair share or
-    be better by ``LEAST_GAIN``. So a swap raises the lesser of the two satisfactions, and the reverse swap, which would
-    lower it again, is refused. The gain is required because fair shares themselves follow usage a little.
+    Jobs do not change places back and forth. Consider both sides below the lowest common pool of victim and target. The
+    victim's side must after its losses still be better satisfied (7.2) than the target's side is now. It must also keep
+    its fair share, or be better by ``LEAST_GAIN``: fair shares themselves follow usage a little. Then a swap raises the
+    lesser of the two satisfactions; the reverse swap would lower it again and is refused.
     """
     first, node.skipped_searches = node.skipped_searches, 0
     budget = _Budget(first)
@@ -131,7 +131,7 @@ _STAGES: Final[tuple[TargetPriority, ...]] = ("aggressive", "normal", "guarantee
 
 
 class _Budget:
-    """Number of searches in one attempt; the searches before ``first`` were made by earlier attempts and are not
+    """Number of searches in one attempt. Earlier attempts made the searches before ``first``, which are not
     repeated."""
 
     def __init__(self, first: int) -> None:
@@ -144,9 +144,9 @@ class _Budget:
 
 
 class _Search:
-    """The way through the pools to the first target for which victims are found, in the order of service. A request
-    that fails for one target fails for all whose path joins that of the candidates at the same pool, from a side that
-    is satisfied no less. So the cost depends on the pools near the candidates, not on all that starve."""
+    """The way through the pools, in the order of service, to the first target for which victims are found. A request
+    that fails for one target fails for all that join the candidates' path at the same pool from a side that is no less
+    satisfied. So the cost depends on the pools near the candidates, not on all that starve."""
 
     def __init__(
         self,
@@ -165,8 +165,8 @@ class _Search:
         self.own = {candidate.element for candidate in stage.candidates}
 
     def visit(self, pool: PoolElement, available: Vector) -> PreemptionPlan | None:
-        """Search below a pool with candidates or the root. ``available``: free resources and those that pools above
-        release."""
+        """Search below a pool that is the root or has candidates. ``available``: free resources, and those that pools
+        above release."""
         stage, below = self.stage, self.below.get(pool)
         if below is None or not pool.may_use(stage.node):
             return None
@@ -174,14 +174,14 @@ class _Search:
         orders = [order for order in below.orders if dominates(available, order)]
         children: Iterable[Element] = below.children
         if not orders:
-            # Here only jobs that a pool further down releases to targets inside it can be enough.
+            # Only jobs that a pool further down releases to targets inside that pool can be enough here.
             inside = stage.inside.get(pool, ()) if stage.conditional else ()
             children = sorted((child for child in inside if child in below.children), key=below.children.__getitem__)
         for child in children:
             if isinstance(child, PoolElement) and child in stage.pools:
                 plan = self.visit(child, available)
             elif orders:
-                # Whether a guarantee is claimed depends on the side.
+                # The side decides whether a guarantee is claimed.
                 joint = child if self.stage.by_guarantee else pool
                 plan = self._try(joint, child, orders, local_satisfaction(child))
                 orders = [order for order in orders if not self._is_hopeless(pool, order, 0.0)]
@@ -194,7 +194,7 @@ class _Search:
     def _try(
         self, joint: Element, element: Element, orders: Iterable[Vector], satisfaction: float
     ) -> PreemptionPlan | None:
-        """Search at or below an element without candidates; ``satisfaction``: of the side below ``joint``."""
+        """Search at or below an element without candidates. ``satisfaction``: that of the side below ``joint``."""
         if not element.may_use(self.stage.node):
             return None
         below = self.below[element]
@@ -234,7 +234,7 @@ class _Search:
             if victims is not None:
                 told = explain_victims(target, stage.priority, victims, self.now)
                 return PreemptionPlan(target, task, stage.priority, told)
-            # An operation that refuses reclaimed CPU needs more free resources than others.
+            # An operation that refuses reclaimed CPU needs more free resources than one that accepts it.
             if target not in self.own and target.operation.record.allow_reclaimed:
                 self.failed[joint, order] = satisfaction
         return None

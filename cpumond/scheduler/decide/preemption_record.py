@@ -24,8 +24,8 @@ def make_record(
     preemptor: OperationElement | None = None,
     priority: Literal["", "normal", "aggressive", "guarantee"] = "",
 ) -> PreemptionRecord:
-    """Return the record of a decision about ``job``; ``now`` is seconds since 1970, ``why`` the reason without the
-    kind. Call it while the job still has its usage. The record's ``why`` is the whole sentence."""
+    """Return the record of a decision about ``job``. ``now`` is seconds since 1970, ``why`` the reason without the
+    kind; the record's ``why`` is the whole sentence. Call this while the job still has its usage."""
     element = job.element
     assert element.parent is not None
     head, tail = _HEADS[kind], _FAILS if kind != "aborted" and fails_operation(job) else ""
@@ -55,7 +55,7 @@ def make_record(
 
 
 def fails_operation(job: Job) -> bool:
-    """Whether the end of a job fails its operation unless it completes: it must not run twice, and has begun (3.6)."""
+    """Whether the job's end fails its operation unless the job completes: it has begun and must not run twice (3.6)."""
     return job.task.fail_on_job_restart and job.began_at is not None
 
 
@@ -102,7 +102,7 @@ def format_name(element: Element) -> str:
 
 
 def format_use(resource: int, used: float, most: float) -> str:
-    """Usage beside its bound: ``6 of 4 cores``."""
+    """Return usage and its bound: ``6 of 4 cores``."""
     if resource == CPU:
         return f"{format_cores(used)} of {count_cores(most)}"
     return f"{format_amount(resource, used)} of {format_amount(resource, most)} {RESOURCES[resource]}"

@@ -1,4 +1,4 @@
-"""Protection of other operations' jobs from a starving one: the rules of preemption, in sentences.
+"""Protection of jobs from a starving operation: the rules of preemption, in sentences.
 
 Pure (semantics.md 6.3 to 6.6). Each sentence names the pool or operation, the option and its value, and the remedy.
 """
@@ -37,17 +37,17 @@ from cpumond.scheduler.elements import (
 Cause = Literal[
     "count", "graceful", "starving", "guaranteed", "share", "forbids", "threshold", "list", "aggressive", "time", "free"
 ]
-"""The count rule; ``preemption_mode``; the element starves, too; with one job less it is below its guarantee; it has
-no more than its share; it would lose more if it did not forbid aggressive preemption; two parts of the non-preemptible
-list; the list that aggressive preemption may take; ``min_run_time``; nothing."""
+"""What protects the jobs, in this order: the count rule; ``preemption_mode``; the element starves, too; with one job
+less it is below its guarantee; it has no more than its share; it forbids aggressive preemption; the two parts of the
+non-preemptible list; the list for aggressive preemption only; ``min_run_time``; nothing."""
 
 SHOWN: Final = 3
-"""Maximum number of pools or operations that are named for one cause, those with most jobs first."""
+"""Maximum number of pools or operations named for one cause; those with most jobs are named."""
 
 
 class Protection(NamedTuple):
-    """``jobs`` jobs at or below ``element`` that an operation may not preempt, and the cause. ``first_until``,
-    ``until``: when the first and the last of them cease to be protected by ``min_run_time``."""
+    """An operation may not preempt ``jobs`` jobs at or below ``element``, for this cause. ``first_until``, ``until``:
+    when ``min_run_time`` ceases to protect the first and the last of these jobs."""
 
     cause: Cause
     element: OperationElement | PoolElement
@@ -57,11 +57,11 @@ class Protection(NamedTuple):
 
 
 def find_protections(target: OperationElement, priority: TargetPriority, now: float) -> list[Protection]:
-    """Return why ``target`` may or may not preempt the active jobs of the other operations of its tree, most jobs
-    first; only jobs on nodes that it may use (2.13).
+    """Return why ``target`` may or may not preempt the active jobs of other operations of its tree on nodes that it may
+    use (2.13); entries with most jobs first.
 
-    One entry per element and cause. Cause "free" is for jobs that nothing protects. Whether a node has enough of them,
-    and whether the swap leaves the others no worse off than the target is now, is decided on each heartbeat.
+    There is one entry per element and cause. Cause "free" is for jobs that nothing protects. Each heartbeat decides
+    whether a node has enough of them and whether the swap leaves the others no worse off than the target is now.
     """
     own = set(target.ancestors())
     aggressive = priority == "aggressive"
@@ -93,8 +93,8 @@ def find_protections(target: OperationElement, priority: TargetPriority, now: fl
 def _causes_of_jobs(
     element: OperationElement, jobs: Iterable[Job], priority: TargetPriority, now: float
 ) -> list[tuple[Cause, float]]:
-    """Return the protection of each of some active jobs, and until when ``min_run_time`` protects it; all jobs of a
-    gang have the same one, since it ends whole."""
+    """Return, for each of some active jobs, what protects it and until when ``min_run_time`` does. All jobs of a gang
+    have the same result, since a gang ends as a whole."""
     causes: list[tuple[Cause, float]] = []
     for job in jobs:
         cause: Cause = "free"
@@ -103,7 +103,7 @@ def _causes_of_jobs(
         until = spared_until(job)
         causes.append(("time" if cause == "free" and until > now else cause, until))
     if element.operation.record.is_gang:
-        # The cause that ends by itself comes last.
+        # The cause that ends by itself sorts last.
         longest = max(causes, key=lambda each: (each[0] != "free", each[0] != "time", each[1]))
         return [longest] * len(causes)
     return causes
@@ -127,7 +127,7 @@ def _find_guaranteed(
 def _find_blocker(
     element: OperationElement, own: set[PoolElement], aggressive: bool
 ) -> tuple[Cause, OperationElement | PoolElement] | None:
-    """Return what protects all jobs of an operation: its own state, or the nearest element above that blocks."""
+    """Return what protects all jobs of an operation: its own state, or the nearest element above that blocks them."""
     if element.operation.record.preemption_mode == "graceful":
         return "graceful", element
     if is_protected_by_count(element, len(element.jobs)):
@@ -164,7 +164,7 @@ def _allows(element: Element) -> bool:
 
 
 def _forbidder(element: OperationElement | PoolElement) -> OperationElement | PoolElement:
-    """Return the pool at or above that sets ``allow_aggressive_preemption``; the root for the tree's own value."""
+    """Return the nearest pool, from here up, that sets ``allow_aggressive_preemption``; the root if none does."""
     pool = element if isinstance(element, PoolElement) else element.parent
     while pool is not None and pool.parent is not None and pool.settings.allow_aggressive_preemption is None:
         pool = pool.parent
@@ -173,7 +173,7 @@ def _forbidder(element: OperationElement | PoolElement) -> OperationElement | Po
 
 
 def describe_cause(cause: Cause, tree: Tree) -> str:
-    """Return what protects others' jobs, without names of operations; "" for protection that ends by itself."""
+    """Return what protects jobs of others, without names of operations; "" if this protection ends by itself."""
     settings = tree.config.settings
     limit, least = settings.max_unpreemptible_running_job_count, settings.aggressive_preemption_satisfaction_threshold
     by_share = (
@@ -191,7 +191,7 @@ def describe_cause(cause: Cause, tree: Tree) -> str:
 
 
 def describe_protections(target: OperationElement, priority: TargetPriority, now: float) -> Iterator[str]:
-    """Yield sentences on the protection of other operations, the cause with most jobs first."""
+    """Yield sentences on the protection of other operations; the cause that concerns most jobs comes first."""
     by_cause: dict[Cause, list[Protection]] = {}
     for each in find_protections(target, priority, now):
         by_cause.setdefault(each.cause, []).append(each)
@@ -274,7 +274,7 @@ def _describe(each: Protection, target: OperationElement) -> str:
 
 
 def _describe_aggression(target: OperationElement, element: OperationElement | PoolElement) -> str:
-    """Return the end of a sentence: what could preempt jobs that are within a fair share; "" if nothing could."""
+    """Return the end of a sentence: what could preempt jobs within a fair share; "" if nothing could."""
     least, pool = target.tree.config.settings.aggressive_preemption_satisfaction_threshold, target.parent
     assert target.rules is not None
     assert pool is not None
@@ -300,7 +300,7 @@ def _name_threshold_place(element: OperationElement) -> str:
 
 
 def _place(element: OperationElement | PoolElement) -> str:
-    """Return where an option of the element is set: the tree for the root."""
+    """Return where an option of the element is set; for the root, that is the tree."""
     return _tree(element) if element.parent is None else element_name(element)
 
 

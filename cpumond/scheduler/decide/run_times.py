@@ -1,6 +1,6 @@
-"""Run times of completed jobs, by kind: of an operation, of similar ones, of its user, its pool, its tree. Pure.
+"""Run times of completed jobs, by kind: of an operation, of similar operations, of its user, its pool, its tree. Pure.
 
-The first of these with enough jobs is used for a task. Times are seconds.
+A task uses the first of these kinds with enough jobs. Times are seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Final
 from cpumond.scheduler.model import JobRecord, OperationRecord, Task
 
 ENOUGH: Final = 4
-"""Number of jobs that make a distribution; one job of the operation itself is enough."""
+"""Minimum number of jobs for a distribution; of the operation's own jobs, one is enough."""
 MOST: Final = 400
-"""Number of latest jobs of one kind that are kept."""
+"""Maximum number of jobs of one kind that are kept; the latest ones are."""
 UNKNOWN_S: Final = 300.0
-"""Expected run time of a job of which nothing is known, unless it has run for longer."""
+"""Expected run time of a job about which nothing is known, unless it has already run for longer."""
 MOST_DOUBT: Final = 0.5
 
 Kind = tuple[str, ...]
@@ -35,7 +35,7 @@ class Seen:
         self._latest = deque(run_s, MOST)
         self._sorted: list[float] | None = None
         self.ratios: deque[float] = deque(maxlen=MOST)
-        """Their last limits as fractions of their requests."""
+        """The last limits of these jobs, as fractions of their requests."""
 
     def add(self, job: JobRecord) -> None:
         self._latest.append(max(job.finish_time - job.start_time, 0.0))
@@ -45,13 +45,13 @@ class Seen:
 
     @property
     def run_s(self) -> list[float]:
-        """Their run times, sorted."""
+        """The run times of these jobs, sorted."""
         if self._sorted is None:
             self._sorted = sorted(self._latest)
         return self._sorted
 
     def doubt(self) -> float:
-        """Return the standard error of their mean run time, as a fraction of the mean."""
+        """Return the standard error of the mean run time, as a fraction of the mean."""
         run_s = self.run_s
         if len(run_s) < 2 or not run_s[-1]:
             return 0.0
@@ -59,7 +59,7 @@ class Seen:
 
 
 class RunTimes:
-    """The latest jobs of all kinds; of more than ``most_kinds`` those not seen for longest are forgotten."""
+    """The latest jobs of all kinds. Of more than ``most_kinds``, the kinds not seen for longest are dropped."""
 
     def __init__(self, most_kinds: int | None = None) -> None:
         self._seen: dict[Kind, Seen] = {}
@@ -78,7 +78,7 @@ class RunTimes:
             del self._seen[next(iter(self._seen))]
 
     def find(self, record: OperationRecord, task: Task) -> Seen:
-        """Return the jobs that are most similar to those of the task; empty if none is known."""
+        """Return the jobs that are most similar to those of the task; empty if no similar job is known."""
         for number, kind in enumerate(kinds_of(record, task)):
             seen = self._seen.get(kind)
             if seen is not None and len(seen.run_s) >= (ENOUGH if number else 1):
@@ -101,11 +101,11 @@ def kinds_of(record: OperationRecord, task: Task) -> Iterator[Kind]:
 
 
 def left_of(run_s: list[float], ran_s: float, at: float) -> float:
-    """Return the remaining run time after ``ran_s``, at the quantile ``at`` (0 to 1) of the run times longer than
-    that."""
+    """Return the remaining run time of a job that has run for ``ran_s``: the quantile ``at`` (0 to 1) of run times
+    longer than that."""
     first = bisect_right(run_s, ran_s)
     longer = len(run_s) - first
     if longer:
         return run_s[first + min(int(at * longer), longer - 1)] - ran_s
-    # It has run longer than any job before: expect it to run for as long again.
+    # The job has run longer than any job before: expect it to run for the same time again.
     return max(ran_s, UNKNOWN_S if not run_s else 0.0) * 2.0 * at

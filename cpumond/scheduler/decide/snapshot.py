@@ -1,7 +1,7 @@
 """Conversion of the living tree to the frozen snapshot of a fair-share update, and of the result back.
 
-semantics.md 2.5, 2.10, 4 and 9; fair_share_update.md 1. Unchanged elements are the same object in the next snapshot,
-which makes its update nearly free.
+See semantics.md 2.5, 2.10, 4 and 9; fair_share_update.md 1. Elements that did not change are the same object in the
+next snapshot: then the next update costs nearly nothing.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ OPERATION_PREFIX = "#"
 """Prefix of an operation's id in a snapshot; no pool's name can begin with it."""
 
 GUARANTEE_PREFIX = "##"
-"""Prefix of the pool around an operation with ``min_share_resources``, which has the operation's guarantee."""
+"""Prefix of the pool that surrounds an operation with ``min_share_resources`` and has the operation's guarantee."""
 
 UNLENT_PREFIX = "###"
-"""Prefix of the operation that stands for what a pool with a ``lending_limit`` does not lend."""
+"""Prefix of an operation that represents what a pool with a ``lending_limit`` does not lend."""
 LENDING: Final = "lending_limit of other pools"
 NOTHING_LOST: Final[Mapping[Element, Vector]] = MappingProxyType({})
 LAST_S: Final = 1e12
-"""A start time after all others."""
+"""A start time that is later than all others."""
 
 _WAITS = fairshare.Operation("", "")
-"""Stands for the entry of an operation that does not run: its ``waiting`` is known."""
+"""Takes the place of the entry of an operation that does not run and whose ``waiting`` is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """The operations of a pool in the last snapshot: ``found``, the entries of all; those of the running ones; those
-    with a guarantee; the sums of their usage, demand and ``waiting``."""
+    """The operations of a pool in the last snapshot. ``found``: the entries of all. ``entries``: those of the running
+    ones. ``asking``: those with a guarantee. ``sums``: of usage, demand and ``waiting``."""
 
     found: list[fairshare.Operation | None]
     entries: list[fairshare.Operation]
@@ -64,7 +64,7 @@ class _Inside:
 
 
 class SnapshotMaker:
-    """Makes the snapshots of one tree; keeps the inputs of the last one."""
+    """Makes the snapshots of one tree and keeps the inputs of the last snapshot."""
 
     __slots__ = ("_basis", "_guaranteed", "_sent", "_with_guarantee", "_lenders", "_inside")
 
@@ -77,10 +77,10 @@ class SnapshotMaker:
         """Operations that had a guarantee in the last snapshot."""
         self._inside: dict[PoolElement, _Inside] = {}
         self._lenders: dict[PoolElement, Vector] = {}
-        """Pools with a ``lending_limit`` in the last snapshot -> what they do not lend; those below others first."""
+        """Pools with a ``lending_limit`` in the last snapshot -> what they do not lend; lower pools come first."""
 
     def make(self, tree: Tree) -> fairshare.Snapshot:
-        """Return the tree as of now; sets ``limits`` and ``demand`` of its elements and recomputes the pools' usage."""
+        """Return the present tree; sets ``limits`` and ``demand`` of its elements and recomputes the pools' usage."""
         flat = [name for name, pool in tree.pools.items() if pool.settings.flatten]
         basis = (tree.total, tree.config.settings, tree.sizes.counts, tree.fittings.version, flat)
         if basis != self._basis:
@@ -102,7 +102,7 @@ class SnapshotMaker:
         last, self._inside = self._inside, {}
         for pool in (*tree.pools.values(), tree.root):
             inside = last.get(pool)
-            # A change of an operation drops its entry; entries of FIFO pools depend on each other.
+            # A change of an operation removes its entry; entries of FIFO pools depend on each other.
             if inside is None or inside.found != _list_entries(pool) or pool.mode == "fifo":
                 inside = _look_inside(pool)
             self._inside[pool] = inside
@@ -127,9 +127,9 @@ class SnapshotMaker:
         )
 
     def accept(self, tree: Tree, result: UpdateResult) -> None:
-        """Copy shares and volumes of an update that was made from the last snapshot to the tree (9). Elements that came
-        since have no share yet, those that are gone are skipped; a pool that had no integral guarantee then, or has
-        none now, keeps its volume."""
+        """Copy shares and volumes from an update of the last snapshot to the tree (9). Elements that were added later
+        have no share yet; those that were removed are skipped. A pool that had no integral guarantee then, or has none
+        now, keeps its volume."""
         elements = result.elements
         assert isinstance(elements, Elements)
         for element in tree.operations.values():
@@ -157,7 +157,7 @@ class SnapshotMaker:
         for lender, unlent in self._lenders.items():
             name = UNLENT_PREFIX + lender.name
             if tree.pools.get(lender.name) is lender and name in elements:
-                # If guarantees are scaled down, so is what they keep: otherwise each pool would wait for the others.
+                # Scaled-down guarantees scale what lenders keep: otherwise each pool would wait for the others.
                 tree.lenders[lender] = least(unlent, of_share(lender.strong_guarantee_share, tree.total))
                 kept = elements[name]
                 for above in (lender, *lender.ancestors()):
@@ -212,7 +212,7 @@ def _integral_entry(pool: PoolElement, of_tree: TreeSettings) -> fairshare.Integ
         of_tree.should_distribute_free_volume_among_children if distributes is None else distributes,
     )
     if given.guarantee_type == "none" or pool.yields:
-        # Free volume flows through such pools, too (fair_share_update.md 5.2, 5.3).
+        # Such pools also pass free volume on (fair_share_update.md 5.2, 5.3).
         return _FLOWS_THROUGH[free_volume]
     multiplier = given.relaxed_share_multiplier_limit
     return fairshare.IntegralGuarantees(
@@ -244,7 +244,7 @@ def _root_entry(of_tree: TreeSettings) -> fairshare.Pool:
 
 
 def has_guarantee(element: OperationElement) -> bool:
-    """Whether an operation takes part in an update with its ``min_share_resources``; in FIFO pools none does (2.6)."""
+    """Whether ``min_share_resources`` of an operation counts in an update; in FIFO pools it does not (2.6)."""
     parent = element.parent
     return (
         bool(element.options.min_share_resources)
@@ -258,8 +258,8 @@ def has_guarantee(element: OperationElement) -> bool:
 
 def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Iterator[fairshare.Pool]:
     """Yield the pools around the operations ``having`` a guarantee. Together they get at most the pool's own guarantee
-    less those of its child pools. If that is less than they request, all get the same fraction of it, one factor for
-    all resources as in fair_share_update.md 6.2."""
+    minus those of its child pools. If they request more, each gets the same fraction of its request, with one factor
+    for all resources as in fair_share_update.md 6.2."""
     own = pool.settings.strong_guarantee_resources if pool.parent else to_amounts(pool.tree.total)
     asked = [
         {name: amount for name, amount in element.options.min_share_resources.items() if name in own}
@@ -270,7 +270,7 @@ def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Ite
         left = amount - sum(
             child.settings.strong_guarantee_resources.get(name, 0.0) for child in pool.children.values()
         )
-        left = max(left, 0.0)  # the child pools may be given more than there is
+        left = max(left, 0.0)  # guarantees of child pools may exceed that of the pool
         wanted = sum(each.get(name, 0.0) for each in asked)
         if wanted > left:
             factor = min(factor, left / wanted)
@@ -286,7 +286,7 @@ def _guarantee_entries(pool: PoolElement, having: list[OperationElement]) -> Ite
 
 
 def pool_limits(pool: PoolElement) -> Vector:
-    """Return a pool's effective limits: its own, and its share of its parent's limits (2.10)."""
+    """Return a pool's effective limits, by its own settings and as a share of its parent's limits (2.10)."""
     assert pool.parent is not None
     own = to_vector(pool.settings.resource_limits, math.inf) if pool.settings.resource_limits else UNLIMITED
     return limits_of_parent(pool.tree.total, own, pool.parent.limits, pool.settings.max_share_ratio)
@@ -307,14 +307,14 @@ def _forget(tree: Tree) -> None:
 
 
 def _unlent(pool: PoolElement) -> Vector:
-    """Return what a pool does not lend: its guarantee less its ``lending_limit`` (2.17)."""
+    """Return what a pool does not lend: its guarantee minus its ``lending_limit`` (2.17)."""
     limit = pool.settings.lending_limit
     guarantee = to_vector({name: pool.settings.strong_guarantee_resources.get(name, 0.0) for name in limit}, 0.0)
     return greatest(subtract(guarantee, to_vector(limit, 0.0)), ZERO)
 
 
 def _keeps_some(pool: PoolElement) -> bool:
-    """Whether a pool keeps what it does not lend: not while a budget takes its guarantee, or starts no job of it."""
+    """Whether a pool keeps what it does not lend. Not while a budget takes its guarantee or stops its starts."""
     if not pool.settings.lending_limit or pool.yields:
         return False
     above = (pool, *pool.ancestors())
@@ -322,8 +322,8 @@ def _keeps_some(pool: PoolElement) -> bool:
 
 
 def _unlent_entries(lenders: Mapping[PoolElement, Vector]) -> Iterator[fairshare.Operation]:
-    """Yield an operation per lender that demands what the pool does not demand of its unlent part, so that no other
-    pool gets it as a share; it is last in a FIFO pool."""
+    """Yield one operation per lender. It demands the part that the pool neither lends nor demands, so that no other
+    pool gets this as a share; in a FIFO pool it comes last."""
     inside: dict[PoolElement, Vector] = {}
     for lender, unlent in lenders.items():
         kept = inside.get(lender, ZERO)
@@ -334,10 +334,10 @@ def _unlent_entries(lenders: Mapping[PoolElement, Vector]) -> Iterator[fairshare
 
 
 def kept_from(element: OperationElement, lost: Mapping[Element, Vector] = NOTHING_LOST) -> dict[PoolElement, Vector]:
-    """Return pools above an operation -> what pools below them, except its own, do not lend, and do not use once
-    ``lost`` is gone there (2.17)."""
+    """Return, for pools above an operation, what is kept from the operation: what other pools below them do not lend
+    and do not use once ``lost`` is gone there (2.17)."""
     path, kept, lenders = set(element.ancestors()), dict[PoolElement, Vector](), element.tree.lenders
-    for lender, unlent in lenders.items():  # lower pools first: their part is included in that of pools above
+    for lender, unlent in lenders.items():  # lower pools first: pools above include their part
         if lender not in path:
             own = subtract(unlent, subtract(lender.usage, lost.get(lender, ZERO)))
             joint = next(above for above in lender.ancestors() if above in path or above in lenders)
@@ -348,7 +348,7 @@ def kept_from(element: OperationElement, lost: Mapping[Element, Vector] = NOTHIN
 def sum_kept(
     element: OperationElement, lost: Mapping[Element, Vector] = NOTHING_LOST
 ) -> Iterator[tuple[PoolElement, Vector]]:
-    """Yield each pool above an operation, and what is kept from it there and below."""
+    """Yield each pool above an operation, and what this pool and those below it keep from the operation."""
     kept, held = kept_from(element, lost) if element.tree.lenders else {}, ZERO
     for pool in element.ancestors():
         held = add(held, kept[pool]) if pool in kept else held
@@ -356,7 +356,7 @@ def sum_kept(
 
 
 def limits_beside(element: Element, kept: Vector) -> Vector:
-    """Return an element's limits less what is kept for others there; for the root, the rest of the resources it has."""
+    """Return an element's limits minus what is kept for others there; for the root, its remaining resources."""
     if kept is ZERO or element.parent is not None:
         return element.limits if kept is ZERO else subtract(element.limits, kept)
     a, b, c, d, e = (t - k if k > 0.0 else math.inf for t, k in zip(element.tree.total, kept, strict=True))
@@ -364,7 +364,7 @@ def limits_beside(element: Element, kept: Vector) -> Vector:
 
 
 def _add_up(pool: PoolElement) -> None:
-    """Give a pool that was not in the update the sums of its children (2.16)."""
+    """Set the sums of a pool that was not in the update to those of its children (2.16)."""
     inside: list[Element] = [*pool.children.values(), *pool.operations.values()]
     pool.fair_share = sum_vectors([each.fair_share for each in inside])
     pool.demand_share = sum_vectors([each.demand_share for each in inside])
@@ -374,7 +374,7 @@ def _add_up(pool: PoolElement) -> None:
 
 
 def _name(pool: PoolElement) -> str:
-    """Return the name of the pool from whose share an element gets its own."""
+    """Return the name of the pool whose share is divided among an element and its siblings."""
     pool = pool.sharing
     return fairshare.ROOT if pool.parent is None else pool.name
 
@@ -395,7 +395,7 @@ def _options(settings: TreeSettings) -> fairshare.Options:
 
 
 def guaranteed_shares(tree: Tree) -> dict[str, tuple[Vector, float]]:
-    """Return pool -> share of its strong guarantee, and sum of the flow ratios of its subtree (2.5, weight
+    """Return pool -> share of its strong guarantee, and the sum of the flow ratios in its subtree (2.5, weight
     inference)."""
     found: dict[str, tuple[Vector, float]] = {}
     for pool in reversed((tree.root, *tree.pools.values())):
@@ -409,7 +409,7 @@ def guaranteed_shares(tree: Tree) -> dict[str, tuple[Vector, float]]:
 
 
 def fifo_order(pool: PoolElement) -> list[OperationElement]:
-    """Return the running operations of a FIFO pool, first served first; equal ones by their id (4)."""
+    """Return the running operations of a FIFO pool in the order of service; equal ones are sorted by id (4)."""
     keys = pool.settings.fifo_sort_parameters
 
     def key(element: OperationElement) -> tuple[float | str, ...]:
@@ -431,13 +431,13 @@ def operation_weight(element: OperationElement) -> float:
 
 
 def operation_demand(element: OperationElement) -> Vector:
-    """Return usage plus the requests of the jobs still to be started; an operation that is held wants no more (5.2)."""
+    """Return usage plus the requests of jobs that have yet to start; only usage for a held operation (5.2)."""
     return add(element.usage, _wanted(element)) if element.is_running else element.usage
 
 
 def _wanted(element: OperationElement) -> Vector:
-    """Return the requests of its jobs still to be started; nothing while it is held, nor (except for a tree's option)
-    for jobs that no node could hold (5.2)."""
+    """Return the requests of jobs that have yet to start. Nothing for a held operation and, unless the tree's option
+    says otherwise, for jobs that no node could hold (5.2)."""
     wanted, operation, tree = ZERO, element.operation, element.tree
     if operation.is_held or element.spent is not None:
         return wanted
@@ -450,7 +450,7 @@ def _wanted(element: OperationElement) -> Vector:
 
 
 def _note_waiting(element: OperationElement) -> None:
-    """Set the demand of an operation that does not run to 0, and keep what it would demand as ``waiting``."""
+    """Set the demand of an operation that does not run to 0; ``waiting`` becomes what it would demand."""
     element.demand = element.usage
     if element.entry is None:
         element.waiting, element.entry = _wanted(element), _WAITS
@@ -477,11 +477,11 @@ def _sum_up(inside: Sequence[Element]) -> tuple[Vector, Vector, Vector]:
 
 
 def _operation_entries(pool: PoolElement) -> list[fairshare.Operation]:
-    """Return entries of a pool's running operations; pending ones need nothing yet and are left out (5.2)."""
+    """Return entries of a pool's running operations; pending ones need nothing yet and have none (5.2)."""
     settings = pool.settings
     if settings.mode == "fifo":
         order = fifo_order(pool)
-        # The update itself orders by weight and start time; it must be given any other order, and the order of ties.
+        # The update itself sorts by weight and start time. It must be given any other order, and that of equal ones.
         keys = {(operation_weight(element), element.operation.record.start_time) for element in order}
         ranked = settings.fifo_sort_parameters != DEFAULT_FIFO_SORT or len(keys) < len(order)
         entries = []
@@ -503,14 +503,14 @@ def _operation_entries(pool: PoolElement) -> list[fairshare.Operation]:
 
 
 def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | None) -> fairshare.Operation:
-    """``rank``: the place in a FIFO pool whose order the update cannot find by itself (4)."""
+    """``rank``: the place in a FIFO pool if the update cannot find the pool's order itself (4)."""
     if element.entry is not None and rank is None:
         return element.entry
     record = element.operation.record
     element.usage = one_of(element.usage)
     element.demand, element.waiting = one_of(operation_demand(element)), ZERO
     element.limits = operation_limits(element)
-    # The update requires a demand of at least the usage; sums of floats may be one bit below.
+    # The update requires that demand is at least usage; a sum of floats may be one bit less.
     entry = fairshare.Operation(
         name=OPERATION_PREFIX + element.name,
         parent=GUARANTEE_PREFIX + element.name if has_guarantee(element) else _name(pool),
@@ -527,8 +527,8 @@ def _operation_entry(pool: PoolElement, element: OperationElement, rank: int | N
 
 
 def room_left(element: OperationElement) -> tuple[Vector, PoolElement | OperationElement | None]:
-    """Return what the limits on an operation's path still allow, and the nearest element that allows nothing more of
-    some resource; None: there is none (7.1)."""
+    """Return what the limits on an operation's path still allow, and the nearest element whose limits are reached in
+    some resource, or None (7.1)."""
     left, tightest = UNLIMITED, cast("PoolElement | OperationElement | None", None)
     kept: dict[Element, Vector] = dict(sum_kept(element)) if element.tree.lenders else {}
     each: PoolElement | OperationElement | None = element
@@ -544,7 +544,7 @@ def room_left(element: OperationElement) -> tuple[Vector, PoolElement | Operatio
 
 
 def name_limit(tightest: PoolElement | OperationElement | None) -> str:
-    """Return the name of the limit that ``room_left`` found: the root itself has no limits."""
+    """Return the name of the limit that ``room_left`` found; the root itself has no limits."""
     if tightest is None:
         return "resource_limits"
     return LENDING if tightest.parent is None else f"resource_limits of {element_name(tightest)}"

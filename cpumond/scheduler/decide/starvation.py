@@ -1,8 +1,8 @@
 """Starvation: elements with less than their share, for how long, and what they may preempt (semantics.md 6.2, 6.3,
 6.8).
 
-Pure: the time is an argument. Only ``scheduling_status``, ``starvation_status``, ``below_since`` and ``lists_are_old``
-of elements are changed. Times inside are seconds, options have YTsaurus' milliseconds.
+Pure: the time is an argument. Changes only ``scheduling_status``, ``starvation_status``, ``below_since`` and
+``lists_are_old`` of elements. Times in the code are seconds, options are milliseconds as in YTsaurus.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from cpumond.scheduler.elements import Element, OperationElement, PoolElement, S
 from cpumond.scheduler.elements.node_sizes import fits
 
 TargetPriority = Literal["normal", "aggressive", "guarantee"]
-"""Priorities at which jobs of others are preempted; the last: for a strong guarantee, despite all protection (6.10)."""
+"""Priorities at which jobs of others are preempted; the last: for a strong guarantee, in spite of all rules (6.10)."""
 Priority = Literal["none", "normal", "aggressive"]
 
 EPSILON: Final = 1e-6
-"""Shares and satisfactions that differ by less count as equal (6.2)."""
+"""Shares and satisfactions less than this apart count as equal (6.2)."""
 
 
 def update_starvation(tree: Tree, now: float) -> None:
     """Update the states of all elements after a fair-share update; ``now`` is scheduler time in seconds.
 
-    The state machine of section 6.2 over dominant shares. One timer runs from the first update that finds an element
-    below its share; the time-out is that of its present state. It starves strictly after that, and is normal as soon as
-    it has its share. The job lists of section 6.4 follow the fair share, so they are marked old.
+    The state machine of section 6.2, on dominant shares. One timer runs from the first update that finds an element
+    below its share; the time-out is that of its present state. It starves once this is exceeded, and is normal once it
+    has its share. The job lists of section 6.4 follow the fair share, so they are marked old.
     """
     tree.root.scheduling_status, tree.root.starvation_status, tree.root.below_since = "normal", "non_starving", None
     tree.updated_at = now
@@ -43,10 +43,10 @@ def update_starvation(tree: Tree, now: float) -> None:
 
 
 def find_limit(element: Element) -> Element | None:
-    """Return the element, or the nearest pool above it, whose limits or usable nodes allow no other job of the element,
-    even without jobs of others below it; None if a job is allowed or the element wants none (6.2)."""
+    """Return the element, or the nearest pool above it, whose limits or usable nodes allow no further job of the
+    element, even if all jobs of others below it ended; None if they allow one or the element wants none (6.2)."""
     path: list[Element] = [element, *element.ancestors()]
-    # Called for each operation and pool of an update: most have neither limits nor a filter.
+    # This is called for each operation and pool of an update: most have neither limits nor a filter.
     limited = [
         (above, bounds)
         for above in path
@@ -68,7 +68,7 @@ def _bounds_of(element: Element) -> Vector:
 
 
 def list_wanting(element: Element) -> Iterator[OperationElement]:
-    """Yield the operations that want jobs: the element itself, or those below a pool."""
+    """Yield the operations that want jobs: the element itself, or those below it if it is a pool."""
     if isinstance(element, PoolElement):
         for below in (*element.children.values(), *element.operations.values()):
             yield from list_wanting(below)
@@ -77,7 +77,7 @@ def list_wanting(element: Element) -> Iterator[OperationElement]:
 
 
 def _orders_below(element: Element) -> Iterator[Vector]:
-    """Yield the requests of jobs that could start next: one of each task, or all jobs of a gang together."""
+    """Yield the requests of jobs that could start next: one of each task; for a gang, all of its jobs together."""
     for each in list_wanting(element):
         orders = each.operation.needed_orders
         if each.operation.record.is_gang:
@@ -87,7 +87,7 @@ def _orders_below(element: Element) -> Iterator[Vector]:
 
 
 def _find_status_now(element: Element) -> SchedulingStatus:
-    """Return the status with limits considered: not below its share if no job of others could make place for one."""
+    """Return the status, considering limits: the element is not below its share if no preemption could help it."""
     status = _find_status(element)
     return "normal" if status != "normal" and find_limit(element) is not None else status
 
@@ -96,7 +96,7 @@ def _find_status(element: Element) -> SchedulingStatus:
     rules = element.rules
     assert rules is not None
     usage, fair_share = max(usage_share(element)), max(element.fair_share)
-    # If the fair share covers the whole demand, the element must get all of it.
+    # If the fair share covers the whole demand, the element must get its full share.
     tolerance = 1.0 if max(element.demand_share) < fair_share + EPSILON else rules.tolerance
     guarantee = element.strong_guarantee_share
     if usage > fair_share * tolerance - EPSILON and (guarantee is ZERO or not is_below_guarantee(element)):
@@ -105,8 +105,8 @@ def _find_status(element: Element) -> SchedulingStatus:
 
 
 def is_below_guarantee(element: Element) -> bool:
-    """Whether it has less than its strong guarantee times the tree's ``guarantee_tolerance``, and its fair share says
-    that it wants more; never in trees without the option (6.10)."""
+    """Whether an element has less than its strong guarantee times the tree's ``guarantee_tolerance``, and its fair
+    share shows that it wants more. Always false in trees without the option (6.10)."""
     tolerance = element.tree.config.settings.guarantee_tolerance
     if tolerance is None or not any(element.strong_guarantee_share):
         return False
@@ -123,9 +123,9 @@ def keeps_guarantee(element: Element, lost: Vector = ZERO) -> bool:
 
 
 def claims_guarantee(element: Element) -> bool:
-    """Whether a pool, or an operation with a guarantee of its own, may preempt protected jobs to reach it (6.10).
+    """Whether a pool, or an operation with its own guarantee, may preempt protected jobs to reach it (6.10).
 
-    It may once it has starved for a ``preemptive_scheduling_backoff``, in which each node could give it unprotected
+    It may once it has starved for a ``preemptive_scheduling_backoff``: in that time each node could give it unprotected
     jobs.
     """
     if element.starvation_status == "non_starving" or not is_below_guarantee(element):
@@ -136,7 +136,7 @@ def claims_guarantee(element: Element) -> bool:
 
 
 def may_claim(element: OperationElement) -> bool:
-    """Whether an operation may preempt protected jobs of others, for itself or a pool above it (6.10)."""
+    """Whether an operation may preempt protected jobs of others for itself or for a pool above it (6.10)."""
     if element.tree.config.settings.guarantee_tolerance is None:
         return False
     return any(map(claims_guarantee, (element, *element.ancestors())))
@@ -167,7 +167,7 @@ def _timeout_s(element: Element) -> float:
 
 
 def _size_factor(element: Element) -> float:
-    """Return the factor by which operations with few jobs wait less (6.2)."""
+    """Return the factor by which the time-out of an operation with few jobs is shorter (6.2)."""
     if not isinstance(element, OperationElement):
         return 1.0
     coefficient = element.tree.config.settings.job_count_preemption_timeout_coefficient
@@ -175,8 +175,8 @@ def _size_factor(element: Element) -> float:
 
 
 def starves_in_s(element: Element, now: float) -> float | None:
-    """Return seconds until the element starves if nothing changes: 0 if it starves, None while it has its share (6.2),
-    and before the first update after a restart."""
+    """Return the seconds until the element starves if nothing changes: 0 if it starves already; None if it has its
+    share (6.2) or there was no update since a restart."""
     if element.below_since is None or element.rules is None:
         return None
     if element.starvation_status != "non_starving":
@@ -185,8 +185,8 @@ def starves_in_s(element: Element, now: float) -> float | None:
 
 
 def priority_of(element: OperationElement) -> Priority:
-    """Return the priority at which an operation preempts jobs of others (6.3). Its own state counts, and that of the
-    pools above with the tree's ``scheduling_preemption_priority_scope`` "operation_and_ancestors"."""
+    """Return the priority at which an operation preempts jobs of others (6.3). Its own state counts. If the tree's
+    ``scheduling_preemption_priority_scope`` is "operation_and_ancestors", so do those of the pools above."""
     starving = starving_element(element)
     if starving is None:
         return "none"
@@ -194,8 +194,8 @@ def priority_of(element: OperationElement) -> Priority:
 
 
 def starving_element(element: OperationElement) -> OperationElement | PoolElement | None:
-    """Return the element whose state gives an operation its priority: of it and the pools above, those that starve
-    hardest, and of these the nearest (6.3)."""
+    """Return the element whose state gives an operation its priority (6.3): the operation or a pool above it, whichever
+    starves most severely; of equal ones the nearest."""
     starving: OperationElement | PoolElement | None = None
     if element.starvation_status == "aggressively_starving":
         return element
@@ -230,5 +230,5 @@ def still_starves(element: OperationElement, priority: TargetPriority) -> bool:
 
 def starving_operations(tree: Tree) -> list[OperationElement]:
     """Return operations that may preempt: they run, need jobs, are not suspended, and have a priority (6.3). Graceful
-    ones, too: the mode is about how their own jobs are preempted (6.7). In the tree's own order."""
+    ones are included: that mode concerns how their own jobs are preempted (6.7). Sorted as in the tree."""
     return [element for element in tree.operations.values() if wants_jobs(element) and list_priorities(element)]

@@ -36,14 +36,14 @@ from cpumond.scheduler.decide.victims import (
 from cpumond.scheduler.elements import PREEMPTIBLE, Element, Job, Node, OperationElement, PoolElement, Tree
 
 LEAST_GAIN: Final = 0.1
-"""Fraction by which the lesser satisfaction must rise if the swap leaves the victim's side below its share."""
+"""Fraction by which the lower satisfaction must rise if the swap leaves the victim's side below its share."""
 
 NODE: Final = -1
 ORDERS: Final = -2
-"""Limits of the node: on its jobs' limits, and on their requests, for a target that refuses reclaimed CPU (1.10)."""
+"""The node's bounds. NODE: on its jobs' limits. ORDERS: on their requests, if a target refuses reclaimed CPU (1.10)."""
 
 MOST_SETS: Final = 200
-"""Maximum number of sets of victims that are compared for the least loss; the first sufficient set is the bound."""
+"""Maximum number of sets of victims compared to find the least loss; the first sufficient set is the upper bound."""
 
 
 class Candidate:
@@ -56,15 +56,16 @@ class Candidate:
         self.jobs: tuple[Job, ...] = (job,)
         """The job on this node that started last comes first."""
         self.usage = job.usage
-        """Resources that its end frees on the node."""
+        """Resources on the node that become free when this candidate ends."""
         self.whole = job.usage
-        """Resources that its end frees on all nodes."""
+        """Resources on all nodes that become free when this candidate ends."""
         self.ordinary_cores = job.ordinary_cores
-        """CPU of the node that ordinary jobs may request once it has ended."""
+        """CPU of the node that ordinary jobs may request after this candidate has ended."""
         self.blocker = blocker
-        """The nearest pool that blocks: only targets inside that pool may preempt it."""
+        """The nearest pool that blocks: only targets inside this pool may preempt the candidate."""
         self.rank = int(job.task.fail_on_job_restart)
-        """Lower ranks end first: less protected lists, and in each the jobs whose end does not fail their operation."""
+        """Lower ranks end first: less protected lists, and within a list jobs whose end does not fail their
+        operation."""
         self.lost_core_seconds = 0.0
 
 
@@ -79,7 +80,7 @@ class SwapStage:
         self.now = now
         self.settings = tree.config.settings
         self.keeps_room = self.settings.enable_backfill and reserved is not ZERO
-        """Whether resources of backfilled jobs are reserved for a gang (7.3)."""
+        """Whether resources that backfilled jobs use are reserved for a gang (7.3)."""
         free = room_beside(node.free, reserved)
         self.free = as_vector(f + c * ROUNDING for f, c in zip(free, node.capacity, strict=True))
         self.unordered_cores = node.unordered_cores
@@ -94,7 +95,7 @@ class SwapStage:
             if element in left_out:
                 continue
             if element not in blockers:
-                # A node that changed its tree may still have jobs of the old tree.
+                # A node that moved to this tree may still have jobs of its old tree.
                 if element.tree is not tree or not may_lose(element, self.by_guarantee):
                     left_out.add(element)
                     continue
@@ -122,9 +123,9 @@ class SwapStage:
         self._sort()
         elements = dict.fromkeys(candidate.element for candidate in self.candidates)
         self.pools = {pool: None for element in elements for pool in element.ancestors()}
-        """Pools with candidates below them."""
+        """Pools that have candidates below them."""
         self.inside: dict[PoolElement, list[PoolElement]] = {}
-        """``pools`` by parent."""
+        """The keys of ``pools``, grouped by parent."""
         for pool in self.pools:
             if pool.parent is not None:
                 self.inside.setdefault(pool.parent, []).append(pool)
@@ -133,13 +134,13 @@ class SwapStage:
             self.most = greatest(self.most, add(self.discount, amount))
 
     def blocks(self, above: Element, victim: OperationElement, lost: Vector = ZERO) -> bool:
-        """Whether an element may lose no more to targets outside of it (6.5; for a guarantee 6.10)."""
+        """Whether an element may not lose more to targets outside of it (6.5; for a guarantee 6.10)."""
         return not keeps_guarantee(above, lost) if self.by_guarantee else blocks(above, victim, self.aggressive, lost)
 
     def _may_go(self, job: Job) -> bool:
         if job.backfill_until is not None and self.keeps_room:
             return False
-        # A job that this heartbeat starts has not been sent yet.
+        # A job that is started by this heartbeat has not been sent yet.
         is_new = job.state == "starting" and job.start_time >= self.now
         is_allowed = self.by_guarantee or is_permitted(job, self.aggressive)
         return not is_new and job.is_active and is_allowed and spared_until(job) <= self.now
@@ -173,10 +174,10 @@ def _victim_order(candidate: Candidate) -> tuple[int, float, float, int]:
 
 @dataclass(slots=True, eq=False)
 class _Room:
-    """Resources still missing below one limit, the node's or a pool's; 0 or less is enough."""
+    """Resources still missing below one limit, of the node or a pool; 0 or less means that enough are free."""
 
     depth: int
-    """Number of the target's pools, nearest first, below the limited one; NODE or ORDERS for the node."""
+    """How many of the target's pools, from the nearest up, are below the limited one; NODE or ORDERS for the node."""
     missing: Vector
 
     @property
@@ -184,8 +185,8 @@ class _Room:
         return max(self.missing) <= 0.0
 
     def freed_by(self, victim: Candidate, depth: int) -> Vector | None:
-        """Return what a victim, whose side is below the target's pool number ``depth``, frees here; None for
-        nothing."""
+        """Return what a victim frees below this limit; None for nothing. ``depth``: index, among the target's pools, of
+        the pool below which the victim's side is."""
         if self.depth == ORDERS:
             return (0.0, victim.ordinary_cores, 0.0, 0.0, 0.0)
         if self.depth == NODE:
@@ -195,11 +196,11 @@ class _Room:
 
 @dataclass(slots=True, eq=False)
 class Losses:
-    """Preemptions already planned for the same target, on any node."""
+    """Losses by preemptions already planned for the same target, on any node."""
 
     lost: dict[Element, Vector] = field(default_factory=dict)
     counts: dict[OperationElement, int] = field(default_factory=dict)
-    """Operation -> number of its jobs that are left."""
+    """Operation -> number of its jobs that remain."""
     ordered: Vector = ZERO
     """Resources taken by the target."""
 
@@ -215,7 +216,7 @@ class Losses:
 
 class Swap:
     """The search for victims for one request of one target. ``before``: preemptions already planned for other jobs of
-    the target."""
+    this target."""
 
     def __init__(self, stage: SwapStage, target: OperationElement, order: Vector, before: Losses | None = None) -> None:
         self.stage = stage
@@ -232,7 +233,7 @@ class Swap:
         self.sets = 0
 
     def find_victims(self) -> list[Candidate] | None:
-        """Return victims in the order of the walk, all of them needed; None if no set of victims is enough."""
+        """Return victims in the order of the walk, each of them necessary; None if no set of victims is enough."""
         candidates = [
             each
             for each in self.stage.candidates
@@ -242,7 +243,7 @@ class Swap:
         victims = find(candidates)
         if victims is None or not self.target.tree.lenders:
             return victims
-        # If a pool lends too little, resources freed by its victims are kept for it again (2.17).
+        # If a pool lends too little, the resources that its own jobs free are kept for the pool again (2.17).
         losses = self.before.copy()
         for each in victims:
             losses.lose(each)
@@ -252,7 +253,7 @@ class Swap:
     def _find_first(self, candidates: list[Candidate]) -> list[Candidate] | None:
         victims = self._walk(candidates)
         if victims is None and self.was_refused_for_losses:
-            # The first victims used up what a pool may lose; a single larger job may be enough.
+            # The first victims may have used up what a pool may lose; one larger job instead may be enough.
             victims = next((one for one in map(self._walk, ([each] for each in candidates)) if one is not None), None)
         return victims
 
@@ -272,8 +273,8 @@ class Swap:
         return self._spare(victims, rooms)
 
     def _take(self, each: Candidate, rooms: list[_Room]) -> list[_Room] | None:
-        """Return the missing resources after this victim's end, which is noted; None if it is not needed or
-        protected."""
+        """Note this victim's end and return the resources still missing; None if the victim is protected or not
+        necessary."""
         side, depth = self._find_side(each.element)
         gifts = [room.freed_by(each, depth) for room in rooms]
         needed = any(gift is not None and uses(gift, room.missing) for gift, room in zip(gifts, rooms, strict=True))
@@ -297,8 +298,8 @@ class Swap:
         return victims
 
     def _find_cheapest(self, candidates: list[Candidate]) -> list[Candidate] | None:
-        """Return the victims that lose least work, of the least protected ranks that are enough. Exact up to MOST_SETS
-        sets; the result of the first walk is the bound."""
+        """Return the victims that lose least work, of the least protected ranks that are enough. The result is exact up
+        to MOST_SETS sets; the first walk gives the upper bound."""
         for rank in sorted({each.rank for each in candidates}):
             some = sorted((each for each in candidates if each.rank <= rank), key=_cost_order)
             best = self._find_first(some)
@@ -312,7 +313,7 @@ class Swap:
     def _improve(
         self, candidates: list[Candidate], rooms: list[_Room], chosen: list[Candidate], best: list[Candidate] | None
     ) -> list[Candidate] | None:
-        """Return the cheapest set of ``chosen`` and some of the candidates, if it is cheaper than ``best``."""
+        """Return the cheapest set that consists of ``chosen`` and some candidates, if it is cheaper than ``best``."""
         if all(room.is_there for room in rooms):
             return list(chosen)
         cost = _cost(chosen)
@@ -347,7 +348,7 @@ class Swap:
         raise AssertionError("victim and target are of one tree")
 
     def _may_go(self, each: Candidate, side: Element, depth: int) -> bool:
-        """Whether this victim, too, may end after the victims so far (see ``plan_preemption``)."""
+        """Whether this victim may end as well, after the victims so far (see ``plan_preemption``)."""
         element, losses = each.element, self.losses
         by_guarantee = self.stage.by_guarantee
         if not by_guarantee and is_protected_by_count(element, losses.counts.get(element, len(element.jobs))):
@@ -376,7 +377,7 @@ class Swap:
         return self._refuse(side)
 
     def _claims(self, branch: Element) -> bool:
-        """Whether the target's side is below its guarantee, and within its fair share once it has the request
+        """Whether the target's side is below its guarantee, and would still be within its fair share with the request
         (6.10)."""
         order = add(self.order, self.before.ordered)
         after = max(share(add(branch.usage, order), branch.tree.total))

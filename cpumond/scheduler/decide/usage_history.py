@@ -1,6 +1,6 @@
 """Weights that fall with a pool's recent usage: ``usage_half_life`` (semantics.md 5.5).
 
-As Slurm's fair-share factor: 2 to the power of minus used over due, both as fractions of all siblings.
+Like Slurm's fair-share factor: 2 to the power of minus (used / due), both as fractions of the sum over all siblings.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Final
 from cpumond.scheduler.elements import PoolElement, Tree, usage_share
 
 MOST_S: Final = 60.0
-"""Maximum seconds that are counted between two updates, whatever the clock says."""
+"""Maximum seconds counted between two updates, even if the clock shows more."""
 LEAST: Final = 1e-4
 """Mean share below which usage is forgotten."""
 MOST_OVERUSE: Final = 5.0
-"""A weight falls to no less than 1/32 of that of a pool without usage."""
+"""Usage beyond this multiple of the due counts no further: a weight is at least 1/32 of that of an unused pool."""
 STEPS: Final = 64.0
-"""Step of the exponent: a weight that hardly moves stays the same, and so do the results computed from it."""
+"""Steps per unit of the exponent: a weight that hardly moves stays the same, and so do results computed from it."""
 
 
 def half_life_s(pool: PoolElement) -> float:
-    """Return the half-life, in seconds, of the usage of a pool's children, set by the nearest pool; 0: usage is not
-    counted."""
+    """Return the half-life, in seconds, of the usage of a pool's children; the nearest pool that sets it decides. 0:
+    usage is not counted."""
     for each in (pool, *pool.ancestors()):
         settings = pool.tree.config.settings if each.parent is None else each.settings
         if settings.usage_half_life is not None:
@@ -31,7 +31,7 @@ def half_life_s(pool: PoolElement) -> float:
 
 
 def follow(tree: Tree, now: float) -> None:
-    """Update the mean usage of all pools from the previous update to ``now``."""
+    """Update the mean usage of all pools for the time from the previous update to ``now``."""
     pools = (tree.root, *tree.pools.values())
     is_counted = bool(tree.config.settings.usage_half_life) or any(pool.settings.usage_half_life for pool in pools)
     if not is_counted and all(pool.history is None for pool in pools):
@@ -51,7 +51,7 @@ def follow(tree: Tree, now: float) -> None:
 
 
 def set_factors(pool: PoolElement) -> None:
-    """Set the factors by which the weights of a pool's children are multiplied, from their known usage."""
+    """Set the factors that multiply the weights of a pool's children, from their known usage."""
     history, children = pool.history or {}, list(pool.list_sharing())
     total = sum(history.values())
     weights = sum(child.settings.weight or 1.0 for child in children)
@@ -63,18 +63,18 @@ def set_factors(pool: PoolElement) -> None:
 
 
 def factor(overuse: float) -> float:
-    """Return the factor of a weight for usage of ``overuse`` times its due, between 1/16 and 2."""
+    """Return the factor, between 1/16 and 2, of the weight of a pool that used ``overuse`` times its due."""
     return math.pow(2.0, math.floor((1.0 - min(overuse, MOST_OVERUSE)) * STEPS) / STEPS)
 
 
 def key_of(pool: PoolElement) -> str:
-    """Return the key under which a pool's usage is kept: an explicit pool keeps it when renamed, a user's pool when the
-    user comes back."""
+    """Return the key under which a pool's usage is kept: an explicit pool keeps its usage when it is renamed, a user's
+    pool when it is created again."""
     return pool.name if pool.config is None else pool.config.id
 
 
 def describe_factor(pool: PoolElement) -> str:
-    """Return why a pool's weight differs from the configured one, in a sentence; "" if it does not."""
+    """Return a sentence on why a pool's weight differs from the configured one; "" if it does not."""
     history = None if pool.parent is None or pool.settings.flatten else pool.parent.sharing.history
     if not history or pool.weight_factor == 1.0:
         return ""

@@ -38,19 +38,19 @@ from cpumond.scheduler.elements import (
 from cpumond.scheduler.model import to_vector
 
 ROUNDING: Final = 1e-9
-"""Largest error of sums of usage, as a fraction of the capacity, limit or total that they are compared with."""
+"""Largest rounding error of a sum of usage, as a fraction of the capacity, limit or total compared with it."""
 
 
 def sort_jobs(element: OperationElement) -> None:
     """Sort the active jobs of an operation into the three lists (6.4), if they may have changed (``lists_are_old``).
 
-    Jobs come in the order of start, or with ``preempt_cheapest_first`` in that of the work that each would have lost at
-    the last update in proportion to its size, most first. U is the usage of all jobs before.
+    U is the usage of all jobs before a job. Jobs are sorted by start or, with ``preempt_cheapest_first``, by the work
+    that each would have lost at the last update in proportion to its size, largest first.
     - Non-preemptible: while U is below the fair share times ``aggressive_preemption_satisfaction_threshold`` on every
       non-blocked resource, or below ``non_preemptible_resource_usage_threshold`` on all resources that it names.
     - Then aggressively preemptible: while U is below the fair share times ``preemption_satisfaction_threshold``.
-    - Then preemptible, unless the fair share covers the whole demand. A resource is blocked when the fair share covers
-      its demand; if all are, any one is enough.
+    - Then preemptible, unless the fair share covers the whole demand. A resource is blocked if the fair share covers
+    the demand for it; if all are blocked, U below the bound on any one resource is enough.
     """
     if not element.lists_are_old:
         return
@@ -91,7 +91,7 @@ def sort_jobs(element: OperationElement) -> None:
 
 
 def _loss_by_size(job: Job) -> float:
-    """Return the job's loss at the last update, per fraction of the tree's resources that it takes."""
+    """Return the job's loss at the last update divided by the fraction of the tree's resources that the job takes."""
     size = max(share(job.usage, job.element.tree.total))
     lost = lost_core_seconds(job, job.element.tree.updated_at)
     return lost / size if size else lost
@@ -106,8 +106,8 @@ def _resources_that_count(element: Element) -> tuple[int, ...]:
 
 def is_protected_by_count(element: OperationElement, job_count: int) -> bool:
     """Whether an operation with ``job_count`` active jobs is too small to lose one (6.4, old count rule). The limit is
-    the tree's ``max_unpreemptible_running_job_count``, or the operation's if that is less. Operations with fewer jobs
-    are protected; with as many, too, without ``strict_unpreemptible_running_job_count``."""
+    the tree's ``max_unpreemptible_running_job_count``, or the operation's if that is lower. Operations with fewer jobs
+    are protected; without ``strict_unpreemptible_running_job_count`` also those with exactly this number."""
     limit = unpreemptible_job_count(element)
     if limit is None:
         return False
@@ -116,15 +116,15 @@ def is_protected_by_count(element: OperationElement, job_count: int) -> bool:
 
 
 def unpreemptible_job_count(element: OperationElement) -> int | None:
-    """Return the ``max_unpreemptible_running_job_count`` of an operation; None: the count rule is off (6.4)."""
+    """Return the ``max_unpreemptible_running_job_count`` of an operation; None if the count rule is off (6.4)."""
     limit = element.tree.config.settings.max_unpreemptible_running_job_count
     own = element.options.max_unpreemptible_running_job_count
     return limit if limit is None or own is None else min(limit, own)
 
 
 def local_satisfaction(element: Element, lost: Vector = ZERO) -> float:
-    """Return usage over fair share of the element itself, not the least of its children (7.2), without ``lost`` of its
-    usage. 1 is exactly the fair share; infinity: the element has no fair share."""
+    """Return usage, without ``lost``, over fair share of the element itself, not the least of its children (7.2). At 1
+    it has exactly its fair share; infinity: it has no fair share."""
     usage = share(subtract(element.usage, lost), element.tree.total)
     return satisfaction_of(usage, element.fair_share, element.demand_share)
 
@@ -145,7 +145,7 @@ def blocks(element: Element, victim: OperationElement, aggressive: bool, lost: V
 
 
 def path_of(element: OperationElement) -> Iterator[OperationElement | PoolElement]:
-    """Yield the element and the pools above it without the root."""
+    """Yield the element and the pools above it, except the root."""
     yield element
     for pool in element.ancestors():
         if not pool.is_root:
@@ -162,16 +162,16 @@ def is_permitted(job: Job, aggressive: bool) -> bool:
 
 
 def may_lose(element: OperationElement, by_guarantee: bool = False) -> bool:
-    """Whether an operation's mode and number of jobs let it lose jobs; for a guarantee the number protects none
-    (6.10)."""
+    """Whether an operation's mode and number of jobs let it lose jobs. If a guarantee is claimed, the number protects
+    no jobs (6.10)."""
     if element.operation.record.preemption_mode == "graceful":
         return False
     return by_guarantee or not is_protected_by_count(element, len(element.jobs))
 
 
 def stop_order(job: Job) -> tuple[bool, float, int]:
-    """Return a sort key of equally protected jobs, the greatest ends first: the job started last, but jobs whose end
-    does not fail their operation before all others."""
+    """Return the key that sorts equally protected jobs; the greatest ends first. Jobs whose end does not fail their
+    operation come before all others, then the last started."""
     return (not job.task.fail_on_job_restart, job.start_time, job.sequence)
 
 
@@ -180,8 +180,8 @@ def start_order(job: Job) -> tuple[float, int]:
 
 
 def room_below_limits(element: Element, order: Vector, kept: Vector = ZERO) -> Vector:
-    """Return what ``order`` leaves of the element's limits, without resources ``kept`` for pools that do not lend them
-    (2.17). Includes the tolerance of pools and rounding."""
+    """Return what is left of the element's limits after ``order`` and the resources ``kept`` for pools that do not lend
+    them (2.17). Includes rounding and the tolerance of pools."""
     tolerance = ZERO
     if isinstance(element, PoolElement) and element.settings.resource_limits_overcommit_tolerance:
         tolerance = to_vector(element.settings.resource_limits_overcommit_tolerance, 0.0)
@@ -194,8 +194,8 @@ def room_below_limits(element: Element, order: Vector, kept: Vector = ZERO) -> V
 def rooms_above(
     target: OperationElement, order: Vector, lost: Mapping[Element, Vector]
 ) -> Iterator[tuple[int, Vector]]:
-    """Yield the number of each limited pool above ``target``, and what is left there once ``lost`` has ended and
-    ``order`` has started."""
+    """Yield the number of each limited pool above ``target``, and what is left below its limits after ``lost`` has
+    ended and ``order`` has started."""
     for depth, (pool, kept) in enumerate(sum_kept(target, lost)):
         if kept is not ZERO or not (pool.is_root or pool.limits is UNLIMITED):
             gone = lost.get(pool, ZERO)
@@ -210,21 +210,21 @@ def as_vector(numbers: Iterable[float]) -> Vector:
 
 
 def uses(usage: Vector, excess: Vector) -> bool:
-    """Whether ``usage`` contains some of the excess."""
+    """Whether ``usage`` contains a resource that is in excess."""
     return any(x > 0.0 and u > 0.0 for x, u in zip(excess, usage, strict=True))
 
 
 def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
     """Return jobs of this node that must end because their operation or a pool above it exceeds its limits (6.6).
 
-    Each comes with the nearest element that exceeds its limits, and the reason; latest start first, only until the
-    limits hold, and only jobs that use the excess resource. A gang is found once: all of its jobs end, on any nodes. A
-    pool's ``resource_limits_overcommit_tolerance`` is allowed.
+    Each job comes with the nearest element that exceeds its limits, and the reason. The last started come first, only
+    until the limits hold, and only jobs that use the excess resource. A gang is returned once: all of its jobs end, on
+    any nodes. A pool's ``resource_limits_overcommit_tolerance`` is allowed.
 
-    Candidates are the jobs that could be preempted at some priority: by their list (6.4), the count rule, and all
-    elements above them (6.5), without those that only targets inside a blocking pool may preempt. Lists and counts
-    protect from other operations, not from a limit: when an element above its limit has no candidate left on any node
-    that is online, its other jobs on this node end, too. So a lowered ``resource_limits`` ends jobs whatever their
+    Candidates are the jobs that could be preempted at some priority, by their list (6.4), the count rule and all
+    elements above them (6.5); jobs that only targets inside a blocking pool may preempt are none. Lists and counts
+    protect from other operations, not from a limit: if an element above its limit has no candidate left on any online
+    node, its other jobs on this node end, too. Therefore a lowered ``resource_limits`` ends jobs, whatever their
     number.
     """
     jobs = [job for job in node.jobs.values() if job.is_active]
@@ -256,7 +256,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
             violated = None if job.id in taken else _find_violated(job, lost)
             if violated is None or not is_allowed(job):
                 continue
-            # Less protected jobs end first, on whichever node they are.
+            # The less protected jobs end first, on whichever node they run.
             if not _has_candidates(violated, _excess(violated, lost.get(violated, ZERO)), taken, least_list):
                 take(job, violated)
     found.sort(key=lambda pair: stop_order(pair[0]))
@@ -273,7 +273,7 @@ def find_limit_violators(node: Node) -> list[tuple[Job, Element, str]]:
 
 
 def _freed_with(job: Job) -> Vector:
-    """Return the resources freed by a job's end; a gang ends with all of its jobs."""
+    """Return the resources freed when a job ends; a gang ends with all of its jobs."""
     return job.element.usage if job.element.operation.record.is_gang else job.usage
 
 
@@ -303,8 +303,8 @@ def _is_candidate_for_limits(job: Job) -> bool:
 
 
 def _has_candidates(element: Element, excess: Vector, taken: set[str], least_list: int) -> bool:
-    """Whether a job below the element, of list ``least_list`` or a less protected one, that uses the excess could still
-    end."""
+    """Whether there is still a job below the element that uses the excess and could end: one of list ``least_list`` or
+    of a less protected one."""
     if isinstance(element, OperationElement):
         return any(
             job.id not in taken
@@ -320,13 +320,13 @@ def _has_candidates(element: Element, excess: Vector, taken: set[str], least_lis
 
 
 def find_graceful(node: Node, now: float) -> list[tuple[Job, str]]:
-    """Return preemptible jobs on this node of operations with ``preemption_mode`` graceful, latest start first (6.7).
-    They are stopped whether or not another operation starves; the count rule and ``min_run_time`` protect them."""
+    """Return preemptible jobs of graceful operations (``preemption_mode``) on this node, the last started first (6.7).
+    They are stopped even if no operation starves; the count rule and ``min_run_time`` protect them."""
     found: list[tuple[Job, str]] = []
     graceful = [job for job in node.jobs.values() if job.element.operation.record.preemption_mode == "graceful"]
     for job in sorted(graceful, key=start_order, reverse=True):
         element = job.element
-        # A gang ends whole: none of it while ``min_run_time`` protects one job.
+        # A gang ends as a whole, so ``min_run_time`` of one job protects all of them.
         together = element.jobs.values() if element.operation.record.is_gang else (job,)
         if not job.is_active or any(spared_until(each) > now for each in together):
             continue
@@ -339,15 +339,15 @@ def find_graceful(node: Node, now: float) -> list[tuple[Job, str]]:
 def find_overcommit_victims(
     node: Node, now: float, allowed_s: float, additional_s: float = 0.0, cpu_ratio: float = 0.0
 ) -> list[tuple[Job, str]]:
-    """Return jobs that must end because the node has been above its capacity for longer than ``allowed_s`` (1.9 point
-    2), and for ``additional_s`` more while only jobs on reclaimed CPU wait for CPU. No job ends for an excess of less
-    than ``cpu_ratio`` of its CPU; above that the whole excess is repaired.
+    """Return jobs that must end because the node has been above its capacity for longer than ``allowed_s``, or by
+    ``additional_s`` longer if only jobs on reclaimed CPU wait for CPU (1.9 point 2). If the excess is less than
+    ``cpu_ratio`` of its CPU, no job ends; otherwise the whole excess is removed.
 
-    The most protected jobs, and of those the ones started first, stay as long as they fit one after another. The others
-    are returned, latest start first; with one job of a gang, all of its jobs here. Least protected are jobs beyond the
-    guarantee of their pools. In both parts jobs on reclaimed CPU are less protected than ordinary ones, and their lists
-    (6.4) do not count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less protected than others
-    of the two protected lists (1.9 point 3). The usage of foreign jobs is subtracted first.
+    The most protected jobs, and of those the first started, stay if they fit one after another. The others are
+    returned, the last started first; with one job of a gang, all of its jobs on the node. Least protected are jobs
+    beyond the guarantee of their pools. Within both groups jobs on reclaimed CPU are less protected than ordinary ones,
+    and their lists (6.4) do not count. With ``preempt_cpu_gap_first`` ordinary jobs with a lowered limit are less
+    protected than others of the two protected lists (1.9 point 3). The usage of foreign jobs is subtracted first.
     """
     since = node.overcommitted_since
     if since is None or now - since <= allowed_s:
@@ -380,7 +380,7 @@ def find_overcommit_victims(
 
 
 def is_overcommitted(node: Node, cpu_ratio: float) -> bool:
-    """Whether the limits of the node's jobs exceed its capacity, for CPU by more than ``cpu_ratio`` of it (1.9)."""
+    """Whether the limits of the node's jobs exceed its capacity; for CPU, by more than ``cpu_ratio`` of it (1.9)."""
     return any(
         free < -(cpu_ratio * has if r == CPU else 0.0) - ROUNDING * max(has, 1.0)
         for r, (free, has) in enumerate(zip(node.free, node.capacity, strict=True))
@@ -388,7 +388,7 @@ def is_overcommitted(node: Node, cpu_ratio: float) -> bool:
 
 
 def _only_reclaimed_wait(node: Node, jobs: Iterable[Job], room: Vector) -> bool:
-    """Whether only jobs in the idle class have less CPU than they are counted with, and nothing else is short."""
+    """Whether only jobs in the idle class get less CPU than is counted for them, and no other resource is short."""
     if node.about is not None and not node.about.idle_class:
         return False
     needed = [0.0 if r == CPU else used for r, used in enumerate(node.used)]
@@ -397,8 +397,8 @@ def _only_reclaimed_wait(node: Node, jobs: Iterable[Job], room: Vector) -> bool:
 
 
 def _find_beyond_guarantee(jobs: Iterable[Job]) -> set[Job]:
-    """Return the jobs beyond the guarantees of their operation and all pools above it, once the less protected jobs
-    before have ended: each of these elements then still uses more than its guarantee."""
+    """Return the jobs beyond the guarantees of their operation and of all pools above: each of these elements still
+    uses more than its guarantee after the less protected jobs have ended."""
     beyond: set[Job] = set()
     lost: dict[Element, Vector] = {}
     for job in sorted(jobs, key=lambda job: _protection_order(job, False), reverse=True):
@@ -410,8 +410,8 @@ def _find_beyond_guarantee(jobs: Iterable[Job]) -> set[Job]:
 
 
 def is_beyond_guarantee(element: Element, lost: Vector = ZERO) -> bool:
-    """Whether an element uses more than its strong guarantee and, for a pool, the last integral share granted to it, by
-    the largest components, without ``lost`` of its usage."""
+    """Whether an element uses more, without ``lost``, than its strong guarantee plus, for a pool, the last integral
+    share granted to it; the largest components are compared."""
     guarantee = max(element.strong_guarantee_share)
     if isinstance(element, PoolElement):
         guarantee += element.last_integral_ratio
@@ -419,7 +419,7 @@ def is_beyond_guarantee(element: Element, lost: Vector = ZERO) -> bool:
 
 
 def _find_broken(jobs: list[Job], room: Vector, gone: set[OperationElement]) -> OperationElement | None:
-    """Return the first gang, not yet ``gone``, one of whose jobs does not fit: all of its jobs end, too."""
+    """Return the first gang, except those ``gone``, with a job that does not fit: all of its jobs end, too."""
     for job in jobs:
         if job.element in gone:
             continue
@@ -431,7 +431,7 @@ def _find_broken(jobs: list[Job], room: Vector, gone: set[OperationElement]) -> 
 
 
 def _has_place(job: Job, room: Vector) -> bool:
-    """Whether a job fits; a resource that it does not use never ends it."""
+    """Whether a job fits. A resource that the job does not use never makes it end."""
     return not any(u > 0.0 and x < 0.0 for u, x in zip(job.usage, subtract(room, job.usage), strict=True))
 
 

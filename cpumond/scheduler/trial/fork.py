@@ -224,7 +224,7 @@ def _work(work: Callable[[Send], None], writing: int, parent: int, niceness: int
         send(b"")
         code = 0
     except BaseException:
-        with contextlib.suppress(Exception):  # nothing may keep the copy from ending, not even a log that cannot be written
+        with contextlib.suppress(Exception):  # nothing may keep the copy from ending, not even an unusable log
             print(traceback.format_exc(), file=sys.__stderr__, flush=True)
     finally:
         os._exit(code)
