@@ -1,3 +1,3 @@
-"""The job CPU monitor: pure functions from readings to decisions (semantics.md 1).
+"""The job CPU monitor: pure functions that make decisions from readings (semantics.md 1).
 
-Section numbers in docstrings are those of semantics.md (docs/specification) where no other file is named."""
+Section numbers in docstrings refer to semantics.md (docs/specification) if no other file is named."""

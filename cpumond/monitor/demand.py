@@ -1,7 +1,7 @@
 """CPU demand of a simulated job: CSV lines converted to work per enforcement period.
 
-Pure: lines are an iterable. Demand is given as steps or taken from a recorded trace. A trace is not demand: the demand
-of a throttled job is unknown."""
+Pure: lines are an iterable. The lines are steps of demand, or a recorded trace of usage. A trace does not show the
+demand of a job while the job was throttled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cpumond.core.measures import format_duration
 from cpumond.monitor.replay import parse_trace, split_lines
 
 MAX_S: Final = 7 * 86_400.0
-"""The longest simulated time: 48 MB of periods, about ten seconds per rule."""
+"""Maximum of the simulated time in seconds: 48 MB of periods, and about ten seconds of computing per rule."""
 MAX_CORES: Final = 1e6
 EXPECTED: Final = (
     "expected seconds,cores (demand: each row holds until the next one), or a recorded trace with "
@@ -28,9 +28,8 @@ EXPECTED: Final = (
 class Demand(msgspec.Struct, frozen=True):
     """Demand of a job, in core-seconds for each enforcement period.
 
-    ``at_order_cpu_s`` is the same, with the throttled rows of a recorded trace raised to the job's request; None if
-    there are none. ``notes``: limitations of a recorded trace, in sentences.
-    """
+    ``at_order_cpu_s`` is the same, but with throttled rows of a recorded trace raised to the job's request; None if no
+    row is throttled. ``notes``: sentences about the limitations of a recorded trace."""
 
     work_cpu_s: array[float]
     at_order_cpu_s: array[float] | None = None
@@ -38,7 +37,7 @@ class Demand(msgspec.Struct, frozen=True):
 
 
 class DemandStep(NamedTuple):
-    """A demand of ``cores`` until ``end_s``, which counts from the beginning of the first step."""
+    """A demand of ``cores`` until ``end_s``, in seconds since the beginning of the first step."""
 
     end_s: float
     cores: float
@@ -48,11 +47,10 @@ class DemandStep(NamedTuple):
 def read_demand(
     lines: Iterable[str], name: str, order_cores: float, period_s: float, duration_s: float | None = None
 ) -> Demand:
-    """Read the demand in ``lines`` of a job that requests ``order_cores``; messages call the lines ``name``.
+    """Read from ``lines`` the demand of a job that requests ``order_cores``. Error messages call the lines ``name``.
 
-    With ``duration_s`` it ends then. Without it, the last row of a demand lasts as long as the row before it. Raises
-    ConfigError (name, line, expected content).
-    """
+    The demand ends at ``duration_s`` if given. Otherwise the last step lasts as long as the step before. Raises
+    ConfigError, whose message has the name, the line, and the expected content."""
     lines = iter(lines)
     begin = list(_read_to_header(lines))
     header = begin[-1] if begin else ""
@@ -87,12 +85,13 @@ def read_demand(
 
 
 def spread(steps: Iterable[tuple[float, float]], period_s: float) -> array[float]:
-    """Return the core-seconds of demand in each period of ``period_s`` seconds, from steps in order: (end_s, cores)."""
+    """Return the core-seconds of demand in each period of ``period_s`` seconds. ``steps`` are (end_s, cores), in order
+    of time."""
     work = array("d")
     begin = part = 0.0  # in periods; part: demand of the current period, in cores times periods
     for end_s, cores in steps:
         end = end_s / period_s
-        # A decimal number is only nearly a multiple of a period.
+        # A decimal number may differ slightly from a multiple of a period.
         end = float(round(end)) if abs(end - round(end)) < 1e-5 else end
         full = int(begin) + 1
         if end < full:
@@ -108,7 +107,7 @@ def spread(steps: Iterable[tuple[float, float]], period_s: float) -> array[float
 
 
 def _read_to_header(lines: Iterator[str]) -> Iterator[str]:
-    """Yield the lines up to the first that is neither blank nor a comment: the header or the first row."""
+    """Yield the lines up to and including the first one that is neither blank nor a comment: the header, or a row."""
     for line in lines:
         yield line
         text = line.removeprefix("\ufeff").strip()
@@ -117,7 +116,7 @@ def _read_to_header(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _read_steps(lines: Iterable[str], name: str, duration_s: float | None) -> Iterator[DemandStep]:
-    """Yield the steps of ``seconds,cores`` rows, with or without this header; each holds until the next one."""
+    """Yield the steps of ``seconds,cores`` rows, with or without this header. A step lasts until the next step."""
     columns = ["seconds", "cores"]
     begin_s = before_s = spacing_s = cores = 0.0
     rows = 0

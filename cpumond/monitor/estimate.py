@@ -1,9 +1,9 @@
-"""Estimate how much CPU each rule would reclaim of an observed workload, and how much that would hold it back.
+"""Estimate how much CPU each rule would reclaim of an observed workload, and how much this would hold it back.
 
-The rules themselves decide (``rules.check``) over the kernel's counters, so the result is that of shadow mode, with one
-addition. No limit was lowered during the observation, so usage may exceed the limit that a rule would have set. Under
-that limit the workload would have been throttled once the kernel's burst was spent. The rule therefore gets additional
-throttled periods: as many as its looks need to notice, or for all of the excess if it has no looks."""
+The rules themselves decide (``rules.check``) on the kernel's counters, as in shadow mode, with one addition. No limit
+was lowered during the observation, so usage may exceed the limit that a rule would have set. This limit would have
+throttled the workload after the kernel's burst was spent. Therefore throttled periods are added to the counters: until
+a look of the rule would notice them, or, for a rule without looks, for the whole time of higher usage."""
 
 from __future__ import annotations
 
@@ -26,32 +26,31 @@ CONFIDENCES: Final[tuple[Confidence, ...]] = ("low", "medium", "high")
 CFS_PERIOD_S: Final = 0.1
 MEDIUM_FROM_S: Final = 1800.0
 HIGH_FROM_S: Final = 86_400.0
-"""For a workload observed for less than a day, some hours are unknown."""
+"""Minimum seconds for high confidence: after less than a day, usage in some hours of the day is unknown."""
 FINE_S: Final = 2.0
 COARSE_S: Final = 30.0
-"""Seconds between samples: up to FINE_S they show as much as checks every second, above COARSE_S few bursts are
-seen."""
+"""Seconds between samples. Samples up to FINE_S apart show as much as checks every second. If they are more than
+COARSE_S apart, they show few bursts."""
 MAX_MISSING: Final = 0.1
-"""Share of the time; if more is missing, the confidence is low."""
+"""Maximum fraction of the time that may be missing; if more is missing, the confidence is low."""
 WARM_UP_S: Final = 120.0
-"""Initial seconds that are not counted. Limits begin at the request and fall step by step, so the first minutes say
-little about the hours after them. An observation of less than twice this length is repeated."""
+"""Seconds at the beginning that are not counted. A limit begins at the request and falls step by step, so the first
+minutes say little about later hours. An observation of less than twice this length is run repeatedly."""
 SETTLED_S: Final = 600.0
-"""Seconds that a repeated observation runs before it counts, and again while it counts: rules take time to adapt."""
+"""Seconds for which a short observation is run repeatedly before it counts, because rules take time to adapt; then it
+is run for the same time while it counts."""
 MOST_CHECKS: Final = 1200
-"""Maximum number of checks before it counts, for checks much shorter than a second."""
+"""Maximum number of checks before a short observation counts, in case checks are much less than a second apart."""
 
 
 class RuleEstimate(msgspec.Struct, frozen=True):
     """Estimated effect of a rule. Cores are means over the observed time; ratios are in [0, 1].
 
-    ``reclaimable_cores`` is request minus limit, ``reclaimable_ratio`` its share of the request. ``held_back_ratio`` is
-    a share of the time; each excess of usage over the limit lasts until the rule's looks notice it.
-    ``held_back_most_ratio`` is the share of samples in which usage exceeded the limit, the upper bound at this
-    resolution. ``lost_work_ratio`` is the share of the work of jobs on the reclaimed CPU that would be lost
-    (``ReclaimedWork``). ``limit_cores`` is the limit at the end. The time until the limits are down (``WARM_UP_S``) is
-    not counted.
-    """
+    ``reclaimable_cores`` is request minus limit, ``reclaimable_ratio`` the same as a fraction of the request.
+    ``held_back_ratio`` is the fraction of the time in which the limit would hold the workload back, if that always ends
+    with a look of the rule. ``held_back_most_ratio`` is the upper bound: the fraction of the time that is covered by
+    samples with such usage. ``lost_work_ratio`` is the fraction of the work of jobs on reclaimed CPU that would be lost
+    (``ReclaimedWork``). ``limit_cores`` is the limit at the end. The first WARM_UP_S are not counted."""
 
     reclaimable_cores: float
     reclaimable_ratio: float
@@ -65,11 +64,11 @@ NOTHING: Final = RuleEstimate(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """Estimate of one workload or of several; for several ``used_most_cores`` is 0, since their peaks do not coincide.
+    """Estimate of one workload or of several workloads.
 
-    ``watched_s`` is the number of seconds of known usage, ``missing_s`` that of the gaps between. ``used_cpu_s`` is CPU
-    seconds by the kernel's counter, ``used_cores`` their mean, ``used_most_cores`` the maximum of a sample.
-    """
+    ``watched_s``: seconds for which the usage is known. ``missing_s``: seconds of the gaps in between. ``used_cpu_s``:
+    core-seconds by the kernel's counter. ``used_cores``: mean usage. ``used_most_cores``: maximum usage in a sample; 0
+    for several workloads, since their peaks do not coincide."""
 
     watched_s: float
     missing_s: float
@@ -81,8 +80,8 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """Core-seconds of all workloads over time, in at most ``count`` bins: usage, request, and the limit of each
-    rule."""
+    """Sums over all workloads in at most ``count`` bins of time: core-seconds of usage, of requests, and of the limits
+    of each rule."""
 
     def __init__(self, begin_s: float, length_s: float, count: int = 600) -> None:
         self.begin_s = begin_s
@@ -90,7 +89,7 @@ class Timeline:
         self.bins: dict[int, list[float]] = {}
 
     def add(self, at_s: float, seconds: float, values: Iterable[float]) -> None:
-        """Add ``values`` in cores for the ``seconds`` up to ``at_s``."""
+        """Add ``values``, in cores, for the ``seconds`` that end at ``at_s``."""
         every = list(values)
         end = max(at_s - self.begin_s, 0.0) / self.bin_s
         begin = max(end - seconds / self.bin_s, 0.0)
@@ -102,7 +101,7 @@ class Timeline:
                 row[index] += value * share_s
 
     def list_points(self) -> list[tuple[float, list[float]]]:
-        """Return (seconds since the begin, mean cores of the bin that begins there), in order; 0 if unknown."""
+        """Return for each bin, in order: its begin in seconds since ``begin_s``, and its mean cores (0 if unknown)."""
         if not self.bins:
             return []
         nothing = [0.0] * (2 + len(RULES))
@@ -113,8 +112,8 @@ class Timeline:
 
 
 class _Interval(NamedTuple):
-    """Usage between two readings. ``parts``, if there are several: seconds and CPU seconds of each in turn, in an
-    array to save memory with many workloads."""
+    """Usage between two readings. ``parts``: if the interval has several parts, the seconds and the CPU seconds of the
+    first part, then of the second, and so on; in an array, which saves memory with many workloads."""
 
     seconds: float
     used_cpu_s: float
@@ -123,7 +122,7 @@ class _Interval(NamedTuple):
     parts: array[float] | None = None
 
     def list_parts(self) -> Iterable[tuple[float, float]]:
-        """Return (seconds, CPU seconds) of each part."""
+        """Return the seconds and the CPU seconds of each part."""
         if self.parts is None:
             return ((self.seconds, self.used_cpu_s),)
         return zip(self.parts[::2], self.parts[1::2], strict=True)
@@ -144,18 +143,18 @@ class _Follower:
         self.reclaimed = ReclaimedWork(state.hard_cores)
         self.warm = self.sums
         self.bank_cpu_s = 0.0
-        """Unused quota that the kernel's burst would have accumulated, core-seconds."""
+        """Unused quota, in core-seconds, that the kernel's burst would have accumulated."""
 
     @property
     def sums(self) -> tuple[float, ...]:
-        """Core-seconds reclaimed and requested; seconds held back (estimate, upper bound); core-seconds of work kept
-        and lost."""
+        """The sums so far: core-seconds reclaimed and requested; seconds held back, by the estimate and as the upper
+        bound; core-seconds of kept work and of lost work."""
         work = self.reclaimed
         kept = (work.kept_cpu_s, work.lost_cpu_s)
         return self.state.preemptible_cpu_s, self.ordered_cpu_s, self.held_s, self.held_most_s, *kept
 
     def add(self, reading: CpuReading, past: _Interval) -> None:
-        """Process one check at ``reading``; ``past`` is the interval since the previous one."""
+        """Process one check at ``reading``; ``past`` is the interval since the previous check."""
         state, s = self.state, self.settings
         self.ordered_cpu_s += state.hard_cores * past.seconds
         limit, most_cpu_s = state.limit_cores, (s.burst_ratio or 0.0) * state.limit_cores * CFS_PERIOD_S
@@ -176,7 +175,7 @@ class _Follower:
                 if s.poll_s:
                     held_s = min(past.seconds, s.poll_s + CFS_PERIOD_S)
                 held_s = max(held_s, min(past.throttled * CFS_PERIOD_S, past.seconds))
-                # Without looks, a job that is held back waits until the check.
+                # Without looks, a job that is held back must wait for the next check.
                 self.held_s += held_s if s.poll_s else past.seconds
                 self.held_most_s += past.seconds
                 self.extra_periods += max(round(past.seconds / CFS_PERIOD_S) - past.periods, 0)
@@ -186,7 +185,7 @@ class _Follower:
         self.reclaimed.add(self.state.limit_cores, past.used_cpu_s / past.seconds, past.seconds)
 
     def rebase(self, reading: CpuReading) -> None:
-        # Throttling in a gap is as unknown as the usage in it.
+        # Both throttling and usage in a gap are unknown.
         self.state = policy.rebase(msgspec.structs.replace(self.state, seen=None), self._complete(reading))
 
     def _complete(self, reading: CpuReading) -> CpuReading:
@@ -201,15 +200,15 @@ class _Follower:
         )
 
     def conclude(self, seconds: float, ordered_cores: float) -> RuleEstimate:
-        """Return means over the last ``seconds``, those since ``warm`` was recorded.
+        """Return means over the last ``seconds``, the time since ``warm`` was recorded.
 
-        The reclaimable share is applied to ``ordered_cores``, the mean request over all the time. So a changed request
-        cannot yield more reclaimable CPU than was requested."""
+        ``ordered_cores`` is the mean request over all the time, and multiplied by the reclaimable fraction. So even if
+        the request has changed, the reclaimable CPU cannot exceed what was requested."""
         reclaimable, ordered, held, most, kept, lost = (
             (now - before) / seconds if seconds > 0.0 else 0.0 for now, before in zip(self.sums, self.warm, strict=True)
         )
         share = reclaimable / ordered if ordered > 0.0 else 0.0
-        # Work done before ``warm`` may be lost after it.
+        # Work that was done before ``warm`` was recorded may be lost later.
         lost_share = min(lost / (kept + lost), 1.0) if lost > 0.0 else 0.0
         return RuleEstimate(share * ordered_cores, share, held, most, self.state.limit_cores, lost_share)
 
@@ -217,9 +216,8 @@ class _Follower:
 class UseWatch:
     """Observes one workload: readings are added one by one, in constant memory.
 
-    ``hard_cores`` is its request (>= 0), ``settings`` those of each rule, ``longest_s`` the longest interval whose
-    usage counts as known, ``timeline`` an optional sum over all workloads.
-    """
+    ``hard_cores``: the workload's request (>= 0). ``settings``: the settings for each rule. ``longest_s``: maximum
+    interval between two readings whose usage counts as known. ``timeline``: an optional sum over all workloads."""
 
     def __init__(
         self,
@@ -240,7 +238,7 @@ class UseWatch:
         self._first: list[_Interval] = []
         self._used_cpu_s = self._ordered_cpu_s = self._most_cores = 0.0
         self.usage_cores = 0.0
-        """Usage in the last sample."""
+        """Usage in the last sample, in cores."""
 
     def move_hard(self, hard_cores: float) -> None:
         """Change the workload's request to ``hard_cores``."""
@@ -250,15 +248,16 @@ class UseWatch:
                 follower.state = policy.move_hard(follower.state, hard_cores)
 
     def glance(self, reading: CpuReading) -> None:
-        """Process a reading between two checks: no rule decides at it, but a limit would have held the workload
-        back."""
+        """Process a reading between two checks. No rule decides at this time, but the usage shows whether a limit would
+        have held the workload back."""
         before = self._glanced
         if before is not None and reading.at_s > before.at_s:
             self._parts += (reading.at_s - before.at_s, max(reading.total_cpu_s - before.total_cpu_s, 0.0))
             self._glanced = reading
 
     def add(self, reading: CpuReading) -> None:
-        """Add the next reading. After a gap, or after counters restarted, it is only the baseline of the next one."""
+        """Add the next reading. After a gap or a restart of the counters, it is only the baseline for the reading after
+        it."""
         if self._parts:
             self.glance(reading)
         parts, self._parts, self._glanced = array("f", self._parts), [], reading
@@ -302,7 +301,7 @@ class UseWatch:
             self._timeline.add(reading.at_s, interval_s, (usage_cores, self.hard_cores, *limits))
 
     def conclude(self, most_checks: int = MOST_CHECKS) -> Estimate:
-        """Return the estimate so far; a short observation is repeated, for at most ``most_checks`` before it counts."""
+        """Return the estimate so far. A short observation is run repeatedly: up to ``most_checks`` before it counts."""
         seconds = self.watched_s
         ordered = self._ordered_cpu_s / seconds if seconds > 0.0 else self.hard_cores
         if 0.0 < seconds < 2.0 * WARM_UP_S:
@@ -323,7 +322,8 @@ class UseWatch:
         )
 
     def _continue(self, settings: MonitorSettings, rounds: int) -> _Follower:
-        """Run a rule over the observation ``rounds`` times until its limit is down, then as often for the result."""
+        """Run a rule over a short observation ``rounds`` times, so that its limit falls, then ``rounds`` times for the
+        result."""
         reading = CpuReading(0.0, 0.0)
         follower = _Follower(start_state(self.hard_cores, 0.0), settings)
         follower.rebase(reading)
@@ -349,7 +349,7 @@ def estimate(
     longest_s: float = math.inf,
     check_each: int = 1,
 ) -> Estimate:
-    """Estimate one workload from all its readings, in order of time, with a check at each ``check_each``-th reading."""
+    """Estimate one workload from all of its readings, in order of time. Every ``check_each``-th reading is a check."""
     watch = UseWatch(hard_cores, settings, longest_s)
     for number, reading in enumerate(readings):
         (watch.glance if number % check_each else watch.add)(reading)
@@ -357,7 +357,8 @@ def estimate(
 
 
 def add_up(estimates: Iterable[Estimate], length_s: float) -> Estimate:
-    """Add up workloads as means over the whole ``length_s`` (> 0); held back: share of the observed time of all."""
+    """Add up estimates of several workloads. Cores are means over ``length_s`` (> 0); held-back ratios are fractions of
+    the observed time of all workloads."""
     every = list(estimates)
     watched_s = sum(each.watched_s for each in every)
 
@@ -391,13 +392,13 @@ def add_up(estimates: Iterable[Estimate], length_s: float) -> Estimate:
 
 
 def merge(earlier: Estimate, later: Estimate) -> Estimate:
-    """Merge two estimates of one workload, or of two shown as one, as means over the time observed in both."""
+    """Merge two estimates of one workload, or of two that are shown as one. Values are means over both observations."""
     both = add_up((earlier, later), max(earlier.watched_s + later.watched_s, 1e-9))
     return msgspec.structs.replace(both, used_most_cores=max(earlier.used_most_cores, later.used_most_cores))
 
 
 def judge_confidence(watched_s: float, missing_s: float, resolution_s: float) -> tuple[Confidence, list[str]]:
-    """Rate the confidence of an estimate, with reasons as clauses: by observed time, resolution, and gaps."""
+    """Rate the confidence of an estimate by its observed time, resolution and gaps; return it with reasons."""
     level = 0 if watched_s < MEDIUM_FROM_S else 1 if watched_s < HIGH_FROM_S * 0.98 else 2
     known = format_duration(float(round(watched_s)))
     reasons = [

@@ -1,6 +1,6 @@
 """Values of the job CPU monitor: its settings, one job's state, one reading, one decision.
 
-All are frozen; units are in the names. Section numbers are those of semantics.md."""
+All values are frozen. Units are in the names. Section numbers refer to semantics.md."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ Mode = Literal["off", "shadow", "up-only", "reclaim"]
 LimitRule = Literal["document", "peak"]
 VoteMode = Literal["document", "ytsaurus"]
 EarlyRestore = Literal["off", "use", "ordered"]
-"""The CPU given to a job whose usage shows, before its burst is spent, that its lowered limit is too low. "use":
-some more than its usage; "ordered": its full request."""
+"""How much CPU a job gets if its usage shows, before its burst is spent, that its lowered limit is too low. "use":
+somewhat more than its usage. "ordered": its full request."""
 Direction = Literal["both", "up-only", "down-only"]
 Kind = Literal["delay", "base", "hold", "grow", "shrink", "restore"]
 
 MIN_POLL_S: Final = 0.01
 EARLY_LOOK_S: Final = 0.05
-"""Seconds between two looks at a job's usage for ``early_restore``: the kernel counts a throttled period at its end."""
+"""Seconds between two looks at a job's usage for ``early_restore``. The kernel counts a throttled period only at its
+end, which is later."""
 QUOTA_OPTIONS: Final = ("burst_ratio", "early_restore", "min_cores_per_thread")
-"""Options without effect if usage above the limit is not prevented."""
+"""Options that have no effect if the limit does not prevent higher usage."""
 MODES: Final[tuple[Mode, ...]] = ("off", "shadow", "up-only", "reclaim")
-"""From the least to the most active."""
+"""All modes, from the least active one to the most active one."""
 
 
 class RuleDefaults(msgspec.Struct, frozen=True):
-    """Defaults of options under a ``limit_rule``, and the options that have no effect under it.
+    """Defaults of options under a ``limit_rule``, and the options that have no effect under this rule.
 
-    ``throttle_poll_s`` is in seconds, 0 for no looks between checks. ``burst_ratio`` None keeps the burst that was
-    found. ``weight_pressure_ratio`` is the default of ``pressure_restore_ratio`` with ``actuator = "weight"``, which is
-    0 otherwise. ``use_restore_ratio`` applies if the limit does not prevent higher usage, and is 0 otherwise.
-    ``early_restore`` applies with a burst."""
+    ``throttle_poll_s``: in seconds; 0 = no looks between checks. ``burst_ratio``: None keeps the burst found.
+    ``weight_pressure_ratio``: default of ``pressure_restore_ratio`` with ``actuator = "weight"``; the default is 0 with
+    other actuators. ``use_restore_ratio``: only for a limit that does not prevent higher usage; for other limits the
+    default is 0. ``early_restore``: only has an effect with a burst."""
 
     throttle_poll_s: float
     burst_ratio: float | None
@@ -75,12 +76,11 @@ RULE_DEFAULTS: Final[Mapping[LimitRule, RuleDefaults]] = {
 
 
 class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The resulting section ``job-cpu-monitor`` of one job (1.1); options of YTsaurus have their names there.
+    """The resulting section ``job-cpu-monitor`` of one job (1.1). Options that YTsaurus has, too, have the same names.
 
-    Ratios are in [0, 1], coefficients are factors on the current limit, ``_s`` seconds, cores >= 0.
-    ``throttle_poll_s``, ``burst_ratio``, ``early_restore``, ``pressure_restore_ratio`` and ``use_restore_ratio``
-    default to ``RULE_DEFAULTS``, so only ``burst_ratio`` can be None.
-    """
+    Ratios are in [0, 1], coefficients are factors of the current limit, ``..._s`` are seconds, cores are >= 0.
+    ``throttle_poll_s``, ``burst_ratio``, ``early_restore``, ``pressure_restore_ratio`` and ``use_restore_ratio`` get
+    their defaults from ``RULE_DEFAULTS``. After that, only ``burst_ratio`` can be None."""
 
     mode: Mode | None = None
     enable_cpu_reclaim: bool | None = None
@@ -120,7 +120,7 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def __post_init__(self) -> None:
         defaults = RULE_DEFAULTS[self.limit_rule]
         if self.throttle_poll_s is None:
-            # Nothing holds a job back below its guarantee: usage above it can wait for the next check.
+            # A guarantee does not limit the job's usage: usage above the guarantee can wait for the next check.
             poll_s = 0.0 if self.actuator == "guarantee" else defaults.throttle_poll_s
             msgspec.structs.force_setattr(self, "throttle_poll_s", poll_s)
         if self.burst_ratio is None:
@@ -141,15 +141,16 @@ class MonitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def poll_s(self) -> float:
-        """Seconds between looks at throttling, 0 for none. Under rule ``document`` looks act by
-        ``throttle_restore_ratio``, so there are none if it is 0 or >= 1, or if the limit does not throttle."""
+        """Seconds between looks at throttling; 0 for no looks. Under rule ``document`` looks need
+        ``throttle_restore_ratio``: there are none if this is 0 or >= 1, or if the limit does not throttle."""
         if self.limit_rule == "document" and not (self.is_ceiling and 0.0 < self.throttle_restore_ratio < 1.0):
             return 0.0
         return self.throttle_poll_s or 0.0
 
     @property
     def looks_early(self) -> bool:
-        """Whether ``early_restore`` acts: only a burst lets a job exceed its limit before it is throttled."""
+        """Whether ``early_restore`` has an effect. It needs a burst, which lets a job exceed its limit before it is
+        throttled."""
         return self.is_ceiling and self.limit_rule == "peak" and self.early_restore != "off" and bool(self.burst_ratio)
 
     @property
@@ -162,9 +163,9 @@ DEFAULT_SETTINGS: Final = MonitorSettings()
 
 
 def check_together(settings: MonitorSettings, where: str) -> None:
-    """Check options against each other (1.1); raise ConfigError that begins with ``where`` (file and section).
+    """Check options against each other (1.1). Raises ConfigError, whose message begins with ``where`` (file, section).
 
-    lower <= upper, threshold < window, look period 0 or >= 10 ms, all finite."""
+    It requires lower bound <= upper bound, threshold < window, a look period of 0 or >= 10 ms, and finite values."""
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
         if isinstance(value, float) and not math.isfinite(value):
@@ -187,8 +188,8 @@ def check_together(settings: MonitorSettings, where: str) -> None:
 
 
 def list_idle_options(settings: MonitorSettings, given: Iterable[str]) -> list[str]:
-    """Return a clause for each option of ``given`` without effect under the rule and actuator of ``settings``, for
-    example "vote_mode has no effect under limit_rule = peak"."""
+    """Return a clause about each option in ``given`` that has no effect under the rule and actuator of ``settings``,
+    for example "vote_mode has no effect under limit_rule = peak"."""
     named = set(given)
     rule = settings.limit_rule
     found = [
@@ -205,9 +206,9 @@ def list_idle_options(settings: MonitorSettings, given: Iterable[str]) -> list[s
 
 
 def compute_mode(settings: MonitorSettings) -> Mode:
-    """Return the mode in force: ``mode``, limited to shadow by ``enable_cpu_reclaim = false`` (1.5).
+    """Return the mode in force: ``mode``, but at most shadow if ``enable_cpu_reclaim = false`` (1.5).
 
-    If neither is given, nothing is written (shadow); ``enable_cpu_reclaim = true`` alone means reclaim."""
+    If neither option is given, the mode is shadow. If only ``enable_cpu_reclaim = true`` is given, it is reclaim."""
     if settings.enable_cpu_reclaim is None:
         return settings.mode or "shadow"
     mode = settings.mode or "reclaim"
@@ -215,36 +216,36 @@ def compute_mode(settings: MonitorSettings) -> Mode:
 
 
 def find_level(settings: MonitorSettings) -> Level:
-    """Return the level of a roll-out: the mode in force or, for reclaim, the actuator."""
+    """Return the roll-out level of ``settings``: the mode in force; for mode reclaim, the actuator."""
     return join_level(compute_mode(settings), settings.actuator)
 
 
 def join_level(mode: Mode, actuator: Actuator) -> Level:
-    """Return the level of a mode and an actuator: the mode or, for reclaim, the actuator."""
+    """Return the roll-out level of a mode and an actuator: the mode; for mode reclaim, the actuator."""
     return actuator if mode == "reclaim" else mode
 
 
 def hold_to_level(settings: MonitorSettings, level: Level) -> dict[str, Any]:
-    """Return options for the last layer that limit ``settings`` to ``level``; none if they do not exceed it."""
+    """Return options for the last layer that limit ``settings`` to ``level``; empty if they do not exceed ``level``."""
     if not is_above(find_level(settings), level):
         return {}
     return {"actuator": level} if level in ACTUATORS else {"mode": level, "enable_cpu_reclaim": None}
 
 
 def hold_mode(mode: Mode, level: Level) -> tuple[Mode, Actuator | None]:
-    """Return the mode limited to ``level``, and the most active actuator allowed; None if it does not matter."""
+    """Return ``mode`` limited to ``level``, and the most active actuator allowed; None if any actuator is allowed."""
     if level == "guarantee" or level == "weight" or level == "quota":
         return mode, level
     return least_active(mode, level), None
 
 
 def least_active(a: Mode, b: Mode) -> Mode:
-    """The less active of two modes (off < shadow < up-only < reclaim)."""
+    """Return the less active of two modes (off < shadow < up-only < reclaim)."""
     return min(a, b, key=MODES.index)
 
 
 def merge_layers(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge options of several levels; the later (more specific) one wins: node, source, operation, job."""
+    """Merge options of several layers in the order node, source, operation, job. Later layers override earlier ones."""
     merged: dict[str, Any] = {}
     for layer in layers:
         merged.update(layer)
@@ -252,12 +253,11 @@ def merge_layers(layers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class CpuReading(msgspec.Struct, frozen=True, gc=False):
-    """Counters of one cgroup at one moment; they only grow while ``identity`` stays the same.
+    """Counters of one cgroup at one time. They never fall as long as ``identity`` is the same.
 
-    ``total_cpu_s`` is CPU seconds used, ``at_s`` seconds of the monotonic clock, ``identity`` the inode of the cgroup,
-    ``nr_periods`` and ``nr_throttled`` enforcement periods, ``throttled_s`` seconds (summed over CPUs), ``pressure_s``
-    seconds in which some task waited for CPU (PSI), None if it is not read.
-    """
+    ``total_cpu_s``: CPU seconds used. ``at_s``: monotonic time in seconds. ``identity``: inode of the cgroup.
+    ``nr_periods``, ``nr_throttled``: numbers of enforcement periods, all and throttled. ``throttled_s``: throttled
+    seconds, summed over CPUs. ``pressure_s``: seconds in which some task waited for CPU (PSI), None if not read."""
 
     total_cpu_s: float
     at_s: float
@@ -271,9 +271,9 @@ class CpuReading(msgspec.Struct, frozen=True, gc=False):
 class HeldBack(msgspec.Struct, frozen=True, gc=False):
     """How often a lowered limit held a job back since rule ``peak`` began to follow it (limit_rules.md 3).
 
-    ``count`` is the number of times, ``held_s`` the seconds of throttled periods in all. About the last time: ``at_s``
-    is on the monotonic clock, ``from_cores`` the limit responsible, ``after_s`` the time until the full request was
-    restored."""
+    ``count``: number of times. ``held_s``: seconds of throttled periods, summed over all times. Of the last time:
+    ``at_s`` is the monotonic time, ``from_cores`` the limit that held the job back, ``after_s`` the seconds until the
+    full request was restored."""
 
     count: int = 0
     held_s: float = 0.0
@@ -284,36 +284,36 @@ class HeldBack(msgspec.Struct, frozen=True, gc=False):
 
 NEVER_HELD: Final = HeldBack()
 FIRST_CAUTION: Final = 2.0
-"""The caution of a new job (limit_rules.md 2), so that short jobs keep to the budget, too."""
+"""The caution of a new job (limit_rules.md 2). With it, short jobs do not exceed the budget either."""
 
 
 class JobState(msgspec.Struct, frozen=True, gc=False):
     """State of one job between two checks (1.2).
 
-    - ``hard_cores``: the job's CPU, never moved by the monitor; ``limit_cores``: the current limit, 0 <= it <= hard.
-    - ``smoothed_cores``: None before the second good sample.
-    - ``window``: the last smoothed values (document form) or votes (ytsaurus form), oldest first; ``usages``: the usage
-      values of the same checks, for ``headroom_ratio``.
-    - ``base``: the sample that the next one is compared with. The limit does not shrink before ``hold_until_s``.
-    - ``smoothed_cpu_s``, ``preemptible_cpu_s``, ``max_cpu_s``: the sums of section 1.7 in core-seconds; the last one
-      counts ``hard_cores``.
-    - ``throttled_cpu_s``: the time for which a quota throttled threads in the checked intervals, summed over CPUs; the
-      kernel counts each throttling when it ends. A limit that is only a weight does not throttle.
-    - ``late_cpu_s``: its part in intervals that began with the limit below ``hard_cores``: CPU that was restored too
-      late.
-    - ``seen``: the newest reading, of a check or look, whose throttling is accounted for; None if throttling before the
-      next reading must not count.
-    - ``cfs_period_s``: one enforcement period.
-    - ``no_cut_until_s``: a cut had no effect because of a bound of the kernel or of the job's threads; no cut is
-      decided before this time.
-    - ``is_written``: the limit is in force. Otherwise it is hypothetical (mode shadow): it causes no throttled periods,
-      and usage above it counts as held back.
+    - ``hard_cores``: the CPU that the job can have, which the monitor never moves; ``limit_cores``: the current limit,
+      from 0 to ``hard_cores``.
+    - ``smoothed_cores``: the smoothed usage, None before the second good sample.
+    - ``window``: the last smoothed values (vote mode document) or votes (ytsaurus), the oldest first; ``usages``: the
+      usage in the same checks, for ``headroom_ratio``.
+    - ``base``: the sample with which the next sample is compared. ``hold_until_s``: the limit is not cut before.
+    - ``smoothed_cpu_s``, ``preemptible_cpu_s``, ``max_cpu_s``: the sums of section 1.7 in core-seconds; ``max_cpu_s``
+      is the sum of ``hard_cores``.
+    - ``throttled_cpu_s``: the time for which a quota throttled threads in the checked intervals, summed over CPUs. The
+      kernel counts throttled time when it ends. A limit that is only a weight does not throttle.
+    - ``late_cpu_s``: that part of ``throttled_cpu_s`` in intervals that began with the limit below ``hard_cores``: CPU
+      that was restored too late.
+    - ``seen``: the newest reading, at a check or a look, whose throttling is accounted for; None if throttling before
+      the next reading must not count.
+    - ``cfs_period_s``: length of an enforcement period.
+    - ``no_cut_until_s``: no cut is decided before this time, because a cut had no effect: a bound of the kernel or of
+      the job's threads prevented it.
+    - ``is_written``: whether the limit is in force. If not (mode shadow), it causes no throttled periods, and usage
+      above the limit counts as held back.
 
     Fields of rule ``peak`` (limit_rules.md 2):
-    - ``peak_cores``: the recent maximum of usage, fading, None before its first check; ``peak_at_s``: its time.
-    - ``caution``: in [0, 7]; the half-life is ``peak_memory`` * 2 ^ caution.
-    - ``watched_s``: how long the rule has followed the job; ``held``: how often the job was held back since.
-    """
+    - ``peak_cores``: the recent maximum of usage, fading, None before the rule's first check; ``peak_at_s``: its time.
+    - ``caution``: in [0, 7]; the half-life of the peak is ``peak_memory`` * 2 ^ caution.
+    - ``watched_s``: seconds for which the rule has followed the job; ``held``: how often it was held back meanwhile."""
 
     hard_cores: float
     limit_cores: float
@@ -343,13 +343,12 @@ class JobState(msgspec.Struct, frozen=True, gc=False):
 class Decision(msgspec.Struct, frozen=True, gc=False):
     """The result of one check.
 
-    ``kind``: delay (before start_delay, or no new sample), base (first sample or new baseline), hold, grow, shrink,
-    restore. ``votes_sum`` is None until the window is full and if there was no vote. Cores as in JobState.
-    ``interval_s`` is real seconds since the previous sample. ``throttled_ratio`` is the share of throttled periods in
-    the interval, ``pressure_ratio`` the share of time in which some task waited for CPU (0 if
-    ``pressure_restore_ratio`` is off or the kernel does not report it), both in [0, 1]. ``by_look``: decided by a look
-    between two checks; then ``throttled_ratio`` covers the time since the previous look or check.
-    """
+    ``kind``: delay (before the end of start_delay, or no new sample), base (first sample or new baseline), hold, grow,
+    shrink, restore. ``votes_sum``: None until the window is full, or if there was no vote. ``interval_s``: real seconds
+    since the previous sample. ``throttled_ratio``: the fraction of throttled periods in the interval.
+    ``pressure_ratio``: the fraction of time in which some task waited for CPU, 0 if ``pressure_restore_ratio`` is off
+    or the kernel does not report it. Both are in [0, 1]. ``by_look``: whether a look between two checks decided; if so,
+    ``throttled_ratio`` covers the time since the previous look or check. Cores are as in JobState."""
 
     kind: Kind
     old_cores: float
@@ -369,10 +368,10 @@ class Decision(msgspec.Struct, frozen=True, gc=False):
 def start_state(
     hard_cores: float, started_at_s: float, limit_cores: float | None = None, hold_until_s: float = -math.inf
 ) -> JobState:
-    """Return the state of a job before its first check (1.2); the limit is its request, or an adopted ``limit_cores``.
+    """Return the state of a job before its first check (1.2). The limit is the job's request or, if it is adopted,
+    ``limit_cores``.
 
-    The smoothed value of an adopted job starts at the highest value that does not vote to grow (``policy.smooth``): a
-    restart of the agent is no reason to change a suitable limit.
-    """
+    The smoothed value of an adopted job starts at the highest value that does not vote to grow (``policy.smooth``), so
+    that a restart of the agent does not change a suitable limit."""
     limit_cores = hard_cores if limit_cores is None else min(limit_cores, hard_cores)
     return JobState(hard_cores, limit_cores, limit_cores, started_at_s, hold_until_s=hold_until_s)

@@ -1,8 +1,8 @@
 """Rule ``peak`` (limit_rules.md 2): the recent maximum of usage plus a reserve, remembered adaptively.
 
 The limit is the recent maximum of usage plus ``reserve_ratio``; the remembered peak fades. If a lowered limit holds the
-job back at all, the full request is restored at once and the peak is remembered longer from then on. This memory is
-adjusted for each job so that it is held back for at most ``throttle_budget`` of its time."""
+job back at all, the full request is restored at once, and from then on the peak is remembered longer. This is adjusted
+for each job such that the job is held back for at most the fraction ``throttle_budget`` of its time."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from cpumond.monitor.protect import (
 )
 
 MAX_CAUTION: Final = 7.0
-"""The half-life is at most 2 ^ this times ``peak_memory``."""
+"""Maximum of the caution: the half-life is at most ``peak_memory`` * 2 ^ MAX_CAUTION."""
 GAIN_S: Final = 1.0
-"""Being held back for this long doubles the half-life."""
+"""If a job is held back for this many seconds, its half-life doubles."""
 STEP: Final = 0.05
-"""As a share of the limit: smaller cuts are not worth a write."""
+"""Minimum cut as a fraction of the limit: a smaller cut is not worth a write."""
 FIRST_SECONDS: Final = 10.0
-"""Nothing is lowered for this long after a job's start; ``start_delay`` and ``startup_boost`` may be longer."""
+"""Seconds after a job's start without a cut of its limit. ``start_delay`` and ``startup_boost`` may be longer."""
 EARLY_ABOVE: Final = 1.1
-"""Usage above this multiple of the limit between two looks shows that the limit is too low; less is rounding."""
+"""If usage between two looks exceeds this multiple of the limit, the limit is too low. Less may be due to rounding."""
 EARLY_GIVES: Final = 1.2
-"""Multiple of its usage that a job gets with ``early_restore = "use"``."""
+"""With ``early_restore = "use"``, a job gets this multiple of its usage."""
 EARLY_HOLD_S: Final = 1.0
-"""Minimum seconds for which it keeps that limit; otherwise each check would cut what the next look raises."""
+"""Minimum seconds for which a job keeps a limit raised so; otherwise each check would cut what the next look raises."""
 RETRY_CUT_S: Final = 60.0
-"""A cut that had no effect is tried again after this time: the threads that prevented it may have ended."""
+"""Seconds after which a cut without effect is tried again: the threads that prevented the cut may have ended."""
 
 
 def step(
@@ -48,14 +48,14 @@ def step(
     s: MonitorSettings,
     pressure_ratio: float = 0.0,
 ) -> Stepped:
-    """Decide one check for a measured ``usage_cores`` over ``interval_s``; the interface is that of ``policy.step``."""
+    """Decide one check; ``usage_cores`` were measured over ``interval_s``. Parameters are as in ``policy.step``."""
     hard, limit = state.hard_cores, state.limit_cores
     pressed = pressure_ratio > 0.0 and is_pressed(pressure_ratio, s)
     held_s = 0.0 if limit >= hard else _held_s(state, base, usage_cores, interval_s, pressed, s)
     caution = _adjust_caution(state.caution, held_s, interval_s, s)
     known = state.peak_cores
     faded = (find_peak(state, s) if known is None else known) * 2.0 ** (-interval_s / (s.peak_memory_s * 2.0**caution))
-    # A burst may carry usage above the request, which the job is not to get.
+    # With a burst, usage may exceed the request, but the limit must not.
     peak, peak_at_s = (usage_cores, base.at_s) if usage_cores >= faded else (faded, state.peak_at_s)
     if peak > hard:
         peak = hard
@@ -64,7 +64,7 @@ def step(
     new_limit = limit
     if limit < hard and (held_s > 0.0 or pressed):
         kind, new_limit = "restore", hard
-        if limit > peak:  # its demand was at least this
+        if limit > peak:  # the demand was at least the limit
             peak, peak_at_s = limit, base.at_s
         held = _add_held(held, held_s, base.at_s, limit)
         hold_until_s = base.at_s + s.restore_hold_s
@@ -112,8 +112,8 @@ def step(
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
     """Look between two checks: restore the full request if the job was held back since ``state.seen``.
 
-    Otherwise return None under a quota, else a hold, because the next look measures from this one. ``base`` stays:
-    usage is measured from check to check."""
+    If it was not, return None under a quota, and a hold under other actuators, because the next look measures from this
+    one. ``base`` stays the same, because checks measure usage from check to check."""
     seen, limit, hard = state.seen, state.limit_cores, state.hard_cores
     if seen is None or state.base is None or limit >= hard or reading.identity != seen.identity:
         return None
@@ -147,12 +147,11 @@ def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | 
 
 
 def restore_early(state: JobState, reading: CpuReading, recent_cores: float, s: MonitorSettings) -> Stepped | None:
-    """Raise the limit if ``recent_cores``, the usage since the previous look, exceeds it; else return None.
+    """Raise the limit if the usage since the previous look, ``recent_cores``, exceeds it; else return None.
 
-    Only a burst allows such usage, and the job gets more before it is spent. Nothing was held back. A limit raised to a
-    little above the usage may soon fall again, and nothing is learned: 50 ms are not yet a peak. A full restore lasts
-    for ``restore_hold`` and is charged like a look.
-    """
+    Only a burst allows such usage. The limit is raised before the burst is spent, so the job is not held back. With
+    "use" the limit may soon fall again, and peak and caution stay the same: 50 ms of usage are not yet a peak. With
+    "ordered" the full request lasts for ``restore_hold``, and EARLY_LOOK_S are charged as if the job was held back."""
     limit, hard = state.limit_cores, state.hard_cores
     if limit >= hard or state.base is None or not s.looks_early or recent_cores <= EARLY_ABOVE * limit:
         return None
@@ -176,24 +175,25 @@ def restore_early(state: JobState, reading: CpuReading, recent_cores: float, s: 
 
 
 def put_off_cut(state: JobState, now_s: float) -> JobState:
-    """Return the state after a cut had no effect because of a bound on the limit."""
+    """Return the state after a cut that had no effect, because of a bound on the limit."""
     return msgspec.structs.replace(state, no_cut_until_s=now_s + RETRY_CUT_S)
 
 
 def forgive(state: JobState, before: JobState) -> JobState:
-    """Return ``state`` with the memory of ``before``: the limit that held the job back was not set by the rule."""
+    """Return ``state`` with the caution and ``held`` of ``before``, because the limit that held the job back was not
+    set by the rule."""
     return msgspec.structs.replace(state, caution=before.caution, held=before.held)
 
 
 def find_peak(state: JobState, s: MonitorSettings) -> float:
-    """Return the remembered peak in cores; before the rule's first check, the one implied by the present limit."""
+    """Return the remembered peak in cores; before the rule's first check, the peak that the present limit implies."""
     if state.peak_cores is not None:
         return state.peak_cores
     return state.limit_cores / (1.0 if state.limit_cores >= state.hard_cores else 1.0 + s.reserve_ratio)
 
 
 def find_target(peak_cores: float, hard_cores: float, s: MonitorSettings) -> float:
-    """Return the limit in cores for a peak: with the reserve, at least the floor, at most the request."""
+    """Return the limit in cores for a peak: peak plus reserve, but at least the floor and at most the request."""
     return min(hard_cores, max(compute_floor(hard_cores, (), s), peak_cores * (1.0 + s.reserve_ratio)))
 
 
@@ -205,12 +205,11 @@ def find_half_life_s(state: JobState, s: MonitorSettings) -> float:
 def _held_s(
     state: JobState, reading: CpuReading, usage_cores: float, interval_s: float, pressed: bool, s: MonitorSettings
 ) -> float:
-    """Return how long a lowered limit held the job back since ``state.seen``, in seconds of enforcement periods.
+    """Return for how long a lowered limit held the job back since ``state.seen``, in seconds of enforcement periods.
 
-    If the limit does not throttle, the signs are usage above it (``use_restore_ratio``) and a waiting job
-    (``pressed``), each charged as one period. Under a quota, waiting for other jobs is not charged. A limit that is not
-    written would have held the job back from usage above it in ``interval_s`` until the next look.
-    """
+    If the limit does not throttle, usage above it (``use_restore_ratio``) or a waiting job (``pressed``) counts as one
+    period. Under a quota, a job that waits for other jobs is not held back. If the limit is not written and usage in
+    ``interval_s`` exceeds it, the job counts as held back until a look would have restored the request."""
     seen = state.seen
     if state.limit_cores >= state.hard_cores or seen is None:
         return 0.0
@@ -229,7 +228,7 @@ def _held_s(
 
 
 def _adjust_caution(caution: float, held_s: float, interval_s: float, s: MonitorSettings) -> float:
-    """Return the caution after ``interval_s`` of which the job was held back for ``held_s``."""
+    """Return the caution after ``interval_s``, during which the job was held back for ``held_s``."""
     return min(max(caution + (held_s - s.throttle_budget * interval_s) / GAIN_S, 0.0), MAX_CAUTION)
 
 

@@ -1,6 +1,6 @@
-"""Rule ``document`` (semantics.md 1.3, 1.4): usage, smooth, vote, decide; and the parts shared by all rules.
+"""Rule ``document`` (semantics.md 1.3, 1.4): measure usage, smooth, vote, decide; and the parts that all rules share.
 
-``check`` measures and then calls the step of a rule; ``step`` is that of rule ``document``, given the usage.
+``check`` measures the usage and then calls the step function of a rule; ``step`` is that of rule ``document``.
 ``rules.py`` lists the rules by name."""
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ def check(
     s: MonitorSettings,
     step_by_rule: Callable[..., Stepped] | None = None,
 ) -> Stepped:
-    """Perform one check in the order of section 1.3, decided by ``step_by_rule`` (None: ``step``).
+    """Perform one check in the order of section 1.3; ``step_by_rule`` decides (None: ``step``).
 
-    ``reading`` None is a failed sample: nothing changes, and the baseline stays. A counter that went backwards or
-    another ``identity`` makes a new baseline: the smoothed value restarts at the job's CPU and there is no vote, since
-    the difference is not usage of the job.
-    """
+    If ``reading`` is None (a failed sample), the state stays the same, with its baseline. If a counter has fallen or
+    ``identity`` has changed, ``reading`` is a new baseline: the smoothed value restarts at the CPU that the job can
+    have, and there is no vote, since the difference of the counters is not usage of the job."""
     if reading is None or now_s < state.started_at_s + s.start_delay_s:
         return state, Decision("delay", state.limit_cores, state.limit_cores)
     base = state.base
@@ -62,8 +61,8 @@ def check(
 
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
-    """Look between two checks: restore the full request if a period was throttled since ``state.seen``, counting the
-    time since the last check as a check. Return None without such a period."""
+    """Look between two checks: if a period was throttled since ``state.seen``, restore the full request, and count the
+    time since the last check like a check. If no period was throttled, return None."""
     base, seen = state.base, state.seen
     if base is None or seen is None or state.limit_cores >= state.hard_cores:
         return None
@@ -79,11 +78,10 @@ def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | 
 
 
 def rebase(state: JobState, reading: CpuReading | None) -> JobState:
-    """Start the next interval at ``reading`` (or at the next good one), after a late tick, a suspend, or a pause.
+    """Start a new interval at ``reading`` (None: at the next good reading), after a late tick, a suspend, or a pause.
 
-    Usage and throttled time in between are unreliable and not counted. Throttled periods are counted by the next look
-    or check, because they show that a limit held the job back.
-    """
+    Usage and throttled time before that are unreliable and not counted. The next look or check counts the throttled
+    periods, because they show that a limit held the job back."""
     before, seen = state.seen, reading
     if before is None or reading is None:
         seen = before or reading
@@ -101,7 +99,7 @@ def step(
     s: MonitorSettings,
     pressure_ratio: float = 0.0,
 ) -> tuple[JobState, Decision]:
-    """Apply 1.3 points 5 to 9 to a measured ``usage_cores`` over ``interval_s``; ``base`` starts the next interval."""
+    """Apply 1.3 points 5 to 9; ``usage_cores`` were measured over ``interval_s``. ``base`` begins the next interval."""
     hard, limit = state.hard_cores, state.limit_cores
     kind: Kind
     votes_sum: int | None
@@ -119,7 +117,7 @@ def step(
         new_limit = decide(votes_sum, state, usages, base.at_s, s)
         kind = "grow" if new_limit > limit else "shrink" if new_limit < limit else "hold"
         if s.vote_mode == "ytsaurus" and votes_sum is not None:
-            # A decision clears the votes even if the limit was at its bound; otherwise the oldest vote is dropped.
+            # A decision clears the votes, even if the limit is at its bound. Without a decision, the oldest is dropped.
             window = () if abs(votes_sum) > s.vote_decision_threshold else window[1:]
     throttled_cpu_s, late_cpu_s = account_throttling(state, base, s)
     after = JobState(
@@ -151,9 +149,10 @@ def step(
 
 
 def smooth(state: JobState, usage_cores: float, s: MonitorSettings) -> float:
-    """Smooth by 1.3 point 5: first the job's CPU (or the first usage), then a*u + (1-a)*smoothed.
+    """Smooth by 1.3 point 5: the first value is the CPU that the job can have (or the first usage), then
+    a*u + (1-a)*smoothed.
 
-    An adopted limit below the job's CPU is seeded with the highest value that does not vote to grow."""
+    If the job was adopted with a lower limit, the first value is the highest one that does not vote to grow."""
     if state.smoothed_cores is None:
         if s.smoothing_seed == "first_value":
             return usage_cores
@@ -167,7 +166,7 @@ def count_document_votes(
 ) -> tuple[tuple[float, ...], int | None]:
     """Count votes as in the YTsaurus documentation (1.4): compare the last W smoothed values with the current limit.
 
-    A value that carries ``throttle_vote`` is stored as infinity: it votes +1 against any limit."""
+    With ``throttle_vote``, the value of a throttled check is stored as infinity, so it votes +1 against any limit."""
     window = _push(window, math.inf if s.throttle_vote and throttled_ratio > 0.0 else smoothed, s.vote_window_size)
     if len(window) < s.vote_window_size:
         return window, None
@@ -184,7 +183,7 @@ def count_document_votes(
 def count_ytsaurus_votes(
     window: tuple[float, ...], smoothed: float, limit: float, s: MonitorSettings, throttled_ratio: float
 ) -> tuple[tuple[float, ...], int | None]:
-    """Count votes as in YTsaurus' code (1.3 points 6 and 7): one vote per check, against the limit of that moment."""
+    """Count votes as in YTsaurus' code (1.3 points 6 and 7): each check adds a vote against the limit at that time."""
     if limit == 0.0:
         vote = 0
     elif s.throttle_vote and throttled_ratio > 0.0:
@@ -196,8 +195,8 @@ def count_ytsaurus_votes(
 
 
 def compute_vote(relative: float, s: MonitorSettings) -> int:
-    """Vote by 1.3 point 6: -1 below ``relative_lower_bound``, +1 above ``relative_upper_bound``, else 0; both
-    strict."""
+    """Vote by 1.3 point 6: -1 if strictly below ``relative_lower_bound``, +1 if strictly above
+    ``relative_upper_bound``, else 0."""
     if relative < s.relative_lower_bound:
         return -1
     return 1 if relative > s.relative_upper_bound else 0
@@ -206,11 +205,10 @@ def compute_vote(relative: float, s: MonitorSettings) -> int:
 def decide(
     votes_sum: int | None, state: JobState, usages: tuple[float, ...], now_s: float, s: MonitorSettings
 ) -> float:
-    """Return the candidate limit in cores by 1.3 point 7, or the current one.
+    """Return the new limit in cores by 1.3 point 7; the current limit if the votes are not enough.
 
-    The threshold is strict, and a limit of 0 never changes (1.4). ``direction``, ``startup_boost`` and ``restore_hold``
-    can only keep the limit; ``min_limit_ratio`` and ``headroom_ratio`` raise the floor.
-    """
+    The votes must exceed the threshold. A limit of 0 never changes (1.4). ``direction``, ``startup_boost`` and
+    ``restore_hold`` can keep the current limit; ``min_limit_ratio`` and ``headroom_ratio`` raise the floor."""
     limit = state.limit_cores
     if votes_sum is None or limit == 0.0:
         return limit
@@ -225,8 +223,8 @@ def decide(
 
 
 def compute_floor(hard_cores: float, usages: tuple[float, ...], s: MonitorSettings) -> float:
-    """Return the least limit in cores: min(hard, min_cpu_limit) (1.2), raised by ``min_limit_ratio`` and by
-    ``headroom_ratio`` above the 99th percentile of the window's usage, never above ``hard_cores``."""
+    """Return the floor of the limit in cores: the maximum of ``min_cpu_limit`` (1.2), ``min_limit_ratio`` of
+    ``hard_cores``, and the 99th percentile of ``usages`` plus ``headroom_ratio``; but at most ``hard_cores``."""
     floor = max(s.min_cpu_limit, s.min_limit_ratio * hard_cores)
     if s.headroom_ratio and usages:
         rank = math.ceil(0.99 * len(usages)) - 1
@@ -235,14 +233,14 @@ def compute_floor(hard_cores: float, usages: tuple[float, ...], s: MonitorSettin
 
 
 def reject(state: JobState, decision: Decision) -> JobState:
-    """Return the state after a change failed (1.3 point 8): the limit and its ``preemptible_cpu_s`` keep the old
-    value."""
+    """Return the state after a change of the limit failed (1.3 point 8): the limit stays at its old value, and
+    ``preemptible_cpu_s`` counts with the old limit."""
     return settle(state, decision, decision.old_cores)
 
 
 def settle(state: JobState, decision: Decision, applied_cores: float) -> JobState:
-    """Return the state after ``decision`` was applied as ``applied_cores`` (which bounds of the kernel may have
-    changed)."""
+    """Return the state after ``decision`` was applied. ``applied_cores`` may differ from the decision because of bounds
+    of the kernel."""
     if applied_cores == state.limit_cores:
         return state
     return msgspec.structs.replace(
@@ -263,14 +261,14 @@ VOTE_MODES: Final[dict[str, VoteCounter]] = {
     "document": count_document_votes,
     "ytsaurus": count_ytsaurus_votes,
 }
-"""Name of ``vote_mode`` -> function that updates and sums a window of votes."""
+"""Value of ``vote_mode`` -> function that updates a window and sums its votes."""
 
 
 def move_hard(state: JobState, hard_cores: float) -> JobState:
-    """Return the state after the job's CPU itself changed (another quota above it, another request).
+    """Return the state after a change of the CPU that the job can have, because of its request or a quota above it.
 
-    A limit at the old value follows it, and no limit stays above the new one. The same holds for the seed of a job
-    without a smoothed value. The window is compared with the new limit."""
+    If the limit was equal to the old value, it becomes the new value; otherwise it is at most the new value. The same
+    holds for the seed of a job without a smoothed value. The window is compared with the new limit."""
     if hard_cores == state.hard_cores:
         return state
     limit, seed = (
@@ -281,10 +279,10 @@ def move_hard(state: JobState, hard_cores: float) -> JobState:
 
 
 def restart_at(state: JobState, limit_cores: float, now_s: float) -> JobState:
-    """Restart the window at a given limit, after another program, a new mode or another rule moved it.
+    """Restart the window at a given limit, which another program, a new mode or a different rule has set.
 
-    The aggregates continue, and so does the memory of rule ``peak``. Throttling so far is not counted: it happened
-    under the previous limit."""
+    The sums continue, and so do caution and ``held`` of rule ``peak``. Throttling so far is not counted, because it
+    happened under the previous limit."""
     return msgspec.structs.replace(
         state,
         limit_cores=min(limit_cores, state.hard_cores),

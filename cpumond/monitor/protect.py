@@ -1,4 +1,4 @@
-"""Throttle and pressure restore: signs of demand that usage cannot show, because a quota caps it."""
+"""Throttle restore and pressure restore: signs of a demand that usage cannot show, because a quota limits usage."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cpumond.monitor.model import CpuReading, JobState, MonitorSettings
 
 
 def compute_throttled_ratio(before: CpuReading, now: CpuReading) -> float:
-    """Return the share of throttled enforcement periods between two readings, in [0, 1]; 0 if no period passed."""
+    """Return the fraction of throttled enforcement periods between two readings, in [0, 1]; 0 if no period passed."""
     periods = now.nr_periods - before.nr_periods
     if periods <= 0:
         return 0.0
@@ -14,7 +14,7 @@ def compute_throttled_ratio(before: CpuReading, now: CpuReading) -> float:
 
 
 def compute_pressure_ratio(before: CpuReading, now: CpuReading) -> float:
-    """Return the share of time in which some task waited for CPU between two readings, in [0, 1]; 0 if unknown."""
+    """Return the fraction of time between two readings in which some task waited for CPU, in [0, 1]; 0 if unknown."""
     if before.pressure_s is None or now.pressure_s is None or now.at_s <= before.at_s:
         return 0.0
     return min(max((now.pressure_s - before.pressure_s) / (now.at_s - before.at_s), 0.0), 1.0)
@@ -27,12 +27,11 @@ def needs_restore(
     pressure_ratio: float = 0.0,
     usage_cores: float = 0.0,
 ) -> bool:
-    """Return whether a lowered limit must return to the job's CPU at once; a ratio of 0 turns its sign off.
+    """Return whether a lowered limit must be restored at once, because of one of three signs.
 
-    The signs are: more than ``throttle_restore_ratio`` of the periods throttled, if the limit is a quota;
-    ``usage_cores`` above ``use_restore_ratio`` of the limit, if it is none; or, with any actuator, some task waited for
-    CPU for more than ``pressure_restore_ratio`` of the time: a lowered weight makes tasks wait.
-    """
+    A quota: more than ``throttle_restore_ratio`` of the periods were throttled. A different limit: ``usage_cores``
+    exceed ``use_restore_ratio`` * limit. Any limit: some task waited for CPU for more than ``pressure_restore_ratio``
+    of the time, as a lowered weight makes tasks wait. A ratio of 0 turns off its sign."""
     if state.limit_cores >= state.hard_cores:
         return False
     if 0.0 < settings.throttle_restore_ratio < throttled_ratio and settings.is_ceiling:
@@ -41,8 +40,8 @@ def needs_restore(
 
 
 def is_above_limit(usage_cores: float, limit_cores: float, settings: MonitorSettings) -> bool:
-    """Return whether usage above ``use_restore_ratio`` of a limit that does not throttle shows that it is too low; 0
-    is off."""
+    """Return whether usage exceeds ``use_restore_ratio`` (0 = off) * limit, if the limit does not throttle. If so, the
+    limit is too low."""
     ratio = settings.use_restore_ratio or 0.0
     return ratio > 0.0 and usage_cores > limit_cores * ratio and not settings.is_ceiling
 
@@ -53,16 +52,16 @@ def is_pressed(pressure_ratio: float, settings: MonitorSettings) -> bool:
 
 
 def advise_without_pressure(settings: MonitorSettings) -> str:
-    """Explain the effect of a kernel that does not report a job's pressure, and the remedy."""
+    """Explain what it means that the kernel does not report a job's pressure, and what can be done."""
     if settings.actuator == "weight":
         return 'nothing shows that it waits for others: use actuator = "quota", or PSI (kernel parameter psi=1)'
     return "pressure_restore_ratio has no effect there; throttle_restore_ratio does"
 
 
 def account_throttling(state: JobState, reading: CpuReading, settings: MonitorSettings) -> tuple[float, float]:
-    """Return ``throttled_cpu_s`` and ``late_cpu_s`` of a state (core-seconds) after ``reading``."""
+    """Return the new ``throttled_cpu_s`` and ``late_cpu_s`` of ``state``, in core-seconds, after ``reading``."""
     throttled_cpu_s, late_cpu_s, seen = state.throttled_cpu_s, state.late_cpu_s, state.seen
-    # A counter that fell, or was not read before, says nothing about this interval.
+    # If the counter has fallen, or was not read before, the throttled time in this interval is unknown.
     if seen is not None and reading.throttled_s > seen.throttled_s:
         throttled_cpu_s += reading.throttled_s - seen.throttled_s
         if state.limit_cores < state.hard_cores and settings.is_ceiling:

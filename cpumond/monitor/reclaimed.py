@@ -1,7 +1,5 @@
-"""Simulate jobs that a scheduler starts on the reclaimed CPU of one job: work that is kept, and work that is lost.
-
-The owner's container is left alone. So the cost of raising its limit is not waiting time of the owner, but jobs that
-have to end (limit_rules.md 1)."""
+"""Simulate jobs that a scheduler starts on the CPU reclaimed from one job, the owner: which of their work is kept or
+lost. The owner itself does not wait when its limit is raised: other jobs must end instead (limit_rules.md 1)."""
 
 from __future__ import annotations
 
@@ -9,8 +7,8 @@ from typing import Final, NamedTuple
 
 
 class ReclaimedJobs(NamedTuple):
-    """Size of jobs on reclaimed CPU: ``ratio`` of the owner's request that each requests, in (0, 1]; ``length_s`` >
-    0: run time at full CPU; ``wait_s`` >= 0: how long more of them may run than fit above the limit."""
+    """Size of jobs on reclaimed CPU. ``ratio``: request of each job as a fraction of the owner's request, in (0, 1].
+    ``length_s``: run time of a job at full CPU, > 0. ``wait_s``: time for which more jobs may run than fit, >= 0."""
 
     ratio: float = 1 / 16
     length_s: float = 120.0
@@ -18,15 +16,15 @@ class ReclaimedJobs(NamedTuple):
 
 
 USUAL_JOBS: Final = ReclaimedJobs()
-"""Jobs of two minutes; ``wait_s`` is the default of YTsaurus."""
+"""Jobs that run for two minutes. ``wait_s`` is the default of YTsaurus."""
 
 
 class ReclaimedWork:
     """An endless queue of jobs in the idle class beside an owner that requests ``order_cores``.
 
-    As many run as fit between limit and request. They share the owner's unused CPU evenly, each up to its request. If
-    they exceed the space for longer than ``wait_s``, the youngest end and their work is lost.
-    """
+    As many of these jobs run as fit between the owner's limit and request. They share the CPU that the owner does not
+    use evenly, each up to its own request. If more jobs run than fit for longer than ``wait_s``, those started last
+    end, and their work is lost."""
 
     def __init__(self, order_cores: float, jobs: ReclaimedJobs = USUAL_JOBS) -> None:
         self.order_cores = order_cores
@@ -37,7 +35,7 @@ class ReclaimedWork:
 
     @property
     def kept_cpu_s(self) -> float:
-        """Core-seconds of jobs that completed or still run."""
+        """Core-seconds of work of the jobs that have completed or still run."""
         return self.finished_cpu_s + sum(self._done_cpu_s)
 
     def add(self, limit_cores: float, used_cores: float, seconds: float) -> None:

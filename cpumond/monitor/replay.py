@@ -1,6 +1,6 @@
-"""Replay a recorded trace through the monitor: CSV lines to rows, rows to decisions (printed by ``cpumond replay``).
+"""Replay a recorded trace: parse its CSV lines, and let the monitor decide on each row, for ``cpumond replay``.
 
-Pure and streaming: lines are an iterable, results are iterators, and one row is held at a time."""
+Pure and streaming: lines are an iterable, results are iterators, and only one row is in memory at a time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TRACE_COLUMNS: Final = {
     "pressure_ratio": (0.0, 1.0, "a number in [0, 1]"),
     "throttled_periods": (0.0, 2.0**53, "a number of periods >= 0"),
 }
-"""Columns of a trace, in any order: ``time_s``, one of the two CPU columns, and optionally the others. Column ->
-(least value, greatest value, both in words)."""
+"""Column of a trace -> (minimum, maximum, both in words). A trace has ``time_s``, one of the two CPU columns, and any
+of the others, in any order."""
 
 LOOKING_BACK: Final = frozenset({"usage_cores", "throttled_ratio", "pressure_ratio", "throttled_periods"})
-"""Columns about the time since the previous row; in the first row they may be empty."""
+"""Columns about the time since the previous row. In the first row these may be empty."""
 
 MAX_LINE_CHARS: Final = 64 * 1024
-"""The longest line of a trace, in characters with its end; a file that is not a trace may be one endless line."""
+"""Maximum characters in a line of a trace, including its end. A file that is no trace may be one endless line."""
 
 EXPECTED_HEADER: Final = (
     "expected time_s,usage_cores or time_s,total_cpu_s, optionally with throttled_ratio, pressure_ratio, "
@@ -43,11 +43,10 @@ EXPECTED_HEADER: Final = (
 class TraceRow(msgspec.Struct, frozen=True, gc=False):
     """One row of a trace.
 
-    ``time_s`` is in seconds of any clock. ``usage_cores`` (>= 0) is the mean usage since the previous row, meaningless
-    in the first row. ``throttled_ratio`` is the share of throttled periods and ``pressure_ratio`` the share of time in
-    which some task waited for CPU, both since the previous row, in [0, 1]. ``throttled_periods`` is the number of
-    enforcement periods throttled since then, None if the trace does not have it.
-    """
+    ``time_s`` is in seconds of any clock. The other values are about the time since the previous row, and have no
+    meaning in the first row. ``usage_cores``: mean usage, >= 0. ``throttled_ratio``: fraction of throttled periods, and
+    ``pressure_ratio``: fraction of time in which some task waited for CPU, both in [0, 1]. ``throttled_periods``:
+    number of throttled enforcement periods, None if the trace does not have this column."""
 
     time_s: float
     usage_cores: float
@@ -57,7 +56,7 @@ class TraceRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReplayRow(msgspec.Struct, frozen=True, gc=False):
-    """One check of a replay, after its decision. The fields are the printed columns.
+    """One check of a replay, with its decision. The fields are the printed columns.
 
     ``votes_sum`` is None until the window is full; ``cpu_limit_cores`` is the new limit."""
 
@@ -70,24 +69,23 @@ class ReplayRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class PeakReplayRow(ReplayRow, frozen=True, gc=False):
-    """One check of a replay by rule ``peak``, with the peak and the caution after it."""
+    """One check of a replay by rule ``peak``, with the peak and the caution after the check."""
 
     peak_cores: float
     caution: float
 
 
 def find_columns(settings: MonitorSettings) -> tuple[str, ...]:
-    """Return the columns of a replay by the rule of ``settings``."""
+    """Return the columns of a replay by the rule in ``settings``."""
     return (PeakReplayRow if settings.limit_rule == "peak" else ReplayRow).__struct_fields__
 
 
 def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
-    """Parse a CSV trace with a header; blank lines and lines that start with # are skipped.
+    """Parse a CSV trace with a header. Blank lines and lines that start with # are skipped.
 
-    Messages call the trace ``name``. The header is read at once, each row on demand. With ``total_cpu_s``, usage is the
-    difference divided by the real time between, 0 if the counter fell (1.4). Raises ConfigError (trace, line, column,
-    expected content).
-    """
+    Error messages call the trace ``name``. The header is read at once, each row on demand. If the trace has
+    ``total_cpu_s``, usage is the difference between two rows divided by the time between them, or 0 if the counter has
+    fallen (1.4). Raises ConfigError, whose message has the trace, the line, the column, and the expected content."""
     numbered = split_lines(lines, name)
     number, header = next(numbered, (0, []))
     if number == 0:
@@ -107,7 +105,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
 
 
 def split_lines(lines: Iterable[str], name: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield line number (from 1) and cells of each line that has any. A line is a row: quotes never join two."""
+    """Yield the number (from 1) and the cells of each line that has cells. Quotes cannot join two lines into a row."""
     for number, line in enumerate(lines, 1):
         if len(line) > MAX_LINE_CHARS:
             raise ConfigError(f"{name}: line {number}: is longer than 64 KiB; expected comma-separated numbers")
@@ -125,7 +123,7 @@ def _parse_rows(numbered: Iterable[tuple[int, list[str]]], columns: list[str], n
         where = f"{name}: line {number}"
         if len(cells) != len(columns):
             raise ConfigError(f"{where}: expected {len(columns)} columns ({','.join(columns)}), got {len(cells)}")
-        # The first row is only the baseline: values about the time before it may be missing.
+        # The first row is only the baseline: values about the time before this row may be missing.
         optional = frozenset() if before else LOOKING_BACK
         row = {
             column: 0.0 if column in optional and not cell.strip() else _parse_cell(cell, column, where)
@@ -175,13 +173,12 @@ def replay_rows(rows: Iterable[TraceRow], cpu_limit_cores: float, settings: Moni
     """Run the monitor over ``rows`` of a job that requests ``cpu_limit_cores`` (> 0); yield one result for each check.
 
     The job starts with the first row. Rows before the end of ``start_delay`` are not sampled (1.3 point 1), and the
-    first row after it is the baseline; neither gives a result. The rows are the checks: ``check_period``, ``mode`` and
-    ``enable_cpu_reclaim`` have no effect, since the monitor's own limit moves in every mode (1.5). There are no looks
-    between them.
+    first row after that is the baseline; these rows give no result. Each later row is a check, without looks in
+    between. ``check_period``, ``mode`` and ``enable_cpu_reclaim`` have no effect: the monitor's own limit moves in
+    every mode (1.5).
 
-    Throttled periods are those of the trace. If it has only the ratio, they are that share of all periods in between,
-    at least one if the ratio is above 0.
-    """
+    The number of throttled periods is that in the trace. If the trace has only ``throttled_ratio``, it is this fraction
+    of all periods since the previous row, but at least one if the ratio is above 0."""
     state, throttled = None, 0
     step = RULES[settings.limit_rule].step
     for row in rows:

@@ -11,8 +11,8 @@ from cpumond.monitor.policy import Stepped
 
 
 class Rule(NamedTuple):
-    """A rule: ``step`` decides at a check (like ``policy.step``), ``look`` between two checks (like
-    ``policy.look``)."""
+    """A rule. ``step`` decides at a check, like ``policy.step``; ``look`` decides between two checks, like
+    ``policy.look``."""
 
     step: Callable[..., Stepped]
     look: Callable[[JobState, CpuReading, MonitorSettings], Stepped | None]
@@ -22,14 +22,15 @@ RULES: Final[dict[LimitRule, Rule]] = {
     "document": Rule(policy.step, policy.look),
     "peak": Rule(peak.step, peak.look),
 }
-"""A new rule also needs a name in ``LimitRule`` and a line in ``RULE_DEFAULTS`` (both in ``model.py``)."""
+"""Name -> rule. A new rule also needs its name in ``LimitRule`` and a line in ``RULE_DEFAULTS`` (``model.py``)."""
 
 
 def check(state: JobState, reading: CpuReading | None, now_s: float, s: MonitorSettings) -> Stepped:
-    """Check a job by its rule; see ``policy.check``."""
+    """Check a job by the rule in its settings; see ``policy.check``."""
     return policy.check(state, reading, now_s, s, RULES[s.limit_rule].step)
 
 
 def look(state: JobState, reading: CpuReading, s: MonitorSettings) -> Stepped | None:
-    """Look at a job between two checks by its rule; None if its state stays. Call it only if ``s.poll_s`` is > 0."""
+    """Look at a job between two checks by the rule in its settings; return None if the state does not change. To be
+    called only if ``s.poll_s`` is > 0."""
     return RULES[s.limit_rule].look(state, reading, s)

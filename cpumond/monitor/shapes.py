@@ -1,7 +1,7 @@
 """Load shapes for simulations: the demand of a job over time, identical for the same seed.
 
-Each is made for a job of any size; ``order`` is its request in cores. Shapes described as programs wait for their own
-earlier work; in the others work arrives from outside."""
+A shape can be made for a job of any size; ``order`` is the job's request in cores. In a shape that is described as a
+program, work waits for earlier work; in all other shapes, work arrives from outside."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Final, NamedTuple
 from cpumond.monitor.simulate import CFS_PERIOD_S
 
 PERIOD_S: Final = CFS_PERIOD_S
-"""A shape gives the demand of each period of this length."""
+"""Length in seconds of the periods for which a shape gives the demand."""
 PER_SECOND: Final = round(1.0 / PERIOD_S)
 DAY_S: Final = 3600.0
-"""A day of a shape lasts an hour."""
+"""A day in a shape lasts one hour."""
 
 
 class Shape(NamedTuple):
-    """A load shape: ``about`` describes it; ``wants`` yields the demand in cores period by period (noise may make it
-    negative), endlessly or for at least ``duration_s``, from a random generator, the request and the duration."""
+    """A load shape. ``about`` describes it. ``wants`` gets a random generator, the request and the duration, and yields
+    the demand in cores for each period, at least until the duration is over; noise may make a demand negative."""
 
     about: str
     wants: Callable[[Random, float, float], Iterator[float]]
@@ -33,7 +33,7 @@ def make_work(name: str, order_cores: float, seed: int, duration_s: float) -> ar
     """Return the core-seconds that shape ``name`` demands in each period of ``PERIOD_S``, for ``duration_s``.
 
     The demand at any time is at most 2.5 times the request."""
-    # Each shape has its own random numbers, independent of the others.
+    # Each shape has its own sequence of random numbers, independent of those of other shapes.
     rng = Random(f"{name} {seed}")  # noqa: S311 - the same numbers for the same seed, and no secret
     wants = islice(SHAPES[name].wants(rng, order_cores, duration_s), max(round(duration_s / PERIOD_S), 1))
     return array("d", (min(max(cores, 0.0), 2.5 * order_cores) * PERIOD_S for cores in wants))
@@ -90,8 +90,8 @@ def _cron(rng: Random, order: float, _: float) -> Iterator[float]:
 
 
 def _web(rng: Random, order: float, _: float) -> Iterator[float]:
-    """A request takes one core: a 64th of a large job or all of a small one; the mean usage is a fifth of the job's
-    cores."""
+    """Each request of a client takes one core, which may be a 64th of a large job or all of a small job. The mean usage
+    is a fifth of the job's cores."""
     one = min(max(1.0, order / 64.0), order)
     median_s, spread = 0.08, 1.4
     a_second = 0.2 * order / (one * median_s * math.exp(spread**2 / 2.0))
@@ -168,7 +168,7 @@ def _database(rng: Random, order: float, _: float) -> Iterator[float]:
 
 
 def _level(rng: Random, cores: float, seconds: float, noise: float) -> Iterator[float]:
-    """Yield a constant level for ``seconds`` (at least one period), with relative noise in each period."""
+    """Yield a constant level for ``seconds``, but at least one period, with relative noise in each period."""
     for _ in range(max(round(seconds * PER_SECOND), 1)):
         yield cores * rng.gauss(1.0, noise)
 
@@ -199,4 +199,4 @@ SHAPES: Final[dict[str, Shape]] = {
     "build": Shape("idle, configure, compile on all cores, link (a program)", _build),
     "database": Shape("a base load, large queries, and a vacuum every 5 min", _database),
 }
-"""Name of ``--shape`` -> the shape."""
+"""Value of ``--shape`` -> the shape."""

@@ -1,7 +1,7 @@
-"""Simulate a closed loop of a CPU limit and a job, per enforcement period of the kernel (limit_rules.md 1).
+"""Simulate a closed loop of a CPU limit and a job, in steps of the kernel's enforcement period (limit_rules.md 1).
 
-The job demands CPU, the kernel grants it up to the quota and counts periods and throttled periods, and the monitor
-reads these counters and moves the limit. Its own checks and looks run, so the product itself is measured."""
+The job demands CPU. The kernel grants CPU up to the quota, and counts periods and throttled periods. The monitor reads
+these counters and moves the limit, with its real checks and looks, so the product itself is measured."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from cpumond.monitor.reclaimed import USUAL_JOBS, ReclaimedJobs, ReclaimedWork
 from cpumond.monitor.rules import check, look
 
 CFS_PERIOD_S: Final = 0.1
-"""The kernel's default enforcement period."""
+"""The kernel's default enforcement period, in seconds."""
 LEAST_CPU_S: Final = 1e-6
-"""Core-seconds of a period that count as usage, or as held back; less is rounding."""
+"""Minimum core-seconds in a period that count as usage, or as held back; less may be rounding."""
 ROUNDING: Final = 1e-12
 PROGRESS_PERIODS: Final = 4096
 
 
 class SimulationResult(msgspec.Struct, frozen=True):
-    """CPU that a rule reclaims, and its cost for the job.
+    """CPU that a rule reclaims, and what this costs the job.
 
     - ``reclaimed_ratio``: sum(request - limit) / sum(request - demand); 0 if nothing could be reclaimed, above 1 if
-      work is kept waiting.
-    - ``held_back_ratio``: share of enforcement periods in which a lowered limit gave the job less than its request
-      would have; ``held_back_seconds_ratio``: share of seconds with such a period.
-    - ``late_ratio``: share of work not done in the period of its demand.
-    - ``delay_s``: mean wait of a core-second of work because of the limit or, for a program, its total delay.
-    - ``p99_stretch_s``: 99th percentile of the lengths of stretches of held-back periods.
-    - ``writes_per_hour``: changes of the limit.
-    - ``kept_work_ratio``: work of jobs on the reclaimed CPU that was kept, as a share of sum(request - demand);
-      ``lost_work_ratio``: share of their work that was lost.
-    """
+      the limit makes work wait.
+    - ``held_back_ratio``: fraction of the enforcement periods in which the job got less CPU under a lowered limit than
+      under its request; ``held_back_seconds_ratio``: fraction of the seconds that contain such a period.
+    - ``late_ratio``: fraction of the work that was not done in the period in which it was demanded.
+    - ``delay_s``: mean wait of a core-second of work because of the limit; for a program, its total delay.
+    - ``p99_stretch_s``: 99th percentile of the lengths of uninterrupted series of held-back periods.
+    - ``writes_per_hour``: number of changes of the limit per hour.
+    - ``kept_work_ratio``: kept work of jobs on reclaimed CPU, as a fraction of sum(request - demand);
+      ``lost_work_ratio``: fraction of the work of these jobs that was lost."""
 
     rule: LimitRule
     reclaimed_ratio: float
@@ -52,7 +51,7 @@ class SimulationResult(msgspec.Struct, frozen=True):
 
 
 class Period(NamedTuple):
-    """One enforcement period: the limit in force, CPU used in core-seconds, whether the limit held the job back."""
+    """One enforcement period: the limit in force, the core-seconds used, and whether the limit held the job back."""
 
     limit_cores: float
     used_cpu_s: float
@@ -60,8 +59,8 @@ class Period(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """Work of a job in a period: core-seconds, whether the quota ran out, and whether the request would have given
-    more."""
+    """What a job did in one period: the core-seconds used, whether the quota ran out, and whether the job would have
+    got more under its request."""
 
     used_cpu_s: float
     throttled: bool
@@ -69,11 +68,10 @@ class Ran(NamedTuple):
 
 
 class Arrivals:
-    """Work that arrives from outside, whether or not earlier work is done; unfinished work accumulates.
+    """Work that arrives from outside even if earlier work is not done. Unfinished work accumulates.
 
-    ``work_cpu_s`` arrives in each period; ``order_cpu_s`` is what the request gives in one, both in core-seconds. Work
-    that would also have waited under the full request is not charged to the limit.
-    """
+    ``work_cpu_s``: core-seconds that arrive in each period. ``order_cpu_s``: core-seconds that the request allows in a
+    period. Work that would also have waited under the full request does not count as late."""
 
     def __init__(self, work_cpu_s: Sequence[float], order_cpu_s: float) -> None:
         self.work_cpu_s, self.order_cpu_s = work_cpu_s, order_cpu_s
@@ -81,7 +79,8 @@ class Arrivals:
         self.backlog_cpu_s = self._backlog_at_order = self._excess = self._waited = 0.0
 
     def run(self, period: int, available_cpu_s: float) -> Ran:
-        """Run the period with this index (each once, in order), in which the quota grants ``available_cpu_s``."""
+        """Run the period with index ``period``, in which the quota grants ``available_cpu_s``. To be called once for
+        each period, in order."""
         work, order = self.work_cpu_s[period], self.order_cpu_s
         wanted = work + self.backlog_cpu_s
         possible = min(wanted, order)
@@ -97,15 +96,15 @@ class Arrivals:
         return Ran(used, throttled, possible > used + LEAST_CPU_S)
 
     def measure_delay_s(self, period_s: float) -> float:
-        """Return the mean wait of a core-second because of the limit."""
+        """Return the mean wait of a core-second of work because of the limit."""
         return self._waited * period_s / self.wanted_cpu_s if self.wanted_cpu_s else 0.0
 
 
 class Program:
-    """A program whose later work waits for the earlier work, so it falls behind.
+    """A program, which begins an item of work only after the previous item is done, so a low limit delays it.
 
-    Each item of ``work_cpu_s`` takes one period with full CPU, else longer; an item of 0 sleeps to the end of the
-    period. At most ``order_cpu_s`` can run at once. The parameters are those of ``Arrivals``.
+    Each item of ``work_cpu_s`` takes one period with enough CPU, and longer with less. In an item of 0 the program
+    sleeps until the end of the period. Each period allows at most ``order_cpu_s``. Parameters are as in ``Arrivals``.
     """
 
     def __init__(self, work_cpu_s: Sequence[float], order_cpu_s: float) -> None:
@@ -114,7 +113,7 @@ class Program:
         self._place, self._rest_cpu_s = 0, self._size(0)
 
     def run(self, period: int, available_cpu_s: float) -> Ran:
-        """Run one period, like ``Arrivals.run``; the program continues where it stopped, whatever the index."""
+        """Run one period, like ``Arrivals.run``. The program continues where it stopped; ``period`` is not used."""
         used = wanted = 0.0
         time_left = 1.0
         while time_left > ROUNDING and self._place < len(self.work_cpu_s):
@@ -153,19 +152,18 @@ class Program:
 def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = CFS_PERIOD_S) -> Iterator[Period]:
     """Yield the enforcement periods of ``job`` under a limit that the monitor moves by ``s``, beginning at the request.
 
-    Checks come every ``check_period`` and looks every ``throttle_poll``, at the end of the period they fall into. The
-    kernel counts a throttled period when it ends: a check sees the finished ones, and a look, which comes within a
-    period, those counted before it. A new quota applies from the next period on. Unused quota is carried over, up to
-    ``burst_ratio`` of it.
+    Checks come every ``check_period`` and looks every ``throttle_poll``; both are moved to the end of the period in
+    which they are due. The kernel counts a throttled period at its end. A check sees all periods that have ended; a
+    look, which really comes within a period, does not see this period. A new quota applies from the next period on.
+    Unused quota is carried over, up to ``burst_ratio`` of the quota.
 
-    On a host with free CPU only ``actuator = "quota"`` throttles. With the others ``held_back`` are periods with usage
-    above the limit, in which others could have taken the CPU.
-    """
+    On a host with free CPU only ``actuator = "quota"`` throttles. With other actuators, ``held_back`` is true for
+    periods with usage above the limit, in which other jobs could have taken the CPU."""
     order_cores = job.order_cpu_s / period_s
     burst = (s.burst_ratio or 0.0) if s.is_ceiling else 0.0
     state = msgspec.structs.replace(start_state(order_cores, 0.0), cfs_period_s=period_s)
     if s.limit_rule != "document":
-        # The tables of limit_rules.md were made so: only rule ``document`` takes its first sample at the first check.
+        # As for the tables of limit_rules.md: only rule ``document`` takes its first sample at the first check.
         state, _ = check(state, CpuReading(0.0, 0.0), 0.0, s)
     limit = order_cores
     quota = job.order_cpu_s
@@ -205,13 +203,13 @@ def walk_periods(job: Arrivals | Program, s: MonitorSettings, period_s: float = 
 
 
 class _Schedule:
-    """Events every ``every_s`` (never for 0), at the end of the enforcement period they fall into."""
+    """Events every ``every_s`` (0 = never), each moved to the end of the enforcement period in which it is due."""
 
     def __init__(self, every_s: float, period_s: float) -> None:
         self.every, self.count = every_s / period_s, 0
 
     def next(self, over: int) -> int:
-        """Return the number of periods until the next event; ``over`` have passed."""
+        """Return how many periods will have passed at the next event; ``over`` have passed now. -1 for never."""
         if self.every <= 0.0:
             return -1
         self.count = max(self.count + 1, math.floor(over / self.every))
@@ -230,9 +228,8 @@ def simulate(
 ) -> SimulationResult:
     """Simulate the rule of ``s`` on a job that requests ``order_cores`` (> 0) and demands ``work_cpu_s``.
 
-    ``work_cpu_s`` is not empty and >= 0 in each period.
-    ``reclaimed_jobs`` run on the CPU that it leaves. ``on_progress`` is called now and then with the number of further
-    periods done."""
+    ``work_cpu_s`` must not be empty, and must be >= 0 in each period. ``reclaimed_jobs`` run on the CPU that the job
+    leaves. ``on_progress`` is called from time to time with the number of periods done since its last call."""
     order_cpu_s = order_cores * period_s
     job = Program(work_cpu_s, order_cpu_s) if is_program else Arrivals(work_cpu_s, order_cpu_s)
     periods, per_second = len(work_cpu_s), max(round(1.0 / period_s), 1)

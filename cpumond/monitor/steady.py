@@ -1,7 +1,7 @@
 """Find the steady state of a limit: run a rule over the same usage again and again until the limit settles. Pure.
 
-Time passes in checks, so bursts within one are seen as their mean, and the effect of a lowered limit on the job itself
-is unknown: this is an estimate."""
+This is an estimate: only the mean usage between two checks is known, not the bursts, and the effect of a lowered limit
+on the job itself is unknown."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from cpumond.monitor.policy import rebase
 from cpumond.monitor.rules import RULES
 
 ROUND_S: Final = 300.0
-"""Limits of rounds of at least this length are compared: cuts come in steps, and a caution fades slowly."""
+"""Minimum seconds of a round. Mean limits of rounds are compared, which must not be short: limits are cut in steps, and
+a caution fades slowly."""
 ALIKE: Final = 0.01
-"""Mean limits of two rounds that differ by less, as a share, are equal."""
+"""Mean limits of two rounds count as equal if they differ by at most this fraction of the request."""
 MAX_CHECKS: Final = 50_000
-"""No rule in ``rules.RULES`` needs more; one that never settles ends here."""
+"""Maximum number of checks. All rules in ``rules.RULES`` settle earlier; for a rule that does not, the search ends."""
 
 
 class Use(NamedTuple):
-    """Usage between two checks: ``interval_s`` > 0 seconds, ``usage_cores`` >= 0 the mean."""
+    """Usage between two checks: ``interval_s`` is the time in between (> 0), ``usage_cores`` the mean usage (>= 0)."""
 
     interval_s: float
     usage_cores: float
 
 
 class SteadyState(msgspec.Struct, frozen=True):
-    """The steady limit in cores: its mean, least and greatest value; ``after_s`` when it is first reached, in
-    seconds after the job's start; ``reclaimed_ratio`` in [0, 1], the reclaimed share of the request."""
+    """The steady limit in cores: its mean, minimum and maximum. ``after_s``: seconds from the job's start until the
+    limit is first reached. ``reclaimed_ratio``: the reclaimed fraction of the request, in [0, 1]."""
 
     limit_cores: float
     least_cores: float
@@ -42,9 +43,8 @@ class SteadyState(msgspec.Struct, frozen=True):
 
 
 def find_steady_state(uses: Sequence[Use], hard_cores: float, s: MonitorSettings) -> SteadyState | None:
-    """Return the steady limit of a job that requests ``hard_cores`` (> 0) while ``uses`` repeat; None without any.
-
-    If usage exceeds a lowered limit, the job is held back until the next look or check, as the kernel would do."""
+    """Return the steady limit of a job that requests ``hard_cores`` (> 0) while ``uses`` repeat; None if ``uses`` is
+    empty. If usage exceeds a lowered limit, periods count as throttled until the next look or check."""
     if not uses or hard_cores <= 0.0:
         return None
     state = rebase(start_state(hard_cores, -s.start_delay_s), CpuReading(0.0, 0.0))

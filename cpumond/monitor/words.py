@@ -1,4 +1,4 @@
-"""Explain in sentences why rule ``peak`` sets a limit (limit_rules.md 3); pure, from a job's state to text."""
+"""Explain in sentences why rule ``peak`` has set a limit (limit_rules.md 3). Pure: makes text from a job's state."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from cpumond.monitor.peak import (
 from cpumond.monitor.policy import compute_floor
 
 ALIKE: Final = 1e-3
-"""Limits that differ by less, as a share, are equal: the kernel takes whole microseconds."""
+"""Limits count as equal if they differ by at most this fraction, because the kernel takes whole microseconds."""
 
 
 def find_not_lowered_until_s(state: JobState, s: MonitorSettings) -> float:
-    """Return the monotonic time before which rule ``peak`` cuts nothing."""
+    """Return the monotonic time before which rule ``peak`` does not cut the limit."""
     return max(state.hold_until_s, state.started_at_s + max(FIRST_SECONDS, s.startup_boost_s))
 
 
 def describe_limit(state: JobState, s: MonitorSettings, now_s: float, held_at: str, notes: Sequence[str] = ()) -> str:
-    """Explain the origin of a job's limit and why it is no lower; begins with a figure or a small letter.
+    """Explain where a job's limit comes from and why it is not lower. The text begins with a figure or a small letter.
 
-    ``now_s`` is on the monotonic clock, ``held_at`` the time of ``state.held`` for people. ``notes`` explain why the
-    last write set another limit than was decided.
-    """
+    ``now_s`` is a monotonic time. ``held_at`` is the time of ``state.held`` as a text. ``notes`` explain why the last
+    write set a limit different from the decision."""
     if state.peak_cores is None or state.base is None:
         return "its usage has not been measured yet, so the limit is as it was found."
     return f"{_describe_position(state, s, now_s, held_at, notes)} {_describe_half_life(state, s, held_at)}"
@@ -109,16 +108,16 @@ def _describe_half_life(state: JobState, s: MonitorSettings, held_at: str) -> st
 
 
 def held_ratio(state: JobState) -> float:
-    """Return the share of the observed time in which a lowered limit held the job back, in [0, 1]."""
+    """Return the fraction of the observed time in which a lowered limit held the job back, in [0, 1]."""
     return min(state.held.held_s / state.watched_s, 1.0) if state.watched_s > 0.0 else 0.0
 
 
 def describe_next(
     state: JobState, s: MonitorSettings, now_s: float, hindrance: str = "", notes: Sequence[str] = ()
 ) -> str:
-    """Describe the next check if usage stays as in the last one, and other events that would move the limit.
+    """Describe what the next check does if usage stays as in the last check, and what else would move the limit.
 
-    ``hindrance`` says why no step is written, for example "it is pinned"; ``notes`` are those of ``describe_limit``."""
+    ``hindrance`` says why no step is written, for example "it is pinned". ``notes`` are as in ``describe_limit``."""
     if state.base is None:
         return "the first one only takes the baseline"
     unwritten = f", not written: {hindrance}" if hindrance else ""
@@ -181,7 +180,7 @@ def _why_not_lowered(state: JobState, s: MonitorSettings, now_s: float, notes: S
 
 
 def _find_bound(notes: Sequence[str]) -> str:
-    """Return the note on what kept the last write from going lower; "" if nothing did."""
+    """Return the note on why the last write did not set a lower limit; "" if there is none."""
     return next((note for note in notes if note.startswith(("held to", "raised to"))), "")
 
 
@@ -209,10 +208,10 @@ def _times(number: int) -> str:
 
 
 def _span(seconds: float) -> str:
-    """Format a half-life; from 1.5 s on in whole seconds."""
+    """Format a half-life; one of 1.5 s or more in whole seconds."""
     return format_span(round(seconds) if seconds >= 1.5 else seconds)
 
 
 def _share(ratio: float, digits: int | None = None) -> str:
-    """Format percent with ``digits`` decimals, or as many as it needs."""
+    """Format a ratio in percent, with ``digits`` decimals; None: with as many decimals as necessary."""
     return f"{100.0 * ratio:.6g}" if digits is None else f"{100.0 * ratio:.{digits}f}"
