@@ -1,4 +1,4 @@
-"""The living tree: pools and operations with usage and shares, jobs, nodes. Only ``state`` owns and changes it.
+"""The live tree: pools and operations with usage and shares, jobs, nodes. Only ``state`` owns and changes it.
 
 Vectors are absolute and in the order of RESOURCES, unless a name says ``_share`` (fractions of the tree's total). Usage
 counters are exact on every level: each change of a job's usage is added to its operation, to every pool above and to
@@ -49,23 +49,23 @@ NON_PREEMPTIBLE: Final = 0
 AGGRESSIVELY_PREEMPTIBLE: Final = 1
 PREEMPTIBLE: Final = 2
 Preemptibility = Literal[0, 1, 2]
-"""The three lists of section 6.4."""
+"""Index of one of the three lists of section 6.4."""
 
 NOTHING: Final = (0.0,) * 5
-"""CPU times of a job without any usage."""
+"""CPU times of a job that has used no CPU."""
 
 NO_REPORT: Final = JobReport("", "", 0.0, 0.0, mode="")
 
 
 Arm = Literal["control", "others"]
-"""Arms of a trial: jobs left in shadow by ``control_group_ratio`` of their hosts, and the other jobs of these hosts."""
+"""Arms of a trial: jobs that ``control_group_ratio`` of their hosts keeps in shadow; the other jobs of these hosts."""
 
 CONTROL: Final[Arm] = "control"
 OTHERS: Final[Arm] = "others"
 
 
 class TrialArm:
-    """Sums over the jobs of one arm of a tree; counters as of an element."""
+    """Sums over the jobs of one arm of a tree, with the same counters as an element."""
 
     __slots__ = CPU_COUNTERS
 
@@ -90,28 +90,28 @@ class Element:
         self.tree = tree
         self.usage: Vector = ZERO
         self.demand: Vector = ZERO
-        """As of the last update."""
+        """Demand at the last update."""
         self.waiting: Vector = ZERO
-        """Demand, besides ``demand``, of operations that do not run in this tree yet, as of the last update (5.2)."""
+        """Additional demand of operations that are not admitted in this tree yet, at the last update (5.2)."""
         self.limits: Vector = UNLIMITED
-        """Effective limits: ``resource_limits`` and ``max_share_ratio`` together, as of the last update (2.10)."""
+        """Effective limits at the last update: ``resource_limits`` and ``max_share_ratio`` combined (2.10)."""
         self.fair_share: Vector = ZERO
         self.demand_share: Vector = ZERO
         self.strong_guarantee_share: Vector = ZERO
-        """After the scaling of an overcommitted cluster. The three shares are from the last update."""
+        """Scaled down if the guarantees exceed the cluster. The three shares are of the last update."""
         self.scheduling_status: SchedulingStatus = "normal"
         self.starvation_status: StarvationStatus = "non_starving"
         self.below_since: float | None = None
-        """Scheduler time of the first update that found the element below its share; None: it is not."""
+        """Scheduler time of the first update that found the element below its share; None if it is not below it."""
         self.rules: PreemptionRules | None = None
         self.satisfaction = 0.0
         self.cpu_seconds = self.reclaimed_cpu_seconds = self.ordered_cpu_seconds = 0.0
         self.throttled_cpu_seconds = self.late_cpu_seconds = 0.0
-        """``CpuUse`` of its jobs since the start of this scheduler, as far as reported by their nodes."""
+        """Sums of ``CpuUse`` that nodes have reported of the element's jobs since the start of this scheduler."""
         self.lost_core_seconds = 0.0
         """Core-seconds lost by preemptions since the start of this scheduler (6.9)."""
         self.fitting: Fitting | None = None
-        """The nodes on which its jobs may start; None: all (2.13)."""
+        """The nodes on which its jobs may start; None for all nodes (2.13)."""
 
     def may_use(self, node: Node) -> bool:
         """Whether its jobs may start on a node, by the filters on its path (2.13)."""
@@ -119,12 +119,12 @@ class Element:
 
     @property
     def sizes(self) -> NodeSizes:
-        """The largest requests that jobs of it can have."""
+        """The largest requests that its jobs can have."""
         return self.tree.sizes if self.fitting is None else self.fitting.sizes
 
     @property
     def bounds(self) -> Vector:
-        """The most that it can have: the lower of ``limits`` and the resources of nodes on which its jobs may start."""
+        """Upper bound of its resources: the lower of ``limits`` and the total of nodes on which its jobs may start."""
         return self.limits if self.fitting is None else least(self.limits, self.fitting.total)
 
     def ancestors(self) -> Iterator[PoolElement]:
@@ -149,34 +149,34 @@ class PoolElement(Element):
         self.config: PoolConfig | None = None
         """The pool's configuration; None for an ephemeral pool and the root."""
         self.settings = PoolSettings()
-        """The pool's own settings, or what ``ephemeral_subpool_config`` gives an ephemeral pool."""
+        """The pool's own settings; for an ephemeral pool those of ``ephemeral_subpool_config``."""
         self.children: dict[str, PoolElement] = {}
         self.operations: dict[str, OperationElement] = {}
         self.operation_count = 0
-        """Running and pending operations of the subtree (3.1)."""
+        """Number of running and pending operations in the pool and below it (3.1)."""
         self.running_operation_count = 0
         self.max_operation_count = 0
         self.max_running_operation_count = 0
-        """Effective limits: own, else the tree's."""
+        """The two effective limits: the pool's own values or, if it has none, those of the tree."""
         self.volume: Vector = ZERO
         """Accumulated volume, in resource*seconds (9)."""
         self.last_integral_ratio = 0.0
         self.estimated_guarantee_share: Vector = ZERO
-        """Share that it would have if all pools demanded everything, as of the last update."""
+        """Share that the pool would have if all pools demanded everything; from the last update."""
         self.idle_cores = self.held_cores = 0.0
-        """For the root only: CPU that no job has. For each pool: the part of it that the pool's waiting work would use.
-        As of the last report (``idle_watch``)."""
+        """``idle_cores``, only of the root: CPU that no job has. ``held_cores``, of each pool: the part of that CPU
+        which the pool's waiting jobs would use. Both are from the last report (``idle_watch``)."""
         self.history: dict[str, float] | None = None
-        """Child -> decayed mean of its share of the cluster, recent time counting more; None: not kept (5.5)."""
+        """Child -> mean of its share of the cluster, in which recent time counts more; None if it is not kept (5.5)."""
         self.weight_factor = 1.0
-        """Factor of its weight, by its parent's ``history``."""
+        """Factor by which its weight is multiplied; follows from the ``history`` of its parent."""
         self.account: Account | None = None
-        """Account of its own budget (2.15)."""
+        """Account of the pool's own budget (2.15)."""
         self.yields: Literal["", "guarantee", "weight"] = ""
-        """Whether a budget leaves it only resources that others do not want: its own budget, or that of a pool above,
-        which has lost its weight, and all pools below it their guarantees."""
+        """What the pool loses because a budget is spent: it gets only resources that others do not want. A pool with a
+        spent budget loses its weight, and the pools below it lose their guarantees."""
         self.entry: fairshare.Pool | None = None
-        """The pool's entry in the last snapshot; the same object while nothing changes."""
+        """The pool's entry in the last snapshot; it stays the same object as long as nothing changes."""
 
     @property
     def is_root(self) -> bool:
@@ -184,7 +184,7 @@ class PoolElement(Element):
 
     @property
     def owner(self) -> str:
-        """The user to whom an ephemeral pool belongs: that of its oldest operation (2.9); "" if it has none."""
+        """The user of an ephemeral pool, which is that of its oldest operation (2.9); "" if it has no operation."""
         oldest = min(self.operations.values(), key=lambda each: each.operation.record.sequence, default=None)
         return "" if oldest is None else oldest.operation.record.user
 
@@ -194,7 +194,8 @@ class PoolElement(Element):
 
     @property
     def sharing(self) -> PoolElement:
-        """The pool that divides the share among its children: the nearest that is not flat (2.16)."""
+        """The pool that divides shares among this pool's children: this pool, or the nearest above without ``flatten``
+        (2.16)."""
         return self.parent.sharing if self.settings.flatten and self.parent is not None else self
 
     def list_sharing(self) -> Iterator[PoolElement]:
@@ -214,7 +215,7 @@ NO_DEACTIVATIONS: Final[dict[str, int]] = {}
 NO_SHUNS: Final[dict[str, tuple[int, float]]] = {}
 NO_LATER: Final[Mapping[Place, float]] = {}
 NONE_NEEDED: Final[Mapping[str, int]] = {}
-"""Shared and never changed: most operations have none of these."""
+"""Value of ``needed`` of operations that need no more jobs. The map is shared and never changed."""
 
 
 class OperationElement(Element):
@@ -230,38 +231,37 @@ class OperationElement(Element):
         self.operation = operation
         self.options = options
         self.jobs: dict[str, Job] = {}
-        """Active jobs, those that count for usage: starting and running ones."""
+        """Active jobs by id: starting and running ones, which count in usage."""
         self.is_running = False
-        """Whether it holds a running slot in this tree (3.2)."""
+        """Whether the operation holds a running slot in this tree (3.2)."""
         self.lists_are_old = True
         """Whether the jobs' ``preemptibility`` must be computed again before use (6.4)."""
         self.fifo_index: int | None = None
         self.deactivations = NO_DEACTIVATIONS
-        """Reason -> number of times the operation was passed over on a heartbeat since the last update (7.1)."""
+        """Reason -> number of heartbeats since the last update that passed the operation over for it (7.1)."""
         self.accounts: tuple[Account, ...] = ()
-        """Accounts of the budgets that its jobs count towards (2.15)."""
+        """Accounts of the budgets against which its jobs are counted (2.15)."""
         self.spent: Account | None = None
         """A spent account that forbids further starts."""
         self.yields = False
-        """Whether its user's budget leaves it only resources that others do not want."""
+        """Whether it gets only resources that others do not want, because its user's budget is spent."""
         self.entry: fairshare.Operation | None = None
-        """The entry in the last snapshot, as for a pool; None: the next snapshot needs a new one."""
+        """The entry in the last snapshot, as for a pool; None if the next snapshot needs a new entry."""
         self._room: tuple[object, NodeSizes] | None = None
-        """Its tasks, and nodes known to hold a job of each task."""
+        """Its tasks and node sizes, if these are known to hold a job of each task."""
 
     def note_passed_over(self, reason: str) -> None:
         self.deactivations = self.deactivations or {}
         self.deactivations[reason] = self.deactivations.get(reason, 0) + 1
 
     def may_use(self, node: Node) -> bool:
-        """Whether its jobs may start on a node, by the filters on its path (2.13), and get their secrets there
-        (12.6)."""
+        """Whether its jobs may start on a node by the filters on its path (2.13) and get secrets there (12.6)."""
         if self.operation.record.vault_bytes and not node.takes_secrets:
             return False
         return self.fitting is None or node in self.fitting.nodes
 
     def has_room(self) -> bool:
-        """Whether some node, if empty, holds a job of each task; False also where this is expensive to know."""
+        """Whether an empty node can hold a job of each task. Also returns False if this is expensive to find out."""
         operation = self.operation
         if operation.retries is not None:  # retries may request more than their tasks
             return False
@@ -273,15 +273,15 @@ class OperationElement(Element):
         return True
 
     def explain_unplaceable(self) -> str:
-        """Return why no node of the tree can hold any of its jobs still to be started, or all jobs of a gang; "" if one
-        can."""
+        """Return why the nodes of the tree can hold none of the jobs still to be started or, for a gang, not all of its
+        jobs; "" if they can."""
         if self.has_room():
             return ""
         return self.sizes.explain_unplaceable(self.operation.needed_orders, self.operation.record.is_gang)
 
 
 def share_needed(needed: Mapping[str, int]) -> Mapping[str, int]:
-    """Return one map for all operations that need as many jobs of one task of the same name."""
+    """Return an equal map that is shared by all operations which need the same number of jobs of the same task."""
     return _one_needed(*next(iter(needed.items()))) if len(needed) == 1 else needed or NONE_NEEDED
 
 
@@ -292,7 +292,7 @@ def _one_needed(task: str, number: int) -> Mapping[str, int]:
 
 @dataclass(slots=True, eq=False)
 class Stuck:
-    """Why no job of an operation can start, whichever jobs end, and since when that is known (3.7)."""
+    """Why no job of an operation can start, whichever jobs end, and since when this is known (3.7)."""
 
     why: str
     since: float
@@ -300,7 +300,7 @@ class Stuck:
 
 
 class Operation:
-    """An operation: its record, the jobs that it still needs, its elements by tree."""
+    """An operation: its record, the jobs that it still needs, and its elements by tree."""
 
     __slots__ = (
         "record", "needed", "elements", "stuck", "restarted", "next_index", "lacks_secrets", "gang",
@@ -310,50 +310,49 @@ class Operation:
     def __init__(self, record: OperationRecord) -> None:
         self.record = record
         self.lacks_secrets = False
-        """Whether it has secrets for which this scheduler has no key (12.6): no job of it starts, as if it was
-        suspended."""
+        """Whether it has secrets that this scheduler cannot decrypt (12.6); if so, none of its jobs starts."""
         self.needed = NONE_NEEDED
-        """Task -> number of jobs still to be started; operations share equal ones."""
+        """Task -> number of jobs still to be started. Operations share equal maps (``share_needed``)."""
         self.elements: dict[str, OperationElement] = {}
         self.stuck: Stuck | None = None
         self.restarted: list[str] | None = None
-        """Completed jobs that are started again, oldest first, while they are known."""
+        """Ids of completed jobs that were started again and whose records are kept, oldest first."""
         self._numbers: TaskNumbers | None = None
-        """Numbers of the task that started a job first; most operations have no other task, and need no dictionary."""
+        """Numbers of the task that was first to start a job. Most operations have one task and need no dictionary."""
         self._further_numbers: dict[str, TaskNumbers] | None = None
         self.next_index = 0
         """``job_index`` of the next start."""
         self.gang = GangRun() if record.incarnations else None
-        """State of the gang, with ``gang_options`` (7.5)."""
+        """State of the gang; None without ``gang_options`` (7.5)."""
         self.backfilled_count = self.overstay_count = 0
-        """Number of its backfilled jobs with a known run time, and of those that ran beyond ``backfill_until``, as far
-        as this scheduler saw it (7.3)."""
+        """Number of its backfilled jobs with a known run time, and number of those that ran beyond ``backfill_until``.
+        Both count the jobs that ended under this scheduler (7.3)."""
         self.shuns = NO_SHUNS
-        """Node -> number of jobs that failed there and wait for a replacement, and until when other nodes are preferred
-        (2.14)."""
+        """Node -> number of jobs that failed there and wait for a replacement, and time until which the replacements
+        prefer other nodes (2.14)."""
 
         self.retries: RetryRun | None = None
-        """Jobs that a retry policy starts again (3.9), once there was one."""
+        """Jobs that a retry policy starts again; None until there is such a job (3.9)."""
 
     @property
     def active(self) -> dict[str, int]:
-        """Task -> number of jobs that count as usage in all trees, and of stopping jobs that keep their place."""
+        """Task -> number of active jobs in all trees plus number of stopping jobs that keep their place."""
         return {numbers.task: numbers.active_count for numbers in self.list_numbers() if numbers.active_count}
 
     @property
     def taken(self) -> Mapping[str, int]:
-        """Task -> number of jobs that must not start now: ``active`` ones, and those that wait for a retry."""
+        """Task -> number of places that no new job may take now: those of ``active`` jobs and of jobs to retry."""
         later = self.later
         return Counter(name for name, _ in later) + Counter(self.active) if later else self.active
 
     @property
     def later(self) -> Mapping[Place, float]:
-        """Jobs that wait for a retry -> the time of it, in seconds since 1970."""
+        """Place of a job that waits for a retry -> time of the retry, in seconds since 1970."""
         return NO_LATER if self.retries is None else self.retries.later
 
     @property
     def waits_whole(self) -> bool:
-        """Whether it is a gang with a job that waits for a retry: its other jobs wait, too."""
+        """Whether this is a gang of which a job waits for a retry; if so, all of its jobs wait."""
         return bool(self.later) and self.record.starts_whole
 
     def touch(self) -> None:
@@ -376,12 +375,12 @@ class Operation:
         return numbers
 
     def list_numbers(self) -> list[TaskNumbers]:
-        """Return the numbers of tasks of which a job was started."""
+        """Return the ``TaskNumbers`` of tasks of which a job was started."""
         return [] if self._numbers is None else [self._numbers, *(self._further_numbers or {}).values()]
 
     @property
     def is_held(self) -> bool:
-        """Whether no job of it may start, however many resources are free."""
+        """Whether none of its jobs may start, however many resources are free."""
         return self.record.suspended or self.lacks_secrets
 
     @property
@@ -403,18 +402,18 @@ class Operation:
 
     @property
     def needed_orders(self) -> list[tuple[Vector, int]]:
-        """Requests of jobs still to be started, and their number, for each task."""
+        """For each task the request of jobs still to be started, and the number of these jobs."""
         return [(task.resources, number) for task, number in self.next_jobs()]
 
     def next_jobs(self) -> list[tuple[Task, int]]:
-        """Tasks with the requests of their next jobs, and the number of these jobs."""
+        """Tasks with the requests of their next jobs, each with the number of these jobs."""
         if self.retries is not None:
             return self.retries.split(self.record, self.needed)
         needed = self.needed
         return [(task, number) for task in self.record.tasks if (number := needed.get(task.name, 0)) > 0]
 
     def next_tasks(self) -> Iterator[Task]:
-        """Yield tasks that need a job, in the order of the specification, with the requests of their next jobs."""
+        """Yield the tasks that need a job, each with the request of its next job, in the specification's order."""
         if self.retries is not None:
             yield from (task for task, _ in self.next_jobs())
             return
@@ -425,16 +424,16 @@ class Operation:
 
 @lru_cache(maxsize=1024)
 def one_of(vector: Vector) -> Vector:
-    """Return one shared object for equal vectors: a vector takes as much memory as the job that has it."""
+    """Return one shared object for equal vectors: a vector takes as much memory as the job to which it belongs."""
     return vector
 
 
 NO_GANG: Final[tuple[str, int]] = ("", -1)
-"""Incarnation and rank of a job in a gang with ``gang_options`` (7.5), -1 without a rank; most jobs are in none."""
+"""Incarnation and rank of a job in no gang with ``gang_options``, as most jobs are (7.5). Rank -1: the job has none."""
 
 
 class Job:
-    """A job from its start to its end. While ``is_active`` its ``usage`` is part of all counters above."""
+    """A job from its start to its end. While it ``is_active``, all counters above include its ``usage``."""
 
     __slots__ = (
         "id", "element", "task", "node", "limits", "usage", "state", "start_time", "sequence", "preemptibility",
@@ -451,47 +450,47 @@ class Job:
         self.task = task
         self.node = node
         self.limits: Vector = one_of(task.resources)
-        """Its request."""
+        """The job's request."""
         self.usage: Vector = self.limits
-        """Its current limits: cpu is ``current_cpu_limit``."""
+        """The job's current limits; cpu is ``current_cpu_limit``."""
         self.state: JobState = "starting"
         self.start_time = start_time
         self.sequence = sequence
-        """Tie-breaker of jobs with the same ``start_time``."""
+        """Order of jobs with the same ``start_time``."""
         self.preemptibility: Preemptibility = PREEMPTIBLE
         self.is_active = False
         self.stop: Stop | None = None
-        """Set when the job is being stopped and is no longer active."""
+        """Set if the job is being stopped; it is then no longer active."""
         self.began_at: float | None = None
-        """When it began to run on its node, in this scheduler's time; None: its node has not reported it yet."""
+        """When it began to run on its node, in this scheduler's time; None if its node has not reported it yet."""
         self.first_sent_at: float | None = None
         self.last_sent_at: float | None = None
-        """When heartbeat responses carried its start; None: never, or the job was adopted. For a job of an earlier run
-        the first time is the start of this run, or its first heartbeat after that."""
+        """When heartbeat responses first and last contained its start; None if none did, or the job was adopted. For a
+        job of an earlier run, ``first_sent_at`` is the start of this run, then its node's first heartbeat to it."""
         self.is_stored = False
-        """Whether its start is stored: only then a heartbeat response may contain it."""
+        """Whether the job's start is stored; a heartbeat response must not contain the start before that."""
         self.report = NO_REPORT
         """Its node's last report; a counter that a report omits keeps its last known value."""
         self.counted: CpuTimes = NOTHING
-        """The part of its ``cpu_times`` that the counters above contain, or that was used before this scheduler had the
-        job; None: not known yet."""
+        """The part of its ``cpu_times`` that the counters above contain, or that the job used before this scheduler
+        knew it; None for a time that is not known yet."""
         self.reclaimed = False
         """Whether it runs on reclaimed CPU; set at its start and kept until its end (1.10)."""
         self.cookie = self.index = self.task_index = UNKNOWN
-        """Its place in its task; the number of jobs of the operation, and of the task, that were started before it
-        (7.4)."""
+        """``cookie``: its place in its task. ``index`` and ``task_index``: number of jobs of the operation, and of the
+        task, that were started before it (7.4)."""
         self.after: EndingJob | None = None
-        """A job that may still work and had its cookie, or that is of an earlier incarnation of its gang: this job's
-        start is not sent before all such jobs have ended."""
+        """A job that may still work and that had the same cookie, or is of an earlier incarnation of the same gang. The
+        start of this job is not sent before all such jobs have ended."""
         self.has_ceiling = True
-        """Whether its request is its ceiling, too; set at its start (1.10)."""
+        """Whether the job's request is also its ceiling; set at its start (1.10)."""
         self.in_gang = NO_GANG
         self.settled: CorePair = NOTHING_COUNTED
         """The part of its request and usage that the stored sums of budgets contain (2.15)."""
         self.is_resumed = False
-        """Whether an earlier run started it, by a clock that may have been set since."""
+        """Whether an earlier run of the scheduler started it; the clock may have been set since then."""
         self.backfill_until: float | None = None
-        """When a backfilled job is expected to have ended (7.3); None for others."""
+        """Time by which a backfilled job is expected to end (7.3); None for jobs that are not backfilled."""
 
     @property
     def incarnation(self) -> str:
@@ -505,13 +504,13 @@ class Job:
         self.in_gang = (incarnation, rank) if incarnation else NO_GANG
 
     def reserve_memory(self, memory: int) -> None:
-        """Set the bytes that it reserves; before it is started."""
+        """Set the bytes of memory that the job reserves. Call this before the job is started."""
         slots, cpu, gpu, _, network = self.limits
         self.limits = self.usage = one_of((slots, cpu, gpu, float(memory), network))
 
     @property
     def interruption_timeout(self) -> float:
-        """The time-out as records have it."""
+        """The time-out in milliseconds as records contain it; 0 if the job was not interrupted."""
         if self.stop is None or self.began_at is None or not self.task.interruptible:
             return 0.0
         return self.stop.timeout_s * 1e3
@@ -528,18 +527,18 @@ class Job:
 
     @property
     def set_container_cpu_limit(self) -> bool | None:
-        """The option as records have it: None if its class says the same."""
+        """The option as records contain it: None if it follows from the job's class."""
         return None if self.has_ceiling is not self.reclaimed else self.has_ceiling
 
     @property
     def memory_reserve(self) -> int:
-        """Bytes that it reserves if the usage of earlier jobs decides that (8.1); 0: all of ``memory_limit``."""
+        """Bytes that it reserves if the usage of earlier jobs decides that (8.1); 0 if it reserves ``memory_limit``."""
         reserve = int(self.limits[MEMORY])
         return reserve if self.task.memory_reserve or reserve != self.task.memory_limit else 0
 
     @property
     def grown_memory(self) -> int:
-        """``memory_limit`` as records have it: 0 if no job of its operation may have got more than the others."""
+        """``memory_limit`` as records contain it: 0 if no job of the operation is started again by a retry policy."""
         return 0 if self.element.operation.retries is None else self.task.memory_limit
 
     @property
@@ -552,13 +551,13 @@ class Job:
 
     @property
     def must_end(self) -> bool:
-        """Whether it is replaced only after its end was counted: it must not run twice (3.6), or all jobs of its
-        operation are restarted then (7.5)."""
+        """Whether the job is replaced only after its end was counted: because it must not run twice (3.6), or because
+        its end restarts all jobs of its operation (7.5)."""
         return self.task.fail_on_job_restart or (self.gang_rank >= 0 and self.task.gang_options is not None)
 
     @property
     def keeps_place(self) -> bool:
-        """Whether the job is being stopped and will be replaced only after its end, if its operation continues then."""
+        """Whether the job is being stopped and will be replaced only after its end, if its operation continues."""
         return self.stop is not None and self.stop.keeps_place
 
     @property
@@ -587,7 +586,7 @@ class Stop:
 
 
 class Node:
-    """A compute host, by its registration and its last heartbeat."""
+    """A compute host as its registration and its last heartbeat describe it."""
 
     __slots__ = (
         "id", "address", "tags", "capacity", "tree", "incarnation", "sequence", "is_online", "last_seen",
@@ -607,10 +606,10 @@ class Node:
         self.capacity: Vector = ZERO
         self.tree: str | None = None
         self.incarnation = ""
-        """Incarnation of the agent's present run, a secret: its bearer may send the node's heartbeats. Views show
-        ``run``."""
+        """Incarnation of the agent's present run. It is a secret: who has it may send the node's heartbeats. Views show
+        only ``run``."""
         self.key_hash = ""
-        """Hash of the key that the node's agent keeps from run to run; "" without one."""
+        """Hash of the key that the node's agent keeps from run to run; "" if the agent has no key."""
         self.sequence = -1
         self.is_online = False
         self.last_seen = 0.0
@@ -622,31 +621,31 @@ class Node:
         self.used: Vector = ZERO
         """Usage of the active jobs."""
         self.ordered_cores = self.ordinary_cores = self.foreign_ordered_cores = 0.0
-        """CPU requested by the active jobs, by the ordinary ones of them, and by the jobs in ``strangers``."""
+        """CPU that is requested by the active jobs, by the ordinary active jobs, and by the jobs in ``strangers``."""
         self.foreign_usage: Vector = ZERO
-        """Usage that the node reports of foreign jobs: not the scheduler's, or not adopted and being stopped."""
+        """Usage reported of foreign jobs: those not of the scheduler, and those that it did not adopt and stops."""
         self.strangers: dict[str, JobReport] = {}
-        """The last reports of those jobs, by id."""
+        """The last reports of foreign jobs, by job id."""
         self.former_starts: dict[str, StartRecord] = {}
-        """Starts, as far as known, of those that an earlier run of the scheduler started, by id."""
+        """Known starts of jobs that an earlier run of the scheduler started and that are not active now, by job id."""
         self.last_preemptive_attempt: float | None = None
         self.skipped_searches = 0
-        """Number of searches that the next preemptive attempt skips because the last one made them; 0: none (6.6)."""
+        """Number of searches that the next preemptive attempt skips because the last attempt made them (6.6)."""
         self.overcommitted_since: float | None = None
         self.overcommit_count = 0
         self.unwanted: dict[str, StopOrder] = {}
-        """By id: jobs of its last heartbeat that no operation needs and that are not stopping yet."""
+        """Jobs of its last heartbeat that no operation needs and that are not stopping yet, by job id."""
         self.replaced: dict[str, str] = {}
-        """Earlier runs of its agent that were replaced: incarnation -> address, the latest last."""
+        """Incarnation of an earlier run of its agent that was replaced -> address; the latest is last."""
         self.matched_trees: tuple[str, ...] = ()
-        """The trees that its tags match, if several: its jobs in ``tree`` continue, none is started (2.2)."""
+        """The trees that its tags match, if several. Its jobs in ``tree`` then continue, and no job starts (2.2)."""
         self.cordon: Cordon | None = None
         self.failing: Failing | None = None
-        """Failures of its jobs since one completed there (2.14)."""
+        """Failures of its jobs since the last job that completed there; None if there were none (2.14)."""
         self.about: AgentAbout | None = None
-        """Its agent's self-description; None: not sent yet, or by an older agent never."""
+        """Its agent's self-description; None if it was not sent yet. Older agents never send it."""
         self.level: Level = SAFE
-        """Levels that the stages of a roll-out send to it."""
+        """Level that the stages of a roll-out set for the node and that is sent to it."""
 
     @property
     def takes_secrets(self) -> bool:
@@ -665,13 +664,13 @@ class Node:
 
     @property
     def takes_jobs(self) -> bool:
-        """Whether it gets jobs when it has free resources."""
+        """Whether the node gets jobs while it has free resources."""
         return self.is_online and not self.cordoned and not self.matched_trees
 
     @property
     def counted_capacity(self) -> Vector:
-        """The part of its capacity that counts in the tree's total. If no job may start on it, because its tags match
-        several trees (2.2) or it is cordoned (2.11), that is the request of its jobs, up to its capacity."""
+        """The part of its capacity that counts in the tree's total. If its tags match several trees (2.2) or it is
+        cordoned (2.11), no job may start on it, and this part is the request of its jobs, up to its capacity."""
         if not self.cordoned and not self.matched_trees:
             return self.capacity
         return least(self.capacity, sum_vectors([job.limits for job in self.jobs.values()]))
@@ -681,12 +680,12 @@ class Node:
 
     @property
     def run(self) -> str:
-        """The beginning of ``incarnation``, which is no secret."""
+        """The beginning of ``incarnation``; this beginning is no secret."""
         return self.incarnation[:16]
 
     @property
     def free(self) -> Vector:
-        """Capacity minus the usage of all jobs, foreign ones included; negative: the node is overcommitted."""
+        """Capacity minus the usage of all jobs including foreign ones. If negative, the node is overcommitted."""
         return subtract(subtract(self.capacity, self.used), self.foreign_usage)
 
     @property
@@ -711,20 +710,20 @@ class Tree:
         self.operations: dict[str, OperationElement] = {}
         self.nodes: dict[str, Node] = {}
         self.total: Vector = ZERO
-        """Capacity of all nodes that count (2.4, node_reconnection_timeout)."""
+        """Capacity of all nodes that count, even if offline for less than ``node_reconnection_timeout`` (2.4)."""
         self.queue: dict[str, OperationElement] = {}
         """Pending operations in order of arrival (3.3)."""
         self.changed: dict[OperationElement, None] = {}
-        """Operations whose usage or needs changed since ``placement`` last looked."""
+        """Operations whose usage or needs changed since ``placement`` last processed this map."""
         self.errors: tuple[str, ...] = ()
         self.update_count = 0
         self.updated_at = 0.0
-        """When starvation was last computed after an update; scheduler time."""
+        """Scheduler time when starvation was last computed, after an update."""
         self.trial: dict[Arm, TrialArm] = {}
-        """Empty where no host has a control group."""
+        """Sums by arm; empty if no host has a control group."""
         self.fittings = Fittings()
         self.lenders: dict[PoolElement, Vector] = {}
-        """Pools with a ``lending_limit`` -> resources that they do not lend, as of the last snapshot (2.17)."""
+        """Pool with a ``lending_limit`` -> resources that it does not lend, by the last snapshot (2.17)."""
         self._sizes: NodeSizes | None = None
 
     @property
@@ -732,8 +731,8 @@ class Tree:
         return self.config.name
 
     def sum_total(self, are_nodes_same: bool = False) -> None:
-        """Set ``total`` from the nodes; an equal total stays the same object. ``are_nodes_same``: only their jobs have
-        changed since the last call."""
+        """Set ``total`` from the nodes; an equal total stays the same object. ``are_nodes_same``: whether only their
+        jobs have changed since the last call."""
         total = sum_vectors([node.counted_capacity for node in self.nodes.values()])
         if total != self.total:
             self.total = total
@@ -750,7 +749,7 @@ class Tree:
 
 
 def fit(element: PoolElement | OperationElement) -> None:
-    """Find the nodes on which jobs of an element may start, by its filter and those above it (2.13)."""
+    """Find the nodes on which jobs of an element may start, by its own filter and the filters above it (2.13)."""
     options = element.settings if isinstance(element, PoolElement) else element.options
     tree, above = element.tree, None if element.parent is None else element.parent.fitting
     if above is None and not options.scheduling_tag_filter:
@@ -780,7 +779,7 @@ def end_job(job: Job) -> None:
     element, node = job.element, job.node
     del element.jobs[job.id], node.jobs[job.id]
     element.operation.numbers_of(job.task.name).active_count -= 1
-    # Sums of floats drift; a node or an element without jobs is set to zero again.
+    # Sums of floats drift; therefore the sums of a node or an element without jobs are set to zero.
     node.used = subtract(node.used, job.usage) if node.jobs else ZERO
     node.ordered_cores = node.ordered_cores - job.limits[CPU] if node.jobs else 0.0
     node.ordinary_cores = node.ordinary_cores - job.ordinary_cores if node.jobs else 0.0
@@ -788,7 +787,7 @@ def end_job(job: Job) -> None:
 
 
 def change_usage(job: Job, usage: Vector) -> None:
-    """Change a job's usage; a rise is never refused (1.9, 8)."""
+    """Change a job's usage in all counters; a rise is never refused (1.9, 8)."""
     if usage == job.usage:
         return
     delta = subtract(usage, job.usage)
@@ -810,12 +809,12 @@ def _change(element: OperationElement, delta: Vector) -> None:
 
 
 def count_cpu_time(job: Job, told: CpuTimes) -> None:
-    """Add a job's used and given up CPU time to its operation and the pools above (1.7).
+    """Add a job's CPU times, such as used and reclaimed time, to its operation and the pools above (1.7).
 
-    ``cpu_seconds`` comes from the cgroup. A value below the last one counts nothing, and the last one stays the base,
+    ``cpu_seconds`` comes from the cgroup. A value below the last one adds nothing, and the last one stays the base,
     since the final value of an ended job may be a little lower. The other counters are sums of the agent, which loses
-    their newest part in a crash: a lower value counts nothing, and becomes the base for later growth. Counted time
-    stays with the pools that were above at that moment when the operation moves.
+    their newest part in a crash. A value below the last one adds nothing, but becomes the base for later growth. If the
+    operation moves, time that was counted before stays with the pools above it at that moment.
     """
     if told.count(None) == len(told):
         return
@@ -840,8 +839,8 @@ def count_cpu_time(job: Job, told: CpuTimes) -> None:
 
 
 def _count_in_trial(job: Job, grown: Sequence[float]) -> None:
-    """A job is in neither arm if its agent never lowers it for another reason, or if no heartbeat reported it while it
-    ran."""
+    """Add to the sums of the job's arm. A job is in neither arm if its agent does not reclaim its CPU for a reason
+    other than the trial, or if no heartbeat reported the job while it ran."""
     mode = job.report.mode
     if mode in ("", "off", "shadow"):
         return
@@ -879,7 +878,7 @@ def count_loss(element: OperationElement, core_seconds: float) -> None:
 
 
 def reported_core_seconds(job: Job, report: JobReport) -> CorePair:
-    """Return the requested and used core-seconds of a job, by one of its reports."""
+    """Return the requested and the used core-seconds of a job according to a report."""
     ordered, used = job.settled
     return (
         ordered if report.ordered_cpu_seconds is None else report.ordered_cpu_seconds,
@@ -888,7 +887,7 @@ def reported_core_seconds(job: Job, report: JobReport) -> CorePair:
 
 
 def used_now(job: Job) -> float:
-    """Return the cores that a job used by its last report: in the last check, else smoothed, else 0."""
+    """Return the cores that a job uses according to its last report: in the last check; else smoothed; else 0."""
     report = job.report
     return report.smoothed_cpu_usage or 0.0 if report.cpu_usage is None else report.cpu_usage
 
@@ -901,7 +900,7 @@ def usage_share(element: Element) -> Vector:
 
 
 def is_integral(pool: PoolElement) -> bool:
-    """Whether the pool has a guarantee that accumulates (9)."""
+    """Whether the pool has an integral guarantee, which accumulates volume (9)."""
     return pool.settings.integral_guarantees.guarantee_type != "none"
 
 
@@ -911,11 +910,11 @@ def flow_ratio(pool: PoolElement) -> float:
 
 
 def volume_ratio(pool: PoolElement) -> float:
-    """Return the accumulated volume in share-seconds: the least over the resources of the tree (9)."""
+    """Return the accumulated volume in share-seconds: the minimum over the resources of the tree (9)."""
     return min((v / t for v, t in zip(pool.volume, pool.tree.total, strict=True) if t > 0.0), default=0.0)
 
 
 def volume_capacity(pool: PoolElement) -> float:
-    """Return the most that ``volume_ratio`` can reach by accumulating (9)."""
+    """Return the maximum that ``volume_ratio`` can reach (9)."""
     period_s = pool.tree.config.settings.integral_guarantees.pool_capacity_saturation_period / 1e3
     return flow_ratio(pool) * period_s

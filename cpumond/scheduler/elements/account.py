@@ -1,4 +1,4 @@
-"""The live state of a core-hour budget, and its view. Pure (semantics.md 2.15)."""
+"""The live state of a core-hour budget, and the view of that state. Pure (semantics.md 2.15)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LEVELS: Final[tuple[Literal["within", "low", "spent"], ...]] = ("within", "low"
 
 
 class Account:
-    """A budget of a pool or a user. ``tree`` and ``name`` are those that are shown. ``live``: core-seconds of live jobs
-    beyond their ``Job.settled``; they count for the newest day."""
+    """A budget of a pool or a user. ``tree`` and ``name``: names that are shown. ``live``: core-seconds of live jobs
+    minus their ``Job.settled``; these count for the newest day."""
 
     __slots__ = ("_known", "_sum_s", "budget", "live", "name", "record", "tree")
 
@@ -33,11 +33,11 @@ class Account:
         self.live = (self.live[0] + ordered, self.live[1] + used)
 
     def holds_back(self, how: str) -> bool:
-        """Whether the budget is spent, with ``how`` as the consequence."""
+        """Whether the budget is spent and its option ``when_spent`` is ``how``."""
         return self.record.level == SPENT and self.budget.when_spent == how
 
     def grow(self, ordered: float, used: float) -> dict[str, CorePair]:
-        """Return the stored sums by day, with this growth on the newest day."""
+        """Return the stored sums by day, with these amounts added to the newest day."""
         days, day = self.record.days, self.record.day
         before = days.get(day, NOTHING_COUNTED)
         return {**days, day: (before[0] + ordered, before[1] + used)}
@@ -46,9 +46,9 @@ class Account:
         return self.budget.find_day(self.record.day, now)
 
     def spent_s(self, now: float) -> float:
-        """Core-seconds of the present period."""
+        """Return the core-seconds spent in the present period."""
         known = (self.record, self.budget, day := self.day(now))
-        if self._known != known:  # called at each update
+        if self._known != known:  # this runs at each update
             self._known, self._sum_s = known, self.budget.sum_from(self.budget.first_day(day), self.record.days)
         return self._sum_s + self.live[self.budget.counts == "used"]
 

@@ -15,7 +15,7 @@ MAX_OPERATIONS: Final = 100
 
 
 class Failed(NamedTuple):
-    """One operation's part in a streak: its failed jobs, and those of them that could not be started."""
+    """One operation's part in a streak: number of its failed jobs, and of those that could not be started."""
 
     jobs: int = 0
     not_started: int = 0
@@ -23,9 +23,9 @@ class Failed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """Failures since the last job that completed. ``sequence``: of the first of these jobs; completions of jobs that
-    started earlier say nothing about the node's present state. ``reason``: the node's own statement that it is at
-    fault."""
+    """Failures since the last job that completed. ``sequence``: that of the first failed job; if a job that started
+    earlier completes, this does not end the streak. ``reason``: why the node itself reports a fault; "" if it does not.
+    """
 
     by_operation: Mapping[str, Failed] = field(default_factory=dict)
     sequence: int = 0
@@ -33,7 +33,7 @@ class Streak:
     reason: str = ""
 
     def describe(self) -> str:
-        """``4 jobs of 2 operations failed in a row, 1 of them could not be started``."""
+        """Return a clause: ``4 jobs of 2 operations failed in a row, 1 of them could not be started``."""
         jobs, not_started = (sum(each[number] for each in self.by_operation.values()) for number in (0, 1))
         text = f"{count(jobs, 'job')} of {count(len(self.by_operation), 'operation')} failed in a row"
         text += f", {not_started} of them could not be started" if not_started else ""
@@ -44,12 +44,12 @@ NO_STREAK: Final = Streak()
 
 
 def is_success(job: JobRecord) -> bool:
-    """Whether a job completed by itself: no user abandoned it."""
+    """Whether a job completed by itself rather than because a user abandoned it."""
     return job.state == "completed" and job.exit_code is not None
 
 
 def follow(streak: Streak, ended: Iterable[JobRecord]) -> Streak:
-    """Return the streak after more ends of jobs: completions, and failures that may be the node's fault."""
+    """Return the streak after further ends of jobs: completions, and failures that may be the node's fault."""
     for job in ended:
         if is_success(job):
             streak = NO_STREAK if job.sequence >= streak.sequence else streak
@@ -65,8 +65,8 @@ def follow(streak: Streak, ended: Iterable[JobRecord]) -> Streak:
 
 @dataclass(slots=True)
 class Failing:
-    """A node's streak, and how it is held off for it. ``until``: the end of the present pause; None: none.
-    ``is_spared``: it would be held off if not so many other nodes were."""
+    """A node's streak, and how the node is held off for it. ``until``: the end of the present pause; None if there is
+    none. ``is_spared``: whether the node is not held off only because too many other nodes are."""
 
     streak: Streak = NO_STREAK
     holds: int = 0

@@ -1,11 +1,11 @@
-"""Figures of trees, pools and operations: name -> reader of a live object. Pure.
+"""Figures of trees, pools and operations: name -> function that reads the figure of a live object. Pure.
 
-JSON, the pool table, the ``yt`` protocol, metrics and the history read them here, each in its own form.
+JSON, the pool table, the ``yt`` protocol, metrics and the history all read figures here and differ in their form.
 - ``_ratio``: the largest component as a fraction of the tree's resources; ``_cores``: its CPU.
-- Volumes and capacities are share-seconds. ``_seconds`` count from the start of this scheduler.
+- Volumes and their capacities are in share-seconds. ``_seconds``: counted from the start of this scheduler.
 - ``usage`` and ``limit_cores`` are allocated resources.
-- Counts of running and pending operations go by slots (semantics.md 3.2), unlike ``shown_state``.
-- None: the element does not have the figure.
+- An operation counts as running if it holds a slot (semantics.md 3.2), which ``shown_state`` does not go by.
+- A reader returns None if the element does not have the figure.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ TREE: Final[Mapping[str, Read]] = {
 
 
 def _by_name(*names: str) -> dict[str, Read]:
-    """Return readers of the element's attributes, which have the names of their figures."""
+    """Return readers of those attributes of an element whose names are also the names of figures."""
     return {name: attrgetter(name) for name in names}
 
 
 def _usage_ratio(element: Element) -> float:
-    """Return the largest component of ``usage_share``; fast, since it is read for very many elements at a time."""
+    """Return the largest component of ``usage_share``. This is fast, since very many elements are read at a time."""
     a, b, c, d, e = element.usage
     f, g, h, i, j = element.tree.total
     return max(
@@ -70,7 +70,7 @@ def _resource_of(share_of: Callable[[Any], Vector]) -> Read:
 
 
 def _absolute(share_of: Read) -> Callable[[Element], Vector]:
-    """Reader of a share as absolute amounts."""
+    """Return a reader of absolute amounts, given the reader of a share."""
 
     def read(element: Element) -> Vector:
         a, b, c, d, e = share_of(element)
@@ -85,7 +85,7 @@ VECTORS: Final[Mapping[str, Callable[[Any], Vector]]] = {
     "strong_guarantee": _absolute(attrgetter("strong_guarantee_share")),
     **_by_name("usage", "demand", "waiting", "limits", "volume"),
 }
-"""Readers of absolute amounts; ``volume`` is of pools only."""
+"""Readers of absolute amounts. Only pools have ``volume``."""
 
 SHARES: Final[Mapping[str, Callable[[Any], Vector]]] = {
     "fair_share": attrgetter("fair_share"),
@@ -93,7 +93,7 @@ SHARES: Final[Mapping[str, Callable[[Any], Vector]]] = {
     "demand": attrgetter("demand_share"),
     "strong_guarantee": attrgetter("strong_guarantee_share"),
 }
-"""Readers of fractions of the tree's resources; the figure ``*_ratio`` of the same name is the largest of them."""
+"""Readers of fractions of the tree's resources. The figure ``NAME_ratio`` is the largest fraction of ``NAME``."""
 
 SHARED: Final[Mapping[str, Read]] = {
     "fair_share_ratio": lambda e: max(e.fair_share),
@@ -125,7 +125,7 @@ def _burst_ratio(pool: PoolElement) -> float | None:
 
 
 def _guarantee_cores(pool: PoolElement) -> float:
-    """The strong guarantee, and the flow of an integral pool."""
+    """Return the cores of the strong guarantee plus, for an integral pool, those of its flow."""
     flow = pool.settings.integral_guarantees.resource_flow.get("cpu", 0.0) if is_integral(pool) else 0.0
     return pool.strong_guarantee_share[CPU] * pool.tree.total[CPU] + flow
 

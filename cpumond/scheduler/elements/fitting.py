@@ -1,6 +1,6 @@
-"""The nodes of a tree on which jobs below some ``scheduling_tag_filter`` may start (semantics.md 2.13). Pure.
+"""Nodes of a tree on which jobs may start that are subject to a ``scheduling_tag_filter`` (semantics.md 2.13). Pure.
 
-Computed once for all operations with the same filters on their path, and again only when nodes come, go or change.
+They are computed once for all operations with the same filters on their path, and again if nodes come, go or change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cpumond.scheduler.settings.nodes_filter import TAG_FILTER, read_filter
 
 
 class Tagged(Protocol):
-    """The part of a node that matters here."""
+    """The part of a node that this module uses."""
 
     @property
     def tags(self) -> frozenset[str]: ...
@@ -31,7 +31,7 @@ class Tagged(Protocol):
 
 
 Kind = frozenset[tuple[str, ...]]
-"""Kind of a node: the filters that let jobs start on it. All elements treat nodes of one kind alike."""
+"""Kind of a node: the tuples of filters that all match it. Each element treats all nodes of one kind alike."""
 
 
 class Fitting:
@@ -43,12 +43,12 @@ class Fitting:
         self.filters = filters
         self.nodes: frozenset[Tagged] = frozenset()
         self.total: Vector = ZERO
-        """Their part of the tree's total."""
+        """Sum of what these nodes count in the tree's total."""
         self.sizes = NodeSizes({})
 
     @property
     def words(self) -> str:
-        """``scheduling_tag_filter "ssd"``."""
+        """The filters as text: ``scheduling_tag_filter "ssd"``."""
         return f"{TAG_FILTER} {' and '.join(map(quoted, self.filters))}"
 
     def find(self, nodes: Mapping[str, Tagged]) -> None:
@@ -60,19 +60,19 @@ class Fitting:
         self.sizes = NodeSizes(Counter(node.capacity for node in fitting), self.words if nodes else "")
 
     def sum_total(self) -> bool:
-        """Set ``total``, as ``Tree.sum_total``; return whether it changed."""
+        """Set ``total`` as ``Tree.sum_total`` does. Returns whether the total changed."""
         before, self.total = self.total, sum_vectors([node.counted_capacity for node in self.nodes])
         return self.total != before
 
 
 class Fittings:
-    """All fittings of one tree that an element has."""
+    """All fittings of one tree that elements of the tree have."""
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[tuple[str, ...], Fitting] = WeakValueDictionary()
         self._kinds: dict[Tagged, Kind] = {}
         self.version = 0
-        """Grows when the resources of one fitting change."""
+        """Grows whenever the resources of any fitting change."""
 
     def __bool__(self) -> bool:
         return bool(self._known)
@@ -81,7 +81,7 @@ class Fittings:
         return list(self._known.values())
 
     def narrow(self, above: Fitting | None, text: str, nodes: Mapping[str, Tagged]) -> Fitting | None:
-        """Return the nodes of ``above`` that also match another filter; None if there is no filter at all."""
+        """Return the nodes of ``above`` that also match the filter ``text``; None if there is no filter at all."""
         text = text.strip()
         filters = () if above is None else above.filters
         if not text or text in filters:
@@ -103,7 +103,7 @@ class Fittings:
         return kind
 
     def renew(self, nodes: Mapping[str, Tagged], are_nodes_same: bool) -> None:
-        """Update all fittings from the nodes; ``are_nodes_same``: only their jobs have changed."""
+        """Update all fittings from the nodes. ``are_nodes_same``: whether only the nodes' jobs have changed."""
         if not are_nodes_same:
             self._kinds.clear()
         for each in self.list():

@@ -7,26 +7,26 @@ from cpumond.scheduler.model import Task
 
 
 class TaskRanks:
-    """The ranks of one task, 0 .. size - 1, each given to one cookie until the incarnation ends."""
+    """The ranks of one task, 0 .. size - 1. Each rank belongs to one cookie until the incarnation ends."""
 
     __slots__ = ("given", "_size", "_taken", "_next")
 
     def __init__(self, size: int) -> None:
         self.given: dict[int, int] = {}
-        """Cookie -> rank. A job that takes the cookie of a job that is still ending has no rank."""
+        """Cookie -> rank. A job has no rank if its cookie is here already, of an earlier job that is still ending."""
         self._size = size
         self._taken: set[int] = set()
         self._next = 0
         """The lowest rank that may be free."""
 
     def keep(self, cookie: int, rank: int) -> None:
-        """Record the rank that a job has already."""
+        """Record the rank of a job that has one already."""
         if rank < self._size and rank not in self._taken:
             self._taken.add(rank)
             self.given[cookie] = rank
 
     def take(self, cookie: int) -> int:
-        """Return the rank of a job that starts, the lowest free one; -1: none is free."""
+        """Return the rank of a job that starts: the lowest free rank, or -1 if no rank is free."""
         while self._next in self._taken:
             self._next += 1
         if cookie in self.given or self._next >= self._size:
@@ -36,15 +36,15 @@ class TaskRanks:
 
 
 class GangRun:
-    """State of an operation's present incarnation besides its record."""
+    """State of an operation's present incarnation that its record does not contain."""
 
     __slots__ = ("ranks", "ending")
 
     def __init__(self) -> None:
         self.ranks: dict[str, TaskRanks] = {}
-        """Ranks by task with ``gang_options``, once a job of the task was started."""
+        """Ranks by task, for tasks with ``gang_options`` of which a job was started."""
         self.ending: dict[str, str] = {}
-        """Jobs of earlier incarnations that may still work -> their node; some of them may have ended."""
+        """Job of an earlier incarnation that may still work -> its node; some of these jobs may have ended."""
 
     def ranks_of(self, task: Task) -> TaskRanks:
         ranks = self.ranks.get(task.name)
@@ -53,10 +53,10 @@ class GangRun:
         return ranks
 
     def take_rank(self, task: Task, cookie: int) -> int:
-        """Return the rank of a job that starts; without ``gang_options`` each place has its own."""
+        """Return the rank of a job that starts. Without ``gang_options`` the rank is the cookie."""
         return cookie if task.gang_options is None else self.ranks_of(task).take(cookie)
 
     def keep_rank(self, task: Task, cookie: int, rank: int) -> None:
-        """Record the rank, if any, of a job of this incarnation that was started before."""
+        """Record the rank of a job of this incarnation that was started before, if the job has a rank."""
         if task.gang_options is not None and rank >= 0:
             self.ranks_of(task).keep(cookie, rank)

@@ -1,4 +1,4 @@
-"""Numbers of a task's jobs: the place of each job, and how many were started; pure (semantics.md 7.4)."""
+"""Numbers of a task's jobs: the place of each job, and how many jobs were started; pure (semantics.md 7.4)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 UNKNOWN: Final = -1
-"""Number of a job that was started by a version without these numbers."""
+"""Number of a job that an older version started, which did not number jobs."""
 
 
 _NONE_DONE: Final = bytearray()
-"""Shared and never changed."""
+"""Value of ``_done`` of tasks of which no cookie is done. It is shared and never changed."""
 
 
 class EndingJob(NamedTuple):
@@ -21,23 +21,23 @@ class EndingJob(NamedTuple):
 
 
 class Returned:
-    """Cookies of jobs that ended without completing, or are being stopped."""
+    """Cookies of jobs that ended without completing, or that are being stopped."""
 
     __slots__ = ("free", "ending", "free_ending")
 
     def __init__(self) -> None:
         self.free: list[int] = []
-        """A heap of returned cookies; some of them may have been taken or completed since."""
+        """A heap of returned cookies; some of these may have been taken or done since."""
         self.ending: dict[int, EndingJob] = {}
-        """Cookie -> the last job that had it, is being stopped and has not ended."""
+        """Cookie -> the last job that had the cookie, is being stopped and has not ended."""
         self.free_ending: dict[int, None] = {}
-        """Those cookies of ``ending`` that were returned."""
+        """The returned cookies among those of ``ending``."""
 
 
 class TaskNumbers:
-    """A cookie is a job's place in its ``task``, 0 .. job_count - 1: taken by one active job, done once that completed.
-    A job that is being stopped has returned its cookie but may still work. Such a cookie goes to the next job only if
-    no other is left, and that job then waits for the end of the previous one. Each step has constant cost."""
+    """A cookie is a job's place in its ``task``, 0 .. job_count - 1. One active job takes it; it is done when that job
+    completes. A job that is being stopped has returned its cookie but may still work. Such a cookie is given to a new
+    job only if no other cookie is free; the new job then waits for the old one to end. Each step has constant cost."""
 
     __slots__ = ("task", "next_index", "active_count", "_holders", "_done", "_returned")
 
@@ -48,14 +48,14 @@ class TaskNumbers:
         self.active_count = 0
         """Number of active jobs, as in ``Operation.active``."""
         self._holders: list[str] = []
-        """Id of the job that has each cookie that was ever given, "" for none; all higher cookies are free."""
+        """By cookie: id of the job that has the cookie, "" if none has it. Cookies beyond the list are free."""
         self._done = _NONE_DONE
-        """One byte for each cookie, up to the last one that is done: 1 means done."""
+        """One byte for each cookie, up to the highest cookie that is done: 1 if it is done, else 0."""
         self._returned: Returned | None = None
-        """Returned cookies; None for most tasks, which have few jobs."""
+        """Returned cookies; None until a cookie is returned, which saves memory for most tasks."""
 
     def take(self, job_id: str, job_count: int, wanted: int = UNKNOWN) -> int:
-        """Give a job the cookie ``wanted``, or the lowest free one."""
+        """Give a job the cookie ``wanted``, or the lowest free cookie if it is UNKNOWN. Returns the cookie."""
         if wanted < 0 and self._returned is None:
             self._holders.append(job_id)
             return len(self._holders) - 1
@@ -87,7 +87,7 @@ class TaskNumbers:
             self._get_returned().ending[cookie] = ending
 
     def note_ended(self, cookie: int, job_id: str) -> None:
-        """Note that a stopped job is gone."""
+        """Note that a stopped job has ended."""
         ending, returned = self.find_ending(cookie), self._returned
         if returned is not None and ending is not None and ending.job_id == job_id:
             del returned.ending[cookie]
@@ -96,7 +96,7 @@ class TaskNumbers:
                 heappush(returned.free, cookie)
 
     def finish(self, cookie: int, job_count: int) -> str:
-        """Mark a cookie as done; return the id of the job that has it: the completed job or its replacement."""
+        """Mark a cookie as done. Returns the id of the job that has it: the completed job or its replacement."""
         if cookie < 0:
             cookie = self._find_free(job_count)
         self._reach(cookie)
@@ -108,8 +108,7 @@ class TaskNumbers:
         return self._holders[cookie]
 
     def begin_anew(self) -> None:
-        """Restart all jobs: no cookie is done any more, and jobs that are still ending need not free their places
-        first."""
+        """Restart all jobs: no cookie is done any more, and cookies of jobs that have not ended yet are free."""
         self._done = _NONE_DONE
         self._returned = Returned()
         self._returned.free = [cookie for cookie, job_id in enumerate(self._holders) if not job_id]

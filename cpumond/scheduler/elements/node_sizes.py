@@ -1,7 +1,7 @@
-"""The largest requests that a node of a tree could hold at all: per resource, and for all resources together. Pure.
+"""The largest requests that an empty node of a tree can hold, for each resource and for all of them together. Pure.
 
-Amounts are absolute, in the order of RESOURCES. All nodes of the tree count, cordoned and silent ones, too: they will
-have their capacity again. Without any node nothing is known, and every job counts as fitting (semantics.md 5.2).
+Amounts are absolute, in the order of RESOURCES. All nodes of the tree count, including cordoned and silent ones, which
+will have their capacity again. If there are no nodes, every job counts as fitting (semantics.md 5.2).
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from cpumond.fairshare.resources import CPU, MEMORY, RESOURCES, ZERO, Vector, do
 
 ROUNDING: Final = 1e-9
 MOST_KEPT: Final = 10_000
-"""Maximum number of different requests whose answers are kept."""
+"""Maximum number of different requests of which the result is cached."""
 
 
 def fits(room: Vector, wanted: Vector) -> bool:
-    """Whether ``wanted`` fits into ``room``, up to the rounding of sums of floats."""
+    """Whether ``wanted`` fits into ``room``; differences by the rounding of sums of floats are ignored."""
     return dominates(room, wanted) or all(w <= r + ROUNDING * max(w, 1.0) for r, w in zip(room, wanted, strict=True))
 
 
 class NodeSizes:
     """The nodes' capacities, each with the number of nodes that have it. Made once for all operations of an update.
-    ``chosen_by``: why these are not all nodes of the tree, in words; set only if there are others."""
+    ``chosen_by``: the filter that selects these nodes, in words; "" if they are all nodes of the tree."""
 
     __slots__ = ("counts", "total", "chosen_by", "_largest", "_known")
 
@@ -34,14 +34,14 @@ class NodeSizes:
         self.chosen_by = chosen_by
         self.total = sum_vectors([_times(each, number) for each, number in counts.items()]) if counts else ZERO
         self._largest: list[Vector] = []
-        """Capacities that no other one exceeds in every resource: few, however many nodes there are."""
+        """Capacities without those that a different capacity reaches in every resource. There are few of them."""
         for each in sorted(counts, reverse=True):
             if not any(dominates(other, each) for other in self._largest):
                 self._largest.append(each)
         self._known: dict[tuple[Vector, int], str] = {}
 
     def find_most_memory(self, order: Vector) -> float:
-        """Return the memory of the largest node that has the rest of a request; 0 if none has."""
+        """Return the most memory of a node that can hold the other resources of a request; 0 if no node can."""
         slots, cpu, gpu, _, network = order
         rest = (slots, cpu, gpu, 0.0, network)
         return max((each[MEMORY] for each in self._largest if fits(each, rest)), default=0.0)
@@ -51,12 +51,11 @@ class NodeSizes:
         return f" matching {self.chosen_by}" if self.chosen_by else ""
 
     def explain_excess(self, order: Vector) -> str:
-        """Return why no node could hold a job of this request: ``5 cores, largest node 4``; "" if one could."""
+        """Return why no node can hold a job with this request: ``5 cores, largest node 4``; "" if a node can."""
         return self._explain(order, 1)
 
     def explain_gang_excess(self, orders: Collection[tuple[Vector, int]]) -> str:
-        """Return why the nodes could not hold all of these jobs (requests and numbers) at once; "" if nothing forbids
-        it."""
+        """Return why the nodes cannot hold all of these jobs (requests and numbers) at once; "" if they may."""
         for order, number in orders:
             if told := self._explain(order, number):
                 return told
@@ -65,14 +64,14 @@ class NodeSizes:
         return "; ".join(_compare(r, wanted, f"at once, all nodes{self._that_fit}", self.total) for r in over)
 
     def explain_unplaceable(self, jobs: Collection[tuple[Vector, int]], is_gang: bool) -> str:
-        """Return why an operation that needs these jobs can start none of them; "" if it can, or needs none."""
+        """Return why an operation can start none of these jobs that it needs; "" if it can start one, or needs none."""
         if is_gang:
             return self.explain_gang_excess(jobs)
         told = [self.explain_excess(order) for order, _ in jobs]
         return told[0] if told and all(told) else ""
 
     def leave_out_unplaceable(self, jobs: list[tuple[Vector, int]], is_gang: bool) -> list[tuple[Vector, int]]:
-        """Return those of these jobs that can start on these nodes; of a gang all or none."""
+        """Return the jobs that can start on these nodes; for a gang either all jobs or none."""
         if is_gang:
             return [] if self.explain_gang_excess(jobs) else jobs
         return [each for each in jobs if not self.explain_excess(each[0])]
@@ -86,7 +85,7 @@ class NodeSizes:
         return told
 
     def _find(self, order: Vector, number: int) -> str:
-        # There may be very many requests: a plain loop over amounts reduced by the rounding.
+        # There may be very many requests: this is a plain loop, and the rounding is subtracted from the amounts first.
         v, w, x, y, z = (amount - ROUNDING * max(amount, 1.0) for amount in order)
         for a, b, c, d, e in self._largest:
             if a >= v and b >= w and c >= x and d >= y and e >= z:
@@ -117,7 +116,7 @@ class NodeSizes:
 
 
 def _count_jobs(capacity: Vector, order: Vector, most: int) -> int:
-    """Return how many jobs of a request an empty node holds."""
+    """Return how many jobs with the request ``order`` an empty node can hold."""
     room = (int(c / x * (1.0 + ROUNDING) + ROUNDING) for c, x in zip(capacity, order, strict=True) if x)
     return min(room, default=most)
 
@@ -136,6 +135,6 @@ def _bare(r: int, amounts: Vector) -> str:
 
 
 def _compare(r: int, order: Vector, words: str, most: Vector) -> str:
-    if _bare(r, order) == _bare(r, most):  # they differ by less than the digits shown
+    if _bare(r, order) == _bare(r, most):  # the difference is less than the digits shown
         return f"{order[r]:.15g} {RESOURCES[r].replace('_', ' ')}, {words} {most[r]:.15g}"
     return f"{_format(r, order)}{' ' if words.startswith('at') else ', '}{words} {_bare(r, most)}"

@@ -1,5 +1,5 @@
-"""Jobs of an operation that a retry policy starts again, from the end of a failed job to the start of the next; pure
-(semantics.md 3.9)."""
+"""Jobs of an operation that a retry policy starts again. Each is kept here from the end of the failed job to the start
+of its replacement; pure (semantics.md 3.9)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from cpumond.scheduler.elements.job_numbers import UNKNOWN, TaskNumbers
 from cpumond.scheduler.model import OperationRecord, Retry, Task
 
 KEPT: Final = "kept for a retry"
-"""Stands for a job's id: holds the cookie of a job that is to be started again."""
+"""Takes the place of a job id: has the cookie of a job that must be started again."""
 Place = tuple[str, int]
 """Task and cookie."""
 
 
 def grow(task: Task, memory: int) -> Task:
-    """Return the task with the request of a job that gets more memory than the others; the same task if it gets
-    none."""
+    """Return the task with ``memory`` as its ``memory_limit`` if that is more; else the same task. For jobs that get
+    more memory than the others."""
     return task if memory <= task.memory_limit else msgspec.structs.replace(task, memory_limit=memory, memory_reserve=0)
 
 
 class RetryRun:
-    """Restarts among the next jobs of an operation."""
+    """The jobs of an operation that must be started again, with their places."""
 
     __slots__ = ("later", "ready", "_operation_id", "_numbers_of", "_waits")
 
@@ -35,9 +35,9 @@ class RetryRun:
     ) -> None:
         """``waits``: the heap of all operations (``State.retries``)."""
         self.later: dict[Place, float] = {}
-        """Jobs that wait -> their time, in seconds since 1970."""
+        """Place of a job that waits -> time until which it waits, in seconds since 1970."""
         self.ready: dict[Place, int] = {}
-        """Jobs whose time has come -> bytes that they request; 0: as their task says."""
+        """Place of a job that need not wait any longer -> bytes that it requests; 0 for the value of its task."""
         self._operation_id = operation_id
         self._numbers_of = numbers_of
         self._waits = waits
@@ -46,7 +46,7 @@ class RetryRun:
         return place in self.later or place in self.ready
 
     def follow(self, record: OperationRecord, now: float) -> None:
-        """Keep the places of all jobs of a record that are to be started again, and of no others."""
+        """Keep the places of all jobs that must be started again by a record, and release all other places."""
         places = record.retried.places
         for name, cookie in [*self.later, *self.ready]:
             if cookie not in places[name] or self._numbers_of(name).is_done(cookie):
@@ -56,7 +56,7 @@ class RetryRun:
                 self.keep(task, cookie, retry, now)
 
     def keep(self, task: Task, cookie: int, retry: Retry, now: float) -> None:
-        """Keep other jobs from a place, unless a job has it or it is done."""
+        """Keep a place for a retry, unless a job has the place or it is done."""
         place, numbers = (task.name, cookie), self._numbers_of(task.name)
         if not self.has(place):
             if cookie < 0 or not numbers.is_free(cookie):
@@ -71,13 +71,13 @@ class RetryRun:
             heappush(self._waits, (retry.due, self._operation_id))
 
     def release(self, place: Place) -> None:
-        """Release a place: its job starts, or none is needed."""
+        """Release a place, since its job starts or is no longer needed."""
         if self.later.pop(place, None) is not None or self.ready.pop(place, None) is not None:
             self._numbers_of(place[0]).give_back(place[1], KEPT)
 
     def choose(self, record: OperationRecord, task: Task) -> int:
-        """Return the cookie for a job that is about to start as ``split`` has it: that of a retry if there is one;
-        UNKNOWN: none."""
+        """Return the cookie of a retry for a job that is about to start with a ``task`` of ``split``; UNKNOWN if there
+        is no such retry."""
         own = next(each.memory_limit for each in record.tasks if each.name == task.name)
         for (name, cookie), memory in self.ready.items():
             if name == task.name and (record.starts_whole or max(memory, own) == task.memory_limit):
@@ -85,8 +85,8 @@ class RetryRun:
         return UNKNOWN
 
     def split(self, record: OperationRecord, needed: Mapping[str, int]) -> list[tuple[Task, int]]:
-        """Return the requests of jobs still to be started and their numbers: the largest of each task first; all jobs
-        of a gang as the largest."""
+        """Return the requests of jobs still to be started, and the numbers of these jobs; for each task the largest
+        request first. All jobs of a gang have the largest request."""
         found: list[tuple[Task, int]] = []
         for task in record.tasks:
             left = needed.get(task.name, 0)
