@@ -1,1 +1,1 @@
-"""The history: points taken from the state, kept in a file of their own, shown as graphs and reports."""
+"""The history: points taken from the state, kept in their own file, shown as graphs and reports."""

@@ -16,7 +16,7 @@ VALUE_BYTES: Final = 4
 
 
 class DamageError(Exception):
-    """The file holds data that the history never wrote. ``chunk``: the only damaged chunk; None: the whole file."""
+    """The file holds data that the history never wrote. ``chunk``: the only damaged chunk; None: the whole file is."""
 
     def __init__(self, text: str, chunk: Chunk | None = None) -> None:
         super().__init__(text)
@@ -31,7 +31,7 @@ class Chunk:
     ends: array[float]
     intervals: array[float]
     left_out: int
-    """The most operations at one moment beyond the limit of series."""
+    """Maximum, over the chunk's moments, of the number of operations beyond the limit of series."""
 
     @property
     def begin(self) -> float:
@@ -53,14 +53,14 @@ class _StoredTick(msgspec.Struct, array_like=True, frozen=True):
 
 
 def find_range(ends: array[float], since: float, until: float) -> tuple[int, int]:
-    """Return the index range (from, to) of the points that end in (since, until]."""
+    """Return the index range (from, to) of the points whose intervals end in (since, until]."""
     inside = [number for number, end in enumerate(ends) if since < end <= until]
     return (inside[0], inside[-1] + 1) if inside else (0, 0)
 
 
 def pack(columns: Iterable[array[float]]) -> bytes:
-    """Compress columns, with the first bytes of all values before all second bytes, and so on: similar bytes compress
-    well."""
+    """Compress columns. The first bytes of all values come before all second bytes, and so on, since similar bytes
+    compress well."""
     raw = b"".join([column.tobytes() for column in columns])
     return zlib.compress(b"".join([raw[number::VALUE_BYTES] for number in range(VALUE_BYTES)]), 1)
 
@@ -83,26 +83,26 @@ def unpack(data: bytes, kind: int, chunk: Chunk) -> list[array[float]]:
 
 
 def pack_values(tick: Tick) -> None:
-    """Keep the values compressed: those of a chunk's ticks would take some 30 MiB with many series."""
+    """Compress the values: with many series, those of a chunk's ticks would take some 30 MiB."""
     if tick.values:
         tick.packed = tuple(zlib.compress(values.tobytes(), 1) for values in tick.values)
         tick.values = ()
 
 
 def values_of(tick: Tick, kind: int) -> array[float]:
-    """Return the values of the series of one kind."""
+    """Return the values of all series of one kind."""
     return array("f", zlib.decompress(tick.packed[kind])) if tick.packed else tick.values[kind]
 
 
 def encode_tick(tick: Tick) -> bytes:
-    """Return a row of the journal; ``tick.values`` are packed with it."""
+    """Return a row of the journal. Also replaces ``tick.values`` by their compressed form."""
     pack_values(tick)
     stored = _StoredTick(tick.at, tick.interval_s, tick.left_out, tick.names, tick.packed)
     return zlib.compress(msgspec.msgpack.encode(stored), 1)
 
 
 def decode_tick(data: bytes) -> Tick:
-    """Return the tick of a journal's row. Raises DamageError."""
+    """Return the tick stored in a row of the journal. Raises DamageError."""
     try:
         stored = msgspec.msgpack.decode(zlib.decompress(data), type=_StoredTick)
         tick = Tick(stored.at, stored.interval_s, stored.names, (), stored.left_out, packed=stored.values)
@@ -115,7 +115,7 @@ def decode_tick(data: bytes) -> Tick:
 
 
 def decode_times(times: bytes) -> tuple[array[float], array[float]]:
-    """Return ends and intervals. Raises DamageError."""
+    """Return the ends and lengths of the intervals. Raises DamageError."""
     try:
         values = array("d", times)
     except (TypeError, ValueError) as error:

@@ -31,11 +31,11 @@ from cpumond.scheduler.history.model import (
 from cpumond.scheduler.state import State
 
 _FIGURES_OF: Final = {"running_operations": "running_operation_count", "jobs": "job_count"}
-"""Columns whose name differs from their figure's."""
+"""Columns whose names differ from those of their figures."""
 
 
 def _read_columns(kind: str, figures: Mapping[str, Read]) -> list[Read]:
-    """Return the readers of a kind's columns except the rates."""
+    """Return the readers of a kind's columns, except those of rates."""
     names = COLUMNS[kind][:-RATES]
     readers = [figures[_FIGURES_OF.get(name, name)] for name in names]
     return [_known(read) if name in ("volume", "capacity") else read for name, read in zip(names, readers, strict=True)]
@@ -49,11 +49,11 @@ _OF_POOL: Final = _read_columns("pool", POOL)
 _OF_OPERATION: Final = _read_columns("operation", OPERATION)
 
 WATCHED_TICKS: Final = 6
-"""Number of ticks for which an ended operation's counters are still read: its last jobs may still be ending."""
+"""Number of ticks for which an ended operation's counters are still read, since its last jobs may still be ending."""
 
 
 class _Seen:
-    """A pool or an operation as of the last tick."""
+    """What is known of a pool or an operation from the last tick."""
 
     __slots__ = ("series", "counters", "lost", "found_at", "was_taken")
 
@@ -65,10 +65,10 @@ class _Seen:
         self.found_at = -1
         """Number of the last tick that found the element."""
         self.was_taken = False
-        """Whether it ever had a point."""
+        """Whether the element ever had a point."""
 
     def grow(self, element: Element | TrialArm) -> _Five:
-        """Return the growth of the counters since the last call; a counter that was reset has grown from 0."""
+        """Return how much the counters have grown since the last call; a counter that was reset has grown from 0."""
         now, before = _counters_of(element), self.counters
         if now == before:
             return _NOTHING
@@ -94,8 +94,8 @@ _counters_of: Callable[[Element | TrialArm], _Five] = attrgetter(*CPU_COUNTERS)
 
 
 class Collector:
-    """Takes ticks of the state. All counters begin at 0 with the state, at ``started_at``; so do those of every later
-    element."""
+    """Takes ticks of the state. All counters begin at 0 with the state, at ``started_at``; those of an element that is
+    added later begin at 0 as well."""
 
     def __init__(self, started_at: float, max_series: int) -> None:
         self.previous_at = started_at
@@ -110,11 +110,11 @@ class Collector:
         self._extras = Extras()
         self._totals: dict[Key, Amounts] = {}
         self._users: dict[tuple[str, str], list[float]] = {}
-        """Tree and user -> core-seconds in the order of CPU_COUNTERS, and cores of limits, in this tick."""
+        """Tree and user -> core-seconds in the order of CPU_COUNTERS and cores of limits, for the present tick."""
         self._names: tuple[list[Series], ...] = ([],) * len(KINDS)
 
     def collect(self, state: State, now: float) -> Tick | None:
-        """Return the tick of ``now``; None if no time has passed since the last one."""
+        """Return the tick at ``now``; None if no time has passed since the last tick."""
         interval_s = now - self.previous_at
         if interval_s <= 0.0:
             return None
@@ -136,7 +136,7 @@ class Collector:
         self.left_out = room.left_out
         self.series = room.size - room.left
         all_names = [list(rows.places) for rows in all_rows]
-        # Most ticks have the series of the previous one: they share one copy.
+        # Most ticks have the same series as the previous one, so both share one copy of the names.
         self._names = tuple(old if old == names else names for old, names in zip(self._names, all_names, strict=True))
         return Tick(
             now,
@@ -199,15 +199,15 @@ class Collector:
         for each in found:
             if room.take():
                 place = len(rows.places)
-                # Most rows are at the same index as in the previous tick; a name takes as much memory as the values
-                # beside it.
+                # Most rows are at the same index as in the previous tick, which shares its names: a name takes as much
+                # memory as the values beside it.
                 same = place < len(before) and before[place][1] == each.id
                 rows.places[before[place] if same else ("", each.id)] = place
                 rows.values.extend(values_of(each))
 
     def _take_gone(self, state: State, now: float, room: _Room, pools: _Rows, operations: _Rows) -> None:
-        """Add the last points of elements that are gone, with the growth of their counters since they were last
-        read."""
+        """Add the last points of elements that are gone, with the growth of their counters since the last time they
+        were read."""
         for element in [element for element, seen in self._seen.items() if seen.found_at != self._tick]:
             self._gone[element] = self._seen.pop(element)
         while state.ended_elements:
@@ -232,7 +232,7 @@ class Collector:
     def _add_pool(
         self, pool: PoolElement, seen: _Seen, grown: _Five, limit_cores: float, extra: Extra, interval_s: float
     ) -> None:
-        """Add a pool to the totals if it has anything to add; the root always."""
+        """Add a pool to the totals if it has anything to add; the root is always added."""
         lost, seen.lost = pool.lost_core_seconds - seen.lost, pool.lost_core_seconds
         if grown is _NOTHING and not (limit_cores or lost or pool.is_root) and extra is NO_EXTRA:
             return
@@ -250,11 +250,11 @@ class Collector:
             sums[:] = map(add, sums, (*grown, limit_cores))
 
     def _add_users_and_arms(self, state: State, interval_s: float) -> None:
-        """Add users, the control group and the jobs compared with it to the totals."""
+        """Add users, the control group and the jobs with which it is compared to the totals."""
         for (tree, user), (a, b, c, d, e, limit_cores) in self._users.items():
             amounts = Amounts(a, b, c, d, e, limit_cores * interval_s, seconds=interval_s, points=1, peak=limit_cores)
             self._totals[Key(USER, tree, user)] = amounts
-        # Drop the arms of trees that are gone.
+        # Drop the arms of trees that no longer exist.
         self._trials = {
             arm: self._trials.get(arm) or _Seen() for each in state.trees.values() for arm in each.trial.values()
         }
@@ -276,14 +276,14 @@ class Collector:
             rows.values.extend(gauges)
             rows.values.extend(rates)
             return
-        # An element that is gone, and another one with the same name.
+        # An element that is gone and a present one have the same name: their rates are added.
         for number, rate in enumerate(rates, (place + 1) * width - RATES):
             rows.values[number] += rate
 
 
 @dataclass(slots=True, eq=False)
 class _Rows:
-    """The rows of one kind while they are collected. ``places``: indices of the series, in their order."""
+    """The rows of one kind while they are collected. ``places``: series -> index of its row."""
 
     kind: int
     places: dict[Series, int] = field(default_factory=dict)

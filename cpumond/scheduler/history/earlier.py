@@ -1,8 +1,7 @@
 """Migration of files of 0.1 and 0.2: points that became coarser with age, in chunks with the sums of each series.
 
-Their content is summed up by day, each chunk counting for the UTC day in which it ends (it is five hours long at most),
-so that reports and savings continue; the points are dropped. So are the newest five minutes, which only the journal
-has.
+Their content is summed up by day, so that reports and savings continue; a chunk, at most five hours long, counts for
+the UTC day in which it ends. The points are dropped, and so are the newest five minutes, which only the journal has.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _POOLS: Final = """INSERT INTO days (day, kind, tree, name, used, reclaimed, ord
         0, its.count, its.peak
     FROM sums AS its LEFT JOIN sums AS extra ON extra.day = its.day AND extra.kind = :operation
         AND extra.tree = its.tree AND extra.name = '<extra ' || its.name || '>' WHERE its.kind = :pool"""
-"""A pool's usage beyond the requests that fit was a series of its own, with jobs that began in the column ``throttled``
-and lost core-seconds in ``late``."""
+"""In these files, a pool's usage beyond the requests that fit was a separate series: its column ``throttled`` has the
+jobs that began, ``late`` the lost core-seconds."""
 
 _ARM: Final = """INSERT INTO days
     SELECT day, :arm, tree, :name, SUM(used), SUM(reclaimed), SUM(ordered), SUM(throttled), SUM(late), 0, 0, 0, 0, 0, 0,
@@ -50,7 +49,7 @@ _COVERED: Final = """INSERT INTO days
 
 
 def sum_up_earlier(db: sqlite3.Connection, create_tables: Callable[[], None]) -> int:
-    """Within a transaction, replace the tables of an earlier version by new ones with totals of days; return the number
+    """Within a transaction, replace the tables of an earlier version by new ones with totals of days. Return the number
     of days."""
     for name in _TABLES:
         db.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
@@ -68,7 +67,7 @@ def sum_up_earlier(db: sqlite3.Connection, create_tables: Callable[[], None]) ->
 
 
 def _length_s(times: bytes) -> float:
-    """Return the seconds that a chunk's points cover; 0 if it is damaged."""
+    """Return the length, in seconds, of the time that a chunk's points cover; 0 if the chunk is damaged."""
     try:
         return math.fsum(decode_times(times)[1])
     except DamageError:

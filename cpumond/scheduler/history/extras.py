@@ -1,8 +1,8 @@
-"""Extra jobs, beyond the requests that fit on their node: the work that reclaimed CPU makes possible; pure.
+"""Extra jobs, those beyond the requests that fit on their node: the work that only reclaimed CPU makes possible; pure.
 
-The jobs of a node are taken in the order of their starts. As long as the sum of their requests is within its capacity,
-less the requests of foreign jobs there, they would have run without reclaim, too. Jobs beyond that would not. A job
-across that border is extra in part.
+The jobs of a node are taken in the order of their starts. While the sum of their requests is within the node's capacity
+minus the requests of foreign jobs, they would have run without reclaim, too. Later jobs would not. The job in which the
+sum exceeds this is extra in part.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EPSILON_CORES: Final = 1e-6
 
 
 class Extra(NamedTuple):
-    """A pool's core-seconds used and requested since the last look, and jobs that have begun."""
+    """Core-seconds that a pool's jobs used and requested since the last look, and the number of jobs that began."""
 
     used: float = 0.0
     ordered: float = 0.0
@@ -28,7 +28,7 @@ NO_EXTRA: Final = Extra()
 
 
 def split_orders(orders: list[float], capacity: float) -> list[float]:
-    """Return the part, in [0, 1], of each request beyond ``capacity``, in the order of the starts; all in cores.
+    """Return, in the order of the starts, which part, in [0, 1], of each request is beyond ``capacity``; all in cores.
 
     >>> split_orders([4.0, 4.0, 2.0], 6.0)
     [0.0, 0.5, 1.0]
@@ -42,7 +42,7 @@ def split_orders(orders: list[float], capacity: float) -> list[float]:
 
 
 def find_extra_jobs(node: Node) -> list[tuple[Job, float]]:
-    """Return the active jobs of a node that are extra, each with its extra part."""
+    """Return the active jobs of a node that are extra, each with the part of it that is extra."""
     capacity = max(node.capacity[CPU] - node.foreign_ordered_cores, 0.0)
     if node.ordered_cores <= capacity + EPSILON_CORES:
         return []
@@ -56,15 +56,15 @@ class Extras:
 
     def __init__(self) -> None:
         self._watched: dict[str, tuple[Job, float, float | None, float | None]] = {}
-        """Id -> extra job, its part, and its used and requested core-seconds at the last look; None: not known yet."""
+        """Id -> extra job, its extra part, and used and requested core-seconds at the last look; None: not known."""
         self._has_looked = False
 
     def look(self, state: State, since: float) -> dict[PoolElement, Extra]:
-        """Return the amounts of pools since the last look, at ``since``, each including the pools below."""
+        """Return the amounts of pools since the last look, which was at ``since``; pools include those below them."""
         found: dict[PoolElement, Extra] = {}
         now = {job.id: (job, part) for node in state.nodes.values() for job, part in find_extra_jobs(node)}
         for job, before, used, ordered in self._watched.values():
-            # If the part has changed, it did so at an unknown moment since then.
+            # If the part has changed, this happened at an unknown moment since the last look.
             after = before if not job.is_active else now[job.id][1] if job.id in now else 0.0
             part = (before + after) / 2.0
             _add(found, job, Extra(part * _grown(used, _used(job)), part * _grown(ordered, _ordered(job))))
@@ -73,7 +73,7 @@ class Extras:
                 continue
             if job.start_time > since:
                 _add(found, job, Extra(part * _grown(0.0, _used(job)), part * _grown(0.0, _ordered(job)), 1.0))
-            elif self._has_looked:  # else an earlier run of the scheduler has counted its start
+            elif self._has_looked:  # otherwise an earlier run of the scheduler has counted the job's start
                 _add(found, job, Extra(started=1.0))
         self._watched = {job_id: (job, part, _used(job), _ordered(job)) for job_id, (job, part) in now.items()}
         self._has_looked = True
@@ -89,7 +89,7 @@ def _ordered(job: Job) -> float | None:
 
 
 def _grown(before: float | None, now: float | None) -> float:
-    """Return a counter's growth: a first value counts from the beginning, and a crash of the agent resets a counter."""
+    """Return a counter's growth: a first value has grown from 0, and a crash of the agent resets a counter to 0."""
     return 0.0 if before is None or now is None else max(now - before, 0.0)
 
 

@@ -1,8 +1,8 @@
-"""The history's SQLite file: opened, kept in its place and within its size, set aside if it is damaged.
+"""The history's SQLite file: opened, restored if it is removed, kept within its size, set aside if it is damaged.
 
-Failures are counted and logged once, never raised by ``open``, ``guard`` and ``read``. A file that cannot be read is
-renamed to ``PATH.aside``, replacing an earlier one, and a new file is begun. A file that is removed while in use is
-rewritten.
+Failures are counted and logged once; ``open``, ``guard`` and ``read`` never raise them. A file that cannot be read is
+renamed to ``PATH.aside``, which replaces an earlier one of that name, and a new file is begun. If the file is removed
+while in use, it is written again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ APPLICATION_ID: Final = 0x43504D48
 SCHEMA: Final = 3
 
 PAGE_BYTES: Final = 16_384
-"""A row of points takes at most a quarter of a page, since SQLite gives a larger one a page of its own."""
+"""A row of points takes at most a quarter of a page: SQLite gives a larger row a page of its own."""
 
 WAL_KEPT_BYTES: Final = 4 * 2**20
 
@@ -64,17 +64,17 @@ _TABLES: Final = (
 
 
 class Owner(Protocol):
-    """The owner of the file's rows."""
+    """The object to which the file's rows belong."""
 
     def load(self, db: sqlite3.Connection) -> None:
-        """Load memory from the file; data that is only in memory stays. Called whenever a file was opened."""
+        """Load the memory from the file; data that is only in memory stays. Called each time a file has been opened."""
 
     def drop_damaged(self, error: Exception) -> bool:
-        """Delete the part of the file that ``error`` is about; return False if that is not known."""
+        """Delete the part of the file that caused ``error``; return False if that part is not known."""
 
 
 class HistoryFile:
-    """The file and its error handling. ``path`` None: no file."""
+    """The file and the handling of its errors. ``path`` None: there is no file."""
 
     def __init__(self, path: str | None, max_size: int, owner: Owner) -> None:
         self.path, self.max_size = path, max_size
@@ -90,7 +90,7 @@ class HistoryFile:
 
     @property
     def db(self) -> sqlite3.Connection:
-        """The connection. Raises sqlite3.OperationalError if there is none."""
+        """The connection. Raises sqlite3.OperationalError if the file is not open."""
         if self._db is None:
             raise sqlite3.OperationalError("the file is not open")
         return self._db
@@ -104,7 +104,7 @@ class HistoryFile:
         return read_number(self.db, pragma)
 
     def open(self) -> None:
-        """Open the file and let its owner load it; a file that is no history is set aside."""
+        """Open the file and let its owner load it. A file that is not a history is set aside."""
         if self.path is None:
             return
         try:
@@ -134,7 +134,7 @@ class HistoryFile:
         elif not is_ours or version != SCHEMA:
             raise DamageError(f"it is not a history of schema {SCHEMA}")
         db.execute("PRAGMA journal_mode = WAL")
-        # A crash of the host may lose the newest points, which does no harm; the file stays consistent.
+        # A crash of the host may lose the newest points, which does no harm: the file stays consistent.
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA cell_size_check = ON")
         db.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
@@ -157,7 +157,7 @@ class HistoryFile:
         )
 
     def stay_in_place(self) -> None:
-        """Restore a file that was removed, and open the file in its place. Raises OSError or sqlite3.Error."""
+        """Write a removed file again and open the new one in its place. Raises OSError or sqlite3.Error."""
         assert self.path is not None
         if identify_files(self.path) == self._files:
             return
@@ -171,7 +171,7 @@ class HistoryFile:
         """Set the file aside and begin an empty one."""
         assert self.path is not None
         self.close()
-        # Only one is kept: a disk that damages one file after the other must not be filled by them.
+        # Only one is kept: otherwise a disk that damages one file after the other would be filled with them.
         aside = f"{self.path}.aside"
         unlink_all(aside)
         for suffix in ("", *COMPANIONS):
@@ -188,7 +188,7 @@ class HistoryFile:
             self._db = None
 
     def guard(self, doing: str, work: Callable[[], object]) -> bool:
-        """Run ``work`` on the file; a failure is counted and logged, damage repaired. Return False if ``work``
+        """Run ``work`` on the file. A failure is counted and logged, and damage repaired. Return False if ``work``
         failed."""
         try:
             work()
@@ -200,7 +200,7 @@ class HistoryFile:
         return True
 
     def read(self, work: Callable[[], T]) -> T | None:
-        """Return the result of ``work``, which is repeated without each damaged part; None if nothing can be read
+        """Return the result of ``work``; after damage, drop the damaged part and repeat it. None if nothing can be read
         now."""
         while self._db is not None:
             try:
@@ -212,7 +212,7 @@ class HistoryFile:
         return None
 
     def _mend(self, error: Exception) -> bool:
-        """Drop the damaged part, else set the whole file aside. Return whether there is a file to read now."""
+        """Drop the damaged part, or else set the whole file aside. Return whether there is a file to read now."""
         with contextlib.suppress(Exception):
             if self._owner.drop_damaged(error):
                 return True
@@ -233,19 +233,19 @@ class HistoryFile:
             )  # fmt: skip
 
     def note_success(self) -> None:
-        """Log, after failures, that everything was written."""
+        """After failures, log that everything has been written."""
         if self.is_failing:
             self.is_failing = False
             log.info("history_is_written_again", path=self.path)
 
     def make_room(self, wanted_bytes: int, drop_oldest: Callable[[], bool]) -> None:
-        """Call ``drop_oldest`` until nothing is left to drop or ``wanted_bytes`` more fit into ``max_size``."""
+        """Call ``drop_oldest`` until ``wanted_bytes`` more fit into ``max_size`` or nothing is left to drop."""
         allowed = self.max_size // PAGE_BYTES
         wanted = wanted_bytes * 5 // (4 * PAGE_BYTES) + 4
         while self.read_number("page_count") - self.read_number("freelist_count") + wanted > allowed:
             if not drop_oldest():
                 break
-        # SQLite enforces the limit: a write that would exceed it fails.
+        # SQLite itself enforces the limit: a write that would exceed it fails.
         self.db.execute(f"PRAGMA max_page_count = {max(allowed, 1)}")
 
     def give_back(self) -> None:
@@ -260,7 +260,7 @@ def _is_damage(error: Exception) -> bool:
     code = getattr(error, "sqlite_errorcode", None)
     if code is not None and code & 0xFF in DAMAGE:
         return True
-    # A missing table is the unspecific SQLITE_ERROR; the error of a text that is not UTF-8 has no code.
+    # A missing table is the unspecific SQLITE_ERROR; the error for a text that is not UTF-8 has no code.
     return isinstance(error, sqlite3.OperationalError) and str(error).startswith(("no such ", "Could not decode "))
 
 

@@ -15,12 +15,12 @@ from cpumond.scheduler.elements.account import BudgetView
 from cpumond.scheduler.model import CommandError
 
 KINDS: Final = ("pool", "node", "operation", "job")
-"""Kinds of series, in the order in which they are kept up to the limit."""
+"""Kinds of series; up to the limit, series are kept in this order."""
 
 POOL, NODE, OPERATION, JOB = range(4)
 
 USER, ARM, COVERED = range(4, 7)
-"""Kinds of daily totals besides pools: users, the control group, the jobs compared with it, known time."""
+"""Kinds of daily totals besides pools: users, the control group, the jobs compared with this group, known time."""
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "pool": (
@@ -39,7 +39,7 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
         "throttled_ratio",
     ),
 }  # fmt: skip
-"""Kind -> columns. The last five of pools and operations are rates, the differences of CPU_COUNTERS in their order."""
+"""Kind -> columns. The last five of pools and operations are rates: the differences of CPU_COUNTERS, in their order."""
 
 WIDTHS: Final = tuple(len(COLUMNS[kind]) for kind in KINDS)
 
@@ -56,14 +56,14 @@ HOUR_S: Final = 3600.0
 DAY_S: Final = 86_400.0
 
 POINTS_S: Final = DAY_S
-"""Age up to which points are kept; older data is only in the totals of days."""
+"""Age up to which points are kept; data older than that is only in the totals of days."""
 
 
 class HistoryView(msgspec.Struct, frozen=True):
-    """The points of one series, oldest first. ``period_s``: between two points.
+    """The points of one series, oldest first. ``period_s``: seconds between two points.
 
-    Older points of pools than a day are means of a UTC day over its known time, with rates and limits only, and
-    ``period_s`` is a day.
+    Points of pools older than a day are means of a UTC day over the known part of it. They have rates and limits only,
+    and their ``period_s`` is a day.
 
     ``times``: the end of each point's interval; ``intervals``: its length in seconds. If ``times[i] - intervals[i]`` is
     after ``times[i - 1]``, the time between is unknown. ``columns``: as in COLUMNS, null for "not known".
@@ -115,16 +115,16 @@ class ReportTree(msgspec.Struct, frozen=True):
     left_out_operations: int
     users: list[ReportRow] = []
     budgets: list[BudgetView] = []
-    """Budgets as of now, most spent first."""
+    """Present budgets, most spent first."""
 
 
 class ReportView(msgspec.Struct, frozen=True):
-    """Core-hours from ``since`` to ``until``. ``covered_s`` of that time are known: less than all of it if the
-    scheduler was down or the history does not go back that far. A report older than a day covers whole UTC days, from
-    ``since`` on.
+    """Core-hours from ``since`` to ``until``. ``covered_s`` of that time are known; the rest is unknown because the
+    scheduler was down or the history does not go back that far. If ``since`` is more than a day ago, the report covers
+    whole UTC days.
 
-    ``operations_without_series``: the most operations at one moment beyond the limit ([history] max_series); their
-    amounts are only in their pools.
+    ``operations_without_series``: maximum, over all moments, of the number of operations beyond the limit ([history]
+    max_series); their amounts are only in their pools.
     """
 
     since: float
@@ -136,7 +136,7 @@ class ReportView(msgspec.Struct, frozen=True):
 
 
 class HistoryStatus(msgspec.Struct, frozen=True):
-    """Size of the history: bytes of the file, series of the last tick, series beyond the limit, the oldest moment."""
+    """Size of the history: bytes of the file, series of the last tick, series beyond the limit, oldest moment."""
 
     bytes: int
     max_bytes: int
@@ -147,7 +147,7 @@ class HistoryStatus(msgspec.Struct, frozen=True):
 
 
 class Key(NamedTuple):
-    """The owner of a series or a total. ``tree`` is "" for nodes and jobs; a root's ``name`` is ``<Root>``."""
+    """What a series or a total belongs to. ``tree`` is "" for nodes and jobs; a root's ``name`` is ``<Root>``."""
 
     kind: int
     tree: str
@@ -155,16 +155,16 @@ class Key(NamedTuple):
 
 
 Series = tuple[str, str]
-"""Tree and name of a series of a kind."""
+"""A series within its kind: tree and name."""
 
 COVERED_KEY: Final = Key(COVERED, "", "")
-"""Key of the total of a day's known time."""
+"""Key of the total that has the known time of a day."""
 
 
 class Amounts(NamedTuple):
-    """Totals of a pool, user, operation or arm. Core-seconds: in the order of CPU_COUNTERS, of limits, lost to
-    preemption, and beyond the requests that fit (``extras``). Then jobs that began so; known seconds; points; the
-    highest limit in cores."""
+    """Totals of a pool, user, operation or arm. First core-seconds: in the order of CPU_COUNTERS, of limits, lost to
+    preemption, and beyond the requests that fit (``extras``). Then the number of jobs that began beyond these requests,
+    known seconds, the number of points, and the highest limit in cores."""
 
     used: float = 0.0
     reclaimed: float = 0.0
@@ -181,7 +181,7 @@ class Amounts(NamedTuple):
     peak: float = 0.0
 
     def plus(self, other: Amounts) -> Amounts:
-        """Return the sum of both, over time or side by side."""
+        """Return the sum of two amounts, of different times or different elements."""
         both = Amounts._make(map(add, self, other))
         return both._replace(peak=max(self.peak, other.peak))
 
@@ -195,9 +195,9 @@ def add_up(parts: Iterable[tuple[Key, Amounts]], totals: dict[Key, Amounts]) -> 
 
 @dataclass(slots=True)
 class Tick:
-    """One moment. ``names`` and ``values`` by kind: the values of series ``names[n]`` begin at ``n`` times its WIDTHS.
-    ``left_out``: operations beyond the limit of series. ``totals``: amounts that it adds to its day, of all elements,
-    with or without a series."""
+    """One moment. ``names`` and ``values`` are indexed by kind: the values of series ``names[n]`` begin at ``n`` times
+    the kind's WIDTHS. ``left_out``: number of operations beyond the limit of series. ``totals``: what the tick adds to
+    its day, for all elements with or without a series."""
 
     at: float
     interval_s: float
@@ -206,7 +206,7 @@ class Tick:
     left_out: int = 0
     totals: dict[Key, Amounts] = field(default_factory=dict)
     packed: tuple[bytes, ...] = ()
-    """The values, compressed, after ``chunks.pack_values``; ``values`` is empty then."""
+    """The values, compressed by ``chunks.pack_values``; ``values`` is then empty."""
 
 
 @dataclass(slots=True)
@@ -222,8 +222,8 @@ class Points:
 
 
 class PeriodTotals(NamedTuple):
-    """Totals of a time. ``covered_s``: known seconds of it; ``without_series``: the most operations at one moment
-    without a series; ``left_out``: tree -> number of operations not in ``totals``."""
+    """Totals of a time. ``covered_s``: known seconds of that time. ``without_series``: maximum number of operations
+    without a series at one moment. ``left_out``: tree -> number of operations not in ``totals``."""
 
     totals: Mapping[Key, Amounts]
     covered_s: float
@@ -232,8 +232,8 @@ class PeriodTotals(NamedTuple):
 
 
 def day_of(at: float) -> int:
-    """Return the number of the UTC day, since 1970, to which an interval with this end belongs: at 0:00 the previous
-    day."""
+    """Return the number, since 1970, of the UTC day to which an interval that ends at ``at`` belongs; at 0:00 it is the
+    previous day."""
     return math.ceil(at / DAY_S) - 1
 
 

@@ -1,8 +1,8 @@
-"""The history of a running scheduler: a tick per period from the event loop's thread, all disk work in another thread.
+"""The history of a running scheduler: the event loop's thread takes a tick per period, another does all disk work.
 
-It must not delay or fail updates, heartbeats or commands. The event loop only collects each tick and does the last part
-of a report. Everything that waits for the disk is limited: ticks by MAX_WAITING_TICKS, readers in number and time, the
-end of the scheduler by CLOSE_TIMEOUT_S. Ticks have priority over graphs, graphs over reports.
+The history must not delay or fail updates, heartbeats or commands. The event loop only collects each tick and does the
+last part of a report. All that waits for the disk is limited: ticks by MAX_WAITING_TICKS, readers in number and time,
+the end of the scheduler by CLOSE_TIMEOUT_S. Ticks have priority over graphs, graphs over reports.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ T = TypeVar("T")
 log = structlog.get_logger("cpumond.scheduler")
 
 MAX_WAITING_TICKS: Final = 30
-"""Maximum number of ticks that wait for a slow disk; beyond it none is taken, and the next one covers that time,
-too."""
+"""Maximum number of ticks that wait for a slow disk. If they are that many, none is taken; the next tick then covers
+this time as well."""
 KEPT_ELEMENTS: Final = 20_000
 TICK, GRAPH, REPORT, END = range(4)
 """Kinds of work, highest priority first."""
 MAX_WAITING: Final = {GRAPH: 64, REPORT: 4}
-"""Maximum number of reads that wait, besides the running one; equal ones count once."""
+"""Maximum number of reads that wait, without the running one; equal reads count once."""
 NAMES: Final = {GRAPH: "graphs", REPORT: "reports"}
 READ_TIMEOUT_S: Final = 30.0
 CLOSE_TIMEOUT_S: Final = 10.0
 
 
 class HistoryRecorder:
-    """Takes, keeps and reads the history. Made and used in the event loop's thread; only its worker uses ``store``."""
+    """Takes, keeps and reads the history. Made and used in the event loop's thread; only the worker uses ``store``."""
 
     def __init__(self, store: HistoryStore, state: State, started_at: float, max_series: int) -> None:
         self.period_s, self.length_s = store.period_s, store.length_s
         self.collector = Collector(started_at, max_series)
         self.core_hour_price, self.currency = 0.0, ""
         self.lost_ticks = 0
-        """Number of ticks that were not taken, or that the store failed to add."""
+        """Number of ticks that were not taken or that the store failed to add."""
         self.read_timeout_s = READ_TIMEOUT_S
         self.close_timeout_s = CLOSE_TIMEOUT_S
         self._store = store
@@ -78,7 +78,7 @@ class HistoryRecorder:
         state.ended_elements = deque(maxlen=KEPT_ELEMENTS)
 
     def take_if_due(self, now: float) -> None:
-        """Take a tick if one is due; called often. Never raises."""
+        """Take a tick if it is due. Called often; never raises."""
         if now < self._due_at:
             return
         self._due_at += self.period_s
@@ -91,7 +91,7 @@ class HistoryRecorder:
         if self._is_closed:
             return
         if self._waiting >= MAX_WAITING_TICKS:
-            # Before anything is collected, so that its events stay for the next tick.
+            # This comes before anything is collected: the growth since the last tick is left for the next one.
             self._note_failure("history_does_not_answer")
             return
         try:
@@ -124,12 +124,12 @@ class HistoryRecorder:
     async def read(
         self, kind: str, tree: str, name: str, since: float, now: float, max_points: int = 1500
     ) -> HistoryView:
-        """Return the points of a series that end after ``since`` and not after ``now`` (scheduler time); none if it is
-        unknown.
+        """Return the points of a series that end after ``since`` and not after ``now`` (scheduler time); none if the
+        series is unknown.
 
-        ``tree`` "" is any tree: cores and jobs of an operation of several trees are added up, of its ratios the largest
-        is taken. Raises CommandError for an unknown kind, for ``max_points`` below 1, and when too many reads wait or
-        the disk takes too long; StoreError once it is closed.
+        ``tree`` "" means any tree. If an operation is in several trees, its cores and jobs are added up; of ratios the
+        largest is taken. Raises CommandError for an unknown kind, for ``max_points`` below 1, and if too many reads
+        wait or the disk takes too long. Raises StoreError once the history is closed.
         """
         number = kind_number(kind)
         if max_points < 1:
@@ -141,16 +141,16 @@ class HistoryRecorder:
     async def trends(
         self, tree: str, pools: Sequence[str], since_s: float, now: float, count: int
     ) -> tuple[float, dict[str, list[float | None]]]:
-        """Return ``HistoryStore.read_trends``; raises as ``read``."""
+        """Return ``HistoryStore.read_trends``; raises the same errors as ``read``."""
         asked = ("trends", tree, tuple(pools), since_s, self._round(now), count)
         return await self._share(GRAPH, asked, partial(self._store.read_trends, tree, pools, since_s, now, count))
 
     async def report(self, since: float, now: float, tree: str | None = None, top: int = 100) -> ReportView:
-        """Return core-hours of pools and operations between two moments (scheduler time), from the points that end in
-        between; of times older than these, pools and users, in whole UTC days.
+        """Return core-hours of pools and operations between two moments (scheduler time), from the points that end
+        between them. For times before the oldest point: those of pools and users, in whole UTC days.
 
-        ``tree`` None is all trees; ``top`` operations of each. Raises CommandError when too many reports wait or the
-        disk takes too long; StoreError once it is closed.
+        ``tree`` None means all trees; ``top``: number of operations of each. Raises CommandError if too many reports
+        wait or the disk takes too long; StoreError once the history is closed.
         """
         top = max(top, 0)
         asked = (self._round(since), self._round(now), tree, top)
@@ -162,11 +162,11 @@ class HistoryRecorder:
         return make_report(self._state, totals, since, now, self.period_s, tree)
 
     async def savings(self, since: float, now: float, tree: str | None = None) -> SavingsView:
-        """Return the value of reclaimed CPU between two moments, by week, in whole UTC days. Raises as ``report``, and
-        for an unknown tree."""
+        """Return the value of reclaimed CPU between two moments, by week, in whole UTC days. Raises the same errors as
+        ``report``, and CommandError for an unknown tree."""
         if tree is not None:
             self._state.find_tree(tree)
-        # The worker gets the needed parts of the state, which only this thread may access.
+        # The worker gets the parts of the state that it needs, since only this thread may access the state.
         known = {name: list(list_pools(each)) for name, each in self._state.trees.items()}
 
         def work() -> SavingsView:
@@ -187,9 +187,9 @@ class HistoryRecorder:
         readable: Callable[[list[OperationRecord]], list[OperationRecord]] = list,
         asker: str = "",
     ) -> WasteView:
-        """Return the waste of a week, Monday to Monday in UTC; 0: of the present one so far. ``tree``, ``user``,
-        ``pool``: only of these. Classes are made of the operations that ``readable`` leaves to ``asker``. Raises as
-        ``report``."""
+        """Return the waste of a week, Monday to Monday in UTC; ``weeks_ago`` 0 is the present week so far. ``tree``,
+        ``user``, ``pool``: if set, only waste of these. Classes consist of those operations that ``readable`` leaves to
+        ``asker``. Raises the same errors as ``report``."""
         since = monday_before(now) - weeks_ago * WEEK_S
         until = min(since + WEEK_S, now)
         parents = {name: dict(list_pools(each)) for name, each in self._state.trees.items()}
@@ -208,7 +208,7 @@ class HistoryRecorder:
         user: str,
         readable: Callable[[list[OperationRecord]], list[OperationRecord]],
     ) -> JobsOf:
-        """Return a function by which the worker lists known jobs of operations that ran in a time."""
+        """Return a function with which the worker lists the known jobs of operations that ran between two moments."""
         state = self._state
         records = [*state.finished.values(), *(each.record for each in state.operations.values())]
         in_time = [
@@ -240,7 +240,7 @@ class HistoryRecorder:
         )
 
     async def _share(self, kind: int, asked: Hashable, work: Callable[[], T]) -> T:
-        """Return the result of the store's thread; equal pending requests between two ticks share one."""
+        """Return the result of ``work`` in the store's thread; between two ticks, equal pending requests share one."""
         if self._is_closed:
             raise _closed()
         key = (kind, self._taken, asked)
@@ -256,7 +256,7 @@ class HistoryRecorder:
             reading = self._shared[key] = _Reading(self._worker.submit(kind, work))
         reading.readers += 1
         try:
-            # A reader that gives up must not cancel the result for the others.
+            # A reader whose time is up must not cancel the result for the other readers.
             answer: T = await asyncio.wait_for(asyncio.shield(reading.answer), self.read_timeout_s)
         except TimeoutError:
             raise CommandError(
@@ -273,8 +273,8 @@ class HistoryRecorder:
         return answer
 
     async def close(self, now: float) -> None:
-        """Take a last tick, write pending data, close the file. Readers that still wait are refused. A disk that does
-        not respond delays this for ``close_timeout_s`` only. A second call does nothing."""
+        """Take a last tick, write pending data and close the file. Readers that still wait are refused. A disk that
+        does not respond delays this by at most ``close_timeout_s``. A second call does nothing."""
         if self._is_closed:
             return
         self.take(now)
@@ -297,15 +297,15 @@ def _closed() -> StoreError:
 
 @dataclass(slots=True)
 class _Reading:
-    """A read that one or more callers wait for."""
+    """A read for which one or more callers wait."""
 
     answer: asyncio.Future[Any]
     readers: int = 0
 
 
 class _Worker:
-    """The history's thread: one task at a time, those of the lowest kind first. A daemon thread: with a disk that
-    hangs, the threads of an executor would keep the process from ending."""
+    """The history's thread: one task at a time, the lowest kind first. It is a daemon thread: if a disk hangs, the
+    threads of an executor would keep the process from ending."""
 
     def __init__(self) -> None:
         self._tasks: queue.PriorityQueue[tuple[int, int, Callable[[], Any], asyncio.Future[Any]]] = (
@@ -315,7 +315,7 @@ class _Worker:
         self._is_started = False
 
     def submit(self, kind: int, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Return the future result, for the running event loop; work whose future is cancelled before its turn is
+        """Return the future result, for the running event loop. If it is cancelled before its turn, the work is
         skipped."""
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._tasks.put((kind, next(self._numbers), work, answer))
@@ -325,11 +325,11 @@ class _Worker:
         return answer
 
     def count(self, kind: int) -> int:
-        """Return how many tasks wait for their turn. Cancelled ones count: they show that the thread is busy."""
+        """Return how many tasks wait for their turn. Cancelled tasks count: they show that the thread is busy."""
         return sum(task[0] == kind for task in list(self._tasks.queue))
 
     def end(self) -> None:
-        """Let the thread end once no task is left."""
+        """Let the thread end as soon as no task is left."""
         self.submit(END, lambda: None)
 
     def _run(self) -> None:
@@ -343,7 +343,7 @@ class _Worker:
                 resolve = partial(_answer, answer.set_result, answer, work())
             except Exception as error:
                 resolve = partial(_answer, answer.set_exception, answer, error)
-            with contextlib.suppress(RuntimeError):  # the event loop may be closed by now
+            with contextlib.suppress(RuntimeError):  # the event loop may be closed already
                 answer.get_loop().call_soon_threadsafe(resolve)
 
 

@@ -28,9 +28,9 @@ CORE_HOURS = ("ordered", "limit", "used", "reclaimed", "throttled", "late")
 def make_report(
     state: State, period: PeriodTotals, since: float, until: float, period_s: float, tree: str | None
 ) -> ReportView:
-    """Return the report; users, titles and parents are the present ones of ``state``."""
+    """Return the report. Users, titles and parents are those that ``state`` has at present."""
     totals = period.totals
-    # Only totals of days have losses, points do not.
+    # Only the totals of days contain losses; points do not.
     lost = {key: each.lost / HOUR_S for key, each in totals.items() if each.lost} or _find_losses(state, since, until)
     names = list(state.trees) if tree is None else [tree]
     names += sorted({key.tree for key in totals} - set(names)) if tree is None else []
@@ -65,7 +65,7 @@ def make_report(
 
 
 def list_pools(tree: Tree) -> Iterator[tuple[str, str]]:
-    """Yield the pools of a tree, depth first, with their parents; without the root."""
+    """Yield the pools of a tree without the root, depth first, each with its parent."""
     waiting = [tree.root]
     while waiting:
         pool = waiting.pop()
@@ -75,14 +75,14 @@ def list_pools(tree: Tree) -> Iterator[tuple[str, str]]:
 
 
 def order_pools(known: Collection[tuple[str, str]], wanted: Mapping[str, Amounts]) -> Iterator[tuple[str, str]]:
-    """Yield the wanted pools: first those that exist, in the order of ``list_pools``, then the others by name."""
+    """Yield the wanted pools: first the existing ones in the order of ``list_pools``, then the others by name."""
     yield from (each for each in known if each[0] in wanted)
     names = {name for name, _ in known}
     yield from ((name, "") for name in sorted(wanted) if name not in names)
 
 
 def _find_losses(state: State, since: float, until: float) -> dict[Key, float]:
-    """Return the core-hours lost by preemptions in that time, by pool and operation."""
+    """Return the core-hours lost by preemptions between two moments, by pool and operation."""
     ended = (job.preemption for jobs in state.finished_jobs.values() for job in jobs.values())
     stopping = (job.stop.record for job in state.jobs.values() if job.stop is not None)
     lost: dict[Key, float] = {}

@@ -1,7 +1,7 @@
-"""Value and cost of reclaimed CPU: by pool and week, and against the control group; pure.
+"""Value and cost of reclaimed CPU, by pool and week, and compared with the control group; pure.
 
-All amounts are core-hours, of whole UTC days. ``extras`` decides which jobs are extra; the agent's
-``control_group_ratio`` chooses the control group.
+All amounts are core-hours, of whole UTC days. ``extras`` decides which jobs are extra. The agent's
+``control_group_ratio`` decides which jobs are in the control group.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from cpumond.scheduler.history.report import order_pools
 from cpumond.scheduler.model import ROOT_POOL
 
 LEAST_DAYS: Final = 2
-"""Least number of days with jobs in both arms for a statement about their difference."""
+"""Minimum number of days with jobs in both arms; with fewer, nothing is stated about their difference."""
 STUDENT_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""The 97.5 % quantiles of Student's t, from one degree of freedom on."""
+"""The 97.5 % quantiles of Student's t, for one degree of freedom and more."""
 
 WEEK_S: Final = 7 * DAY_S
 THURSDAY_S: Final = 3 * DAY_S
-"""Seconds from a Monday to 1970-01-01, a Thursday."""
+"""Seconds from a Monday to the Thursday 1970-01-01."""
 
 
 class SavingsRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A pool with those below it. ``extra_used``: core-hours of jobs, or parts of them, that ran beyond the requests
-    that fit on their nodes; ``extra_ordered``: core-hours that these requested; ``extra_jobs``: how many of them began.
+    """A pool with those below it. ``extra_used``: core-hours of jobs, or parts of jobs, that ran beyond the requests
+    that fit on their nodes. ``extra_ordered``: what these jobs requested. ``extra_jobs``: how many of them began.
 
-    The cost: ``held_back``, time throttled while limits were lowered (``late``), and ``lost`` to preemption. ``gain``:
-    ``extra_used`` less both; ``money``: the gain at the price of a core-hour, null without one. ``reclaimed``: by how
-    much limits were lowered.
+    The cost is ``held_back``, the time throttled while limits were lowered (``late``), and ``lost``, the loss by
+    preemption. ``gain``: ``extra_used`` minus both. ``money``: the gain at the price of a core-hour; null without a
+    price. ``reclaimed``: by how much limits were lowered.
     """
 
     name: str
@@ -49,18 +49,18 @@ class SavingsRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavingsWeek(msgspec.Struct, frozen=True):
-    """A week from Monday, UTC, or from the beginning of the requested time. ``covered_s`` of it are known."""
+    """A week from Monday, UTC, or from the beginning of the requested time; ``covered_s`` of its seconds are known."""
 
     since: float
     until: float
     covered_s: float
     pools: list[SavingsRow]
-    """The root first, a parent before its children; only pools with amounts."""
+    """The root first, each parent before its children; only pools that have amounts."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A ratio in both arms, over the whole time. ``low`` to ``high``: the 95 % interval of others less control, from
-    the variation between days; null: too few days."""
+    """A ratio in both arms, over the whole time. ``low`` to ``high``: the 95 % interval of the difference, others minus
+    control, by the variation between days; null if there are too few days."""
 
     control: float
     others: float
@@ -69,9 +69,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The control group, left in shadow, against the other jobs of the same hosts; ratios of requested core-hours.
-    ``held_back``: time throttled by the limit; ``used``: CPU used. ``days``: on which both ran; ``sentence``: both in
-    words."""
+    """The control group, which stays in shadow, compared with the other jobs of the same hosts; ratios of requested
+    core-hours. ``held_back``: time throttled by the limit. ``used``: CPU used. ``days``: number of days with jobs in
+    both arms. ``sentence``: both differences in words."""
 
     control_ordered: float
     others_ordered: float
@@ -82,17 +82,17 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavingsTree(msgspec.Struct, frozen=True):
-    """Savings of a tree. ``total``: all weeks together."""
+    """Savings of a tree. ``total``: of all weeks together."""
 
     tree: str
     total: list[SavingsRow]
     weeks: list[SavingsWeek]
     comparison: Comparison | None = None
-    """None: no host has a control group."""
+    """None if no host has a control group."""
 
 
 class SavingsView(msgspec.Struct, frozen=True, kw_only=True):
-    """``covered_s`` of the time are known; ``core_hour_price`` 0 and ``currency`` "" if none is configured."""
+    """``covered_s`` of the time are known. ``core_hour_price`` is 0 and ``currency`` "" if none is configured."""
 
     since: float
     until: float
@@ -103,7 +103,7 @@ class SavingsView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DaySums(NamedTuple):
-    """One day: the compared amount and the requested one, in the control group and outside of it."""
+    """One day: the compared amount and the requested amount, in the control group and outside of it."""
 
     control: float
     control_ordered: float
@@ -112,12 +112,12 @@ class DaySums(NamedTuple):
 
 
 def monday_before(at: float) -> float:
-    """Return the last Monday 0:00 UTC, that moment included."""
+    """Return the last Monday 0:00 UTC that is not after ``at``."""
     return (at + THURSDAY_S) // WEEK_S * WEEK_S - THURSDAY_S
 
 
 def list_weeks(since: float, until: float) -> list[tuple[float, float]]:
-    """Return the weeks, from Monday 0:00 UTC, that a time touches, limited to the time."""
+    """Return the weeks from Monday 0:00 UTC that overlap a time; each ends at the bounds of that time at the latest."""
     begin = monday_before(since)
     parts = []
     while begin < until:
@@ -127,7 +127,7 @@ def list_weeks(since: float, until: float) -> list[tuple[float, float]]:
 
 
 Pools = Mapping[str, Collection[tuple[str, str]]]
-"""Pools of each existing tree, as from ``report.list_pools``."""
+"""Tree -> its pools, as from ``report.list_pools``; only trees that exist."""
 
 
 Weeks = Sequence[tuple[tuple[float, float], PeriodTotals]]
@@ -135,14 +135,14 @@ Weeks = Sequence[tuple[tuple[float, float], PeriodTotals]]
 
 
 def list_arms(weeks: Weeks) -> list[Key]:
-    """Return the control groups and the arms with which they are compared."""
+    """Return the keys of the control groups and of the arms with which they are compared."""
     return list({key: None for _, week in weeks for key in week.totals if key.kind == ARM})
 
 
 def make_savings(
     known: Pools, weeks: Weeks, days: Sequence[Mapping[Key, Amounts]], tree: str | None, price: float, currency: str
 ) -> SavingsView:
-    """Return the savings of weeks. ``days``: amounts of ``list_arms`` by day."""
+    """Return the savings of weeks. ``days``: for each day the amounts of ``list_arms``."""
     total: dict[Key, Amounts] = {}
     for _, week in weeks:
         add_up(week.totals.items(), total)
@@ -171,7 +171,7 @@ def make_savings(
 
 
 def at_price(view: SavingsView, price: float) -> SavingsView:
-    """Return the view at another price of a core-hour; 0: without a price."""
+    """Return the view at a different price of a core-hour; 0: without a price."""
 
     def change(rows: list[SavingsRow]) -> list[SavingsRow]:
         return [msgspec.structs.replace(row, money=row.gain * price if price else None) for row in rows]
@@ -237,9 +237,9 @@ def _compare_arms(tree: str, days: Sequence[Mapping[Key, Amounts]]) -> Compariso
 
 
 def compare(days: Sequence[DaySums]) -> Difference:
-    """Return the ratios of both arms, and the 95 % interval of others less control. A day's deviation is that of its
-    difference from the one of the whole time, weighted by its requests. The interval is Student's, of a mean, limited
-    to the whole request."""
+    """Return the ratios of both arms, and the 95 % interval of others minus control. A day deviates by the difference
+    between its value and that of the whole time, weighted by its requests. The interval is that of Student for a mean,
+    limited to the whole request."""
     control, others = _find_ratio([day[:2] for day in days]), _find_ratio([day[2:] for day in days])
     both = sum(day.control_ordered > 0.0 and day.others_ordered > 0.0 for day in days)
     if both < LEAST_DAYS:
@@ -251,7 +251,7 @@ def compare(days: Sequence[DaySums]) -> Difference:
         for day in days
     ]
     reach = student_95(both - 1) * math.sqrt(both / (both - 1)) * math.hypot(*deviations)
-    # Some jobs are throttled for longer, or use more, than they request.
+    # The bound may exceed 1: some jobs are throttled for longer, or use more, than they request.
     middle, most = others - control, max(1.0, control, others)
     return Difference(control, others, max(middle - reach, -most), min(middle + reach, most))
 
@@ -261,7 +261,7 @@ def _find_ratio(days: Sequence[tuple[float, float]]) -> float:
 
 
 def student_95(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t, exact to .01: a table, then the expansion around the normal one."""
+    """Return the 97.5 % quantile of Student's t, exact to .01: from a table, then by an expansion of the normal one."""
     if freedom <= len(STUDENT_95):
         return STUDENT_95[freedom - 1]
     return 1.960 + 2.372 / freedom + 2.823 / freedom**2

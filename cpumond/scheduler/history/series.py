@@ -1,4 +1,4 @@
-"""Points of the history: gathered from ticks, merged for a graph, summed up, shown; pure.
+"""Points of the history: collected from ticks, merged for a graph, summed up, shown; pure.
 
 A *tick* is one moment at which all series get a point. Its interval reaches back to the previous tick, or to the start
 of the scheduler. Values are float32, NaN for "not known". A point of a rate is the mean over its interval, so the sum
@@ -34,8 +34,8 @@ from cpumond.scheduler.history.model import (
 
 
 def gather(values: Sequence[array[float]], kind: int, rows: Sequence[int]) -> list[array[float]]:
-    """Return the columns of one series. ``values``: of its kind in each tick; ``rows``: its index there, -1: none (NaN
-    then)."""
+    """Return the columns of one series. ``values``: those of its kind in each tick. ``rows``: the index of the series
+    in each tick; -1 if it is not there (then NaN)."""
     width = WIDTHS[kind]
     absent = array("f", [NOT_KNOWN]) * width
     block = array("f")
@@ -47,7 +47,7 @@ def gather(values: Sequence[array[float]], kind: int, rows: Sequence[int]) -> li
 def places(
     ticks: Sequence[Tick], kind: int, tree: str = "", names: Container[str] | None = None
 ) -> dict[Series, list[int]]:
-    """Return series -> its index in each tick, -1: none; only of ``names``, and of ``tree`` ("" for any)."""
+    """Return series -> its index in each tick, -1 if absent; only of ``names`` and of ``tree`` ("" for any)."""
     found: dict[Series, list[int]] = {}
     for number, tick in enumerate(ticks):
         for row, series in enumerate(tick.names[kind]):
@@ -64,8 +64,8 @@ def merge_columns(
     intervals: Sequence[float], groups: Sequence[tuple[int, int]], columns: Sequence[array[float]], has_rates: bool
 ) -> list[array[float]]:
     """Return the columns with each group of points (from, to) merged into one point. A gauge becomes its mean over the
-    time for which it is known. A rate becomes its mean over all of the group's time, with unknown values as 0: so the
-    sum of rate times interval stays the same."""
+    time for which it is known. A rate becomes its mean over all of the group's time, where unknown values count as 0:
+    the sum of rate times interval stays the same."""
     totals = [sum(intervals[a:b]) for a, b in groups]
     merged: list[array[float]] = []
     for number, column in enumerate(columns):
@@ -92,7 +92,7 @@ def _mean_of_known(values: Sequence[float], intervals: Sequence[float], is_rate:
 
 
 def split(ends: Iterable[float], bucket_of: Callable[[float], int]) -> list[tuple[int, int]]:
-    """Return runs of neighbours whose ends fall into the same bucket, as (from, to)."""
+    """Return groups of adjacent points whose ends fall into the same bucket, as (from, to)."""
     groups: list[tuple[int, int]] = []
     start, current, number = 0, None, -1
     for number, end in enumerate(ends):
@@ -107,7 +107,7 @@ def split(ends: Iterable[float], bucket_of: Callable[[float], int]) -> list[tupl
 
 
 def merge_points(points: Points, groups: Sequence[tuple[int, int]], has_rates: bool) -> Points:
-    """Merge each group of neighbours into one point, at the end of the last of them."""
+    """Merge each group of neighbours into one point, which ends when the last of them ends."""
     return Points(
         array("d", (points.ends[b - 1] for _, b in groups)),
         array("d", (sum(points.intervals[a:b]) for a, b in groups)),
@@ -116,7 +116,7 @@ def merge_points(points: Points, groups: Sequence[tuple[int, int]], has_rates: b
 
 
 def select(points: Points, since: float, until: float) -> Points:
-    """Return the points that end after ``since`` and not after ``until``, without points of which nothing is known."""
+    """Return the points that end after ``since`` and not after ``until``, except those without any known value."""
     keep = [
         number
         for number, end in enumerate(points.ends)
@@ -130,8 +130,8 @@ def select(points: Points, since: float, until: float) -> Points:
 
 
 def combine(parts: Iterable[Points], kind: int) -> Points:
-    """Combine the points of several series, ordered by time: of an operation in its trees, or with several numbers. Of
-    points at the same moment, cores, jobs and counts are added; of shares, volumes and capacities the largest stays."""
+    """Combine the points of several series, ordered by time: those of an operation in several trees or with several
+    numbers. Cores, jobs and counts of one moment are added up; of shares, volumes, capacities the largest stays."""
     at: dict[float, tuple[float, list[float]]] = {}
     names = COLUMNS[KINDS[kind]]
     largest = [name.endswith("_ratio") or name in ("volume", "capacity") for name in names]
@@ -154,9 +154,9 @@ def combine(parts: Iterable[Points], kind: int) -> Points:
 
 
 def make_view(key: Key, points: Points, since: float, until: float, max_points: int, period_s: float) -> HistoryView:
-    """Return the view of a series: at most ``max_points``, with neighbours merged if there are more."""
+    """Return the view of a series with at most ``max_points``; if there are more, neighbours are merged."""
     if len(points) > max_points:
-        # The time before the first and after the last point takes none of ``max_points``.
+        # The time before the first point and after the last takes none of ``max_points``.
         since, until = max(since, points.ends[0] - points.intervals[0]), min(until, points.ends[-1])
         width_s = (until - since) / max_points
         groups = split(points.ends, lambda end: min(math.ceil((end - since) / width_s - 1e-6), max_points))
@@ -192,8 +192,8 @@ def _sum_known(values: Sequence[float], intervals: Sequence[float]) -> float:
 
 
 def top_operations(totals: Mapping[Key, Amounts], top: int) -> tuple[dict[Key, Amounts], dict[str, int]]:
-    """Return all pools and, of each tree, the ``top`` operations with the largest requests; and tree -> operations left
-    out."""
+    """Return the totals of all pools and, in each tree, of the ``top`` operations with the largest requests; and tree
+    -> number of operations left out."""
     kept = {key: each for key, each in totals.items() if key.kind == POOL}
     by_tree: dict[str, list[tuple[Key, Amounts]]] = {}
     for key, each in totals.items():
@@ -208,7 +208,7 @@ def top_operations(totals: Mapping[Key, Amounts], top: int) -> tuple[dict[Key, A
 
 
 def mean_of_parts(points: Points, column: int, since: float, until: float, count: int) -> list[float | None]:
-    """Return the mean of a gauge in each of ``count`` parts of a time, None if nothing is known."""
+    """Return the means of a gauge in ``count`` equal parts of a time; None for a part of which nothing is known."""
     width_s = (until - since) / count
     sums, lengths_s = [0.0] * count, [0.0] * count
     for end, interval_s, value in zip(points.ends, points.intervals, points.columns[column], strict=True):
@@ -220,7 +220,7 @@ def mean_of_parts(points: Points, column: int, since: float, until: float, count
 
 
 def make_days(key: Key, days: Mapping[int, tuple[Amounts, float]], until: float) -> Points:
-    """Return points of a pool by UTC day. ``days``: its totals and the known seconds of the day."""
+    """Return points of a pool, one per UTC day. ``days``: for each day its totals and its known seconds."""
     columns = {name: array("f", [NOT_KNOWN]) * len(days) for name in COLUMNS[KINDS[key.kind]]}
     rates = COLUMNS[KINDS[key.kind]][-RATES:]
     for number, (amounts, known_s) in enumerate(days.values()):

@@ -1,13 +1,13 @@
-"""The history in a SQLite file of its own: a day in points, and totals of each UTC day. Its loss harms nothing else.
+"""The history in its own SQLite file: points of a day, totals of each UTC day. Its loss harms nothing else.
 
-The newest ticks are in memory, and each is a row of the journal. CHUNK_TICKS of them become a *chunk*: one compressed
-row for each series; the journal's rows are dropped in the same transaction. The amounts that a tick adds to its day are
-added to the totals in the write that puts it into the journal, so nothing is counted twice, and amounts of a failed
-write are added by the next one. Points are dropped after POINTS_S, totals after ``length_s``; above ``max_size`` first
-the oldest points, then the oldest days.
+The newest ticks are in memory; each is also a row of the journal. CHUNK_TICKS of them become a *chunk*: one compressed
+row for each series, which replaces the journal's rows in the same transaction. What a tick adds to its day is added to
+the totals by the write that puts the tick into the journal: nothing is counted twice, and the next write adds what a
+failed one did not. Points are dropped after POINTS_S, totals after ``length_s``. If the file is above ``max_size``,
+first the oldest points are dropped, then the oldest days.
 
-Used by one thread at a time, never the event loop's. While writes fail the newest points and totals stay in memory. A
-chunk that cannot be read is dropped.
+Used by one thread at a time, never by that of the event loop. While writes fail, the newest points and totals stay in
+memory. A chunk that cannot be read is dropped.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ from cpumond.scheduler.store.sqlite import transaction
 CHUNK_TICKS: Final = 30
 PAUSE_SERIES: Final = 100
 PAUSE_S: Final = 0.001
-"""Pause of the thread after each PAUSE_SERIES series of a new chunk, so that the event loop's thread gets its turns."""
+"""Pause of the thread after each PAUSE_SERIES series of a new chunk: the event loop's thread needs its turns."""
 ROW_BYTES: Final = 100
-"""Approximate bytes of a row besides its points."""
+"""Approximate bytes of a row without its points."""
 MEMORY_TICKS: Final = 120
 MEMORY_DAYS: Final = 2
-"""Limits of memory while writes fail."""
+"""Limits of what is kept in memory while writes fail."""
 
 _INSERT_POINTS: Final = "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT_SUMS: Final = (
@@ -99,22 +99,22 @@ _Row = tuple[int, int, str, str, float, float, float, float, float, float, float
 class HistoryStore:
     """The history of one scheduler. ``path`` None keeps it in memory only.
 
-    ``length_s``: the age up to which totals of days are kept, and points, up to POINTS_S; ``period_s``: the time
-    between two ticks; ``max_size``: bytes of the file. Stored points after ``now`` are dropped: the clock was set back,
-    and times must not go back within a series.
+    ``length_s``: the age up to which totals of days are kept, and points, but these at most POINTS_S. ``period_s``: the
+    time between two ticks. ``max_size``: bytes of the file. Stored points after ``now`` are dropped: they mean that the
+    clock was set back, and times must not go back within a series.
     """
 
     def __init__(self, path: str | None, length_s: float, period_s: float, max_size: int, now: float) -> None:
         self.length_s, self.period_s = length_s, period_s
         self.bytes = 0
         self.since: float | None = None
-        """The beginning of the oldest interval or day."""
+        """The beginning of the oldest stored interval or day."""
         self._now = now
         self._retry_at = 0.0
         """After a failure no chunk is made before this time."""
         self._ticks: list[Tick] = []
         self._days: dict[int, dict[Key, Amounts]] = {}
-        """The part of the totals of days that is not in the file yet."""
+        """The part of the totals of days that is not yet in the file."""
         self._chunks: dict[int, Chunk] = {}
         self.file = HistoryFile(path, max_size, self)
         self.file.open()
@@ -123,7 +123,7 @@ class HistoryStore:
         self.file.guard("read", self._measure)
 
     def close(self) -> None:
-        """Write data that the journal does not have yet, and close the file. A second call does nothing."""
+        """Write data that is not in the journal yet, and close the file. A second call does nothing."""
         if self.file.is_open and self.file.is_failing and self._ticks:
             self.file.guard("write", self._write_all)
         self.file.close()
@@ -131,7 +131,7 @@ class HistoryStore:
     # ---- callbacks of the file
 
     def load(self, db: sqlite3.Connection) -> None:
-        """Load chunks and journal; newer ticks in memory are appended to those of the file."""
+        """Load chunks and journal; newer ticks that are in memory are appended to those of the file."""
         chunks: dict[int, Chunk] = {}
         for chunk_id, left_out, times in db.execute("SELECT id, left_out, times FROM chunks"):
             chunks[chunk_id] = Chunk(chunk_id, *decode_times(times), left_out)
@@ -156,7 +156,7 @@ class HistoryStore:
     # ---- adding
 
     def add(self, tick: Tick) -> None:
-        """Add the next tick; failures of the disk or the file do not raise."""
+        """Add the next tick; failures of the disk or the file raise nothing."""
         errors = self.file.errors
         self._now = tick.at
         self._ticks.append(tick)
@@ -182,7 +182,7 @@ class HistoryStore:
         self.file.guard("read", self._measure)
 
     def _limit_memory(self) -> None:
-        """Drop the oldest ticks in memory if the disk has accepted none for long."""
+        """Drop the oldest ticks in memory if the disk has accepted none for a long time."""
         for day in sorted(self._days)[:-MEMORY_DAYS]:
             del self._days[day]
         del self._ticks[:-MEMORY_TICKS]
@@ -249,7 +249,7 @@ class HistoryStore:
         del self._chunks[chunk.id]
 
     def _drop_oldest(self) -> bool:
-        """Drop the oldest chunk, or without any the oldest day except today. Return False if nothing is left to
+        """Drop the oldest chunk; without chunks, the oldest day except today. Return False if nothing is left to
         drop."""
         if self._chunks:
             self._drop(min(self._chunks.values(), key=lambda each: (each.end, each.id)))
@@ -286,8 +286,8 @@ class HistoryStore:
     # ---- reading
 
     def read(self, key: Key, since: float, until: float, max_points: int) -> HistoryView:
-        """Return the points of a series that end in (since, until]; ``key.tree`` "" is any tree. For a pool, if
-        ``since`` is older than the points that are kept: by UTC day."""
+        """Return the points of a series that end in (since, until]; ``key.tree`` "" is any tree. If ``since`` is before
+        the oldest kept points, a pool has one point per UTC day."""
         if key.kind == POOL and since < self._now - POINTS_S:
             days = self._find_days([key, COVERED_KEY], since, until)
             known = {day: (its.get(key, Amounts()), its[COVERED_KEY].seconds) for day, its in days.items()}
@@ -299,7 +299,7 @@ class HistoryStore:
     def _read_points(
         self, kind: int, tree: str, names: Collection[str], since: float, until: float
     ) -> dict[str, Points]:
-        """Return the points of series with these names; ``tree`` "" is any tree."""
+        """Return name -> points, for series with these names; ``tree`` "" is any tree."""
         parts = self.file.read(lambda: self._read_stored(kind, tree, names, since, until)) or []
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
         found = places(ticks, kind, tree, names)
@@ -324,9 +324,9 @@ class HistoryStore:
     def read_trends(
         self, tree: str, pools: Collection[str], since_s: float, until: float, count: int
     ) -> tuple[float, dict[str, list[float | None]]]:
-        """Return the trend of the CPU limits of pools of a tree, in cores: the beginning of the time, at most
-        ``since_s`` before ``until`` and as far back as points go, and the means of its ``count`` parts; without pools
-        that have no points."""
+        """Return the trend of the CPU limits of a tree's pools, in cores: the beginning of the time, and pool -> means
+        of its ``count`` parts. The time begins ``since_s`` before ``until``, or with the first point if that is later.
+        Pools without points are left out."""
         since = max(until - since_s, self._first_point() or until)
         points = self._read_points(POOL, tree, pools, since, until) if since < until else {}
         column = COLUMNS["pool"].index("limit_cores")
@@ -337,7 +337,7 @@ class HistoryStore:
     # ---- summing up
 
     def sum_points(self, since: float, until: float, tree: str | None, top: int) -> PeriodTotals:
-        """Return totals of pools and of each tree's ``top`` operations, from the points that end in (since, until]."""
+        """Return totals of pools and of ``top`` operations of each tree, from the points that end in (since, until]."""
         ticks = [tick for tick in self._ticks if since < tick.at <= until]
         covered_s = math.fsum(tick.interval_s for tick in ticks)
         without_series = max((tick.left_out for tick in ticks), default=0)
@@ -374,7 +374,7 @@ class HistoryStore:
         return totals
 
     def sum_days(self, since: float, until: float, tree: str | None = None) -> PeriodTotals:
-        """Return totals of pools, users and arms, of the UTC days that a time touches."""
+        """Return totals of pools, users and arms, over the UTC days that overlap a time."""
         first, last = int(since // DAY_S), day_of(until)
 
         def read() -> dict[Key, Amounts]:
@@ -389,12 +389,12 @@ class HistoryStore:
         return PeriodTotals({key: each for key, each in totals.items() if tree in (None, key.tree)}, covered_s)
 
     def read_days(self, keys: Collection[Key], since: float, until: float) -> list[dict[Key, Amounts]]:
-        """Return totals of some keys, in each UTC day of a time of which anything is known; keys without amounts are
-        left out."""
+        """Return totals of some keys for each UTC day of a time, without days of which nothing is known. Keys without
+        amounts are left out."""
         return list(self._find_days([*keys, COVERED_KEY], since, until).values())
 
     def _find_days(self, keys: Sequence[Key], since: float, until: float) -> dict[int, dict[Key, Amounts]]:
-        """Return totals of some keys by day; COVERED_KEY is in each."""
+        """Return day -> totals of some keys; COVERED_KEY is in each day."""
         first = self._first_day()
         if first is None:
             return {}
@@ -417,5 +417,5 @@ class HistoryStore:
 
 
 def _times_of(ticks: Sequence[Tick]) -> tuple[array[float], array[float]]:
-    """Return ends and intervals."""
+    """Return the ends and the lengths of the ticks' intervals."""
     return array("d", (tick.at for tick in ticks)), array("d", (tick.interval_s for tick in ticks))

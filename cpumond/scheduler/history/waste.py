@@ -1,8 +1,7 @@
-"""Waste: CPU requested and not used in a week, by user, pool and class of jobs, and sufficient requests; pure.
+"""Waste: CPU requested but not used in a week, by user, pool and class of jobs, and requests that would suffice; pure.
 
-Core-hours of users and pools are the history's totals of whole UTC days. Those of classes are made of the counters of
-jobs that are still known, which cover their whole run: the usage of a job that ran partly outside of the week is spread
-evenly.
+Core-hours of users and pools are the history's totals of whole UTC days. Those of classes come from counters of jobs
+that are still known. A counter covers a whole run: if a job ran partly outside of the week, its usage is spread evenly.
 """
 
 from __future__ import annotations
@@ -25,20 +24,20 @@ from cpumond.scheduler.model import CLASSES, ROOT_POOL, JobClass, JobRecord, Ope
 
 MAX_CLASSES: Final = 20
 ENOUGH_FOR, HEADROOM, WORTH_IT = 0.95, 1.25, 0.9
-"""A better request is HEADROOM times the mean usage that jobs with ENOUGH_FOR of the running time of their class did
-not exceed, since a mean says nothing about peaks. It is named if it is at most WORTH_IT of the request."""
+"""A better request is HEADROOM (a mean says nothing about peaks) times this mean: jobs with ENOUGH_FOR of the running
+time of their class used no more on average. It is proposed if it is at most WORTH_IT of the request."""
 MOST_HELD: Final = 0.01
-"""Above this ratio of time throttled (without the part that the agent caused) to time used, jobs need their request."""
+"""If the ratio of throttled time (except what the agent caused) to used time is above this, jobs need their request."""
 LEAST_HOURS: Final = 1.0
-"""Unused core-hours of a class below which no better request is named."""
+"""If fewer core-hours of a class are unused, no better request is proposed for it."""
 
 
 class WasteClass(msgspec.Struct, frozen=True, kw_only=True):
-    """Jobs of operations whose titles differ only in numbers (``#``); ``task``: "" for operations with one task.
+    """Jobs of operations whose titles differ only in numbers (``#``). ``task``: "" for operations with one task.
 
-    Core-hours. ``ordered_cores``, ``used_cores``: means over the running time. ``better_cores``: a sufficient request,
-    null if none is clearly lower. ``memory``, ``max_memory``: the highest request and usage of jobs that ended, bytes;
-    0: not known. ``sentence``: all of it.
+    Amounts are core-hours. ``ordered_cores``, ``used_cores``: means over the running time. ``better_cores``: a request
+    that would suffice; null if none is clearly lower. ``memory``, ``max_memory``: highest request and usage, in bytes,
+    of jobs that ended; 0 if unknown. ``sentence``: all of this in words.
     """
 
     title: str
@@ -57,8 +56,8 @@ class WasteClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WasteSummary(msgspec.Struct, frozen=True):
-    """A user, or a pool with those below it, in a tree; core-hours. ``known``: the part of ``ordered`` that is in
-    classes, including ``left_out_classes``; the classes with the most unused core-hours are shown."""
+    """A user, or a pool with those below it, in a tree; core-hours. ``known``: the part of ``ordered`` that belongs to
+    classes, ``left_out_classes`` included. The classes with the most unused core-hours are shown."""
 
     tree: str
     name: str
@@ -72,7 +71,7 @@ class WasteSummary(msgspec.Struct, frozen=True):
 
 
 class WasteView(msgspec.Struct, frozen=True):
-    """From ``since``, a Monday 0:00 UTC, to ``until``; ``covered_s`` of it are known. Most unused first."""
+    """Waste from ``since``, a Monday 0:00 UTC, to ``until``; ``covered_s`` of it are known. Most unused first."""
 
     since: float
     until: float
@@ -82,8 +81,8 @@ class WasteView(msgspec.Struct, frozen=True):
 
 
 class _Ran(NamedTuple):
-    """A job's amounts in the week: core-seconds; ``held``: throttled at its request. ``mean``: cores, of its whole
-    run."""
+    """A job's amounts in the week, in core-seconds. ``held``: throttled although the limit was its request. ``mean``:
+    mean cores over its whole run."""
 
     seconds: float
     order: float
@@ -97,7 +96,7 @@ class _Ran(NamedTuple):
 
 
 _Class = tuple[str, str, bool]
-"""Title, task, whether on reclaimed CPU."""
+"""Title, task, and whether the job runs on reclaimed CPU."""
 
 JobsOf = Sequence[tuple[OperationRecord, Sequence[JobRecord | Job]]]
 
@@ -106,7 +105,7 @@ def make_waste(
     period: PeriodTotals, since: float, until: float, now: float, jobs: JobsOf,
     parents: Mapping[str, Mapping[str, str]], user: str = "", pool: str = "",
 ) -> WasteView:  # fmt: skip
-    """Return the waste of a week. ``parents``: of the pools of each tree; ``user``, ``pool``: only of these."""
+    """Return the waste of a week. ``parents``: tree -> pool -> its parent. ``user``, ``pool``: only of these."""
     groups: dict[Key, dict[_Class, list[_Ran]]] = {}
     for record, its in jobs:
         for tree, kind, ran in _list_ran(record, its, since, until, now):
@@ -197,8 +196,8 @@ def _make_class(kind: _Class, ran: list[_Ran]) -> WasteClass:
 
 
 def find_better(means: Iterable[tuple[float, float]], ordered_cores: float) -> float | None:
-    """Return the request, in cores, that is sufficient by the mean usage and the running time of jobs, rounded up to
-    halves, below one core to tenths; None if it is hardly lower."""
+    """Return the request, in cores, that would suffice by the mean usage and the running time of jobs. It is rounded up
+    to halves, or to tenths below one core. None if it is hardly lower than ``ordered_cores``."""
     by_use = sorted(means)
     reached = list(accumulate(seconds for _, seconds in by_use))
     wanted = max(HEADROOM * by_use[bisect_left(reached, ENOUGH_FOR * reached[-1])][0], 0.1)
@@ -208,7 +207,7 @@ def find_better(means: Iterable[tuple[float, float]], ordered_cores: float) -> f
 
 
 def describe_waste(view: WasteView) -> Iterator[str]:
-    """Yield the lines of a text: the time, then each user and pool with its classes."""
+    """Yield the lines of a text: first the time, then each user and pool followed by its classes."""
     known = f"{view.covered_s / HOUR_S:.0f} h are known"
     yield f"From {format_utc(view.since)} to {format_utc(view.until)} ({known}):"
     if not view.users and not view.pools:
