@@ -1,8 +1,8 @@
 """Run the jobs that a scheduler orders.
 
 An executor starts processes, each job in its own cgroup, and reports their ends. It decides nothing: the agent decides
-when a job is interrupted and killed. Nothing here waits for a job: events come from ``poll``, and ``fileno`` is
-readable if there are any. Jobs outlive the agent; ``recover`` finds them again."""
+when a job is interrupted and killed. No method waits for a job: events come from ``poll``, and ``fileno`` is readable
+while there are events. Jobs outlive the agent; ``recover`` finds them again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def make_executor(kind: str, runtime_dir: str, cgroups: JobCgroupTree) -> Executor:
-    """Make the executor of ``executor.kind``; its ``recover`` reports obstacles."""
+    """Make the executor of ``executor.kind``; if jobs cannot run here, its ``recover`` says why."""
     if kind == "cgroup":
         from cpumond.host.executor.cgroup import CgroupExecutor
 

@@ -1,8 +1,8 @@
 """The executor of kind "cgroup": jobs in cgroups that the agent creates, as children of a keeper that outlives it.
 
-``runtime_dir`` contains the keeper's socket, lock and log, and ``cgroup-jobs/<job_id>.json`` for each unfinished job,
-by which the next run of the agent finds it again. ``executor.keeper`` describes a job's directory. Jobs on reclaimed
-CPU are in the idle class (``host.cgroup.job_tree``), and the kernel kills them first for lack of memory."""
+``runtime_dir`` contains the keeper's socket, lock and log, and for each unfinished job ``cgroup-jobs/<job_id>.json``,
+by which the agent's next run finds it again. ``executor.keeper`` describes a job's directory. Jobs on reclaimed CPU are
+in the idle class (``host.cgroup.job_tree``); if memory is short, the kernel kills them first."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Job:
         """The start order for the keeper, until the keeper confirms it."""
         self.started = False
         self.interruption: tuple[int, bool] | None = None
-        """The signal to send as soon as it runs, and whether to the first process only."""
+        """The signal to send as soon as the job runs, and whether to send it to the first process only."""
         self.killed = False
         self.result: KeptJob | None = None
         """The keeper's final report."""
@@ -68,7 +68,7 @@ class _Job:
 
 
 class CgroupExecutor(Executor):
-    """Runs jobs in cgroups; at most one for each ``runtime_dir``, and for each root of ``cgroups``."""
+    """Runs jobs in cgroups. Each ``runtime_dir``, and each root of ``cgroups``, may have only one such executor."""
 
     def __init__(self, cgroups: JobCgroupTree, runtime_dir: str) -> None:
         self._cgroups = cgroups
@@ -160,7 +160,7 @@ class CgroupExecutor(Executor):
             self._interrupt(job)
 
     def kill(self, job_id: str) -> None:
-        """Kill a job; ``poll`` continues until the job is over."""
+        """Kill a job; ``poll`` sends SIGKILL again until the job is over."""
         job = self._jobs.get(job_id)
         if job is not None:
             job.killed = True
@@ -192,7 +192,7 @@ class CgroupExecutor(Executor):
         probe = f"probe-{os.getpid()}-{id(self):x}"
         places = [os.path.dirname(path) for path in self._cgroups.create(probe, 1.0, 0)]
         if not any(os.path.exists(os.path.join(place, "pids.max")) for place in places):
-            # RLIMIT_NPROC counts all processes of an account, so its jobs would take them from each other.
+            # RLIMIT_NPROC counts all processes of an account, so all jobs of an account would share one limit.
             log.warning("no pids controller for jobs here: nothing limits how many processes one starts (max_tasks)")
         self._cgroups.remove(probe)
         self._prepared = True
@@ -205,7 +205,7 @@ class CgroupExecutor(Executor):
             )
 
     def _drop_old_starts(self, found: Collection[str]) -> None:
-        """Drop start events of jobs that are returned, or over already."""
+        """Drop start events of jobs in ``found``, and of jobs that are over already."""
         for event in self._events.take():
             is_old = event.job_id in found or event.job_id not in self._jobs or self._jobs[event.job_id].is_over
             if not (isinstance(event, Started) and is_old):
@@ -222,7 +222,7 @@ class CgroupExecutor(Executor):
             self._give_up_without_keeper()
 
     def _exchange_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Read from the keeper, started if necessary, until ``condition`` holds; False on timeout."""
+        """Read from the keeper, which is started if necessary, until ``condition`` holds; return False on timeout."""
         deadline_s = time.monotonic() + timeout_s
         self._exchange()
         while not condition():
@@ -242,7 +242,7 @@ class CgroupExecutor(Executor):
         self._keeper.send("listen", True)
 
     def _remove_reported(self) -> None:
-        """Remove the files of jobs whose end the previous ``poll`` gave to the agent, which has stored it by now."""
+        """Remove the files of jobs whose end the previous ``poll`` returned: the agent has stored their ends by now."""
         for record in self._reported:
             self._records.remove(record.job_id)
             if record.directory:
@@ -269,11 +269,11 @@ class CgroupExecutor(Executor):
     def _kill(self, job: _Job) -> None:
         self._cgroups.kill(job.record.job_id)
         if not job.started:
-            # It may not have entered its cgroup yet.
+            # The job's process may not have entered the cgroup yet.
             self._keeper.send("kill", job.record.job_id)
 
     def _finish(self, job: _Job) -> None:
-        """Remove the remains of a finished job and report it; retried in the next ``poll`` if that fails."""
+        """Remove the remains of a finished job and report its end; if this fails, the next ``poll`` tries again."""
         record = job.record
         job_id = record.job_id
         if self._cgroups.list_processes(job_id):
@@ -284,13 +284,13 @@ class CgroupExecutor(Executor):
                 record.not_started = NotStarted(job_id, job.result.problem, job.result.node_fault)
             else:
                 record.ended = self._make_end(record, job.result)
-            # Before the cgroup and its counters are removed: if the agent is killed now, the next one reports the same.
+            # Before the cgroup and its counters are removed: if the agent is killed now, its next run reports the same.
             self._records.store_if_possible(job_id, record)
         if self._cgroups.remove(job_id):
             self._report(job)
 
     def _report(self, job: _Job) -> None:
-        """Perform the last step of a finished job: the keeper and this executor forget it, and the agent gets the
+        """Perform the last step of a finished job: the keeper and this executor forget the job, and the agent gets the
         event."""
         record = job.record
         self._keeper.send("forget", record.job_id)
@@ -316,7 +316,7 @@ class CgroupExecutor(Executor):
         )  # fmt: skip
 
     def _give_up_without_keeper(self) -> None:
-        """After a long time without a keeper, report jobs that cannot start, and those that ended unnoticed."""
+        """If there has been no keeper for a long time, report jobs that cannot start and jobs that ended unnoticed."""
         for job in self._jobs.values():
             if job.is_over:
                 continue
@@ -329,7 +329,7 @@ class CgroupExecutor(Executor):
                 self._conclude(job)
 
     def _reconcile(self, kept: list[KeptJob]) -> None:
-        """Reconcile both sides with a keeper that has listed all its jobs."""
+        """Reconcile this executor's jobs with those of a keeper that has listed all its jobs."""
         kept = [kept_job for kept_job in kept if kept_job.slurm_job is None]
         for kept_job in kept:
             if kept_job.id not in self._jobs:
@@ -345,7 +345,7 @@ class CgroupExecutor(Executor):
         """Handle a job that the keeper does not have: the order never reached it, or the previous keeper was killed."""
         record = job.record
         has_processes = bool(self._cgroups.list_processes(record.job_id))
-        # A keeper's first step. A job that has got so far is not started again: it may have run already.
+        # Creating a FIFO is a keeper's first step. A job that got so far is not started again: it may have run already.
         begun = any(os.path.exists(os.path.join(record.directory, f"{name}.fifo")) for name in keeper.STREAMS)
         if job.start is not None and not begun and not has_processes and read_result(record.directory) is None:
             if job.killed:

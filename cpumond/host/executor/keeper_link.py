@@ -1,4 +1,4 @@
-"""The agent's end of the connection to the keeper, which it starts if there is none."""
+"""The agent's end of the connection to the keeper; it starts a keeper if there is none."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _Line(msgspec.Struct):
 
 
 def read_result(directory: str) -> KeptJob | None:
-    """Read the record that a keeper wrote of a finished job; None without one."""
+    """Read the record that a keeper wrote of a finished job; return None if there is no record."""
     try:
         with open(os.path.join(directory, keeper.RESULT_NAME), "rb") as file:
             result = decode_json(file.read(), KeptJob)
@@ -70,9 +70,9 @@ def read_result(directory: str) -> KeptJob | None:
 
 
 class KeeperLink:
-    """The connection to the keeper. It never waits; its descriptors are in ``epoll``.
+    """The connection to the keeper. No method waits; the descriptors are in ``epoll``.
 
-    ``is_greeted``: the keeper has listed its jobs; before that nothing is sent."""
+    ``is_greeted``: the keeper has listed its jobs; nothing is sent before that."""
 
     def __init__(self, runtime_dir: str, epoll: select.epoll) -> None:
         self._runtime_dir = runtime_dir
@@ -80,20 +80,20 @@ class KeeperLink:
         self.is_greeted = False
         self._connection: LineConnection | None = None
         self._starting: subprocess.Popen[bytes] | None = None
-        """The first process of a keeper, which ends at once."""
+        """Process that starts a keeper: it ends at once, and the keeper is its child."""
         self._ready: IO[bytes] | None = None
-        """Its output, which ends when the keeper listens or has ended."""
+        """Output of the process in ``_starting``; it ends when the keeper listens or has ended."""
         self._problem = ""
         """Why the last keeper could not even be started."""
         self._alone_since_s = math.inf
 
     @property
     def alone_s(self) -> float:
-        """Seconds since there has been no keeper."""
+        """Seconds for which there has been no keeper."""
         return max(time.monotonic() - self._alone_since_s, 0.0)
 
     def exchange(self) -> Iterator[list[KeptJob] | KeptJob]:
-        """Yield all jobs of a newly connected keeper, then each job that changes."""
+        """Yield the list of all jobs of a newly connected keeper, then each job that changes."""
         self._check_start()
         if self._connection is None and not self._connect():
             self._alone_since_s = min(self._alone_since_s, time.monotonic())
@@ -104,7 +104,7 @@ class KeeperLink:
             self._connection.flush()
 
     def send(self, verb: str, body: Any) -> bool:
-        """Send the keeper an order; False without a keeper: jobs are compared when it greets."""
+        """Send the keeper an order. Return False if there is no keeper: when one greets, the jobs are compared."""
         if self._connection is None or not self.is_greeted:
             return False
         # A lost connection is noticed by the next read.
@@ -129,7 +129,7 @@ class KeeperLink:
             self._starting.wait()
 
     def _connect(self) -> bool:
-        """Connect to the keeper, or start one: then the ready pipe tells when to try again."""
+        """Connect to the keeper. If there is none, start one; the ready pipe then shows when to try again."""
         try:
             directory = os.open(self._runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:

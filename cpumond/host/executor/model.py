@@ -20,18 +20,18 @@ KILLED_BEFORE: Final = "it was killed before it was started"
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """All data to start one job.
+    """All data that is needed to start one job.
 
     - ``argv`` runs as ``user`` (a name of this host; "" = the agent's own) in ``working_directory`` (absolute). No
       program gives it rights that the user does not have.
-    - Its cgroup has a weight in proportion to ``cpu_limit`` (cores), with ``has_ceiling`` also a quota of that,
-      ``memory_limit`` bytes, and ``max_tasks`` processes and threads (0 = no limit). ``reclaimed``: it is in the idle
-      class.
+    - Its cgroup has a weight in proportion to ``cpu_limit`` (cores), and limits of ``memory_limit`` bytes and
+      ``max_tasks`` processes and threads (0 = no limit). ``has_ceiling``: ``cpu_limit`` is also its quota.
+      ``reclaimed``: it is in the idle class.
     - ``directory`` exists, belongs to the agent's user, and holds the executor's files about the job; the executor
       removes only its own files there.
-    - ``max_log_bytes`` bounds each of stdout and stderr on disk at any time; ``max_stderr_bytes`` bounds stderr, 0 =
-      the former.
-    - ``secrets``: further environment variables, which override others; no file, unit, log or command line shows them.
+    - ``max_log_bytes`` bounds each of stdout and stderr on disk at any time. ``max_stderr_bytes`` bounds stderr
+      instead, unless it is 0.
+    - ``secrets``: more environment variables, which override others; no file, unit, log or command line shows them.
     """
 
     job_id: str
@@ -61,7 +61,7 @@ class Started(msgspec.Struct, frozen=True):
 class NotStarted(msgspec.Struct, frozen=True):
     """The job could not be started, and nothing remains of it. ``problem`` is a sentence.
 
-    ``node_fault``: another job would also fail here (no cgroup can be created, no bus); otherwise it is the job's own
+    ``node_fault``: any other job would also fail here (no cgroup can be created, no bus). Otherwise it is the job's own
     fault (no such program, user or directory).
     """
 
@@ -71,13 +71,13 @@ class NotStarted(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The job is over: its main process has ended, all others of its cgroup are killed, and the cgroup is removed.
+    """The job is over: its main process has ended, the rest of its cgroup was killed, and the cgroup is removed.
 
     ``exit_code`` is that of the main process, None if ``signal`` ended it, or if ``problem`` says why neither is known.
     ``cpu_seconds`` and ``max_memory`` (bytes) are of the whole cgroup, None if the kernel did not report them.
-    ``oom_killed``: the kernel killed one of its processes at its memory limit. ``last_words`` is the end of a failed
-    job's stderr, at most 4 KiB, if known without waiting. ``stderr_size`` is the number of bytes written there, None if
-    unknown.
+    ``oom_killed``: the kernel killed one of the job's processes at its memory limit. ``last_words`` is the end of a
+    failed job's stderr, at most 4 KiB, if known without waiting. ``stderr_size`` is the number of bytes written to
+    stderr, None if unknown.
     """
 
     job_id: str
@@ -96,7 +96,7 @@ Event = Started | NotStarted | Ended
 
 
 class EventQueue:
-    """Events until the agent polls for them; ``fd`` is readable once there is one. Any thread may add some."""
+    """Events that wait for the agent's poll; ``fd`` is readable while there are some. Any thread may add events."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -112,7 +112,7 @@ class EventQueue:
             os.eventfd_write(self.fd, 1)
 
     def drain(self) -> None:
-        """Make ``fd`` readable only for events from now on."""
+        """Clear ``fd``: only events from now on make it readable."""
         with contextlib.suppress(OSError):
             os.eventfd_read(self.fd)
 
@@ -131,11 +131,11 @@ class Executor(Protocol):
     for longer than 0.1 s."""
 
     def recover(self, job_ids: Iterable[str]) -> dict[str, Started]:
-        """Find the jobs of an earlier run of the agent again, within 10 s; call it once, before anything else.
+        """Find the jobs of an earlier run of the agent again, within 10 s; call this once, before any other method.
 
-        It returns living ones of ``job_ids``; the others come as ``Ended`` or ``NotStarted`` from ``poll``. Jobs of
+        Returns the living jobs among ``job_ids``; the rest come as ``Ended`` or ``NotStarted`` from ``poll``. Jobs of
         this executor that are not in ``job_ids`` are left alone and logged; their empty cgroups are removed. Raises
-        CpumondError, with the remedy, if nothing can be started here.
+        CpumondError, with the remedy, if no job can be started here.
         """
 
     def start(self, launch: Launch) -> None:
@@ -145,13 +145,13 @@ class Executor(Protocol):
         """Send a signal once to every process of the job, or only to its first one. Unknown jobs are ignored."""
 
     def kill(self, job_id: str) -> None:
-        """Send SIGKILL to the whole cgroup at each call, also of a job that is being started."""
+        """Send SIGKILL to the whole cgroup at each call, even if the job is only being started."""
 
     def poll(self) -> list[Event]:
         """Return events since the last call, in order; at most one ``Ended`` or ``NotStarted`` per job."""
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable if ``poll`` may have events; the same for the executor's whole life."""
+        """Return a descriptor that is readable if ``poll`` may have events. It never changes."""
 
     def read_log(self, job_id: str, directory: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
         """Return the last ``tail_bytes`` bytes of a job's output, living or ended, and the total written, in bytes.

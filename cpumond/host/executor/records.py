@@ -31,7 +31,7 @@ class Record(msgspec.Struct):
 
     @property
     def outcome(self) -> Ended | NotStarted | None:
-        """The event for the agent, once nothing of the job remains."""
+        """The event to send to the agent once nothing of the job remains."""
         return self.not_started or self.ended
 
 
@@ -83,7 +83,7 @@ class Records:
         return found
 
     def store(self, job_id: str, record: Record) -> None:
-        """Raises OSError."""
+        """Store a record. Raises OSError."""
         path = self._path(job_id)
         with open(f"{path}.new", "wb", opener=_open_private) as file:
             file.write(msgspec.json.encode(record))

@@ -1,17 +1,17 @@
 """The keeper: the parent of the jobs of kind "cgroup", a small process that outlives the agent.
 
 It starts jobs, copies their output from FIFOs into log files, waits for them, kills their leftovers, and keeps exit
-codes. ``PROGRAM RUNTIME_DIR`` runs without site: this package and its imports may need only the standard library.
+codes. ``PROGRAM RUNTIME_DIR`` runs without site, so this package and its imports may need only the standard library.
 
-Agents connect to ``keeper.sock`` in RUNTIME_DIR (only root and the keeper's own user) and exchange lines of JSON, each
-an object with one key. The keeper's first line is ``hello``: version and all its jobs; then a ``job`` line for each
-change of one. From the agent: ``start`` a job, ``adopt`` one of a killed keeper, ``kill`` its main process, ``forget``
-one that is over, ``listen`` again if the socket was removed. A job line has ``JOB_FIELDS``. When a job is over, the
-same fields are written to its directory's ``result.json`` before that line is sent. States: starting, running, ended,
-failed.
+Agents connect to ``keeper.sock`` in RUNTIME_DIR (only root and the keeper's own user may). Both sides send lines of
+JSON, each an object with one key. The keeper's first line is ``hello``, with its version and all its jobs; a ``job``
+line follows whenever a job changes. The agent sends ``start`` for a new job, ``adopt`` for a job of a killed keeper,
+``kill`` for a job's main process, ``forget`` for a job that is over, and ``listen`` if the socket was removed. A
+``job`` line has ``JOB_FIELDS``; when a job is over, they are first written to ``result.json`` in its directory. States:
+starting, running, ended, failed.
 
-The directory of a job contains, for each of stdout and stderr: the FIFO ``stdout.fifo``, the log ``stdout`` with the
-part before it, ``stdout.1``, and ``stdout.total``, the number of bytes written before the first of ``stdout``.
+The directory of a job contains, for stdout and likewise for stderr: the FIFO ``stdout.fifo``, the log ``stdout``, the
+part before it, ``stdout.1``, and ``stdout.total``, the number of bytes written before the first byte of ``stdout``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job's process between fork and exec: all steps that make it the job."""
+"""A job's process between fork and exec: all steps that turn the process into the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cpumond.host.executor.keeper import RECLAIMED_OOM_SCORE, STREAMS
 _SOFT_DESCRIPTORS: Final = 1024
 _MAX_DESCRIPTORS: Final = 1 << 22
 _MAX_PROBLEM: Final = 500
-"""Characters; as JSON less than a page, which a pipe writes atomically."""
+"""Maximum characters of a problem; as JSON these are less than a page, which a pipe writes atomically."""
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
 _PR_CAP_AMBIENT_CLEAR_ALL: Final = 4
@@ -33,7 +33,7 @@ class StepError(Exception):
 
 @contextlib.contextmanager
 def step(what: str, node_fault: bool = False) -> Iterator[None]:
-    """Convert an error in the block to a StepError: ``what`` could not be done."""
+    """Convert an error in the block to a StepError; ``what`` says what could not be done."""
     try:
         yield
     except OSError as error:
@@ -43,7 +43,7 @@ def step(what: str, node_fault: bool = False) -> Iterator[None]:
 
 
 def give_up_privileges() -> None:
-    """Give up privileges, which jobs inherit: no program gives them rights that their account does not have (sudo,
+    """Give up privileges that jobs would inherit: no program gives a job rights that its account does not have (sudo,
     file capabilities), and an agent without root passes on none of its capabilities. Raises OSError."""
     import ctypes  # the agent also imports this package and does not need it
 
@@ -102,10 +102,10 @@ def become_job(order: dict[str, Any], hard_descriptors: int) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     pid = str(os.getpid()).encode()
-    # As late as the rights allow, and the cgroup with the quota last: the preparation is not charged to the job.
+    # Enter cgroups as late as the rights allow, the one with the quota last: no job is charged for the preparation.
     for path in reversed(order["procs"]):
         with step(f"enter the cgroup of {path}", node_fault=True):
-            # Created if missing, in a tree of plain files; cgroup file systems refuse that.
+            # In a tree of plain files, create the file if it is missing; cgroup file systems refuse that.
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             os.write(fd, pid)
             os.close(fd)

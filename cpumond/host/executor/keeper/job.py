@@ -14,7 +14,7 @@ RETRY_S: Final = 0.01
 
 
 class KeeperJob:
-    """A job and its resources. ``over``: its main process is gone; the rest of the cgroup may not be."""
+    """A job and its resources. ``over``: its main process has ended; other processes of its cgroup may still run."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.id: str = order["id"]

@@ -11,8 +11,8 @@ _RECEIVE_BYTES: Final = 1 << 18
 
 
 class LineConnection:
-    """A non-blocking connection. The owner registers ``sock`` in ``epoll``; ``unsent`` has no space at the other end
-    yet."""
+    """A non-blocking connection. The owner registers ``sock`` in ``epoll``. ``unsent`` holds data for which the other
+    end has no space yet."""
 
     def __init__(self, sock: socket.socket, epoll: select.epoll) -> None:
         self.sock = sock
@@ -21,12 +21,12 @@ class LineConnection:
         self._received = b""
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Add a line; returns the result of ``flush``."""
+        """Add a line to send; return the result of ``flush``."""
         self.unsent += json.dumps(message).encode() + b"\n"
         return self.flush()
 
     def flush(self) -> bool:
-        """Send as much as possible; False if the other end is gone."""
+        """Send as much as possible; return False if the other end is gone."""
         try:
             while self.unsent:
                 self.unsent = self.unsent[self.sock.send(self.unsent) :]
@@ -38,7 +38,7 @@ class LineConnection:
         return True
 
     def receive(self) -> list[bytes] | None:
-        """Return the lines that one read brings; None if the other end is gone. Raises BlockingIOError: nothing
+        """Return the lines that one read brings; None if the other end is gone. Raises BlockingIOError if nothing
         came."""
         try:
             data = self.sock.recv(_RECEIVE_BYTES)

@@ -27,7 +27,7 @@ class StreamLog:
         """Create the FIFO and the files, or open existing ones. Raises OSError."""
         with contextlib.suppress(FileExistsError):
             os.mkfifo(self.fifo_path, 0o600)
-        # For reading and writing: neither end ever sees the other one close.
+        # Opened for reading and writing: then neither end ever sees the other one close.
         self.fifo = os.open(self.fifo_path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         self._total = os.open(f"{self.path}.total", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         text = os.read(self._total, _TOTAL_BYTES).strip()
@@ -48,7 +48,7 @@ class StreamLog:
             os.pwrite(self._total, b"%020d\n" % self._before, 0)
 
     def pump(self) -> bool:
-        """Move one chunk; False if there was none. A full disk loses the data, not the job."""
+        """Move one chunk; return False if there was none. A full disk loses the data, but the job continues."""
         try:
             data = memoryview(os.read(self.fifo, CHUNK_BYTES))
         except OSError:
@@ -82,7 +82,7 @@ class StreamLog:
         self._open_file()
 
     def close(self, drain: bool = True) -> None:
-        """Read the rest of the FIFO and remove it."""
+        """With ``drain``, read the rest of the FIFO; close the files and remove the FIFO."""
         if self.fifo >= 0:
             for _ in range(_DRAIN_CHUNKS if drain else 0):
                 if not self.pump():
@@ -95,7 +95,7 @@ class StreamLog:
             os.unlink(self.fifo_path)
 
     def remove(self) -> None:
-        """Remove the files, too."""
+        """Remove the log's files."""
         for suffix in ("", ".1", ".total"):
             with contextlib.suppress(OSError):
                 os.unlink(self.path + suffix)
@@ -110,7 +110,7 @@ def read_log(directory: str, stream: str, tail_bytes: int) -> tuple[bytes, int] 
         current = read_end(path, tail_bytes)
         older = read_end(f"{path}.1", tail_bytes - len(current[0]))
         if current[1] >= 0 and read_end(f"{path}.total", _TOTAL_BYTES)[0] == before:
-            # Otherwise the log was rotated between two looks.
+            # Otherwise the log was rotated between the two reads.
             break
     if current[1] < 0 and older[1] < 0:
         return None

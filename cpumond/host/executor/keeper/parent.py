@@ -46,7 +46,7 @@ class Keeper:
         self._jobs: dict[str, KeeperJob] = {}
         self._living: set[str] = set()
         self._due: dict[str, KeeperJob] = {}
-        """Jobs whose cgroups must be checked, at their ``look_at_s``."""
+        """Jobs whose cgroups must be checked, each at its ``look_at_s``."""
         self._clients: dict[int, LineConnection] = {}
         self._failures = 0
         self._watch(self._listener.fileno(), self._accept)
@@ -103,7 +103,7 @@ class Keeper:
             sock.close()
             return
         sock.setblocking(False)
-        # Orders of an ended agent come first: the list for the next agent must include their effect.
+        # Process the orders of an ended agent first: the list of jobs for the next agent must include their effect.
         for other in list(self._clients.values()):
             for _ in range(_DRAIN_READS):
                 if not self._serve(other):
@@ -124,7 +124,7 @@ class Keeper:
             self._drop(client)
 
     def _serve(self, client: LineConnection) -> bool:
-        """Read once; return whether there was something."""
+        """Read from a client once; return whether there was something."""
         if client.sock.fileno() < 0:
             return False
         try:
@@ -247,15 +247,15 @@ class Keeper:
         self._report(job)
 
     def _look_at_adopted(self, job: KeeperJob) -> None:
-        """Look at an adopted job, whose main process is not a child. An event may be of an earlier descriptor of
-        this number."""
+        """Check whether an adopted job has ended, because its main process is not a child of this one. An event may
+        belong to an earlier descriptor with the same number."""
         poller = select.poll()
         poller.register(job.pidfd, select.POLLIN)
         if poller.poll(0):
             self._end(job)
 
     def _read_status(self, job: KeeperJob) -> None:
-        """Read the child's problem; the end of the pipe without one means that the job's program runs."""
+        """Read the child's problem; if the pipe ends without one, the job's program runs."""
         if job.status < 0:
             return
         try:
@@ -327,7 +327,7 @@ class Keeper:
 
 
 def _is_member(pid: int, cgroups: list[str]) -> bool:
-    """Return whether ``/proc`` says, by name, that a process is in one of ``cgroups``, possibly under another mount."""
+    """Return whether a process is in one of ``cgroups`` by ``/proc``; only names count: mounts may differ."""
     try:
         with open(f"/proc/{pid}/cgroup", "rb") as file:
             names = {os.path.basename(line.rstrip(b"\n").split(b":", 2)[-1]) for line in file}
@@ -337,8 +337,8 @@ def _is_member(pid: int, cgroups: list[str]) -> bool:
 
 
 def take_place(runtime_dir: str) -> tuple[int, int]:
-    """Become the keeper of a directory: return its descriptor, and that of its lock. Raises BlockingIOError if there
-    is a keeper, OSError."""
+    """Become the keeper of a directory; return its descriptor and that of its lock. Raises BlockingIOError if there is
+    a keeper already, or OSError."""
     directory = os.open(runtime_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     lock = -1
     try:
@@ -370,9 +370,9 @@ def listen(directory: int) -> socket.socket:
 
 
 def main(runtime_dir: str) -> int:
-    """Be the keeper of ``runtime_dir`` until there is nothing to keep; return 0 at once if there is a keeper already.
+    """Be the keeper of ``runtime_dir`` until it has neither jobs nor agents; return 0 at once if there is a keeper.
 
-    The first process ends at once; the keeper is its child."""
+    The process that runs this function ends at once; the keeper is its child."""
     # Detach from the agent: get a new session, and become a child of init, which reaps it.
     with contextlib.suppress(OSError):
         os.setsid()

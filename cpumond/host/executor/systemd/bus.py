@@ -1,4 +1,4 @@
-"""systemd for the executor: one connection that is restored when lost, and calls with their responses."""
+"""systemd for the executor: one connection, restored when it is lost, and calls that return the response."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = structlog.get_logger()
 
 
 class SystemdBus:
-    """A connection for one event loop. ``connected`` is set while there is a bus; ``on_signal`` gets member, path
-    and body of each signal."""
+    """A connection for one event loop. ``connected`` is set while there is a bus. ``on_signal`` is called with member,
+    path and body of each signal."""
 
     def __init__(self, on_signal: Callable[[str, str, list[Any]], None]) -> None:
         self.connected = asyncio.Event()
@@ -127,7 +127,7 @@ class SystemdBus:
         await self.connection.match("AddMatch", _rule(path))
 
     async def unfollow(self, path: str) -> None:
-        """Undo ``follow``. Raises BusAway or Refused."""
+        """Stop receiving the signals that ``follow`` requested. Raises BusAway or Refused."""
         self._rules.pop(_rule(path), None)
         await self.connection.match("RemoveMatch", _rule(path))
 

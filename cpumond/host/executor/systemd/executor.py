@@ -1,4 +1,4 @@
-"""The executor itself: the life of each job is a task of one thread."""
+"""The executor itself: each job's life is one task; all tasks share one thread."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ LIST_PERIOD_S = 5.0
 """Seconds between lists of all units, in case a bus signal was lost."""
 FIRST_READ_S = 0.01
 BUS_WAIT_S = 10.0
-"""Seconds that a job's start waits for a lost bus; then the job counts as not started."""
+"""Seconds that the start of a job waits for a lost bus; after that the job counts as not started."""
 LAST_WORDS_S: Final = 2.0
 _OWN_FAULT = ("InvalidArgs", "PropertyReadOnly")
 
@@ -83,7 +83,7 @@ class _Job:
         self.running = False
         self.killed = False
         self.interruption: tuple[int, str] | None = None
-        """The signal that interrupts it, and which of its processes receive it, in systemd's word."""
+        """The signal that interrupts the job, and systemd's word for the processes that receive the signal."""
         self.reloads = 0
 
 
@@ -125,7 +125,7 @@ class SystemdExecutor(Executor):
             raise
 
     def start(self, launch: Launch) -> None:
-        """Start a job; one that exists already is left as it is."""
+        """Start a job; a job that exists already is left as it is."""
         try:
             unit_name(launch.job_id)
             problem = check_launch(launch) or find_problem(launch.secrets)
@@ -137,11 +137,11 @@ class SystemdExecutor(Executor):
             self._events.add(NotStarted(launch.job_id, "the executor is not connected to systemd", node_fault=True))
 
     def interrupt(self, job_id: str, number: int = signal.SIGTERM, first_only: bool = False) -> None:
-        """Interrupt a job; one that is being started gets the signal as soon as it runs."""
+        """Interrupt a job; if it is still being started, it gets the signal as soon as it runs."""
         self._post(self._on_interrupt, job_id, number, "main" if first_only else "all")
 
     def kill(self, job_id: str) -> None:
-        """Kill a job; one that was not started yet then comes as ``NotStarted``."""
+        """Kill a job; if it was not started yet, it then comes as ``NotStarted``."""
         self._post(self._on_kill, job_id)
 
     def poll(self) -> list[Event]:
@@ -235,7 +235,7 @@ class SystemdExecutor(Executor):
             job.changed.set()
 
     async def _read_state(self, job: _Job) -> UnitState:
-        """Return the state of a job's unit; waits while the bus is down."""
+        """Return the state of a job's unit; wait while the bus is down."""
         try:
             body = await self._bus.call_until_answered("GetAll", "s", "", path=job.path, interface=PROPERTIES)
         except Refused:
@@ -246,7 +246,7 @@ class SystemdExecutor(Executor):
     async def _wait_for_state(
         self, job: _Job, condition: Callable[[UnitState], bool], *, soon: bool = False
     ) -> UnitState:
-        """Wait for a state of the unit: read when it may have changed and, if ``soon``, also at growing intervals."""
+        """Wait for a state of the unit. Read it after possible changes and, if ``soon``, also at growing intervals."""
         pause_s = FIRST_READ_S
         while True:
             job.changed.clear()
@@ -259,7 +259,7 @@ class SystemdExecutor(Executor):
             pause_s = min(2 * pause_s, LIST_PERIOD_S)
 
     async def _list_units(self) -> dict[str, tuple[str, str]]:
-        """Return unit of a job -> its active state and its sub-state."""
+        """Return a map from the unit of each job to its active state and its sub-state."""
         body = await self._bus.call("ListUnitsByPatterns", "asas", [], [f"{UNIT_PREFIX}*.service"])
         return {row[0]: (row[3], row[4]) for row in body[0] if (row[2], row[3]) != ("not-found", "inactive")}
 
@@ -315,7 +315,7 @@ class SystemdExecutor(Executor):
         return job
 
     async def _adopt(self, job: _Job) -> Started | None:
-        """Adopt a job of an earlier run; return its ``Started`` if it lives, else its end comes from its task."""
+        """Adopt a job of an earlier run. Return its ``Started`` if it lives; otherwise its task reports its end."""
         job.asked = True
         with contextlib.suppress(BusAway, Refused):
             await self._bus.follow(job.path)
@@ -367,7 +367,7 @@ class SystemdExecutor(Executor):
             self._events.add(refused)
 
     async def _request_unit(self, job: _Job, launch: Launch) -> NotStarted | None:
-        """Ask systemd to start the unit; None if it accepted."""
+        """Ask systemd to start the unit; return None if systemd accepted."""
         user = launch.user
         if not user and os.geteuid() != 0:
             user = pwd.getpwuid(os.geteuid()).pw_name
@@ -401,7 +401,7 @@ class SystemdExecutor(Executor):
             except TimeoutError:
                 return NotStarted(job.job_id, f"the system bus has been down for {BUS_WAIT_S:g} s", node_fault=True)
             except BusAway:
-                # systemd may have started it nevertheless.
+                # systemd may have started the unit nevertheless.
                 again = job.asked
                 await asyncio.sleep(RECONNECT_FIRST_S)
                 continue
@@ -423,8 +423,8 @@ class SystemdExecutor(Executor):
             await self._bus.start_unit(job.unit, [*properties, *streams], [stdout.fileno(), stderr.fileno()])
 
     async def _follow(self, job: _Job, *, announced: bool = False) -> None:
-        """Follow a unit from systemd's promise to start it to its end; ``announced``: the agent knows that it runs
-        or ran."""
+        """Follow a unit from the moment when systemd promises to start it until its end. ``announced``: the agent knows
+        that the job runs or ran."""
         state = await self._wait_for_state(job, lambda s: bool(s.has_run) or s.is_over)
         self._secrets.remove(job.job_id)
         damaged = await self._is_damaged(job, state)
@@ -442,7 +442,7 @@ class SystemdExecutor(Executor):
             self._events.add(NotStarted(job.job_id, problem, node_fault=node_fault))
             return
         job.running = True
-        # For a unit that no longer has a cgroup: its former place.
+        # If the unit no longer has a cgroup, use its former place.
         cgroup = state.cgroup or f"{self._bus.root_cgroup}/{state.slice_cgroup}/{job.unit}".lstrip("/")
         if not announced:
             self._events.add(Started(job.job_id, cgroup, state.started))
@@ -453,7 +453,7 @@ class SystemdExecutor(Executor):
         state = await self._wait_for_state(job, lambda s: s.is_over)
         job.running = False
         await self._kill_rest(job)
-        # Only now the counters are complete; once the unit is stopped they are gone.
+        # The counters are complete only now; once the unit is stopped, they are gone.
         peak, oom_kills = self._cgroups.read_memory_peak(cgroup)
         totals = await self._read_state(job)
         await self._remove_unit(job)
@@ -465,9 +465,9 @@ class SystemdExecutor(Executor):
         self._events.add(ended)
 
     async def _read_last_words(self, job_id: str) -> tuple[bytes, int | None]:
-        """Return the end of a failed job's stderr and its size; nothing if the journal is slow.
+        """Return the end of a failed job's stderr and the size of its stderr; nothing if the journal is slow.
 
-        It is only read for failed jobs, because it costs two more processes per job."""
+        The journal is read only for failed jobs, because that costs two more processes per job."""
 
         def read() -> tuple[bytes, int | None]:
             try:
@@ -481,17 +481,17 @@ class SystemdExecutor(Executor):
             return b"", None
 
     async def _has_run(self, job: _Job, state: UnitState) -> bool:
-        """Return whether an exit status that systemd also uses is the program's own: systemd logs each of its own."""
+        """Return whether the program ended with a status that systemd also uses; systemd logs each of its own."""
         if state.has_run is not None:
             return state.has_run
         return not await asyncio.to_thread(has_spawn_failure, job.unit)
 
     async def _is_damaged(self, job: _Job, state: UnitState) -> bool:
-        """Return whether systemd ran another command than the one it was given.
+        """Return whether systemd ran a command different from the one that it was given.
 
-        At a reload it reads its units from its own files; systemd 252 writes ``$`` and ``;`` there in a way that it
-        reads back with a backslash. That does not change running commands, only one that is about to run. If it is
-        unknown which came first, return True.
+        At a reload, systemd reads its units from its own files. systemd 252 writes ``$`` and ``;`` there in a way that
+        it reads back with a backslash. This does not change running commands, only a command that is about to run. If
+        it is unknown whether the command or the reload came first, return True.
         """
         if not job.argv or not state.argv or job.argv == state.argv or not state.started:
             return False
@@ -499,7 +499,7 @@ class SystemdExecutor(Executor):
             loaded_us = int(await self._bus.connection.get(MANAGER, "UnitsLoadTimestamp"))
         except (BusAway, Refused):
             return True
-        # The time is of the last reload; the bus keeps the order, so all reloads before the response are counted.
+        # The time is that of the last reload. The bus keeps the order: all reloads before the response are counted.
         return job.reloads != 1 or state.started >= loaded_us / 1e6
 
     async def _kill_rest(self, job: _Job) -> None:
@@ -514,7 +514,7 @@ class SystemdExecutor(Executor):
     async def _remove_unit(self, job: _Job) -> None:
         """Remove the unit completely, with its cgroup and its result."""
         await self._call_until_answered("StopUnit", "ss", job.unit, "replace")
-        # The last change of a unit that is removed with it may come without a signal.
+        # The last change of a unit may come without a signal if the unit is removed with it.
         state = await self._wait_for_state(
             job, lambda s: s.active in ("inactive", "failed") and not s.queued, soon=True
         )
@@ -548,7 +548,7 @@ class SystemdExecutor(Executor):
         job = self._jobs.get(job_id)
         if job is None:
             return
-        # A job that does not run yet is killed when it does.
+        # A job that does not run yet is killed as soon as it runs.
         job.killed = True
         if job.asked:
             self._spawn(self._signal(job, signal.SIGKILL))

@@ -16,11 +16,11 @@ from cpumond.host.executor.model import ExecutorError
 from cpumond.host.executor.systemd.unit import unit_name
 
 PRIORITIES: Final[dict[LogStream, int]] = {"stdout": 6, "stderr": 5}
-"""The journal's PRIORITY of a job's output (info, notice), which distinguishes the two streams."""
+"""PRIORITY in the journal of each of a job's two streams (info, notice); it tells them apart."""
 JOURNAL_SOCKET = "/run/systemd/journal/stdout"
 JOURNAL_TIMEOUT_S = 10.0
 JOURNAL_SYNC_TIMEOUT_S = 1.0
-"""journald does not finish the sync while a job floods it."""
+"""Seconds to wait for the sync: journald does not finish it while a job floods the journal."""
 COUNT_S = 1.0
 """Seconds to continue reading a log only to count its bytes."""
 SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
@@ -28,25 +28,25 @@ SPAWN_FAILED = "641257651c1b4ec9a8624d7a40a9e1e7"
 
 _COMMAND: Final = ("journalctl", "--quiet", "--no-pager")
 _LINE_ENDS: Final = {b"line-max": b"", b"eof": b"", b"pid-change": b"", b"nul": b"\0"}
-"""The end of a line by its ``_LINE_BREAK`` in the journal; a line feed without that field."""
+"""Maps the field ``_LINE_BREAK`` in the journal to the end of the line; without that field it is a line feed."""
 
 
 def open_journal(unit: str, stream: LogStream) -> socket.socket:
-    """Open a journal stream for one of a job's two, like systemd does itself, but with its own priority.
+    """Open a journal stream for stdout or stderr of a job, as systemd itself does, but with its own priority.
 
-    journald files each line under the unit of the process that wrote it or, if that has ended, under ``unit``, which
-    only root may name. Raises OSError.
+    journald files each line under the unit of the process that wrote the line or, if that process has ended, under
+    ``unit``. Only root may choose ``unit``. Raises OSError.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # A full queue, too, is then reported at once.
+        # Then a full queue is also reported at once.
         connection.setblocking(False)
         connection.connect(JOURNAL_SOCKET)
-        # Identifier, unit, priority, whether "<N>" at a line's begin is one; not to syslog, kernel log and console.
+        # Identifier, unit, priority; whether lines may begin with "<N>"; whether to use syslog, kernel log and console.
         header = [unit.removesuffix(".service"), unit, str(PRIORITIES[stream]), "0", "0", "0", "0"]
         connection.sendall("".join(f"{line}\n" for line in header).encode())
         connection.shutdown(socket.SHUT_RD)
-        # The job gets it as its standard output, which must block when it is full.
+        # The job gets the connection as its standard output; writing must block when the queue is full.
         connection.setblocking(True)
     except BaseException:
         connection.close()
@@ -57,8 +57,8 @@ def open_journal(unit: str, stream: LogStream) -> socket.socket:
 def read_log(job_id: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, int]:
     """Return the last ``tail_bytes`` bytes of a job's output, and the total; see ``Executor.read_log``.
 
-    The total is that of the journal; for a log too long to count in 1 s, only of its last part. The journal keeps
-    neither empty lines nor blanks at line ends, and drops lines of a job that writes too many at once
+    The total is that of the journal; for a log too long to count in 1 s, it is that of the log's last part. The journal
+    keeps neither empty lines nor blanks at line ends, and drops lines of a job that writes too many at once
     (journald.conf(5), RateLimitBurst=).
     """
     unit = unit_name(job_id)
@@ -66,7 +66,7 @@ def read_log(job_id: str, stream: LogStream, tail_bytes: int) -> tuple[bytes, in
     try:
         matches = [f"_SYSTEMD_UNIT={unit}", "_TRANSPORT=stdout", f"PRIORITY={PRIORITIES[stream]}"]
         content, total = _read_tail(matches, tail_bytes)
-        # Silent jobs have a log, too: systemd's own messages about the unit show that it was here.
+        # Jobs without output have a log, too: systemd's own messages about the unit show that it was here.
         if not total and not _has_entry(f"UNIT={unit}"):
             raise ExecutorError(f"the journal has no entries about job {job_id}: it never ran here, or is too old")
     except OSError as error:
@@ -89,13 +89,13 @@ def has_spawn_failure(unit: str) -> bool:
 
 
 def _sync() -> None:
-    """Ask journald to store the content of its sockets; without a response the log may lack that."""
+    """Ask journald to store what is in its sockets; if it does not respond, the log may lack that."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         _run("--sync", timeout_s=JOURNAL_SYNC_TIMEOUT_S)
 
 
 def _has_entry(*matches: str) -> bool:
-    """Raises OSError, subprocess.TimeoutExpired."""
+    """Return whether the journal has such an entry. Raises OSError, subprocess.TimeoutExpired."""
     return bool(_run("--lines=1", "--output=cat", *matches, timeout_s=JOURNAL_TIMEOUT_S))
 
 
@@ -106,9 +106,9 @@ def _run(*arguments: str, timeout_s: float) -> bytes:
 
 
 def _read_tail(matches: list[str], tail_bytes: int) -> tuple[bytes, int]:
-    """Return the last bytes of matching entries, read from the end, and the total number of bytes.
+    """Return the last bytes of the output in the matching entries, read from the end, and its total number of bytes.
 
-    It uses the export format: as JSON the same log costs 1.5 times the CPU on both sides, binary data three times.
+    The export format is used: as JSON the same log costs 1.5 times the CPU on both sides, binary data three times.
     Raises OSError, subprocess.TimeoutExpired.
     """
     options = ["--all", "--reverse", "--output=export", "--output-fields=MESSAGE,_LINE_BREAK"]

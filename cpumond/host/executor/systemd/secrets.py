@@ -14,8 +14,8 @@ _CONTROL: Final = {chr(code) for code in (*range(32), 127)} - {"\t", "\n"}
 
 
 def find_problem(secrets: Mapping[str, str]) -> str:
-    """Return why systemd would ignore a variable and write it to its log, in a sentence without it; "" if it would
-    not."""
+    """Return why systemd would ignore a variable and write it to its log, in a sentence that does not show the
+    variable; "" if systemd accepts all of them."""
     if any(_CONTROL.intersection(value) for value in secrets.values()):
         return "a secret contains a control character, which systemd passes to no process; encode it in base64"
     return ""
@@ -47,7 +47,7 @@ class SecretFiles:
             os.unlink(self._path(job_id))
 
     def keep(self, job_ids: Collection[str]) -> None:
-        """Remove the files of all other jobs."""
+        """Remove the files of all jobs that are not in ``job_ids``."""
         with contextlib.suppress(OSError):
             for name in os.listdir(self._directory):
                 if name not in job_ids:

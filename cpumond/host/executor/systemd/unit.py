@@ -1,6 +1,6 @@
-"""The unit of a job: its name, its start properties, its state, and the meaning of that for the job.
+"""The unit of a job: its name, its start properties, its state, and what that state means for the job.
 
-Pure, but for a look at PATH."""
+Pure, except that it reads PATH."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ UNIT_PREFIX = "cpumond-job-"
 JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 QUOTA_PERIOD_US = 100_000
 MAX_ARGUMENTS_BYTES = 2_097_152
-"""Of argv and environment together; the kernel's own limit is about that."""
+"""Maximum bytes of argv and environment together; the kernel's own limit is about the same."""
 STOP_TIMEOUT_US = 5_000_000
-"""Between SIGTERM and SIGKILL when the host shuts down; the agent's own kill does not wait."""
+"""Microseconds between SIGTERM and SIGKILL when the host shuts down; the agent's own kill does not wait."""
 START_TIMEOUT_US = 30_000_000
 SEARCH_PATH_VERSION = 250
 """The first systemd that looks a program up in directories of the unit (ExecSearchPath=)."""
@@ -37,7 +37,7 @@ ALL_RIGHT: Final = (
 )
 """Exit codes and signals after which the unit stays "active (exited)", with its cgroup, until its result is taken.
 
-All are included but those by which systemd reports that it could not run the program. An exit code is no failure here.
+All are included except those by which systemd reports that it could not run the program. No exit code is a failure.
 """
 
 EXIT_CHDIR, EXIT_EXEC, EXIT_GROUP, EXIT_USER = 200, 203, 216, 217
@@ -70,8 +70,8 @@ def unit_name(job_id: str) -> str:
 
 
 def unit_path(unit: str) -> str:
-    """Return the bus object of a unit: other characters than letters and digits are ``_`` and two hexadecimal
-    digits."""
+    """Return the bus object of a unit; a character that is neither a letter nor a digit becomes ``_`` and two
+    hexadecimal digits."""
     escaped = "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):02x}" for c in unit)
     return f"/org/freedesktop/systemd1/unit/{escaped}"
 
@@ -79,7 +79,7 @@ def unit_path(unit: str) -> str:
 def check_launch(launch: Launch) -> str:
     """Return why a launch cannot be sent over the bus, in a sentence; "" if it can.
 
-    A string with a zero byte would end the connection to the bus, so none is ever sent."""
+    A string with a zero byte would end the connection to the bus, so no such string is ever sent."""
     if not launch.argv or not launch.argv[0]:
         return NO_COMMAND
     words = [*launch.argv, *launch.environment, *launch.environment.values(), launch.user, launch.working_directory]
@@ -100,7 +100,7 @@ def check_launch(launch: Launch) -> str:
 def find_program(launch: Launch, systemd_version: int) -> tuple[str, list[str]]:
     """Return the program for systemd to look up, and the directories to search, if needed.
 
-    systemd sees the job's own view of the file system, which a sandboxed agent may not share. Raises ExecutorError."""
+    systemd sees the file system as the job does; a sandboxed agent may see it differently. Raises ExecutorError."""
     name = launch.argv[0]
     path = launch.environment.get("PATH")
     if "/" in name:
@@ -122,7 +122,7 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
     argv = [word.replace("$", "$$") for word in launch.argv]
     properties: list[tuple[str, str, Any]] = [
         ("Description", "s", f"Job {launch.job_id} of cpumond"),
-        # Stopped after the agent when the host shuts down: then the jobs are lost with it, not failed by a signal.
+        # When the host shuts down, stop jobs after the agent: then they are lost with the host, not failed by a signal.
         ("Before", "as", ["cpumond.service"]),
         ("Slice", "s", IDLE_SLICE if launch.reclaimed else JOBS_SLICE),
         ("Type", "s", "exec"),
@@ -133,8 +133,8 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
         ("SuccessExitStatus", "(aiai)", [list(ALL_RIGHT[0]), list(ALL_RIGHT[1])]),
         ("Restart", "s", "no"),
         ("CPUAccounting", "b", True),
-        # Also on v1, where it becomes cpu.shares, in steps of a hundredth of a core: the agent moves it later and
-        # compares it with the file. Without a CPU setting v1 has no limit file for the unit.
+        # Also on v1, where the weight becomes cpu.shares, in steps of a hundredth of a core: the agent moves it later
+        # and compares it with the file. On v1 a unit without a CPU setting has no limit file.
         ("CPUWeight", "t", compute_start_weight(launch.cpu_limit, 2)),
         ("MemoryAccounting", "b", True),
         ("TasksAccounting", "b", True),
@@ -144,7 +144,7 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
         ("SendSIGKILL", "b", True),
         ("TimeoutStartUSec", "t", START_TIMEOUT_US),
         ("TimeoutStopUSec", "t", STOP_TIMEOUT_US),
-        # A pipeline in a shell relies on it; systemd's own default is for daemons.
+        # Pipelines in a shell rely on SIGPIPE; systemd's own default is for daemons.
         ("IgnoreSIGPIPE", "b", False),
         ("StandardInput", "s", "null"),
     ]
@@ -153,7 +153,7 @@ def unit_properties(launch: Launch, user: str, systemd_version: int) -> list[tup
     if launch.memory_limit > 0:
         properties += [("MemoryMax", "t", launch.memory_limit), ("MemorySwapMax", "t", 0)]
     if launch.has_ceiling:
-        # systemd makes it at least 1 ms per period; 0 would be no limit at all.
+        # systemd raises it to at least 1 ms per period; 0 would mean no limit at all.
         properties.append(("CPUQuotaPerSecUSec", "t", max(1, round(launch.cpu_limit * 1e6))))
         properties.append(("CPUQuotaPeriodUSec", "t", QUOTA_PERIOD_US))
     if launch.reclaimed:
@@ -187,9 +187,9 @@ class UnitState(msgspec.Struct, frozen=True):
 
     @property
     def has_run(self) -> bool | None:
-        """Whether the program was executed, whatever its end; None if this state does not show it.
+        """Whether the program was executed, however it ended; None if this state does not show it.
 
-        A program that ends at once can do so before systemd has noticed that it began."""
+        A program that ends at once can do so before systemd has noticed its start."""
         if self.active_since > 0.0:
             return True
         if self.main_code == _CLD_EXITED and self.main_status in SYSTEMD_EXITS:
@@ -206,12 +206,12 @@ class UnitState(msgspec.Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether the main process has ended, or there will be none."""
+        """Whether the main process has ended, or will never exist."""
         return self.main_code != 0 or (self.active in ("inactive", "failed") and not self.queued)
 
 
 def read_state(properties: Mapping[str, Any], seen: Mapping[str, Any]) -> UnitState:
-    """Return the state from all properties of a unit, and from ``seen``: those in signals while the unit existed."""
+    """Return the state from all properties of a unit, and from ``seen``: properties in signals while it existed."""
     loaded = properties.get("LoadState", "not-found") != "not-found"
     active = properties.get("ActiveState", "inactive")
     if not loaded and active == "inactive":
@@ -268,7 +268,7 @@ def explain_start_failure(state: UnitState) -> tuple[str, bool]:
 
 
 def make_ended(job_id: str, state: UnitState, totals: UnitState, peak: int | None, oom_kills: int) -> Ended:
-    """Describe the end of a job: ``state`` has its result, ``totals`` is of the moment after its last process ended."""
+    """Describe the end of a job: ``state`` has its result, ``totals`` was read after its last process ended."""
     exit_code = ended_by = None
     problem = ""
     if state.main_code == _CLD_EXITED:
