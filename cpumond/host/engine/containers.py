@@ -1,6 +1,6 @@
 """Docker and Podman: their containers, over the engine's unix socket.
 
-Both use the same HTTP interface. Events only trigger another look; their content is not used."""
+Both use the same HTTP interface. An event only triggers a new look at the containers; its content is not used."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cpumond.host.engine.model import SHORT_ID, EngineError, EngineJob, EngineRe
 from cpumond.host.engine.processes import find_engine_cgroup
 
 RELIST_S: Final = 60.0
-"""Seconds between lists of all containers without an event."""
+"""Seconds between two lists of all containers if no event comes."""
 SILENT_S: Final = 600.0
-"""Seconds for which a container without an answer from the engine is not queried again, unless an event concerns it."""
+"""Seconds until a container about which the engine gave no answer is queried again, unless an event concerns it."""
 SETTLE_S, SETTLE_MAX_S = 0.02, 2.0
 LOOK_SHARE: Final = 0.2
-"""Events come in groups: the next look waits for the rest of a group, and the engine spends at most this share of
-the time on looks."""
+"""Events come in groups, so the next look waits for the rest of a group. This is the maximum share of the time that the
+engine spends on looks."""
 MAX_EVENT_BYTES: Final = 1 << 20
 MAX_CONTAINERS: Final = 10_000
 MAX_CORES: Final = 10**6
@@ -61,7 +61,7 @@ class _HostConfig(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Container(msgspec.Struct, frozen=True, rename="pascal"):
-    """The needed part of the response of ``/containers/ID/json`` about one container."""
+    """The fields used of the response to ``/containers/ID/json`` about one container."""
 
     id: str
     name: str = ""
@@ -71,7 +71,7 @@ class Container(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class _Listed(msgspec.Struct, frozen=True, rename="pascal"):
-    """One container of a list; ``pod_name`` only from Podman's own interface."""
+    """One container of a list; only Podman's own interface reports ``pod_name``."""
 
     id: str
     names: list[str] | None = None
@@ -95,8 +95,8 @@ class _Event(msgspec.Struct, frozen=True):
 class ContainerEngine:
     """The client of one dockerd or one Podman service.
 
-    The service of an ordinary user may only name cgroups of that user. One container without a valid answer does not
-    keep the others from having names.
+    The service of an ordinary user may only name cgroups of that user. If one container has no valid answer, the others
+    still get their names.
     """
 
     def __init__(self, kind: str, socket: str, cpu_version: int) -> None:
@@ -107,9 +107,9 @@ class ContainerEngine:
         self._known: dict[str, Container] = {}
         self._pods: dict[str, str] = {}
         self._silent: dict[str, tuple[str, float]] = {}
-        """Containers without a valid answer, the reason, and when to ask again, on the monotonic clock."""
+        """Containers without a valid answer: the reason, and when to query them again, on the monotonic clock."""
         self._suspect = ""
-        """The container that did not get an answer in time at the last look."""
+        """The container about which the engine did not answer in time at the last look."""
         self._title = ""
         self._is_podman = kind == "podman"
 
@@ -126,11 +126,11 @@ class ContainerEngine:
                 trust_env=False,
             ) as client:
                 version = await get_json(client, self._where, "/version", _Version)
-                # Podman may be at Docker's place: /run/docker.sock can be a link to its socket.
+                # Podman may be in Docker's place: /run/docker.sock can be a link to its socket.
                 is_named = any(each.name == "Podman Engine" for each in version.components or ())
                 self._is_podman = is_named or self.kind == "podman"
                 self._title = f"{self.kind} {clean(version.version)}".strip()
-                # Before the list, so that no event in between is missed.
+                # Requested before the list, so that no event in between is missed.
                 endless = httpx2.Timeout(ANSWER_TIMEOUT_S, read=None)
                 query = {"filters": '{"type":["container"]}'}
                 async with client.stream("GET", "/events", params=query, timeout=endless) as events:
@@ -170,7 +170,7 @@ class ContainerEngine:
         try:
             while True:
                 nudged.clear()
-                # Events in ``changed`` from here on came after the list was requested.
+                # An event that is added to ``changed`` from here on came after the list was requested.
                 stale = set(changed)
                 changed.clear()
                 began_s = time.monotonic()
@@ -189,7 +189,7 @@ class ContainerEngine:
                 await reader
 
     async def _look(self, client: httpx2.AsyncClient, stale: Iterable[str]) -> None:
-        """List all running containers and query those that are new or ``stale``."""
+        """List all running containers, and query those that are new or in ``stale``."""
         listed = await get_json(client, self._where, "/containers/json", list[_Listed])
         ids = [each.id for each in listed[:MAX_CONTAINERS] if _ID.fullmatch(each.id)]
         for gone in (self._known.keys() | self._silent.keys()) - set(ids) | set(stale):
@@ -207,11 +207,11 @@ class ContainerEngine:
             except EngineError as error:
                 if isinstance(error, StatusError) and error.status == 404:
                     continue  # it has ended since it was listed
-                # An invalid or too large answer may take long to read: it is not requested at each look.
+                # An invalid or too large answer may take long to read: do not request it at each look.
                 again_at_s = -math.inf if isinstance(error, StatusError) else time.monotonic() + SILENT_S
                 self._silent[each] = f"{error}; ignored", again_at_s
             except TimeoutError:
-                # Once, the engine may be stuck; if everything else is answered and this is not, it is this container.
+                # After one time-out the engine may be stuck. If only this one has no answer twice, it is the cause.
                 if each == self._suspect:
                     what = f"no response about container {each[:SHORT_ID]} within {ANSWER_TIMEOUT_S:g} s"
                     self._silent[each] = f"{self._where}: {what}; ignored", time.monotonic() + SILENT_S
@@ -236,7 +236,7 @@ class ContainerEngine:
                 name = event.actor.get("ID")
                 if event.action in WATCHED_ACTIONS and isinstance(name, str) and _ID.fullmatch(name):
                     yield name
-            # A service that writes without end, perhaps an ordinary user's, does not keep this process busy.
+            # A service, perhaps an ordinary user's, may write without end: it must not keep this process busy.
             await asyncio.sleep(SETTLE_S)
 
     def _make_jobs(self, owner: int) -> EngineReply:
@@ -250,7 +250,7 @@ class ContainerEngine:
         )
 
     def _make_job(self, container: Container, owner: int) -> EngineJob | str:
-        """Describe the container as a job; a sentence if its cgroup is not its own, "" if it does not run."""
+        """Describe the container as a job. Return a sentence if its cgroup is not its own, "" if it does not run."""
         if not container.state.running or container.state.pid <= 0:
             return ""
         path = find_engine_cgroup(container.state.pid, container.id, self._cpu_version)
@@ -284,13 +284,13 @@ class ContainerEngine:
             labels,
             project or clean(pod),
             ordered_cores,
-            # `podman update` did not change the reported limits before 5.1, nor with all of its databases.
+            # Before 5.1 `podman update` did not change the reported limits, and later not with each of its databases.
             reports_request=not self._is_podman,
         )
 
 
 def shorten(container: Container) -> Container:
-    """Reduce a container to the used fields: an ordinary user may run the service, with responses of any size."""
+    """Reduce a container to the fields used: an ordinary user may run the service and send responses of any size."""
     config = container.config
     labels = {key: clean(text) for key, text in (config.labels or {}).items() if key in USED_LABELS}
     host_config = msgspec.structs.replace(container.host_config, cpuset_cpus=clean(container.host_config.cpuset_cpus))
@@ -303,15 +303,15 @@ def shorten(container: Container) -> Container:
 
 
 def find_owner(socket: str) -> int:
-    """Return the uid whose service listens at ``socket``; in a user's own folder that user's, whatever a link there
-    leads to. Raises OSError."""
+    """Return the uid whose service listens at ``socket``. In a user's own folder this is that user, whatever a link
+    there leads to. Raises OSError."""
     found = _USERS_FOLDER.match(socket)
     return int(found[1]) if found is not None else os.stat(socket).st_uid
 
 
 def read_order(given: _HostConfig) -> float | None:
-    """Return a container's requested cores; None without a limit. Raises ValueError for a limit that no kernel
-    accepts, because it is written in the end."""
+    """Return a container's requested cores; None without a limit. Raises ValueError for a limit that no kernel accepts,
+    because in the end the limit is written to the kernel."""
     if given.nano_cpus > 0:
         quota, period = given.nano_cpus, 10**9
     elif given.cpu_quota > 0:

@@ -1,8 +1,8 @@
 """The socket of a container runtime (containerd, CRI-O) that speaks CRI, in place of a kubelet.
 
-It uses three calls of ``runtime.v1.RuntimeService``, whose messages are parsed here field by field: generated code
-would be larger and bound to one version of protobuf. Field numbers are those of the published ``api.proto`` and never
-change."""
+It uses three calls of ``runtime.v1.RuntimeService``. Their messages are parsed here field by field, because generated
+code would be larger and bound to one version of protobuf. The field numbers are those of the published ``api.proto``,
+which never change."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WireError(ValueError):
 
 
 class Message:
-    """A protocol buffers message: the values of its fields by number, numbers or bytes. Raises WireError."""
+    """A protocol buffers message: maps each field's number to its values, numbers or bytes. Raises WireError."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -122,13 +122,13 @@ def read_container(listed: Message, status: Message) -> RunningContainer | None:
         names["container.name"],
         listed.message(4).text(18) or listed.message(4).text(1),
         ordered_cores=quota_us / (period_us if period_us > 0 else DEFAULT_PERIOD_US) if quota_us > 0 else None,
-        # Runtimes before CRI 1.26 do not report it: then the request is the limit found in the cgroup.
+        # Runtimes before CRI 1.26 do not report the request; then it is the limit found in the cgroup.
         reports_request=resources.has(1),
     )
 
 
 class CriEngine:
-    """The client of one runtime. It does not report QoS classes: the paths of cgroups show them."""
+    """The client of one runtime. The runtime does not report QoS classes, but the paths of cgroups show them."""
 
     kind = KIND
 

@@ -22,10 +22,10 @@ async def get_json(
 ) -> _Shape:
     """Return an engine's response to GET ``path``, as ``shape``.
 
-    ``where``: its kind and address, for sentences; ``more``: arguments of ``client.stream``.
+    ``where``: kind and address of the engine, for sentences. ``more``: arguments of ``client.stream``.
 
     Raises StatusError for any status but 200, EngineError for a response that is too large or invalid, TimeoutError
-    after ANSWER_TIMEOUT_S, httpx2.HTTPError or OSError if it does not respond."""
+    after ANSWER_TIMEOUT_S, httpx2.HTTPError or OSError if the engine does not respond."""
     body = bytearray()
     async with asyncio.timeout(ANSWER_TIMEOUT_S), client.stream("GET", path, **more) as answer:
         check_status(answer, where, path)
@@ -40,7 +40,7 @@ async def get_json(
 
 
 class StatusError(EngineError):
-    """A response with another status than 200."""
+    """A response with a status different from 200."""
 
     def __init__(self, sentence: str, status: int) -> None:
         super().__init__(sentence)

@@ -36,14 +36,14 @@ POLL_S: Final = 5.0
 CONFIG_S: Final = 600.0
 """Seconds between lists of all containers, and between reads of the kubelet's own settings."""
 SETTLE_S, LOOK_SHARE = 0.2, 0.2
-"""A requested look waits this long for others, and the kubelet spends at most this share of the time on looks."""
+"""Seconds that a requested look waits for more requests, and maximum share of the time that the kubelet looks."""
 MIN_CORES: Final = 0.01
-"""The kubelet sets no lower limit than this, whatever is requested."""
+"""The lowest limit that the kubelet sets, whatever is requested."""
 MAX_CORES: Final = 1e6
 RECLAIMED_RESOURCE: Final = "cpumond.io/reclaimed-cpu"
 GUARANTEED: Final = "a Guaranteed pod: its CPUs may be its own, so its limit is never moved"
 INSECURE: Final = "none"
-"""As ``ca_file``: the kubelet's certificate is not checked."""
+"""This word as ``ca_file`` means that the kubelet's certificate is not checked."""
 CONTAINER_ID: Final = re.compile(r"[0-9a-f]{64}")
 _CGROUP: Final = re.compile(rf"(?:cri-containerd-|[a-z]+-)?({CONTAINER_ID.pattern})(?:\.scope)?(?:/{CRUN_CHILD})?")
 _POD_CGROUP: Final = re.compile(r"(?:kubepods[a-z-]*-)?pod([0-9a-f][0-9a-f_-]*)(?:\.slice)?")
@@ -58,8 +58,8 @@ class RunningContainer(msgspec.Struct, frozen=True):
     """A running container as its node reports it; ``ordered_cores`` and ``reports_request`` are those of ``EngineJob``.
 
     ``qos`` is "Guaranteed", "Burstable", "BestEffort" or "" (unknown); ``reclaimed`` is that of RECLAIMED_LABEL.
-    ``pod_cores`` is the limit of its pod as a whole, None = it has none. It is one request for all of the pod's
-    containers: the kubelet sets it on the pod's cgroup, and on each container without its own limit.
+    ``pod_cores`` is the limit of its pod as a whole, None if the pod has none. This is one request for all containers
+    of the pod: the kubelet sets it on the pod's cgroup, and on each container without its own limit.
     """
 
     container_id: str
@@ -123,7 +123,7 @@ class _Status(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Pod(msgspec.Struct, frozen=True):
-    """The needed fields of a pod."""
+    """The fields used of a pod."""
 
     metadata: _Metadata
     spec: _Spec = _Spec()
@@ -211,10 +211,10 @@ def parse_cores(quantity: str | float) -> float:
 def make_jobs(
     running: Iterable[RunningContainer], cgroups: Iterable[str], title: str = "", notes: Iterable[str] = ()
 ) -> EngineReply:
-    """Describe containers that have a cgroup as jobs; a pod with a limit as a whole is one job, whatever it contains.
+    """Make jobs of the containers that have a cgroup; a pod with a limit as a whole is one job, whatever it contains.
 
-    Also return the sandbox cgroup, which only keeps the pod's namespaces open, of each pod whose running containers
-    all have a cgroup."""
+    Also return, for each pod whose running containers all have a cgroup, its sandbox cgroup, which only keeps the pod's
+    namespaces open."""
     places: dict[str, dict[str, str]] = {}
     for path in cgroups:
         found = find_ids(path)
@@ -240,14 +240,14 @@ def make_jobs(
         if uid in waited_for or len(left) != 1:
             continue
         [(sandbox, path)] = left.items()
-        # Also if nothing of the pod runs now: it comes first and goes last. CRI-O makes none for most pods.
+        # Even if nothing of the pod runs now: a sandbox starts first and ends last. CRI-O makes none for most pods.
         if uid in known or "/crio-" not in path:
             jobs.append(EngineJob(KIND, sandbox, f"{uid}/sandbox", path, is_job=False))
     return EngineReply(tuple(jobs), title, tuple(sorted(set(notes))))
 
 
 def find_ids(path: str) -> tuple[str, str] | None:
-    """Return the pod's uid and the container's id from the path of a container's cgroup; None if it is none."""
+    """Return the pod's uid and the container's id from the path of a container's cgroup; None for other paths."""
     above, _, last = path.removesuffix(f"/{CRUN_CHILD}").rpartition("/")
     container, pod = _CGROUP.fullmatch(last), _POD_CGROUP.fullmatch(above.rpartition("/")[2])
     if container is None or pod is None:
@@ -256,12 +256,12 @@ def find_ids(path: str) -> tuple[str, str] | None:
 
 
 def find_qos(path: str) -> str:
-    """Return the QoS class of a pod by the path of its cgroup: Guaranteed pods have no class in the path."""
+    """Return a pod's QoS class from the path of its cgroup; a path without a class is that of a Guaranteed pod."""
     return next((qos for qos in ("Burstable", "BestEffort") if re.search(rf"[/-]{qos.lower()}\b", path)), "Guaranteed")
 
 
 def _make_job(each: RunningContainer, path: str) -> EngineJob:
-    """Describe a container as a job, or its pod if that has a limit as a whole."""
+    """Describe a container as a job; if its pod has a limit as a whole, describe the pod."""
     qos = find_qos(path)
     pod = f"{each.namespace}/{each.pod}"
     is_whole = each.pod_cores is not None
@@ -289,15 +289,15 @@ def _make_job(each: RunningContainer, path: str) -> EngineJob:
 
 
 async def wait_for_turn(nudged: asyncio.Event, began_s: float) -> None:
-    """Wait until the next look is due, after one that began at ``began_s`` of the monotonic clock."""
+    """Wait until the next look is due; the last look began at ``began_s`` of the monotonic clock."""
     took_s = time.monotonic() - began_s
     await asyncio.sleep(min(max(SETTLE_S, took_s / LOOK_SHARE), POLL_S))
     await wait_nudged(nudged, POLL_S)
 
 
 class KubeletAccess(msgspec.Struct, frozen=True):
-    """Access to a kubelet at an https:// address: the files of the token and of the authorities for its certificate
-    (INSECURE: any), and the node's name in the certificate."""
+    """Access to a kubelet at an https:// address: the file of the token, the file of the authorities for the kubelet's
+    certificate (INSECURE: any), and the node's name in that certificate."""
 
     token_file: str
     ca_file: str
@@ -305,7 +305,7 @@ class KubeletAccess(msgspec.Struct, frozen=True):
 
 
 class KubeletEngine:
-    """The client of this node's kubelet. An http:// address is its port that requires no token."""
+    """The client of this node's kubelet. An http:// address means the kubelet's port that requires no token."""
 
     kind = KIND
 
@@ -341,7 +341,7 @@ class KubeletEngine:
             raise EngineError(f"{KIND}: no response from {self._address} ({self._word(error)})") from error
 
     async def _ask_quota(self, client: httpx2.AsyncClient) -> bool:
-        """Return whether the kubelet enforces CPU limits; it does unless its settings, if readable, say otherwise."""
+        """Return whether the kubelet enforces CPU limits; yes, unless its settings are readable and say no."""
         try:
             found = await get_json(client, self._where, "/configz", _Configuration, self._make_request())
         except StatusError as error:
@@ -368,7 +368,7 @@ class KubeletEngine:
             token = read_token(self.access.token_file)
         except AccessError as error:
             raise EngineError(f"{KIND}: token_file {error}") from error
-        # The certificate is for the node's name, whatever its address; none is for the loopback.
+        # The certificate is for the node's name, whatever the address is; no certificate is for the loopback.
         return {
             "headers": {"authorization": f"Bearer {token}"},
             "extensions": {"sni_hostname": self.access.node_name},

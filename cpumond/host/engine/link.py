@@ -17,14 +17,14 @@ from cpumond.host.engine.nudge import wait_nudged
 RETRY_S, RETRY_MAX_S = 0.25, 5.0
 LAST_S = 1.0
 MAX_NOTES = 20
-"""At most this many sentences about its jobs are shown of one engine."""
+"""Maximum number of sentences about its jobs that are shown for one engine."""
 
 log = structlog.get_logger("cpumond.agent")
 
 
 class EngineThread:
-    """Follows engines. ``views`` holds the last answer of each, for any thread; ``on_news`` is called in this thread
-    when a view has changed."""
+    """Follows engines. ``views`` holds the last answer of each engine, for any thread. ``on_news`` is called in this
+    thread when a view has changed."""
 
     def __init__(self, on_news: Callable[[], None]) -> None:
         self.views: dict[Key, EngineView] = {}
@@ -122,7 +122,7 @@ class EngineThread:
 
 
 def ask_each(engines: Mapping[Key, Callable[[], Engine]], timeout_s: float) -> dict[Key, EngineView]:
-    """Return the present answers of these engines; the view of one without an answer in ``timeout_s`` has a
+    """Return the present answers of these engines; if an engine does not answer within ``timeout_s``, its view has a
     ``problem``."""
 
     async def ask_all() -> list[EngineView]:

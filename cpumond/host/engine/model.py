@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 Key = tuple[str, str]
 """The kind of an engine and its socket."""
 SLUID: Final = "s" + "[0-9A-HJKMNP-TV-Z]" * 13
-"""Slurm's name of a job besides its number, for its whole life; a glob as well as a regular expression."""
+"""Pattern of a SLUID, Slurm's second name of a job, which never changes; valid as a glob and a regular expression."""
 SHORT_ID: Final = 12
 MAX_LABEL: Final = 128
-"""Characters of a label, and of a job's name: image names with digests are longer."""
+"""Maximum characters of a label and of a job's name; image names with digests are longer."""
 RECLAIMED_LABEL: Final = "reclaimed_cpu"
-"""Label of jobs on CPU reclaimed from others: their request for it, in thousandths of a core."""
+"""Label of jobs on CPU reclaimed from others; its value is their request for such CPU, in thousandths of a core."""
 NO_ENTRIES: Final[Mapping[str, str]] = {}
 
 
@@ -28,12 +28,12 @@ class EngineJob(msgspec.Struct, frozen=True):
     """A container or a job as its engine names it.
 
     ``path`` is the cgroup of the whole job, relative to the hierarchy of the cpu controller; cgroups below belong to
-    the job. ``labels``: name -> text for people; ``group`` names its group (compose project, pod, "").
-    ``ordered_cores`` is its request, None = none, or the engine does not report it. ``reports_request``: it reports
-    each new request, so that ``ordered_cores`` is the newest. ``sets_quota``: the request is also the quota of the
-    job's cgroup. ``left_out``: why its limit must never be moved, "" if it may be. ``is_named`` False: only its cgroup
-    is known. ``is_job`` False: a cgroup of the engine itself, for example one that holds a pod together; it is not
-    shown.
+    the job. ``labels``: name -> text for people. ``group`` names its group (compose project, pod, "").
+    ``ordered_cores`` is its request; None: there is none, or the engine does not report it. ``reports_request``: the
+    engine reports each new request, so ``ordered_cores`` is the newest. ``sets_quota``: the request is also the quota
+    of the job's cgroup. ``left_out``: why its limit must never be moved, "" if it may be. ``is_named`` False: only its
+    cgroup is known. ``is_job`` False: a cgroup of the engine itself, not shown; one that holds a pod together, for
+    example.
     """
 
     kind: str
@@ -53,8 +53,8 @@ class EngineJob(msgspec.Struct, frozen=True):
 class EngineView(msgspec.Struct, frozen=True):
     """The latest answer of one engine.
 
-    ``jobs`` are by path, the last known ones while the engine is down. ``asked_at_s`` is the time of the last complete
-    query, on the monotonic clock, None before the first answer. ``problem`` is a sentence, "" while it answers;
+    ``jobs`` are by path; while the engine is down, the last known ones. ``asked_at_s`` is the time of the last complete
+    query on the monotonic clock, None before the first answer. ``problem`` is a sentence, "" while the engine answers.
     ``title`` is name and version. ``notes`` are sentences about jobs with invalid descriptions.
     """
 
@@ -70,7 +70,7 @@ class EngineView(msgspec.Struct, frozen=True):
         return self.asked_at_s is not None and not self.problem
 
     def count_jobs(self) -> int:
-        """Count the jobs that it has named; cgroups that hold pods together do not count."""
+        """Count the jobs that the engine has named; cgroups that hold pods together do not count."""
         return sum(job.is_job for job in self.jobs.values())
 
 
@@ -83,7 +83,7 @@ class EngineReply(msgspec.Struct, frozen=True):
 
 
 class EngineError(CpumondError):
-    """An engine that does not answer, or gives an invalid answer, in a sentence."""
+    """A sentence about an engine that does not answer, or gives an invalid answer."""
 
 
 Publish = Callable[[EngineReply], None]
@@ -95,13 +95,13 @@ class Engine(Protocol):
     kind: str
 
     async def watch(self, publish: Publish, nudged: asyncio.Event) -> None:
-        """Publish all jobs, and again whenever they change, until cancelled. A look is due at once when ``nudged``.
+        """Publish all jobs, and again whenever they change, until cancelled. Look at once when ``nudged`` is set.
 
         Raises EngineError if the engine is down or gives an invalid answer; then it may be called again."""
 
 
 def clean_labels(labels: Iterable[tuple[str, object]]) -> dict[str, str]:
-    """Return the labels with values, as short printable texts: an engine's users choose them."""
+    """Return the labels that have values, as short printable texts, because an engine's users choose them."""
     return {name: clean(str(value)) for name, value in labels if value not in (None, "")}
 
 

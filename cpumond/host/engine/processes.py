@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 CRUN_CHILD = "container"
-"""crun puts a container's processes, and its limit, into a child of its scope."""
+"""crun puts a container's processes, and its limit, into a child of the container's scope."""
 
 
 def find_engine_cgroup(pid: int, job_id: str, cpu_version: int) -> str | None:
-    """Return the cgroup of a whole container, relative to the hierarchy of the cpu controller, by its first process.
+    """Return the cgroup of a whole container, relative to the cpu hierarchy, by its first process.
 
-    It must have ``job_id`` in its name: an engine that names the process of another job, by mistake or because the PID
-    was reused, is ignored. None if there is none.
+    The cgroup must have ``job_id`` in its name: an engine may name the process of a different job, by mistake or
+    because the PID was reused. Returns None if there is no such cgroup.
     """
     try:
         with open(f"/proc/{pid}/cgroup", encoding="utf-8", errors="surrogateescape") as file:

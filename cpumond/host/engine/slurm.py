@@ -1,9 +1,9 @@
 """Slurm: the jobs of this host's slurmd, as reported by ``squeue``.
 
 Jobs are found in cgroupfs, where Slurm names them by their numbers or, from 26.05 on, by their SLUIDs
-(``CgroupJobIdPaths``); numbers are shown. ``squeue`` is called once about each job, and again if it has another cgroup
-(``scontrol requeue``). With ``--json`` it always returns all jobs of the cluster, which a thousand nodes must not do to
-the controller."""
+(``CgroupJobIdPaths``); numbers are shown. ``squeue`` is called once about each job, and again if the job's cgroup is
+replaced (``scontrol requeue``). With ``--json``, ``squeue`` always returns all jobs of the cluster; a thousand nodes
+must not burden the controller with that."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ KILLED_TIMEOUT_S: Final = 5.0
 ASK_AGAIN_S: Final = 60.0
 """Seconds before asking again about a job that the controller did not know."""
 MAX_ASKED: Final = 100
-"""Maximum number of jobs queried in one look; the others are in the next."""
+"""Maximum number of jobs queried in one look; the rest wait for the next look."""
 MAX_ANSWER_BYTES: Final = 1 << 20
 FORMAT: Final = "%A|%D|%C|%u|%a|%P|%j"
-"""Job, nodes, CPUs, user, account, partition, and the name last, because it may contain anything."""
+"""Job, nodes, CPUs, user, account, partition, and the name last, because a name may contain any text."""
 FORMAT_BY_SLUID: Final = f"%s|{FORMAT}"
 _JOB: Final = re.compile(rf"job_([0-9]+)|({SLUID})")
 _UNKNOWN: Final = "Invalid job id"
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
-    """Slurm's answer about one job; ``cpus`` are on all of its ``nodes``."""
+    """Slurm's answer about one job; ``cpus`` is their number on all of its ``nodes`` together."""
 
     number: str
     nodes: int
@@ -49,7 +49,7 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
 
 class SlurmPlace(NamedTuple):
-    """The cgroup of a job, its path below a hierarchy and its inode; ``key`` is the job's number or its SLUID."""
+    """The cgroup of a job: its path below a hierarchy, and its inode. ``key`` is the job's number or its SLUID."""
 
     key: str
     path: str
@@ -65,7 +65,7 @@ class SlurmEngine:
         self._hierarchies = hierarchies
         self._places = places
         self._known: dict[tuple[str, int], SlurmJob] = {}
-        """By key and inode of their places."""
+        """Jobs by their key and the inode of their place."""
         self._unknown: dict[tuple[str, int], float] = {}
         """Jobs unknown to the controller, and when to ask again, on the clock of the event loop."""
         self._title = ""
@@ -107,7 +107,7 @@ class SlurmEngine:
                 ("partition", job.partition),
             )
         )
-        # CPUs of other nodes are not this one's: for such jobs the CPUs that they may use here count.
+        # CPUs of other nodes do not count: for a job on several nodes, take the CPUs that it may use on this one.
         cpus = job.cpus if job.nodes == 1 else read_cpus(self._hierarchies, place.path)
         return EngineJob(
             "slurm",
@@ -142,8 +142,8 @@ def find_jobs(root: str, places: tuple[str, ...]) -> list[SlurmPlace]:
 
 
 def parse_job(text: str, key: str) -> SlurmJob | None:
-    """Parse the line in FORMAT about the job of this number, or in FORMAT_BY_SLUID, which may contain other jobs of
-    an array or heterogeneous job; None if it is missing or invalid."""
+    """Parse the line about the job named by ``key``: in FORMAT for a number, in FORMAT_BY_SLUID for a SLUID. ``text``
+    may contain other jobs of an array or heterogeneous job. Returns None if the line is missing or invalid."""
     line = next((each for each in text.split("\n") if each.startswith(f"{key}|")), "")
     fields = (line if key.isdecimal() else line[len(key) + 1 :]).split("|", 6)
     if len(fields) < 7 or not all(each.isascii() and each.isdecimal() and int(each) for each in fields[:3]):
