@@ -1,6 +1,6 @@
-"""Processes of cgroups, and signals that never hit another process with a reused PID.
+"""Find and signal the processes of cgroups; a signal never reaches a different process that got a reused PID.
 
-It needs only the standard library, because the keeper of jobs has nothing else."""
+This module needs only the standard library, because the keeper of jobs has nothing else."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PIDFDS_AT_ONCE: Final = 200
 
 
 def read_processes(directory: str) -> set[int]:
-    """Return the processes of one cgroup, without those below it; empty if it is unreadable."""
-    # A threaded cgroup refuses this; its processes are those of the domain above it.
+    """Return the processes of one cgroup without those of cgroups below; an empty set if the cgroup is unreadable."""
+    # A threaded cgroup refuses this; the domain cgroup above it lists its processes.
     with contextlib.suppress(OSError), open(os.path.join(directory, "cgroup.procs"), "rb") as file:
         # 0 stands for a process that this PID namespace does not see.
         return {int(word) for word in file.read().split() if word.isdigit()} - {0}
@@ -24,7 +24,7 @@ def read_processes(directory: str) -> set[int]:
 
 
 def list_processes(directories: Iterable[str]) -> set[int]:
-    """Return the living processes of some cgroups and of those below them; empty if they are gone."""
+    """Return the living processes of some cgroups and of all below them; an empty set if they are gone."""
     found = {pid for directory in directories for place, _, _ in os.walk(directory) for pid in read_processes(place)}
     return set(filter(_is_alive, found))
 
@@ -38,7 +38,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def send_signal(directories: Collection[str], number: int, pids: Iterable[int]) -> None:
-    """Send a signal to those of ``pids`` that are in the cgroups, skipping processes that this one may not signal."""
+    """Send a signal to those of ``pids`` that are in the cgroups; skip processes that this one may not signal."""
     waiting = sorted(pids)
     while waiting:
         held: dict[int, int] = {}
@@ -46,7 +46,7 @@ def send_signal(directories: Collection[str], number: int, pids: Iterable[int]) 
             for pid in waiting[:_PIDFDS_AT_ONCE]:
                 with contextlib.suppress(OSError):
                     held[pid] = os.pidfd_open(pid)
-            # Read with open descriptors: a PID that was given to another process is no longer in the list.
+            # Read while the descriptors are held: a PID that was given to a different process is no longer in the list.
             for pid in held.keys() & list_processes(directories):
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(held[pid], number)
@@ -57,7 +57,7 @@ def send_signal(directories: Collection[str], number: int, pids: Iterable[int]) 
 
 
 def kill_processes(directories: Collection[str]) -> bool:
-    """Send SIGKILL to everything in some cgroups and below, without waiting; return True if there is nothing left."""
+    """Send SIGKILL to all processes in some cgroups and below, without waiting; return True if none is left."""
     for directory in directories:
         with contextlib.suppress(OSError):
             fd = os.open(os.path.join(directory, "cgroup.kill"), os.O_WRONLY | os.O_CLOEXEC)
@@ -67,7 +67,7 @@ def kill_processes(directories: Collection[str]) -> bool:
                 os.close(fd)
     done: set[int] = set()
     for _ in range(_KILL_ROUNDS):
-        # A process that forks meanwhile has its child in the next round.
+        # If a process forks meanwhile, the next round finds its child.
         found = list_processes(directories) - done
         if not found:
             break

@@ -1,9 +1,9 @@
 """Bounds for the connections of one HTTP server: their number, and memory for unfinished requests and unread responses.
 
-Any client can send half a request, many requests at once, or read no response, before it must show a token. At a bound,
-the connection whose last response is oldest is closed: honest clients get responses all the time, so their connections
-stay. At the bound on bytes it is one of those that hold at least the mean, because a small waiting request is not what
-fills the memory. A connection whose complete request is being processed is never closed."""
+Before it must show a token, any client can send half a request, send many requests at once, or read no response. Above
+a bound, the connection whose last response is oldest is closed: honest clients get responses all the time, so their
+connections stay. For the bound on bytes, connections that hold at least the mean come first, because small waiting
+requests do not fill the memory. A connection whose complete request is being processed is never closed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOG_PERIOD_S: Final = 60.0
 
 
 class Member(Protocol):
-    """A connection from a door's view. Only the door writes ``held``; ``source`` is the client's address."""
+    """A connection, as its ``Door`` sees it. Only the door writes ``held``; ``source`` is the client's address."""
 
     held: int
     source: str
@@ -39,10 +39,9 @@ class Member(Protocol):
 class Door:
     """The connections of one server, in the order of their last responses.
 
-    ``max_connections`` bounds their number, ``max_bytes`` their unfinished requests and unread responses together.
-    ``exchange_s`` are the seconds from the connection, or the previous response, to the end of the next response.
-    ``counted`` is their name in the log. ``by_source``: above the bound, a connection of the address with the most
-    connections is closed."""
+    ``max_connections``: bounds their number. ``max_bytes``: bounds the sum of their unfinished requests and unread
+    responses. ``exchange_s``: seconds from the connection, or the previous response, to the end of the next response.
+    ``counted``: what the log calls them. ``by_source``: above the bound, close one from the address with the most."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class Door:
         self._logged_at_s = -LOG_PERIOD_S
 
     def enter(self, connection: Member) -> None:
-        """Add a new connection; an old one may be closed for it."""
+        """Add a new connection; if there are too many, close an old one."""
         self._connections[connection] = None
         if self._sources is not None:
             self._sources[connection.source] += 1
@@ -85,14 +84,14 @@ class Door:
             connection.held = 0
 
     def renew(self, connection: Member) -> bool:
-        """Record that a connection got a response; False if it is closed already."""
+        """Record that a connection got a response; return False if the connection is closed already."""
         if connection not in self._connections:
             return False
         self._connections.move_to_end(connection)
         return True
 
     def hold(self, connection: Member, held: int) -> None:
-        """Record the bytes that a connection holds from now on; ignored once it is closed."""
+        """Record the bytes that a connection holds from now on; a closed connection is ignored."""
         if connection not in self._connections:
             return  # a request received before the close may still be answered
         self.held_bytes += held - connection.held
@@ -125,8 +124,8 @@ class Door:
 class Deadline:
     """Closes a connection if a request and its response take too long together, so that silent peers do not accumulate.
 
-    ``restart`` at its start and after each response, ``cancel`` at its end. ``exchange_s`` is longer than the idle time
-    allowed between two requests.
+    Call ``restart`` when the connection starts and after each response, and ``cancel`` when it ends. ``exchange_s`` is
+    longer than the idle time allowed between two requests.
     """
 
     def __init__(self, exchange_s: float) -> None:
@@ -140,7 +139,7 @@ class Deadline:
             self._timer = loop.call_at(self._ends_at_s, self._look, loop, transport)
 
     def _look(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
-        """One timer serves many answers: each moves the end alone."""
+        """Close the connection if its time is over, else set the timer again: ``restart`` has moved only the end."""
         self._timer = None
         if self._ends_at_s > loop.time():
             self._timer = loop.call_at(self._ends_at_s, self._look, loop, transport)
@@ -154,10 +153,10 @@ class Deadline:
 
 
 class Bounded(asyncio.Protocol):
-    """Mixin for the protocol classes of both libraries, before them in the order of bases. ``door`` is the server's.
+    """Mixin for the protocol classes of both libraries; it must be the first base. ``door`` is that of the server.
 
-    While a request is processed, little more is read than the piece that begins the next one: data sent too early waits
-    in the kernel, and so does its sender.
+    While a request is processed, hardly more is read than the piece in which the next request begins. Data sent too
+    early waits in the kernel, and its sender waits, too.
     """
 
     door: Door
@@ -177,7 +176,7 @@ class Bounded(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport, self)
-        # A piece that is read is parsed in one go. An event loop without this attribute reads more at once.
+        # A piece that was read is parsed in one go. An event loop that ignores this attribute reads larger pieces.
         transport.max_size = PIECE_BYTES  # type: ignore[attr-defined]
         # Count all bytes that the client has not read yet.
         transport.set_write_buffer_limits(high=0)
@@ -199,7 +198,7 @@ class Bounded(asyncio.Protocol):
         return self.has_waiting and not self._unsent
 
     def end(self) -> None:
-        """Close it at once because a bound is reached."""
+        """Close the connection at once, because a bound is reached."""
         self.transport.abort()
 
     def on_response_complete(self) -> None:
@@ -225,8 +224,8 @@ class Bounded(asyncio.Protocol):
         self._deadline.cancel()
         self.door.leave(self)
         super().connection_lost(exc)
-        # Connection, transport and parser refer to each other, and the transport to itself. Free all of them now, not
-        # with the next collection, which may be a hundred thousand connections later.
+        # Connection, transport and parser refer to each other, and the transport to itself. Free all of them now: the
+        # next garbage collection may be a hundred thousand connections later.
         self.cycle = self.scope = None
         self.headers = []
         self._flow.forget()
@@ -234,7 +233,7 @@ class Bounded(asyncio.Protocol):
 
 
 class _Flow(FlowControl):
-    """Resumes reading only if the present request is incomplete, not to read the next one."""
+    """Flow control that resumes reading only if the present request is incomplete: the next one must wait."""
 
     def __init__(self, transport: asyncio.Transport, connection: Bounded) -> None:
         super().__init__(transport)
@@ -249,11 +248,11 @@ class _Flow(FlowControl):
 
 
 class BoundedH11(Bounded, H11Protocol):
-    """Bounded h11 protocol: h11 takes one request after the other from what was read, at most one piece of
-    PIECE_BYTES."""
+    """Bounded protocol class for h11. h11 takes one request after the other from what was read, which is at most one
+    piece of PIECE_BYTES."""
 
     def send_400_response(self, msg: str) -> None:
-        """Handle bytes that are not HTTP: the connection ends, whatever response is under way."""
+        """Handle bytes that are not HTTP: close the connection, even if a response is under way."""
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

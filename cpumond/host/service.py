@@ -22,10 +22,10 @@ ABSENT_ERRNOS = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 IP_FREEBIND: Final = 15
 IPV6_FREEBIND: Final = 78
-"""From <linux/in.h> and <linux/in6.h>; ``socket`` does not define them."""
+"""Both are from <linux/in.h> and <linux/in6.h>; ``socket`` does not define them."""
 
 MAX_STATUS = 800
-"""Characters of a status: systemd drops a message of more than 4096 bytes."""
+"""Maximum characters of a status: systemd drops a message of more than 4096 bytes."""
 EXTEND_S = 30
 
 log = structlog.get_logger()
@@ -34,9 +34,9 @@ log = structlog.get_logger()
 def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]:
     """Open the TCP sockets of ``listen``, "host:port": one for each address of the host, all on one port.
 
-    An address that this machine lacks is skipped if it has another one. If it has none, they may appear later (DHCP, a
-    VPN, a failover): they are listened on already, and a warning is logged. ``key`` names the setting ("table.key"),
-    for messages. Raises CreateError or AccessError.
+    An address that this machine lacks is skipped if the machine has another address of the host. If it has none, they
+    may appear later (DHCP, a VPN, a failover): the sockets listen on them already, and a warning is logged. ``key``
+    names the setting ("table.key"), for messages. Raises CreateError or AccessError.
     """
     host, port = parse_listen(listen, key)
     table, _, name = key.partition(".")
@@ -70,11 +70,11 @@ def open_tcp_sockets(listen: str, key: str, backlog: int) -> list[socket.socket]
 def _listen_on_all(
     places: Sequence[tuple[int, tuple[Any, ...]]], backlog: int, is_early: bool = False
 ) -> list[socket.socket]:
-    """Open one socket for each family and address; missing addresses are skipped, unless all are. Raises OSError."""
+    """Open one socket for each family and address; skip missing addresses unless all are missing. Raises OSError."""
     sockets: list[socket.socket] = []
     absent: OSError | None = None
     for family, place in places:
-        # One port for a host, also if the kernel chose it.
+        # All addresses of a host share one port, even if the kernel chose it.
         port = sockets[0].getsockname()[1] if sockets else place[1]
         try:
             sockets.append(_listen(family, (place[0], port, *place[2:]), backlog, len(places) == 1, is_early))
@@ -90,8 +90,8 @@ def _listen_on_all(
 
 
 def _listen(family: int, address: tuple[Any, ...], backlog: int, is_alone: bool, is_early: bool) -> socket.socket:
-    # With its protocol named, the event loop turns off Nagle's algorithm, which would delay a response in two pieces by
-    # 40 ms.
+    # If its protocol is named, the event loop turns off Nagle's algorithm, which would delay a response sent in two
+    # pieces by 40 ms.
     tcp = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -100,7 +100,7 @@ def _listen(family: int, address: tuple[Any, ...], backlog: int, is_alone: bool,
             tcp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if is_early:
             is_v6 = family == socket.AF_INET6
-            # On a kernel without it, ``bind`` refuses the address again, and that error explains it.
+            # On a kernel without this option, ``bind`` refuses the address again; that error explains the reason.
             with contextlib.suppress(OSError):
                 tcp.setsockopt(
                     socket.IPPROTO_IPV6 if is_v6 else socket.IPPROTO_IP, IPV6_FREEBIND if is_v6 else IP_FREEBIND, 1
@@ -121,13 +121,13 @@ def close_sockets(sockets: list[socket.socket]) -> None:
 class ServiceManager:
     """The service manager (sd_notify), if ``environment`` says that it started this process; else nothing is sent.
 
-    ``watchdog_s``: seconds it waits for WATCHDOG=1; infinity if it does not."""
+    ``watchdog_s``: seconds for which the manager waits for WATCHDOG=1; infinity if it does not watch this process."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._send: Callable[[str], object] | None = None
         self._unescapes = "SYSTEMD_EXEC_PID" in environment
-        """systemd sets it since 248. Since 246 it removes each backslash of a message, and drops a message that ends
-        with one."""
+        """systemd has set this variable since 248. Since 246 systemd removes each backslash of a message, and drops a
+        message that ends with one."""
         self.watchdog_s = math.inf
         if environment.get("NOTIFY_SOCKET"):
             from cysystemd import daemon
@@ -154,13 +154,14 @@ class ServiceManager:
         try:
             self._send("\n".join(lines))
         except (OSError, RuntimeError, ValueError):
-            # The manager is unavailable: its watchdog decides.
+            # The manager is unavailable; its watchdog decides what happens.
             return
 
     def extend(self, status: str = "") -> None:
         """Extend the time-out of a long start or stop to EXTEND_S from now, whatever the manager's own time-out is.
 
-        For a loop that makes progress, after each step: without a ``status`` at most one message per second is sent."""
+        Call it after each step of a loop that makes progress; without ``status``, at most one message a second is
+        sent."""
         now_s = time.monotonic()
         if status or now_s - self._extended_at_s >= 1.0:
             self._extended_at_s = now_s
@@ -176,11 +177,11 @@ def read_watchdog_s(environment: Mapping[str, str]) -> float:
 
 
 OTHER_DESCRIPTORS: Final = 256
-"""Descriptors not used by jobs: connections, and files open for a moment, without which no limit can be written."""
+"""Descriptors reserved for anything but jobs: connections and short-lived files, needed for writing limits."""
 
 
 def find_room(limit: int) -> float:
-    """Return the descriptors that jobs may hold with RLIMIT_NOFILE ``limit``, of which at most a quarter stays free."""
+    """Return how many descriptors jobs may hold if RLIMIT_NOFILE is ``limit``; at most a quarter of it is reserved."""
     return math.inf if limit == resource.RLIM_INFINITY else limit - min(OTHER_DESCRIPTORS, limit // 4)
 
 
@@ -192,10 +193,10 @@ LARGE_BYTES: Final = 32_768
 def give_back_large_blocks() -> None:
     """Make freed blocks of LARGE_BYTES and more return to the system, for example after thousands of requests.
 
-    By default glibc takes such blocks from its heap once one was freed, where a small block after them keeps them."""
+    By default, once one was freed, glibc takes such blocks from its heap, where a small block above keeps them."""
     import ctypes  # not every program that starts needs it
 
-    with contextlib.suppress(OSError, AttributeError):  # another C library
+    with contextlib.suppress(OSError, AttributeError):  # a C library without mallopt
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
