@@ -1,8 +1,8 @@
-"""The agent's configuration: a TOML file and ``conf.d`` drop-ins, checked, as frozen values.
+"""The agent's configuration: a TOML file and ``conf.d`` drop-ins are checked, and become frozen values.
 
 Each file is checked by itself, so that a message names the file and the key. Then tables are merged: a key in a later
-file overrides that in an earlier one, but ``[[source]]`` entries of all files are kept. After that, rules between keys
-are checked. Keys may have hyphens or underscores; both spellings of one key in one table are an error."""
+file overrides the same key in earlier files, but ``[[source]]`` entries of all files are kept. After that, rules
+between keys are checked. Keys may have hyphens or underscores; both spellings of a key in one table are an error."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class SchedulerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[resources]``: the resources that this host offers to jobs. For None, the host offers all that it has.
+    """``[resources]``: the resources that this host offers to jobs. If one is None, the host offers all that it has.
 
     The remaining keys decide how long the jobs together may exceed these resources before jobs are aborted, and by
     which fraction of the CPU they may exceed it permanently (semantics.md 1.9)."""
@@ -342,7 +342,7 @@ def parse_layer(raw: object, where: str, key: str = "job-cpu-monitor") -> Layer:
 
 
 def read_assignments(assignments: tuple[str, ...]) -> dict[str, Any]:
-    """Read unchecked options given as ``key=value`` on the command line. A value that is not valid TOML is a text.
+    """Read unchecked options given as ``key=value`` on the command line. A value that is not TOML counts as text.
 
     Raises ConfigError if the equals sign is missing, or if a value has several lines, which could be several values."""
     raw: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The parts and the state of one agent; only the tick's thread uses them."""
+"""The parts and the state of one agent. They are for the tick's thread."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Engines:
             left_s = since_s + timeout_s - time.monotonic()
             if left_s <= 0.0:
                 break
-            self._news.wait(min(left_s, ANSWER_LOOK_S))  # an answer without changes is no news
+            self._news.wait(min(left_s, ANSWER_LOOK_S))  # an answer without changes does not set it
             self._news.clear()
         return bool(keys)
 

@@ -36,8 +36,8 @@ class LookRound:
 
 
 class UseLook:
-    """A job whose usage is looked at for ``early_restore``. ``usage_us`` is its CPU time at the last look, and ``at_s``
-    the time of that look. ``most_us_per_s`` is the usage above which its limit is raised."""
+    """A job whose usage is looked at for ``early_restore``. ``usage_us``: the job's CPU time at the last look.
+    ``at_s``: the time of that look. ``most_us_per_s``: the usage above which the job's limit is raised."""
 
     __slots__ = ("at_s", "fd", "job", "most_us_per_s", "parse_us", "usage_us")
 
@@ -58,7 +58,7 @@ class UseLook:
         ValueError, IndexError."""
         usage_us, before_us = self.parse_us(os.pread(self.fd, USAGE_BYTES, 0)), self.usage_us
         seconds, self.usage_us, self.at_s = at_s - self.at_s, usage_us, at_s
-        # If two looks follow each other quickly, the kernel may count in between the time since its last tick.
+        # Shortly after the previous look, the usage may contain time that the kernel counted late, at its tick.
         if usage_us - before_us <= self.most_us_per_s * seconds or seconds < EARLY_LOOK_S / 2:
             return 0.0
         return (usage_us - before_us) / (seconds * 1e6)
@@ -135,8 +135,8 @@ class LookSchedule:
     def take_due(self, now_s: float, stride: int = 1) -> list[Watched]:
         """Return what to look at now. With ``stride`` > 1 this is one in ``stride`` jobs, in turns.
 
-        Jobs that were checked within the last quarter of a period are skipped, so no gap exceeds 5/4 of a period. If a
-        look is late, the next one is not; missed looks are not made up for."""
+        Jobs that were checked within the last quarter of a period are skipped, so no gap exceeds 5/4 of a period. A
+        late look does not delay the next one, and missed looks are not made up for."""
         due: list[Watched] = []
         for each in self._rounds.values():
             if now_s >= each.next_s:

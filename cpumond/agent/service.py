@@ -72,7 +72,7 @@ class Agent:
         self.reloading = False
         self._thread = threading.get_ident()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # The pipe is not closed in ``close``: a thread may be about to write, maybe into a new file with this number.
+        # ``close`` must not close the pipe: a thread may be about to write, and a new file could get the number.
         weakref.finalize(self, _close_all, self._wake_r, self._wake_w).atexit = False
         self._poll = select.poll()
         self._poll.register(self._wake_r, select.POLLIN)

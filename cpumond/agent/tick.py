@@ -166,7 +166,7 @@ class TickLoop:
         )
 
     def _concerns_a_source(self, path: str) -> bool:
-        """Return whether a change at ``path`` can concern a job, which is not true of every child that is watched."""
+        """Return whether a change at ``path`` can concern a job. Some children of a watched directory cannot."""
         relative = os.path.relpath(path, self.context.hierarchies.cpu_root)
         return any(concerns(source, relative) for source in self.context.config.source)
 
@@ -262,7 +262,7 @@ class TickLoop:
             if stride > 1 and number % stride:
                 self.totals.shed_checks += 1
                 continue
-            # Checks have a fixed rate: if a check is less than half a tick early or late, the next one is not.
+            # Checks have a fixed rate: a check less than half a tick early or late does not move the next one.
             on_time = job.next_check_s > now_s - slack_s
             job.next_check_s = (job.next_check_s if on_time else now_s) + job.settings.check_period_s
             try:
@@ -304,7 +304,7 @@ class TickLoop:
         self.context.last = TickEnd(self.totals.ticks, self.clock.wall_s(), now_s, duration_s, self.context.period_s)
 
     def _adjust_check_stride(self) -> None:
-        """Check jobs less often while the budget of ``[cost]`` is exceeded, more often again far below the budget.
+        """Check jobs less often above the budget of ``[cost]``, and more often again far below the budget.
 
         Only the CPU time of this thread counts: if metrics requests are expensive, jobs are not checked less often."""
         now_s, budget = self.clock.monotonic_s(), self.context.config.cost.cpu_budget_ratio

@@ -398,7 +398,7 @@ def resolve_job(
 
     ``cache`` is valid for one rescan. The xattr of a cgroup decides if root owns the cgroup. If a user owns it, the
     xattr can only lower the level: no user can opt in a job that the operator left out. An engine's job without a name
-    is only observed. The quota of a scheduler's job does not move if the job has no quota, or if its tree keeps it."""
+    is only observed. The quota of a scheduler's job does not move if it has none, or if its tree keeps quotas."""
     key = (id(found.source), found.operation_id)
     settings = None if found.layer else cache.get(key)
     if settings is None:

@@ -656,7 +656,7 @@ class AssignedJobs:
     def _update_file(self, job: AssignedJob, strict: bool = False, **changes: Any) -> None:
         """Change the job's file and write it. A failure is logged; if ``strict`` (before a start), it is raised."""
         job.file = msgspec.structs.replace(job.file, **job.sums(), **changes)
-        # A job starts, or fails to, within milliseconds: a heartbeat reports this together with the result.
+        # A job is "starting" only for milliseconds, so this state needs no heartbeat of its own.
         self._changed |= job.file.state != "starting"
         if not os.path.isdir(job.directory) and not strict:
             return  # the job's directory was never created

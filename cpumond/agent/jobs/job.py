@@ -58,7 +58,7 @@ NO_SECRETS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class AssignedJob:
-    """One job. ``sent_at_s``: when the heartbeat was sent to which the order was the response (monotonic seconds)."""
+    """One job. ``sent_at_s``: monotonic time when the heartbeat was sent whose response contained the order."""
 
     __slots__ = (
         "checkpoint_at", "directory", "earlier", "file", "found", "kill_at_s", "over_reserve", "received_at_s",
@@ -191,7 +191,7 @@ class AssignedJob:
         )
 
     def _has_failed_by_itself(self, ended: Ended) -> bool:
-        """Return whether a job that was asked to stop by a signal of its own choice ended with an exit code above 0."""
+        """Return whether a job, interrupted by the signal that its order names, ended with an exit code above 0."""
         is_overdraft = self.file.stop is not None and self.file.stop.kind == OVERDRAFT
         return bool(self.order.interruption_signal and ended.exit_code) and not is_overdraft
 

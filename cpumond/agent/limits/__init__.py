@@ -1,1 +1,1 @@
-"""Writing limits: who wrote one, what to write next, and how to restore originals."""
+"""Write limits: find out who wrote a limit, choose what to write next, and restore originals."""

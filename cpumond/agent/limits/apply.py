@@ -255,7 +255,7 @@ class Applier:
             self.due.snapshot = None
 
     def _look_closer(self, job: Tracked, now_s: float, recent_cores: float | None) -> Decision | None:
-        """Return the raise for a job that the agent's limit throttles, or soon will: ``recent_cores`` are above it.
+        """Return the raise for a job that the agent's limit throttles, or soon will because ``recent_cores`` exceed it.
         Return None if the limit does not throttle the job, or may not be written now: the next check decides then."""
         before = job.state
         if before.limit_cores >= before.hard_cores or before.seen is None or now_s < job.hold.write_after_s:

@@ -341,7 +341,7 @@ class ExternalWrites:
             event.values, msgspec.structs.replace(found, period_us=job.original.period_us)
         )
         try:
-            job.cgroup.write_settings(found, job.in_force)  # the agent may have raised it since
+            job.cgroup.write_settings(found, job.in_force)  # the agent may have raised the limit since
         except CpumondError as error:
             self.totals.complain(None, error)
         self._take_unit_write(job, before, event.values, now_s, is_conflict=True)

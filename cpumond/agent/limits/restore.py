@@ -493,7 +493,7 @@ def _leave_out(paths: Container[str], originals: Mapping[str, Original]) -> dict
 
 def _check_config(config_path: str | None) -> CpumondError | None:
     """Return the error of the configuration, if any. The caller has restored the limits before this check."""
-    from cpumond.agent.config import load_config  # takes as long as all the rest
+    from cpumond.agent.config import load_config  # takes as long as everything before
 
     try:
         load_config(config_path)

@@ -1,8 +1,8 @@
 """Limits of systemd units: the tick's thread sends values to systemd through ``host.systemd.bus``, and gets answers.
 
-A unit's limit is lowered by systemd: it gets the property and writes the kernel's file. More CPU must be available at
-once: ``writer`` first writes the file, then sends systemd the same value, so that ``daemon-reload`` and a restart of
-the unit keep that value. The bus, which has a thread, is opened only when a unit is first set."""
+To lower a unit's limit, the agent sends systemd the property, and systemd writes the kernel's file. A raise must have
+its effect at once: ``writer`` first writes the file, then sends systemd the same value, so that ``daemon-reload`` and a
+restart of the unit keep it. The bus, which has a thread, is opened only when the first unit is set."""
 
 from __future__ import annotations
 

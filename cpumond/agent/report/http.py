@@ -14,7 +14,7 @@ from cpumond.core.errors import ConfigError
 from cpumond.core.wire import Heartbeat
 
 MAX_ANSWER_BYTES = 65_536
-"""Maximum length of a response that is read, so that the connection can be kept; a longer one closes it."""
+"""Maximum length of a response. It is read, to keep the connection; after a longer one, the connection is closed."""
 
 
 def make_http_reporter(report: Report, rng: random.Random | None = None) -> Mailbox:

@@ -83,8 +83,8 @@ class Carrier(Protocol):
 class Mailbox:
     """A reporter: a thread that lets ``carrier`` send the newest heartbeat until the receiver accepts one.
 
-    The first failure of each kind is logged as ``<event>_failed``. When a heartbeat is accepted after failures,
-    ``<event>_recovered`` is logged, and failures of all kinds are logged again. ``rng`` draws the waits."""
+    The first failure of each kind is logged as ``<event>_failed``. When a heartbeat is accepted after that,
+    ``<event>_recovered`` is logged, and later the first failure of each kind again. ``rng`` draws the waits."""
 
     def __init__(
         self, event: str, carrier: Carrier, timeout_s: float, retry_max_s: float, rng: random.Random | None = None

@@ -62,7 +62,7 @@ MAX_SENTENCE: Final = 1000
 
 REQUESTS_PER_ANSWER: Final = 4
 REQUESTS_S: Final = 1.0
-"""Seconds by which the requests in one response may delay the next heartbeat; twice that if the last one hangs."""
+"""Maximum delay of the next heartbeat by the requests in one response; twice that if the last request hangs."""
 
 REFUSED: Final = "status 422"
 """Kind of the failure if the scheduler understands a registration but does not allow it."""
