@@ -202,8 +202,8 @@ class _Follower:
     def conclude(self, seconds: float, ordered_cores: float) -> RuleEstimate:
         """Return means over the last ``seconds``, the time since ``warm`` was recorded.
 
-        ``ordered_cores`` is the mean request over all the time, and multiplied by the reclaimable fraction. So even if
-        the request has changed, the reclaimable CPU cannot exceed what was requested."""
+        The reclaimable fraction is multiplied by ``ordered_cores``, the mean request over all the time. So even if the
+        request has changed, the reclaimable CPU cannot exceed the request."""
         reclaimable, ordered, held, most, kept, lost = (
             (now - before) / seconds if seconds > 0.0 else 0.0 for now, before in zip(self.sums, self.warm, strict=True)
         )

@@ -295,7 +295,7 @@ class JobState(msgspec.Struct, frozen=True, gc=False):
     - ``smoothed_cores``: the smoothed usage, None before the second good sample.
     - ``window``: the last smoothed values (vote mode document) or votes (ytsaurus), the oldest first; ``usages``: the
       usage in the same checks, for ``headroom_ratio``.
-    - ``base``: the sample with which the next sample is compared. ``hold_until_s``: the limit is not cut before.
+    - ``base``: the sample with which the next sample is compared. ``hold_until_s``: no cut is made before this time.
     - ``smoothed_cpu_s``, ``preemptible_cpu_s``, ``max_cpu_s``: the sums of section 1.7 in core-seconds; ``max_cpu_s``
       is the sum of ``hard_cores``.
     - ``throttled_cpu_s``: the time for which a quota throttled threads in the checked intervals, summed over CPUs. The

@@ -1,8 +1,8 @@
 """Rule ``peak`` (limit_rules.md 2): the recent maximum of usage plus a reserve, remembered adaptively.
 
 The limit is the recent maximum of usage plus ``reserve_ratio``; the remembered peak fades. If a lowered limit holds the
-job back at all, the full request is restored at once, and from then on the peak is remembered longer. This is adjusted
-for each job such that the job is held back for at most the fraction ``throttle_budget`` of its time."""
+job back at all, the full request is restored at once, and from then on the peak is remembered longer. The length of
+this memory is adjusted for each job, so that the job is held back for at most ``throttle_budget`` of its time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EARLY_ABOVE: Final = 1.1
 EARLY_GIVES: Final = 1.2
 """With ``early_restore = "use"``, a job gets this multiple of its usage."""
 EARLY_HOLD_S: Final = 1.0
-"""Minimum seconds for which a job keeps a limit raised so; otherwise each check would cut what the next look raises."""
+"""Minimum seconds for which such a limit is kept; otherwise each check would cut what the next look raises."""
 RETRY_CUT_S: Final = 60.0
 """Seconds after which a cut without effect is tried again: the threads that prevented the cut may have ended."""
 

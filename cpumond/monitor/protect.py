@@ -29,9 +29,9 @@ def needs_restore(
 ) -> bool:
     """Return whether a lowered limit must be restored at once, because of one of three signs.
 
-    A quota: more than ``throttle_restore_ratio`` of the periods were throttled. A different limit: ``usage_cores``
-    exceed ``use_restore_ratio`` * limit. Any limit: some task waited for CPU for more than ``pressure_restore_ratio``
-    of the time, as a lowered weight makes tasks wait. A ratio of 0 turns off its sign."""
+    For a quota: more than ``throttle_restore_ratio`` of the periods were throttled. For other limits: ``usage_cores``
+    exceed ``use_restore_ratio`` * limit. For all limits: some task waited for CPU for more than
+    ``pressure_restore_ratio`` of the time, since a lowered weight makes tasks wait. A ratio of 0 turns a sign off."""
     if state.limit_cores >= state.hard_cores:
         return False
     if 0.0 < settings.throttle_restore_ratio < throttled_ratio and settings.is_ceiling:
