@@ -14,8 +14,8 @@ from cpumond.api.json.endpoint import Needs
 from cpumond.api.yt.transport import COMMANDS
 
 Role = Literal["anonymous", "user", "owner", "manager", "node", "administrator"]
-"""``user``: a known user whom no access list names; ``owner`` of the operation; ``manager``: may administer its
-pool."""
+"""Roles. ``user``: a known user whom no access list names; ``owner``: of the operation; ``manager``: may administer the
+operation's pool."""
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
@@ -39,7 +39,7 @@ NEEDS: Final[Mapping[Needs, frozenset[Role]]] = {
     "`administer` on the tree": frozenset({"administrator"}),
     "an administrator": frozenset({"administrator"}),
 }
-"""Right that a request needs, in words -> the roles that have it where the pool's access list lets its manager
+"""Right that a request needs, in words -> the roles that have this right if the pool's access list lets its manager
 administer it."""
 
 _OF_COMMAND: Final[Mapping[str, Needs]] = {
@@ -59,8 +59,8 @@ _OF_COMMAND: Final[Mapping[str, Needs]] = {
     **dict.fromkeys(("check_permission", "check_operation_permission"), "a known user, for the own"),
     "execute_batch": "a known user",
 }  # fmt: skip
-"""Right by the name of a command of ``yt``; other commands need a known user. A batch needs the rights of its
-commands."""
+"""Command of ``yt`` -> the right that it needs; a command that is missing here needs a known user. A batch needs the
+rights of its commands."""
 
 OTHERS: Final[Mapping[str, tuple[str, Needs]]] = {
     "GET /": ("The page, without data", "nothing"),
@@ -87,7 +87,7 @@ class AccessRow(NamedTuple):
     needs: Needs
 
     def allows(self, role: Role) -> bool:
-        """Whether a user of that role may send this request about the pool or operation of that manager or owner."""
+        """Whether a user of ``role`` may send this request about a pool or operation of the same user."""
         return role in NEEDS[self.needs]
 
 

@@ -1,7 +1,7 @@
 """Bodies of requests, from their first byte to the answer: limits of size, time, and memory for all of them together.
 
-When the limit is reached, unfinished bodies are dropped first, the oldest before the others, because sending one takes
-only a moment.
+When the limit of memory is reached, unfinished bodies are dropped first, beginning with the oldest, because a client
+can send a body within a moment.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from cpumond.scheduler.model import GENERIC, TOO_MANY_REQUESTS
 T = TypeVar("T")
 
 MAX_BYTES: Final = 64 * 2**20
-"""Maximum bytes of all bodies that arrive or are processed, by the estimated memory they take."""
+"""Maximum estimated memory, in bytes, of all bodies that arrive or are processed."""
 MAX_USER_BYTES: Final = 16 * 2**20
-"""Maximum bytes of all bodies of one user, estimated as for MAX_BYTES."""
+"""Maximum estimated memory, in bytes, of all bodies of one user."""
 READ_S: Final = 30.0
 """Seconds from the first piece of a body to the last."""
 LARGE_BYTES: Final = 256 * 1024
 LARGE_AT_ONCE: Final = 4
-"""Bodies of more than LARGE_BYTES that are processed at a time; others wait, except those of nodes."""
+"""Maximum number of bodies above LARGE_BYTES that are processed at a time; further ones wait, unless of a node."""
 DROPPED_BYTES: Final = 32 * 2**20
 DROPPED_S: Final = 5.0
 """Seconds for which the rest of a body that is too large is read."""
 VALUE_BYTES: Final = 64
-"""Minimum memory of a value besides its text."""
+"""Bytes of memory that any value takes in addition to its text."""
 
 
 class HttpError(Exception):
-    """A request that is refused before it becomes a command. ``status`` is HTTP's, ``code`` that of YTsaurus."""
+    """A request that is refused before it becomes a command. ``status``: of HTTP; ``code``: of YTsaurus."""
 
     def __init__(
         self, status: int, message: str, code: int = GENERIC, headers: Mapping[str, str] | None = None
@@ -73,14 +73,12 @@ class Bodies:
         """Bodies that arrive, the oldest first."""
 
     async def run_in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run long work in a thread, one piece at a time, because the event loop's thread must not compete with
-        many."""
+        """Run long work in a thread, one piece at a time, because many threads would compete with the event loop's."""
         async with self._thread_lock:
             return await asyncio.to_thread(work, *arguments)
 
     def hold(self, user: str, of_node: bool = False) -> HeldBody:
-        """Register a body that will be read. It counts until the end of ``with``; a body ``of_node`` counts for no
-        user."""
+        """Register a body that will be read, until the end of ``with``. With ``of_node`` it counts for no user."""
         return HeldBody(self, user, of_node)
 
 
@@ -105,7 +103,7 @@ class HeldBody:
     async def read(self, request: Request, limit: int, unpack: bool = False) -> bytes:
         """Return the whole body of at most ``limit`` bytes, counted after unpacking (``Content-Encoding: gzip``).
 
-        Raises BodyError, and ClientDisconnect if the rest of it will not come.
+        Raises BodyError, and ClientDisconnect if the client disconnects before the end of the body.
         """
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > limit:
@@ -154,7 +152,7 @@ class HeldBody:
             self._is_large = True
 
     def _take(self, count: int) -> None:
-        """Reserve memory. Raises BodyError if there is none and none can be freed."""
+        """Reserve ``count`` bytes of memory. Raises BodyError if too little is left and none can be freed."""
         self._count(count)
         bodies = self._bodies
         while not self._of_node and bodies.of_user[self._user] > bodies.max_user_bytes:

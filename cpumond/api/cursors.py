@@ -20,10 +20,10 @@ def cut_page(
     items: Sequence[T], limit: int, cursor: str, key: Callable[[T], Any], precedes: Callable[[Any, Any], bool],
     order: str = "", offset: int = 0,
 ) -> tuple[Sequence[T], str | None]:  # fmt: skip
-    """Return at most ``limit`` of sorted items, and the cursor of the next page, None at the end.
+    """Return a page of at most ``limit`` sorted items, and the cursor of the next page (None on the last page).
 
-    ``cursor``: that of the previous page; "" for the first, which begins at ``offset``. ``key``: plain values that
-    place an item in the order named ``order``; ``precedes``: whether one key comes before another. Raises CommandError.
+    ``cursor``: from the previous page; "" for the first page, which begins at ``offset``. ``key``: plain values of an
+    item that ``order`` compares; ``precedes``: whether one key comes before another. Raises CommandError.
     """
     if cursor:
         last = _read(cursor, order)

@@ -59,7 +59,7 @@ _OPERATION: Final = "/operations/{operation}"
 _JOB: Final = "/operations/{operation}/jobs/{job}"
 _NODE: Final = "/nodes/{node}"
 _ASK_NODE: Final = (404, 429, 503, 504)
-"""Refusals of endpoints that wait for a node, or for the disk with the history."""
+"""Statuses of refusals by endpoints that wait for a node, or for the disk with the history."""
 
 
 def _get(
@@ -72,7 +72,7 @@ def _command(
     method: str, path: str, name: str, summary: str, command: type[Command] | Callable[[Call], Command | UndoChange],
     needs: Needs, body: Any = None, refusals: tuple[int, ...] = (409,), **more: Any,
 ) -> Endpoint:  # fmt: skip
-    """An endpoint that carries out a command, made from all fields of the request, or by a function."""
+    """Return an endpoint for a command, which is made from all fields of the request, or by a function."""
     make = partial(_make_command, command) if isinstance(command, type) else command
 
     async def execute(call: Call) -> views.Done:

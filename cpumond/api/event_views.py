@@ -12,9 +12,9 @@ from cpumond.scheduler.events import Event, EventChange, EventKind
 
 
 class EventView(View, frozen=True):
-    """An event. ``at``: seconds since 1970; ``time``: the same in UTC. ``number``: identifies it for undo and for
-    requests of older events. ``count``: number of similar events that it stands for. ``can_undo``: it changed trees or
-    pools."""
+    """An event. ``at``: seconds since 1970; ``time``: the same in UTC. ``number``: identifies the event in undo and in
+    requests for older events. ``count``: number of similar events that this one stands for. ``can_undo``: the event
+    changed trees or pools."""
 
     number: int
     at: float
@@ -51,9 +51,9 @@ V = TypeVar("V", EventView, AuditView)
 
 
 class EventList(View, frozen=True):
-    """Events, the newest first; ``next``: the number below which older events are requested, null at the end.
+    """Events, the newest first. ``next``: to get older events, request numbers below this one; null at the end.
 
-    ``titles``: those of the operations concerned, by id, as far as they are known and have one.
+    ``titles``: operation id -> title, for the operations in ``events`` that are known and have a title.
     """
 
     events: list[EventView]

@@ -25,7 +25,7 @@ class View(msgspec.Struct, frozen=True):
 
 
 def make_view(kind: type[V], source: Any, figures: Mapping[str, Read] = {}, /, **given: Any) -> V:
-    """A view of ``source``: each field that is not given is read by its figure, or is the attribute of that name."""
+    """Return a view of ``source``. A field not in ``given`` is read by its figure, or is the attribute of that name."""
     for name, read in figures.items():
         given[name] = read(source)
     for name in _fields_of(source.__class__, kind):
@@ -40,7 +40,7 @@ def _fields_of(source: type, kind: type[msgspec.Struct]) -> list[str]:
 
 
 def choose_figures(kind: type[View], figures: Mapping[str, Read]) -> dict[str, Read]:
-    """The fields of a view that are ``figures``, or amounts of resources, with their readers."""
+    """Return the readers of those fields of a view that are in ``figures`` or are amounts of resources."""
     amounts = {name: _as_amounts(name) for name in VECTORS}
     return {name: read for name, read in {**figures, **amounts}.items() if name in kind.__struct_fields__}
 
@@ -51,5 +51,5 @@ def _as_amounts(name: str) -> Read:
 
 
 def limited(limits: Vector) -> Amounts:
-    """The resources that have a limit."""
+    """Return the limits of those resources that have one."""
     return {name: limit for name, limit in zip(RESOURCES, limits, strict=True) if math.isfinite(limit)}

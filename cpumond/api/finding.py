@@ -17,12 +17,11 @@ from cpumond.scheduler.model import OperationRecord
 
 NamedKind = Literal["operation", "job", "node", "pool", "tree"]
 NEWEST: Final = "-"
-"""Stands for the user's newest operation, or for the job of an operation that started last."""
+"""Stands for the user's newest operation, or for the newest job of an operation."""
 
 
 class Match(View, frozen=True):
-    """An object that a name may stand for. ``title``, ``state`` and ``user`` of an operation; ``state`` of a job,
-    too."""
+    """An object that a name may stand for. Operations have ``title``, ``state`` and ``user``; jobs have ``state``."""
 
     id: str
     title: str = ""
@@ -31,7 +30,7 @@ class Match(View, frozen=True):
 
 
 class Matches(View, frozen=True):
-    """All objects that a name may stand for, the newest first; ``total`` includes those that are left out."""
+    """All objects that a name may stand for, the newest first; ``total`` also counts objects that are left out."""
 
     matches: list[Match]
     total: int
@@ -41,12 +40,12 @@ def find_matches(
     rights: Rights, kind: NamedKind, name: str, *, operation: str = "", tree: str = "", all_of: bool = False,
     within: bool = False, limit: int = 100,
 ) -> Matches:  # fmt: skip
-    """Objects that ``name`` may stand for, by the first of these that finds any: the exact name; a title, or the
-    beginning of an id; the beginning of a title or alias.
+    """Return the objects that ``name`` may stand for, by the first of these three ways that finds any: the exact name;
+    a title, or the beginning of an id; the beginning of a title or alias.
 
-    ``operation``: the one whose jobs are searched; ``tree`` of pools, "" for the default one. ``all_of``: use all
-    three. Live operations come before finished ones. ``within``: pools, nodes and trees that contain ``name`` anywhere,
-    ignoring case, come after those that begin with it. Raises CommandError for an unknown operation.
+    ``operation``: search its jobs. ``tree``: of the searched pools, "" for the default one. ``all_of``: use all three
+    ways. ``within``: add pools, nodes and trees that contain ``name`` anywhere, ignoring case. Live operations come
+    before finished ones. Raises CommandError for an unknown operation.
     """
     if kind == "operation":
         found = _find_operations(rights, name, all_of)
@@ -93,7 +92,7 @@ def _find_operations(rights: Rights, name: str, all_of: bool) -> list[Match]:
 
 
 def _ways(name: str) -> tuple[Callable[[OperationRecord], bool], Callable[[OperationRecord], bool]]:
-    """Two tests: whether a text is a name of an operation, and whether it begins one."""
+    """Return two tests: whether ``name`` is an operation's name, and whether a name of the operation begins with it."""
     starred = name if name.startswith("*") else f"*{name}"
 
     def is_named(record: OperationRecord) -> bool:

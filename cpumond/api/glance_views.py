@@ -16,7 +16,7 @@ from cpumond.scheduler.state import State
 
 
 class PoolTrends(View, frozen=True):
-    """The CPU that pools may use, in cores: name -> means over ``step_s`` seconds each, from ``since`` on, null if
+    """Cores that pools may use: pool -> means over intervals of ``step_s`` seconds from ``since`` on, null where
     unknown. Pools without data are left out."""
 
     tree: str
@@ -26,10 +26,10 @@ class PoolTrends(View, frozen=True):
 
 
 class OperationGroup(msgspec.Struct):
-    """Operations that wait for the same cause; for ended ones: with the same state.
+    """Operations that wait for the same cause, or ended operations with the same state.
 
-    ``pool``: the pool that is the cause, if any. ``jobs``: still to be started; they request ``wanted_cores``.
-    ``limit_cores``: allocated to the running jobs.
+    ``pool``: the pool that is the cause, if any. ``jobs``: number of jobs that have yet to start, which request
+    ``wanted_cores``. ``limit_cores``: allocated to the running jobs.
     """
 
     cause: str
@@ -44,8 +44,8 @@ class OperationGroup(msgspec.Struct):
 
 
 class OperationGroups(View, frozen=True):
-    """The groups: the largest demand first, then those without demand. An operation of several trees counts in each.
-    ``states``: live operations by their ``shown_state``, each once."""
+    """The groups, those with the largest demand first. An operation of several trees counts in each of them.
+    ``states``: ``shown_state`` -> number of live operations; each operation counts once."""
 
     groups: list[OperationGroup]
     states: dict[str, int]
@@ -55,8 +55,8 @@ class PreemptionGroup(View, frozen=True):
     """Preemptions of one ``kind`` for the same pool, "" for none. ``priority``: whether they were for a starving pool
     or operation, and how urgent.
 
-    ``freed_cores`` and ``lost_core_seconds`` are sums; ``pools``: those that lost jobs, most first; ``operations``:
-    number of operations that lost some. ``why``: reason of the newest preemption, which was at ``last_at``.
+    ``freed_cores`` and ``lost_core_seconds`` are sums. ``pools``: the pools that lost jobs, most first; ``operations``:
+    number of operations that did. ``why``: reason of the newest preemption; ``last_at``: its time.
     """
 
     group: str
@@ -74,7 +74,7 @@ class PreemptionGroup(View, frozen=True):
 
 
 class PreemptionGroups(View, frozen=True):
-    """The groups, the one with the newest preemption first; of ``kept`` preemptions, not before ``since``."""
+    """Groups of the ``kept`` preemptions, none before ``since``; the group with the newest preemption comes first."""
 
     groups: list[PreemptionGroup]
     kept: int
@@ -82,7 +82,7 @@ class PreemptionGroups(View, frozen=True):
 
 
 class OperationCounts:
-    """Counts of operations by group, added up in parts."""
+    """Counts the operations of each group, which are added in parts."""
 
     def __init__(self, state: State, causes: Mapping[str, Causes]) -> None:
         self._state = state

@@ -103,8 +103,8 @@ class Gate:
         )
 
     def find_known(self, name: str) -> User:
-        """Known facts of a user who is not the sender: whether a token makes the user an administrator, and the
-        groups."""
+        """Return what is known of a user who is not the sender: the groups, and whether a token makes the user an
+        administrator."""
         table = self._scheduler.state.tokens
         of_file = [user for _, user in self.identities.tokens or ()]
         made = [table.user_of(each) for each in table if each.user == name and not self._find_end(each)]
@@ -117,7 +117,7 @@ class Gate:
         )
 
     def find_node(self, request: Request) -> User:
-        """The sender of a node's request: by a node's token, or an administrator identified without a token.
+        """Return the sender of a node's request: the user of a node's token, or an administrator without a token.
 
         Raises CommandError.
         """
@@ -160,7 +160,7 @@ class Gate:
         raise CommandError(f"Authentication failed: {what}", AUTHENTICATION)
 
     def _user_of(self, token: str) -> User | None:
-        """The user of a token, None for an unknown one. Raises CommandError for an expired or revoked one."""
+        """Return the user of a token, None for an unknown one. Raises CommandError for an expired or revoked one."""
         digest = hash_token(token)
         tokens = self.identities.tokens
         configured = None if tokens is None else tokens.find(digest)
@@ -239,7 +239,7 @@ class Gate:
                 "create NAME --role proxy`",
                 AUTHENTICATION,
             )
-        # A second one was sent by the client and not replaced by the proxy.
+        # A second header was sent by the client and not replaced by the proxy.
         names, listed = request.headers.getlist(REMOTE_USER), request.headers.getlist(REMOTE_GROUPS)
         if len(names) != 1 or len(listed) > 1 or not USER_NAME.fullmatch(names[0]) or find_wrong_name(names[0]):
             raise CommandError(
@@ -262,8 +262,8 @@ class Gate:
 
 
 class KnowAccounts:
-    """Puts the account that connected, or a text about it (``local_user``), into the scope of requests for which the
-    gate may need it. The account database may be far away, and the event loop does not wait for it."""
+    """Puts the connected account, or a text about it, into the scope (``local_user``) of requests for which the gate
+    may need the account. Looking it up may take long, and does not block the event loop."""
 
     def __init__(self, app: ASGIApp, gate: Gate, accounts: Accounts) -> None:
         self._app = app
@@ -283,7 +283,7 @@ def is_at_socket(scope: Mapping[str, Any]) -> bool:
 
 @lru_cache(maxsize=64)
 def _find_host(header: str, server: tuple[str, int | None] | None) -> str:
-    """The host that a request with this Host header is for, as its URL has it."""
+    """Return the host, as in the request's URL, to which a request with this Host header goes."""
     headers = [(b"host", header.encode("latin-1"))]
     return URL(scope={"path": "/", "headers": headers, "server": server}).hostname or ""
 

@@ -10,12 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 Metrics = Callable[[bool], bytes]
-"""The metrics as text; True: as OpenMetrics."""
+"""Returns the metrics as text; called with True, as OpenMetrics."""
 
 PLAIN_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 VERSIONS: Final = ("", "0.0.1", "1.0.0")
-"""Accepted versions of OpenMetrics; their output here is the same."""
+"""Accepted versions of OpenMetrics, for which the output is the same."""
 
 
 def make_metrics_route(metrics: Metrics) -> Route:

@@ -23,8 +23,8 @@ V = TypeVar("V", bound="NodeView")
 
 
 class CordonView(View, frozen=True):
-    """Why a node gets no new jobs: ``user`` cordoned it ``at`` (seconds since 1970). ``drain``: its jobs are stopped,
-    too, "graceful" with the longer time-out."""
+    """A cordon: the node gets no new jobs. ``user`` cordoned it ``at`` (seconds since 1970). ``drain``: jobs of the
+    node are stopped, too; "graceful": with the longer time-out."""
 
     user: str
     at: float
@@ -33,15 +33,15 @@ class CordonView(View, frozen=True):
 
 
 class NodeView(View, frozen=True):
-    """A node. ``tree`` null: its tags match no tree's filter; ``matched_trees``: the matching trees if there are
-    several; then its jobs continue and none is started. ``usage`` is allocated to the scheduler's jobs (for CPU their
-    limits now), ``foreign_usage`` to jobs of others, including jobs that an earlier run of the scheduler told to stop
-    and that have not ended.
+    """A node. ``tree`` null: its tags match no tree's filter, or match several, the ``matched_trees``; the node's jobs
+    then continue, and no job starts. ``usage``: allocated to the scheduler's jobs (for CPU their limits now).
+    ``foreign_usage``: allocated to other jobs, including jobs that an earlier run of the scheduler stopped and that
+    have not ended.
 
-    ``free`` is capacity minus everything allocated, negative if the node is overcommitted. ``ordered_cores``
-    (requested) and ``used_cores`` (measured) cover the scheduler's own jobs, including stopping ones;
-    ``on_reclaimed_cores`` is what those on reclaimed CPU may use, in ``idle_class``: "idle", "lowest weight", "" if its
-    agent reported none.
+    ``free``: capacity minus everything allocated, negative if the node is overcommitted. ``ordered_cores`` (requested)
+    and ``used_cores`` (measured) cover the scheduler's own jobs, including stopping ones. ``on_reclaimed_cores``: what
+    jobs on reclaimed CPU may use. ``idle_class``: where these jobs run: "idle", "lowest weight", "" if the agent
+    reported none.
     """
 
     id: str
@@ -69,18 +69,18 @@ class NodeView(View, frozen=True):
     idle_class: str
     matched_trees: list[str]
     lost_at: float | None
-    """Seconds since 1970 at which the node was declared lost; it is shown for a day, with the jobs that it had. Null
-    for a registered node."""
+    """Seconds since 1970 at which the node was declared lost; null for a registered node. A lost node is shown for a
+    day, with the jobs that it had."""
     cordon: CordonView | None
-    """Set for a node that gets no new jobs, or would get none if it came back."""
+    """Set for a node that gets no new jobs, and for a lost node that would get none if it came back."""
     failing: str
-    """A sentence about jobs that fail on it in a row, and the consequence; "" if there are none."""
+    """A sentence about jobs that fail on the node in a row, and the consequence; "" if there are no such jobs."""
     held_until: float | None
-    """Time until which it gets no new jobs for that reason, in seconds since 1970; null if it is not held off."""
+    """Time in seconds since 1970 until which failed jobs keep new ones off the node; null if it is not held off."""
 
 
 class NodeDetails(NodeView, frozen=True):
-    """A node with its jobs, including stopping ones; ``titles`` of their operations by id, if they have one."""
+    """A node with its jobs, including stopping ones. ``titles``: operation id -> title, for operations with a title."""
 
     jobs: list[JobView]
     titles: dict[str, str] = msgspec.field(default_factory=dict)
@@ -92,7 +92,7 @@ class NodeList(View, frozen=True):
     nodes: list[NodeView]
     total: int
     next: str | None = None
-    """The cursor of the next page; None on the last one."""
+    """The cursor of the next page; None on the last page."""
 
 
 def view_node_details(node: Node | LostNode, now: float, rights: Rights) -> NodeDetails:
@@ -215,10 +215,10 @@ def find_living_node(state: State, node_id: str) -> Node:
 
 
 class PreemptionList(View, frozen=True):
-    """Preemptions, the newest first; ``counts`` cover all since the start, kept or not.
+    """Preemptions, the newest first. ``counts``: numbers of all since the start, including those no longer kept.
 
-    ``lost_core_seconds``: work that they lost since the start, in the requested pool and those below it if one was
-    given. ``titles``: of the operations in ``preemptions`` that are known and have one, by id.
+    ``lost_core_seconds``: work lost by preemption since the start, in the requested pool and the pools below it if one
+    was given. ``titles``: operation id -> title, for operations in ``preemptions`` that are known and have a title.
     """
 
     preemptions: list[PreemptionRecord]
@@ -228,14 +228,14 @@ class PreemptionList(View, frozen=True):
 
 
 def group_of(record: PreemptionRecord) -> str:
-    """The key of its group: same kind, same pool of a tree, same priority."""
+    """Return the key of a preemption's group: kind, priority, tree and pool."""
     return "/".join((record.kind, record.priority, record.tree, record.preemptor_pool))
 
 
 def view_preemptions(
     rights: Rights, *, limit: int, operation: str = "", pool: str = "", group: str = ""
 ) -> PreemptionList:
-    """Preemptions of or for an operation, in or for a pool; only of readable operations."""
+    """Return the preemptions that concern an operation or a pool, as loser or winner; only of readable operations."""
     state = rights.state
     found = list_fitting(rights, operation, pool)
     some = islice((record for record in found if not group or group_of(record) == group), limit)
@@ -252,8 +252,8 @@ def view_preemptions(
 
 
 def list_fitting(rights: Rights, operation: str = "", pool: str = "") -> Iterator[PreemptionRecord]:
-    """Yield the kept preemptions that match, the newest first, for sums; ``Rights.see_preemption`` filters what is
-    shown of one."""
+    """Yield the kept preemptions that match, the newest first, for sums. To show one, filter it with
+    ``Rights.see_preemption``."""
     for record in reversed(rights.state.preemptions):
         if pool and pool not in (record.pool, record.preemptor_pool):
             continue
@@ -266,7 +266,7 @@ def list_fitting(rights: Rights, operation: str = "", pool: str = "") -> Iterato
 
 
 def find_titles(rights: Rights, ids: Iterable[str]) -> dict[str, str]:
-    """The titles of operations, as far as these are known, have one and may be read."""
+    """Return the titles of those operations that are known, have a title and may be read."""
     known = [found for name in sorted(set(ids)) if (found := rights.state.record_of(name)) is not None]
     titles = {each.id: each.title or each.alias for each in known if rights.may_read(each)}
     return {name: title for name, title in titles.items() if title}

@@ -37,7 +37,7 @@ class Alert(View, frozen=True):
 
 
 MOST_OPERATION_ALERTS: Final = 20
-"""Maximum alerts about single operations at a time."""
+"""Maximum number of alerts about single operations at a time."""
 
 
 class AlertList(View, frozen=True):
@@ -53,8 +53,8 @@ def find_alerts(
     operations: Sequence[Alert] | None = None,
     user: User | None = None,
 ) -> AlertList:
-    """Find problems in the state. ``service``: alerts of the running service about itself; ``operations``: alerts about
-    operations if they were found before; ``user``: the user of the request, None for an administrator."""
+    """Find problems in the state. ``service``: alerts of the running service about itself. ``operations``: alerts about
+    operations, if already found. ``user``: the user of the request, None for an administrator."""
     if operations is None:
         operations = list(find_operation_alerts(state.operations.values()))
     found = [*service, *_node_alerts(state, now), *operations[:MOST_OPERATION_ALERTS]]
@@ -158,11 +158,11 @@ class ClusterCounts(View, frozen=True):
     stopping_jobs: int
     preemptions: dict[str, int]
     shown_states: dict[str, int]
-    """Live operations by their ``shown_state``."""
+    """``shown_state`` -> number of live operations."""
 
 
 class RequestTiming(View, frozen=True):
-    """How often a request was answered, and the total and maximum of seconds."""
+    """How many answers to a request were sent, and the sum and maximum of the seconds that these took."""
 
     count: int
     total_s: float
@@ -188,8 +188,8 @@ class TreeTotals(View, frozen=True):
 
     ``limit_cores``: allocated to the jobs; ``used_cores``: measured usage. ``reclaimed_cores``: requested, and free for
     others now. ``waiting_cores``: demand of operations that are not admitted, in addition to ``demand_cores``.
-    ``idle``: the parts of the capacity, and ``why``: the reason for idle CPU while work waits, from the last report;
-    null before the first.
+    ``idle``: the parts of the capacity; ``why``: the reason why CPU is idle while work waits. Both are from the last
+    report, null before the first one.
     """
 
     name: str
@@ -212,7 +212,7 @@ class TreeTotals(View, frozen=True):
 
 
 class Overview(View, frozen=True):
-    """The first page. ``why``: of the tree with the most idle CPU while work waits. ``history`` null: it is off."""
+    """The first page. ``why``: from the tree with the most idle CPU while work waits. ``history`` null: it is off."""
 
     why: str
     status: Status
@@ -237,21 +237,21 @@ class Me(View, frozen=True):
     now: float
     history_length_s: float
     takes_idempotency_keys: bool = True
-    """False for older schedulers: a change must not be sent to them again."""
+    """False for an older scheduler, to which a change must not be sent a second time."""
 
 
 def choose_sentence(reports: Sequence[IdleReport]) -> str:
-    """The sentence of the tree with the most idle CPU while work waits; of the first tree if there is none."""
+    """Return the sentence of the tree with the most idle CPU while work waits; if there is none, of the first tree."""
     chosen = max(reports, key=lambda each: (each.parts.held_back, bool(each.causes)), default=None)
     return "" if chosen is None else chosen.sentence
 
 
 def count_all(state: State, shown_states: Mapping[str, int]) -> ClusterCounts:
-    """Count everything; ``shown_states``: live operations by their ``shown_state``."""
+    """Count all objects. ``shown_states``: ``shown_state`` -> number of live operations."""
     preemptions: dict[str, int] = {}
     for (_, _, kind), number in state.preemption_counts.items():
         preemptions[kind] = preemptions.get(kind, 0) + number
-    # Lists, here and in ``figures.TREE``: a generator costs twice as much, for each operation and node.
+    # Lists, here and in ``figures.TREE``, because a generator takes twice as long for each operation and node.
     running = [operation.record.state for operation in state.operations.values()].count("running")
     return ClusterCounts(
         trees=len(state.trees),

@@ -43,8 +43,8 @@ class Can(View, frozen=True):
 
 
 class PoolRights(View, frozen=True):
-    """Pool, including ephemeral ones and ``<Root>`` -> the rights of the user there, out of use, modify_children,
-    write, administer."""
+    """Pool (explicit, ephemeral or ``<Root>``) -> the user's rights on it, out of use, modify_children, write,
+    administer."""
 
     tree: str
     pools: dict[str, list[Permission]]

@@ -48,7 +48,7 @@ class TreeView(View, frozen=True):
     errors: list[str]
     may: dict[str, str]
     budgets: list[BudgetView]
-    """Budgets of pools, and of users: all for administrators, their own for others."""
+    """Budgets of pools and of users; a user who is not an administrator sees no other users."""
 
 
 class TreeList(View, frozen=True):
@@ -106,16 +106,16 @@ class PoolView(View, frozen=True):
     throttled_cpu_seconds: float
     late_cpu_seconds: float
     may: dict[str, str]
-    """As in a tree; empty in lists, GET .../rights has it for all pools."""
+    """Permissions as in a tree; empty in lists, because GET .../rights returns those of all pools."""
     state_text: str
-    """Whether it starves, or why it has less than its guarantee without starving; "" in lists and for the root."""
+    """Whether it starves, or why it does not although below its guarantee; "" in lists and for the root."""
     budget: BudgetView | None
     inherited_acl: list[InheritedEntry]
-    """Entries that apply in addition to its own ``acl``; empty in lists."""
+    """Entries that apply in addition to the pool's own ``acl``; empty in lists."""
 
 
 class TreeFile(View, frozen=True):
-    """A tree in the form of a file: only what is set, pools depth first. ``revision`` changes with the tree."""
+    """A tree in the form of a file: options that are set, pools depth first. ``revision`` changes with the tree."""
 
     tree: str
     revision: str
@@ -156,7 +156,7 @@ def view_tree(rights: Rights, tree: Tree, now: float) -> TreeView:
 
 
 def list_budgets(rights: Rights, tree: str, now: float) -> list[BudgetView]:
-    """The budgets of a tree that the user may see, most spent first."""
+    """Return the budgets of a tree that the user may see, sorted by the spent fraction, the largest first."""
     found = [view_budget(each, now) for each in rights.state.budgets.values() if each.tree == tree]
     mine = [each for each in found if each.kind == "pool" or rights.user.admin or each.name == rights.user.name]
     return sorted(mine, key=lambda each: (-each.spent_core_hours / max(each.core_hours, 1e-9), each.name))

@@ -17,8 +17,8 @@ ANYWHERE = ("0.0.0.0", "[::]", "*", "")  # noqa: S104 - to compare with
 
 
 class AgentView(View, frozen=True):
-    """The agent of a node: ``about`` is null if it reports nothing about itself, as older agents do. ``told``: the most
-    that the stages of a roll-out allow it; it applies if ``about.may_set_mode``."""
+    """The agent of a node. ``about``: null for older agents, which report nothing about themselves. ``told``: the
+    highest level that the stages of a roll-out allow the agent; it applies if ``about.may_set_mode``."""
 
     id: str
     address: str
@@ -37,7 +37,7 @@ class Fleet(View, frozen=True):
 
 
 class CanaryView(View, frozen=True):
-    """Observations of a canary: ``late_cores`` per host on average in the last of ``checks``, the others in total."""
+    """Observations of a canary. ``late_cores``: mean per host in the last of ``checks``; all others are totals."""
 
     checks: int
     late_cores: float
@@ -47,8 +47,8 @@ class CanaryView(View, frozen=True):
 
 
 class StageView(View, frozen=True):
-    """A stage; ``host_count``: nodes that match its filter now; ``reached``: those of them that comply, as far as their
-    own configuration allows."""
+    """A stage. ``host_count``: number of nodes that match its filter now. ``reached``: number of these nodes that
+    comply, as far as their own configuration allows."""
 
     stage: Stage
     host_count: int

@@ -57,7 +57,7 @@ def end_session(request: Request) -> Response:
 
 
 def find_session_token(request: Request) -> str:
-    """The token of a request with both halves; "", or an invalid token, if they do not belong to one session."""
+    """Return the token of a request with both halves; if they do not belong together, "" or an invalid token."""
     halves = (request.cookies.get(_name_cookie(request), ""), request.headers.get(SESSION_KEY, ""))
     try:
         return _mix(*map(bytes.fromhex, halves)).decode("latin-1")

@@ -57,7 +57,7 @@ class CoreSums:
         self.used: dict[str, float] = {}
 
     def add(self, elements: Iterable[OperationElement]) -> None:
-        """Add the jobs of some operations to their pools alone."""
+        """Add the jobs of some operations to the pools of these operations, and not yet to the pools above."""
         for element in elements:
             # Like ``elements.used_now``; inlined, because it runs for every job.
             ordered = used = 0.0

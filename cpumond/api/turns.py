@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from cpumond.api.endpoints import ENDPOINTS
 
 BEGUN_AT_ONCE: Final = 8
-"""Requests that begin in one turn of the event loop, in addition to those of ``AT_ONCE``: of nodes, health, metrics."""
+"""Number of requests that begin in one turn of the event loop; those of nodes, health and metrics do not count."""
 
 AT_ONCE: Final = frozenset(each.path for each in ENDPOINTS if each.is_of_nodes) | {"/healthz", "/readyz", "/metrics"}
 
@@ -60,7 +60,7 @@ class Turns:
 
 
 class BeginAtOnce:
-    """Lets no request wait, for answers that cost nothing."""
+    """Begins every request at once, for a server whose answers cost nothing."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

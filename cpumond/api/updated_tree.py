@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 
 def _once(compute: Callable[[UpdatedTree, K], V]) -> Callable[[UpdatedTree, K], V]:
-    """A method whose value for an element is computed once."""
+    """Decorate a method so that its value for each element is computed only once."""
 
     @wraps(compute)
     def find(view: UpdatedTree, element: K) -> V:
@@ -64,7 +64,8 @@ class UpdatedTree:
 
     @_once
     def limits(self, element: Element) -> Vector:
-        """``set_limits``, and the capacity of the nodes that it may use (2.13); infinite if there is no limit."""
+        """``set_limits``, but at most the capacity of the nodes that the element may use (2.13); infinite for no
+        limit."""
         limits = self.set_limits(element)
         return limits if element.fitting is None else least(limits, element.fitting.total)
 
@@ -100,7 +101,7 @@ class UpdatedTree:
         return burst, flow
 
     def satisfaction(self, element: Element) -> float:
-        """``satisfaction_ratio``: of a pool the lowest of its running operations', its own if none runs."""
+        """``satisfaction_ratio``. Of a pool: the lowest of its running operations, or its own value if none runs."""
         found = self._least_below(element) if isinstance(element, PoolElement) else None
         return placement.satisfaction(element) if found is None else found
 
@@ -126,8 +127,8 @@ class UpdatedTree:
     def guaranteed(self, element: Element) -> Vector:
         """The share left to the element when its siblings, and those of the pools above it, want everything.
 
-        The strong guarantee, plus, by weight, a part of the resources that the guarantees of all siblings leave of the
-        parent's; pending operations take no part.
+        It is the strong guarantee, plus a part, by weight, of those resources of the parent that no sibling's guarantee
+        covers; pending operations take no part.
         """
         if element.parent is None:
             return share(self.total, self.total)
@@ -165,7 +166,8 @@ class UpdatedTree:
         return sum_vectors([node.counted_capacity for node in tree.nodes.values() if node.is_online])
 
     def scheduling_index(self, element: OperationElement) -> int:
-        """Place in the order of service among the tree's running operations; -1 if it does not run."""
+        """Return the place in the order of service among the tree's running operations; -1 for one that does not
+        run."""
         return self._order_of_service(self.tree).get(element, -1)
 
     @_once
@@ -189,7 +191,7 @@ class UpdatedTree:
 
 
 def _divide_by_weight(amount: float, weights: Sequence[float], rooms: Sequence[float]) -> list[float]:
-    """``amount`` divided by weight, no part larger than its room; the rest goes to the others."""
+    """Divide ``amount`` by weight, no part larger than its entry in ``rooms``; the remainder goes to other parts."""
     parts = [0.0] * len(weights)
     left = sum(weights)
     for n in sorted(range(len(weights)), key=lambda n: rooms[n] / weights[n]):
@@ -207,7 +209,7 @@ def own_options(element: Element) -> PoolSettings | OperationTreeOptions:
 
 
 def look_once(results: Results) -> LookAt:
-    """Trees with their last updates, each made once per request: its operations share values computed for the tree."""
+    """Return a function that makes each tree with its last update only once; its operations share computed values."""
     known: dict[str, UpdatedTree] = {}
 
     def look_at(tree: Tree) -> UpdatedTree:

@@ -61,8 +61,8 @@ V = TypeVar("V", bound="OperationView")
 
 
 class OperationInTree(View, frozen=True):
-    """An operation in one of its trees. ``queue_place`` from 1 while it is pending there; the other fields as in a
-    pool: ``usage`` is allocated to its jobs."""
+    """An operation in one of its trees. ``queue_place``: from 1 on while the operation is pending there. Other fields
+    are as in a pool: ``usage`` is allocated to the operation's jobs."""
 
     pool: str
     is_running: bool
@@ -82,7 +82,7 @@ class OperationInTree(View, frozen=True):
     starvation_status: StarvationStatus
     starves_in_s: float | None
     deactivations: dict[str, int]
-    """Reason -> how often it was skipped since the last update."""
+    """Reason -> how often the operation was skipped for this reason since the last update."""
     cpu_seconds: float
     reclaimed_cpu_seconds: float
     ordered_cpu_seconds: float
@@ -97,7 +97,7 @@ class OperationInTree(View, frozen=True):
 
 
 class JobTotals(View, frozen=True):
-    """Jobs of an operation: how many are requested, active and still to be started, and how others ended."""
+    """Jobs of an operation: how many are requested, active and still to be started, and how the ended ones ended."""
 
     total: int
     active: int
@@ -130,8 +130,8 @@ class OperationView(View, frozen=True):
     alias: str
     state: OperationState
     shown_state: ShownState
-    """``state`` as it is shown: an operation that runs without a job waits, and one that no node can hold cannot
-    start."""
+    """``state`` as shown to users: an operation that runs without a job is shown as waiting, and one that no node can
+    hold as unable to start."""
     suspended: bool
     start_time: float
     finish_time: float | None
@@ -151,8 +151,8 @@ class OperationDetails(OperationView, frozen=True):
     ``may``: permission -> "" if the user has it, else why not. Without ``read_secrets`` ``environment_hidden`` replaces
     the environment in ``tasks`` and ``spec``. ``acl``: the operation's own access list.
 
-    ``cpu_seconds`` and the counters below it cover all its known jobs, also of earlier runs of the scheduler; those in
-    ``trees`` count from the start of this run.
+    ``cpu_seconds`` and the counters after it cover all known jobs of the operation, also of earlier runs of the
+    scheduler; the counters in ``trees`` begin at the start of this run.
     """
 
     tasks: list[Task]
@@ -165,9 +165,9 @@ class OperationDetails(OperationView, frozen=True):
     time_limit: float | None
     job_cpu_monitor: dict[str, Any]
     incarnations: list[Incarnation]
-    """With ``gang_options``: the first and the latest, the present one last (7.5)."""
+    """With ``gang_options``: the first and the latest incarnations, the present one last (7.5)."""
     retried: list[str]
-    """Actions of its retry policy on the latest failures, in sentences, the last one last (3.9)."""
+    """What the retry policy did about the latest failures, in sentences, the newest last (3.9)."""
     next_retry: float | None
     """When the next job that waits for its retry is started again, in seconds since 1970."""
     spec: dict[str, Any]
@@ -180,7 +180,7 @@ class OperationDetails(OperationView, frozen=True):
     throttled_cpu_seconds: float
     late_cpu_seconds: float
     lost_core_seconds: float
-    """Core-seconds that preemptions of these jobs lost (6.9)."""
+    """Core-seconds of work that these jobs lost by preemption (6.9)."""
     over_reserve_count: int = 0
     """Jobs that use more memory than they reserve (8.1)."""
 
@@ -191,7 +191,7 @@ class OperationList(View, frozen=True):
     operations: list[OperationView]
     total: int
     next: str | None = None
-    """The cursor of the next page; None on the last one."""
+    """The cursor of the next page; None on the last page."""
 
 
 PREEMPTIBILITY: Final = {
@@ -202,14 +202,15 @@ PREEMPTIBILITY: Final = {
 
 
 class JobView(JobFigures, frozen=True):
-    """A job, active or ended. ``preemptibility`` "" for one that is not active; ``preemption``: why it was stopped.
+    """A job, active or ended. ``preemptibility``: "" if the job is not active. ``preemption``: why it was stopped.
 
-    ``class``: set at its start (1.10): "reclaimed" runs on CPU that others requested, and is preempted first when they
-    need it back. ``has_ceiling``: whether its cgroup has a quota, at most ``cpu_limit`` (``set_container_cpu_limit``).
-    ``backfill_until``: expected end of a job that uses resources reserved for a gang, null for others.
-    ``spared_until``: end of the time for which ``min_run_time`` protects an active one from preemption, null if it does
-    not. ``checkpoint_at``: its last checkpoint, by its node's clock. ``cookie``: its place in its task (7.4), -1 if a
-    version without these started it; ``incarnation`` and ``gang_rank`` with ``gang_options`` (7.5), -1 without a rank.
+    ``class`` is set at the start (1.10): "reclaimed" runs on CPU that other jobs requested, and is preempted first when
+    they need it back. ``has_ceiling``: whether the job's cgroup has a quota, at most ``cpu_limit``
+    (``set_container_cpu_limit``). ``backfill_until``: expected end of a job that uses resources reserved for a gang,
+    null for others. ``spared_until``: until when ``min_run_time`` protects an active job from preemption, null if it
+    does not. ``checkpoint_at``: the last checkpoint, by the node's clock. ``cookie``: place in the task (7.4), -1 if a
+    version without cookies started the job. ``incarnation`` and ``gang_rank``: with ``gang_options`` (7.5), -1 without
+    a rank.
 
     ``node`` is the same as ``node_id``. ``cgroup`` is relative to the root of the node's cpu hierarchy, "" before the
     node has reported it. CPU times are from the node's last report, and so are the values of its monitor: ``cpu_usage``
@@ -255,7 +256,7 @@ class JobList(View, frozen=True):
     jobs: list[JobView]
     total: int
     next: str | None = None
-    """The cursor of the next page; None on the last one."""
+    """The cursor of the next page; None on the last page."""
 
 
 def view_operation_details(rights: Rights, record: OperationRecord, now: float) -> OperationDetails:
@@ -308,7 +309,7 @@ def _view_record(
     looks: dict[Tree, Causes] | None = None,
     **more: Any,
 ) -> V:
-    """``looks``: at the trees, for several operations that are shown at once."""
+    """Return the view of an operation. ``looks``: tree -> its causes, shared by operations that are shown together."""
     live = state.operations.get(record.id)
     looks = {} if looks is None else looks
     trees = {} if live is None else {name: _in_tree(each, now, places, looks) for name, each in live.elements.items()}
@@ -383,7 +384,7 @@ def find_operations(
     """The operations that ``choose_records`` finds by ``filters``, sorted; among equal ones the last started comes
     first.
 
-    ``cause``: the cause for which it waits in one of its trees, as in ``causes``, or its state.
+    ``cause``: only operations that wait for this cause (as in ``causes``) in one of their trees, or have this state.
     """
     state, chosen = rights.state, choose_records(rights, **filters)
     if cause:
@@ -446,7 +447,7 @@ def choose_records(
 
 
 def causes_of(state: State, record: OperationRecord, causes: Mapping[str, Causes]) -> list[str]:
-    """The keys of the causes for which it waits in those trees; of a finished operation its state."""
+    """Return the keys of the causes for which an operation waits in its trees, or the state of a finished one."""
     live = state.operations.get(record.id)
     if live is None:
         return [record.state]
@@ -468,8 +469,8 @@ def list_records(state: State) -> list[OperationRecord]:
 class SearchTexts:
     """Texts for the search of operations: their names in lower case, each on its own line.
 
-    Kept for each record, because there may be very many and an open page searches again every few seconds; a record
-    that is replaced gets a new text.
+    Texts are kept per record, because there may be very many records and an open page searches them every few seconds.
+    A record that is replaced gets a new text.
     """
 
     def __init__(self) -> None:
@@ -504,7 +505,7 @@ def _order_of(state: State, sort: OperationOrder) -> Callable[[OperationRecord],
         read = figures.OPERATION[f"{sort}_ratio"]
         return lambda record: max(map(read, _elements(living.get(record.id))), default=0.0)
     if sort == "title":
-        return lambda record: record.title.lower()[:100]  # a cursor has it
+        return lambda record: record.title.lower()[:100]  # short, because a cursor contains it
     return attrgetter("sequence" if sort == "start_time" else sort)
 
 
@@ -516,7 +517,7 @@ Places = Mapping[str, Mapping[str, int]]
 
 
 def _find_places(state: State, records: Iterable[OperationRecord]) -> Places:
-    """Tree -> operation -> place in its queue from 1 (3.3), of the trees in which one of ``records`` is pending."""
+    """Return tree -> operation -> place in the queue from 1 (3.3), for trees in which one of ``records`` is pending."""
     live = (state.operations.get(record.id) for record in records)
     trees = {each.tree.name: each.tree for operation in live for each in _elements(operation) if not each.is_running}
     return {name: {waiting: place for place, waiting in enumerate(tree.queue, 1)} for name, tree in trees.items()}
@@ -619,7 +620,7 @@ def view_live_job(job: Job) -> JobView:
 
 
 class Done(View, frozen=True):
-    """A command that was carried out: ``id`` of the object that it created or changed."""
+    """A command was carried out. ``id``: the object that the command created or changed."""
 
     id: str
     warnings: list[str]

@@ -50,17 +50,17 @@ class Shared:
     file_tokens: FileTokens = tuple
     find_known: Callable[[str], User] = User
     requests: dict[str, RequestTiming] = field(default_factory=dict)
-    """Response times by the names of endpoints."""
+    """Name of an endpoint -> its response times."""
     pool_tables: PoolTables = field(init=False)
     texts: views.SearchTexts = field(default_factory=views.SearchTexts)
     looks: Looks = field(init=False)
     groups: Kept[tuple[User, Any], OperationGroups] = field(init=False)
     """Groups of operations by cause, cached by user and filters."""
     readable: dict[User, tuple[Config, dict[tuple[Any, ...], bool]]] = field(default_factory=dict)
-    """Verdicts about operations for the last users, and the configuration that they are based on."""
+    """Each of the last users -> the configuration, and the verdicts about operations under that configuration."""
     document: Prepared | None = None
     plan_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Plans and explanations are made one at a time, because the threads are needed for updates and the store."""
+    """Held while a plan or explanation is made: updates and the store need the other threads."""
 
     def __post_init__(self) -> None:
         self.pool_tables = PoolTables(self.scheduler)
@@ -86,7 +86,7 @@ class Call:
     idempotency: tuple[str, str] | None = None
     """The key of a change that may be repeated, and a digest of its request; None without a key."""
     request: Request = field(default_factory=lambda: Request({"type": "http"}))
-    """The request itself, for facts that are neither its values nor its user: the cookie of a session."""
+    """The request itself, for data that no other field has, such as the cookie of a session."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -112,7 +112,7 @@ class Call:
         return Rights(self.state, self.user, readable[self.user][1])
 
     def remember(self, answer: Any) -> Change:
-        """The record with which a scheduler that starts later answers the same change with the same key."""
+        """Return the record with which a later run of the scheduler answers a repeat of this change (same key)."""
         assert self.idempotency is not None
         key, name = self.idempotency
         entry = export_reply(self.user.name, key, name, self.now, msgspec.to_builtins(answer))

@@ -8,17 +8,17 @@ from typing import Final
 from cpumond.api.json.call import Call
 
 STEPS: Final = 5000
-"""Function calls in the event loop, about half a millisecond, that count as one request of a user."""
+"""Number of function calls in the event loop (about half a millisecond) that count as one request of a user."""
 
 Cost = Callable[[Call], float]
-"""The number of requests that a request counts as, in addition to itself."""
+"""Returns how many requests a request counts as, in addition to one for itself."""
 
 
 def per(
     *, operations: int = 0, nodes: int = 0, pools: int = 0, preemptions: int = 0, listed: int = 0, values: int = 0
 ) -> Cost:
-    """A cost in calls for each existing operation, node, pool and preemption, for each row that ``limit`` allows, and
-    for each value in the body."""
+    """Return a cost: so many function calls for each existing operation, node, pool and preemption, for each row that
+    ``limit`` allows, and for each value in the body."""
 
     def estimate(call: Call) -> float:
         state = call.state

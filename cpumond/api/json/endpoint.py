@@ -17,8 +17,8 @@ Needs = Literal[
     "`write`", "`write`, `modify_children`", "what the change needs", "`manage`", "`read_secrets`",
     "`write` on the tree", "`administer` on the tree", "an administrator",
 ]  # fmt: skip
-"""Right that a request needs: permissions of semantics.md 12 in backticks, or a kind of user. Only unknown users and
-nodes are refused by it; the handler checks the rest, and leaves unreadable items out of lists."""
+"""Right that a request needs: permissions of semantics.md 12 in backticks, or a kind of user. By this value alone only
+unknown users and nodes are refused; the handler checks the rest, and leaves unreadable items out of lists."""
 
 
 Handler = Callable[[Call], Any]
@@ -47,7 +47,7 @@ class Endpoint:
     others: Mapping[int, Any] = field(default_factory=dict)
     needs_body: bool = True
     cost: Cost = COST_OF_A_BODY
-    """Cost of the request in addition to itself, charged to its user before it is answered."""
+    """Number of requests that this one counts as in addition to itself, charged to the user before the answer."""
     has_etag: bool = False
     """Whether a successful answer has an ETag; a request that has it in If-None-Match gets 304 without a body."""
     content_type: str = "application/json"
@@ -59,18 +59,17 @@ class Endpoint:
 
     @property
     def takes_key(self) -> bool:
-        """Whether a repeat with the same Idempotency-Key gets the same answer: true for changes, not for plans of
-        them."""
+        """Whether a repeat with the same Idempotency-Key gets the same answer: true for changes, false for plans."""
         return self.answer in (views.Done, NewToken) and not self.is_public
 
     @property
     def is_public(self) -> bool:
-        """Whether no user is required."""
+        """Whether the endpoint requires no user."""
         return self.needs == "nothing"
 
     @property
     def is_of_nodes(self) -> bool:
-        """Whether it is for agents; such requests count for no user's rate."""
+        """Whether the endpoint is for agents, whose requests count for no user's rate."""
         return self.needs == "a node's token"
 
     @property

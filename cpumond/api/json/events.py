@@ -21,8 +21,8 @@ from cpumond.scheduler.state import State
 
 V = TypeVar("V")
 MAX_PAGES: Final = 20
-"""Maximum pages of the log that are read for one answer, if most events are too new, no changes, or not readable for
-the user."""
+"""Maximum number of pages of the log that are read for one answer; more than one if most events are too new, are no
+changes, or may not be read by the user."""
 
 
 async def list_events(call: Call) -> event_views.EventList:

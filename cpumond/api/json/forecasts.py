@@ -62,8 +62,8 @@ def _commands_of(body: requests.SimulateBody) -> tuple[Command, ...]:
 
 
 def hide_unreadable(found: Simulation, rights: Rights) -> Simulation:
-    """A simulation without data of operations that the user may not read; the number of missing operations is
-    included."""
+    """Return a simulation without the operations that the user may not read, but with the number of these
+    operations."""
 
     def may_read(operation_id: str) -> bool:
         if not operation_id or operation_id.startswith(FORETOLD) or rights.user.admin:

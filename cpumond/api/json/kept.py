@@ -12,9 +12,9 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 PAUSE: Final = 400.0
-"""Factor: a value is kept for this many times the time that it took, so it takes at most 0.25 % of the loop's time."""
+"""A value is kept for this many times its computing time, so computing takes at most 0.25 % of the loop's time."""
 FREE_S: Final = 0.0005
-"""Computing time that does not count, so small clusters are examined again each time."""
+"""Seconds of computing time that do not count: values of small clusters are computed again for each request."""
 MAX_KEPT_S: Final = 10.0
 
 
@@ -26,8 +26,8 @@ class Kept(Generic[K, T]):
         self._made: dict[K, _Made[T]] = {}
 
     async def get(self, key: K, make: Callable[[], Coroutine[Any, Any, T]], *made_of: Any, version: object = None) -> T:
-        """Return the value, computed again if ``made_of`` differs from the last time. If only ``version`` differs, or
-        is None, the value is kept for a while."""
+        """Return the value for ``key``. It is computed again if ``made_of`` has changed; if only ``version`` has
+        changed, or is None, the value is kept for a while."""
         now, made = self._clock(), self._made.get(key)
         is_old = made is not None and now >= made.until and (version is None or version != made.version)
         if made is None or is_old or made.made_of != made_of:
@@ -37,7 +37,7 @@ class Kept(Generic[K, T]):
 
 
 class _Made(Generic[T]):
-    """A value that is being computed, or was; it is kept until ``until``."""
+    """A value that is being computed, or that has been computed and is kept until ``until``."""
 
     def __init__(
         self, made_of: object, version: object, making: Coroutine[Any, Any, T], clock: Callable[[], float]

@@ -23,7 +23,7 @@ def list_nodes(call: Call) -> node_views.NodeList:
 
 
 async def register_node(call: Call) -> RegistrationAnswer:
-    # A token that matches other nodes, too, is no administrator's.
+    # A token that matches several nodes has no right to replace one, unless it is an administrator's.
     may_replace = call.node is None or call.node.admin or call.node.is_bound
     return await call.scheduler.register(call.body, may_replace)
 
@@ -58,7 +58,7 @@ def read_stage(call: Call) -> SetStage:
 
 
 def cost_of_stage(call: Call) -> float:
-    """A filter is read character by character, and again where it is stored."""
+    """Return the cost of a stage's filter, which is parsed character by character, and again where it is stored."""
     return (300 * len(call.body.nodes_filter) + 80 * len(call.state.nodes)) / STEPS
 
 

@@ -25,7 +25,7 @@ from cpumond.scheduler.decide.snapshot import GUARANTEE_PREFIX, OPERATION_PREFIX
 from cpumond.scheduler.service import Scheduler
 
 SHOWN_AT_ONCE: Final = 200
-"""Operations that are formatted in one part: each costs a hundred times as much as counting it."""
+"""Number of operations that are formatted in one part; formatting one takes a hundred times as long as counting it."""
 
 
 async def list_operations(call: Call) -> views.OperationList:
@@ -73,7 +73,7 @@ async def _read_texts(call: Call) -> None:
 
 
 async def _find_causes(call: Call, tree: str) -> dict[str, Causes]:
-    """Causes for which operations wait, by tree, "" for all."""
+    """Return tree -> causes for which its operations wait; ``tree`` "" for all trees."""
     causes = (await call.shared.looks.last()).causes
     return {name: each for name, each in causes.items() if not tree or name == tree}
 

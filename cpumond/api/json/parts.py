@@ -9,12 +9,12 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 OPERATIONS_AT_ONCE: Final = 1000
-"""Operations that are counted, added up or prepared for a search in one part."""
+"""Number of operations that are counted, added up or prepared for a search in one part."""
 
 
 async def in_parts(items: Sequence[T], size: int = OPERATIONS_AT_ONCE) -> AsyncIterator[Sequence[T]]:
-    """Yield up to ``size`` items at a time. The state may change in between: check rights before, and look live objects
-    up again in each part."""
+    """Yield up to ``size`` items at a time. The state may change between two parts: check rights beforehand, and look
+    up live objects again in each part."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
         await asyncio.sleep(0)

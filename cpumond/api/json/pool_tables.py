@@ -1,4 +1,4 @@
-"""Tables of pools and sums of cores: made in parts beside the heartbeats, and kept."""
+"""Tables of pools and sums of cores: made in parts between heartbeats, and cached."""
 
 from __future__ import annotations
 

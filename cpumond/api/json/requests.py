@@ -30,11 +30,11 @@ NDJSON: Final = "application/x-ndjson"
 TOTAL_BYTES: Final = "X-Cpumond-Total-Bytes"
 """Header: bytes that a job wrote in total."""
 FIRST_BYTE: Final = "X-Cpumond-First-Byte"
-"""Header: bytes that it wrote before the first byte of the response."""
+"""Header: bytes that the job wrote before the first byte of the response."""
 
 _Limit = Annotated[int, msgspec.Meta(ge=1, le=MAX_PAGE)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
-"""Offset of the first item if no cursor is given; items that come or go in between shift the others."""
+"""Offset of the first item if no cursor is given; items added or removed between two pages shift the later items."""
 _Cursor = Annotated[str, msgspec.Meta(max_length=2000)]
 """`next` of the previous page, "" for the first."""
 _Text = Annotated[str, msgspec.Meta(max_length=1000)]
@@ -107,7 +107,7 @@ class CreatePoolBody(RequestBody, frozen=True):
 
 
 class ApplyBody(RequestBody, frozen=True):
-    """A tree in the wanted state; see ``ApplyTree``. ``base``: the revision that it must still have, "" for any."""
+    """A tree in the wanted state; see ``ApplyTree``. ``base``: the present revision that is required, "" for any."""
 
     tables: TreeTables
     prune: bool = False
@@ -116,7 +116,7 @@ class ApplyBody(RequestBody, frozen=True):
 
 
 class EditBody(RequestBody, frozen=True):
-    """A change of one attribute; ``path`` leads into dictionaries, ``value`` null removes.
+    """A change of one attribute. ``path`` may lead into dictionaries; a ``value`` of null removes the attribute.
 
     ``recursive``: missing dictionaries on the way are created, also inside attributes that are no options.
     """
@@ -133,13 +133,13 @@ class EditsBody(RequestBody, frozen=True):
 
 
 class DefaultTreeBody(RequestBody, frozen=True):
-    """The tree of operations that name none; null: there is none, and such operations are refused."""
+    """The default tree, for operations that name no tree; null: there is none, and such operations are refused."""
 
     tree: _Name | None
 
 
 class MoveBody(RequestBody, frozen=True):
-    """Another parent, another name, or both; null keeps it."""
+    """A new parent, a new name, or both; null keeps the present one."""
 
     parent: _Name | None = None
     name: _Name | None = None
@@ -186,8 +186,8 @@ class PatchBody(RequestBody, frozen=True):
 
 
 class PinBody(RequestBody, frozen=True):
-    """``cpu_limit`` in cores, null for the most that the job may have; ``ttl_s`` in seconds, null until it is
-    unpinned."""
+    """``cpu_limit``: in cores, null for the maximum of the job. ``ttl_s``: seconds until the job is unpinned, null if
+    it stays pinned."""
 
     cpu_limit: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
     ttl_s: Annotated[float, msgspec.Meta(gt=0.0, le=1e9)] | None = None
@@ -198,8 +198,9 @@ class TokenBody(RequestBody, frozen=True):
     everything; "node" registers nodes whose node_id matches ``pattern`` ("": any); "proxy" names the users for whom it
     sends requests.
 
-    ``groups``: those of its user in addition to the configured ones. ``expires_s``: seconds from now, null for no end.
-    Users who are no administrators create tokens in their own name, with role "user" and groups that they are in.
+    ``groups``: groups of the token's user in addition to the configured ones. ``expires_s``: seconds from now, null for
+    no end. Users who are not administrators create tokens in their own name, with role "user" and with groups that they
+    are in.
     """
 
     user: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
@@ -217,7 +218,7 @@ class WhyBody(RequestBody, frozen=True):
 
 
 class TagsBody(WhyBody, frozen=True):
-    """``add``, ``remove``: tags that an operator adds to a node, or removes."""
+    """``add``: tags that an operator adds to a node; ``remove``: tags that the operator removes from it."""
 
     add: Annotated[list[_Name], msgspec.Meta(max_length=1000)] = []
     remove: Annotated[list[_Name], msgspec.Meta(max_length=1000)] = []
@@ -230,8 +231,8 @@ class DrainBody(WhyBody, frozen=True):
 
 
 class SimulateBody(RequestBody, frozen=True):
-    """An action to simulate, one of: ``spec``, start an operation; ``command``, change trees or pools as in a plan;
-    ``node``, cordon a node, or with ``drain`` drain it."""
+    """An action to simulate, one of three. ``spec``: start an operation. ``command``: change trees or pools, as in a
+    plan. ``node``: cordon a node, or with ``drain`` drain it."""
 
     spec: _Spec | None = None
     command: ConfigCommand | ApplyTree | None = None
@@ -240,7 +241,7 @@ class SimulateBody(RequestBody, frozen=True):
 
 
 class ParametersBody(RequestBody, frozen=True):
-    """``pool``, ``weight``, ``resource_limits`` and others, for all trees of an operation or for each."""
+    """``pool``, ``weight``, ``resource_limits`` and others, for all trees of an operation together or for each tree."""
 
     parameters: dict[str, Any]
 
@@ -253,9 +254,9 @@ class StageBody(RequestBody, frozen=True):
 
 
 class SetStageBody(StageBody, frozen=True, kw_only=True):
-    """The most that the nodes may do, see ``SetStage``. ``canary_ratio``: the fraction that goes first, 1 for all at
-    once; ``canary_period_s``: after this time within the budget all others follow automatically, null for a manual
-    advance only."""
+    """The highest level that the nodes may use, see ``SetStage``. ``canary_ratio``: the fraction of nodes that goes
+    first, 1 for all at once. ``canary_period_s``: time within the budget after which all others follow automatically,
+    null if they follow only manually."""
 
     nodes_filter: Annotated[str, msgspec.Meta(max_length=MAX_FILTER_CHARS)]
     level: StageLevel
@@ -281,7 +282,7 @@ class PlanQuery(Query, frozen=True):
 
 
 class IdleQuery(Query, frozen=True):
-    """``pool``: only causes that concern it; "" for the whole tree."""
+    """``pool``: only causes that concern this pool; "" for causes of the whole tree."""
 
     pool: _Text = ""
 
@@ -314,7 +315,7 @@ class JobsQuery(Query, frozen=True):
 
 
 class LogQuery(Query, frozen=True):
-    """One of a job's two logs, and how many bytes of its end, or from ``offset`` on: bytes since its beginning."""
+    """The part of one of a job's two logs: the last ``tail`` bytes, or those from the byte ``offset`` of the log on."""
 
     stream: LogStream = "stdout"
     offset: Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None = None
@@ -333,10 +334,10 @@ class NodesQuery(Query, frozen=True):
 
 
 class HistoryQuery(Query, frozen=True):
-    """A series and its time. ``tree`` is that of pools and operations, "" for the default tree of a pool. Points go
-    back a day; if a pool's time begins earlier, there is one point per UTC day.
+    """A series and a time range. ``tree``: of the pool or operation, "" for the default tree of a pool. Points go back
+    a day; if the range for a pool begins earlier, there is one point per UTC day.
 
-    Either the last ``since_s`` seconds, or from ``since`` to ``until``, both in seconds since 1970.
+    The range is the last ``since_s`` seconds, or from ``since`` to ``until``, both in seconds since 1970.
     """
 
     kind: Literal["pool", "operation", "node", "job"]
@@ -349,8 +350,8 @@ class HistoryQuery(Query, frozen=True):
 
 
 class ReportQuery(Query, frozen=True):
-    """``tree`` "": all; ``top``: number of operations of each tree, those with the largest requests. More than a day:
-    in whole UTC days, with users instead of operations."""
+    """``tree``: "" for all. ``top``: maximum number of operations of each tree, by the largest requests. A report on
+    more than a day covers whole UTC days, and has users instead of operations."""
 
     since_s: _Since = 86_400.0
     tree: _Text = ""
@@ -358,15 +359,15 @@ class ReportQuery(Query, frozen=True):
 
 
 class SavingsQuery(Query, frozen=True):
-    """The last ``since_s`` seconds, in whole UTC days, by week. ``tree`` "": all."""
+    """Savings of the last ``since_s`` seconds, in whole UTC days, by week. ``tree``: "" for all."""
 
     since_s: _Since = 2_419_200.0
     tree: _Text = ""
 
 
 class WasteQuery(Query, frozen=True):
-    """``weeks_ago`` 1: the last week from Monday to Monday, UTC; 0: the present one so far. ``tree``, ``user`` and
-    ``pool``: only of these, "" for all."""
+    """``weeks_ago``: 1 for the last whole week (Monday to Monday, UTC), 0 for the present week so far. ``tree``,
+    ``user`` and ``pool``: only waste of these, "" for all."""
 
     weeks_ago: Annotated[int, msgspec.Meta(ge=0, le=57)] = 1
     tree: _Text = ""
@@ -376,9 +377,9 @@ class WasteQuery(Query, frozen=True):
 
 class EventsQuery(Query, frozen=True):
     """Filters; those not given match everything. ``pool`` (of the default tree without ``tree``) includes the pools
-    below. ``before``: only events with lower numbers, 0 for all; ``since_s``: only of the last seconds, 0 for all;
-    ``since`` and ``until``: only between these times, in seconds since 1970; ``changes``: only changes of trees or
-    pools."""
+    below. ``before``: only events with lower numbers, 0 for all. ``since_s``: only events of the last seconds, 0 for
+    all. ``since`` and ``until``: only events between these times, in seconds since 1970. ``changes``: only changes of
+    trees or pools."""
 
     limit: _Limit = 50
     before: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
@@ -409,9 +410,9 @@ class CanQuery(Query, frozen=True):
 
 
 class FindQuery(Query, frozen=True):
-    """``name``: the beginning of an id, title or alias; "-" for the newest. ``operation``: that of jobs. ``tree``: that
-    of pools, "" for the default one. ``all_of``: all matches, not only the closest kind. ``within``: include pools,
-    nodes and trees that contain it anywhere in their names."""
+    """``name``: the beginning of an id, title or alias; "-" for the newest object. ``operation``: of the jobs.
+    ``tree``: of the pools, "" for the default one. ``all_of``: all matches, not only the closest kind. ``within``:
+    include pools, nodes and trees with ``name`` anywhere in their names."""
 
     kind: finding.NamedKind
     name: _Text = ""
@@ -423,8 +424,8 @@ class FindQuery(Query, frozen=True):
 
 
 class PreemptionsQuery(Query, frozen=True):
-    """``operation`` and ``pool`` may be those of the stopped job, or those that it was stopped for; ``group`` is the
-    key of a group."""
+    """``operation`` and ``pool``: of the stopped job, or those for which it was stopped. ``group``: the key of a group
+    of preemptions."""
 
     limit: _Limit = 100
     operation: _Text = ""
@@ -433,8 +434,8 @@ class PreemptionsQuery(Query, frozen=True):
 
 
 class TrendsQuery(Query, frozen=True):
-    """``pools``: names, one per line, at most 200. The last ``since_s`` seconds, as far as points go back (a day at
-    most), in ``count`` parts."""
+    """``pools``: at most 200 names, one per line. The trends cover the last ``since_s`` seconds (a day at most), in
+    ``count`` parts."""
 
     pools: Annotated[str, msgspec.Meta(min_length=1, max_length=5000)]
     since_s: Annotated[float, msgspec.Meta(gt=0.0, le=31_536_000.0)] = 3600.0

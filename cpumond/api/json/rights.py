@@ -28,7 +28,7 @@ from cpumond.scheduler.rights.entries import Permission
 from cpumond.scheduler.rights.users import User
 
 LOOKED_UP_AT_ONCE: Final = 200
-"""Pools whose access lists are looked up in one part."""
+"""Number of pools whose access lists are looked up in one part."""
 
 
 async def list_rights(rights: Rights, tree: Tree) -> PoolRights:
@@ -45,8 +45,8 @@ async def list_rights(rights: Rights, tree: Tree) -> PoolRights:
 
 
 def judge_question(asker: Rights, query: CanQuery, find_known: Callable[[str], User]) -> Can:
-    """Whether a user may do something; ``find_known``: known facts of a user who is not the sender. Raises
-    CommandError."""
+    """Return whether a user may do something. ``find_known``: returns what is known of a user who is not the sender.
+    Raises CommandError."""
     state, groups = asker.state, frozenset(filter(None, query.groups.split(",")))
     target = find_target(state, query.object, query.tree)
     name = query.user or asker.user.name
@@ -72,7 +72,7 @@ def filter_plan(plan: ChangePlan, rights: Rights) -> ChangePlan:
 
 
 def filter_report(report: ReportView, rights: Rights) -> ReportView:
-    """A report that counts unreadable operations as left out, and contains other users only for administrators."""
+    """Return a report that counts unreadable operations as left out, and has other users only for administrators."""
     return msgspec.structs.replace(report, trees=[_readable_part(tree, rights) for tree in report.trees])
 
 
@@ -84,7 +84,7 @@ def _readable_part(tree: ReportTree, rights: Rights) -> ReportTree:
 
 
 def filter_waste(waste: WasteView, rights: Rights) -> WasteView:
-    """Waste of the user and of pools whose operations the user may read; all of it for administrators."""
+    """Return the waste of the user and of pools whose operations the user may read; for administrators all waste."""
     if rights.user.admin:
         return waste
     return msgspec.structs.replace(

@@ -62,7 +62,7 @@ MIN_BODY: Final = {
     JobReply: MAX_REPLY_BYTES + 65_536,
     NodeHeartbeat: MAX_HEARTBEAT_BYTES,
 }
-"""Bytes of the longest log (in base64), reply and heartbeat, even if [api] max_body is lower."""
+"""Body of a request -> the length in bytes that is accepted even if [api] max_body is lower; logs are in base64."""
 
 STATUS_OF_CODE: Final = {
     RESOLVE: 404,
@@ -76,7 +76,7 @@ STATUS_OF_CODE: Final = {
     NODE_OFFLINE: 503,
     TIMEOUT: 504,
 }
-"""Codes of refusals -> HTTP status; others are 422."""
+"""Code of a refusal -> HTTP status; all other codes have 422."""
 
 Authenticate = Callable[[Request], User]
 AuthenticateNode = Callable[[Request], User]
@@ -86,7 +86,7 @@ _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*)`", re.D
 
 SUBMIT: Final = PREFIX + "/operations"
 SLASH: Final = "\0"
-"""Replaces an encoded slash in a path; no name contains it."""
+"""Stands for an encoded slash in a path; no name contains this character."""
 
 JSON: Final = "application/json"
 GZIP_BYTES: Final = 8192
@@ -107,16 +107,16 @@ def make_json_routes(
     """The routes of ``/api/v1``, ``/healthz`` and ``/readyz``.
 
     ``authenticate`` returns the user of a request, ``authenticate_node`` that of a node's request; both raise
-    CommandError. ``max_body``: bytes of a request's body; ``max_depth``: how deep its values may be nested. ``count``
-    is called with the user and the cost of each request, and raises CommandError after too many; nodes' requests are
-    not counted. ``replies``: replies to changes with an Idempotency-Key.
+    CommandError. ``max_body``: bytes of a request's body; ``max_depth``: how deep the body's values may be nested.
+    ``count`` is called with the user and the cost of each request but nodes' requests, and raises CommandError after
+    too many. ``replies``: replies to changes with an Idempotency-Key.
     """
     replies = replies or ReplyCache(shared.scheduler.clock.now)
     site = _Site(shared, authenticate, authenticate_node, max_body, max_depth, count, bodies or Bodies(), replies)
     by_path: dict[str, dict[str, _Served]] = {}
     for endpoint in ENDPOINTS:
         by_path.setdefault(endpoint.path, {})[endpoint.method] = _Served(site, endpoint)
-    # Paths are tried one after another: those of nodes go first, then that of submissions, then the others.
+    # Paths are tried in this order: those of nodes, then that of submissions, then all others.
     paths = sorted(
         by_path,
         key=lambda path: (not any(each.endpoint.is_of_nodes for each in by_path[path].values()), path != SUBMIT),
@@ -216,7 +216,7 @@ class _Served:
         return await value if isawaitable(value) else value
 
     async def _handle_once(self, call: Call, key: str, data: bytes) -> Any:
-        """Answer a change that may be repeated: a repeat gets the same answer, without another change."""
+        """Answer a change that may be repeated: a repeat gets the same answer and changes nothing."""
         if not _KEY.fullmatch(key):
             raise HttpError(422, f"{IDEMPOTENCY_KEY}: expected 1 to 200 letters, digits and characters of -_.:")
         digest = hashlib.sha256(f"{call.request.url.path}?{call.request.url.query}\n".encode() + data).hexdigest()
@@ -324,7 +324,7 @@ def _read_query(request: Request, endpoint: Endpoint) -> Any:
 
 
 def _describe_validation(error: msgspec.ValidationError, where: str, kind: Any) -> str:
-    """msgspec's message as a sentence: the place, the mistake, and the name that may be meant."""
+    """Turn msgspec's message into a sentence: the place, the mistake, and the name that was probably meant."""
     text, _, path = str(error).partition(" - at `")
     place = re.sub(r"^\$\.?", "", path.rstrip("`")).replace(".", "/")
     unknown = _UNKNOWN_FIELD.fullmatch(text)
@@ -352,7 +352,7 @@ def _field_names(kind: inspect.Type) -> Iterator[str]:
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """Starlette's handler of exceptions: any refusal in the form of this interface."""
+    """Handle exceptions for Starlette: return any refusal in the form of this interface."""
     return make_response(request, error)
 
 

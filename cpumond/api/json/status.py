@@ -16,15 +16,15 @@ from cpumond.api.json.trees import last_idle_reports
 from cpumond.scheduler.service import Scheduler
 
 READY_PERIODS: Final = 5
-"""Update periods without an update after which the scheduler is called stuck."""
+"""Number of update periods without an update after which the scheduler counts as stuck."""
 
 READY_S: Final = 2.0
 
 ALERT_S: Final = 600.0
-"""Seconds for which a problem is an alert."""
+"""Seconds for which an alert reports a problem after it occurred."""
 
 LATE_UPDATES: Final = 30
-"""Updates of the last ``RECENT_UPDATES`` that may begin late without an alert."""
+"""Of the last ``RECENT_UPDATES`` this many may begin late without an alert."""
 
 
 def view_me(call: Call) -> overview.Me:

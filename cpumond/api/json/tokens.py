@@ -17,10 +17,10 @@ def list_tokens(call: Call) -> TokenList:
 
 
 async def create_token(call: Call) -> NewToken:
-    """Create a token; the command, and so the store and all logs, contain only its hash. Raises CommandError."""
+    """Create a token. The command, the store and all logs contain only the token's hash. Raises CommandError."""
     body: TokenBody = call.body
     if call.shared.is_open:
-        # It would stay valid when the address gets protected.
+        # The token would still be valid after the address becomes protected.
         raise CommandError(
             "tokens can only be created by identified users, and here every user of this machine may do everything: "
             "set [api] tokens_file or socket, or remove [api] listen",

@@ -110,7 +110,7 @@ class YtBackend:
         try:
             return await seen._answer(request)
         except CpumondError as error:
-            # Checked here, because a batch keeps the refusals of its requests to itself.
+            # Refusals are recorded here, because a batch hides those of its requests from its caller.
             operation = str(strip_attributes(request.parameters.get("operation_id", "")))[:MAX_NAME]
             await record_refusal(self.scheduler, request.user, f"yt {request.command}", error, operation=operation)
             raise
@@ -369,7 +369,7 @@ async def _start(backend: YtBackend, request: YtRequest) -> Any:
 
 async def _get_operation(backend: YtBackend, request: YtRequest) -> Any:
     names = get_names(request, "attributes")
-    # Attributes never contain secrets; the specification by its name is refused to users who may not read them.
+    # Other attributes never contain secrets; the specification is refused to users who may not read secrets.
     wants_secrets = not SPECIFICATIONS.isdisjoint(names or ())
     record = backend.find_record(request, "read_secrets" if wants_secrets else "read")
     turn, statistics = Turn(), None

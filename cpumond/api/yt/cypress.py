@@ -61,14 +61,14 @@ class Turn:
         self._begun = time.perf_counter()
 
     async def give(self) -> None:
-        """Let other requests run if it is their turn; later parts of the answer are of a later moment."""
+        """Let other requests run if it is their turn; the parts of the answer made after that show a later state."""
         if time.perf_counter() - self._begun > self._longest_s:
             await asyncio.sleep(0)
             self._begun = time.perf_counter()
 
 
 Make = Callable[[str, str], "CypressNode | None"]
-"""Makes a node from its path and name; None if there is none of that name."""
+"""Makes a node from its path and name; returns None if there is no object of that name."""
 Read = Callable[["CypressNode"], Any]
 
 
@@ -83,11 +83,11 @@ class CypressNode:
     id: str = ""
     """An id that never changes; "" for a node that is made from the path."""
     is_opaque: bool = False
-    """Whether a ``get``, also of a node above, shows it as an entity."""
+    """Whether a ``get`` of this node, or of one above it, shows this node as an entity."""
     names: Callable[[], Iterable[str]] = tuple
     make_child: Make = lambda _path, _name: None
     explain_child: Callable[[str], str] | None = None
-    """A hint about a missing child; "" for none. None: the nearest name."""
+    """Returns a hint about a missing child, "" for no hint. If this is None, the hint is the nearest name."""
     system: Mapping[str, Read] = field(default_factory=lambda: _SYSTEM)
     """Attributes that the node computes itself."""
     stored: Mapping[str, Any] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class CypressNode:
         return ("/" if self.path == "/" else self.path) + "/" + escape_literal(name)
 
     async def get(self, attributes: Sequence[str], turn: Turn) -> Any:
-        """Answer to ``get``: children as a map, each with those of ``attributes`` that it has."""
+        """Answer to ``get``: children as a map, each with those of ``attributes`` that the child has."""
         if self.is_opaque:
             return self.with_attributes(None, attributes)
         shown = {}
@@ -139,7 +139,7 @@ class CypressNode:
         return Attributed(value, found) if found else value
 
     def _known(self, names: Iterable[str]) -> list[str]:
-        """The names that may be attributes; an error for each other name would cost more than these."""
+        """Return those names that may be attributes; an error for each other name would cost more than this check."""
         given, has_options = {*self.system, *self.stored}, self.tree is not None
         if has_options:
             given.update(self.stored.get(CONFIG, ()))
@@ -156,7 +156,7 @@ class CypressNode:
 
     @property
     def pool_name(self) -> str:
-        """Name of the pool; for a tree that of its root."""
+        """Name of the pool; for a tree the name of its root pool."""
         return ROOT_POOL if self.pool is None else self.pool.name
 
     @property
@@ -169,7 +169,7 @@ class CypressNode:
         return self.kind == "tree" and is_option("tree", name)
 
     def attribute(self, keys: Sequence[str], with_defaults: bool = True) -> Any:
-        """Answer to ``get @keys``, () for all attributes that are set. Raises CommandError with code RESOLVE."""
+        """Return the answer to ``get @keys``; for no keys all set attributes. Raises CommandError (RESOLVE)."""
         if not keys:
             return {**{name: read(self) for name, read in self.system.items()}, **self.stored}
         name = keys[0].replace("-", "_")
@@ -348,7 +348,7 @@ class Cypress:
         self.user = User("")
         """The user of the request; set by ``seen_by``."""
         self._children: list[tuple[TreeConfig, dict[str, list[str]]]] = []
-        """At most one entry; copies made by ``seen_by`` share it."""
+        """Children in the last tree: at most one entry; copies made by ``seen_by`` share this list."""
 
     def seen_by(self, user: User) -> Cypress:
         """A copy that only contains objects that the user may see."""
@@ -502,7 +502,7 @@ class Cypress:
         )
 
     def _explain_pool(self, tree: TreeConfig, name: str) -> str:
-        """Hint at the path of a pool that is not at the requested one."""
+        """Return a hint with the path of a pool that is not where the request looked for it."""
         if name in tree.pools:
             return f'pool "{name}" is at {_pool_path(tree, name)}'
         if name in self.scheduler.state.trees[tree.name].pools:
@@ -524,7 +524,7 @@ class Cypress:
         return self._tree(tree, path)
 
     def resolve(self, path: YPath, with_hints: bool = True) -> CypressNode:
-        """The node that a path leads to, whatever its attribute. Raises YtError with code RESOLVE; hints cost time."""
+        """Return the node of a path, without its attribute. Raises YtError with code RESOLVE; hints cost time."""
         node = self._root() if path.root == "/" else self._find_object(path)
         for position, step in enumerate(path.steps):
             child = node.find(step)

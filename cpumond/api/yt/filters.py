@@ -57,7 +57,7 @@ def _has_failed(record: OperationRecord) -> bool:
 def count_operations(
     chosen: Sequence[OperationRecord], almost: Mapping[str, Sequence[OperationRecord]]
 ) -> dict[str, Any]:
-    """Numbers of operations of each kind, with all filters but the one of that dimension."""
+    """Count the operations of each kind; for a dimension all filters apply but that of the dimension itself."""
     return {
         "pool_counts": dict(Counter(pool for record in (*chosen, *almost["pool"]) for pool in set(_pools(record)))),
         "user_counts": dict(Counter(record.user for record in (*chosen, *almost["user"]))),

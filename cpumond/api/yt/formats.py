@@ -35,7 +35,7 @@ from cpumond.core.decode import is_no_utf8
 
 SPLIT_ITEMS = 32
 MAX_SPLIT_DEPTH = 4
-"""Maps and lists of more items are written as JSON in parts, down to this depth."""
+"""Depth down to which maps and lists of more than SPLIT_ITEMS items are written as JSON in parts."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def parse_format(text: bytes, where: str = "format") -> Format:
 
 
 def read_value(data: bytes, form: Format, max_depth: int = MAX_DEPTH) -> Any:
-    """The value in ``data``. YSON may be text and binary mixed, whatever the format says. Raises ParseError."""
+    """Return the value in ``data``. YSON may mix text and binary, regardless of ``form``. Raises ParseError."""
     if form.name == "json":
         return read_json(data, form.encode_utf8, max_depth)
     return read_yson(data, max_depth)
@@ -114,8 +114,8 @@ def write_value(value: Any, form: Format, give_way: Callable[[], object] | None 
 _JSON_ITEM = re.compile(
     rb'[^",\[{]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?+[^",\[{]*+)*+(?:[\[{]\s*+[\]}]|([,\[{]))?', re.DOTALL
 )
-"""One match: an empty list or map, or (group 1) a character that begins one more value, and all text before it: there
-may be a million strings. No alternatives are inside a possessive group: Python before 3.11.5 loses its place there."""
+"""One match is an empty list or map, or a character that begins one more value (group 1), with all text before it:
+there may be a million strings. The possessive group has no alternatives: Python before 3.11.5 loses its place there."""
 _JSON_OFFSET = re.compile(r"(.*?) \(byte (\d+)\)$")
 
 

@@ -43,7 +43,7 @@ class JobFilters:
     parameters: dict[str, Any]
     """Parameters that a continuation keeps."""
     tests: dict[str, Test]
-    """Tests by their dimension, so that counts can leave out their own."""
+    """Dimension -> test; the counts of a dimension leave out its own test."""
     key: Callable[[AnyJob], Any]
     is_descending: bool
     offset: int
@@ -93,7 +93,7 @@ def _word(request: YtRequest, name: str, known: Sequence[str], otherwise: str) -
 
 
 def _make_keys(address_of: AddressOf, now: float) -> dict[str, Callable[[AnyJob], Any]]:
-    """Sort keys by ``sort_field``; jobs that have not ended come last."""
+    """Return field to sort by -> the key of a job; jobs that have not ended come last."""
 
     def finish_time(job: AnyJob) -> float:
         return job.finish_time if isinstance(job, JobRecord) else math.inf

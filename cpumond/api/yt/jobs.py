@@ -18,7 +18,7 @@ JOB_TYPE: Final = "vanilla"
 _STATES: Final = {"starting": "waiting", "stopping": "aborting"}
 _FIGURES: Final = ("smoothed_cpu_usage", "cpu_seconds", "reclaimed_cpu_seconds")
 _FIGURES_OF_ENDED: Final = ("exit_code", "cpu_seconds", "reclaimed_cpu_seconds", "max_memory", "stderr_size")
-"""Shown if they are known."""
+"""Figures of an ended job that are shown if they are known."""
 NO_DATA: Final = {
     f"processed_{way}_{what}": 0
     for way in ("input", "output")
@@ -134,7 +134,7 @@ def _list_limits(record: OperationRecord) -> dict[str, int]:
 
 
 def view_statistics(job: AnyJob, record: OperationRecord) -> dict[str, Any]:
-    """``statistics`` of ``get_job``: the four aggregates of each figure, although of one job."""
+    """Return ``statistics`` of ``get_job``: four aggregates of each figure, although there is only one job."""
     shown: dict[str, Any] = {}
     for path, value in _list_statistics(job, _list_limits(record)).items():
         _put(shown, path, _summary(1, value, value, value))
@@ -147,7 +147,7 @@ class JobStatistics:
     def __init__(self, record: OperationRecord) -> None:
         self._limits = _list_limits(record)
         self._figures: dict[str, dict[str, list[float]]] = {}
-        """Path -> state -> count, sum, least and most."""
+        """Path -> state -> count, sum, minimum and maximum."""
 
     def add(self, job: JobRecord) -> None:
         for path, value in _list_statistics(job, self._limits).items():

@@ -28,10 +28,11 @@ class Lazy(Mapping[str, Any]):
         has_all: bool = False,
         is_whole: bool = False,
     ) -> None:
-        """``find`` returns MISSING for a missing value, even if ``names`` has it; ``explain`` says why, in a sentence.
+        """``find`` returns MISSING for a missing value, even if ``names`` has its name; ``explain`` returns the reason.
 
-        ``hidden`` are too large to be shown with the rest: None replaces them. ``has_all``: there is a value for each
-        name, so names are listed without making values. ``is_whole``: attributes of one object, shown as of one moment.
+        ``hidden``: names of values that are too large to be shown with the rest; None replaces them. ``has_all``: every
+        name has a value, so names are listed without making values. ``is_whole``: attributes of one object at one
+        moment.
         """
         self._names = names
         self._find = find
@@ -55,7 +56,7 @@ class Lazy(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def parts(self) -> Iterator[tuple[str, Any]]:
-        """The shown entries, one by one: names as of the start, each value as of its turn."""
+        """Yield the shown entries one by one: names as of the start, each value as of the moment when it is made."""
         for name in list(self._names()):
             value = None if name in self.hidden else self._find(name)
             if value is not MISSING:

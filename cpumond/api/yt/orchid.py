@@ -106,7 +106,7 @@ def resource_distribution_info(view: UpdatedTree) -> dict[str, Any]:
 
 
 TIMES: Final = ("_timeout", "_timeout_limit", "_period", "_backoff", "_time")
-"""Suffixes of option names in milliseconds."""
+"""Suffixes of the names of options that are in milliseconds."""
 
 
 def tree_options(tree: Tree) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _options_per_tree(record: OperationRecord) -> dict[str, Any]:
 
 
 def _filter_of_all_trees(record: OperationRecord) -> str:
-    """The filter that an operation has in each of its trees, "" where they differ."""
+    """Return the filter that an operation has in all of its trees, "" if they have different filters."""
     filters = {options.scheduling_tag_filter for options in record.trees.values()}
     return filters.pop() if len(filters) == 1 else ""
 
@@ -217,7 +217,7 @@ def _result(record: OperationRecord) -> Any:
 
 
 def _alerts(record: OperationRecord, live: Operation | None, told: list[str]) -> dict[str, Any]:
-    """Alerts: the full pool of a waiting operation (3.2), why nothing can start (3.7), and ``told`` of its options."""
+    """Alerts: the full pool of a waiting operation (3.2), why no job can start (3.7), ``told``: about its options."""
     alerts: dict[str, Any] = {}
     for element in live.elements.values() if live is not None and not record.running_in else ():
         full = admission.find_full(element)
@@ -315,7 +315,7 @@ def operation_info(
 def _brief_progress(state: State, record: OperationRecord, live: Operation | None, now: float | None) -> dict[str, Any]:
     """Counts of jobs and, if there is a forecast, times of start and end in the form of ``yt``.
 
-    Its client shows them only if ``build_time`` is later than that of the last answer.
+    The client of ``yt`` shows these only if ``build_time`` is later than that of the last answer.
     """
     outlook, jobs = view_forecast(state, record.id), job_counts(record, live)
     brief: dict[str, Any] = {"state": record.state, "jobs": jobs, "total_job_counter": jobs}

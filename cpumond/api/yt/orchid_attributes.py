@@ -37,7 +37,7 @@ Reader = Callable[[UpdatedTree, Any], Any]
 
 
 def _figure(name: str, otherwise: Any = MISSING) -> Reader:
-    """Reader of a figure; ``otherwise`` if the element does not have it."""
+    """Return the reader of a figure; for an element without this figure it returns ``otherwise``."""
     read = (figures.POOL if name in figures.POOL else figures.OPERATION)[name]
 
     def find(_: UpdatedTree, element: Element) -> Any:

@@ -21,7 +21,7 @@ from cpumond.scheduler.rights.tokens import User
 MAX_QUERY_FIELDS = 100
 MAX_MILLISECONDS = 1e9
 MAX_NAMES = 256
-"""Maximum names of requested attributes, because there may be very many objects."""
+"""Maximum number of attributes that a request may name, because there may be very many objects."""
 _PIECE = re.compile(r"x-yt-parameters-?(\d{1,4})")
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 
@@ -65,7 +65,7 @@ def gather_parameters(request: Request) -> bytes:
     if sorted(pieces) != list(range(min(pieces), max(pieces) + 1)) or min(pieces) > 1:
         raise YtError("Error parsing request: a piece of the header X-YT-Parameters is missing")
     texts = [pieces[number] for number in sorted(pieces)]
-    # Pieces are encoded one by one, or the text was split after it was encoded as a whole.
+    # Either each piece was encoded by itself, or the text was encoded as a whole and then split.
     apart = all(len(text) % 4 == 0 for text in texts)
     try:
         return b"".join(base64.b64decode(text, validate=True) for text in (texts if apart else ["".join(texts)]))

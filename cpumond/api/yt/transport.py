@@ -69,7 +69,7 @@ GIVE_WAY_S = 50e-6
 """Seconds for which the thread that writes a large answer sleeps after each piece, releasing the interpreter's lock.
 Otherwise an update in the event loop's thread, and with it each heartbeat, would take twice as long."""
 READ_AT_ONCE_BYTES = 4096
-"""A longer request is parsed in a thread; in the event loop it would delay heartbeats."""
+"""A request of more bytes is parsed in a thread, because parsing it in the event loop would delay heartbeats."""
 
 
 Backend = Callable[[YtRequest], Awaitable[Any]]
@@ -98,7 +98,7 @@ class Command:
     """The answer is unformatted bytes."""
 
     def view(self) -> dict[str, Any]:
-        """The descriptor, with exactly five keys: the client fails at a sixth."""
+        """Return the descriptor with exactly five keys: the client fails if there is a sixth one."""
         return {
             "name": self.name,
             "input_type": "structured" if self.has_input else "null",
@@ -231,7 +231,7 @@ class _Transport:
         return self.handle(give)
 
     async def refuse_version(self, request: Request, _: _Ids) -> Response:
-        """Anything else below /api."""
+        """Refuse any other request below /api."""
         path = request.url.path
         raise HttpError(404, f"there is no {path} here; the API is at /api/v4 (unset YT_VERSION)")
 
@@ -277,7 +277,7 @@ class _Transport:
         return Response(data, headers={"Content-Type": form.content_type})
 
     def _read_request(self, request: Request, command: Command, body: bytes, text: bytes) -> tuple[dict[str, Any], Any]:
-        """Parameters of the URL < of the headers < of the body, and the value."""
+        """Return the parameters (of the URL, overridden by the headers, overridden by the body) and the value."""
         depth = self._limits.max_depth
         parameters = read_query(request, depth)
         header_format = _named_format(request, "X-YT-Header-Format")
@@ -449,7 +449,7 @@ def _named_format(request: Request, header: str) -> Format | None:
 
 
 def _find_format(request: Request, parameters: Mapping[str, Any], is_input: bool) -> Format:
-    """The format: MIME < header < parameters; by default answers are pretty YSON, and values are read as YSON."""
+    """Return the format: of the parameters, else of a header, else the MIME type, else pretty or, for input, YSON."""
     name = "input_format" if is_input else "output_format"
     if parameters.get(name) is not None:
         return format_of(parameters[name], name)
