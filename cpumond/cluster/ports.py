@@ -14,11 +14,11 @@ FIRST, LAST = 10_000, 30_000
 def find_range() -> tuple[int, int]:
     """The first and the last port that may be chosen: none that the kernel assigns by itself.
 
-    Connections or servers of other programs could get an ephemeral port before it is listened on.
+    Another program's connection or server could get an ephemeral port before our server listens on it.
     """
     with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
         first_given_out = int(file.read().split()[0])
-    return FIRST, first_given_out - 1 if first_given_out > 2 * FIRST else LAST  # nearly all are ephemeral: any
+    return FIRST, first_given_out - 1 if first_given_out > 2 * FIRST else LAST  # if nearly all are ephemeral: any
 
 
 def is_free(port: int) -> bool:

@@ -87,7 +87,7 @@ class ClusterProcess:
         return self._process.pid
 
     def list_addresses(self) -> list[str]:
-        """Addresses, "host:port", that it listens on, also after a restart."""
+        """Return the addresses, "host:port", that the process listens on, also after a restart."""
         return []
 
     def let_go(self) -> None:
@@ -95,7 +95,7 @@ class ClusterProcess:
             self._held.pop().close()
 
     def make_tables(self) -> Mapping[str, Mapping[str, object]]:
-        """Its configuration by tables; "" has the keys outside of any table."""
+        """Return the process's configuration by tables; "" has the keys outside of any table."""
         raise NotImplementedError
 
     def launch(self) -> None:
@@ -424,7 +424,7 @@ class Cluster:
             self.database.close()
 
     def _list_cgroups(self) -> list[str]:
-        """The cgroups that its nodes use, without those below them."""
+        """Return the cgroups that the cluster's nodes use, without the cgroups below these."""
         return [self.cgroup_prefix, *(name_idle_parent(node.cgroup_root) for node in self.nodes)]
 
     def _remove_cgroups(self) -> None:
@@ -451,7 +451,7 @@ class Cluster:
         return [scheduler.url for scheduler in self.schedulers]
 
     def find_leader(self) -> ClusterScheduler | None:
-        """The scheduler that reports that it leads; None: no running one does. A single one always leads."""
+        """Return the scheduler that reports to be the leader; None if none runs. A single scheduler always leads."""
         if len(self.schedulers) == 1:
             return self.scheduler
         # The last leader is asked first.
@@ -578,7 +578,7 @@ def _list_places(prefix: str, mountinfo: str) -> list[str]:
 
 
 def remove_cgroups(prefix: str, mountinfo: str = "/proc/self/mountinfo", timeout_s: float = 30.0) -> bool:
-    """Kill all processes in the cgroup ``prefix`` and below, in every hierarchy, and remove it; whether it is gone."""
+    """Kill the processes in and below the cgroup ``prefix`` in all hierarchies; remove it. Return if it is gone."""
     deadline_s = time.monotonic() + timeout_s
     while places := _list_places(prefix, mountinfo):
         for place in places:
