@@ -1,1 +1,1 @@
-"""The process around the service: configuration, sockets, metrics, the lead, systemd."""
+"""The process that runs the service: configuration, sockets, metrics, the lead, systemd."""

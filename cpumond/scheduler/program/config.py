@@ -1,7 +1,7 @@
-"""The scheduler's configuration: TOML plus drop-ins, checked like the agent's, as frozen values.
+"""The scheduler's configuration: TOML and drop-ins, checked like the agent's, as frozen values.
 
-Drop-ins are beside the file in a directory of its name (``scheduler.conf.d/*.toml`` for ``scheduler.toml``), since the
-agent's ``conf.d`` may be in the same place. Trees and pools are not part of it: they are changed at run time.
+Drop-ins are beside the file in a directory named after it (``scheduler.conf.d/*.toml`` for ``scheduler.toml``): the
+agent's ``conf.d`` may be in the same place. Trees and pools are not in the configuration: they are changed at run time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 
 
 class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[min_spare_job_resources_on_node]``: slots, cores and bytes; a node with less free resources gets no jobs."""
+    """``[min_spare_job_resources_on_node]``: slots, cores and bytes. A node with less of one free gets no jobs."""
 
     user_slots: Count = 1
     cpu: Annotated[float, msgspec.Meta(ge=0.0, le=1_000_000.0)] = 0.05
@@ -42,12 +42,12 @@ class MinSpareJobResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[api]``: addresses and limits of requests; ``max_body`` bytes, ``rate_limit`` 1/s for each user.
+    """``[api]``: addresses, and limits of requests: ``max_body`` in bytes, ``rate_limit`` in 1/s for each user.
 
-    ``listen`` "": ``DEFAULT_LISTEN``, where without ``tokens_file`` the kernel identifies the caller. ``advertise``:
-    the address, host:port, that a standby gives to clients while this scheduler leads; "": ``listen``. ``socket``: a
-    unix socket for the accounts of this host. ``certificate``, ``key``: files, for TLS at ``listen``.
-    ``trusted_proxy``: addresses of proxies that may name the user; PROXY_AT_SOCKET is the unix socket.
+    ``listen`` "": ``DEFAULT_LISTEN``; without ``tokens_file``, the kernel identifies callers there. ``advertise``: the
+    address, host:port, that a standby gives to clients while this scheduler leads; "": that of ``listen``. ``socket``:
+    a unix socket for the accounts of this host. ``certificate``, ``key``: files, for TLS at ``listen``.
+    ``trusted_proxy``: addresses of proxies that may name the user; PROXY_AT_SOCKET means the unix socket.
     """
 
     listen: str = ""
@@ -72,7 +72,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def knows_accounts(self) -> bool:
-        """Whether the kernel identifies every account of this host, not only ``LOCAL_USERS``."""
+        """Whether the kernel identifies every account of this host instead of ``LOCAL_USERS`` only."""
         return bool(self.socket)
 
     @property
@@ -83,7 +83,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``[store]``: where the state is stored. ``sqlite``: in ``state_dir``, for one scheduler. ``postgresql``: in the
-    database named by ``conninfo`` (libpq's); of the schedulers on it one leads, by a lease of ``lease``."""
+    database that ``conninfo`` (of libpq) names. Of all schedulers on it one leads, by a lease that lasts ``lease``."""
 
     kind: Literal["sqlite", "postgresql"] = "sqlite"
     conninfo: str = ""
@@ -93,18 +93,18 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class PoolMetrics(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[metrics]``: the number of pools with series of their own."""
+    """``[metrics]``: the number of pools that have their own series."""
 
     max_pools: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 1000
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[history]``: data of the graphs and ``cpumond report``, in a file of its own beside the database.
+    """``[history]``: data of the graphs and ``cpumond report``, in a separate file beside the database.
 
-    ``length``: the age of the oldest data, one day in points, before that in totals of days; "0s" keeps none.
-    ``period``: between two points. ``max_size``: bytes of the file. ``max_series``: the number of pools, nodes,
-    operations and jobs with points, chosen in this order. ``core_hour_price`` in ``currency``: savings are shown in it,
-    too; 0: core-hours only.
+    ``length``: the age of the oldest data: points for one day, before that totals of days; "0s" keeps none. ``period``:
+    the time between two points. ``max_size``: bytes of the file. ``max_series``: the number of pools, nodes, operations
+    and jobs with points, chosen in this order. ``core_hour_price``: savings are also shown as an amount of
+    ``currency``; 0: in core-hours only.
     """
 
     length_s: Annotated[float, msgspec.Meta(ge=0.0, le=34_560_000.0, extra=DURATION)] = msgspec.field(
@@ -120,9 +120,9 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Forecasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[forecast]``: predicted starts of operations, from simulations in a child process, one round each ``period``,
-    fewer if that would take more than ``max_load`` of one core; ``horizon``: how far ahead, also of what-if
-    simulations."""
+    """``[forecast]``: predicted starts of operations, by simulations in a child process. ``period``: interval of the
+    rounds, longer if they would take more than ``max_load`` of one core. ``horizon``: how far ahead forecasts and
+    what-if simulations look."""
 
     enabled: bool = True
     period_s: Annotated[float, msgspec.Meta(ge=1.0, le=86_400.0, extra=DURATION)] = msgspec.field(
@@ -135,7 +135,7 @@ class Forecasting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class TraceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[traces]``: where a trace of each operation is sent at its end, over OTLP/HTTP; "": nowhere."""
+    """``[traces]``: where a trace of each operation is sent when it ends, over OTLP/HTTP; "": nowhere."""
 
     endpoint: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
@@ -144,8 +144,8 @@ Day = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday"
 
 
 class WasteSummaries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[waste_summary]``: the summary of last week's waste, sent on ``day`` at ``hour``, UTC. ``webhook``: a URL that
-    gets all of it; ``command``: run for each user, with the user's name as its last argument."""
+    """``[waste_summary]``: the summary of last week's waste, sent on ``day`` at ``hour``, UTC. ``webhook``: a URL to
+    which the whole summary is sent. ``command``: run for each user, with the user's name as its last argument."""
 
     webhook: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     command: tuple[Text, ...] = ()
@@ -154,12 +154,12 @@ class WasteSummaries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def at_s(self) -> float:
-        """Seconds from Monday 0:00 UTC."""
+        """Seconds from Monday 0:00 UTC to the time of sending."""
         return get_args(Day).index(self.day) * 86_400.0 + self.hour * 3600.0
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[audit]``: retention of the log of commands and events in the store; ``max_size``: its bytes there."""
+    """``[audit]``: how long the store keeps the log of commands and events; ``max_size``: bytes of this log."""
 
     keep_s: Annotated[float, msgspec.Meta(ge=3600.0, le=315_360_000.0, extra=DURATION)] = msgspec.field(
         name="keep", default=7_776_000.0
@@ -168,8 +168,8 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration of the scheduler (semantics.md 2.4). ``path``: the file from which it was read ("":
-    none)."""
+    """The whole configuration of the scheduler (semantics.md 2.4). ``path``: the file from which it was read, "" if
+    none."""
 
     state_dir: Text = "/var/lib/cpumond-scheduler"
     cluster_name: Text = "cpumond"
@@ -201,7 +201,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     allowed_node_cpu_overcommit_ratio: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.05
     min_spare_job_resources_on_node: MinSpareJobResources = MinSpareJobResources()
     secrets_key_file: str = ""
-    """File of the keys that encrypt secrets of operations (12.6); "": secrets are not kept."""
+    """File of the keys that encrypt secrets of operations (12.6); "": no secrets are kept."""
     node_failures: NodeFailures = DEFAULT_NODE_FAILURES
     api: Api = Api()
     store: StoreSettings = StoreSettings()
@@ -212,7 +212,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     traces: TraceSettings = TraceSettings()
     waste_summary: WasteSummaries = WasteSummaries()
     groups: dict[str, tuple[str, ...]] = {}
-    """Group -> its users, however they authenticate."""
+    """Group -> its users, whichever way they authenticate."""
     log: Log = Log()
     path: str = ""
 
@@ -222,8 +222,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def load_scheduler_config(path: str | None) -> SchedulerConfig:
-    """Read, check and merge ``path`` and its drop-ins; None gives the built-in defaults. Raises ConfigError (file, key,
-    allowed range) or AccessError."""
+    """Read, check and merge ``path`` and its drop-ins. ``path`` None: return the built-in defaults. Raises ConfigError
+    (file, key, allowed range) or AccessError."""
     if path is None:
         return finish_scheduler_config({}, "")
     folder = f"{os.path.splitext(os.path.abspath(path))[0]}.conf.d"
@@ -248,7 +248,7 @@ def parse_scheduler_config_text(text: str, path: str) -> dict[str, Any]:
 
 
 def finish_scheduler_config(merged: dict[str, Any], path: str) -> SchedulerConfig:
-    """Return the frozen configuration from merged, checked tables, after the rules between keys. Raises ConfigError."""
+    """Check the rules between keys and return merged, checked tables as a frozen configuration. Raises ConfigError."""
     config = msgspec.convert({**merged, "path": path}, SchedulerConfig)
     paths = {name: getattr(config.api, name) for name in ("tokens_file", "socket", "certificate", "key")}
     config = msgspec.structs.replace(
@@ -264,7 +264,7 @@ def finish_scheduler_config(merged: dict[str, Any], path: str) -> SchedulerConfi
 
 
 def check(config: SchedulerConfig) -> None:
-    """Check rules between keys, regular expressions and the address. Raises ConfigError: file, key and what to do."""
+    """Check rules between keys, regular expressions and the address. Raises ConfigError with file, key and remedy."""
     rules = (
         _check_regexes, _check_listen, _check_tls, _check_proxies, _check_advertised, _check_store, _check_secrets,
         _check_traces, _check_waste,
@@ -359,8 +359,8 @@ def _check_waste(config: SchedulerConfig) -> None:
 
 
 def _check_secrets(config: SchedulerConfig) -> None:
-    """Check that no other user can read the secrets that heartbeat responses carry to nodes, or request them as a
-    node."""
+    """Check that no other user can read the secrets that heartbeat responses carry to nodes, or pretend to be a node
+    and get them."""
     path, where = config.secrets_key_file, f"{config.where}: secrets_key_file"
     if not path:
         return

@@ -1,4 +1,4 @@
-"""One connection of the scheduler, with limits on the work that a client may leave unfinished."""
+"""One connection of the scheduler; it limits the work that a client may leave unfinished."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from cpumond.scheduler.program.peer import find_peer_uid
 
 MAX_CONNECTIONS: Final = 10_000
 MAX_HELD_BYTES: Final = 64 * 2**20
-"""Maximum bytes of unfinished requests and unread answers of all connections."""
+"""Maximum bytes of unfinished requests and unread answers, summed over all connections."""
 
 KEEP_ALIVE_S: Final = 75
 EXCHANGE_S: Final = 150.0
-"""Time from the connection, or the previous answer, to the end of the next answer; longer than KEEP_ALIVE_S."""
+"""Time from the connection or its previous answer to the end of the next answer; longer than KEEP_ALIVE_S."""
 
 MAX_HEAD_BYTES: Final = 1024 * 1024
-"""Maximum bytes of the request line and the headers, which carry the parameters of `yt`."""
+"""Maximum bytes of the request line and the headers, in which `yt` sends its parameters."""
 MAX_TARGET_BYTES: Final = 64 * 1024
-"""Maximum bytes of the path and the query, and of the whole head of a request that is not for `yt`."""
+"""Maximum bytes of the path and the query; also of the whole head of a request that is not by `yt`."""
 MAX_TRAILER_BYTES: Final = 16 * 1024
-"""Maximum bytes that are neither head nor body, since the last byte of a body: trailers, which are dropped, and chunk
+"""Maximum bytes after the last byte of a body that belong to no head or body: trailers, which are dropped, and chunk
 extensions."""
 TRAILERS_TOO_LARGE: Final = f"more than {MAX_TRAILER_BYTES} bytes follow the head of the request that are not its body"
 MAX_HEADERS: Final = 1000
 TOO_MANY_HEADERS: Final = f"the request has more than {MAX_HEADERS} headers"
 MAX_PIPELINED: Final = 16
-"""Maximum number of requests of one connection that wait while another one is answered."""
+"""Maximum number of requests of one connection that wait while an earlier one is answered."""
 REQUEST_BYTES: Final = 4096
-"""Bytes that a waiting request takes besides its content."""
+"""Bytes that a waiting request takes in addition to its content."""
 
 _NO_SCOPE: Final = cast(Any, {})
 
@@ -43,26 +43,26 @@ def make_door() -> Door:
 
 
 class Connection(Bounded, HttpToolsProtocol):
-    """A connection whose parser processes everything that was read at once: many small requests, or a part of a large
-    one. Data counts as unfinished until the application begins with the request, by calling ``take_turn`` of its scope;
-    from then on the application limits it. So the requests of thousands of connections may wait."""
+    """A connection whose parser processes all data of one read at once: many small requests, or a part of a large one.
+    Data counts as unfinished until the application begins with the request, by calling ``take_turn`` of its scope.
+    After that the application limits the data. Therefore the requests of thousands of connections may wait."""
 
     _in_head = False
     _head_bytes = 0
     _trailer_bytes = 0
     _is_silent = False
-    """Whether the parser made no callback for the data read last."""
+    """Whether the parser called nothing for the data of the last read."""
     _running: RequestResponseCycle | None = None
     """The first request without a complete answer; ``cycle`` is the latest request."""
     _has_turn = False
     """Whether the application has begun with the request of ``_running``."""
     _refusal = ""
     made: Callable[[], object] = staticmethod(lambda: None)
-    """Called when the connection is established: with TLS, after the handshake."""
+    """Called when the connection is established; with TLS, that is after the handshake."""
     handshakes: Door | None = None
-    """With TLS, the server's connections that are not established yet."""
+    """With TLS, those connections of the server that are not established yet."""
     tls_buffer = bytearray()
-    """With TLS, the buffer of one read, shared by all connections of the server."""
+    """With TLS, the buffer for one read; all connections of the server share it."""
     _is_at_socket = False
     _peer_uid: int | None = None
     _has_peer_uid = False
@@ -93,7 +93,7 @@ class Connection(Bounded, HttpToolsProtocol):
         self._settle()
 
     def _settle(self) -> None:
-        """Report the held bytes to the limiter; nothing is unfinished if no request waits and none has begun."""
+        """Report the held bytes to the limiter. Nothing is unfinished if no request waits or is being read."""
         cycle = self.cycle
         is_open = cycle is not None and not cycle.response_complete
         is_begun = self._in_head or (is_open and cycle.more_body)
@@ -126,7 +126,7 @@ class Connection(Bounded, HttpToolsProtocol):
         self.scope["take_turn"] = self.take_turn
 
     def _find_peer_uid(self) -> int | None:
-        """Return the uid of the peer, looked up once and on first use; None: unknown."""
+        """Return the uid of the peer, looked up once, when first needed; None if it is unknown."""
         if not self._has_peer_uid:
             connection = self.transport.get_extra_info("socket")
             self._peer_uid = None if connection is None else find_peer_uid(connection)
@@ -137,7 +137,7 @@ class Connection(Bounded, HttpToolsProtocol):
         if self._in_head:
             super().on_header(name, value)
             return
-        # A trailer: a proxy that guards headers, such as those that name the user, does not check these.
+        # This is a trailer: a proxy that guards headers, such as those that name the user, does not check trailers.
         self._is_silent = False
         self._trailer_bytes += len(name) + len(value)
         if self._trailer_bytes > MAX_TRAILER_BYTES:
@@ -165,13 +165,13 @@ class Connection(Bounded, HttpToolsProtocol):
         raise ValueError(reason)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse the rest, after the answers to earlier requests."""
+        """Refuse what follows, after the answers to earlier requests."""
         self._refusal = self._refusal or msg
         if not self.has_waiting and not self.transport.is_closing():
             super().send_400_response(self._refusal)
 
     def on_response_complete(self) -> None:
-        # Otherwise the answered request would be kept until the next one arrives.
+        # Otherwise the answered request would stay in memory until the next one arrives.
         answered = self._running
         if answered is not None:
             answered.body.clear()
@@ -185,7 +185,7 @@ class Connection(Bounded, HttpToolsProtocol):
             self.send_400_response(self._refusal)
 
     def end(self) -> None:
-        """Abort the connection and free its memory now: much more may be read before ``connection_lost``."""
+        """Abort the connection and free its memory now: until ``connection_lost``, much more data may be read."""
         super().end()
         self._let_go()
 
@@ -194,11 +194,11 @@ class Connection(Bounded, HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _let_go(self) -> None:
-        """Free requests with which the application has not begun, since they could wait long for their turn."""
+        """Free requests that the application has not begun: it could be long until their turn."""
         waiting = [cycle for cycle, _ in self.pipeline]
         self.pipeline.clear()
         if self._running is not None:
-            # The library notifies only the latest request.
+            # The library notifies only the latest request, so do it for this one here.
             self._running.disconnected = True
             self._running.message_event.set()
             waiting += [] if self._has_turn else [self._running]

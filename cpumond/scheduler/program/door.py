@@ -1,4 +1,4 @@
-"""Dispatch of requests: the leader's application answers while the lease lasts, the standby's before and after."""
+"""Dispatch of requests: the leader's application answers during the lease, the standby's before and after it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cpumond.scheduler.program.leading import App, Leading, Receive, Scope, Send
 from cpumond.scheduler.store.lead import LeadView
 
 REFUSAL: Final = "cpumond.refusal"
-"""Key in a request's scope: why a standby answers although this scheduler led when the request arrived."""
+"""Key in a request's scope: the reason why a standby answers if this scheduler still led when the request arrived."""
 
 
 class LeaderDoor:
-    """An ASGI application: the leader's application while it leads, else ``standby``.
+    """An ASGI application: the leader's application while this scheduler leads, ``standby`` otherwise.
 
-    The lease is checked when a request arrives and again before the first byte of its answer, by a clock that continues
-    while the process is stopped: a process that was paused, or hung, sends no answer of a term that is over. Every
-    answer of a leader has its term in TERM_HEADER.
+    The lease is checked when a request arrives and again before the first byte of its answer, by a clock that also runs
+    while the process is stopped. Therefore a process that was paused, or hung, sends no answer of a term that is over.
+    Every answer of a leader has its term in TERM_HEADER.
     """
 
     def __init__(self, leading: Leading, standby: App) -> None:
@@ -50,15 +50,15 @@ class LeaderDoor:
 
 
 def describe_standby(view: LeadView, address: str, refusal: str = "") -> str:
-    """Return the sentence of a standby's 503. ``address``: its own; ``refusal``: an earlier reason, see REFUSAL."""
+    """Return the sentence of a standby's 503. ``address``: its own. ``refusal``: an earlier reason, see REFUSAL."""
     if refusal:
         return refusal
     if view.leader and view.leader != address:
         return f"standby: the scheduler at {view.leader} leads (term {view.term})"
     if view.error:
-        # The reason is only in the log, since the caller may be anybody.
+        # Only the log has the reason, since anyone may be the caller.
         return "standby: the leader is not known because the store does not respond; see this scheduler's log"
-    # Also if another scheduler leads without an address.
+    # This is also the answer if another scheduler leads but gave no address.
     return "standby: no leader is known here; try again, or ask the other schedulers"
 
 

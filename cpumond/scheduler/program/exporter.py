@@ -1,8 +1,8 @@
-"""Prometheus metrics of the scheduler; the text is made once per update and kept.
+"""Prometheus metrics of the scheduler; the text is made once per update and cached.
 
 Families of fixed size use prometheus_client. The series of pools, thousands of them, are written here in the same text
-formats at a tenth of the cost. Their number is limited: pools beyond ``max_pools``, those with the least demand, are
-left out and counted.
+formats at a tenth of the cost. Only ``max_pools`` pools have series; those with the least demand are left out and
+counted.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from cpumond.scheduler.state.nodes import list_refused_nodes
 from cpumond.scheduler.store.timings import BOUNDS_S, Timings
 
 END = b"# EOF\n"
-"""The last line of OpenMetrics; the older format has none."""
+"""The last line of OpenMetrics; the older format does not have it."""
 PREEMPTION_KINDS = ("preempted", "graceful", "limit_violated", "overcommit")
 Families = dict[str, tuple[str, str]]
-"""Name -> the figure of a pool or a tree (``figures``), and the help text; no series if the figure is None."""
+"""Name -> the figure of a pool or a tree (``figures``), and the help text. A figure of None has no series."""
 
 M = TypeVar("M", CounterMetricFamily, GaugeMetricFamily)
 
 MAX_EXEMPLAR = 100
-"""Maximum characters of a name in an exemplar; all of its labels together may have 128."""
+"""Maximum characters of a name in an exemplar; its labels together may have 128."""
 
 TREE_GAUGES: Families = {
     "total_cores": ("capacity_cores", "CPU of the tree's nodes."),
@@ -116,8 +116,8 @@ POOL_COUNTERS: Families = {
 
 
 class LeadMetrics:
-    """Families about leadership of one of several schedulers on one store, for its whole life; a standby has no
-    others."""
+    """Families about leadership, if several schedulers share a store. They exist while the process lives; a standby has
+    no other families."""
 
     def __init__(self, leading: Leading) -> None:
         self._leading = leading
@@ -127,7 +127,7 @@ class LeadMetrics:
         PlatformCollector(registry=self._registry)
 
     def encode(self, is_open: bool = False) -> bytes:
-        """Return the text of a standby's metrics; ``is_open``: as OpenMetrics."""
+        """Return the text of a standby's metrics. ``is_open``: in the format of OpenMetrics."""
         return _generate(self._registry, is_open)
 
     def collect(self) -> Iterable[Metric]:
@@ -160,8 +160,8 @@ class LeadMetrics:
 
 
 class MetricsText:
-    """The metrics as text, recomputed by ``encode`` only after an update. ``lead``: families of one of several
-    schedulers."""
+    """The metrics as text; ``encode`` makes it again only after an update. ``lead``: families about leadership, if
+    several schedulers share a store."""
 
     def __init__(self, scheduler: Scheduler, max_pools: int, lead: LeadMetrics | None = None) -> None:
         self._scheduler = scheduler
@@ -173,7 +173,7 @@ class MetricsText:
         self._made: dict[bool, tuple[int, bytes]] = {}
 
     def encode(self, is_open: bool = False) -> bytes:
-        """Return the text of all metrics, made at most once per update; ``is_open``: as OpenMetrics, with exemplars."""
+        """Return the text of all metrics, made at most once per update. ``is_open``: as OpenMetrics, with exemplars."""
         updates = self._scheduler.timings.updates
         if self._made.get(is_open, (-1, b""))[0] != updates:
             text = _generate(self._registry, is_open).removesuffix(END) + self._pools(is_open).encode()
@@ -211,8 +211,8 @@ class MetricsText:
         name = "cpumond_preemptions_total"
         family = name.removesuffix(cut)
         yield f"# HELP {family} Preempted jobs, by pool of the job and kind.\n# TYPE {family} counter\n"
-        # Series begin at 0 so that rates see the first preemption; only for pools with operations: most pools have
-        # none.
+        # Series begin at 0 so that rates show the first preemption. Only pools with operations have them: most pools
+        # have none.
         others = dict.fromkeys(itertools.product(self._scheduler.state.trees, PREEMPTION_KINDS), 0)
         counts = {(label, kind): 0 for label, pool in shown if pool.operations for kind in PREEMPTION_KINDS}
         labels = {label for label, _ in shown}
@@ -238,7 +238,7 @@ def _generate(registry: CollectorRegistry, is_open: bool) -> bytes:
 
 
 def _fill(family: M, values: Mapping[str, float]) -> M:
-    """Fill a family with one label with its values."""
+    """Set the values of a family that has one label."""
     for label, value in values.items():
         family.add_metric([label], value)
     return family
@@ -396,7 +396,7 @@ class _Collector:
             yield CounterMetricFamily(name, text, value)
 
     def _idle(self) -> Metric:
-        """Idle CPU by the last reports, which are some seconds old."""
+        """Return idle CPU by the last reports, which are some seconds old."""
         text = "CPU allocated to no job, by reason: no work waits for it, jobs are about to start on it, or an obstacle"
         idle = GaugeMetricFamily("cpumond_tree_idle_cores", text, labels=["tree", "reason"])
         for name, report in self._scheduler.idle.reports.items():

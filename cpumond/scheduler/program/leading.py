@@ -1,9 +1,9 @@
-"""Leadership of one of several schedulers on one store: acquire the lead, renew it, run one term after another.
+"""Leadership among several schedulers on one store: acquire the lead, renew it, run one term after another.
 
-A reign is a term of this process: a ``Scheduler`` whose state was loaded from the store when the term began, and its
-application. Its end drops both; the process stays and is a standby until its next term. Consequences of the clock and
-of the arbiter's responses are decided in ``lead``. Calls of the arbiter are made in a thread of their own, one at a
-time, so that the loop stays punctual when the store's engine does not respond.
+A reign is a term of this process: a ``Scheduler``, whose state was loaded from the store when the term began, and its
+application. Both are dropped when it ends; the process stays as a standby until its next term. ``lead`` decides what
+follows from the clock and from the arbiter's responses. Calls of the arbiter run in a separate thread, one at a time:
+the loop stays punctual even if the store's engine does not respond.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 """An ASGI application."""
 
 Opener = Callable[[Store], tuple[Scheduler, App]]
-"""Loads the state of a reign from its store and makes its application; called in a thread. Raises StoreError."""
+"""Loads the state of a reign from its store and makes its application; is called in a thread. Raises StoreError."""
 
 
 def read_boot_s() -> float:
-    """Return seconds since the host started, including those in which it slept."""
+    """Return seconds since the host started, including the time in which it slept."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class FencedStore:
-    """The store of one reign: refuses writes when the reign is over, and reports when another scheduler has ended
-    it."""
+    """The store of one reign. It refuses writes after the reign is over, and reports if another scheduler has ended the
+    reign."""
 
     def __init__(self, store: Store, may_write: Callable[[], bool], lost: Callable[[FencedError], None]) -> None:
         self._store = store
@@ -56,7 +56,7 @@ class FencedStore:
         return self._store.load()
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
-        """Write as ``Store`` does; also raises FencedError when the lease has ended by this host's own clock."""
+        """Write like ``Store``; also raises FencedError if the lease has ended by this host's own clock."""
         with self._fenced():
             self._store.write(changes, entries)
         self.lost_total, self.commit_s = self._store.lost_total, self._store.commit_s
@@ -86,7 +86,7 @@ class FencedStore:
 
 @dataclass(eq=False)
 class Reign:
-    """One term of this process. ``scheduler``, ``app`` and ``running`` exist once its state is loaded."""
+    """One term of this process. ``scheduler``, ``app`` and ``running`` are set once its state is loaded."""
 
     term: int
     stopping: asyncio.Event
@@ -103,8 +103,8 @@ class Reign:
 
 class Leading:
     """Leads if no other scheduler does, as long as the lease is renewed. ``address``: where this scheduler takes
-    requests. ``lease_s`` seconds; ``now`` is a clock as in ``lead``. ``ready`` is set when the arbiter has first
-    responded, or failed to."""
+    requests. ``lease_s``: seconds. ``now``: a clock as in ``lead``. ``ready`` is set after the first call of the
+    arbiter, even if it failed."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Leading:
         self.ready = asyncio.Event()
         self.reigns_total = 0
         self.lost_total = 0
-        """Number of reigns that ended before this process did."""
+        """Number of reigns that ended while the process went on."""
         self.errors_total = 0
         """Number of failed calls of the arbiter."""
         self._arbiter = arbiter
@@ -135,7 +135,7 @@ class Leading:
     # --- queries
 
     def find_reign(self) -> Reign | None:
-        """Return the reign in which a request may be answered now; None: this is a standby."""
+        """Return the reign in which a request may be answered now; None if this is a standby."""
         reign = self.reign
         return reign if reign is not None and reign.is_ready and self.may_answer(reign) else None
 
@@ -150,18 +150,18 @@ class Leading:
         return LeadView("standby", lead.term, lead.find_leader(self._now()), lead.error)
 
     def left_s(self) -> float:
-        """Return seconds in which this process may answer without another renewal; 0: this is a standby."""
+        """Return for how many seconds this process may answer without another renewal; 0 if this is a standby."""
         return max(self.lead.until_s - self._now(), 0.0) if self.lead.is_own else 0.0
 
     def pulse(self) -> object:
-        """Return a value that changes with each success: an update of the leader, a query of the standby."""
+        """Return a value that changes with each success: for a leader an update, for a standby a query."""
         scheduler = None if self.reign is None else self.reign.scheduler
         return self._rounds if scheduler is None else (self.lead.term, scheduler.timings.good_updates)
 
     # --- life
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Lead whenever no other scheduler does, until ``stopping``; then give up the lead and close the arbiter."""
+        """Lead when no other scheduler does, until ``stopping`` is set; then give up the lead and close the arbiter."""
         waking = asyncio.ensure_future(self._wake_at(stopping))
         try:
             while not stopping.is_set():
@@ -191,7 +191,7 @@ class Leading:
         if reign is not None:
             for task in (reign.opening, reign.running):
                 if task is not None and task.done():
-                    task.result()  # raises unexpected errors: the process ends, and another scheduler leads
+                    task.result()  # raises unexpected errors: this process ends, and another scheduler leads
             if not self.lead.is_own:
                 log.warning("lost_lead", term=reign.term, reason=self._lost_because)
                 self.lost_total += 1
@@ -199,7 +199,7 @@ class Leading:
                 return
         if self._asking is not None and self._asking.done():
             asked, self._asking = self._asking, None
-            asked.result()  # raises unexpected errors, too
+            asked.result()  # also raises unexpected errors
         if step in (LeadStep.TAKE, LeadStep.RENEW) and self._asking is None:
             self._asking = asyncio.ensure_future(self._take() if step is LeadStep.TAKE else self._renew())
             self._asking.add_done_callback(self._wake)
@@ -232,7 +232,7 @@ class Leading:
             return
         self._rounds += 1
         if not self.lead.is_own:
-            return  # the reign ended meanwhile, which also gives up the renewed lease
+            return  # the reign has ended during the call; its end gives up the renewed lease as well
         if is_renewed:
             self.lead = self.lead.renewed(sent_s, self._now())
         else:
@@ -245,7 +245,7 @@ class Leading:
         self.lead = self.lead.failed(str(error), self._now())
 
     def _lose(self, reason: str, rest_s: float = 0.0) -> None:
-        """Stop leading from this moment on; ``run`` takes the reign apart."""
+        """Stop leading from this moment on; ``run`` then ends the reign."""
         self._lost_because = reason
         self.lead = self.lead.ended(self._now(), rest_s)
         self._woken.set()
@@ -257,7 +257,7 @@ class Leading:
         self.reigns_total += 1
 
     async def _open(self, reign: Reign) -> None:
-        """Load the state and start updates; the lease is renewed meanwhile."""
+        """Load the state and start updates; meanwhile ``run`` renews the lease."""
         loop = asyncio.get_running_loop()
 
         def lose(error: FencedError) -> None:
@@ -273,7 +273,7 @@ class Leading:
             return
         except StoreError as error:
             log.error("cannot_lead", term=reign.term, error=str(error))
-            # Another scheduler, perhaps of another version, may be able to open the store.
+            # A different scheduler, perhaps of a different version, may be able to open the store.
             self._lose_reign(reign, str(error), self.lead.lease_s)
             return
         if reign.stopping.is_set() or not self.may_answer(reign):
@@ -291,14 +291,14 @@ class Leading:
             self._lose(reason, rest_s)
 
     async def _end_reign(self) -> None:
-        """Give up the lead and drop the state; the store is closed when no write is under way any more."""
+        """Give up the lead and drop the state; the store is closed as soon as no write is in progress."""
         reign, self.reign = self.reign, None
         if reign is None:
             return
         reign.stopping.set()
         tasks = {task for task in (reign.opening, reign.running) if task is not None}
         if self.lead.is_own:
-            # The process ends: results of the last update are written in this term.
+            # The process is ending: the results of its last update are still written in this term.
             await asyncio.wait(tasks)
             self.lead = self.lead.ended(self._now())
         with contextlib.suppress(StoreError):
@@ -309,7 +309,7 @@ class Leading:
         elif reign.store is not None:
             await asyncio.to_thread(reign.store.close)
         reign.scheduler = reign.app = reign.store = None
-        # The state is full of cycles and takes much memory.
+        # The state takes much memory and is full of reference cycles.
         gc.collect()
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:

@@ -1,4 +1,4 @@
-"""Entries for requests besides the TCP address: the unix socket; and the certificate of TLS."""
+"""What accepts requests besides the TCP address: the unix socket; and the certificate for TLS."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CONNECT_S: Final = 1.0
 
 
 def find_socket_path(api: Api, environment: Mapping[str, str]) -> str:
-    """Return the path of the unix socket: the configured one, else in the directory that systemd made; "": none."""
+    """Return the path of the unix socket: the configured one, or one in the directory made by systemd; "" if none."""
     folder = environment.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     return api.socket or (os.path.join(folder, SOCKET_NAME) if folder else "")
 
 
 def open_unix_socket(path: str, backlog: int) -> socket.socket:
-    """Open a unix socket to which every account may connect. A file that a dead process left is replaced. Raises
+    """Open a unix socket to which every account may connect. A file left by a dead process is replaced. Raises
     CreateError or AccessError."""
     advice = "set [api] socket to a path of this scheduler alone"
     unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -44,7 +44,7 @@ def open_unix_socket(path: str, backlog: int) -> socket.socket:
 
 
 def _remove_left(path: str) -> None:
-    """Remove the socket of a process that is gone. Raises CreateError for anything else, and OSError."""
+    """Remove the socket of a process that no longer runs. Raises CreateError for any other file, and OSError."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -68,19 +68,19 @@ def close_unix_socket(unix: socket.socket, path: str) -> None:
 
 
 class Certificate:
-    """The certificate and key of the scheduler's address; ``context`` holds those that were loaded last."""
+    """The certificate and key of the scheduler's address; ``context`` has those that were loaded last."""
 
     def __init__(self, certificate: str, key: str) -> None:
-        """Raises ConfigError or AccessError."""
+        """Load the files. Raises ConfigError or AccessError."""
         self.certificate = certificate
         self.key = key
         self.context = self._load()
 
     def reload(self) -> None:
-        """Use the files' present content for new connections. Raises ConfigError or AccessError and keeps the old
-        content."""
+        """Use the present content of the files for new connections. If it cannot be used: keeps the old content, raises
+        ConfigError or AccessError."""
         self._load()
-        # The listening context stays the same object: it is changed only after its new content was found good.
+        # The listening context stays the same object, so it is changed only after the new content was found good.
         _load_chain(self.context, self.certificate, self.key)
 
     def _load(self) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""The life of the scheduler's process: configuration, store, sockets, signals, the loop and its server."""
+"""The process of the scheduler, from start to end: configuration, store, sockets, signals, the loop and its server."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ STORE_FILE = "scheduler.db"
 HISTORY_FILE = "history.db"
 
 SWITCH_INTERVAL_S = 0.001
-"""Longest time that the thread of an update keeps the interpreter from the loop; Python's 0.005 would be ten
-heartbeats."""
+"""Longest time for which the thread of an update keeps the interpreter from the loop. Python's 0.005 would be as long
+as ten heartbeats take."""
 
 
 def make_rules(config: SchedulerConfig) -> Rules:
-    """Return the part of the configuration that decisions need."""
+    """Return the part of the configuration on which decisions depend."""
     spare = config.min_spare_job_resources_on_node
     return Rules(
         **{name: getattr(config, name) for name in config.__struct_fields__ if name in Rules.__dataclass_fields__},
@@ -81,7 +81,7 @@ def make_rules(config: SchedulerConfig) -> Rules:
 
 
 def open_history(scheduler: Scheduler, config: SchedulerConfig) -> HistoryRecorder:
-    """Open the history beside the state; a file that cannot be used only causes a warning."""
+    """Open the history beside the state; if the file cannot be used, this causes only a warning."""
     settings = config.history
     path = os.path.join(config.state_dir, HISTORY_FILE)
     store = HistoryStore(path, settings.length_s, settings.period_s, settings.max_size, scheduler.started_at)
@@ -91,8 +91,8 @@ def open_history(scheduler: Scheduler, config: SchedulerConfig) -> HistoryRecord
 
 
 def read_monitor(raw: object) -> dict[str, object]:
-    """Check a section ``job-cpu-monitor`` of a specification as the agent will read it (semantics.md 1.1). Durations
-    are returned in milliseconds, as in YTsaurus. Raises CommandError."""
+    """Check a section ``job-cpu-monitor`` of a specification in the way in which the agent will read it (semantics.md
+    1.1). Return durations in milliseconds, as in YTsaurus. Raises CommandError."""
     try:
         layer = normalise_table(raw, MonitorSettings, "spec", "job_cpu_monitor")
     except ConfigError as error:
@@ -101,15 +101,15 @@ def read_monitor(raw: object) -> dict[str, object]:
 
 
 AppMaker = Callable[[Scheduler, Api, Identities, Callable[[bool], bytes], str], Starlette]
-"""Type of ``api.server.make_app``; ``api`` imports the scheduler, not the reverse."""
+"""Type of ``api.server.make_app``: ``api`` imports the scheduler, so the scheduler does not import ``api``."""
 
 StandbyMaker = Callable[[Callable[[], LeadView], str, Callable[[bool], bytes]], Starlette]
 """Type of ``api.standby.make_standby_app``."""
 
 
 class _Entrance(NamedTuple):
-    """Sockets on which requests arrive, and the identities that are accepted. ``path``: of the unix socket, which is
-    the last one; "": none."""
+    """Sockets on which requests arrive, and the identities that are accepted. ``path``: that of the unix socket, which
+    is the last socket; "" if there is none."""
 
     sockets: list[socket.socket]
     path: str
@@ -117,7 +117,7 @@ class _Entrance(NamedTuple):
     reload: Reload
 
     def close(self) -> None:
-        """Close all sockets; the file of the unix one is removed."""
+        """Close all sockets and remove the file of the unix socket."""
         if self.path:
             close_unix_socket(self.sockets[-1], self.path)
         close_sockets(self.sockets)
@@ -140,11 +140,11 @@ def _open_entrance(config: SchedulerConfig, identities: Identities, manager: Ser
 class _Service(NamedTuple):
     app: App
     run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]
-    """Serves until the event; it ends at once for a single scheduler, after the last answer for one of several."""
+    """Serves until the event is set: a single scheduler's when it stops, one of several's after the last answer."""
     ready: asyncio.Event
     vitals: Vitals
     find_scheduler: Callable[[], Scheduler | None]
-    """The present scheduler; None: another one leads."""
+    """The scheduler of this process; None while a different process leads."""
     leading: Leading | None = None
 
 
@@ -156,8 +156,8 @@ def run_scheduler(
     make_standby: StandbyMaker | None = None,
 ) -> int:
     """Run ``cpumond scheduler`` until SIGTERM or SIGINT. Raises CpumondError for errors that an administrator can fix.
-    ``new_store`` sets the present database and history aside and begins with empty ones. ``time_scale`` is for tests
-    only. ``make_standby`` is needed if several schedulers share a store."""
+    ``new_store``: set the present database and history aside and begin with empty ones. ``time_scale``: for tests only.
+    ``make_standby``: needed if several schedulers share a store."""
     config = load_scheduler_config(config_path)
     configure_logging(config.log.level, config.log.format)
     identities, rules = load_identities(config), make_rules(config)
@@ -172,7 +172,7 @@ def run_scheduler(
     except OSError as error:
         raise from_os_error(error, f"create {config.state_dir}", "fix state_dir or run as its owner") from error
     if new_store:
-        # The history belongs to the old store and is set aside, too. The store comes first: its lock tells whether it
+        # The history belongs to the old store and is set aside, too. The store comes first: its lock shows whether it
         # is in use.
         for old in (STORE_FILE, HISTORY_FILE):
             aside = set_aside(os.path.join(config.state_dir, old))
@@ -180,7 +180,7 @@ def run_scheduler(
                 log.warning("store_set_aside", path=aside)
     raise_descriptor_limit()
     give_back_large_blocks()
-    # Updates, long requests and large answers run in threads: the loop's thread gets its turn after this time.
+    # Updates, long requests and large answers run in threads: after this time the loop's thread gets its turn.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     manager = ServiceManager(os.environ)
     sender = TraceSender(config.traces.endpoint, config.cluster_name) if config.traces.endpoint else None
@@ -218,13 +218,13 @@ def _run_alone(
     sender: TraceSender | None,
 ) -> None:
     path = os.path.join(config.state_dir, STORE_FILE)
-    # Opening a large store takes a while, and so does its copy before a new version migrates it.
+    # It takes a while to open a large store, and to copy it before a new version migrates it.
     manager.extend("opening the store")
     is_new, was_used = not os.path.lexists(path), os.path.lexists(f"{path}.lock")
     store = open_sqlite_store(path)
     try:
         if is_new:
-            # Starting empty after the loss of a database must not go unnoticed.
+            # After the loss of a database, an empty start must not go unnoticed.
             (log.warning if was_used else log.info)("store_created", path=path, state_dir_was_used=was_used)
         manager.extend("reading the store")
         scheduler = _make_scheduler(
@@ -276,7 +276,7 @@ def _make_scheduler(
 
 
 def pace_of(scheduler: Scheduler) -> Pace:
-    """Return when nodes and updates of a scheduler are due, from now on."""
+    """Return when the next heartbeats and updates of a scheduler are due, counted from now."""
     known = {name: kept.previous_time for name, kept in scheduler.updates.items()}
     at = {name: time for name, time in known.items() if time is not None}
     last, period_s = max(at.values(), default=scheduler.clock.now()), scheduler.update_period_s
@@ -294,7 +294,7 @@ def _share(
     time_scale: float,
     sender: TraceSender | None,
 ) -> _Service:
-    """Run with a store that several schedulers share, of which one leads."""
+    """Run on a store that several schedulers share; one of them leads."""
 
     def open_reign(store: Store) -> tuple[Scheduler, App]:
         scheduler = _make_scheduler(config, rules, store, time_scale, sender)
@@ -315,7 +315,7 @@ def _share(
 
 
 def find_own_address(api: Api, sockets: list[socket.socket]) -> str:
-    """Return the address at which clients reach this scheduler, ``host:port``; "": only ``[api] advertise`` could give
+    """Return the address, ``host:port``, at which clients reach this scheduler; "" if only ``[api] advertise`` can tell
     it."""
     if api.advertise:
         return api.advertise
@@ -353,7 +353,7 @@ async def _serve(
     loop.add_signal_handler(signal.SIGHUP, reload)
     server = Server(make_config(service.app), entrance.context)
     async with asyncio.TaskGroup() as tasks:
-        # One of several leads until its last request is answered; another one leads as soon as it gives up.
+        # One of several schedulers leads until its last request is answered; the next one leads as soon as it gives up.
         running = tasks.create_task(service.run(stopping if service.leading is None else answered))
         await asyncio.wait([running, asyncio.ensure_future(service.ready.wait())], return_when="FIRST_COMPLETED")
         serving = tasks.create_task(server.serve(entrance.sockets))
@@ -372,7 +372,7 @@ async def _serve(
         tasks.create_task(notify_manager(manager, service.vitals, stopping))
         await stopping.wait()
         log.info("stopping")
-        # From here on unfinished requests are cancelled, which is no error.
+        # From now on unfinished requests are cancelled; this is no error.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         server.should_exit = True
         await serving

@@ -21,8 +21,8 @@ TROUBLE_S = 60.0
 
 
 class Vitals(NamedTuple):
-    """Sources of notifications. ``describe``: returns one line; ``pulse``: returns a value that changes, while all is
-    well, at least each ``period_s`` real seconds."""
+    """Sources of notifications. ``describe``: returns one line. ``pulse``: returns a value that, as long as all is
+    well, changes at least every ``period_s`` real seconds."""
 
     describe: Callable[[], str]
     pulse: Callable[[], object]
@@ -35,14 +35,14 @@ def vitals_of(scheduler: Scheduler) -> Vitals:
 
 
 def vitals_of_one(leading: Leading, period_s: float) -> Vitals:
-    """Return vitals of one of several schedulers; ``period_s``: real seconds between its updates while it leads."""
+    """Return the vitals of one of several schedulers. ``period_s``: real seconds between its updates while it leads."""
     return Vitals(partial(describe_lead, leading), leading.pulse, max(period_s, leading.lead.look_s))
 
 
 async def notify_manager(manager: ServiceManager, vitals: Vitals, stopping: asyncio.Event) -> None:
-    """Send READY at once, then WATCHDOG as long as updates succeed, STATUS each STATUS_PERIOD_S, STOPPING at the end. A
-    blocked event loop, an update that does not end, or updates that all fail stop WATCHDOG, so that the service is
-    restarted. A store that refuses does not: a new process would find the same disk, and this one still answers."""
+    """Send READY at once, WATCHDOG as long as updates succeed, STATUS every STATUS_PERIOD_S, and STOPPING at the end.
+    If the event loop is blocked, an update does not end or all updates fail, WATCHDOG stops and the service is
+    restarted. If the store refuses, it does not: a new process would use the same disk, and this one still answers."""
     if not manager.listens:
         return
     manager.notify("READY=1", status=vitals.describe())
@@ -56,7 +56,7 @@ async def notify_manager(manager: ServiceManager, vitals: Vitals, stopping: asyn
         pulse = vitals.pulse()
         if pulse != seen:
             seen, seen_s = pulse, now_s
-        # Updates may be further apart than the watchdog's timeout: one counts for a whole period.
+        # Updates may be further apart than the watchdog's time-out, so each one counts for a whole period.
         lines = ["WATCHDOG=1"] if now_s - seen_s <= vitals.period_s else []
         status = ""
         if now_s - sent_s >= STATUS_PERIOD_S:
@@ -67,7 +67,7 @@ async def notify_manager(manager: ServiceManager, vitals: Vitals, stopping: asyn
 
 
 def describe_lead(leading: Leading) -> str:
-    """Return one line for ``systemctl status``: the role, and a leader's operations, jobs and nodes."""
+    """Return one line for ``systemctl status``: the role and, of a leader, its operations, jobs and nodes."""
     view, reign = leading.view(), leading.reign
     trouble = f"; the store's engine does not respond: {view.error}" if view.error else ""
     if view.role == "leader" and reign is not None and reign.scheduler is not None:
@@ -77,7 +77,7 @@ def describe_lead(leading: Leading) -> str:
 
 
 def describe_status(scheduler: Scheduler) -> str:
-    """Return one line for ``systemctl status``: operations, jobs, nodes, and trouble with updates or the store."""
+    """Return one line for ``systemctl status``: operations, jobs, nodes, and problems with updates or the store."""
     state, timings, now = scheduler.state, scheduler.timings, scheduler.clock.now()
     pending = sum(operation.record.state == "pending" for operation in state.operations.values())
     online = sum(node.is_online for node in state.nodes.values())

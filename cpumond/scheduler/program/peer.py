@@ -17,7 +17,7 @@ from typing import Final
 from cpumond.scheduler.rights.users import MAX_NAME, User, find_wrong_name
 
 OVERFLOW_UID: Final = 65534
-"""Shown for every uid that our user namespace does not map; also the account "nobody", which many programs share."""
+"""Shown instead of each uid that our user namespace does not map; also the uid of "nobody", which programs share."""
 
 _ESTABLISHED: Final = 1
 _SOCK_DIAG_BY_FAMILY: Final = 20
@@ -29,21 +29,21 @@ LOCAL_USERS: Final = "root and the account of the scheduler"
 
 
 KNOWN_S: Final = 60.0
-"""Time for which an answer of the account database is cached."""
+"""Time for which a result from the account database is cached."""
 LOOK_UP_S: Final = 5.0
 MAX_KNOWN: Final = 10_000
 
 
 class Accounts:
-    """Users by uid, from the account database, which is queried in a thread since it may take long."""
+    """Users by uid, from the account database. It is queried in a thread, since a query may take long."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, User | str]] = {}
         self._thread: ThreadPoolExecutor | None = None
 
     async def find(self, uid: int | None) -> User | str:
-        """Return the user with this uid, or a text that says why there is none. ``LOCAL_USERS`` may do everything.
-        Other users are in the groups of their accounts, and have the rights that access lists give them."""
+        """Return the user with this uid, or a text that explains why there is none. ``LOCAL_USERS`` may do everything.
+        Other users are in the groups of their accounts and have the rights that access lists give them."""
         if uid is None:
             return "this is an unknown account"
         if uid == OVERFLOW_UID:
@@ -75,7 +75,7 @@ def _name_of(uid: int) -> str:
 
 
 def _look_up(uid: int) -> User | str:
-    """Return the account with its groups. Raises OSError."""
+    """Return the account and its groups. Raises OSError."""
     try:
         account = pwd.getpwuid(uid)
     except KeyError:
@@ -86,17 +86,17 @@ def _look_up(uid: int) -> User | str:
     for gid in os.getgrouplist(account.pw_name, account.pw_gid):
         with contextlib.suppress(KeyError):
             groups.add(grp.getgrgid(gid).gr_name)
-    # The account's own group, which most accounts have, says no more than its name.
+    # Most accounts have their own group, which adds nothing to the account's name.
     return User(account.pw_name, groups=frozenset(groups - {account.pw_name}), needs_entry=True, origin=f"uid {uid}")
 
 
 def find_peer_uid(connection: socket.socket) -> int | None:
-    """Return the uid that opened the other end of a unix socket, or of a TCP connection over IPv4 on this host; None:
-    unknown. A closed end of TCP has no owner any more: a uid counts only if the connection is established before and
-    after the lookup, so that a later socket of another user is not mistaken for the closed one."""
+    """Return the uid that opened the other end of a unix socket, or of a TCP connection over IPv4 on this host; None if
+    it is unknown. A closed end of TCP has no owner. Therefore a uid counts only if the connection is established before
+    and after the lookup: otherwise a later socket of a different user could be mistaken for the closed end."""
     try:
         if connection.family == socket.AF_UNIX:
-            # The uid at the moment of connecting.
+            # This is the uid at the moment of connecting.
             packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("=iII"))
             return int(struct.unpack("=iII", packed)[1])
         if connection.family != socket.AF_INET or not _is_established(connection):
@@ -105,7 +105,7 @@ def find_peer_uid(connection: socket.socket) -> int | None:
         try:
             uid = _ask_kernel(*ends)
         except OSError:
-            # No netlink, or a kernel without sock_diag.
+            # There is no netlink, or the kernel lacks sock_diag.
             uid = _search_table(*ends)
         return uid if _is_established(connection) else None
     except OSError:
@@ -117,7 +117,7 @@ def _is_established(connection: socket.socket) -> bool:
 
 
 def _ask_kernel(host: str, port: int, our_host: str, our_port: int) -> int | None:
-    """Query this one socket by sock_diag(7). Raises OSError."""
+    """Query this one socket with sock_diag(7). Raises OSError."""
     request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0xFFFFFFFF)
     request += struct.pack("!HH", port, our_port)
     request += socket.inet_aton(host).ljust(16, b"\0") + socket.inet_aton(our_host).ljust(16, b"\0")
@@ -132,12 +132,12 @@ def _ask_kernel(host: str, port: int, our_host: str, our_port: int) -> int | Non
         raise OSError(errno.ENOENT, "no such socket")
     state = answer[17]
     uid, inode = struct.unpack_from("=II", answer, 80)
-    # A closed socket has no inode, and a meaningless uid of 0.
+    # A closed socket has no inode, and its uid of 0 means nothing.
     return int(uid) if inode and state == _ESTABLISHED else None
 
 
 def _search_table(host: str, port: int, our_host: str, our_port: int) -> int | None:
-    """Search the kernel's table of all connections, which takes milliseconds. Raises OSError."""
+    """Search the kernel's table of all connections; this takes milliseconds. Raises OSError."""
     remote_end, local_end = (
         f"{struct.unpack('=I', socket.inet_aton(name))[0]:08X}:{number:04X}"
         for name, number in ((host, port), (our_host, our_port))

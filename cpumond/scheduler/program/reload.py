@@ -1,4 +1,4 @@
-"""Settings that SIGHUP reloads without a restart: the file of tokens, groups, the certificate."""
+"""Settings that SIGHUP reloads without a restart: the file of tokens, groups and the certificate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = structlog.get_logger("cpumond.scheduler")
 
 
 def check_files(config: SchedulerConfig) -> None:
-    """Read the files that the configuration names, as a start does, and keep nothing. Raises ConfigError or
+    """Read the files that the configuration names, as at a start, but keep nothing. Raises ConfigError or
     AccessError."""
     load_identities(config)
     if config.secrets_key_file:
@@ -28,8 +28,8 @@ def check_files(config: SchedulerConfig) -> None:
 
 
 class Reload:
-    """Reloads everything or nothing: a wrong file leaves everything unchanged, and is reported in the log.
-    ``identities`` and ``certificate`` are changed in place; ``manager`` is notified of begin and end."""
+    """Reloads everything or nothing: if a file is wrong, everything stays unchanged and the log reports it.
+    ``identities`` and ``certificate`` are changed in place. ``manager`` is notified of the beginning and the end."""
 
     def __init__(
         self, config: SchedulerConfig, identities: Identities, certificate: Certificate | None, manager: ServiceManager
@@ -71,7 +71,7 @@ class Reload:
 
 
 def _find_changed(before: msgspec.Struct, after: msgspec.Struct, path: str = "") -> list[str]:
-    """Return the keys with other values, those of tables one by one."""
+    """Return the keys whose values differ; in a table, each key by itself."""
     changed: list[str] = []
     for field in msgspec.structs.fields(before):
         old, new = getattr(before, field.name), getattr(after, field.name)

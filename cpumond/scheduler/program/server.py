@@ -19,14 +19,14 @@ BACKLOG: Final = 1024
 ACCEPTED_AT_ONCE: Final = 64
 HANDSHAKE_S: Final = 10.0
 MAX_HANDSHAKES: Final = 4096
-"""Maximum number of TLS connections that are not established yet. Each takes 19 KiB, 50 KiB once its client has begun;
-an established one takes 27."""
+"""Maximum number of TLS connections that are not established yet. Each takes 19 KiB, or 50 KiB once its client has
+begun the handshake; an established connection takes 27 KiB."""
 MAX_HANDSHAKE_BYTES: Final = 16_384
-"""Maximum bytes that a client sends before its connection is established, usually 1 to 4 KiB. OpenSSL would keep 128
-KiB."""
+"""Maximum bytes that a client sends before its connection is established; 1 to 4 KiB are usual. OpenSSL would keep up
+to 128 KiB."""
 TLS_BUFFER_BYTES: Final = 32_768
-"""Bytes of one read of a TLS connection, into one buffer for all. Python's own has 256 KiB per connection, all the
-time."""
+"""Bytes of one read of a TLS connection, into one buffer for all connections. Python's own would take 256 KiB for each
+connection, all the time."""
 
 
 def make_config(app: Any) -> uvicorn.Config:
@@ -47,10 +47,10 @@ def make_config(app: Any) -> uvicorn.Config:
 
 
 class BoundedTls(sslproto.SSLProtocol):
-    """TLS of one connection. It also counts data that the client has not read yet below the encryption, and reads
+    """TLS of one connection. It counts data that the client has not read yet, also below the encryption, and reads
     little ahead of the application: otherwise the limits of ``host.connections`` would not hold."""
 
-    max_size = 0  # of the library's own buffer
+    max_size = 0  # of the library's own read buffer
     held = 0
     source = ""
     is_at_work = False
@@ -77,7 +77,7 @@ class BoundedTls(sslproto.SSLProtocol):
             self._handshakes.enter(self)
 
     def _do_handshake(self) -> None:
-        # OpenSSL takes memory once its handshake begins.
+        # OpenSSL needs memory as soon as its handshake begins.
         if self._handshakes is None or self._has_begun:
             own: Any = super()
             own._do_handshake()
@@ -96,7 +96,7 @@ class BoundedTls(sslproto.SSLProtocol):
             self._handshakes = None
 
     def end(self) -> None:
-        """Close the connection at once: its client does not shake hands while others wait, or it has sent too much."""
+        """Close the connection at once: its client did not shake hands while others waited, or has sent too much."""
         transport: Any = self._transport
         if transport is not None:
             transport.abort()
@@ -104,16 +104,16 @@ class BoundedTls(sslproto.SSLProtocol):
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._handshakes is not None:
             self._leave_handshakes()
-            # The library notifies no protocol of a connection that was never established; it and its parser refer to
-            # each other.
+            # If a connection was never established, the library does not notify its protocol, and that and its parser
+            # refer to each other.
             vars(self._app_protocol).clear()
         beneath: Any = self._transport
         super().connection_lost(exc)
         if beneath is not None:
-            beneath._read_ready_cb = None  # it refers to its transport, as in ``Bounded.connection_lost``
+            beneath._read_ready_cb = None  # refers to the transport, as in ``Bounded.connection_lost``
 
     def _set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        # Each byte counts; with a limit of 0 an empty buffer would be full.
+        # Each byte counts, so the limit is 1: with a limit of 0 an empty buffer would count as full.
         own: Any = super()
         own._set_write_buffer_limits(1, 0)
 
@@ -124,8 +124,8 @@ class BoundedTls(sslproto.SSLProtocol):
 
 
 class Server(uvicorn.Server):
-    """A server that leaves signals to us and accepts ACCEPTED_AT_ONCE new connections at a time. ``context``: TLS at
-    the TCP sockets."""
+    """A server that leaves signals to us and accepts ACCEPTED_AT_ONCE new connections at a time. ``context``: for TLS
+    on the TCP sockets."""
 
     def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None = None) -> None:
         super().__init__(config)
@@ -148,7 +148,7 @@ class Server(uvicorn.Server):
                     ssl_handshake_timeout=HANDSHAKE_S,
                 )  # fmt: skip
             self.servers.append(server)
-            # The event loop has set this to ACCEPTED_AT_ONCE, the number that it accepts in one turn.
+            # The event loop has set the length of the queue to ACCEPTED_AT_ONCE, the number it accepts in one turn.
             sock.listen(BACKLOG)
 
     def _make_connection(self) -> Connection:

@@ -1,4 +1,4 @@
-"""Traces of operations over OTLP/HTTP, by OpenTelemetry's own exporter, in its thread (`[traces]`)."""
+"""Traces of operations over OTLP/HTTP, by OpenTelemetry's own exporter in a thread of the exporter (`[traces]`)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 TIMEOUT_S: Final = 5.0
-"""Longest time of one batch with all retries, and so of the end of the process."""
+"""Longest time of one batch with all retries; the end of the process can take this long."""
 
 
 class TraceSender:
-    """Sends spans of operations that have ended. Spans that the endpoint does not accept are dropped, not waited
-    for."""
+    """Sends spans of operations that have ended. Spans that the endpoint does not accept are dropped; nothing waits for
+    them."""
 
     def __init__(self, endpoint: str, cluster_name: str) -> None:
-        """``endpoint``: where traces are sent, for example http://localhost:4318/v1/traces. Raises ConfigError."""
+        """Prepare to send to ``endpoint``, for example http://localhost:4318/v1/traces. Raises ConfigError."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -32,18 +32,18 @@ class TraceSender:
         self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint, timeout=TIMEOUT_S))
 
     def send(self, watched: Watched, now: float) -> None:
-        """Send operations that have ended since the last call; costs a walk over the live jobs."""
+        """Send the traces of operations that have ended since the last call; the cost is a walk over the live jobs."""
         for spans in watched.look(now):
             for each in make_readable(spans, self._resource):
                 self._processor.on_end(each)
 
     def close(self) -> None:
-        """Send the rest, which may take some seconds."""
+        """Send all remaining spans, which may take some seconds."""
         self._processor.shutdown()  # type: ignore[no-untyped-call]
 
 
 def make_readable(spans: list[Span], resource: Any) -> list[ReadableSpan]:
-    """Return an operation's spans as the library has them; the trace's id is derived from the operation's."""
+    """Return an operation's spans in the form of the library; the trace's id is derived from the operation's id."""
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 

@@ -1,7 +1,7 @@
-"""The keys that encrypt secrets of operations, in a file of their own (semantics.md 12.6).
+"""The keys that encrypt secrets of operations, in a separate file (semantics.md 12.6).
 
-AES-256-GCM of the library ``cryptography``, with the operation's id as associated data, so that no vault can replace
-another one. Each encryption takes a random nonce of 96 bits: one key is good for 2**32 of them.
+AES-256-GCM of the library ``cryptography``. The operation's id is associated data, so no vault can be put in place of
+another one. Each encryption uses a random nonce of 96 bits: one key suffices for 2**32 encryptions.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 12
 MAX_FILE_BYTES: Final = 65_536
 SHOWN_KEY: Final = 8
-"""Hexadecimal digits that name a key: of the hash of random bytes, from which the key cannot be derived."""
+"""Number of hexadecimal digits that name a key; they are from a hash, from which the key cannot be derived."""
 KEY_FILE: Final = "secrets_key_file"
 MAKE: Final = "(umask 077; set -C; openssl rand -base64 32 >{path})"
-"""The command that makes a file with one key, and does not change an existing file."""
+"""The command that makes a file with one key; it does not change an existing file."""
 
 
 class FileKeys(VaultKeys):
-    """The keys of a file: the first one encrypts, all of them decrypt. Raises ImportError without the library."""
+    """The keys of a file: the first one encrypts, all of them decrypt. Raises ImportError if the library is missing."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         from cryptography.exceptions import InvalidTag
@@ -47,7 +47,7 @@ class FileKeys(VaultKeys):
         return SealedVault(operation_id, self.first, nonce, content)
 
     def open(self, vault: SealedVault) -> dict[str, str]:
-        """Return the variables. Raises VaultError."""
+        """Return the variables in the vault. Raises VaultError."""
         cipher = self._ciphers.get(vault.key)
         if cipher is None:
             raise VaultError(f"there is no key {vault.key}")
@@ -63,11 +63,11 @@ def name_key(key: bytes) -> str:
 
 
 def load_keys(path: str) -> FileKeys:
-    """Load the keys of a file that only its owner can read, who must be root or the scheduler's own user. Raises
-    AccessError or ConfigError; the sentence contains nothing of the file."""
+    """Load the keys of a file that only its owner can read; the owner must be root or the scheduler's own user. Raises
+    AccessError or ConfigError, whose sentence contains nothing of the file."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            # The open file is checked, so that it cannot be exchanged between the check and the reading.
+            # The open file is checked: it cannot be exchanged between the check and the reading.
             _check_file(path, os.fstat(file.fileno()))
             content = file.read(MAX_FILE_BYTES + 1)
     except PermissionError as error:
