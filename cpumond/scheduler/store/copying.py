@@ -1,4 +1,4 @@
-"""Copies a scheduler's state from one store to another and reads it back."""
+"""Copying of a scheduler's state from one store to another, with a check that reads it back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Record = tuple[str, str, bytes]
 
 
 class Copied(NamedTuple):
-    """``entries`` of the log; ``checksum``: SHA-256 over everything, read back from the destination, in hex digits."""
+    """``entries``: their number in the log. ``checksum``: SHA-256, in hex, of all that was read back from the copy."""
 
     records: int
     entries: int
@@ -28,12 +28,12 @@ class Copied(NamedTuple):
 
 
 def copy_store(source: str, destination: str, show: Callable[[str], None] = lambda _: None) -> Copied:
-    """Copy all records and the log of a store that no scheduler uses to an empty one; ``show`` is called with the
-    progress.
+    """Copy all records and the log of a store that no scheduler uses to an empty store. ``show`` is called to report
+    the progress.
 
-    A destination with an incomplete copy is emptied first. The term is copied, too: in PostgreSQL the next leader's
-    term is above it, SQLite keeps it for the way back. Raises UsageError, RefusedError: the destination is not empty;
-    StoreError, ConfigError, UnavailableError.
+    An incomplete copy in the destination is removed first. The term is copied, too: in PostgreSQL the next leader's
+    term is higher than it; SQLite keeps it for copying back. Raises UsageError; RefusedError if the destination is not
+    empty; StoreError, ConfigError, UnavailableError.
     """
     if describe_place(source) == describe_place(destination):
         raise UsageError("--from and --to: are the same store")
@@ -73,14 +73,14 @@ def copy_store(source: str, destination: str, show: Callable[[str], None] = lamb
 
 
 def _make_empty(store: Store, where: str) -> None:
-    """Remove the rest of an incomplete copy. Raises RefusedError: the store holds something else."""
+    """Remove what is left of an incomplete copy. Raises RefusedError if the store contains anything else."""
     places = [(kind, key) for kind, key, _ in store.load()]
     if (places or store.read_log(limit=1)) and not any(kind == UNFINISHED for kind, _ in places):
         raise RefusedError(
             f"{where}: holds {count(len(places), 'record')}; the destination must be empty: give another one, or "
             "recreate it (SQLite: move the file away; PostgreSQL: DROP and CREATE the database)"
         )
-    # The mark is removed last, so that an interrupted removal is recognised again.
+    # The mark is removed last: an interrupted removal is then recognised the next time.
     rest = [Change(kind, key, None) for kind, key in places if kind != UNFINISHED]
     for begin in range(0, len(rest), BATCH_RECORDS):
         store.write(rest[begin : begin + BATCH_RECORDS])
@@ -89,7 +89,7 @@ def _make_empty(store: Store, where: str) -> None:
 
 
 def _copy_log(source: Store, target: Store, expected: _Sum) -> Iterator[int]:
-    """Copy the log, its oldest page first, as numbers rise; yield how many entries are copied so far."""
+    """Copy the log, its oldest page first since numbers rise. Yield how many entries have been copied so far."""
     newest: list[int] = []
     for page in _list_pages(source):
         expected.add_entries(page)
@@ -114,7 +114,7 @@ def _records(store: Store) -> Iterator[Record]:
 
 
 class _Sum:
-    """Numbers and checksum of records, in their order, and of the log, the newest entry first."""
+    """Number and checksum of records, in their order, and of entries of the log, the newest first."""
 
     def __init__(self) -> None:
         self.records = 0

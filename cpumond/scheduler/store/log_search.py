@@ -1,4 +1,4 @@
-"""Search for the newest entries about several subjects, for any engine. Pure except for its queries."""
+"""Search for the newest entries about several subjects, for any engine. Pure, except that it sends queries."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Final, Protocol
 from cpumond.scheduler.store import Entry
 
 NO_NUMBER: Final = 2**62
-"""Above all numbers."""
+"""A number above those of all entries."""
 PAGE: Final = 64
 MAX_PAGE: Final = 4096
 
 
 class LogIndex(Protocol):
-    """Queries to an engine; each takes a few steps into an index, however long the log is."""
+    """Queries to an engine; each one takes a few steps in an index, even if the log is long."""
 
     def find_lowest(self, since: float) -> int | None:
-        """Return the lowest number of the entries that are not older than ``since``; None: there is none."""
+        """Return the lowest number of the entries that are not older than ``since``; None if there is none."""
         ...
 
     def find_first(self, subject: str) -> int | None:
-        """Return the lowest number of the entries about ``subject``; None: there is none."""
+        """Return the lowest number of the entries about ``subject``; None if there is none."""
         ...
 
     def list_numbers(self, subject: str | None, below: int, lowest: int, limit: int) -> list[int]:
-        """Return the highest numbers of entries about ``subject`` (None: of all entries), below ``below`` and not below
-        ``lowest``, in descending order."""
+        """Return the highest numbers of entries about ``subject`` (None: of any entries) that are below ``below`` and
+        at least ``lowest``, in descending order."""
         ...
 
     def choose_about(self, subject: str, numbers: Sequence[int]) -> list[int]: ...
@@ -39,11 +39,11 @@ class LogIndex(Protocol):
 def search(
     index: LogIndex, subjects: Sequence[str], before: int | None, since: float, limit: int
 ) -> list[tuple[int, Entry]]:
-    """See ``Store.read_log``: of the entries about the subject with the fewest, those that are about the others,
-    too."""
+    """See ``Store.read_log``. Walks through the entries about the subject that has fewest, and keeps those about the
+    other subjects, too."""
     names = list(dict.fromkeys(subjects))
     below = NO_NUMBER if before is None else min(before, NO_NUMBER)
-    # Clocks are corrected: an entry with a higher number may be older.
+    # Clocks are corrected, so an entry with a higher number may be older.
     lowest = index.find_lowest(since) if since > 0.0 else 0
     if lowest is not None and len(names) > 1:
         names, below, lowest = _narrow(index, names, below, lowest)
@@ -67,8 +67,8 @@ def search(
 
 
 def _narrow(index: LogIndex, names: list[str], below: int, lowest: int) -> tuple[list[str], int, int | None]:
-    """Return the names, those with few entries first, and the bounds between which all have entries; None: no such
-    bounds."""
+    """Return the names, those with few entries first, and the bounds between which each of them has entries; None if
+    there are no such bounds."""
     reached: dict[str, int] = {}
     for name in names:
         page = index.list_numbers(name, below, lowest, PAGE)
@@ -81,8 +81,8 @@ def _narrow(index: LogIndex, names: list[str], below: int, lowest: int) -> tuple
 
 
 def _choose(index: LogIndex, subject: str, numbers: list[int]) -> list[int]:
-    """Return those of ``numbers`` whose entries are about ``subject``, from its own numbers if these are not many
-    more."""
+    """Return the elements of ``numbers`` whose entries are about ``subject``; by the subject's own numbers if these are
+    not many more."""
     if not numbers:
         return []
     limit = 4 * len(numbers)

@@ -1,4 +1,4 @@
-"""Stores by their configured name: the path of a SQLite database, or a PostgreSQL database's conninfo."""
+"""Stores by their configured name: the path of a SQLite database, or the conninfo of a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_arbiter(conninfo: str) -> Arbiter:
-    """Return the arbiter of the schedulers on a PostgreSQL database. Raises ConfigError: psycopg is missing, or
+    """Return the arbiter of the schedulers on a PostgreSQL database. Raises ConfigError if psycopg is missing or
     ``conninfo`` cannot be read."""
     postgresql = _import_postgresql()
     try:
@@ -29,7 +29,7 @@ def make_arbiter(conninfo: str) -> Arbiter:
 
 
 def is_conninfo(place: str) -> bool:
-    """Whether ``place`` is for libpq: ``key=value`` or a URL; a path that begins with / or . never is."""
+    """Whether ``place`` is for libpq: ``key=value`` or a URL. A text that begins with / or . is always a path."""
     return not place.startswith(("/", ".")) and ("=" in place or "://" in place)
 
 
@@ -42,8 +42,8 @@ def describe_place(place: str) -> str:
 
 
 def open_place(place: str, above: int = 0, is_new: bool = True) -> tuple[Store, int]:
-    """Open a store, locked against schedulers, and return it with the term to continue after; in PostgreSQL above
-    ``above``. ``is_new``: a missing SQLite database is created. Raises StoreError, ConfigError, UnavailableError."""
+    """Open a store and lock it against schedulers. Return it with the last term; in PostgreSQL the new term is above
+    ``above``. ``is_new``: create a missing SQLite database. Raises StoreError, ConfigError, UnavailableError."""
     if is_conninfo(place):
         alone = _import_postgresql().AloneStore(place, above)
         return alone, int(alone.term)
@@ -54,7 +54,7 @@ def open_place(place: str, above: int = 0, is_new: bool = True) -> tuple[Store, 
 
 
 def read_term(store: Store) -> int:
-    """Return the term that a SQLite database keeps, or 0. Raises StoreError."""
+    """Return the term that a SQLite database keeps, 0 if it keeps none. Raises StoreError."""
     for kind, _, value in store.load():
         if kind == TERM:
             try:

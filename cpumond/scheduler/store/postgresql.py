@@ -6,12 +6,12 @@ Tables, in the first schema of the search path:
 - ``cpumond_records``, and ``cpumond_records_v<N>``, a copy from before a migration of schema N;
 - the log (``postgresql_log``).
 
-The leader holds the advisory lock LEAD in the session of its arbiter, which is released with the session. Its stores
-hold WRITE, shared, by which their sessions are found. A write is one statement, which reads the term under a lock of
-its row: a take-over waits for the writes under way, and writes that wait for the take-over write nothing.
+The arbiter's session holds the advisory lock LEAD while it leads; the lock is released with the session. The leader's
+stores hold the lock WRITE, shared; their sessions are found by it. A write is one statement that reads the term while
+it locks the lease's row. A take-over waits for the writes in progress; writes that wait for a take-over write nothing.
 
-A write that lost its connection may have been made or not. Its session is ended at the server and the write is
-repeated, which changes nothing if it was made. If that is still unknown after OUTCOME_S, the lead is lost: FencedError.
+A write that lost its connection may have been made or not. Its session is ended at the server and the write repeated,
+which changes nothing if it was made. If this is still unknown after OUTCOME_S, the lead is lost: FencedError.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from cpumond.scheduler.store.postgresql_session import (
 )
 
 ARBITER_TIMEOUT_S: Final = 3.0
-"""Time after which a call of the arbiter is aborted; connecting has its own time besides."""
+"""Time after which a call of the arbiter is aborted; connecting has a separate time limit."""
 STORE_TIMEOUT_S: Final = 10.0
-"""Time after which one statement of the store is aborted."""
+"""Time after which a single statement of the store is aborted."""
 OUTCOME_S: Final = 5.0
-"""Time for which a write that lost its connection is repeated."""
+"""Time for which a write is repeated if it lost its connection."""
 PAUSE_S: Final = 0.1
 ALONE_LEASE_S: Final = 3600.0
-"""Time for which a stopped copy keeps schedulers away; a killed one does not."""
+"""Longest time for which a copy that hangs keeps schedulers away; one that was killed does not."""
 PAGE_RECORDS: Final = 2000
 LEAD: Final = 0x43504D4C
 WRITE: Final = 0x43504D57
-"""The first number of the advisory locks; the second is the lease table's oid, since other schemas have their own."""
+"""First number of the advisory locks. The second one is the lease table's oid: each schema has its own locks."""
 
 TABLE: Final = "'cpumond_lease'::regclass"
 HOLDERS: Final = (
@@ -104,11 +104,11 @@ READ_NEXT: Final = (
 )
 
 Migration = Callable[[Connection], None]
-"""Changes a database of schema N to N + 1, inside its caller's transaction."""
+"""Changes a database from schema N to N + 1, inside its caller's transaction."""
 
 
 def _create_records(connection: Connection) -> None:
-    """Migrate from nothing to schema 1. Names are bytes: text allows no NUL and is ordered by the locale."""
+    """Migrate from an empty database to schema 1. Names are bytes: text allows no NUL and is sorted by the locale."""
     connection.execute(
         "CREATE TABLE cpumond_records (kind bytea NOT NULL, key bytea NOT NULL, value bytea NOT NULL, "
         "PRIMARY KEY (kind, key))"
@@ -116,11 +116,12 @@ def _create_records(connection: Connection) -> None:
 
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, create_log)
-"""The migration at index N changes schema N to N + 1; 0 has no records. Their number is the newest schema."""
+"""The migration at index N changes schema N to N + 1; schema 0 has no records. The newest schema is their number."""
 
 
 class PostgresArbiter:
-    """The ``Arbiter`` on a PostgreSQL database; connects at its first call. Raises StoreError: a wrong ``conninfo``."""
+    """The ``Arbiter`` on a PostgreSQL database; connects at its first call. Raises StoreError for a wrong
+    ``conninfo``."""
 
     def __init__(
         self,
@@ -135,11 +136,11 @@ class PostgresArbiter:
         self._migrations = migrations
         self._session: Session | None = None
         self._seen = above
-        """The highest term seen, so that a database restored to an earlier state does not give a term twice."""
+        """The highest term seen: if the database is restored to an earlier state, no term is given twice."""
         self._is_closed = False
 
     def look(self) -> Lease | None:
-        """Return the lease; None before the first one. Raises StoreError."""
+        """Return the lease; None if there was none yet. Raises StoreError."""
         with self._ask("read the lease") as session:
             return self._read(session)
 
@@ -152,7 +153,7 @@ class PostgresArbiter:
         return lease if lease.term else None
 
     def take(self, leader: str, lease_s: float) -> Lease | None:
-        """Take the lead with the next term if no scheduler leads; None: another one leads. Raises StoreError."""
+        """Take the lead with the next term if no scheduler leads; None if another one leads. Raises StoreError."""
         with self._ask("take the lead") as session:
             if session.get(IS_LED) == (True,):
                 return None
@@ -171,7 +172,7 @@ class PostgresArbiter:
             return Lease(term, leader, lease_s)
 
     def _check_version(self, session: Session) -> None:
-        """Refuse to lead with a newer schema, which this scheduler could not read. Raises StoreError."""
+        """Refuse to lead on a newer schema, which this scheduler could not read. Raises StoreError."""
         version = _read_version(session)
         newest = len(self._migrations)
         if version > newest:
@@ -181,18 +182,18 @@ class PostgresArbiter:
             )
 
     def _force(self, session: Session) -> None:
-        """Take the lock LEAD from a session that is no longer used. The caller holds the lease's row."""
+        """Take the lock LEAD from a session that is no longer used. The caller holds a lock on the lease's row."""
         session.get(END_SESSIONS, (LEAD,))
         if session.get(TRY_LEAD) != (True,):
             raise StoreError(f"{self.where}: the session of the previous leader does not end; try again")
 
     def renew(self, term: int, lease_s: float) -> bool:
-        """Extend the own lease to ``lease_s`` from now; False: it was taken. Raises StoreError."""
+        """Extend this arbiter's lease until ``lease_s`` from now; False if another has taken it. Raises StoreError."""
         with self._ask("renew the lease", keeps_lead=True) as session:
             if session.leads == term:
                 return session.connection.execute(RENEW, (lease_s, term)).rowcount == 1
-            # The leading session is lost. While the term is ours and cannot be taken, the lock can only be held by that
-            # session, whose loss the server has not noticed yet.
+            # The session that led is lost. As long as the term is ours, and the locked row cannot be taken, only that
+            # session can hold the lock LEAD: the server has not noticed its loss yet.
             with session.connection.transaction():
                 lease = self._read(session, " FOR UPDATE")
                 if lease is None or lease.term != term:
@@ -204,14 +205,14 @@ class PostgresArbiter:
             return True
 
     def give_up(self, term: int) -> None:
-        """End the own lease; does nothing if it was taken. Raises StoreError."""
+        """End this arbiter's lease; does nothing if another has taken it. Raises StoreError."""
         with self._ask("give the lead up") as session:
             session.connection.execute(RENEW, (0.0, term))
             session.connection.execute("SELECT pg_advisory_unlock_all()")
             session.leads = 0
 
     def open_store(self, term: int) -> PostgresStore:
-        """Open the store for the holder of ``term``, migrated. Raises StoreError, FencedError: another leads."""
+        """Open and migrate the store for the holder of ``term``. Raises StoreError; FencedError if another leads."""
         if self._is_closed:
             raise StoreError(f"{self.where}: the arbiter was closed")
         store = PostgresStore(self._conninfo, term)
@@ -224,9 +225,9 @@ class PostgresArbiter:
 
     @contextlib.contextmanager
     def _ask(self, doing: str, keeps_lead: bool = False) -> Iterator[Session]:
-        """Yield the session, reconnected if there is none; an error in it ends it, and the lead that it holds.
-        ``keeps_lead``: not if the server merely refuses, as behind a long write of the leader's own: another scheduler
-        would lead before the lease is over."""
+        """Yield the session, reconnected if there is none. An error in it ends the session and the lead that it holds.
+        ``keeps_lead``: a mere refusal by the server, for example behind a long write of the leader itself, does not end
+        it: otherwise another scheduler would lead before the lease is over."""
         if self._is_closed:
             raise StoreError(f"{self.where}: cannot {doing}: the arbiter was closed")
         try:
@@ -251,7 +252,7 @@ class PostgresArbiter:
         """Release the lead and the session; a second call does nothing."""
         self._is_closed = True
         if self._session is not None:
-            # The session outlives its connection for a moment.
+            # The session at the server outlives its connection for a moment.
             with contextlib.suppress(psycopg.Error), self._session.limited():
                 self._session.connection.execute("SELECT pg_advisory_unlock_all()")
         self._drop()
@@ -263,7 +264,7 @@ def _read_version(session: Session) -> int:
 
 
 class PostgresStore:
-    """The ``Store`` of the leader of ``term``. Made by ``PostgresArbiter.open_store``."""
+    """The ``Store`` of the leader in ``term``. Made by ``PostgresArbiter.open_store``."""
 
     def __init__(self, conninfo: str, term: int) -> None:
         self.where = name_database(conninfo)
@@ -273,17 +274,17 @@ class PostgresStore:
         self._conninfo = conninfo
         self._session: Session | None = None
         self._unfinished: tuple[int, str] | None = None
-        """Process and start of the session whose last write may still be under way."""
+        """Process id and start of the session whose last write may still be in progress."""
         self._over = ""
         """Why nothing more can be written in this term."""
         self._is_closed = False
         self._end: LogEnd | None = None
-        """The end of the log, once it was needed: only this store appends to it in this term."""
+        """The end of the log, known after its first use: only this store appends to the log in this term."""
         self._reader: Session | None = None
         self._reading = threading.Lock()
 
     def migrate(self, migrations: Sequence[Migration]) -> None:
-        """Migrate the tables to the newest schema after copying the records. Raises StoreError."""
+        """Copy the records, then migrate the tables to the newest schema. Raises StoreError."""
         with self._use("migrate", is_limited=False) as session:
             version = _read_version(session)
             for number, migration in enumerate(migrations[version:], version + 1):
@@ -293,7 +294,7 @@ class PostgresStore:
                     session.connection.execute("SET LOCAL statement_timeout = 0")
                     migration(session.connection)
                     session.connection.execute("UPDATE cpumond_schema SET version = %s", (number,))
-                    # Last, since the leader cannot renew its lease while the row is locked.
+                    # This comes last, since the leader cannot renew its lease while the row is locked.
                     self._check_term(session, " FOR SHARE")
             self._check_term(session)
 
@@ -306,7 +307,7 @@ class PostgresStore:
             session.connection.execute(f"CREATE TABLE {name} AS TABLE cpumond_records")
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
-        """Yield all records, in order, a page at a time. Raises StoreError, FencedError: another scheduler leads."""
+        """Yield all records in order, page by page. Raises StoreError, or FencedError if another scheduler leads."""
         statement, place = READ_FIRST, {"limit": PAGE_RECORDS}
         is_last = False
         while not is_last:
@@ -314,7 +315,7 @@ class PostgresStore:
                 page = session.connection.execute(statement, place, binary=True).fetchall()
                 is_last = len(page) < PAGE_RECORDS
                 if is_last:
-                    # Records that another leader wrote meanwhile may be among those that were read.
+                    # If another scheduler has led since the start, some of the records may have been written by it.
                     self._check_term(session)
             for kind, key, value in page:
                 yield kind.decode(), key.decode(), value
@@ -324,7 +325,7 @@ class PostgresStore:
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
         """Make all changes and append all entries, or do nothing; they are committed when this returns. Raises
-        StoreError: nothing was changed; FencedError: this term is over, or it is unknown whether they were made."""
+        StoreError: nothing was changed; FencedError: this term is over, or the outcome is unknown."""
         self._check_open()
         end = self._find_end() if entries else LogEnd()
         last: dict[tuple[bytes, bytes], bytes | None] = {}
@@ -356,7 +357,7 @@ class PostgresStore:
             self._end = end
 
     def _raise_fence_error(self) -> NoReturn:
-        """Raise the error of a statement that found no fence: FencedError, or StoreError."""
+        """Raise the error for a statement that did not find its term valid: FencedError or StoreError."""
         with self._use("read the lease") as session:
             self._check_term(session)
         raise StoreError(f"{self.where}: nothing was written: the lease was lost for a moment; try again")
@@ -368,7 +369,7 @@ class PostgresStore:
         return self._end
 
     def cut_log(self, until: float, max_bytes: int) -> int:
-        """Drop the oldest entries, some of them per call. Raises StoreError, FencedError."""
+        """Drop the oldest entries, a limited number per call. Raises StoreError, FencedError."""
         self._check_open()
         end = self._find_end()
         with self._use("cut the log") as session:
@@ -381,7 +382,7 @@ class PostgresStore:
     def read_log(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
     ) -> list[tuple[int, Entry]]:
-        """Return the newest entries, through a session of its own. Raises StoreError, FencedError: this term is
+        """Return the newest entries, through a separate session. Raises StoreError, or FencedError if this term is
         over."""
         with self._reading:
             self._check_open()
@@ -400,7 +401,7 @@ class PostgresStore:
             session.close()
 
     def _write_for_sure(self, statement: str, parameters: list[object]) -> TupleRow | None:
-        """Write; after a lost connection repeat the write until its outcome is known."""
+        """Write. If the connection is lost, repeat the write until its outcome is known."""
         until: float | None = None
         while True:
             try:
@@ -441,8 +442,8 @@ class PostgresStore:
 
     @contextlib.contextmanager
     def _use(self, doing: str, is_limited: bool = True) -> Iterator[Session]:
-        """Yield a session for statements whose failure leaves no doubt about their outcome. Without ``is_limited`` they
-        may take long."""
+        """Yield a session for statements whose failure leaves no doubt about their outcome. If ``is_limited`` is false,
+        they may take long."""
         self._check_open()
         try:
             session = self._connect()
@@ -453,7 +454,7 @@ class PostgresStore:
             raise explain(self.where, doing, error) from error
 
     def _connect(self) -> Session:
-        """Return the session, reconnected if there is none, after the end of the previous one. Raises psycopg.Error."""
+        """Return the session; if there is none, end the previous one and reconnect. Raises psycopg.Error."""
         if self._session is None:
             session = connect(self._conninfo, STORE_TIMEOUT_S)
             try:
@@ -494,8 +495,8 @@ def _columns(rows: Sequence[tuple[object, ...]], number: int) -> list[list[objec
 
 
 class AloneStore:
-    """The store for a program that is no scheduler, such as a copy: until it is closed it leads without an address,
-    with a term above ``above``. Raises StoreError: in use by a scheduler, unreachable, of a newer version."""
+    """The store for a program that is no scheduler, such as a copy. Until it is closed it leads without an address,
+    with a term above ``above``. Raises StoreError: a scheduler uses it, it is unreachable or of a newer version."""
 
     lost_total = 0
     commit_s = 0.0

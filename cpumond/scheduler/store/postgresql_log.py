@@ -1,8 +1,8 @@
 """The store's log in a PostgreSQL database: its tables, appends, reads and truncation.
 
-``cpumond_log``: the entries; a trigger refuses to change one. ``cpumond_log_subjects``: their numbers by subject.
-``cpumond_log_cut``: one row, the highest number that was dropped, so that none is given twice. The leader gives the
-numbers, not the database, so that a repeated write adds nothing twice.
+``cpumond_log``: the entries; a trigger refuses to change one. ``cpumond_log_subjects``: numbers of entries by subject.
+``cpumond_log_cut``: one row with the highest dropped number, so that no number is given twice. The leader gives the
+numbers, not the database: a repeated write adds nothing twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SELECT (SELECT count(*) FROM gone) FROM fence
 """
 PLACES: Final = "SELECT number, position, at, subjects FROM cpumond_log"
 LAST: Final = "SELECT number, position, length(subjects), length(value) FROM cpumond_log ORDER BY number DESC LIMIT 1"
-# OFFSET 0: do not scan from the lowest numbers, where the first entry that is new enough may be far away.
+# OFFSET 0: do not scan from the lowest numbers, since the first recent entry may be far from there.
 LOWEST: Final = "SELECT min(number) FROM (SELECT number FROM cpumond_log WHERE at >= %b OFFSET 0) AS recent"
 FIRST: Final = "SELECT min(number) FROM cpumond_log_subjects WHERE subject = %b"
 LIST_ALL: Final = "SELECT number FROM cpumond_log WHERE number < %b AND number >= %b ORDER BY number DESC LIMIT %b"
@@ -58,7 +58,7 @@ READ: Final = (
 
 
 def create_log(connection: Connection) -> None:
-    """Migrate to schema 2, which has a log. If the records of schema 1 were restored, the tables exist already."""
+    """Migrate to schema 2, which has a log. If the records of schema 1 were put back, the tables exist already."""
     connection.execute(
         "CREATE TABLE IF NOT EXISTS cpumond_log (number bigint PRIMARY KEY, position bigint NOT NULL, "
         "at float8 NOT NULL, subjects bytea NOT NULL, value bytea NOT NULL)"
@@ -81,7 +81,7 @@ def create_log(connection: Connection) -> None:
 
 
 def find_end(session: Session) -> LogEnd:
-    """Return where the next entry goes. Raises psycopg.Error."""
+    """Return the place of the next entry. Raises psycopg.Error."""
     row = session.get("SELECT max(number) FROM cpumond_log_cut")
     cut = row[0] or 0 if row else 0
     last = session.get(LAST)
@@ -92,14 +92,14 @@ def find_end(session: Session) -> LogEnd:
 
 
 def list_columns(rows: Sequence[Row]) -> list[list[object]]:
-    """Return the parameters of ADD."""
+    """Return the parameters for ADD."""
     names = [(name.encode(), row.number) for row in rows for name in row.subjects]
     columns: list[list[object]] = [[row[column] for row in rows] for column in range(5)]
     return [*columns, [name for name, _ in names], [number for _, number in names]]
 
 
 def list_cut(session: Session, end: LogEnd, until: float, max_bytes: int) -> list[list[object]]:
-    """Return the parameters of CUT. Raises psycopg.Error."""
+    """Return the parameters for CUT. Raises psycopg.Error."""
     found: dict[int, tuple[Place, bytes]] = {}
     for query, parameters in (
         (f"{PLACES} WHERE at < %b ORDER BY at LIMIT %b", (until, CUT_ENTRIES)),
@@ -113,7 +113,7 @@ def list_cut(session: Session, end: LogEnd, until: float, max_bytes: int) -> lis
 
 
 class PostgresLogReader:
-    """Queries of ``search``, through ``session``. Raises psycopg.Error."""
+    """Queries for ``search``, sent through ``session``. Raises psycopg.Error."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Sessions on a PostgreSQL database: time-outs on everything, the lease's table, and errors as sentences."""
+"""Sessions on a PostgreSQL database: time-outs on everything, the table of the lease, and errors as sentences."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from psycopg.rows import TupleRow
 from cpumond.scheduler.store import StoreError
 
 OLDEST_CLIENT: Final = [3, 1, 13]
-"""The first psycopg whose ``connect_timeout`` applies to each host: others never get past a first host that hangs."""
+"""The first psycopg whose ``connect_timeout`` applies to each host: older ones never get past a host that hangs."""
 if [int(number) for number in re.findall(r"\d+", psycopg.__version__)[:3]] < OLDEST_CLIENT:
     raise ImportError(f"found {psycopg.__version__}")
 OLDEST_SERVER: Final = 140000
-"""PostgreSQL 14: the first whose pg_terminate_backend waits."""
+"""PostgreSQL 14, the first version in which pg_terminate_backend can wait."""
 
 CONNECTION: Final = {
     "connect_timeout": "2",
@@ -32,7 +32,7 @@ CONNECTION: Final = {
     "application_name": "cpumond",
     "client_encoding": "UTF8",
 }
-"""Defaults of a conninfo. ``connect_timeout`` applies to each of its hosts."""
+"""Defaults of a conninfo. ``connect_timeout`` applies to each host in it."""
 
 SETTINGS: Final = """
 SELECT extract(epoch FROM backend_start)::text,
@@ -44,10 +44,10 @@ SELECT extract(epoch FROM backend_start)::text,
     set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false)
 FROM pg_stat_activity WHERE pid = pg_backend_pid()
 """
-"""Beside the time-outs: settings that the store relies on and a database may have changed. A number as text is the same
-whatever the date style."""
+"""Sets the time-outs, and other settings that the store relies on and a database may have changed. A number as text
+looks the same for every date style."""
 CREATION: Final = 0x43504D43
-"""The advisory lock for the creation of the first tables."""
+"""The advisory lock that is held while the first tables are created."""
 
 Connection = psycopg.Connection[TupleRow]
 
@@ -64,7 +64,7 @@ def _parse(conninfo: str) -> dict[str, Any]:
     try:
         return conninfo_to_dict(conninfo)
     except psycopg.Error:
-        # libpq's own message quotes parts of the text, the password included.
+        # libpq's own message quotes parts of the text, including the password.
         raise StoreError(
             "store.conninfo: libpq cannot read it: write it as "
             '"host=db1,db2 dbname=cpumond user=cpumond target_session_attrs=read-write", values with spaces in single '
@@ -73,20 +73,20 @@ def _parse(conninfo: str) -> dict[str, Any]:
 
 
 class Session:
-    """A connection whose calls end after ``timeout_s``, whatever the server, the network or this process does."""
+    """A connection whose calls end after ``timeout_s``, even if the server, the network or this process hangs."""
 
     def __init__(self, conninfo: str, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.leads = 0
-        """The term for which this session holds LEAD, or 0."""
+        """The term for which this session holds the lock LEAD; 0 if it does not."""
         self.connection: Connection = psycopg.connect(**{**CONNECTION, **_parse(conninfo)}, autocommit=True)
-        # A descriptor of its own: when time is up, the connection's may be closed, and its number reused for another
-        # file.
+        # A separate descriptor: when time is up, the connection's own may already be closed and its number reused for a
+        # different file.
         self._socket = socket.socket(fileno=os.dup(self.connection.fileno()))
         try:
             _check_server(self.connection, conninfo)
             with self.limited():
-                # The server gives up first: a statement that it refuses is known not to be done.
+                # The server's limit is shorter: if the server refuses a statement, it is known that nothing was done.
                 row = self.connection.execute(SETTINGS, {"ms": str(int(timeout_s * 750))}).fetchone()
                 assert row is not None
                 self.started = row[0]
@@ -119,7 +119,7 @@ class Session:
 
 
 def connect(conninfo: str, timeout_s: float) -> Session:
-    """Open a session on a database that has the lease's table. Raises psycopg.Error, or StoreError."""
+    """Open a session on a database and create its first tables if needed. Raises psycopg.Error, or StoreError."""
     session = Session(conninfo, timeout_s)
     try:
         with session.limited():
@@ -141,7 +141,7 @@ def _check_server(connection: Connection, conninfo: str) -> None:
 
 
 def _create(connection: Connection) -> None:
-    """Create the tables that all versions share."""
+    """Create the tables that exist in all versions."""
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (CREATION,))
         connection.execute("CREATE TABLE IF NOT EXISTS cpumond_schema (version integer NOT NULL)")
@@ -154,12 +154,12 @@ def _create(connection: Connection) -> None:
 
 
 def is_refusal(error: psycopg.Error) -> bool:
-    """Whether the server says that the statement failed as a whole; any other error leaves its outcome open."""
+    """Whether the server reports that the statement failed as a whole; after any other error its outcome is unknown."""
     return error.sqlstate is not None and error.diag.severity_nonlocalized == "ERROR"
 
 
 def explain(where: str, doing: str, error: psycopg.Error) -> StoreError:
-    # The first line is the sentence; further ones quote the statement.
+    # The first line is the sentence; the lines after it quote the statement.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     advice = {
         "42501": "grant the scheduler's role the rights to its schema, and use one role for all schedulers on it",
@@ -168,6 +168,6 @@ def explain(where: str, doing: str, error: psycopg.Error) -> StoreError:
         "53100": "free space on the server's file system",
     }.get(error.sqlstate or "", "check that the server runs and is reachable, and look into its log")
     if error.sqlstate is None and "FATAL" in str(error):
-        # libpq gives no code for a refused connection.
+        # libpq gives no error code for a refused connection.
         advice = "fix dbname, user and password, or the server's pg_hba.conf"
     return StoreError(f"{where}: cannot {doing}: {lines[0] if lines else type(error).__name__}; {advice}")

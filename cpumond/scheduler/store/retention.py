@@ -1,4 +1,4 @@
-"""Retention of the store's log: its oldest entries are dropped once an hour, some of them in each period."""
+"""Retention of the store's log: once an hour its oldest entries are dropped, a limited number in each period."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class LogRetention:
         self._dropped = 0
 
     async def cut_if_due(self, store: Store, writing: asyncio.Lock, now: float) -> None:
-        """Do one step, in a thread; other writes, which take ``writing`` too, wait no longer. ``now``: scheduler time.
-        A step that the store refuses is tried again an hour later."""
+        """Do one step in a thread if it is due. Other writes also take ``writing``, so they wait for one step at most.
+        ``now``: scheduler time. If the store refuses a step, it is repeated an hour later."""
         if now < self._due_at:
             return
         try:

@@ -1,13 +1,13 @@
 """The store in one SQLite file: write-ahead log, synced at each commit, one writer.
 
 Files beside the database ``PATH``:
-- ``PATH-wal`` and ``PATH-shm``: SQLite's own; part of the database while they exist;
-- ``PATH.lock``: held by the process that has the database open, contains its pid;
+- ``PATH-wal`` and ``PATH-shm``: made by SQLite; part of the database while they exist;
+- ``PATH.lock``: held by the process that has the database open; contains its pid;
 - ``PATH.v<N>``: a copy from before a migration of schema N;
-- ``PATH.aside-<n>``: moved there by ``set_aside``;
+- ``PATH.aside-<n>``: a database that was moved there by ``set_aside``;
 - ``PATH-wal.damaged-<n>``: the copy of a log that SQLite did not read to its end.
 
-Files that are found damaged are not changed.
+Files that turn out to be damaged are not changed.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ APPLICATION_ID: Final = 0x43504D44
 MAGIC: Final = b"SQLite format 3\0"
 HEADER_BYTES: Final = 100
 BUSY_TIMEOUT_S: Final = 1.0
-"""How long a write waits for a foreign program (a backup, an administrator's shell) that holds the database."""
+"""How long a write waits for another program (a backup, an administrator's shell) that holds the database."""
 
 WAL_KEPT_BYTES: Final = 64 * 2**20
-"""The size to which the log is truncated after a checkpoint."""
+"""The size to which the log file is truncated after a checkpoint."""
 
 LOG_SCHEMA: Final = 3
 TABLES: Final = {
@@ -53,17 +53,17 @@ TABLES: Final = {
     "log_subjects": "subject number",
     "log_cut": "number",
 }
-"""The columns of each table; all tables but the first exist since LOG_SCHEMA."""
+"""The columns of each table. All tables except the first were added in LOG_SCHEMA."""
 
 COMPANIONS: Final = ("-wal", "-shm", "-journal")
 DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
 
 Migration = Callable[[sqlite3.Connection], None]
-"""Changes a database of schema N to N + 1, inside its caller's transaction."""
+"""Changes a database from schema N to N + 1, inside its caller's transaction."""
 
 
 def _create_records(connection: sqlite3.Connection) -> None:
-    """Migrate from nothing to schema 1. ``crc``: CRC-32 over kind, key and value; SQLite itself has no checksums."""
+    """Migrate from an empty file to schema 1. ``crc``: CRC-32 of kind, key and value, since SQLite has no checksums."""
     connection.execute(
         "CREATE TABLE records (kind TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, crc INTEGER NOT NULL, "
         "PRIMARY KEY (kind, key)) WITHOUT ROWID"
@@ -71,20 +71,20 @@ def _create_records(connection: sqlite3.Connection) -> None:
 
 
 def _note_unstored_starts(connection: sqlite3.Connection) -> None:
-    """Migrate to schema 2, which stores starts of jobs: mark that earlier starts are not stored."""
+    """Migrate to schema 2, which stores starts of jobs: mark that the starts before this are not stored."""
     if connection.execute("SELECT 1 FROM records LIMIT 1").fetchone() is not None:
         row = (*UNSTORED_STARTS, b"{}", _checksum(*UNSTORED_STARTS, b"{}"))
         connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row)
 
 
 MIGRATIONS: Final[tuple[Migration, ...]] = (_create_records, _note_unstored_starts, create_log)
-"""The migration at index N changes schema N to N + 1; 0 is an empty file. Their number is the newest schema."""
+"""The migration at index N changes schema N to N + 1; schema 0 is an empty file. The newest schema is their number."""
 
 
 def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -> SqliteStore:
-    """Open the database at ``path``; a missing one is created, with its directory, for this user only. An older schema
-    is migrated after a copy was made. Raises StoreError: in use by another process, damaged, of a newer version or
-    another program, without permissions or space."""
+    """Open the database at ``path``. A missing one is created with its directory, accessible to this user only. An
+    older schema is copied, then migrated. Raises StoreError: it is in use by another process, damaged, of a newer
+    version or another program, or permissions or space are missing."""
     path = os.path.realpath(path)
     with contextlib.ExitStack() as undo:
         lock = _lock(path)
@@ -104,17 +104,17 @@ def open_sqlite_store(path: str, migrations: Sequence[Migration] = MIGRATIONS) -
 
 
 def set_aside(path: str) -> str | None:
-    """Rename a database, whatever its content, to the first free ``PATH.aside-<n>``; return None if there is none. Its
-    log gets the new name, too, so that the database can still be opened. Raises StoreError: in use, or without
-    permissions."""
+    """Rename a database, whatever its content, to the first free ``PATH.aside-<n>``; return None if there is no
+    database. Its write-ahead log is renamed as well, so that the database can still be opened. Raises StoreError: it is
+    in use, or permissions are missing."""
     path = os.path.realpath(path)
     if not any(os.path.lexists(path + suffix) for suffix in ("", *COMPANIONS)):
         return None
     lock = _lock(path)
     try:
         aside = _pick_aside(path)
-        # The database is renamed first: a crash after that leaves a lone log, which is refused. The other order would
-        # leave a database without its log, which looks sound and lacks the newest records.
+        # The database is renamed first: a crash after that leaves a log without a database, which is refused. The other
+        # order would leave a database without its log, which looks sound but lacks the newest records.
         for suffix in ("", *COMPANIONS):
             if os.path.lexists(path + suffix):
                 os.rename(path + suffix, aside + suffix)
@@ -139,12 +139,12 @@ class SqliteStore:
         self.commit_s = 0.0
         self._files = identify_files(self.path)
         self._end: LogEnd | None = None
-        """The end of the log, once it was needed."""
+        """The end of the log of entries, known after its first use."""
         self._reader: SqliteLogReader | None = None
         self._reading = threading.Lock()
 
     def load(self) -> Iterator[tuple[str, str, bytes]]:
-        """Yield all records, in order, each checked against its checksum. Raises StoreError."""
+        """Yield all records in order; each is compared with its checksum. Raises StoreError."""
         self._check_open()
         with (
             _explained(self.path, "read"),
@@ -157,8 +157,8 @@ class SqliteStore:
                 yield kind, key, value
 
     def write(self, changes: Sequence[Change], entries: Sequence[Entry] = ()) -> None:
-        """Make all changes and append all entries, or do nothing; it is on disk when this returns. Raises StoreError.
-        Files that were removed meanwhile are first rewritten with all records."""
+        """Make all changes and append all entries, or do nothing; they are on disk when this returns. Raises
+        StoreError. If the files have been removed, they are first written again with all records."""
         self._check_open()
         self._stay_in_place()
         if not (changes or entries):
@@ -187,7 +187,7 @@ class SqliteStore:
         self.commit_s = time.perf_counter() - begun
         if rows:
             self._end = end
-        # It may have been removed during the write. If it cannot be restored now, the next write tries again.
+        # The file may have been removed during the write. If it cannot be restored now, the next write tries again.
         with contextlib.suppress(StoreError):
             self._stay_in_place()
 
@@ -200,7 +200,7 @@ class SqliteStore:
     def read_log(
         self, subjects: Sequence[str] = (), *, before: int | None = None, since: float = 0.0, limit: int = 50
     ) -> list[tuple[int, Entry]]:
-        """Return the newest entries, through a connection of its own. Raises StoreError."""
+        """Return the newest entries, through a separate connection. Raises StoreError."""
         with self._reading:
             self._check_open()
             with _explained(self.path, "read the log"):
@@ -209,7 +209,7 @@ class SqliteStore:
                 return self._reader.read(subjects, before, since, limit)
 
     def cut_log(self, until: float, max_bytes: int) -> int:
-        """Drop the oldest entries, some of them per call. Raises StoreError."""
+        """Drop the oldest entries, a limited number per call. Raises StoreError."""
         self._check_open()
         end = self._find_end()
         with _explained(self.path, "cut the log"), transaction(self._connection):
@@ -222,9 +222,8 @@ class SqliteStore:
                 self._reader = None
 
     def _stay_in_place(self) -> None:
-        """Restore database and lock if they are not where the next process looks for them. Open files survive the
-        removal of their names, so they are copied back. Raises StoreError if that fails, or if another database is
-        there."""
+        """Restore database and lock if they are not where the next process looks for them. Open files continue to exist
+        without their names, so they are copied back. Raises StoreError if that fails or another database is there."""
         assert self._lock is not None
         held = os.fstat(self._lock)
         if _identify(f"{self.path}.lock") != (held.st_dev, held.st_ino):
@@ -249,7 +248,7 @@ class SqliteStore:
     def _write_anew(self) -> None:
         self._stop_reading()
         put_back(self._connection, self.path)
-        # Closing removes the log by its name, so close before a new log exists.
+        # Closing removes the log by its name, so close before a new log has this name.
         self._connection.close()
         self._connection = connect(self.path)
         _prepare(self._connection)
@@ -266,7 +265,7 @@ class SqliteStore:
             return
         lock, self._lock = self._lock, None
         try:
-            # The writing connection closes last: it copies the log into the database.
+            # The writing connection closes last, since that copies the log into the database.
             self._stop_reading()
             self._connection.close()
         finally:
@@ -274,19 +273,19 @@ class SqliteStore:
 
 
 def _checksum(kind: str, key: str, value: bytes) -> int:
-    """Return CRC-32 over all three, and over the lengths of kind and key. Raises UnicodeEncodeError."""
+    """Return the CRC-32 of all three, and of the lengths of kind and key. Raises UnicodeEncodeError."""
     head = kind.encode(), key.encode()
     return zlib.crc32(value, zlib.crc32(b"%d %d %b%b" % (len(head[0]), len(head[1]), *head)))
 
 
 def identify_files(path: str) -> list[tuple[int, int] | None]:
-    """Return device and inode of a database and of its log; None for a missing file."""
+    """Return device and inode of a database and of its log; None for each file that is missing."""
     return [_identify(f"{path}{suffix}") for suffix in ("", "-wal")]
 
 
 def put_back(connection: sqlite3.Connection, path: str) -> None:
-    """Copy the database that ``connection`` has open back to ``path``, from which it was removed. The connection stays
-    with the removed file. Raises OSError or sqlite3.Error."""
+    """Copy the database that ``connection`` has open to ``path``, from which it was removed. The connection continues
+    to use the removed file. Raises OSError or sqlite3.Error."""
     with _make_anew(path) as target:
         connection.backup(target)
         target.execute("PRAGMA journal_mode = WAL")
@@ -294,7 +293,7 @@ def put_back(connection: sqlite3.Connection, path: str) -> None:
 
 @contextlib.contextmanager
 def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
-    """Yield an empty database under another name; at the end of the block it is synced and renamed to ``path``."""
+    """Yield an empty database with a temporary name; at the end of the block it is synced and renamed to ``path``."""
     new = f"{path}.new"
     unlink_all(new)
     try:
@@ -302,7 +301,7 @@ def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
         with contextlib.closing(connect(new)) as target:
             yield target
         _sync_file(new)
-        # A log left by an earlier database does not belong to the new one. Open files do not need their names.
+        # A log left by an earlier database does not belong to the new one. Open files need no name.
         for suffix in COMPANIONS:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path + suffix)
@@ -313,7 +312,7 @@ def _make_anew(path: str) -> Iterator[sqlite3.Connection]:
 
 
 def _lock(path: str) -> int:
-    """Return the descriptor that holds ``PATH.lock``; the kernel releases the lock however the process ends."""
+    """Return the descriptor that holds ``PATH.lock``; the kernel releases it in whichever way the process ends."""
     name, directory = f"{path}.lock", os.path.dirname(path)
     advice = "set `state_dir` to a directory that the scheduler can write to"
     try:
@@ -345,9 +344,9 @@ def _lock(path: str) -> int:
 
 
 def _inspect(path: str, newest: int) -> None:
-    """Refuse a file that is not a sound database of ours, through a connection that changes nothing in it."""
+    """Refuse a file that is not a sound database of ours; the connection used for this changes nothing in it."""
     try:
-        # Opened for writing, too: SQLite itself would accept a read-only file without an error.
+        # The file is opened for writing, too: SQLite itself would open a read-only file without an error.
         with open(path, "r+b") as file:
             head = file.read(HEADER_BYTES)
     except OSError as error:
@@ -370,7 +369,7 @@ def _inspect(path: str, newest: int) -> None:
                 f"not changed: install that version again, or restore the copy {path}.v{newest} if there is one"
             )
         _check_tables(connection, path)
-        # Entries of the log are checked when they are read: checking all of them here would take seconds.
+        # Entries of the log are checked when they are read: it would take seconds to check all of them here.
         for (verdict,) in connection.execute("PRAGMA quick_check(records)"):
             if verdict != "ok":
                 raise _damaged(path, " ".join(str(verdict).split()))
@@ -380,14 +379,14 @@ def _inspect(path: str, newest: int) -> None:
 
 
 def _pick_mode(path: str) -> str:
-    """Return the mode that reads a database without changing it or SQLite's files beside it."""
+    """Return the mode in which a database can be read without changes to it or to SQLite's files beside it."""
     if os.path.lexists(f"{path}-journal"):
-        return "rw"  # the switch to the write-ahead log was interrupted; only a writer can roll it back
+        return "rw"  # the switch to the write-ahead log was interrupted; only a connection that can write rolls it back
     return "ro" if os.path.lexists(f"{path}-wal") else "ro&immutable=1"
 
 
 def _create(path: str, migrations: Sequence[Migration]) -> None:
-    """Create the database under another name first: a file at ``path`` was once complete, so an empty one is
+    """Create the database with a temporary name first: a file at ``path`` is always complete, so an empty one there is
     damaged."""
     left = [suffix for suffix in COMPANIONS if os.path.lexists(path + suffix)]
     if left:
@@ -396,7 +395,7 @@ def _create(path: str, migrations: Sequence[Migration]) -> None:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         _apply(connection, 0, migrations)
         connection.execute("PRAGMA journal_mode = WAL")
-    with contextlib.suppress(OSError):  # the directory above may be another user's, and is older then
+    with contextlib.suppress(OSError):  # the parent directory may be another user's; then it existed before
         _sync_directory(os.path.dirname(path))
 
 
@@ -426,7 +425,7 @@ def _check_tables(connection: sqlite3.Connection, path: str) -> None:
 
 
 def _apply(connection: sqlite3.Connection, version: int, migrations: Sequence[Migration]) -> None:
-    """Run each step in one transaction with its version: a crash leaves the old schema or the new one."""
+    """Run each step and set its version in one transaction: after a crash the schema is the old one or the new one."""
     for number, migration in enumerate(migrations[version:], version + 1):
         with transaction(connection):
             migration(connection)
@@ -435,13 +434,13 @@ def _apply(connection: sqlite3.Connection, version: int, migrations: Sequence[Mi
 
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit everything done inside the block, or nothing of it."""
+    """Commit all that is done inside the block, or nothing."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # After some errors SQLite has rolled back already, and refuses to do it twice.
+        # After some errors SQLite has already rolled back, and a second rollback would be an error.
         with contextlib.suppress(sqlite3.Error):
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
@@ -449,7 +448,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def connect(path: str, mode: str = "rw") -> sqlite3.Connection:
-    """Connect to an existing file, in autocommit: ``transaction`` begins and ends transactions."""
+    """Connect to an existing file in autocommit mode; only ``transaction`` begins and ends transactions."""
     return sqlite3.connect(
         f"file:{quote(os.fsencode(path))}?mode={mode}",
         uri=True,
@@ -494,7 +493,7 @@ def _sync_file(path: str) -> None:
 
 
 def _sync_directory(path: str) -> None:
-    """Make the names beside ``path`` survive a loss of power."""
+    """Make the names of files beside ``path`` survive a loss of power."""
     _sync_file(os.path.dirname(path))
 
 
@@ -507,7 +506,7 @@ def _damaged(path: str, what: str) -> StoreError:
 
 @contextlib.contextmanager
 def _explained(path: str, doing: str) -> Iterator[None]:
-    """Raise errors of SQLite and of the system as a StoreError."""
+    """Convert errors of SQLite and of the system to StoreError."""
     try:
         yield
     except sqlite3.Error as error:
@@ -519,7 +518,7 @@ def _explained(path: str, doing: str) -> Iterator[None]:
 
 
 def _explain(path: str, doing: str, error: sqlite3.Error) -> StoreError:
-    # Errors of the module itself have no code; one is text that cannot be decoded, which no store writes.
+    # Errors of the module itself have no code; one is for text that cannot be decoded, which no store writes.
     code = getattr(error, "sqlite_errorcode", None)
     name = getattr(error, "sqlite_errorname", "no code")
     primary = None if code is None else code & 0xFF

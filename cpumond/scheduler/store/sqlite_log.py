@@ -1,8 +1,8 @@
 """The store's log in a SQLite database: its tables, appends, reads and truncation.
 
-``log``: the entries, each with a checksum; a trigger refuses to change one. ``log_subjects``: their numbers by subject.
-``log_cut``: one row, the highest number that was dropped, so that none is given twice. Everything uses the store's
-connection, inside its caller's transactions.
+``log``: the entries, each with a checksum; a trigger refuses to change one. ``log_subjects``: numbers of entries by
+subject. ``log_cut``: one row with the highest dropped number, so that no number is given twice. Everything uses the
+store's connection, inside its caller's transactions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def create_log(connection: sqlite3.Connection) -> None:
 
 
 def find_end(connection: sqlite3.Connection) -> LogEnd:
-    """Return where the next entry goes. Raises sqlite3.Error."""
+    """Return the place of the next entry. Raises sqlite3.Error."""
     (cut,) = connection.execute("SELECT ifnull(max(number), 0) FROM log_cut").fetchone()
     row = connection.execute(
         "SELECT number, CAST(position AS INTEGER), length(subjects), length(value) FROM log "
@@ -68,7 +68,7 @@ def add_rows(connection: sqlite3.Connection, rows: Iterable[Row]) -> None:
 
 
 class SqliteLogReader:
-    """Reads through ``connection``, which nothing else may use meanwhile. ``path``: the database, for messages."""
+    """Reads through ``connection``, which nothing else may use meanwhile. ``path``: of the database, for messages."""
 
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self.connection = connection
@@ -77,7 +77,7 @@ class SqliteLogReader:
 
     def read(self, subjects: Sequence[str], before: int | None, since: float, limit: int) -> list[tuple[int, Entry]]:
         """See ``Store.read_log``; a damaged entry is reported once and left out. Raises sqlite3.Error."""
-        # Entries dropped meanwhile stay visible until the end.
+        # Entries that are dropped during the search stay visible until its end.
         self.connection.execute("BEGIN")
         try:
             return search(self, subjects, before, since, limit)
@@ -85,7 +85,7 @@ class SqliteLogReader:
             self.connection.rollback()
 
     def find_lowest(self, since: float) -> int | None:
-        # The plus: do not scan from the lowest numbers, where the first entry that is new enough may be far away.
+        # The plus: do not scan from the lowest numbers, since the first recent entry may be far from there.
         return self._get("SELECT min(+number) FROM log WHERE at >= ?", since)
 
     def find_first(self, subject: str) -> int | None:
@@ -131,7 +131,7 @@ class SqliteLogReader:
 
 
 def cut_rows(connection: sqlite3.Connection, end: LogEnd, until: float, max_bytes: int) -> int:
-    """Drop entries, see ``Store.cut_log``. Raises sqlite3.Error."""
+    """Drop entries as described in ``Store.cut_log``. Raises sqlite3.Error."""
     places = [
         Place(*row)
         for query, order in (

@@ -1,4 +1,4 @@
-"""Detection of the parts of a write-ahead log that SQLite silently drops."""
+"""Detection of parts of a write-ahead log that SQLite drops without an error."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ log = structlog.get_logger("cpumond.scheduler")
 WAL_HEADER: Final = struct.Struct(">8I")
 """Magic number, version, size of a page, number of the checkpoint, two salts, two checksums."""
 WAL_FRAME: Final = struct.Struct(">6I")
-"""Page, size of the database in pages after a commit or 0, two salts, two checksums; the page follows."""
+"""Page number, size of the database in pages after a commit or else 0, two salts, two checksums; then the page."""
 WAL_INDEX: Final = struct.Struct("=3I2BHI")
-"""The beginning of ``PATH-shm``: its last number is that of the last frame."""
+"""The beginning of ``PATH-shm``; the last field is the number of the last frame."""
 MAX_LOGS: Final = 2**24
-"""A log restarts fewer times than this before the file is removed at the end of a scheduler."""
+"""A log is restarted fewer times than this; then the file is removed when a scheduler ends."""
 
 
 def report_dropped_writes(path: str) -> None:
-    """Report, and keep a copy, if SQLite will not read its whole write-ahead log: it silently drops everything after
-    the first frame with a wrong checksum.
+    """Report, and keep a copy, if SQLite will not read its whole write-ahead log: without an error, it drops everything
+    after the first frame with a wrong checksum.
 
-    A connection that has read something must be open: SQLite has then noted in the log's index which frame is the last
-    valid one. That connection must be closed before the one that writes is opened: closing the index here releases all
-    locks of this process on it, and another program would take the index for unused.
+    A connection that has read something must be open: SQLite has then noted in the log's index which valid frame is the
+    last. That connection must be closed before the writing one is opened: closing the index here releases all locks
+    that this process has on it, and another program would then assume that the index is unused.
     """
     wal = f"{path}-wal"
     if not os.path.lexists(wal) or not os.path.getsize(wal):
@@ -63,9 +63,9 @@ def report_dropped_writes(path: str) -> None:
 
 
 def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
-    """Count the frames of a log after the ``taken`` ones that are neither left from an older log nor of an uncommitted
-    write. Also return whether that is only the last one written, as after a kill or a loss of power. See "Database File
-    Format" of SQLite, 4."""
+    """Count the frames after the first ``taken`` ones of a log, without those left from an older log or an uncommitted
+    write. Also return whether they are just the last frame written, as after a kill or a loss of power. See "Database
+    File Format" of SQLite, 4."""
     size = os.fstat(file.fileno()).st_size
     head = file.read(WAL_HEADER.size)
     if len(head) < WAL_HEADER.size:
@@ -80,7 +80,7 @@ def _count_dropped(file: BinaryIO, taken: int) -> tuple[int, bool]:
     for number in range(taken, frames):
         file.seek(WAL_HEADER.size + number * frame_bytes)
         _, pages, *found = WAL_FRAME.unpack(file.read(WAL_FRAME.size))
-        # A new log overwrites the old one from the start, with the first salt one higher; the end of the old one stays.
+        # A new log overwrites the old one from the start, with a first salt higher by one; the old log's end stays.
         is_older = 0 < (salts[0] - found[0]) & 0xFFFFFFFF < MAX_LOGS and any(found)
         is_present = found[:2] == salts
         if pages if is_present else not is_older:

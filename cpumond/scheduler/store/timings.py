@@ -13,14 +13,14 @@ from typing import Final
 from cpumond.scheduler.store import Change
 
 BOUNDS_S: Final = (*(float(f"{step}e{power}") for power in range(-4, 1) for step in (1, 2, 5)), 10.0)
-"""Upper bounds of the buckets, each about twice the one before: a quantile computed from them is off by less than
-that."""
+"""Upper bounds of the buckets. Each is about twice the one before: a quantile computed from them is less than this
+factor off."""
 
 OPEN_KINDS: Final = frozenset(("operation", "job", "start", "node"))
 
 
 class Histogram:
-    """Number of durations in each bucket, one bucket more than BOUNDS_S, and the subject of the newest in each."""
+    """Number of durations in each bucket, and the subject of the newest in each; one bucket more than BOUNDS_S."""
 
     __slots__ = ("counts", "newest", "sum_s")
 
@@ -28,10 +28,10 @@ class Histogram:
         self.counts = [0] * (len(BOUNDS_S) + 1)
         self.sum_s = 0.0
         self.newest: list[tuple[str, float, float] | None] = [None] * len(self.counts)
-        """Name, seconds, Unix time."""
+        """Per bucket: name, seconds, Unix time."""
 
     def observe(self, took_s: float, about: str) -> None:
-        """Count a duration. ``about``: the node, tree or record on which it was spent. Called for each heartbeat."""
+        """Count a duration. ``about``: the node, tree or record that took it. Called for each heartbeat."""
         at = bisect_left(BOUNDS_S, took_s)
         self.counts[at] += 1
         self.sum_s += took_s
@@ -42,17 +42,17 @@ class Histogram:
         return sum(self.counts)
 
     def sum_up(self) -> list[int]:
-        """Return for each bucket how many durations were no longer than its bound."""
+        """Return, for each bucket, the number of durations up to its bound."""
         return list(accumulate(self.counts))
 
 
 RECENT_UPDATES: Final = 600
-"""Number of last updates from which the alert about late ones is computed: one minute at the shortest period, ten at 1
-s."""
+"""Number of last updates from which the alert about late ones is computed: at the shortest period these take one
+minute, at 1 s ten."""
 
 
 def name_write(changes: Sequence[Change]) -> str:
-    """Return the name of a write in metrics, which anybody may read: its first record, by its id unless that is secret
+    """Return the name of a write in metrics, which anyone may read: its first record, with its id unless that is secret
     (the key of a token is derived from the token)."""
     if not changes:
         return "log"
@@ -62,17 +62,16 @@ def name_write(changes: Sequence[Change]) -> str:
 
 @dataclass(slots=True)
 class Timings:
-    """Durations in real seconds: the last value, and counts and sums for averages."""
+    """Durations in real seconds: the last value; and the count and sum, from which averages are computed."""
 
     update_s: float = 0.0
     update: Histogram = field(default_factory=Histogram)
     good_updates: int = 0
-    """Number of updates in which at least one tree succeeded; a refusal of the store does not count as a failure
-    here."""
+    """Number of updates that succeeded for at least one tree; if only the store refused, the update still counts."""
     late_updates: int = 0
     late_at: float | None = None
     recent_late: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT_UPDATES))
-    """Whether each of the last updates began late."""
+    """For each of the last updates, whether it began late."""
     failed_updates: int = 0
     failed_at: float | None = None
     heartbeat: Histogram = field(default_factory=Histogram)
@@ -81,28 +80,28 @@ class Timings:
     refused_commands: int = 0
     store_write: Histogram = field(default_factory=Histogram)
     store_commit: Histogram = field(default_factory=Histogram)
-    """The part of a write in which the store made it durable: with SQLite until it is synced to the disk."""
+    """The part of a write in which the store made it durable; with SQLite, that ends when it is synced to the disk."""
     store_errors: int = 0
     store_error_at: float | None = None
     store_losses: int = 0
-    """How often the store was removed and rewritten."""
+    """Number of times that the store was removed and written again."""
     store_lost_at: float | None = None
-    """``..._at`` here and above: scheduler time of the last one."""
+    """``..._at`` here and above: scheduler time of the last such event."""
 
     @property
     def updates(self) -> int:
         return self.update.count
 
     def count_update(self, late_at: float | None) -> None:
-        """Note whether an update began late, and when (scheduler time)."""
+        """Record whether an update began late, and when (scheduler time)."""
         self.recent_late.append(late_at is not None)
         if late_at is not None:
             self.late_updates += 1
             self.late_at = late_at
 
     def list_numbers(self) -> dict[str, float]:
-        """Return all counters and sums by name, those of a histogram as ``NAMEs`` and ``NAMEs_s``; without those that
-        were never set."""
+        """Return all counters and sums by name, those of a histogram as ``NAMEs`` and ``NAMEs_s``; values that were
+        never set are left out."""
         numbers: dict[str, float] = {}
         for each in fields(self):
             value = getattr(self, each.name)
