@@ -123,7 +123,7 @@ REMOVED_OPTIONS: Final[dict[str, str]] = {
 NO_ARGUMENTS: Final[tuple[type[click.UsageError], ...]] = (
     (click.exceptions.NoArgsIsHelpError,) if hasattr(click.exceptions, "NoArgsIsHelpError") else ()
 )
-"""Errors that click raises for a group without a command; before 8.2 it prints the help itself."""
+"""Errors that click raises for a group without a command; click before 8.2 prints the help itself instead."""
 
 
 click.Context.formatter_class = Formatter
@@ -228,8 +228,8 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _suggest(error: click.UsageError) -> str:
-    """Suggest commands similar to a mistyped one; "" where there is none, or where click (8.2 and later) has named
-    them."""
+    """Return a suggestion of commands similar to a mistyped one; "" if there is none, or if click (8.2 and later) has
+    named them already."""
     group, match = error.ctx and error.ctx.command, re.match(r"No such command '(.*)'", error.message)
     if error.ctx is None or not isinstance(group, click.Group) or match is None or "ean" in error.format_message():
         return ""

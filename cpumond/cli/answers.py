@@ -48,7 +48,7 @@ Any_ = dict[str, Any]
 """With ``--all``: YTsaurus' dynamic attributes by their names; which of them exist depends on the object."""
 
 ANSWERS: Final[dict[str, Any]] = {
-    # A tuple: one of these, depending on the options of the command.
+    # A tuple: the answer has one of these types, depending on the options of the command.
     "status": StatusAnswer,
     "top": (StatusAnswer, ClusterPicture, Refusal),
     "explain": ExplainAnswer,

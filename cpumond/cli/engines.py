@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from cpumond.host.cgroup.mounts import Hierarchies
 
 ASK_S: Final = 12.0
-"""Seconds for all first requests to one engine; with hundreds of containers it needs one or two. Longer than a client
-waits for one answer, so that the client's own sentence about the time-out is shown."""
+"""Seconds for all first requests to one engine, which needs one or two for hundreds of containers. A client waits less
+for one answer, so that its own sentence about the time-out is shown."""
 SHOWN: Final = 3
 
 
 class EngineFacts(msgspec.Struct, frozen=True):
     """The particulars of one kind of engine.
 
-    ``daemon``: its name; ``noun``: its jobs; ``start``: advice if it does not answer. ``programs``: services of which
-    one runs where there is such an engine; Podman needs none. ``writes``: processes that change quotas for it.
-    ``workloads``: kinds of cgroups that may belong to it. For the drop-in that lets the agent reach it: ``units`` start
-    before the agent; ``opened`` is opened in addition to its sockets, for the reason ``why``; ``reports_processes``: it
-    reports the first process of a container, which leads to its cgroup.
+    ``daemon``: name of the engine; ``noun``: its jobs; ``start``: advice if the engine does not answer. ``programs``:
+    services of which one runs where there is such an engine; none for Podman. ``writes``: processes that change quotas
+    for the engine. ``workloads``: kinds of cgroups that may belong to it. For the drop-in that lets the agent reach the
+    engine: ``units`` start before the agent; ``opened`` is opened in addition to the sockets, for the reason ``why``.
+    ``reports_processes``: the engine reports the first process of a container, which leads to the container's cgroup.
     """
 
     daemon: str
@@ -89,7 +89,7 @@ FACTS: Final[dict[str, EngineFacts]] = {
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock", "/run/crio/crio.sock", "/run/k3s/containerd/containerd.sock",
 )  # fmt: skip
-"""Sockets of the runtimes of a kubelet, which can be asked instead of it."""
+"""Sockets of the container runtimes below a kubelet, which can be asked instead of the kubelet."""
 
 
 class JobsSeen(msgspec.Struct, frozen=True):
@@ -127,7 +127,7 @@ class EngineSeen(msgspec.Struct, frozen=True):
 
     @property
     def is_here(self) -> bool:
-        """Whether any sign of it was seen: an answer, a service, a job, or a socket that may not be opened."""
+        """Whether any sign of the engine was seen: an answer, a service, a job, or a socket that may not be opened."""
         return bool(
             self.programs
             or self.found
@@ -137,13 +137,13 @@ class EngineSeen(msgspec.Struct, frozen=True):
 
     @property
     def can_be_followed(self) -> bool:
-        """Whether a source for it could work as it is, now or later; a kubelet needs credentials that only its cluster
-        issues."""
+        """Whether a generated source for the engine could work, now or later. One for a kubelet needs credentials that
+        only the cluster issues."""
         return self.is_here and (self.kind != "kubernetes" or any(view.is_up for view in self.views.values()))
 
     @property
     def own_socket(self) -> str:
-        """The ``socket`` of a source for it: "" if it listens at its default path."""
+        """The ``socket`` of a source for the engine: "" if it listens at its default path."""
         return next(iter(self.sockets), "") if self.kind == "kubernetes" else ""
 
     @property

@@ -12,7 +12,7 @@ import click
 from cpumond.cli.render.grid import fold, width_of
 
 NARROW: Final = 60
-"""On terminals with fewer columns an option's text is below it, not beside it."""
+"""On terminals with fewer columns the text of an option is below the option, not beside it."""
 
 
 class Formatter(click.HelpFormatter):

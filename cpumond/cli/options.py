@@ -133,7 +133,7 @@ def naming_unreadable(name: str, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_input(path: str, what: str) -> Iterator[BinaryIO]:
-    """Open the file ``path``, or standard input for "-", empty if the caller closed it. Errors:
+    """Open the file ``path``, or standard input for "-", which is empty if the caller closed it. Raises the errors of
     ``naming_unreadable``."""
     with naming_unreadable("standard input" if path == "-" else path, what):
         if path != "-":

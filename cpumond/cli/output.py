@@ -1,7 +1,7 @@
 """The output of commands: text for people, JSON or CSV for programs.
 
-Text goes into tables as wide as the terminal (``render.grid``), with ``--wide`` or into a pipe as wide as it needs to
-be. CSV has a header and a line per row of the JSON; nested values get names with dots.
+Tables of text are as wide as the terminal (``render.grid``), and with ``--wide`` or in a pipe as wide as needed. CSV
+has a header and a line per row of the JSON; nested values get names with dots.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def is_terminal() -> bool:
-    """Whether standard output is a terminal; it is None when the caller closed it."""
+    """Whether standard output is a terminal; ``sys.stdout`` is None if the caller closed it."""
     return sys.stdout is not None and sys.stdout.isatty()
 
 
@@ -127,8 +127,8 @@ def _join_json(context: click.Context, _: click.Parameter, value: bool) -> bool:
 def print_json(content: bytes, kind: Any = None, rows: str | None = None) -> None:
     """Print JSON, indented, or as CSV if the user chose that. Raises UnavailableError for invalid JSON.
 
-    ``rows``: the field whose items are the lines of CSV. Default: the only list of a ``kind`` with at most one list and
-    otherwise plain fields; without one the whole is one line.
+    ``rows``: the field whose items are the lines of CSV. Default: the only list of ``kind``, if all other fields are
+    plain; without a list the whole value is one line.
     """
     try:
         if chosen_output() != "csv":
@@ -264,7 +264,7 @@ def draw_frames(read: Callable[[], str], interval_s: float) -> NoReturn:
 
 
 def repeat(output: Callable[[], None], interval_s: float) -> None:
-    """Call ``output``, which prints something, until Ctrl-C or SIGTERM; on a terminal it replaces the output before.
+    """Call ``output``, which prints, until Ctrl-C or SIGTERM; on a terminal each output replaces the last one.
 
     A service that does not answer is tried again.
     """

@@ -28,7 +28,7 @@ from cpumond.core.errors import (
 )
 
 TIMEOUT_S = 15.0
-"""More than the 10 s that the agent's control thread waits for its tick thread."""
+"""Time-out of a request, longer than the 10 s that the agent's control thread waits for its tick thread."""
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -46,7 +46,7 @@ class AgentRefusedError(CpumondError):
 class AgentClient:
     """HTTP client of one agent over its unix socket; each request has its own connection.
 
-    ``as_json``: ``show`` prints answers for programs and ends the command.
+    ``as_json``: ``fetch`` prints answers for programs and ends the command.
     """
 
     def __init__(self, socket_path: str, as_json: bool = False, timeout_s: float = TIMEOUT_S) -> None:
@@ -96,7 +96,7 @@ class AgentClient:
         return self.decode(content, kind)
 
     def decode(self, content: bytes, kind: type[Answer]) -> Answer:
-        """Decode an answer. Raises UnavailableError if it is no ``kind``, because the agent has another version."""
+        """Decode an answer. Raises UnavailableError if it is not a ``kind``: the agent has a different version."""
         try:
             return decode_json(content, kind)
         except ContentError as error:
@@ -151,7 +151,7 @@ def is_given(parameter: str) -> bool:
 
 
 def find_socket(config_path: str, explicit: bool, socket_path: str | None) -> str:
-    """Path of the control socket: ``socket_path`` if given, else that of the configuration, else the built-in default.
+    """Return the path of the control socket: ``socket_path``, else the one in the configuration, else the default one.
 
     ``explicit``: the user named the configuration, so the file must exist. Raises ConfigError or AccessError.
     """
@@ -176,7 +176,7 @@ socket_option = click.option(
 
 
 def agent_options(command: Callable[Concatenate[AgentClient, P], Result]) -> Callable[..., Result]:
-    """Give a command ``--config`` and ``--socket``, and call it with a client for this socket and its own
+    """Give a command ``--config`` and ``--socket``, and call it with a client made from these and the command's own
     ``--json``."""
 
     @config_option

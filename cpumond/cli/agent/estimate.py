@@ -181,7 +181,7 @@ def read_rule_settings(assignments: tuple[str, ...]) -> dict[LimitRule, MonitorS
 
 
 def _describe_floor(findings: Findings, settings: Mapping[LimitRule, MonitorSettings]) -> Iterator[str]:
-    """Yield a note if min_cpu_limit keeps limits from going lower: how many, and how to try a lower value."""
+    """Yield a note if min_cpu_limit stops limits from going lower: how many limits, and how to try a lower value."""
     floor = next(iter(settings.values())).min_cpu_limit
     at_floor = sum(any(each.limit_cores <= floor for each in row.estimate.rules.values()) for row in findings.rows)
     if at_floor:

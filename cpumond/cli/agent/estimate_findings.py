@@ -23,7 +23,7 @@ from cpumond.monitor.reclaimed import USUAL_JOBS
 from cpumond.monitor.rules import RULES
 
 VERSION: Final = 1
-"""Of the JSON output."""
+"""Version of the JSON output."""
 MAX_NAME: Final = 48
 MIN_NAME: Final = 14
 DROP_ORDER: Final = ("kind", "sure", "document: held back", "document: reclaimable", "peak: held back", "used")
@@ -36,8 +36,8 @@ MODE_OPTIONS: Final = ("mode", "enable_cpu_reclaim")
 class WorkloadRow:
     """One workload.
 
-    ``is_limited``: it has a limit of its own, None if its limits are unknown; ``host``: "" for this host;
-    ``is_shared``: its limit is shared with other workloads.
+    ``is_limited``: whether the workload has a limit of its own, None if its limits are unknown. ``is_shared``: whether
+    the limit is shared with other workloads. ``host``: "" for this host.
     """
 
     workload: Workload
@@ -57,9 +57,10 @@ class WorkloadRow:
 class Findings:
     """Facts about all workloads over the watched time.
 
-    ``source``: cgroups or prometheus; ``place``: where, with names; ``length_s``: seconds from the first to the last
-    sample; ``asked_s``: seconds requested; ``resolution_s``: seconds between two samples; ``host_cores``: None for
-    several hosts. ``notes`` contain no names, ``named_notes`` may. ``assignments``: the options of ``--set``.
+    ``source``: cgroups or prometheus. ``place``: the place of the workloads, with names. ``length_s``: seconds from the
+    first to the last sample; ``asked_s``: seconds requested; ``resolution_s``: seconds between two samples.
+    ``host_cores``: None for several hosts. ``notes`` contain no names, ``named_notes`` may. ``assignments``: the
+    options of ``--set``.
     """
 
     source: str
@@ -228,7 +229,7 @@ def _list_numbers(estimate: Estimate, is_limited: bool | None, is_shared: bool =
 
 
 def format_request(estimate: Estimate, is_limited: bool | None, is_shared: bool = False) -> str:
-    """Format the requested cores, marked if no limit bounds the workload or only a shared one."""
+    """Format the requested cores, with a mark if the workload has no limit, or only one shared with others."""
     if is_limited is None:
         return "unknown"
     return format_cores(estimate.ordered_cores) + ("" if is_limited else " (shared)" if is_shared else " (no limit)")
@@ -309,7 +310,7 @@ def render_json(findings: Findings) -> str:
 
 
 def render_config(findings: Findings, leaves: Callable[[str], list[str]]) -> str:
-    """Return a file for ``conf.d``: shadow mode, and sources that find the workloads; "" where no source can find any.
+    """Return a file for ``conf.d`` with shadow mode and sources that find the workloads; "" if no source finds any.
 
     ``leaves`` is passed to ``list_sources``: it lists the leaf cgroups below a path.
     """

@@ -38,7 +38,7 @@ DEFAULT_SCRAPE_S: Final = 30.0
 LOOKBACK_S: Final = 300.0
 """Seconds for which Prometheus repeats the last value of a series (its default)."""
 MAX_CHECKS: Final = 30_000_000
-"""Maximum checks of all rules over all workloads, some minutes of computing; above it, checks are spaced wider."""
+"""Maximum checks of all rules over all workloads (some minutes of computing); for more, checks are less frequent."""
 GAP_STEPS: Final = 1.5
 MAX_SAID: Final = 300
 MAX_QUERY: Final = 1500
@@ -59,7 +59,7 @@ class Samples(Series):
             self.append(at_s, value)
 
     def append(self, at_s: float, value: float) -> None:
-        """Add a sample, unless it is not later than all others."""
+        """Add a sample if it is later than all others."""
         if not self._times or at_s > self._times[-1]:
             self._times.append(at_s)
             self._values.append(value)
@@ -530,7 +530,7 @@ def interpolate(before: CpuReading | None, now: CpuReading, check_s: float, long
 
 
 def _fill_forward(series: Series, times: list[float]) -> list[float | None]:
-    """The last known value at each time; before the first known value, that one."""
+    """Return the last known value at each time; for times before the first known value, the first one."""
     if not series:
         return [None] * len(times)
     last: float | None = series[min(series)]

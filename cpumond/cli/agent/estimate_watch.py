@@ -34,11 +34,11 @@ RESCAN_S: Final = 5.0
 """Seconds between two searches for new workloads and changed requests."""
 MAX_DEPTH: Final = 32
 GLANCE_S: Final = 0.2
-"""Seconds between two readings of the counters between checks, to see shorter bursts; not with more than MAX_GLANCED
-workloads."""
+"""Seconds between two readings of the counters between checks. These readings show shorter bursts; there are none with
+more than MAX_GLANCED workloads."""
 MAX_GLANCED: Final = 500
 MAX_ENDED: Final = 2000
-"""Ended workloads that have rows of their own; later ones share two rows, with and without a limit."""
+"""Maximum number of rows for ended workloads; further ones share two rows, one of those with a limit, one without."""
 ENDED_CHECKS: Final = 200
 """The ``most_checks`` of ``UseWatch.conclude`` for an ended workload, which is computed between two samples."""
 LATE_PERIODS: Final = 10.0
@@ -201,8 +201,8 @@ class HostWatch:
     def _find_order(self, cgroup: Counted) -> Order:
         """Determine the request of a workload. Raises CpumondError.
 
-        It is the workload's quota, or that of a cgroup above it that holds no other workload, else a cpuset smaller
-        than those above. CPU that several workloads share cannot be reclaimed from each of them.
+        The request is the workload's quota, or the quota of a cgroup above that holds no other workload, else a cpuset
+        smaller than those above. CPU that several workloads share cannot be reclaimed from each of them.
         """
         path = cgroup.path
         own, cap = math.inf, AncestorCap(math.inf)
@@ -393,7 +393,7 @@ def merge_rows(earlier: WorkloadRow | None, later: WorkloadRow) -> WorkloadRow:
 def read_quota(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
     """A workload's own quota in cores, infinity if there is none. Raises CgroupReadError.
 
-    It is that of its cgroup, or of its only child, where container engines may set it.
+    It is the quota of the workload's cgroup, or of the cgroup's only child, where container engines may set it.
     """
     own = read_own_quota(cgroup)
     path = cgroup.path

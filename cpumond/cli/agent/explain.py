@@ -1,7 +1,7 @@
 """Output of ``explain``: the agent's sentences about a job's limit, and its figures.
 
-Every function is pure except for the time zone: agent's answer ``e`` to text. With ``width`` None (a pipe) no line is
-wrapped. Control characters in an agent's text are escaped.
+Every function turns an agent's answer ``e`` into text, and is pure except for the time zone. With ``width`` None (a
+pipe) no line is wrapped. Control characters in an agent's text are escaped.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def list_votes(e: ExplainAnswer) -> list[str]:
 
 
 def list_options(e: ExplainAnswer, width: int | None) -> list[list[Cell]]:
-    """Two options in each row, if they fit."""
+    """Return rows of two options each, or of one option if two do not fit."""
     texts = [escape(f"{key} = {format_option(key, value)}") for key, value in e.job_cpu_monitor.items()]
     if width is not None and 2 * max(map(width_of, texts), default=0) + 4 > width:
         return [[f"  {text}"] for text in texts]

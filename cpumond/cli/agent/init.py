@@ -149,7 +149,7 @@ def make_plan(config_path: str, more: list[Source], unit_dir: str | None) -> Ini
 def choose_sources(
     own: list[Source], config: AgentConfig, seen: Iterable[EngineSeen], more: Iterable[Source]
 ) -> list[Source]:
-    """The sources of the generated file: those that it already has, and one for each engine that no source names yet.
+    """Return the sources of the generated file: those in the existing file, and one for each engine that has none yet.
 
     An engine that is down at the moment keeps its source; a kubelet that does not answer gets none.
     """
@@ -174,7 +174,7 @@ def list_others(hierarchies: Hierarchies, seen: Iterable[EngineSeen]) -> list[st
     kinds = {kind for each in seen for kind in each.facts.workloads}
 
     def is_engines(workload: Workload) -> bool:
-        # The engine's own lines show them, even if a workload's cgroup differs from its job's.
+        # The lines about the engine show such workloads, even if a workload's cgroup differs from its job's.
         return workload.kind in kinds or workload.path in jobs or not jobs.isdisjoint(list_above(workload.path))
 
     found = [each for each in find_workloads([hierarchies.cpu_root], "") if not is_engines(each)]

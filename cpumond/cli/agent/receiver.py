@@ -256,7 +256,7 @@ def serve(app: Starlette, listener: socket.socket) -> None:
     def stop(*_: Any) -> None:
         server.should_exit = True
 
-    # When uvicorn ends, it raises a caught signal again for the handlers that were set before: these.
+    # When uvicorn ends, it raises a caught signal again for the earlier handlers, which are set here.
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     _print_line(f"listening on http://{_format_address(*listener.getsockname()[:2])}")

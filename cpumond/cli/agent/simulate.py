@@ -74,7 +74,7 @@ def complete_shape(_ctx: click.Context, _param: click.Parameter, incomplete: str
 class SimulatedRules(msgspec.Struct, frozen=True):
     """The JSON of ``simulate``: a result of each rule for the usage as recorded.
 
-    A second list is present if the trace has throttled rows; it assumes that the whole request was wanted in these.
+    If the trace has throttled rows, a second list assumes that the job wanted its whole request in these rows.
     """
 
     results: list[SimulationResult]

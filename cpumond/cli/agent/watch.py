@@ -40,7 +40,7 @@ from cpumond.monitor.steady import SteadyState, Use, find_steady_state
 LINE_WIDTH = 72
 """Columns of the terminal that a complete line takes."""
 MAX_USES = 3600
-"""Newest checks that are kept to compute where the limit would settle."""
+"""Number of newest checks that are kept to compute where the limit would settle."""
 
 cgroup_option = click.option(
     "--cgroup",
@@ -195,7 +195,7 @@ def read_own_quota(cgroup: Cgroup) -> float:
 
 
 def _read_order(hierarchies: Hierarchies, cgroup: Cgroup) -> float:
-    """The lowest quota of the cgroup and those above it, otherwise the CPUs it may use, in cores."""
+    """Return the lowest quota of the cgroup and those above it, else the number of CPUs that it may use, in cores."""
     least = min(read_own_quota(cgroup), cgroup.read_ancestor_cap().cores)
     return least if least < math.inf else float(read_cpus(hierarchies, cgroup.path))
 
@@ -233,7 +233,7 @@ def describe_steady(steady: SteadyState, hard_cores: float, settings: MonitorSet
 
 
 def _format_about(seconds: float) -> str:
-    """Format an approximate time: to 1 s; from 20 s on to 10 s; from 5 min on to a minute."""
+    """Format an approximate time, rounded to 1 s, from 20 s on to 10 s, and from 5 min on to a minute."""
     if seconds >= 300.0:
         return format_span(60.0 * round(seconds / 60.0))
     step = 1 if seconds < 20.0 else 10
@@ -259,7 +259,7 @@ class DryRunCheck(msgspec.Struct, frozen=True):
 class DryRunSums(msgspec.Struct):
     """Sums of a dry run, in core-seconds, cores and seconds.
 
-    ``short_cpu_s``: usage above the limit that would have been set; ``steady_``: the limit that this usage leads to,
+    ``short_cpu_s``: usage above the limit that would have been set. ``steady_...``: the limit that this usage leads to,
     None if unknown.
     """
 

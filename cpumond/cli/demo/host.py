@@ -60,9 +60,9 @@ def make_place(name: str) -> CgroupPlace:
 
 
 def _enter_scope(hierarchies: mounts.Hierarchies) -> str:
-    """Return the delegated scope of this process, whose leaf it is in, with cpu enabled for its other children.
+    """Return the delegated scope that has this process in a leaf, and cpu enabled for its other children.
 
-    Outside of a scope this process is replaced by itself in a transient scope, if the manager grants one. Raises
+    Outside of a scope the command is restarted in a transient scope, if the manager grants one. Raises
     UnavailableError.
     """
     from cgroupspy.nodes import Node
@@ -129,7 +129,7 @@ def remove_leftovers(name: str, parent: str, mountinfo: str = "/proc/self/mounti
 
 
 def make_directory(name: str) -> str:
-    """Create a directory for the files of this process; if this one cannot remove it, the next process does."""
+    """Create a directory for the files of this process; if this process cannot remove it, the next one does."""
     return tempfile.mkdtemp(prefix=f"{name}{os.getpid()}-")
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 MAX_CAPACITY = 2.0
 MACHINE_SHARE = 0.5
-"""The node's share of the machine's CPUs: even overcommitted, it must fit beside the scheduler, the agent and
+"""The node's fraction of the machine's CPUs: even an overcommitted node must leave CPU to the scheduler, the agent and
 everything else."""
 
 CHECK_PERIOD_S = 0.5
@@ -58,8 +58,8 @@ while not select.select([lifeline], [], [], 0.05)[0] and not 0.0 < seconds < tim
             wanted[0] = float(file.read() or wanted[0])
 os._exit(0)
 """
-"""``OWNER CORES SECONDS FILE``: use CORES, or as many as FILE currently says. Ends with the process OWNER, or after
-SECONDS. Threads of one process, because hashing releases the lock."""
+"""Program with the arguments ``OWNER CORES SECONDS FILE``. It uses CORES, or as many cores as FILE says at the moment,
+and ends with the process OWNER, or after SECONDS. It has threads in one process, because hashing releases the lock."""
 
 Load = Literal["simulation", "render", "frames"]
 Lever = Literal["guarantee", "quota"]
@@ -124,7 +124,7 @@ def make_plan(cpu_count: float) -> DemoPlan:
         capacity,
         {
             "simulation": PlannedOperation("research", capacity, capacity),
-            # On a busy machine it gets less CPU than it wants; its limit should not follow that down.
+            # On a busy machine render gets less CPU than it wants; its limit should not follow this low usage.
             "render": PlannedOperation("batch", capacity / 2, capacity / 2, monitor={"mode": "up-only"}),
             "frames": PlannedOperation("batch", capacity / 10, capacity / 20, 10_000, 3.0, at_once=1),
         },
@@ -158,7 +158,7 @@ class Sleeper:
             changes = (for_s >= MIN_AWAKE_S and is_alone) or for_s >= MAX_AWAKE_S
         else:
             has_run = guest_runs and guest_s >= GUEST_S
-            # Not when the demo ends before the effect can be seen.
+            # There is no change if the demo would end before the effect can be seen.
             changes = left_s > CHECK_PERIOD_S * 4 and (has_run or for_s >= MAX_ASLEEP_S)
         if changes:
             self.is_awake = not self.is_awake

@@ -61,7 +61,7 @@ class PlainKernel:
         """Count ``seconds`` for every cgroup that has a quota."""
         found = [place for place, _, files in os.walk(self.top) if "cpu.max" in files]
         for place in found:
-            # The agent may remove it at any moment.
+            # The agent may remove the cgroup at any moment.
             with contextlib.suppress(OSError):
                 self._count(place, self._counters.setdefault(place, _Counters()), seconds)
         self._counters = {place: self._counters[place] for place in found}
@@ -100,7 +100,7 @@ def _read(place: str, name: str) -> str:
 
 
 def _read_members(place: str) -> list[int]:
-    """The processes that joined the cgroup, without the processes that these start."""
+    """Return the processes that joined the cgroup, without the processes that these started."""
     try:
         return [int(word) for word in _read(place, "cgroup.procs").split()]
     except FileNotFoundError:

@@ -28,8 +28,8 @@ NEAR = 0.01
 ASK_S = 0.1
 """Seconds between two requests to the agent about guarantees."""
 USE_S, FULL = 0.2, 0.85
-"""For ``USE_S`` seconds the simulation must have used the fraction ``FULL`` of its request, because its threads sleep
-now and then."""
+"""The simulation counts as using its whole request once it has used the fraction ``FULL`` of it for ``USE_S`` seconds,
+because its threads sleep now and then."""
 QUIET = ("frames",)
 """Loads whose normal ends are not shown, because there are many."""
 
@@ -110,7 +110,7 @@ class Story:
         """Recent CPU time of the simulation: seconds since the start, core-seconds."""
 
     def look_closely(self, now_s: float) -> None:
-        """Read starts of jobs, and the simulation's limit; cheap enough for every few milliseconds."""
+        """Read starts of jobs, and the simulation's limit; this is cheap enough for a call every few milliseconds."""
         self._read_starts(now_s)
         job = self.living("simulation")
         if job is not None:

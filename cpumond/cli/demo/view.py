@@ -43,10 +43,10 @@ class DemoSummary(msgspec.Struct, frozen=True):
     """The summary of the demo; core-seconds (from the kernel's counters) and seconds.
 
     ``given_cpu_s``: usage of jobs that were started on freed CPU. ``give_back_s``: from each wake-up of the simulation
-    to its full limit; ``full_use_s``: to the use of its whole request. ``start_s``: from a heartbeat to the running
-    process. ``restored``: every limit was as requested when the agent had ended; ``removed``: no process, cgroup or
-    file is left. ``not_reached``: events that were not seen. ``machine_load``: processes of the whole machine that
-    wanted to run, per CPU, over the last minute.
+    until its limit is full; ``full_use_s``: from the wake-up until it uses its whole request. ``start_s``: from a
+    heartbeat until the process runs. ``restored``: every limit was as requested after the agent had ended. ``removed``:
+    no process, cgroup or file is left. ``not_reached``: events that were not seen. ``machine_load``: processes of the
+    whole machine that wanted to run, per CPU, over the last minute.
     """
 
     kernel: str

@@ -37,8 +37,8 @@ def check_actuators(settings: Iterable[MonitorSettings]) -> Finding:
 
 
 def check_floors(jobs: Sequence[tuple[FoundJob, MonitorSettings]], read_order: Callable[[str], float]) -> Finding:
-    """Whether the floor of jobs is as high as their request, so that nothing can be reclaimed from them;
-    ``read_order``: the cores that a cgroup may use."""
+    """Check whether the floor of jobs is as high as their request; nothing can be reclaimed from such jobs.
+    ``read_order``: returns the cores that a cgroup may use."""
     stuck = []
     for job, settings in jobs:
         ordered = job.cpu_limit_cores if job.cpu_limit_cores is not None else read_order(job.path)
@@ -66,7 +66,7 @@ def read_order(hierarchies: Hierarchies, path: str) -> float:
 
 
 def check_idle_class(found: IdleClass) -> Finding:
-    """How jobs on reclaimed CPU rank behind all others on this host."""
+    """Report how jobs on reclaimed CPU rank behind all others on this host."""
     if found.name == "idle":
         return Finding("idle class", "ok", "jobs on reclaimed CPU run when nothing else wants the CPU (cpu.idle)")
     if found.name:
@@ -76,8 +76,8 @@ def check_idle_class(found: IdleClass) -> Finding:
 
 
 def check_cpu_scheduler(state: str, name: str) -> Finding:
-    """Whether a sched_ext scheduler is loaded; the arguments are the texts of ``SCHED_EXT``, "" for a kernel without
-    them."""
+    """Check whether a sched_ext scheduler is loaded. The arguments are the texts of ``SCHED_EXT``, "" if the kernel has
+    no such file."""
     if state != "enabled":
         return Finding("CPU scheduler", "ok", "the kernel's own: weights, cpu.idle and quotas work as documented")
     text = (
@@ -88,7 +88,7 @@ def check_cpu_scheduler(state: str, name: str) -> Finding:
 
 
 def check_version(version: int) -> Finding:
-    """How long this version of the cpu controller's hierarchy is supported."""
+    """Report how long this version of the cpu controller's hierarchy is supported."""
     if version == 2:
         return Finding("cgroup version", "ok", "2")
     text = "1: systemd since 258, kubelet since 1.35 and RHEL 10 no longer support it; cpumond supports it up to 1.0"

@@ -63,7 +63,7 @@ def check_mounts(mounts: list[Mount], source: str) -> list[Finding]:
 
 
 def check_pressure(error: OSError | None, unified_root: str | None) -> Finding:
-    """Check that the kernel has PSI and it is on (``error``: of reading the host's file), and that cgroups have it."""
+    """Check that the kernel has PSI, that it is on, and that cgroups have it. ``error``: of reading the host's file."""
     if error is not None:
         off = error.errno == errno.EOPNOTSUPP
         text = (

@@ -76,8 +76,8 @@ def check_descriptors(soft: int, hard: int, whose: str, jobs: int, max_jobs: int
 
 
 def check_inotify(limits: Mapping[str, int], watches: int) -> list[Finding]:
-    """Check the kernel's inotify limits against ``watches``, the jobs' limit files; directories of sources come in
-    addition."""
+    """Check the kernel's inotify limits against ``watches``, the number of the jobs' limit files; directories of
+    sources need further watches."""
     if not limits:
         return [
             Finding(
@@ -169,7 +169,7 @@ def check_config(path: str, explicit: bool) -> tuple[AgentConfig, list[Finding]]
 
 
 def check_agent(seen: AgentSeen, config: AgentConfig) -> list[Finding]:
-    """Check that an agent runs for this runtime_dir, and with which configuration."""
+    """Check that an agent runs for this runtime_dir, and report its configuration."""
     lock = os.path.join(config.runtime_dir, "agent.lock")
     if not seen.running:
         advice = "start it with `systemctl start cpumond` or `cpumond agent --config FILE`"
@@ -239,7 +239,7 @@ class _Ready(msgspec.Struct):
 def check_schedulers(
     urls: Sequence[str], connect: Callable[[str, int], str], read: Callable[[str], str]
 ) -> list[Finding]:
-    """Check that each scheduler accepts a connection and, of several, which one leads."""
+    """Check that each scheduler accepts a connection and, if there are several, that one leads; report the leader."""
     if not urls:
         return [Finding("scheduler", "ok", "none: this host is no node of a scheduler ([scheduler] url)")]
     advice = (
@@ -257,8 +257,8 @@ def check_schedulers(
 
 
 def _add_role(finding: Finding, url: str, read: Callable[[str], str]) -> tuple[Finding, str]:
-    """Add the role to the finding about a scheduler's address; return it with the role, "" if no other shares its
-    store."""
+    """Add the scheduler's role to the finding about its address. Return the finding, and the role, "" if no other
+    scheduler shares the store."""
     if finding.level == "ok":
         with suppress(ContentError):
             ready = decode_json(read(f"{url.rstrip('/')}/readyz"), _Ready)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cpumond.monitor.model import MonitorSettings
 
 Check = tuple[str, Callable[[], Finding | Iterable[Finding]]]
-"""The name at the start of its findings, and the check itself."""
+"""The name of a check, with which its findings begin, and the check itself."""
 
 
 @click.command("doctor", epilog="Example: cpumond doctor --config /etc/cpumond/cpumond.toml")

@@ -29,8 +29,8 @@ Reach = Literal["", "hidden", "stale"]
 
 
 def check_engine(seen: EngineSeen, find_reach: Callable[[str], Reach]) -> list[Finding]:
-    """Check that an engine answers, that a source names it, and that the service can reach it (``find_reach``: of a
-    socket)."""
+    """Check that an engine answers, that a source names it, and that the service can reach it. ``find_reach``: finds
+    whether the service can reach a socket."""
     check = f"engine {seen.kind}"
     if not (seen.is_here or seen.is_configured):
         return []

@@ -98,8 +98,8 @@ def find_agent(config: AgentConfig) -> AgentSeen:
 def find_lock_pid(locks: str, device: int, inode: int, told_pid: int | None) -> int | None:
     """The process that holds a flock on a file, by the text of /proc/locks; None without a holder.
 
-    btrfs and overlayfs show another device there; then the inode and ``told_pid``, which is written in the file,
-    decide.
+    On btrfs and overlayfs /proc/locks has a different device; then the inode and ``told_pid``, which is written in the
+    file, decide.
     """
     wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
     for line in locks.splitlines():
@@ -252,7 +252,7 @@ def find_rules(account: str, places: Iterable[str] = RULE_PLACES) -> tuple[tuple
 
 
 def see_bus(seen: AgentSeen) -> BusSeen:
-    """Collect these facts without setting a property."""
+    """Collect the facts of ``BusSeen`` without setting a property."""
     account, is_root = read_account(seen)
     rules, hidden = find_rules(account)
     has_polkit = os.path.exists(POLKIT_SERVICE)
@@ -280,7 +280,7 @@ def try_connect(host: str, port: int) -> str:
 
 
 def find_absent(host: str) -> str:
-    """The addresses of ``host`` if this machine has none of them; "" if it has one, or if that is unknown."""
+    """Return the addresses of ``host`` if this machine has none of them; "" if it has one, or if this is unknown."""
     from cpumond.host.service import ABSENT_ERRNOS  # loads structlog, too slow for `--help`
 
     try:

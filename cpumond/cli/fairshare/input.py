@@ -174,7 +174,7 @@ class UpdateInput(msgspec.Struct, frozen=True):
 class InputReader:
     """Reads the updates of one tree, one after another.
 
-    An element equal to that of the update before is returned as the identical object, which ``FairShareUpdater``
+    An element that equals the one in the update before is returned as the identical object, which ``FairShareUpdater``
     recognises without comparing fields.
     """
 
@@ -237,7 +237,7 @@ def _vector(form: ResourcesForm | None, unset: Vector) -> Vector:
 
 
 def _given(form: msgspec.Struct | None, *left_out: str) -> dict[str, Any]:
-    """The fields that are set, except ``left_out``; the library has the defaults of the others."""
+    """Return the fields that are set, except ``left_out``; the library has defaults for the others."""
     if form is None:
         return {}
     values = msgspec.structs.asdict(form)

@@ -64,7 +64,7 @@ KEYS_OF_ACTION: Final[dict[str, frozenset[str]]] = {
     "stop": frozenset(),
     "ramp": frozenset({"demand", "over"}),
 }
-"""Action -> the keys it needs out of ``demand`` and ``over``; it refuses the others."""
+"""Action -> the keys that it needs out of ``demand`` and ``over``; the other keys are refused."""
 
 
 @click.command("simulate")
@@ -202,7 +202,7 @@ def _parse_table(data: bytes) -> dict[str, Any]:
         raise FairShareInputError(
             f"not valid TOML, and JSON begins with {{: {explain_toml(text, str(error))}"
         ) from None
-    except ValueError:  # the only one left: Python converts 4300 digits at most
+    except ValueError:  # the only error left: Python converts 4300 digits at most
         raise FairShareInputError(
             "contains a number of thousands of digits; expected a pool tree and a script"
         ) from None

@@ -19,7 +19,7 @@ from cpumond.scheduler.settings.tree_file import ApplyTree, PoolTable, Table, Tr
 from cpumond.scheduler.settings.values import format_value
 
 CONSTANTS: Final[Mapping[str, Any]] = {"1e15": 1e15, "cpu": {"cpu": 1e15}, "true": True, "0": 0}
-"""Values that ``options`` names; the others are texts."""
+"""Texts in ``options`` that stand for values of other types."""
 IN_MIB: Final = ("slurm", "fair", "capacity")
 """Tables in which memory without a unit is in MiB."""
 BY_GUARANTEE: Final = ("capacity", "yunikorn")
@@ -31,7 +31,7 @@ OF_ALL: Final = {
     "max_running_operation_count_per_pool": 2000,
     "per_pool_counts_for_leaves_only": True,
 }
-"""Options of each tree, unless the configuration sets them: a guarantee means all of it, a pool without a count has no
+"""Options of each tree, unless the configuration sets them: guarantees apply in full, and a pool without a count has no
 limit."""
 
 RESOURCES: Final = {
@@ -75,9 +75,9 @@ def split_pairs(text: str) -> list[tuple[str, str]]:
 class Making:
     """Pools, options of the tree and notes, as they are found. ``total``: resources of the cluster, if known.
 
-    ``split``: resources and amounts of a text, ``read_s``: a duration as text, both in the foreign notation.
-    ``defaults``: options of pools that set none, ``mode`` of those without children. ``beside``: pools whose guarantee
-    adds to those below. ``above``: pool -> how much more than its guarantee it may have, by resource.
+    ``split``: parses resources and amounts, ``read_s``: parses a duration, both in the foreign notation. ``defaults``:
+    options of pools that set none, their ``mode`` only without children. ``beside``: pools whose guarantee is added to
+    those of the pools below. ``above``: pool -> resource -> amount that the pool may have above its guarantee.
     """
 
     table: str
@@ -93,8 +93,8 @@ class Making:
     above: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add_pool(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
-        """Add a pool for a queue; its name is the last part of ``path``, with as many of the parts before it as
-        needed."""
+        """Add a pool for a queue. Its name is the last part of ``path``, with parts before it as far as needed to make
+        the name unique."""
         if not path[-1]:
             raise ConfigError(f"{at.where}: {at.subject}: it has no name")
         names = [clean(name) for name in path]
@@ -111,8 +111,8 @@ class Making:
         return self.pools[name]
 
     def add_queue(self, path: tuple[str, ...], parent: str, at: At) -> PoolTable:
-        """Add a pool for a queue like ``add_pool``; if the first of all queues is called root, its options are the
-        tree's."""
+        """Add a pool for a queue like ``add_pool``; the options of a topmost queue called root become those of the
+        tree."""
         if path == ("root",):
             return PoolTable(name=ROOT_POOL, parent="", options=self.options)
         return self.add_pool(path[path[0] == "root" :], parent, at)
@@ -173,7 +173,7 @@ class Making:
             merge(target, table, {inner: given}) if table else merge(target, option, given)
 
     def read_amounts(self, pairs: Iterable[tuple[str, str]], option: str, at: At) -> dict[str, float]:
-        """Amounts of resources; those that pools do not have are noted. Raises ValueError."""
+        """Return amounts of resources; each resource that pools do not have is noted. Raises ValueError."""
         found: dict[str, float] = {}
         for name, text in pairs:
             known = RESOURCES.get(name.lower()) or ("gpu" if name.lower().endswith("gpu") else "")

@@ -22,7 +22,7 @@ MAX_DEPTH: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of a document; ``path`` is its path in it, ``lines`` has the line of each path."""
+    """A table of a document. ``path``: its path in the document; ``lines``: path -> line."""
 
     file: str
     value: dict[str, Any]

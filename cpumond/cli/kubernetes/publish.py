@@ -109,8 +109,8 @@ def _read_figure(metrics: bytes, name: bytes) -> int:
 
 
 def choose_figure(before: str | None, offer: Offer, rounds: int) -> tuple[int, int]:
-    """Return the figure of a node after ``before`` (as the API server has it), and for how many rounds less has been
-    offered; ``rounds``: this number before."""
+    """Return the next figure of a node, and for how many rounds less than the figure has been offered. ``before``: the
+    figure that the API server has; ``rounds``: the number of such rounds so far."""
     try:
         written = int(parse_cores(before or "0"))
     except ValueError:
@@ -146,7 +146,7 @@ class KubernetesApi:
         self._client = httpx2.Client(base_url=url, verify=verify, timeout=TIMEOUT_S, trust_env=False)
 
     def _ask(self, method: str, path: str, kind: str = "application/json", **more: Any) -> bytes:
-        # It is replaced before it expires.
+        # The token's file is replaced before the token expires.
         headers = {"authorization": f"Bearer {read_token(self._token_file)}", "content-type": kind}
         return ask(self._client, method, path, headers=headers, **more)
 

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 GAPS: Final = (2, 1)
 LEAST_TEXT: Final = 12
-"""Columns of the terminal that a text keeps before a table column is left out instead."""
+"""Least width to which a text is shortened; if that does not suffice, a column is left out instead."""
 TEXTS: Final = frozenset({"groups", "labels", "note", "tags", "title"})
 """Headings of columns with text, which may be shortened."""
 SENTENCES: Final = frozenset({"", "cause", "change", "reason", "text", "what", "why"})
@@ -35,9 +35,9 @@ red, yellow and green."""
 class Column(Generic[Item]):
     """A column of a table. A heading with ">" before it is aligned right; one of two lines has a newline in it.
 
-    ``rank``: 0 stays at any width; of the others the highest is left out first. ``least``: width to which its text may
-    be shortened; 0: never, for ids, names and numbers. ``folds``: as the last column it continues in lines below
-    instead. ``read``: returns an item's cell, for tables of items.
+    ``rank``: rank 0 stays at any width; of the other columns the one with the highest rank is left out first.
+    ``least``: width to which the text may be shortened, 0 for never: ids, names and numbers. ``folds``: text of the
+    last column continues in lines below instead. ``read``: returns an item's cell, for tables of items.
     """
 
     heading: str
@@ -70,7 +70,7 @@ def column(heading: str, rank: int = 0, read: Callable[[Item], Cell] | None = No
 
 
 def pick(columns: Iterable[Column[Item]], ranks: Mapping[str, int]) -> list[Column[Item]]:
-    """The columns of these headings, in this order, with the ranks they have in another table."""
+    """Return the columns with the headings in ``ranks``, in this order and with these ranks."""
     by_name = {each.name: each for each in columns}
     return [dataclasses.replace(by_name[name], rank=rank) for name, rank in ranks.items()]
 

@@ -1,7 +1,7 @@
 """Output of ``status``, ``top``, ``job list`` and ``pin``, and helpers for tables of all commands.
 
-Every function is pure except for the clock: agent's answers to text. With ``width`` None (a pipe) no line is wrapped or
-shortened.
+Every function turns agent's answers into text, and is pure except for the clock. With ``width`` None (a pipe) no line
+is wrapped or shortened.
 """
 
 from __future__ import annotations

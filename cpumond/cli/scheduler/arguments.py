@@ -31,7 +31,7 @@ def read_value(text: str) -> Any:
     for read in _READERS:
         try:
             value = read(stripped)
-            # JSON has no NaN and infinity; the API would get null, which removes.
+            # JSON has no NaN and infinity; the API would get null, which removes the attribute.
             json.dumps(value, allow_nan=False, default=str)
         except (ContentError, YtError, ValueError):
             continue
@@ -65,7 +65,7 @@ _READERS: Final[tuple[Callable[[str], Any], ...]] = (
 
 
 def read_edits(assignments: Sequence[str], unset: Sequence[str] = (), kind: Kind | None = None) -> list[dict[str, Any]]:
-    """``key=value`` arguments as edits of the API, and removals; ``kind``: the kind of object. Raises UsageError."""
+    """Return ``key=value`` arguments and keys to ``unset`` as edits of the API, for a ``kind``. Raises UsageError."""
     edits = []
     for assignment in assignments:
         key, equals, text = assignment.partition("=")

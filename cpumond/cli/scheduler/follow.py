@@ -36,7 +36,7 @@ PAUSES_S: Final = (0.3, 3.0)
 POLL_S: Final = 1.0
 PATIENCE_S: Final = 5.0
 SILENCE_S: Final = 600.0
-"""Seconds that an absent scheduler is waited for."""
+"""Seconds for which the command waits for an absent scheduler."""
 END_S: Final = 30.0
 """Seconds for which the end of a log is requested after its job has ended."""
 LIVING: Final = ("starting", "running", "stopping")
@@ -149,7 +149,7 @@ class Follower:
             self._look_at(job)
 
     def _list_jobs(self) -> list[JobView]:
-        """All jobs, the last started first; may contain more than those of ``jobs``."""
+        """Return all jobs, the last started first; the list may contain more than ``jobs``."""
         found: list[JobView] = []
         cursor: str | None = None
         while True:

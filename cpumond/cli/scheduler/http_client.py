@@ -56,7 +56,7 @@ DEFAULT_TOKEN_FILE: Final = "~/.config/cpumond/token"  # noqa: S105 - a path
 TIMEOUT_S: Final = 30.0
 CONNECT_S: Final = 5.0
 PATIENCE_S: Final = 20.0
-"""Longer than another scheduler needs to lead after the leader has stopped."""
+"""Seconds to wait for a leader: longer than another scheduler needs to lead after the leader has stopped."""
 POLL_S: Final = 1.0
 MAX_PAGE: Final = 1000
 RETRY_MAX_S: Final = 2.0
@@ -146,8 +146,8 @@ class SchedulerClient:
     ) -> tuple[bytes, Mapping[str, str]]:
         """Return the content of ``request`` and the headers of the answer by case-insensitive names.
 
-        A change is sent to another address only if the one before has certainly not made it. If its answer got lost it
-        is sent again with the same Idempotency-Key, to a scheduler that supports these.
+        A change is sent to the next address only if the scheduler at the last one has certainly not made it. If the
+        answer was lost, the change is sent again with the same Idempotency-Key, to a scheduler that supports these.
         """
         content = None if body is None else _encode(body)
         headers = {} if method == "GET" else {"Idempotency-Key": str(uuid.uuid4())}
@@ -280,8 +280,7 @@ class SchedulerClient:
         return self.decode(content, kind)
 
     def fetch_list(self, path: str, kind: type[Kind], rows: str, query: dict[str, Any], what: str) -> Kind:
-        """The answer to GET for a list in pages, like ``show``; a warning gives the number of ``what`` that are left
-        out.
+        """Answer to GET for a list in pages, like ``fetch``; a warning gives the number of ``what`` that are left out.
 
         ``rows``: the field with the items. ``query`` has ``limit``, None for all.
         """
@@ -339,7 +338,7 @@ class SchedulerClient:
 
 
 def _sum_up(tried: Mapping[str, CpumondError]) -> CpumondError:
-    """One error for several addresses of which none served; a standby's sentence comes first."""
+    """Return one error for several addresses none of which served the request; a standby's sentence comes first."""
     told = sorted(
         tried.values(), key=lambda error: (isinstance(error, _UnreachedError), isinstance(error, UnavailableError))
     )

@@ -148,7 +148,7 @@ def simulate_file(client: SchedulerClient, file: str, tree: str | None, prune: b
 
 
 def print_file_plan(client: SchedulerClient, file: str, tree: str | None, prune: bool, show_all: bool) -> ChangePlan:
-    """Print the plan of a file; users with read access only get the difference alone. Raises PlanRefusedError."""
+    """Print the plan of a file; with read access only, the changes without effects. Raises PlanRefusedError."""
     plan, content, body = ask_plan(client, file, tree, prune, show_all)
     is_whole = plan.code != ACCESS_DENIED
     if not is_whole:

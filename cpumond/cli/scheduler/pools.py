@@ -43,7 +43,7 @@ INTEGRAL: Final = "integral_guarantees"
 
 
 def format_amounts(amounts: dict[str, float], nothing: str = "-") -> str:
-    """Amounts like ``format_limits``, without those of 0."""
+    """Format amounts like ``format_limits``, but without amounts of 0."""
     return format_limits({name: amount for name, amount in amounts.items() if amount}, nothing)
 
 
@@ -241,7 +241,7 @@ def pool_path(tree: str, pool: str = "") -> str:
 
 
 def find_depths(pools: Iterable[PoolView | SavingsRow]) -> dict[str, int]:
-    """Pool -> the number of its ancestors that come before it."""
+    """Return pool -> number of its ancestors among ``pools``, in which parents come first."""
     depths: dict[str, int] = {}
     for pool in pools:
         depths[pool.name] = depths.get(pool.parent or "", -1) + 1

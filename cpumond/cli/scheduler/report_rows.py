@@ -38,7 +38,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row, indented by ``depth``. ``total`` is the total of a whole tree, ``sum`` that of the operations listed."""
+    """A row, indented by ``depth``. Its kind ``total`` is for a whole tree, ``sum`` for the operations listed."""
 
     kind: Kind
     tree: str
@@ -130,7 +130,7 @@ def list_users(tree: ReportTree) -> Iterator[Line]:
 
 
 def is_by_day(report: ReportView) -> bool:
-    """Whether it consists of whole days, with users instead of operations."""
+    """Whether the report consists of whole days, with users instead of operations."""
     return report.until - report.since > DAY_S
 
 

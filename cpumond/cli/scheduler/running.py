@@ -138,7 +138,7 @@ class _Run:
         )
 
     def _stop(self, follower: Follower) -> int:
-        """Abort after the first signal. If the operation is over already, the rest of its output is not waited for."""
+        """Abort after the first signal. If the operation is over already, do not wait for the rest of its output."""
         end_s = time.monotonic() + STOP_S
         if not follower.is_final:
             _print_aside(f"operation {self._operation} is aborted; Ctrl-C again ends this command at once")

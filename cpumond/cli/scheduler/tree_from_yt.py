@@ -17,15 +17,15 @@ from cpumond.scheduler.settings.attributes import CONFIG, RESERVED, Kind, canoni
 from cpumond.scheduler.settings.tree_file import PoolTable, Table, TreeTables
 
 OF_EVERY_TREE: Final = MappingProxyType({"default_memory_limit": 536_870_912, "enable_memory_reserve": True})
-"""Options that hold for every tree there: ``memory_limit`` in bytes of tasks that set none, and memory reserved by what
-earlier jobs used of it."""
+"""Options of every tree in YTsaurus: the ``memory_limit`` in bytes of tasks that set none, and memory reservations that
+follow the usage of earlier jobs."""
 
 
 def read_yt_tree(text: str, name: str) -> TreeTables:
-    """The tables of a tree in YSON; ``name`` of its file is used in messages. Raises ConfigError.
+    """Convert a tree in YSON to tables; messages contain the ``name`` of its file. Raises ConfigError.
 
-    Left out are attributes that every pool has by itself, empty ones and defaults; unknown attributes are kept. Options
-    that hold there for all trees, but not for every tree here, are written.
+    Attributes that every pool has by itself, empty ones and defaults are left out; unknown attributes are kept. Options
+    that YTsaurus has for all trees, but that a tree here may lack, are written.
     """
     try:
         attributes, pools = _split(read_yson_text(text))

@@ -95,7 +95,7 @@ def _short(kind: Kind, name: str, value: Any) -> Any:
 def _write_toml(document: Mapping[str, Any]) -> str:
     lines = [f"tree = {_toml(document['tree'])}", "", "[options]"]
     lines += [f"{_toml_key(name)} = {_toml(value, 0)}" for name, value in document["options"].items()]
-    # Without any pool the table means that there shall be none.
+    # A table without any pool means that the tree shall have no pools.
     return (
         "\n".join([*lines, *(_toml_pools(document["pools"], "pools") if document["pools"] else ("", "[pools]"))]) + "\n"
     )
@@ -229,8 +229,8 @@ def _make_loader(yaml: Any) -> Any:
 
 
 def _find_lines(yaml: Any, node: Any, path: Path, lines: dict[Path, int], above: tuple[int, ...]) -> None:
-    """Note the line of each value. Raises ContentError: a key is duplicate or no text, a value contains itself, there
-    are too many."""
+    """Note the line of each value. Raises ContentError if a key is duplicate or no text, if a value contains itself, or
+    if there are too many values."""
     number = node.start_mark.line + 1
     if id(node) in above:
         raise ContentError(f"line {number}: a value cannot contain itself")
@@ -263,7 +263,7 @@ def _read_json(text: str, _: dict[Path, int]) -> Any:
     try:
         return decode_json(text, dict[str, Any])
     except ContentError:
-        # Its decoder reports a lone one as truncated text.
+        # The decoder reports a lone surrogate as truncated text.
         found = LONE_ESCAPE.search(text)
         if found is None:
             raise
